@@ -8,8 +8,9 @@ tenant's. Callers without any identity are not salted: there is nothing by which
 import hmac
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -25,8 +26,20 @@ ANONYMOUS: Final = "anonymous"
 """The tenant of callers without identity."""
 KEY_CHARACTERS: Final = 32
 SALT: Final = "cache_salt"
-_NAMED_IN: Final = (("vllm_xargs", "session_id"), ("custom_params", "session_id"), ("session_params", "id"))
-"""Where a body names its conversation, besides `session_id`: vLLM's extra arguments, SGLang's parameters and sessions."""
+NAMES: Final = (
+    *(("session_id",), ("vllm_xargs", "session_id")),  # vLLM
+    *(("custom_params", "session_id"), ("session_params", "id")),  # SGLang
+    ("conversation_params", "conversation_id"),  # TensorRT-LLM
+    *(("nvext", "agent_context", "session_id"), ("nvext", "session_control", "session_id"), ("nvext", "cache_salt")),  # Dynamo
+)
+"""Where a body names its conversation, or what it shares blocks with, to an engine."""
+SESSION_HEADERS: Final = frozenset(
+    (
+        *(b"x-session-id", b"x-session-affinity", b"x-multi-turn-session-id"),  # vLLM and TensorRT-LLM, TensorRT-LLM
+        *(b"x-dynamo-session-id", b"x-dynamo-parent-session-id"),  # Dynamo
+    )
+)
+"""Header fields that name a conversation to an engine."""
 UNNAMED: Final = "-"
 """Label and name, in the settings, of a client without a token of the gateway's."""
 _CREDENTIALS: Final = frozenset((b"authorization", b"api-key", b"x-api-key"))
@@ -158,28 +171,34 @@ class Tenants:
         Args:
             said: the object that ``body`` holds as JSON.
         """
-        salt = self.salt(tenant, said.get(SALT))
-        names = self._names(tenant, said)
-        if salt is None and not names:
+        salt, changed = self.salt(tenant, said.get(SALT)), said
+        if tenant != ANONYMOUS:
+            for path in NAMES:
+                changed = _replaced(changed, path, partial(self.session, tenant)) or changed
+        if salt is None and changed is said:
             return body, None
-        if SALT not in said and not names and body[:1] == b"{":
+        if SALT not in said and changed is said and body[:1] == b"{":
             more = b"," if said else b""
             return b'{"' + SALT.encode() + b'":"' + str(salt).encode() + b'"' + more + body[1:], salt
-        changed = {**said, **names} if salt is None else {**said, **names, SALT: salt}
+        if salt is not None:
+            changed = {**changed, SALT: salt}
         return json.dumps(changed, separators=(",", ":")).encode(), salt
-
-    def _names(self, tenant: str, said: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a body that name a conversation, with the names that engines get."""
-        found: dict[str, Any] = {}
-        if tenant == ANONYMOUS:
-            return found
-        if isinstance(name := said.get("session_id"), str):
-            found["session_id"] = self.session(tenant, name)
-        for outer, inner in _NAMED_IN:
-            fields = said.get(outer)
-            if isinstance(fields, dict) and isinstance(name := fields.get(inner), str):
-                found[outer] = {**fields, inner: self.session(tenant, name)}
-        return found
 
     def _digest(self, kind: str, tenant: str, value: object) -> str:
         return hmac.new(self._key, json.dumps([kind, tenant, value]).encode(), sha256).hexdigest()
+
+
+def text_at(fields: object, path: Sequence[str]) -> str | None:
+    """Return the text at a path of JSON, unless it is empty; None if there is none."""
+    for name in path:
+        fields = fields.get(name) if isinstance(fields, dict) else None
+    return fields if isinstance(fields, str) and fields else None
+
+
+def _replaced(fields: Mapping[str, Any], path: Sequence[str], to: Callable[[str], str]) -> Mapping[str, Any] | None:
+    """Return fields whose text at a path is another; None if there is none."""
+    text = text_at(fields, path)
+    if text is None:
+        return None
+    inner = to(text) if len(path) == 1 else _replaced(fields[path[0]], path[1:], to)
+    return {**fields, path[0]: inner}

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from lpc.cache.bodies import reply_of
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.gateway.cached import Cached, Found
-from lpc.gateway.clients import Client, Clients, scope_of
+from lpc.gateway.clients import SESSION_HEADERS, Client, Clients, scope_of
 from lpc.gateway.conversations import Conversations
 from lpc.gateway.engines import Upstream
 from lpc.gateway.errors import GatewayError
@@ -304,7 +304,7 @@ class Gateway:
         )
         fields = [
             (name, self._reader.tenants.session(client.tenant, value.decode("latin-1")).encode("latin-1"))
-            if name == SESSION_HEADER
+            if name in SESSION_HEADERS
             else (name, value)
             for name, value in fields
         ]

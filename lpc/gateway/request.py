@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from lpc.cache.bodies import question
 from lpc.cache.v1 import response_cache_pb2 as pb
-from lpc.gateway.clients import Tenants
+from lpc.gateway.clients import NAMES, SALT, Tenants, text_at
 from lpc.gateway.errors import GatewayError
 from lpc.gateway.headers import Headers, first
 from lpc.gateway.recording import Form
@@ -144,27 +144,26 @@ def _beginning(body: Mapping[str, Any]) -> list[object]:
 
 
 def session_of(body: Mapping[str, Any], headers: Headers) -> str | None:
-    """Return the conversation's name in vLLM's order: the body, the header, the extra arguments."""
-    extra = body.get("vllm_xargs")
-    named = (
-        body.get("session_id"),
-        first(headers, SESSION_HEADER),
-        extra.get("session_id") if isinstance(extra, dict) else None,
-    )
-    return next((name for name in named if isinstance(name, str) and name), None)
+    """Return the conversation's name in vLLM's order: the body, the header, the extra arguments (SGLang's, too)."""
+    arguments = (text_at(body, (field, "session_id")) for field in ARGUMENTS.values())
+    named = (text_at(body, ("session_id",)), first(headers, SESSION_HEADER), *arguments)
+    return next((name for name in named if name), None)
 
 
-def named_otherwise(body: Mapping[str, Any]) -> str | None:
-    """Return a name made of OpenAI's fields that engines do not read: `conversation` of the Responses API, `prompt_cache_key`.
+def named_otherwise(body: Mapping[str, Any], headers: Headers) -> str | None:
+    """Return a name made of what another engine or API reads: `conversation` of the Responses API, `prompt_cache_key`.
 
     It is of hexadecimal digits, as it will stand in a header field. Many conversations may share a `prompt_cache_key`.
     """
-    conversation, key = body.get("conversation"), body.get("prompt_cache_key")
-    if isinstance(conversation, dict):
-        conversation = conversation.get("id")
-    if isinstance(conversation, str) and conversation:
+    named = (
+        *(text_at(body, path) for path in (("conversation",), ("conversation", "id"), *NAMES) if path[-1] != SALT),
+        *(first(headers, name) for name in (b"x-dynamo-session-id", b"x-multi-turn-session-id")),
+    )
+    conversation = next((name for name in named if name), None)
+    if conversation is not None:
         return digest("conversation", conversation).hex()
-    return digest("key", key, *_beginning(body)).hex() if isinstance(key, str) and key else None
+    key = text_at(body, ("prompt_cache_key",))
+    return None if key is None else digest("key", key, *_beginning(body)).hex()
 
 
 def text_of(content: object) -> str:
@@ -246,10 +245,11 @@ class Reader:
         said = self._said(body)
         if said is None:
             return Reading(body, digest("other", tenant))
-        sent, salt = self.tenants.apply(tenant, *self._with_hints(said, body))
-        name = session_of(said, headers)
+        given = session_of(said, headers)
+        name = given or named_otherwise(said, headers)
+        sent, salt = self.tenants.apply(tenant, *self._with_hints(said, body, name))
         session = None
-        if name is None and (name := named_otherwise(said)) is not None:
+        if not given and name is not None:
             session = self.tenants.session(tenant, name)
         asked = read(path, said, name, query)
         key = affinity(said, name, tenant)
@@ -262,13 +262,22 @@ class Reader:
                 question = asked.question(tenant, scope)
         return Reading(sent, key, salt, session, asked, question, states_of(asked, tenant))
 
-    def _with_hints(self, said: Mapping[str, Any], body: bytes) -> tuple[Mapping[str, Any], bytes]:
-        """Return what a body says, and the body, with the hint that the client's own fields amount to. Its own hint stays."""
+    def _with_hints(self, said: Mapping[str, Any], body: bytes, name: str | None) -> tuple[Mapping[str, Any], bytes]:
+        """Return what a body says, and the body, with the hints that the client's own fields amount to. Its own hints stay.
+
+        Args:
+            name: the conversation's. SGLang reads it in its arguments alone.
+        """
         seconds = retain_seconds(said) if self.arguments is not None else 0.0
-        arguments = said.get(self.arguments or "") or {}
-        if not seconds or not isinstance(arguments, dict) or "lpc_retain_seconds" in arguments:
+        own = said.get(self.arguments or "") or {}
+        if not isinstance(own, dict):
             return said, body
-        said = {**said, str(self.arguments): {**arguments, "lpc_retain_seconds": seconds}}
+        hints: dict[str, object] = {"lpc_retain_seconds": seconds} if seconds else {}
+        if name is not None and self.arguments == ARGUMENTS["sglang"]:
+            hints["session_id"] = name
+        if hints.keys() <= own.keys():
+            return said, body
+        said = {**said, str(self.arguments): {**hints, **own}}
         return said, json.dumps(said, separators=(",", ":")).encode()
 
     def _said(self, body: bytes) -> Mapping[str, Any] | None:

@@ -11,6 +11,7 @@ import pytest
 
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
+from lpc.gateway.clients import SESSION_HEADERS
 from lpc.v1 import predictor_pb2, predictor_pb2_grpc
 from lpc.wire.session import name_under_salt
 from tests.caching_sidecar import ResponseCaches, response_caches
@@ -65,6 +66,49 @@ async def test_a_tenant_cannot_choose_a_salt_or_the_name_of_anothers_conversatio
                     assert '"mine"' not in json.dumps(got)
 
 
+@pytest.mark.parametrize("header", sorted(SESSION_HEADERS))
+async def test_no_header_names_anothers_conversation(header: bytes) -> None:
+    async with served(EngineDouble()) as engine, a_gateway(engine) as gateway:
+        names = set()
+        for tenant in ("victim", "other"):
+            headers = {header: b"mine", b"x-forwarded-user": tenant.encode()}
+            await gateway.client.post("/v1/responses", json={"model": "m", "input": "hello"}, headers=headers)
+            names.add(engine.received[-1].header(header.decode()))
+        assert len(names) == 2 and "mine" not in names
+
+
+@pytest.mark.parametrize(("hints", "reads"), [("vllm", "header"), ("sglang", "custom_params")])
+@pytest.mark.parametrize(
+    ("fields", "headers"),
+    [
+        ({"session_id": "c"}, {}),
+        ({}, {"x-session-id": "c"}),
+        ({"vllm_xargs": {"session_id": "c"}}, {}),
+        ({"prompt_cache_key": "c"}, {}),
+        ({"conversation": {"id": "c"}}, {}),
+        ({"conversation_params": {"conversation_id": "c"}}, {}),
+        ({"nvext": {"agent_context": {"session_id": "c"}}}, {}),
+        ({}, {"x-dynamo-session-id": "c"}),
+    ],
+)
+async def test_whatever_names_a_conversation_names_it_to_the_engine(
+    fields: dict[str, Any], headers: dict[str, str], hints: str, reads: str
+) -> None:
+    async with served(EngineDouble()) as engine, a_gateway(engine, gateway_hints=hints) as gateway:
+
+        async def name(tenant: str) -> str:
+            body = {"model": "m", "input": "hello", **fields}
+            await gateway.client.post("/v1/responses", json=body, headers={**headers, "x-forwarded-user": tenant})
+            got = engine.received[-1]
+            if reads == "custom_params":
+                return str(got.json["custom_params"]["session_id"])
+            in_body = got.json.get("session_id") or got.json.get("vllm_xargs", {}).get("session_id")
+            return str(in_body or got.header("x-session-id"))
+
+        assert await name("one") == await name("one") != await name("two")
+        assert len(await name("one")) == 64
+
+
 async def test_a_conversation_that_only_openais_fields_name_is_named_to_the_engine_and_of_its_tenant() -> None:
     async with served(EngineDouble()) as engine, a_gateway(engine) as gateway:
 
@@ -91,15 +135,12 @@ async def test_what_clients_ask_of_their_providers_cache_is_a_hint_for_the_engin
         asked = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
         for tenant in ("one", None):
             got = (await received(gateway, engine, tenant, "/v1/messages", **asked)).json
-            assert got.get(field or "vllm_xargs") == ({"lpc_retain_seconds": 3600.0} if field else None)
+            assert (got.get(field or "vllm_xargs") or {}).get("lpc_retain_seconds") == (3600.0 if field else None)
             assert got["cache_control"] == asked["cache_control"]
             if field:
-                own = {field: {"lpc_retain_seconds": 1, "other": "x"}}
-                assert (await received(gateway, engine, tenant, **asked, **own)).json[field] == own[field]
-                assert (await received(gateway, engine, tenant, **asked, **{field: {"other": "x"}})).json[field] == {
-                    "other": "x",
-                    "lpc_retain_seconds": 3600.0,
-                }
+                for own, seconds in (({"lpc_retain_seconds": 1, "other": "x"}, 1), ({"other": "x"}, 3600.0)):
+                    arguments = (await received(gateway, engine, tenant, **asked, **{field: own})).json[field]
+                    assert (arguments["lpc_retain_seconds"], arguments["other"]) == (seconds, "x")
                 assert (await received(gateway, engine, tenant, **asked, **{field: "odd"})).json[field] == "odd"
 
 

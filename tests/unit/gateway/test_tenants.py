@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lpc.gateway.clients import ANONYMOUS, SaltKeyError, Tenants, read_key
+from lpc.gateway.clients import ANONYMOUS, NAMES, SaltKeyError, Tenants, read_key, text_at
 
 TENANTS = Tenants(b"k" * 32)
 
@@ -37,18 +37,18 @@ def test_a_clients_own_salt_is_combined_and_never_sent() -> None:
     assert json.loads(changed) == {"a": 1, "cache_salt": salt}
 
 
-@pytest.mark.parametrize(
-    ("outer", "inner"),
-    [(None, "session_id"), ("vllm_xargs", "session_id"), ("custom_params", "session_id"), ("session_params", "id")],
-)
-def test_a_conversations_name_is_the_tenants_own(outer: str | None, inner: str) -> None:
-    fields: dict[str, Any] = {inner: "mine", "other": 1}
-    body = json.dumps({"a": 1, **({outer: fields} if outer else fields)}).encode()
+@pytest.mark.parametrize("path", NAMES, ids=".".join)
+def test_a_conversations_name_is_the_tenants_own(path: tuple[str, ...]) -> None:
+    fields: Any = "mine"
+    for name in reversed(path):
+        fields = {name: fields, "other": 1}
     names = []
     for tenant in ("t", "u", ANONYMOUS):
-        said = sent(tenant, body)[1]
-        assert (said["a"], (said[outer] if outer else said)["other"]) == (1, 1)
-        names.append((said[outer] if outer else said)[inner])
+        said = sent(tenant, json.dumps(fields).encode())[1]
+        names.append(text_at(said, path))
+        for name in path:
+            assert said["other"] == 1
+            said = said[name]
     assert names == [TENANTS.session("t", "mine"), TENANTS.session("u", "mine"), "mine"]
     assert len(set(names)) == 3
 
