@@ -19,9 +19,9 @@ from typing import Any, Final, NamedTuple, Protocol
 from rich.progress import track
 from rich.table import Table
 
-from eviction_client.curve import EDGES, values
 from eviction_client.queue import Block
 from eviction_client.value_queue import ValueQueue
+from lpc.model.curve import EDGES, values
 from lpc.wire.terminal import console
 
 BLOCKS: Final = (1_000, 20_000, 200_000)

@@ -7,9 +7,9 @@ imports this package, but few need gRPC, Redis or settings.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from eviction_client.curve import values
 from eviction_client.queue import Block
 from eviction_client.value_queue import ValueQueue
+from lpc.model.curve import values
 
 if TYPE_CHECKING:
     from eviction_client.errors import ClientError, EngineUnsupported, StoreError

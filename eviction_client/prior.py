@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final
 
-from eviction_client.curve import EDGES, INTERVALS
+from lpc.model.curve import EDGES, INTERVALS
 from lpc.v1 import predictor_pb2
 
 MOST_GROUPS: Final = 64

@@ -29,7 +29,7 @@ from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from eviction_client.curve import EDGES, HORIZON_S, INTERVALS, interval_of, values
+from lpc.model.curve import EDGES, HORIZON_S, INTERVALS, interval_of, values
 
 GAPS: Final = (10.0, 60.0, 300.0, 1200.0)
 """Bounds of the gap classes, seconds. The first use of a block is a class of its own."""
@@ -168,7 +168,7 @@ class ReuseMonitor:
         self._watches = [Watch(number) for number in range(self.classes)] + [w for w in self._watches if w.blocks]
 
     def fit(self, now: float) -> list[list[float]] | None:
-        """Return the values of all classes at `eviction_client.curve.KNOTS`; None before MIN_REUSES reuses."""
+        """Return the values of all classes at `lpc.model.curve.KNOTS`; None before MIN_REUSES reuses."""
         steps = self.fitting(now)
         while True:
             try:

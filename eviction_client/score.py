@@ -7,7 +7,7 @@ Times now are near 1.8e9, where doubles are 2.4e-7 s apart.
 
 from typing import Final
 
-from eviction_client.curve import HORIZON_S
+from lpc.model.curve import HORIZON_S
 
 REMEMBERED_S: Final = 3600.0
 """Stores forget keys older than this, since a day of a fleet's blocks would take tens of gigabytes in Redis. An engine that

@@ -39,8 +39,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import groupby, repeat
 from typing import Any, Final
 
-from eviction_client.curve import KNOTS, value_at
 from eviction_client.queue import B, FreeList
+from lpc.model.curve import KNOTS, value_at
 
 RENEWED_S: Final = 0.25
 """Seconds for which calculated values are used."""
@@ -77,7 +77,7 @@ _FIRST: Final = 1
 _BLOCK: Final = 2
 
 Table = Sequence[float]
-"""A class's retention value at `eviction_client.curve.KNOTS`."""
+"""A class's retention value at `lpc.model.curve.KNOTS`."""
 SOON: Final[Table] = tuple(10.0 / (1.0 + age) for age in KNOTS)
 """Of ``GOES_ON``: more than any class has that is not used every second."""
 

@@ -31,9 +31,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from eviction_client.curve import HORIZON_S
 from eviction_client.score import REMEMBERED_S
 from eviction_client.stores.base import BlockHash, ConversationId
+from lpc.model.curve import HORIZON_S
 
 MEMBER_BYTES: Final = 14
 OWNER_TAGS: Final = 2**16

@@ -10,12 +10,12 @@ from collections.abc import Generator, Sequence
 from typing import Final
 
 from eviction_client import grouping
-from eviction_client.curve import reused_between
 from eviction_client.ended import Run
 from eviction_client.prior import ReuseCurves
 from eviction_client.reuse import KINDS, ReuseMonitor, Stretch, first_class
 from eviction_client.value_queue import Table
 from lpc.lmcache.tree import Chunk
+from lpc.model.curve import reused_between
 
 CLASSES: Final = grouping.WITH_PREDICTED * KINDS
 

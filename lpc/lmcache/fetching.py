@@ -8,10 +8,10 @@ share, which is the right value if the curves are right.
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from eviction_client.curve import retain_seconds, value_at
 from lpc.lmcache.classes import Classes
 from lpc.lmcache.tier_cache import TierCache
 from lpc.lmcache.tree import Chunk, Conversation
+from lpc.model.curve import retain_seconds, value_at
 
 FETCH_TIMEOUT_S: Final = 15.0
 """Chunks that have not arrived this long after the start of their fetch will not arrive."""

@@ -16,12 +16,12 @@ from itertools import groupby
 from typing import Final, NamedTuple
 
 from eviction_client import BlockHash
-from eviction_client.curve import value_at
 from eviction_client.ghost import Freed, GhostCache, Ghosts, sampled
 from eviction_client.hints import Retained
 from eviction_client.value_queue import DONE, GOES_ON, Table, ValueQueue
 from lpc.lmcache.events import NO_TOKENS, ChunkId, Location, ObjectId
 from lpc.lmcache.tree import Chunk, Resident
+from lpc.model.curve import value_at
 
 DELETION_TIMEOUT_S: Final = 3.0
 """How long a chunk is skipped after its deletion was requested. By then the node has reported its deletions. A chunk that the

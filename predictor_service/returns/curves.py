@@ -1,12 +1,13 @@
 """The groups' curves as answers and GetModelInfo carry them: renewed when they have changed."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from hashlib import blake2b
 from typing import Final
 
 import numpy as np
 
+from lpc.model.curve import retain_seconds, value_at, values
 from lpc.model.returns.groups import GroupCurves
 from lpc.model.returns.hazards import EDGES
 from lpc.v1 import predictor_pb2 as pb
@@ -29,6 +30,8 @@ class PublishedCurves:
         """``snapshot``: returns the groups as they are; called in a thread."""
         self._snapshot = snapshot
         self._published = GroupCurves("", np.zeros((0, 0)))
+        self._values: Sequence[list[float]] = []
+        """Of the average curve, then of each group; empty before there is enough to learn from."""
         self.message = pb.ReuseCurves()
         self.version = 0
         self.look()
@@ -40,6 +43,16 @@ class PublishedCurves:
             if known and self.version not in known:
                 response.reuse_curves.CopyFrom(self.message)
 
+    def retain_s(self, group: int, evicted_age_s: float) -> float | None:
+        """Return PredictRequest.evicted_age_s as Prediction.retain_s for a group; None: nothing is known of the group.
+
+        The price of room is the value of what an engine that knows nothing of its blocks evicts: the average curve's, at
+        the age at which it does.
+        """
+        if not 0 < group < len(self._values):
+            return None
+        return retain_seconds(self._values[group], value_at(self._values[0], evicted_age_s))
+
     async def renew(self) -> None:
         """Look at the groups in a thread."""
         await asyncio.to_thread(self.look)
@@ -47,6 +60,8 @@ class PublishedCurves:
     def look(self) -> bool:
         """Look at the groups; return whether the curves have changed."""
         found = self._snapshot()
+        if found.average is not None:
+            self._values = [values(row) for row in (found.average.tolist(), *found.hazards.tolist())]
         if not _differ(self._published, found):
             return False
         self._published, self.message = found, message_of(found)

@@ -63,8 +63,14 @@ class PredictorService(rpc.ContinuationPredictorServicer):
 
     async def Predict(self, request: pb.PredictRequest, context: Context) -> pb.PredictResponse:  # noqa: N802
         """Answer one conversation within the call's deadline."""
+        if not 0.0 <= request.evicted_age_s < math.inf:
+            raise InvalidRequest("evicted_age_s must be 0 or more: send the mean age, in seconds, of what your cache evicts")
         CALLER.get().admit(1)
         prediction = await self._predict(request.conversation, self._deadline(context), answers_unread=request.accept_unread)
+        if request.evicted_age_s:
+            retain_s = self._returns.curves.retain_s(prediction.reuse_group, request.evicted_age_s)
+            if retain_s is not None:
+                prediction.retain_s = retain_s
         response = pb.PredictResponse(prediction=prediction)
         self._returns.curves.add_to(response, request.known_curves)
         return response

@@ -6,8 +6,8 @@ from typing import Any
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-from eviction_client.curve import KNOTS
 from eviction_client.engines.vllm.queue import LearnedFreeQueue
+from lpc.model.curve import KNOTS
 
 
 def pool_of(blocks: int) -> BlockPool:

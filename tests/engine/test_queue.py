@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
-from eviction_client.curve import value_at
 from eviction_client.ended import Ended, Run
 from eviction_client.engines.vllm.queue import FreedLater, LearnedFreeQueue
 from eviction_client.hints import Retained
 from eviction_client.value_queue import DONE, GOES_ON, RENEWED_S, RETAINED
+from lpc.model.curve import value_at
 from tests.engine.pools import CLASSES, TABLES, adopt, give_hash, ids, order, pool_of
 from tests.nightly import LONG
 

@@ -14,12 +14,12 @@ from benchmarks.processes import RedisServer
 from benchmarks.told import CONTINUES, OVER
 from eviction_client import grouping, retention
 from eviction_client.background import AtOnce
-from eviction_client.curve import KNOTS
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm.queue import LearnedFreeQueue
 from eviction_client.messages import Prediction
 from eviction_client.reuse import first_class
 from eviction_client.value_queue import DONE, GOES_ON, RETAINED
+from lpc.model.curve import KNOTS
 from tests.engine.pools import give_hash
 from tests.eventually import until
 from tests.retaining import Coordinator

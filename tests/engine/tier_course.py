@@ -10,12 +10,12 @@ from typing import Any, Final
 from vllm.v1.kv_offload.base import ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
-from eviction_client.curve import KNOTS
 from eviction_client.ended import Ended, Run
 from eviction_client.engines.vllm_cpu import MODULE, POLICY
 from eviction_client.engines.vllm_cpu.policy import LearnedCachePolicy, policies_made
 from eviction_client.value_queue import Table
 from eviction_client.value_tier import ValueTier
+from lpc.model.curve import KNOTS
 
 FEW: Final = 12
 """Chunks of the tiers of the random course: most stores evict, some find too little that may go."""

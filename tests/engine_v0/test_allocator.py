@@ -10,9 +10,9 @@ from vllm.core.block.block_table import BlockTable
 from vllm.core.block.cpu_gpu_block_allocator import CpuGpuBlockAllocator
 from vllm.utils import Device
 
-from eviction_client.curve import KNOTS
 from eviction_client.ended import Ended, Run
 from eviction_client.engines.vllm_v0.evictor import LearnedEvictor
+from lpc.model.curve import KNOTS
 
 pytestmark = pytest.mark.supports(
     engine="vLLM V0",

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from vllm.sequence import SequenceStatus
 
-from eviction_client.curve import KNOTS
 from eviction_client.grouping import GROUPS
 from eviction_client.reuse import first_class
 from eviction_client.value_queue import DONE, GOES_ON, RETAINED
+from lpc.model.curve import KNOTS
 from tests.engine_v0.bare import BLOCK, Engine, Turn
 
 pytestmark = pytest.mark.supports(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.processes import free_port
-from eviction_client.curve import INTERVALS, KNOTS, retain_seconds, value_at, values
+from lpc.model.curve import INTERVALS, KNOTS, retain_seconds, value_at, values
 from lpc.v1 import predictor_pb2 as pb
 from tests.integration.test_returns import LONG, SHORT, sidecar
 

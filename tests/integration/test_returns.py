@@ -3,6 +3,7 @@
 import contextlib
 import io
 import logging
+import math
 import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -14,10 +15,12 @@ import pytest
 
 from lpc.model.inference import Model
 from lpc.model.returns.groups import GROUPS
+from lpc.model.returns.hazards import EDGES
 from lpc.model.returns.model import ReturnModel
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.server import Addresses, Parts, running
+from tests.eventually import eventually
 from tests.integration.test_server import _scrape
 from tests.tuned import tuned
 
@@ -221,3 +224,28 @@ async def test_a_fault_in_the_return_model_costs_no_prediction(tiny_models: Path
             assert await running_.ask(named(LONG, "a", 1)) == [0]
     assert caplog.text.count("bug in the return model: please report these lines\nbuiltins.FloatingPointError") == 1
     assert "a secret" not in caplog.text
+
+
+async def test_an_answer_says_for_how_long_a_request_is_worth_its_room(tiny_models: Path) -> None:
+    async with sidecar(tiny_models, refit_s=0.05) as running_:
+
+        async def retained(chars: int, evicted_age_s: float) -> float | None:
+            running_.asked += 1
+            request = pb.PredictRequest(conversation=named(chars, f"{running_.asked}", 1), evicted_age_s=evicted_age_s)
+            prediction = (await running_.stub.Predict(request)).prediction
+            return prediction.retain_s if prediction.HasField("retain_s") else None
+
+        async def both_known() -> bool:
+            return None not in [await retained(chars, 60.0) for chars in (LONG, SHORT)]
+
+        assert await retained(LONG, 60.0) is None
+        await running_.traffic(4)
+        await eventually(both_known)
+        assert await retained(LONG, 0.0) is None
+        long, short = [[await retained(chars, age) or 0.0 for age in (30.0, 120.0, 600.0)] for chars in (LONG, SHORT)]
+        for age in (-1.0, math.inf, math.nan):
+            with pytest.raises(grpc.aio.AioRpcError, match="evicted_age_s"):
+                await retained(LONG, age)
+    # The longer the cache keeps blocks, the less its room is worth.
+    assert long == sorted(long) and long[1] > 120.0 and long[2] <= EDGES[-1]
+    assert short == [0.0, 0.0, 0.0]

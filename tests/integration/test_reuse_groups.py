@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from eviction_client.curve import EDGES, INTERVALS
 from eviction_client.prior import ReuseCurves
+from lpc.model.curve import EDGES, INTERVALS
 from lpc.v1 import predictor_pb2 as pb
 from tests.integration.test_predictor_client import Sidecar, answer_of, asking, prediction, serving
 

@@ -8,12 +8,12 @@ import pytest
 
 from benchmarks.told import Told
 from eviction_client.background import AtOnce
-from eviction_client.curve import KNOTS
 from eviction_client.engines.sglang.building import CORE
 from eviction_client.engines.sglang.chain import BLOCK_TOKENS
 from eviction_client.engines.sglang.hooks import Hooks
 from eviction_client.plugin import MOST_FAILURES, Plugin
 from eviction_client.settings import ClientSettings
+from lpc.model.curve import KNOTS
 
 # For benchmarks of SGLang's, which its fixtures import and these tests do not run.
 sys.modules.setdefault("datasets", SimpleNamespace(load_dataset=None))  # type: ignore[arg-type]

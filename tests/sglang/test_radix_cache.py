@@ -12,13 +12,13 @@ from benchmarks.sglang_cache import BACKENDS, Cache
 from benchmarks.told import Told
 from eviction_client import grouping
 from eviction_client.background import AtOnce
-from eviction_client.curve import KNOTS
 from eviction_client.engines.sglang.building import build
 from eviction_client.messages import Prediction
 from eviction_client.plugin import MOST_FAILURES, Plugin
 from eviction_client.plugin_metrics import values_of_plugin
 from eviction_client.reuse import KINDS, first_class
 from eviction_client.settings import ClientSettings
+from lpc.model.curve import KNOTS
 from lpc.wire import bugs
 from tests.sglang.workloads import SideBySide
 

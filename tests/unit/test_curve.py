@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eviction_client.curve import EDGES, HORIZON_S, INTERVALS, KNOTS, interval_of, value_at, values
+from lpc.model.curve import EDGES, HORIZON_S, INTERVALS, KNOTS, interval_of, value_at, values
 
 WIDTHS = [high - low for low, high in pairwise(EDGES)]
 hazards = st.lists(st.floats(0.0, 0.6), min_size=INTERVALS, max_size=INTERVALS)

@@ -2,10 +2,10 @@
 
 from itertools import pairwise
 
-from eviction_client.curve import EDGES, INTERVALS, interval_of, values
 from eviction_client.ghost import Freed, GhostCache, Ghosts
 from eviction_client.queue import Block
 from eviction_client.value_queue import ValueQueue
+from lpc.model.curve import EDGES, INTERVALS, interval_of, values
 from tests.clock import Clock
 
 

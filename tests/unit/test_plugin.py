@@ -8,7 +8,6 @@ import pytest
 
 from eviction_client import grouping
 from eviction_client.background import AtOnce
-from eviction_client.curve import INTERVALS
 from eviction_client.ended import Ended, Run
 from eviction_client.hints import Hints
 from eviction_client.messages import Prediction
@@ -22,6 +21,7 @@ from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore
 from eviction_client.value_guard import ValueGuard
 from eviction_client.value_queue import DONE, ValueQueue
+from lpc.model.curve import INTERVALS
 
 NOW = 1.8e9
 SECRET = "what a user wrote"

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from eviction_client.curve import EDGES, INTERVALS
 from eviction_client.prior import KEPT_S, MOST_GROUPS, BadCurves, Groups, ReuseCurves, curves_of
+from lpc.model.curve import EDGES, INTERVALS
 from lpc.v1 import predictor_pb2 as pb
 from tests.clock import Clock
 

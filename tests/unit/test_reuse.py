@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from eviction_client.curve import HORIZON_S, INTERVALS, value_at
 from eviction_client.reuse import KINDS, MIN_REUSES, ReuseMonitor, Stretch, first_class
+from lpc.model.curve import HORIZON_S, INTERVALS, value_at
 
 
 def monitor_of(groups: int = 1) -> ReuseMonitor:

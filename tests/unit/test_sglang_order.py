@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.told import Told
-from eviction_client.curve import KNOTS, value_at
 from eviction_client.ended import Ended, Run
 from eviction_client.engines.sglang.chain import BLOCK_TOKENS, TokenChain
 from eviction_client.engines.sglang.order import ValueStrategy, classes_of
@@ -19,6 +18,7 @@ from eviction_client.plugin import Plugin
 from eviction_client.reuse import Stretch, first_class
 from eviction_client.settings import ClientSettings
 from eviction_client.value_queue import DONE
+from lpc.model.curve import KNOTS, value_at
 
 NOW = 1.8e9
 TABLES = [

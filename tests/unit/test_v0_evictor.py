@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eviction_client.curve import KNOTS
 from eviction_client.ended import Ended, Run
 from eviction_client.engines.vllm_v0 import register
 from eviction_client.engines.vllm_v0.evictor import LearnedEvictor
 from eviction_client.hints import Retained
 from eviction_client.value_queue import DONE
+from lpc.model.curve import KNOTS
 
 NOW = 1.8e9
 TOKENS = 16

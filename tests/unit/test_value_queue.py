@@ -9,9 +9,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from eviction_client.curve import EDGES, INTERVALS, interval_of, value_at, values
 from eviction_client.queue import Block
 from eviction_client.value_queue import DONE, GOES_ON, RENEWED_S, ValueQueue
+from lpc.model.curve import EDGES, INTERVALS, interval_of, value_at, values
 from tests.clock import Clock
 
 CLASSES = 4

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from eviction_client.curve import KNOTS
 from eviction_client.ended import Ended, Run
 from eviction_client.ghost import Freed, GhostCache, Ghosts
 from eviction_client.stores import BlockHash
 from eviction_client.value_queue import DONE
 from eviction_client.value_tier import ValueTier
+from lpc.model.curve import KNOTS
 
 LOW, HIGH = range(2)
 TABLES = [[value / (1.0 + age) for age in KNOTS] for value in (1e-3, 1.0)]

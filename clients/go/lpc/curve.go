@@ -31,7 +31,7 @@ type Table []float64
 
 // Values returns the retention values of a curve, given by its hazards: for each interval of Edges the probability of the next use
 // in it, given none before. The value at an age is the Gittins index (Gittins 1979): the most uses per second of room that any
-// further time of keeping the block brings. eviction_client/curve.py has the same in Python.
+// further time of keeping the block brings. lpc/model/curve.py has the same in Python.
 func Values(hazards []float32) Table {
 	last := len(Knots) - 1
 	waiting, pieces := make([]float64, 1, last+1), make([]float64, 0, last)

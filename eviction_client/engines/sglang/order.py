@@ -16,11 +16,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from eviction_client.curve import value_at
 from eviction_client.ended import Ended, Run
 from eviction_client.engines.sglang.chain import BLOCK_TOKENS
 from eviction_client.engines.sglang.keep import Keep
 from eviction_client.value_queue import DONE, GOES_ON, SOON, Table
+from lpc.model.curve import value_at
 
 FIRST: Final = -1
 """Rank of nodes that a hint has declared done. The others have 0."""
@@ -70,7 +70,7 @@ class ValueStrategy:
 
     @property
     def tables(self) -> Sequence[Table] | None:
-        """The classes' values at `eviction_client.curve.KNOTS`, as last set."""
+        """The classes' values at `lpc.model.curve.KNOTS`, as last set."""
         return self._tables
 
     def set_tables(self, tables: Sequence[Table] | None) -> None:

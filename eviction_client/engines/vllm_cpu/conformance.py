@@ -10,10 +10,10 @@ from typing import Any, Final
 from vllm.v1.kv_offload.base import ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
-from eviction_client.curve import KNOTS
 from eviction_client.engines.vllm_cpu import MODULE, POLICY
 from eviction_client.engines.vllm_cpu.policy import policies_made
 from eviction_client.value_tier import ValueTier
+from lpc.model.curve import KNOTS
 
 CHUNKS: Final = 4
 EVICTED: Final = ["b1", "a1", None]

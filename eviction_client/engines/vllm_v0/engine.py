@@ -14,7 +14,6 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any, Final
 
-from eviction_client.curve import KNOTS
 from eviction_client.ended import Ended
 from eviction_client.engines.fallback import stay_stock
 from eviction_client.engines.vllm.logs import join_vllms_logging
@@ -30,6 +29,7 @@ from eviction_client.predictor_client import PredictorClient
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockStore, open_store
 from eviction_client.stores.namespace import Namespace
+from lpc.model.curve import KNOTS
 
 logger = logging.getLogger(__name__)
 

@@ -43,10 +43,12 @@ class GroupCurves(NamedTuple):
     Attributes:
         epoch: names the numbering; while it is the same, a number means the same group.
         hazards: [groups, INTERVALS] of the groups from 1 on.
+        average: [INTERVALS] of all conversations; None before there is enough to learn from.
     """
 
     epoch: str
     hazards: Floats
+    average: Floats | None = None
 
 
 class CurveGroups:
@@ -143,7 +145,7 @@ class CurveGroups:
 def signatures(curves: Floats) -> Floats:
     """Return ln of the retention values at PROBES, [n, probes], of return curves [n, ages].
 
-    The value is the Gittins index (1979) of `eviction_client.curve`: max over h of (F(a + h) - F(a)) / integral of 1 - F.
+    The value is the Gittins index (1979) of `lpc.model.curve`: max over h of (F(a + h) - F(a)) / integral of 1 - F.
     """
     both = np.zeros((2, *curves.shape))
     both[0] = curves

@@ -11,15 +11,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lpc.model import curve
+
 Floats = NDArray[np.float64]
 
-EDGES: Final[Floats] = np.array(
-    [
-        *(0, 1, 2.5, 5, 10, 15, 20, 27, 36, 45, 60, 75, 90, 120, 150, 180, 240, 300, 400, 500, 650, 800, 1000, 1300, 1800),
-        *(2400, 3600, 5400, 7200, 14400),
-    ],
-    np.float64,
-)
+EDGES: Final[Floats] = np.array(curve.EDGES)
 """Bounds of the intervals, seconds of age; the last one is the horizon, behind which nothing is predicted."""
 INTERVALS: Final = len(EDGES) - 1
 AGES: Final[Floats] = np.concatenate([[0.0], np.geomspace(1.0, EDGES[-1], 63)])

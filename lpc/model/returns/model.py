@@ -96,7 +96,8 @@ class ReturnModel:
     def group_curves(self) -> GroupCurves:
         """Return the groups that turns have been answered with."""
         with self._lock:
-            return self._groups.snapshot()
+            average = None if self._forecasters is None else self._forecasters.counts.average
+            return self._groups.snapshot()._replace(average=average)
 
     def follow(self, turn: Arrived) -> None:
         """Note that a turn's next one has arrived."""

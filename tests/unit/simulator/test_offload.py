@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from eviction_client.curve import KNOTS
 from eviction_client.ended import Ended, Run
 from eviction_client.value_tier import ValueTier
 from lpc.commands.cli import app
+from lpc.model.curve import KNOTS
 from lpc.simulator.engine import simulate
 from lpc.simulator.policies import REGISTRY, PolicySettings
 from lpc.simulator.tier import Offload, TierPolicy, TierSpec
