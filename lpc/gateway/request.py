@@ -144,7 +144,7 @@ def _beginning(body: Mapping[str, Any]) -> list[object]:
 
 
 def session_of(body: Mapping[str, Any], headers: Headers) -> str | None:
-    """Return the conversation's name in vLLM's order: the body, the header, the extra arguments (SGLang's, too)."""
+    """Return the conversation's name in vLLM's order: the body, the header, the extra arguments, also those of SGLang."""
     arguments = (text_at(body, (field, "session_id")) for field in ARGUMENTS.values())
     named = (text_at(body, ("session_id",)), first(headers, SESSION_HEADER), *arguments)
     return next((name for name in named if name), None)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
@@ -16,6 +17,8 @@ from eviction_client import grouping, retention
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm.queue import LearnedFreeQueue
+from eviction_client.engines.vllm.requests import hints_of
+from eviction_client.hints import Hints
 from eviction_client.messages import Prediction
 from eviction_client.reuse import first_class
 from eviction_client.value_queue import DONE, GOES_ON, RETAINED
@@ -202,6 +205,19 @@ def test_vllms_own_kv_hints_retain_as_our_hint_does(kind: str, version: str, pay
         engine.step()
     assert (RETAINED in classes_of(engine).values()) == retained
     assert engine.scheduler.lpc.plugin.failures == 0
+
+
+def test_the_kv_hints_of_the_reference_page_are_vllms_and_retain() -> None:
+    kv_hints = pytest.importorskip("vllm.v1.kv_hints", reason="vLLM before 0.32 has no such hints")
+    page = (Path(__file__).parents[2] / "docs/reference/hints.md").read_text()
+    example = page.split("### vLLM 0.32, Python API\n\n```json\n")[1].split("```")[0]
+    engine = Engine(100, hints_share=0.5)
+    request = engine.add("a", range(6, 6 + 2 * BLOCK), 1)
+    request.kv_hints = msgspec.json.decode(example, type=kv_hints.KvHintsEnvelope)
+    assert hints_of(request) == Hints(retain_s=90.0)
+    while engine.scheduler.has_unfinished_requests():
+        engine.step()
+    assert RETAINED in classes_of(engine).values()
 
 
 @pytest.mark.parametrize("done", [True, "true", 0])
