@@ -1,7 +1,4 @@
-"""The bodies of OpenAI's API: how a request is asked of the response caches, and the forms of an answer.
-
-An answer is a body, or the chunks of a stream.
-"""
+"""Converts bodies of OpenAI's API: a request to the caches' request, and an answer between body and stream chunks."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,43 +7,44 @@ from typing import Any, Final
 from lpc.cache.v1 import response_cache_pb2 as pb
 
 DEFAULT_SCOPE: Final = "default"
-"""Of who names none."""
-_APART: Final = ("model", "messages", "tools", "prompt")
-_OF_THE_FORM: Final = ("stream", "stream_options")
-"""They choose the form of an answer, not its content."""
-_FORMS_KNOWN: Final = ("include_usage", "include_obfuscation")
-"""Of stream_options. Others ask for what an answer to another request may not tell."""
-_WHOLE: Final = frozenset(("id", "object", "created", "model", "choices", "usage", "service_tier", "system_fingerprint"))
-_CHOICE: Final = frozenset(("index", "message", "delta", "text", "finish_reason", "stop_reason"))
-"""Fields of an answer that both of its forms tell. One with others (log probabilities, token ids) has no other form."""
+"""Scope of a request that does not name one."""
+_NOT_PARAMETERS: Final = ("model", "messages", "tools", "prompt", "stream", "stream_options")
+"""Fields with an own field in `pb.Request`, and fields that choose the form of an answer but not its content."""
+_STREAM_OPTIONS: Final = ("include_usage", "include_obfuscation")
+"""Stream options that a cached answer can satisfy. Any other one becomes part of the key."""
+_ANSWER_FIELDS: Final = frozenset(
+    ("id", "object", "created", "model", "choices", "usage", "service_tier", "system_fingerprint")
+)
+_CHOICE_FIELDS: Final = frozenset(("index", "message", "delta", "text", "finish_reason", "stop_reason"))
+"""Fields that exist in a body and in a stream. An answer with others (log probabilities, token ids) is not converted."""
 
 
 def question(
     body: Mapping[str, Any], *, scope: str = "", tenant: str = "", tags: Sequence[str] = (), model_version: str = ""
 ) -> pb.Request:
-    """Return what the sidecar is asked of a request's body, of /v1/chat/completions or, with one prompt, /v1/completions.
+    """Return the caches' request for a body of /v1/chat/completions, or of /v1/completions with one prompt.
 
     Args:
-        body: as JSON is read.
-        scope: of the operator's settings; empty is "default".
-        tenant: whose request it is, where the caller serves several. It only narrows what is the caller's own.
-        tags: by which the answer can be invalidated.
-        model_version: of the weights, where it is known.
+        body: the parsed JSON object.
+        scope: name of a scope in the operator's settings; empty means "default".
+        tenant: the caller's own client, if it serves several. Answers are not shared between tenants.
+        tags: labels by which the answer can be invalidated.
+        model_version: version of the weights, if known.
 
     Raises:
-        ValueError, TypeError, KeyError: the body is none of these, or its text is not Unicode.
+        ValueError, TypeError, KeyError: the body is not such a request, or its text is not Unicode.
     """
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise ValueError("the request names no model")
     if body.get("messages") and body.get("prompt") is not None:
-        raise ValueError("the request has messages and a prompt: which of the two is answered is not known")
-    parameters = {name: value for name, value in body.items() if name not in (*_APART, *_OF_THE_FORM)}
+        raise ValueError("the request has messages and a prompt: send one of the two")
+    parameters = {name: value for name, value in body.items() if name not in _NOT_PARAMETERS}
     extra = parameters.get("vllm_xargs")
     if isinstance(extra, Mapping):
-        parameters["vllm_xargs"] = {name: value for name, value in extra.items() if not _of_the_prefix_cache(name)} or None
+        parameters["vllm_xargs"] = {name: value for name, value in extra.items() if not _is_prefix_cache_hint(name)} or None
     options = body.get("stream_options")
-    if isinstance(options, Mapping) and (others := {name: options[name] for name in options if name not in _FORMS_KNOWN}):
+    if isinstance(options, Mapping) and (others := {name: options[name] for name in options if name not in _STREAM_OPTIONS}):
         parameters["stream_form"] = others
     tools = body.get("tools")
     return pb.Request(
@@ -62,8 +60,8 @@ def question(
     )
 
 
-def _of_the_prefix_cache(name: str) -> bool:
-    """Say whether an extra argument speaks of the conversation to vLLM's plug-in, and so cannot change an answer."""
+def _is_prefix_cache_hint(name: str) -> bool:
+    """Return whether an extra argument is for vLLM's plug-in, so that it cannot change an answer."""
     return name == "session_id" or name.startswith("lpc_")
 
 
@@ -71,13 +69,13 @@ def _message(message: Mapping[str, Any]) -> pb.Message:
     content = message.get("content")
     others = {name: value for name, value in message.items() if name not in ("role", "content")}
     if not isinstance(content, str):
-        others["content"] = content  # a template may tell none from an empty one
+        others["content"] = content  # chat templates may treat null and "" differently
     text = content if isinstance(content, str) else ""
     return pb.Message(role=message["role"], content=text, other_json=compact(others) if others else b"")
 
 
 def compact(value: object) -> bytes:
-    """Return a value as JSON without white space. Raises ValueError or TypeError where JSON has no form for it."""
+    """Return a value as JSON without white space. Raises ValueError or TypeError if JSON cannot represent it."""
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
     except RecursionError:
@@ -85,7 +83,7 @@ def compact(value: object) -> bytes:
 
 
 def reply_of(response: pb.Response) -> str | None:
-    """Return the text that an answer says; None where it says something else (tool calls) or cannot be read."""
+    """Return the text of an answer; None if it has tool calls or cannot be parsed."""
     try:
         if response.body:
             return _text(json.loads(response.body)["choices"][0], "message")
@@ -102,36 +100,36 @@ def reply_of(response: pb.Response) -> str | None:
 
 
 def _text(choice: Mapping[str, Any], name: str) -> str | None:
-    if "text" in choice:  # of /v1/completions
+    if "text" in choice:  # /v1/completions
         return str(choice["text"] or "")
-    said = choice[name]
-    if said.get("tool_calls") or said.get("function_call"):
+    message = choice[name]
+    if message.get("tool_calls") or message.get("function_call"):
         return None
-    return str(said.get("content") or "")
+    return str(message.get("content") or "")
 
 
 def chunks_of(body: dict[str, Any]) -> list[bytes]:
-    """Return the chunks of a stream that tell what a body tells, usage included.
+    """Return a body as the chunks of a stream, usage included.
 
-    Raises KeyError, ValueError or TypeError if it is not an answer with one choice, or has what a stream cannot hold.
+    Raises KeyError, ValueError or TypeError if it is not an answer with one choice, or has a field that a stream lacks.
     """
     (choice,) = body["choices"]
-    if _more(body, _WHOLE) or _more(choice, _CHOICE):
+    if _has_other_fields(body, _ANSWER_FIELDS) or _has_other_fields(choice, _CHOICE_FIELDS):
         raise ValueError("an answer with more than a text")
     common = {
         "id": body["id"],
         "object": "text_completion" if "text" in choice else "chat.completion.chunk",
         "created": body.get("created", 0),
         "model": body["model"],
-        **_kept(body, ("service_tier", "system_fingerprint")),
+        **_present(body, "service_tier", "system_fingerprint"),
     }
     if "text" in choice:
         deltas: list[dict[str, Any]] = [{"text": choice["text"]}, {"text": ""}]
     else:
-        said = {name: value for name, value in choice["message"].items() if value is not None and value != []}
-        deltas = [{"delta": {"role": "assistant", "content": ""}}, {"delta": {**said, "role": "assistant"}}, {"delta": {}}]
+        message = {name: value for name, value in choice["message"].items() if value is not None and value != []}
+        deltas = [{"delta": {"role": "assistant", "content": ""}}, {"delta": {**message, "role": "assistant"}}, {"delta": {}}]
     ends = [None] * (len(deltas) - 1) + [choice["finish_reason"]]
-    deltas[-1] |= _kept(choice, ("stop_reason",))
+    deltas[-1] |= _present(choice, "stop_reason")
     chunks = [
         {**common, "choices": [{"index": 0, **delta, "logprobs": None, "finish_reason": end}]}
         for delta, end in zip(deltas, ends, strict=True)
@@ -142,46 +140,52 @@ def chunks_of(body: dict[str, Any]) -> list[bytes]:
 
 
 def body_of(chunks: Sequence[bytes]) -> bytes | None:
-    """Return the body with a stream's content; None without its usage, or if it had more than text.
+    """Return the chunks of a stream as one body; None if usage is missing or there is more than text.
 
-    Raises KeyError, ValueError or TypeError where a chunk is none.
+    Raises KeyError, ValueError or TypeError if a chunk is invalid.
     """
-    read = [json.loads(data) for data in chunks]
-    usage = next((chunk["usage"] for chunk in reversed(read) if chunk.get("usage")), None)
+    parsed = [json.loads(data) for data in chunks]
+    usage = next((chunk["usage"] for chunk in reversed(parsed) if chunk.get("usage")), None)
     if usage is None:
         return None
-    said: dict[str, str] = {}
+    texts: dict[str, str] = {}
     finish = None
-    stopped: dict[str, Any] = {}
-    kept: dict[str, Any] = {}
-    for chunk in read:
-        if _more(chunk, _WHOLE):
+    stop_reason: dict[str, Any] = {}
+    common: dict[str, Any] = {}
+    for chunk in parsed:
+        if _has_other_fields(chunk, _ANSWER_FIELDS):
             return None
-        kept |= _kept(chunk, ("service_tier", "system_fingerprint"))
+        common |= _present(chunk, "service_tier", "system_fingerprint")
         for choice in chunk["choices"]:
-            if _more(choice, _CHOICE):
+            if _has_other_fields(choice, _CHOICE_FIELDS):
                 return None
-            stopped |= _kept(choice, ("stop_reason",))
+            stop_reason |= _present(choice, "stop_reason")
             for name, value in (choice["delta"] if "delta" in choice else {"text": choice["text"]}).items():
                 if name == "role" or value is None or value == []:
                     continue
                 if not isinstance(value, str):
                     return None
-                said[name] = said.get(name, "") + value
+                texts[name] = texts.get(name, "") + value
             finish = choice.get("finish_reason") or finish
-    first = read[0]
-    common = {"id": first["id"], "created": first.get("created", 0), "model": first["model"], **kept}
-    if "text" in said:
-        choices = [{"index": 0, "text": said["text"], "logprobs": None, "finish_reason": finish, **stopped}]
-        return compact({**common, "object": "text_completion", "choices": choices, "usage": usage})
-    message = {"role": "assistant", "content": "", **said}
-    choices = [{"index": 0, "message": message, "logprobs": None, "finish_reason": finish, **stopped}]
-    return compact({**common, "object": "chat.completion", "choices": choices, "usage": usage})
+    first = parsed[0]
+    content: dict[str, Any] = {"message": {"role": "assistant", "content": "", **texts}}
+    if "text" in texts:
+        content = {"text": texts["text"]}
+    body = {
+        "id": first["id"],
+        "object": "text_completion" if "text" in texts else "chat.completion",
+        "created": first.get("created", 0),
+        "model": first["model"],
+        **common,
+        "choices": [{"index": 0, **content, "logprobs": None, "finish_reason": finish, **stop_reason}],
+        "usage": usage,
+    }
+    return compact(body)
 
 
-def _more(said: Mapping[str, Any], known: frozenset[str]) -> bool:
-    return any(value is not None and name not in known for name, value in said.items())
+def _has_other_fields(part: Mapping[str, Any], known: frozenset[str]) -> bool:
+    return any(value is not None and name not in known for name, value in part.items())
 
 
-def _kept(said: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {name: said[name] for name in names if said.get(name) is not None}
+def _present(part: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: part[name] for name in names if part.get(name) is not None}

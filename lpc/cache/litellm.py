@@ -1,16 +1,13 @@
-"""LiteLLM's cache (`litellm.cache = LpcCache(...)`) on the sidecar's response caches. Needs `litellm`.
+"""LiteLLM cache (`litellm.cache = LpcCache(...)`) backed by the sidecar's response caches. Needs `litellm`.
 
-It stands in place of the whole of LiteLLM's `Cache`, not behind it: that one hashes a request before its stores see it, which
-leaves nothing for a semantic tier to compare. Completions only; embeddings, transcriptions and the like are never kept.
-LiteLLM's own controls hold (`cache={"no-cache": True}`, `no-store`, `s-maxage`, `ttl`, mode default_off).
+It replaces LiteLLM's `Cache` instead of being a store behind it, because `Cache` gives its stores only a hash of the request,
+which a semantic tier cannot compare. Only completions are cached; embeddings and transcriptions are not.
+LiteLLM's own controls apply (`cache={"no-cache": True}`, `no-store`, `s-maxage`, `ttl`, mode default_off).
 """
 
 import asyncio
 import json
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import sha256
 from typing import Any, Final
 
 from litellm.caching.caching import Cache, CacheMode
@@ -19,25 +16,24 @@ from litellm.types.caching import LiteLLMCacheType
 
 from lpc.cache.bodies import body_of, question
 from lpc.cache.client import TIMEOUT_S, AsyncResponseCacheClient, ResponseCacheClient
+from lpc.cache.misses import PendingMisses
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.wire.access import Access
 
-MISSES: Final = 10_000
-"""Misses whose answers may still be handed in; a model that fails hands in none."""
 COMPLETIONS: Final = ("completion", "acompletion", "text_completion", "atext_completion")
 
 
 class LpcCache(Cache):
-    """Thread-safe; its asynchronous half belongs to one event loop.
+    """Thread-safe; use its asynchronous methods on one event loop.
 
     Args:
-        address: of the sidecar, host:port or unix:///path.
-        access: how to get in (TLS, token).
-        scope: of the operator's settings; empty is "default". A call's `metadata={"lpc_scope": ...}` names another.
-        tenant: whose answers these are, where this process serves several. A call's `metadata={"lpc_tenant": ...}` divides it.
-        tags: by which they can be invalidated.
-        timeout_s: longest time that looking up may take.
-        mode: default_on, or default_off for calls with `cache={"use-cache": True}` only.
+        address: the sidecar's address, host:port or unix:///path.
+        access: returns TLS credentials and token.
+        scope: name of a scope in the operator's settings; empty means "default". `metadata={"lpc_scope": ...}` overrides it.
+        tenant: owner of the answers, if this process serves several. `metadata={"lpc_tenant": ...}` divides it further.
+        tags: labels by which the answers can be invalidated.
+        timeout_s: longest time that a lookup may take.
+        mode: default_on, or default_off to cache only calls with `cache={"use-cache": True}`.
     """
 
     def __init__(
@@ -55,45 +51,44 @@ class LpcCache(Cache):
         self._client = ResponseCacheClient(address, access=access, timeout_s=timeout_s)
         self._async_client = AsyncResponseCacheClient(address, access=access, timeout_s=timeout_s)
         self._scope, self._tenant, self._tags = scope, tenant, tags
-        self._lock = threading.Lock()
-        self._misses: OrderedDict[bytes, pb.Miss] = OrderedDict()
+        self._misses = PendingMisses()
 
     def get_cache(self, dynamic_cache_object: object = None, **kwargs: Any) -> Any:
-        """Return the answer that was kept, as JSON, if there is one."""
+        """Return the cached answer as a JSON object, or None."""
         del dynamic_cache_object
-        asked = self._question(kwargs)
-        return None if asked is None else self._body(asked, self._client.lookup(asked, max_age_s=_max_age(kwargs)))
+        request = self._request(kwargs)
+        return None if request is None else self._body(request, self._client.lookup(request, max_age_s=_max_age(kwargs)))
 
     async def async_get_cache(self, dynamic_cache_object: object = None, **kwargs: Any) -> Any:
         """As :meth:`get_cache`."""
         del dynamic_cache_object
-        asked = self._question(kwargs)
-        if asked is None:
+        request = self._request(kwargs)
+        if request is None:
             return None
-        return self._body(asked, await self._async_client.lookup(asked, max_age_s=_max_age(kwargs)))
+        return self._body(request, await self._async_client.lookup(request, max_age_s=_max_age(kwargs)))
 
     def add_cache(self, result: Any, **kwargs: Any) -> None:
-        """Hand in what the model answered."""
-        message = self._store(result, kwargs)
+        """Store the model's answer."""
+        message = self._store_request(result, kwargs)
         if message is not None:
             self._client.store(message)
 
     async def async_add_cache(self, result: Any, dynamic_cache_object: object = None, **kwargs: Any) -> None:
         """As :meth:`add_cache`."""
         del dynamic_cache_object
-        message = self._store(result, kwargs)
+        message = self._store_request(result, kwargs)
         if message is not None:
             await self._async_client.store(message)
 
     async def async_add_cache_pipeline(self, result: Any, dynamic_cache_object: object = None, **kwargs: Any) -> None:
-        """Of embeddings: nothing is kept."""
+        """Do nothing: LiteLLM calls this for embeddings."""
 
     async def disconnect(self) -> None:
-        """Hang up."""
+        """Close both connections."""
         await asyncio.to_thread(self._client.close)
         await self._async_client.close()
 
-    def _question(self, kwargs: Mapping[str, Any]) -> pb.Request | None:
+    def _request(self, kwargs: Mapping[str, Any]) -> pb.Request | None:
         used: object = self.should_use_cache(**kwargs)  # type: ignore[no-untyped-call]
         if used is not True or not ("messages" in kwargs or isinstance(kwargs.get("prompt"), str)):
             return None
@@ -106,12 +101,11 @@ class LpcCache(Cache):
         except (ValueError, TypeError, KeyError):
             return None
 
-    def _store(self, result: Any, kwargs: Mapping[str, Any]) -> pb.StoreRequest | None:
-        asked = self._question(kwargs)
-        if asked is None:
+    def _store_request(self, result: Any, kwargs: Mapping[str, Any]) -> pb.StoreRequest | None:
+        request = self._request(kwargs)
+        if request is None:
             return None
-        with self._lock:
-            miss = self._misses.pop(_name(asked), pb.Miss())
+        miss = self._misses.pop(request)
         response = None
         try:
             text = result if isinstance(result, str) else result.model_dump_json()
@@ -129,15 +123,12 @@ class LpcCache(Cache):
                 return None
         ttl = kwargs.get("ttl") or (kwargs.get("cache") or {}).get("ttl")
         return pb.StoreRequest(
-            request=asked, response=response, flight=miss.flight, candidate=miss.candidate, ttl_s=float(ttl or 0.0)
+            request=request, response=response, flight=miss.flight, candidate=miss.candidate, ttl_s=float(ttl or 0.0)
         )
 
-    def _body(self, asked: pb.Request, answer: pb.LookupResponse) -> Any:
+    def _body(self, request: pb.Request, answer: pb.LookupResponse) -> Any:
         if not answer.HasField("hit"):
-            with self._lock:
-                self._misses[_name(asked)] = answer.miss
-                while len(self._misses) > MISSES:
-                    self._misses.popitem(last=False)
+            self._misses.add(request, answer.miss)
             return None
         response = answer.hit.response
         try:
@@ -145,11 +136,6 @@ class LpcCache(Cache):
             return None if body is None else json.loads(body)
         except (ValueError, KeyError, TypeError):
             return None
-
-
-def _name(asked: pb.Request) -> bytes:
-    """Return what a request is remembered by between its lookup and its answer."""
-    return sha256(asked.SerializeToString(deterministic=True)).digest()
 
 
 def _max_age(kwargs: Mapping[str, Any]) -> float | None:

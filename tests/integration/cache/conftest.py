@@ -9,7 +9,7 @@ from tests.engine_double import EngineDouble, served
 
 @pytest.fixture
 def engine() -> Iterator[EngineDouble]:
-    """An engine in a thread of its own: adapters and commands are called as programs without an event loop call them."""
+    """An engine on an event loop in another thread, so that tests can use blocking clients."""
     ready, stop = threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()
     made: list[EngineDouble] = []

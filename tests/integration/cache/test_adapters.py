@@ -1,4 +1,4 @@
-"""LangChain's and LiteLLM's caches on a real sidecar: the same question reaches the model once."""
+"""The LangChain and LiteLLM caches on a real sidecar."""
 
 import asyncio
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def caches(tmp_path_factory: pytest.TempPathFactory, tiny_models: Path) -> Itera
 
 
 class Chat(BaseChatModel):
-    """A chat model of LangChain's before the engine."""
+    """A LangChain chat model that calls the engine."""
 
     url: str
     model: str = "m"
@@ -51,8 +51,8 @@ class Chat(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         roles = {"human": "user", "ai": "assistant", "system": "system"}
-        said = [{"role": roles[message.type], "content": message.content} for message in messages]
-        body = {"model": self.model, "messages": said, "temperature": self.temperature}
+        sent = [{"role": roles[message.type], "content": message.content} for message in messages]
+        body = {"model": self.model, "messages": sent, "temperature": self.temperature}
         answer = httpx.post(f"{self.url}/v1/chat/completions", json=body, trust_env=False).json()
         (choice,) = answer["choices"]
         known = {"finish_reason": self.finish or choice["finish_reason"]}
@@ -63,7 +63,7 @@ class Chat(BaseChatModel):
 
 
 class Plain(LLM):
-    """A model of LangChain's without messages; it does not say how its answers end."""
+    """A LangChain model for plain prompts; its answers have no finish reason."""
 
     calls: list[str] = []  # noqa: RUF012 (pydantic copies it)
 
@@ -75,36 +75,36 @@ class Plain(LLM):
         self, prompt: str, stop: list[str] | None = None, run_manager: CallbackManagerForLLMRun | None = None, **kwargs: Any
     ) -> str:
         self.calls.append(prompt)
-        return "said"
+        return "answer"
 
 
-def test_langchain_asks_its_model_once(caches: ResponseCaches, engine: EngineDouble) -> None:
+def test_langchain_calls_the_model_once_per_request(caches: ResponseCaches, engine: EngineDouble) -> None:
     cache = LpcCache(caches.sidecar.address, scope="faq", tags=["t"], timeout_s=10)
     model = Chat(url=engine.url, cache=cache)
-    asked = [SystemMessage("Be brief."), HumanMessage("What is it?")]
-    first, again = model.invoke(asked), model.invoke(asked)
+    chat = [SystemMessage("Be brief."), HumanMessage("What is it?")]
+    first, again = model.invoke(chat), model.invoke(chat)
     assert first.content == again.content == "You said: What is it?"
     assert again.response_metadata["finish_reason"] == "stop" and again.response_metadata["lpc_entry"]
     assert len(engine.completions) == 1
     model.invoke([SystemMessage("Be verbose."), HumanMessage("What is it?")])
-    Chat(url=engine.url, cache=cache, model="n").invoke(asked)
+    Chat(url=engine.url, cache=cache, model="n").invoke(chat)
     assert len(engine.completions) == 3
-    assert asyncio.run(model.ainvoke(asked)).content == first.content
+    assert asyncio.run(model.ainvoke(chat)).content == first.content
     other = LpcCache(caches.sidecar.address, scope="faq", tenant="another", timeout_s=10)
-    Chat(url=engine.url, cache=other).invoke(asked)
+    Chat(url=engine.url, cache=other).invoke(chat)
     assert len(engine.completions) == 4
     cache.clear(tag="t")
-    model.invoke(asked)
+    model.invoke(chat)
     assert len(engine.completions) == 5
     cache.clear()
-    model.invoke(asked)
+    model.invoke(chat)
     assert len(engine.completions) == 6
     cache.close()
     other.close()
 
 
 @pytest.mark.parametrize("setting", [{"temperature": 0.7}, {"temperature": None}, {"finish": "length"}])
-def test_langchain_keeps_no_answer_that_is_drawn_or_cut(
+def test_langchain_does_not_cache_sampled_or_cut_answers(
     caches: ResponseCaches, engine: EngineDouble, setting: dict[str, Any]
 ) -> None:
     cache = LpcCache(caches.sidecar.address, timeout_s=10)
@@ -115,30 +115,30 @@ def test_langchain_keeps_no_answer_that_is_drawn_or_cut(
     cache.close()
 
 
-def test_langchain_goes_on_without_a_sidecar(engine: EngineDouble) -> None:
+def test_langchain_works_without_a_sidecar(engine: EngineDouble) -> None:
     cache = LpcCache(f"127.0.0.1:{free_port()}")
     model = Chat(url=engine.url, cache=cache)
     for _ in range(2):
         assert model.invoke([HumanMessage("alone")]).content == "You said: alone"
     assert len(engine.completions) == 2
     plain = Plain(cache=cache)
-    assert [plain.invoke("x"), plain.invoke("x")] == ["said", "said"]
+    assert [plain.invoke("x"), plain.invoke("x")] == ["answer", "answer"]
     cache.close()
 
 
-async def test_litellm_asks_its_model_once(caches: ResponseCaches, engine: EngineDouble) -> None:
+async def test_litellm_calls_the_model_once_per_request(caches: ResponseCaches, engine: EngineDouble) -> None:
     import litellm
 
     from lpc.cache.litellm import LpcCache as LiteCache
 
     cache = LiteCache(caches.sidecar.address, scope="faq", timeout_s=10)
     litellm.cache = cache
-    asked: dict[str, Any] = {"model": "openai/m", "api_base": f"{engine.url}/v1", "api_key": "k", "temperature": 0}
+    options: dict[str, Any] = {"model": "openai/m", "api_base": f"{engine.url}/v1", "api_key": "k", "temperature": 0}
     try:
 
         def ask(text: str, **others: Any) -> str:
-            said = litellm.completion(messages=[{"role": "user", "content": text}], **{**asked, **others}, caching=True)
-            return str(said.choices[0].message.content)
+            answer = litellm.completion(messages=[{"role": "user", "content": text}], **{**options, **others}, caching=True)
+            return str(answer.choices[0].message.content)
 
         first = await asyncio.to_thread(ask, "lite")
         for _ in range(50):
@@ -147,8 +147,8 @@ async def test_litellm_asks_its_model_once(caches: ResponseCaches, engine: Engin
                 break
         assert first == again == "You said: lite"
         calls = len(engine.completions)
-        said = await litellm.acompletion(messages=[{"role": "user", "content": "lite"}], **asked, caching=True)
-        assert said.choices[0].message.content == first
+        answer = await litellm.acompletion(messages=[{"role": "user", "content": "lite"}], **options, caching=True)
+        assert answer.choices[0].message.content == first
         assert len(engine.completions) == calls
         await asyncio.to_thread(ask, "lite", temperature=0.5)
         await asyncio.to_thread(ask, "lite", metadata={"lpc_tenant": "another"})

@@ -1,4 +1,4 @@
-"""`lpc cache feedback | invalidate | purge | report | warm` against a real sidecar, as an operator runs them."""
+"""`lpc cache feedback | invalidate | purge | report | warm` against a real sidecar."""
 
 import asyncio
 import json
@@ -30,9 +30,9 @@ def caches(tmp_path_factory: pytest.TempPathFactory, tiny_models: Path) -> Itera
 
 @pytest.fixture
 def client(caches: ResponseCaches) -> Iterator[ResponseCacheClient]:
-    """A caller of the same sidecar, whose caches are empty at the start of each test."""
+    """A client of the sidecar. Its caches are empty at the start of each test."""
     made = ResponseCacheClient(caches.sidecar.address, timeout_s=10)
-    made.stats(pb.StatsRequest())  # figures that still wait
+    made.stats(pb.StatsRequest())  # flush pending counters
     caches.redis.ask("FLUSHALL")
     yield made
     made.close()
@@ -68,9 +68,9 @@ def test_feedback_counts_and_drops(caches: ResponseCaches, client: ResponseCache
     done = run(caches, "feedback", entry, "--wrong", "--reason", "outdated", "--drop")
     assert (done.exit_code, done.output) == (0, "counted, and dropped\n")
     assert not there(client, request)
-    for wrong, says in (("zz", "hexadecimal"), ("00" * 40, "no such entry")):
+    for wrong, message in (("zz", "hexadecimal"), ("00" * 40, "no such entry")):
         refused = run(caches, "feedback", wrong)
-        assert refused.exit_code != 0 and says in refused.output and "Traceback" not in refused.output
+        assert refused.exit_code != 0 and message in refused.output and "Traceback" not in refused.output
     gone = run(caches, "feedback", entry, "--drop")
     assert gone.exit_code != 0 and "nothing was dropped" in gone.output
     assert run(caches, "feedback", entry, "--reason", "dull").exit_code == 2
@@ -78,7 +78,7 @@ def test_feedback_counts_and_drops(caches: ResponseCaches, client: ResponseCache
     assert figures["right"] >= 1 and figures["wrong:outdated"] >= 1
 
 
-def test_invalidate_is_of_what_is_named_and_of_nothing_else(caches: ResponseCaches, client: ResponseCacheClient) -> None:
+def test_invalidate_removes_the_named_answers_and_no_others(caches: ResponseCaches, client: ResponseCacheClient) -> None:
     one, tagged, other = asked("one"), asked("tagged", tags=["news"]), asked("other", scope="default")
     entry = store(client, one)
     store(client, tagged)
@@ -92,7 +92,7 @@ def test_invalidate_is_of_what_is_named_and_of_nothing_else(caches: ResponseCach
         assert run(caches, "invalidate", *words).output.startswith("done"), words
         assert not there(client, gone), words
     kept = asked("kept")
-    store(client, kept, engine_s=0.0)  # of an answer without a flight only its length says that it is not from before
+    store(client, kept, engine_s=0.0)  # without a flight, only engine_s shows that the answer began after the invalidation
     run(caches, "invalidate", "--served-model", "another")
     assert there(client, kept)
     run(caches, "invalidate", "--served-model", "m")
@@ -107,7 +107,7 @@ def test_invalidate_is_of_what_is_named_and_of_nothing_else(caches: ResponseCach
         assert run(caches, "invalidate", *words).exit_code == 2, words
 
 
-def test_purge_deletes_all_and_asks_first(caches: ResponseCaches, client: ResponseCacheClient) -> None:
+def test_purge_deletes_everything_after_a_confirmation(caches: ResponseCaches, client: ResponseCacheClient) -> None:
     for scope in ("faq", "default"):
         store(client, asked("purge", scope))
     refused = CliRunner().invoke(app, ["cache", "purge", "--address", caches.sidecar.address], input="n\n")
@@ -116,7 +116,7 @@ def test_purge_deletes_all_and_asks_first(caches: ResponseCaches, client: Respon
     assert not list(caches.redis.client().scan_iter("lpc:rc:*:e:*"))
 
 
-def test_report_says_what_was_hit_and_spared(caches: ResponseCaches, client: ResponseCacheClient) -> None:
+def test_report_shows_hits_and_tokens_spared(caches: ResponseCaches, client: ResponseCacheClient) -> None:
     before = _day(caches)
     request = asked("report")
     assert not there(client, request)
@@ -129,13 +129,13 @@ def test_report_says_what_was_hit_and_spared(caches: ResponseCaches, client: Res
     assert after["entries"] == 1 and after["threshold"] is None
     shown = run(caches, "report")
     assert shown.exit_code == 0 and "faq" in shown.output and "tokens spared" in shown.output
-    for words, says in (
+    for words, message in (
         (("--day", "yesterday"), "invalid date"),
         (("--day", "2999-01-01"), "still to come"),
         (("--day", "2020-01-01"), "for 31 days"),
     ):
         refused = run(caches, "report", *words)
-        assert refused.exit_code != 0 and says in refused.output
+        assert refused.exit_code != 0 and message in refused.output
 
 
 def _day(caches: ResponseCaches) -> dict[str, Any]:
@@ -143,17 +143,17 @@ def _day(caches: ResponseCaches) -> dict[str, Any]:
     return next((scope for scope in scopes if scope["scope"] == "faq"), {})
 
 
-def test_warming_that_was_killed_asks_the_engine_for_nothing_twice(
+def test_a_repeated_warm_after_a_kill_requests_no_stored_answer_again(
     caches: ResponseCaches, client: ResponseCacheClient, engine: EngineDouble, tmp_path: Path
 ) -> None:
-    path, count, told = tmp_path / "faq.jsonl", 12, 4
+    path, count, stored = tmp_path / "faq.jsonl", 12, 4
     path.write_text("".join(json.dumps({"question": f"question {i}"}) + "\n" for i in range(count)))
     words = ["warm", "--file", str(path), "--served-model", "m", "--scope", "faq", "--engine", engine.url, "--rate", "1000"]
     command = [sys.executable, "-m", "lpc", "cache", *words, "--address", caches.sidecar.address]
     original = engine._complete
 
     async def stalls(body: dict[str, Any], chat: bool, send: Any) -> None:
-        if len(engine.completions) > told:
+        if len(engine.completions) > stored:
             await asyncio.Event().wait()
         await original(body, chat, send)
 
@@ -161,29 +161,29 @@ def test_warming_that_was_killed_asks_the_engine_for_nothing_twice(
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(os.environ))
     try:
         deadline = time.monotonic() + 120
-        while len(engine.completions) <= told and time.monotonic() < deadline:
+        while len(engine.completions) <= stored and time.monotonic() < deadline:
             assert process.poll() is None
             time.sleep(0.02)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert len(engine.completions) == told + 1
+    assert len(engine.completions) == stored + 1
     engine._complete = original  # type: ignore[method-assign]
-    # The one that was in flight has a leader who is dead; the next run need not wait for it.
+    # The leader of the open flight is dead; the next run need not wait for it.
     done = run(caches, *words)
     assert done.exit_code == 0, done.output
-    assert f"{count - told} stored, {told} were there" in done.output
+    assert f"{count - stored} stored, {stored} were there" in done.output
     assert len(engine.completions) == count + 1
     assert all(there(client, asked(f"question {i}")) for i in range(count))
 
 
-def test_warming_that_kept_nothing_ends_with_an_error_and_says_why(
+def test_warm_fails_with_a_reason_if_nothing_was_stored(
     caches: ResponseCaches, client: ResponseCacheClient, engine: EngineDouble, tmp_path: Path
 ) -> None:
     path = tmp_path / "faq.jsonl"
-    path.write_text('{"question": "unheard"}\n')
+    path.write_text('{"question": "new"}\n')
     words = ["warm", "--file", str(path), "--served-model", "m", "--scope", "faq"]
-    for more, says in (
+    for more, message in (
         (["--engine", "http://127.0.0.1:1"], "1 failed: http://127.0.0.1:1 does not answer"),
         (["--engine", "127.0.0.1:1"], "is not an address"),
         ([], "name an engine with --engine"),
@@ -192,7 +192,7 @@ def test_warming_that_kept_nothing_ends_with_an_error_and_says_why(
     ):
         refused = run(caches, *words, *more)
         assert refused.exit_code == (2 if {"--gateway", "--token"} & {*more} else 1), refused.output
-        assert says in refused.output, refused.output
+        assert message in refused.output, refused.output
     path.write_bytes(b"\xff\xfe")
     refused = run(caches, *words)
     assert refused.exit_code == 1 and "it is not UTF-8" in refused.output

@@ -1,4 +1,4 @@
-"""The client of the response caches where there is no sidecar, or a silent one: a miss, and soon without asking."""
+"""Clients of the response caches without a sidecar, or with one that does not respond."""
 
 import socket
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.processes import free_port
 from lpc.cache.bodies import question
-from lpc.cache.client import REST_S, SILENCES, AsyncResponseCacheClient, CacheError, Patience, ResponseCacheClient
+from lpc.cache.client import REST_S, SILENCES, AsyncResponseCacheClient, CacheError, CircuitBreaker, ResponseCacheClient
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.wire.access import Access
 from lpc.wire.certificates import CertificateError
@@ -24,7 +24,7 @@ class Clock:
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """An address at which connecting works and nothing is ever said."""
+    """The address of a server that accepts connections and never responds."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
@@ -34,7 +34,7 @@ def broken() -> Access:
 
 
 @pytest.mark.parametrize("kind", ["away", "silent", "broken"])
-async def test_what_goes_wrong_is_a_miss(kind: str, silent: str) -> None:
+async def test_a_failed_lookup_is_a_miss(kind: str, silent: str) -> None:
     address = silent if kind == "silent" else f"127.0.0.1:{free_port()}"
     access = broken if kind == "broken" else Access
     one = ResponseCacheClient(address, access=access)
@@ -58,19 +58,19 @@ async def test_what_goes_wrong_is_a_miss(kind: str, silent: str) -> None:
         await other.close()
 
 
-def test_a_silent_sidecar_is_asked_once_in_a_while_until_it_speaks() -> None:
+def test_the_circuit_breaker_allows_one_request_per_interval_until_the_sidecar_responds() -> None:
     clock = Clock()
-    patience = Patience(clock)
+    breaker = CircuitBreaker(clock)
     for _ in range(SILENCES):
-        assert patience.may_ask()
-        patience.silent()
-    assert not patience.may_ask()
+        assert breaker.allows()
+        breaker.timed_out()
+    assert not breaker.allows()
     clock.now = REST_S
-    assert [patience.may_ask() for _ in range(5)] == [True, False, False, False, False]
-    patience.answered()
-    assert all(patience.may_ask() for _ in range(5))
+    assert [breaker.allows() for _ in range(5)] == [True, False, False, False, False]
+    breaker.responded()
+    assert all(breaker.allows() for _ in range(5))
 
 
-def test_a_text_that_is_no_unicode_cannot_be_asked() -> None:
+def test_a_text_that_is_not_unicode_is_refused() -> None:
     with pytest.raises(ValueError):
         question({"model": "m", "messages": [{"role": "user", "content": "\ud800"}]})
