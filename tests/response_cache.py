@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lpc.responses.answers import Answer
-from lpc.responses.canonical import Asked, Namer
+from lpc.responses.canonical import Namer, Request
 from lpc.responses.flights import Flights
 from lpc.responses.scopes import Scopes, ScopeSettings
 from lpc.responses.sealing import Keys
@@ -124,12 +124,12 @@ class Caches:
         await self.redis.close()
 
 
-def asked(*turns: str, scope: str = "faq", **fields: Any) -> Asked:
+def asked(*turns: str, scope: str = "faq", **fields: Any) -> Request:
     """Return a request; turns alternate between user and assistant."""
     roles = ("user", "assistant")
     messages = tuple({"role": roles[n % 2], "content": text} for n, text in enumerate(turns))
     parameters = {"temperature": 0, **fields.pop("parameters", {})}
-    return Asked(**{"model": "m", "parameters": parameters, "messages": messages, "scope": scope, **fields})
+    return Request(**{"model": "m", "parameters": parameters, "messages": messages, "scope": scope, **fields})
 
 
 def answer(text: str = "It is.", **fields: Any) -> Answer:

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from lpc.responses.answers import Answer
-from lpc.responses.canonical import Asked
+from lpc.responses.canonical import Request
 from lpc.responses.scopes import ScopeSettings
 from lpc.responses.semantic.gate import Gate
 from predictor_service.responses.outcomes import Hit
@@ -46,7 +46,7 @@ class Caches(OneSidecar):
         )
 
 
-def question(i: int, *, reworded: bool = False, tenant: str = "") -> Asked:
+def question(i: int, *, reworded: bool = False, tenant: str = "") -> Request:
     """Return the i-th question, in a partition of its own."""
     text = f"please question {i} thanks" if reworded else f"question {i}"
     return asked(f"context {i}", "Yes.", text, tenant=tenant)

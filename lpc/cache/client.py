@@ -163,7 +163,7 @@ class ResponseCacheClient(_Client):
             exact_only: accept only an answer to the same request.
             max_age_s: oldest age of an answer; None for any.
         """
-        message = pb.LookupRequest(request=request, exact_only=exact_only, max_age_s=max_age_s)
+        message = pb.LookupRequest(request=request, exact_only=exact_only, max_age_s=max_age_s or 0.0)
         return self._lookup(message, self._timeout_s) if self._breaker.allows() else _UNAVAILABLE
 
     def follow(
@@ -171,7 +171,7 @@ class ResponseCacheClient(_Client):
     ) -> pb.LookupResponse:
         """After REASON_IN_FLIGHT: wait up to ``wait_s`` for the answer that another caller requested."""
         answer = _UNAVAILABLE
-        message = pb.LookupRequest(request=request, exact_only=exact_only, max_age_s=max_age_s)
+        message = pb.LookupRequest(request=request, exact_only=exact_only, max_age_s=max_age_s or 0.0)
         for timeout in _slices(message, wait_s, self._timeout_s, self._clock):
             answer = self._lookup(message, timeout)
             if not self._keeps_waiting(answer):
@@ -257,7 +257,7 @@ class AsyncResponseCacheClient(_Client):
         self, request: pb.Request, *, exact_only: bool = False, max_age_s: float | None = None
     ) -> pb.LookupResponse:
         """As :meth:`ResponseCacheClient.lookup`."""
-        message = pb.LookupRequest(request=request, exact_only=exact_only, max_age_s=max_age_s)
+        message = pb.LookupRequest(request=request, exact_only=exact_only, max_age_s=max_age_s or 0.0)
         return await self._lookup(message, self._timeout_s) if self._breaker.allows() else _UNAVAILABLE
 
     async def follow(
@@ -265,7 +265,7 @@ class AsyncResponseCacheClient(_Client):
     ) -> pb.LookupResponse:
         """As :meth:`ResponseCacheClient.follow`."""
         answer = _UNAVAILABLE
-        message = pb.LookupRequest(request=request, exact_only=exact_only, max_age_s=max_age_s)
+        message = pb.LookupRequest(request=request, exact_only=exact_only, max_age_s=max_age_s or 0.0)
         for timeout in _slices(message, wait_s, self._timeout_s, self._clock):
             answer = await self._lookup(message, timeout)
             if not self._keeps_waiting(answer):

@@ -1,1 +1,1 @@
-"""Response caches without a wire: keys, sealing, what is never kept, the store, and what evidence allows."""
+"""Response caches without the gRPC service: keys, encryption, rules of what is cached, the store, and semantic hits."""

@@ -1,10 +1,10 @@
-"""An answer of the engine, and what is read in it: whether it may be kept, and what it says."""
+"""An answer of the engine, its text, and whether it may be cached."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
-from lpc.responses.canonical import Asked
+from lpc.responses.canonical import Request
 from lpc.responses.scopes import ScopeSettings
 
 Refusal: TypeAlias = Literal[
@@ -30,14 +30,14 @@ STOP: Final = "stop"
 
 
 class Answer(NamedTuple):
-    """What the engine said.
+    """An answer of the engine.
 
     Attributes:
-        chunks: the data of each server-sent event, as sent; empty where it was not streamed.
-        body: of an answer that was not streamed; empty where it was.
-        prompt_tokens, completion_tokens: as the engine counted.
-        finish_reason: of the only choice.
-        engine_s: seconds that the engine took.
+        chunks: data of the server-sent events, as sent; empty if the answer was not streamed.
+        body: response body; empty if the answer was streamed.
+        prompt_tokens, completion_tokens: usage reported by the engine.
+        finish_reason: finish reason of the only choice.
+        engine_s: duration of the engine's response in seconds.
     """
 
     chunks: tuple[bytes, ...] = ()
@@ -49,29 +49,27 @@ class Answer(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the answer."""
+        """Size in bytes."""
         return len(self.body) + sum(map(len, self.chunks))
 
     def text(self) -> str:
-        """Return what the answer says: the content or refusal of its only choice; the body if that is not an OpenAI answer."""
-        said = [text for choice in self._choices() for text in (_text(choice),) if text]
-        if said or self.chunks:
-            return "".join(said)
-        return self.body.decode("utf-8", "replace") if not any(True for _ in self._choices()) else ""
+        """Return the content or refusal of the only choice; if there is no choice, the body."""
+        texts = [_text(choice) for choice in self._choices()]
+        return "".join(texts) if texts or self.chunks else self.body.decode("utf-8", "replace")
 
     def refusal(self) -> Refusal | None:
-        """Say what in the answer forbids to keep it: that it is not whole, not text alone, or not one."""
+        """Return why the answer must not be cached: it is incomplete, more than text, or more than one choice."""
         if not self.size:
             return "empty"
         for document in self._documents():
-            if "error" in document and document["error"] is not None:
+            if document.get("error") is not None:
                 return "error"
         reasons = set()
         for choice in self._choices():
             if choice.get("index"):
                 return "n"
-            said = _said(choice)
-            if said.get("tool_calls") or said.get("function_call"):
+            message = _message(choice)
+            if message.get("tool_calls") or message.get("function_call"):
                 return "tool_calls"
             if choice.get("finish_reason") is not None:
                 reasons.add(choice["finish_reason"])
@@ -105,43 +103,40 @@ _FORBIDDEN: Final[Mapping[str, tuple[Refusal, tuple[object, ...]]]] = {
     "top_logprobs": ("logprobs", (None, 0)),
     "prompt_logprobs": ("logprobs", (None, False)),
 }
-"""Parameters with which no answer is kept, and the values of theirs with which it is."""
+"""Parameters that prevent caching: the refusal, and the values that do not prevent it."""
 
 
-def refused(asked: Asked, settings: ScopeSettings) -> Refusal | None:
-    """Say why no answer to a request is kept, whatever it will be; None where one may be."""
-    parameters = asked.parameters
+def refused(request: Request, settings: ScopeSettings) -> Refusal | None:
+    """Return why no answer to a request may be cached; None if it may."""
+    parameters = request.parameters
     if not settings.keeps:
         return "off"
     for name in parameters.keys() & _FORBIDDEN.keys():
         refusal, allowed = _FORBIDDEN[name]
-        # 0 is not False here: with it, log probabilities are asked for.
+        # 0 and False differ: logprobs=0 requests log probabilities.
         if not any(parameters[name] == value and type(parameters[name]) is type(value) for value in allowed):
             return refusal
-    if any(map(_out_of_sight, asked.messages)):
+    if any(map(_has_remote_content, request.messages)):
         return "images"
-    # Silent about it, a request has the model's own, which is above 0 unless its makers say otherwise.
+    # The default is the model's own temperature, which is usually above 0.
     temperature = parameters.get("temperature")
     if not settings.any_temperature and (isinstance(temperature, bool) or temperature != 0):
         return "temperature"
     return None
 
 
-def not_kept(asked: Asked, answer: Answer, settings: ScopeSettings, max_bytes: int) -> Refusal | None:
-    """Say why an answer is not kept; None where it is. The one place that decides it."""
-    because = refused(asked, settings) or answer.refusal()
-    if because is None and answer.size > max_bytes:
-        return "too_large"
-    return because
+def not_kept(request: Request, answer: Answer, settings: ScopeSettings, max_bytes: int) -> Refusal | None:
+    """Return why an answer is not cached; None if it is."""
+    return refused(request, settings) or answer.refusal() or ("too_large" if answer.size > max_bytes else None)
 
 
-def _out_of_sight(message: Mapping[str, Any]) -> bool:
-    """Whether a message points at what is not in it: an image behind a URL may be another one tomorrow."""
+def _has_remote_content(message: Mapping[str, Any]) -> bool:
+    """Return whether a message links to content, such as an image, which may change without the request changing."""
     content = message.get("content")
-    return isinstance(content, list) and not all(map(_in_sight, content))
+    return isinstance(content, list) and not all(map(_is_inline, content))
 
 
-def _in_sight(part: Any) -> bool:
+def _is_inline(part: Any) -> bool:
     if not isinstance(part, dict):
         return isinstance(part, str)
     kind = part.get("type")
@@ -152,12 +147,12 @@ def _in_sight(part: Any) -> bool:
     return isinstance(url, str) and url.startswith(("data:", "sha256:"))
 
 
-def _said(choice: Mapping[str, Any]) -> Mapping[str, Any]:
-    said = choice.get("message") or choice.get("delta") or {}
-    return said if isinstance(said, dict) else {}
+def _message(choice: Mapping[str, Any]) -> Mapping[str, Any]:
+    message = choice.get("message") or choice.get("delta")
+    return message if isinstance(message, dict) else {}
 
 
 def _text(choice: Mapping[str, Any]) -> str:
-    said = _said(choice)
-    text = choice.get("text") or said.get("content") or said.get("refusal")
+    message = _message(choice)
+    text = choice.get("text") or message.get("content") or message.get("refusal")
     return text if isinstance(text, str) else ""

@@ -1,14 +1,13 @@
-"""What was asked, in one form, and the names that it gets in the store.
+"""The canonical form of a request, and the names under which its answer is stored.
 
-A name is an HMAC-SHA-256 under the operator's key, cut to 16 bytes: who sees the store can neither read a question from it nor
-try one out. It covers everything that was sent but a short list of fields that cannot change an answer (`IGNORED`), so that
-a parameter which nobody here has heard of makes another name and never a false hit.
+A name is an HMAC-SHA-256 under the operator's key, truncated to 16 bytes, so that a reader of the store can neither recover
+nor test a question. It covers the whole request except the fields in `IGNORED`, which cannot change an answer. An unknown
+parameter therefore changes the name and never causes a false hit.
 
-Canonical form: JSON with the fields of request and messages sorted, numbers without a needless fraction, fields that are null
-or at their documented default left out. Text stays as it was sent, since composed and decomposed Unicode have other tokens.
-Within parameters and tools the order counts, since that of a schema's properties is the order in which they are answered. Of
-temperature, top_p, top_k, min_p, repetition_penalty and the length there is no default to fill in: vLLM takes them from the
-model's generation_config where a request is silent.
+The canonical form is JSON. The fields of request and messages are sorted; 1.0 is written as 1; fields that are null or at
+their documented default are left out. Text is not normalised, because composed and decomposed Unicode have different tokens.
+The order within a parameter or tool is kept: a model answers a schema's properties in their order. temperature, top_p, top_k,
+min_p, repetition_penalty and the length have no default here, because vLLM takes theirs from the model's generation_config.
 """
 
 import hmac
@@ -22,13 +21,13 @@ from typing import Any, Final, NamedTuple, NewType
 from lpc.errors import InvalidRequest
 
 Scope = NewType("Scope", bytes)
-"""A client's scope: 16 bytes that say neither's name."""
+"""Name of a client's scope: 16 bytes."""
 EntryId = NewType("EntryId", bytes)
-"""An entry within its scope: 16 bytes, the name of the exact request."""
+"""Name of an entry within its scope, which is the name of the exact request: 16 bytes."""
 
 NAME_BYTES: Final = 16
 REMEMBERED: Final = 10_000
-"""Names of scopes that are not computed again."""
+"""Size limit of in-memory caches by scope or key."""
 
 IGNORED: Final = frozenset(
     (
@@ -50,27 +49,27 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "response_format": {"type": "text"},
     "parallel_tool_calls": True,
 }
-"""What a parameter means where it is not sent, in the OpenAI API and at vLLM."""
+"""Default values of parameters in the OpenAI API and in vLLM."""
 SHOWN: Final = ("echo", "return_token_ids", "return_prompt_text")
-"""With these an answer shows the question, letter by letter: it can be that of no other one."""
+"""With these parameters an answer quotes the question, so that it cannot answer another one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request, parsed.
+class Request:
+    """A parsed request.
 
     Attributes:
-        model: as the engine knows it, LoRA included.
-        parameters: of the body, without model, messages, tools and prompt, as sent.
-        messages: oldest first, as JSON objects; a data: URL may be named by its digest.
-        tools: as sent.
-        prompt: of /v1/completions; None of a chat.
-        scope: as declared.
-        tenant: a division below the client, opaque.
-        model_version: of the weights; empty where not known.
-        tags: for invalidation.
-        language: of the last user turn; empty where not said.
-        size: bytes on the wire, by which work on it is given to a thread; no part of any name.
+        model: the model's or LoRA adapter's name at the engine.
+        parameters: fields of the body without model, messages, tools and prompt, as sent.
+        messages: JSON objects, oldest first; a digest may replace a data: URL.
+        tools: JSON objects, as sent.
+        prompt: prompt of /v1/completions; None for a chat.
+        scope: name of the scope, as sent.
+        tenant: opaque name of the client's own client.
+        model_version: version of the weights; empty if unknown.
+        tags: labels for invalidation.
+        language: language of the last user turn; empty if unknown.
+        size: bytes on the wire, not part of any name. Work on a large request runs in a thread.
     """
 
     model: str
@@ -85,7 +84,7 @@ class Asked:
     language: str = ""
     size: int = 0
     last_turn: str | None = field(init=False, default=None)
-    """The text of the last message where that is a user's and nothing but text; None: there is no such turn."""
+    """The text of the last message if it is a user's and only text; else None."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "last_turn", self._last_turn())
@@ -104,12 +103,12 @@ class Asked:
 
 
 class Names(NamedTuple):
-    """What a request is called in the store, each 16 bytes.
+    """Names of a request in the store, each 16 bytes.
 
     Attributes:
-        scope: of the client's scope.
-        exact: of the request; the entry's id.
-        partition: of everything but the last turn; None where there is none.
+        scope: name of the client's scope.
+        exact: name of the request, which is the entry's id.
+        partition: name of everything but the last turn; None if there is no last turn.
     """
 
     scope: Scope
@@ -118,7 +117,7 @@ class Names(NamedTuple):
 
 
 class Namer:
-    """Gives names under the operator's key."""
+    """Computes names under the operator's key."""
 
     def __init__(self, key: bytes) -> None:
         self._mac = hmac.new(key, digestmod="sha256")
@@ -134,7 +133,7 @@ class Namer:
         return found
 
     def client(self, client: str) -> bytes:
-        """Return the name of a client, under which its scopes are listed."""
+        """Return the name of a client."""
         return self._name(b"client", client.encode())
 
     def tenant(self, scope: Scope, tenant: str) -> bytes:
@@ -150,52 +149,52 @@ class Namer:
         return self._name(b"tag", scope, tag.encode())
 
     def proof(self, *parts: bytes) -> bytes:
-        """Return 16 bytes that nobody without the key can give for these parts."""
+        """Return a MAC of these parts, 16 bytes."""
         return self._name(b"proof", *parts)
 
-    def names(self, client: str, asked: Asked, *, last_turn: bool = True) -> Names:
-        """Return all names of a request.
+    def names(self, client: str, request: Request, *, last_turn: bool = True) -> Names:
+        """Return the names of a request.
 
         Args:
-            client: as it was authenticated.
-            asked: the request.
-            last_turn: name the request also by its last turn.
+            client: authenticated name of the client.
+            request: the request.
+            last_turn: whether to compute the partition.
 
         Raises:
-            InvalidRequest: it holds text that is not Unicode.
+            InvalidRequest: its text is not Unicode, or it is nested too deeply.
         """
-        scope = self.scope(client, asked.scope)
-        names = Names(scope, EntryId(self._name(b"exact", scope, canonical(asked))), None)
-        return self.with_last_turn(names, asked) if last_turn else names
+        scope = self.scope(client, request.scope)
+        names = Names(scope, EntryId(self._name(b"exact", scope, canonical(request))), None)
+        return self.with_last_turn(names, request) if last_turn else names
 
-    def with_last_turn(self, names: Names, asked: Asked) -> Names:
-        """Return the names of a request with those by its last turn, where it has one. Raises InvalidRequest."""
-        if asked.last_turn is None:
+    def with_last_turn(self, names: Names, request: Request) -> Names:
+        """Return the names with the partition, if the request has a last turn. Raises InvalidRequest."""
+        if request.last_turn is None:
             return names
-        around = canonical(asked, without_last_turn=True)
-        return names._replace(partition=self._name(b"partition", names.scope, around, asked.language.encode()))
+        around = canonical(request, without_last_turn=True)
+        return names._replace(partition=self._name(b"partition", names.scope, around, request.language.encode()))
 
     def _name(self, *parts: bytes) -> bytes:
-        # Each with its length, so that no two lists of parts are the same bytes.
+        # With lengths, so that different lists of parts have different bytes.
         message = b"".join([len(part).to_bytes(8, "big") + part for part in parts])
         mac = self._mac.copy()
         mac.update(message)
         return mac.digest()[:NAME_BYTES]
 
 
-def canonical(asked: Asked, *, without_last_turn: bool = False) -> bytes:
-    """Return the canonical form of a request, UTF-8. Raises InvalidRequest: it is not Unicode, or nested too deeply."""
+def canonical(request: Request, *, without_last_turn: bool = False) -> bytes:
+    """Return the canonical form of a request. Raises InvalidRequest if it is not Unicode or is nested too deeply."""
     try:
-        return _canonical(asked, without_last_turn)
+        return _canonical(request, without_last_turn)
     except UnicodeEncodeError:
-        raise InvalidRequest("the request holds half a surrogate pair: send text that is Unicode") from None
+        raise InvalidRequest("the request has half of a surrogate pair: send Unicode text") from None
     except RecursionError:
-        raise InvalidRequest("the request is nested too deeply: send what the engine would be sent") from None
+        raise InvalidRequest("the request is nested too deeply: send the body that the engine accepts") from None
 
 
-def _canonical(asked: Asked, without_last_turn: bool) -> bytes:
-    messages: list[Any] = [_message(message) for message in asked.messages]
-    prompt = asked.prompt
+def _canonical(request: Request, without_last_turn: bool) -> bytes:
+    messages: list[Any] = [_message(message) for message in request.messages]
+    prompt = request.prompt
     if without_last_turn:
         if prompt is not None:
             prompt = ""
@@ -203,37 +202,37 @@ def _canonical(asked: Asked, without_last_turn: bool) -> bytes:
             messages[-1]["content"] = ""
     form = {
         "form": 3,
-        "model": asked.model,
-        "version": asked.model_version,
-        "tenant": asked.tenant,
+        "model": request.model,
+        "version": request.model_version,
+        "tenant": request.tenant,
         "messages": messages,
-        "tools": list(asked.tools),
+        "tools": list(request.tools),
         "prompt": prompt,
-        "parameters": _parameters(asked.parameters),
+        "parameters": _parameters(request.parameters),
     }
     return _dump(form).encode()
 
 
 def read_json(data: bytes, what: str, kind: type[dict[str, Any]] | type[list[Any]]) -> Any:
-    """Parse a part of a request. ``kind``: dict or list; of no data an empty one is returned. Raises InvalidRequest."""
+    """Parse a part of a request as a dict or list (``kind``), which is empty if there is no data. Raises InvalidRequest."""
     if not data:
         return kind()
     try:
-        value = json.loads(data, parse_float=_number, parse_constant=_no_number)
+        value = json.loads(data, parse_float=_number, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
-        # Not the parser's words, which may quote what they choked on.
-        raise InvalidRequest(f"{what} is not JSON: send what the engine would be sent") from None
+        # Without the parser's message, which may quote the request.
+        raise InvalidRequest(f"{what} is not JSON: send the body that the engine accepts") from None
     if not isinstance(value, kind):
         raise InvalidRequest(f"{what} must be a JSON {'object' if kind is dict else 'list'}")
     return value
 
 
 def digest_of(url: str) -> str:
-    """Return what stands for a data: URL in the canonical form."""
+    """Return what replaces a data: URL in the canonical form."""
     return f"sha256:{sha256(url.encode()).hexdigest()}"
 
 
-# What was parsed from JSON has no circles.
+# Values that were parsed from JSON have no cycles.
 _dump: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, check_circular=False).encode
 
 
@@ -245,7 +244,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _part(part: Any) -> Any:
-    """Return a part of a content with the digests of its data in place of the data."""
+    """Return a content part in which digests replace data: URLs."""
     if isinstance(part, dict):
         return {name: _url(part[name]) if name == "url" else _part(part[name]) for name in sorted(part)}
     return part
@@ -259,7 +258,7 @@ def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: parameters[name] for name in sorted(parameters) if name not in IGNORED and parameters[name] is not None}
     if isinstance(found.get("stop"), str):
         found["stop"] = [found["stop"]]
-    # Neither 1 nor 0 is True or False here, though Python says that they are equal.
+    # 1 and True are equal in Python but differ as JSON; so do 0 and False.
     return {
         name: value
         for name, value in found.items()
@@ -274,5 +273,5 @@ def _number(text: str) -> int | float:
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
-def _no_number(text: str) -> float:
+def _refuse_constant(text: str) -> float:
     raise ValueError(text)

@@ -1,4 +1,4 @@
-"""What is kept of one answer, and how it is packed before it is sealed."""
+"""An entry of the store: an answer with its metadata, and its packed form before encryption."""
 
 import json
 import struct
@@ -10,26 +10,26 @@ from lpc.responses.canonical import NAME_BYTES, EntryId, Scope
 from lpc.responses.sealing import Keyring, Unsealable
 
 PLAIN, DEFLATED = b"\2", b"\3"
-"""The first byte says how a record is packed. Of 0 and 1 none was ever released."""
+"""The first byte of a packed entry. 0 and 1 are not used."""
 _read: Final = json.JSONDecoder().decode
 _HEAD: Final = struct.Struct(f">I{NAME_BYTES}s{NAME_BYTES}s")
 COMPRESS_FROM: Final = 4096
-"""Bytes from which deflating is worth the time that inflating takes at each hit."""
+"""Size in bytes from which compression is worth the time that each hit takes to decompress."""
 
 
 class Entry(NamedTuple):
-    """An answer and what it was given to.
+    """An answer and the request that it belongs to.
 
     Attributes:
-        client, scope, tenant: whose it is; compared again with who asks when it is opened.
-        model, version: that was asked, and of its weights where the caller knew it.
-        question: the last turn; empty where there is none.
-        answer: of the engine.
+        client, scope, tenant: owner; compared with the caller again after decryption.
+        model, version: the model and, if the caller knew it, the version of its weights.
+        question: the last turn; empty if there is none.
+        answer: the engine's answer.
         stored_at, expires_at: seconds since the epoch.
-        stamp: the generations of scope, model and model version at which it was asked.
-        tags: and their generations.
-        partition: of everything but the last turn; zeros where there is none.
-        proof: of the ticket that an exact hit gives: it is the same at each, and costs as much as opening the record.
+        stamp: generations of scope, model and model version at the time of the request.
+        tags: tags with their generations.
+        partition: name of everything but the last turn; zeros if there is no last turn.
+        proof: MAC of an exact hit's ticket, stored because it is always the same and costs as much as decryption.
     """
 
     client: str
@@ -47,18 +47,18 @@ class Entry(NamedTuple):
     proof: bytes = b""
 
     def life(self, now: float) -> tuple[float, float]:
-        """Return its age and what remains of its life, seconds, both within its whole life however the clock was set."""
+        """Return age and remaining life in seconds, both between 0 and the whole life even if the clock was changed."""
         whole = self.expires_at - self.stored_at
         age = min(max(now - self.stored_at, 0.0), whole)
         return age, whole - age
 
     def belongs_to(self, client: str, scope: str, tenant: str) -> bool:
-        """Say whether it is of this client, scope and tenant."""
+        """Return whether this client, scope and tenant own the entry."""
         return (self.client, self.scope, self.tenant) == (client, scope, tenant)
 
 
 def seal(entry: Entry, scope: Scope, name: EntryId, keys: Keyring) -> bytes:
-    """Return an entry as a record of its place."""
+    """Return an entry as an encrypted record that opens only under this name."""
     answer = entry.answer
     head = (
         (entry.client, entry.scope, entry.tenant, entry.model, entry.version),
@@ -71,17 +71,17 @@ def seal(entry: Entry, scope: Scope, name: EntryId, keys: Keyring) -> bytes:
     text = json.dumps(head, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
     plain = b"".join((_HEAD.pack(len(text), entry.partition, entry.proof), text, *answer.chunks, answer.body))
     packed = PLAIN + plain if len(plain) < COMPRESS_FROM else DEFLATED + zlib.compress(plain)
-    return keys.seal(packed, _place(scope, name))
+    return keys.seal(packed, _context(scope, name))
 
 
 def unseal(record: bytes, scope: Scope, name: EntryId, keys: Keyring) -> Entry:
-    """Return the entry of a record. Raises Unsealable: it is of another key or place, damaged, or of another release."""
-    packed = keys.open(record, _place(scope, name))
-    how = packed[:1]
-    if how not in (PLAIN, DEFLATED):
+    """Return the entry of a record. Raises Unsealable if key, name or format differ, or the record is damaged."""
+    packed = keys.open(record, _context(scope, name))
+    packing = packed[:1]
+    if packing not in (PLAIN, DEFLATED):
         raise Unsealable
     try:
-        return _entry(zlib.decompress(packed[1:]) if how == DEFLATED else packed[1:])
+        return _entry(zlib.decompress(packed[1:]) if packing == DEFLATED else packed[1:])
     except (ValueError, TypeError, struct.error, zlib.error):
         raise Unsealable from None
 
@@ -89,21 +89,23 @@ def unseal(record: bytes, scope: Scope, name: EntryId, keys: Keyring) -> Entry:
 def _entry(plain: bytes) -> Entry:
     length, partition, proof = _HEAD.unpack_from(plain)
     start = _HEAD.size + length
-    whose, what, said = _read(plain[_HEAD.size : start].decode("utf-8", "surrogatepass"))
-    client, scope, tenant, model, version = whose
-    question, at, until, stamp, tags = what
-    prompt, completion, finish, engine_s, lengths = said
+    owner, metadata, usage = _read(plain[_HEAD.size : start].decode("utf-8", "surrogatepass"))
+    client, scope, tenant, model, version = owner
+    question, stored_at, expires_at, stamp, tags = metadata
+    prompt, completion, finish, engine_s, lengths = usage
     chunks = []
     for length in lengths:
         chunks.append(plain[start : start + length])
         start += length
     answer = Answer(tuple(chunks), plain[start:], prompt, completion, finish, engine_s)
     return Entry(
-        *(client, scope, tenant, model, version, question, answer, at, until, tuple(stamp), tuple(map(tuple, tags))),
+        *(client, scope, tenant, model, version, question, answer, stored_at, expires_at),
+        stamp=tuple(stamp),
+        tags=tuple(map(tuple, tags)),
         partition=partition,
         proof=proof,
     )
 
 
-def _place(scope: Scope, name: EntryId) -> bytes:
+def _context(scope: Scope, name: EntryId) -> bytes:
     return b"entry" + scope + name

@@ -1,6 +1,6 @@
-"""Deletion of what is stored: of a scope, or of what invalidation has left unfindable in a scope.
+"""Deletes the entries of a scope: all of them, or those that invalidation made unfindable.
 
-Both functions raise RedisFailed: some of it may be deleted then.
+Both functions raise RedisFailed; some entries may be deleted by then.
 """
 
 import asyncio
@@ -18,46 +18,45 @@ AT_ONCE: Final = 200
 
 
 async def erase(store: Store, scope: Scope) -> int:
-    """Delete the entries of a scope and their vectors; return how many entries it was.
+    """Delete the entries of a scope and their vectors; return how many entries were deleted.
 
-    What remains ends by itself: names, evidence and figures, which are numbers and hashes.
+    Names, evidence and counters remain until they expire. They are numbers and hashes.
     """
     erased = 0
     for batch in await _stored(store, scope):
         erased += await store.drop_all(scope, batch)
-        keys = [layout.key(scope, "e", layout.text(name)) for name in batch]  # of another type: no script can drop them
+        keys = [layout.key(scope, "e", layout.text(name)) for name in batch]  # scripts cannot drop keys of another type
         left = await store.redis.ask_each(lambda pipe: [pipe.execute_command("UNLINK", key) for key in keys], ERASING_S)  # noqa: B023
         erased += sum(one for one in left if isinstance(one, int))
     return erased
 
 
 async def erase_unfindable(store: Store, scope: Scope, keyring: Keyring) -> int:
-    """Delete the entries of a scope that no request finds any more; return how many it were.
+    """Delete the entries of a scope that no request can find; return how many were deleted.
 
-    Those whose model, model version, tag or scope was invalidated since they were stored, and those that do not open under any
-    key of this file: of what they are cannot be known. An answer that is stored in the place of one of them at this very moment
-    may go with it.
+    These are entries whose scope, model, model version or tag was invalidated, and entries that no key of the file decrypts. A
+    new entry that is stored under the same name at the same time may also be deleted.
     """
 
-    def hangs_on(entry: Entry) -> list[tuple[str, str]]:
-        """Return the keys of the generations that an entry hangs on, and what they were."""
-        stamped = zip(store.generation_keys(scope, entry.model, entry.version), entry.stamp, strict=True)
-        return [*stamped, *((store.tag_key(scope, tag), then) for tag, then in entry.tags)]
+    def stamped(entry: Entry) -> list[tuple[str, str]]:
+        """Return the keys of an entry's generations, and the generations at which it was stored."""
+        own = zip(store.generation_keys(scope, entry.model, entry.version), entry.stamp, strict=True)
+        return [*own, *((store.tag_key(scope, tag), then) for tag, then in entry.tags)]
 
     erased = 0
     for batch in await _stored(store, scope):
         keys = [layout.key(scope, "e", layout.text(name)) for name in batch]
         records = await store.redis.ask(lambda client: client.mget(keys), ERASING_S)  # noqa: B023
         opened = await asyncio.to_thread(_opened, list(zip(batch, records, strict=True)), scope, keyring)
-        generations = list({key for _, entry in opened if entry is not None for key, _ in hangs_on(entry)})
+        generations = list({key for _, entry in opened if entry is not None for key, _ in stamped(entry)})
         now = dict(zip(generations, await store.generations(generations), strict=True))
-        gone = [name for name, entry in opened if entry is None or any(now[key] != then for key, then in hangs_on(entry))]
+        gone = [name for name, entry in opened if entry is None or any(now[key] != then for key, then in stamped(entry))]
         erased += await store.drop_all(scope, gone)
     return erased
 
 
 async def _stored(store: Store, scope: Scope) -> list[list[EntryId]]:
-    """Return a scope's entries in batches, by its own list: a call costs what the scope holds, however large Redis is."""
+    """Return a scope's entries in batches. The cost depends on the size of the scope and not on that of Redis."""
     members = await store.redis.ask(lambda client: client.zrange(layout.key(scope, "z"), 0, -1), ERASING_S)
     names = layout.entries(member.partition(b":")[0] for member in members)
     return [names[start : start + AT_ONCE] for start in range(0, len(names), AT_ONCE)]

@@ -1,8 +1,7 @@
-"""Single flight: of all who ask the same at once, one asks the engine and the others wait for what it hands in.
+"""Single flight: one of several equal requests calls the engine (the leader), and the others wait for its answer.
 
-A flight is a key in Redis with a life of its own, so that a leader who dies frees it. The followers of one sidecar wait
-together: however many they are, one of them looks, every 10 to 50 ms. When the answer is handed in at the same sidecar they
-know at once.
+A flight is a key in Redis that expires, so that a dead leader does not block others. The followers at one sidecar share one
+poll of Redis, every 10 to 50 ms. If the leader stores its answer at the same sidecar, they are notified at once.
 """
 
 import asyncio
@@ -16,12 +15,11 @@ from lpc.wire.redis_reach import RedisReach
 
 TOKEN_BYTES: Final = 12
 NOT_KEPT: Final = b"-"
-"""Stands in place of a flight whose answer was not kept: the others need not wait for another one like it."""
+"""Replaces the token of a flight whose answer was not cached, so that nobody waits for the next one."""
 NOT_KEPT_MS: Final = 2000
 FIRST_POLL_S: Final = 0.01
 LONGEST_POLL_S: Final = 0.05
 
-Taken: TypeAlias = bytes
 State: TypeAlias = Literal["stored", "free", "flying", "not_kept"]
 
 _TAKE: Final = """
@@ -48,7 +46,9 @@ class _Wait:
 class Flights:
     """Flights of all scopes in one Redis. Lives on one event loop.
 
-    ``flight_s``: after so many seconds a leader that has not come back is taken for dead.
+    Args:
+        redis: the response caches' Redis.
+        flight_s: seconds after which a leader counts as dead.
     """
 
     def __init__(self, redis: RedisReach, flight_s: float) -> None:
@@ -56,10 +56,13 @@ class Flights:
         self._flight_ms = max(1, int(flight_s * 1000))
         self._waits: dict[tuple[Scope, EntryId], _Wait] = {}
 
-    async def take(self, scope: Scope, entry: EntryId, *, unless_stored: bool = True) -> tuple[State, Taken]:
-        """Become the leader of a request; "free" and the flight's token where that was possible. Raises RedisFailed.
+    async def take(self, scope: Scope, entry: EntryId, *, unless_stored: bool = True) -> tuple[State, bytes]:
+        """Try to become the leader of a request; return "free" and the flight's token on success. Raises RedisFailed.
 
-        ``unless_stored``: not where an entry is there; False where the one that is there is of no use.
+        Args:
+            scope: name of the scope.
+            entry: name of the request.
+            unless_stored: whether an existing entry prevents it; False if that entry cannot be used.
         """
         token = secrets.token_hex(TOKEN_BYTES).encode()
         keys = self._keys(scope, entry)
@@ -69,35 +72,35 @@ class Flights:
             return "free", token
         return {b"stored": "stored", b"not_kept": "not_kept"}.get(found, "flying"), b""  # type: ignore[return-value]
 
-    async def end(self, scope: Scope, entry: EntryId, token: Taken, *, kept: bool, again: bool = False) -> None:
-        """End a flight, if it is still this one's. Raises RedisFailed.
+    async def end(self, scope: Scope, entry: EntryId, token: bytes, *, kept: bool, again: bool = False) -> None:
+        """End a flight, if the token still owns it. Raises RedisFailed.
 
         Args:
-            scope, entry, token: of the flight.
-            kept: the answer is stored: the store has ended the flight with it.
-            again: nothing came of it, and one of the others should try.
+            scope: name of the scope.
+            entry: name of the request.
+            token: the flight's token.
+            kept: whether the answer was stored, by which the store has ended the flight.
+            again: whether a follower should try, because there was no answer.
         """
         if kept:
-            self._tell(scope, entry, "stored")
+            self._notify(scope, entry, "stored")
             return
         key = self._keys(scope, entry)[1]
-        for_others = 0 if again else NOT_KEPT_MS
-        ended = await self._redis.run(_END, [key], token, for_others)
-        if ended:
-            self._tell(scope, entry, "free" if again else "not_kept")
+        if await self._redis.run(_END, [key], token, 0 if again else NOT_KEPT_MS):
+            self._notify(scope, entry, "free" if again else "not_kept")
 
     async def flying(self, scope: Scope, entry: EntryId) -> bool:
-        """Say whether a caller asks the engine now. Raises RedisFailed."""
+        """Return whether a flight is open. Raises RedisFailed."""
         flight: bytes | None = await self._redis.read("GET", self._keys(scope, entry)[1])
         return flight not in (None, NOT_KEPT)
 
     async def wait(self, scope: Scope, entry: EntryId, wait_s: float) -> State:
-        """Wait until a flight has ended, at most so long; return what became of it. Raises RedisFailed."""
-        place = (scope, entry)
-        wait = self._waits.get(place)
+        """Wait up to ``wait_s`` seconds for the end of a flight; return its outcome. Raises RedisFailed."""
+        request = (scope, entry)
+        wait = self._waits.get(request)
         if wait is None:
             outcome: asyncio.Future[State] = asyncio.get_running_loop().create_future()
-            wait = self._waits[place] = _Wait(outcome, asyncio.create_task(self._poll(place, outcome)))
+            wait = self._waits[request] = _Wait(outcome, asyncio.create_task(self._poll(request, outcome)))
         wait.waiting += 1
         try:
             done, _ = await asyncio.wait((wait.outcome,), timeout=wait_s)
@@ -105,12 +108,12 @@ class Flights:
             wait.waiting -= 1
             if not wait.waiting:
                 wait.poll.cancel()
-                if self._waits.get(place) is wait:
-                    del self._waits[place]
+                if self._waits.get(request) is wait:
+                    del self._waits[request]
         return wait.outcome.result() if done else "flying"
 
-    async def _poll(self, place: tuple[Scope, EntryId], outcome: "asyncio.Future[State]") -> None:
-        keys = self._keys(*place)
+    async def _poll(self, request: tuple[Scope, EntryId], outcome: "asyncio.Future[State]") -> None:
+        keys = self._keys(*request)
         pause_s = FIRST_POLL_S
         try:
             while not outcome.done():
@@ -118,13 +121,13 @@ class Flights:
                 pause_s = min(1.5 * pause_s, LONGEST_POLL_S)
                 record, flight = await self._redis.ask_all(lambda pipe: pipe.exists(keys[0]).get(keys[1]))
                 if flight is None or flight == NOT_KEPT:
-                    self._tell(*place, "not_kept" if flight else "stored" if record else "free")
+                    self._notify(*request, "not_kept" if flight else "stored" if record else "free")
                     return
         except Exception as error:  # waiting callers must get it
             if not outcome.done():
                 outcome.set_exception(error)
 
-    def _tell(self, scope: Scope, entry: EntryId, state: State) -> None:
+    def _notify(self, scope: Scope, entry: EntryId, state: State) -> None:
         wait = self._waits.pop((scope, entry), None)
         if wait is not None and not wait.outcome.done():
             wait.outcome.set_result(state)

@@ -1,25 +1,25 @@
-"""The keys in Redis. All of one scope have one hash tag, so that a Cluster keeps them together and a script may use them all.
+"""The keys in Redis. All keys of a scope share a hash tag, so that one node of a Cluster has them and scripts can use them.
 
-| key | type | holds |
+| key | type | value |
 |---|---|---|
 | `lpc:rc:{S}:e:<id>` | string, PX | a sealed entry |
-| `lpc:rc:{S}:g`, `...:g:<name>` | string | generation of the scope, of a model or tag, with a MAC: a larger one invalidates |
-| `lpc:rc:{S}:i` | string, PX | something was invalidated; its life left says when |
-| `lpc:rc:{S}:z` | zset | `id:bytes` by the second at which it ends: bounds the scope |
-| `lpc:rc:{S}:b` | string | bytes of the scope's entries |
-| `lpc:rc:{S}:z:<name>`, `...:b:<name>` | zset, string | the same of one tenant's entries |
+| `lpc:rc:{S}:g`, `...:g:<name>` | string | generation of the scope, a model or a tag, with a MAC; a larger one invalidates |
+| `lpc:rc:{S}:i` | string, PX | set by an invalidation; the remaining life shows when |
+| `lpc:rc:{S}:z` | zset | `id:bytes` by expiry in seconds: limits the scope |
+| `lpc:rc:{S}:b` | string | total bytes of the scope's entries |
+| `lpc:rc:{S}:z:<name>`, `...:b:<name>` | zset, string | the same for one tenant's entries |
 | `lpc:rc:{S}:v:<encoder>` | hash | id to sealed vector |
-| `lpc:rc:{S}:x` | stream | what was added (`a`) and removed (`d`): keeps the sidecars' arrays equal |
-| `lpc:rc:{S}:t:<encoder>:<judge>:<tenant>` | string | evidence, with a MAC; <judge> is empty where it cannot err |
-| `lpc:rc:{S}:k:<encoder>:<judge>:<tenant>`, `...:old` | hash | clusters of entries that mean the same, their labels |
-| `lpc:rc:{S}:f:<id>` | string, PX | a flight: who asks the engine now |
-| `lpc:rc:{S}:q:<id>` | string, PX | this question was answered from another one's |
-| `lpc:rc:{S}:w:<name>` | string, EX | this answer was called wrong: it counts once |
-| `lpc:rc:{S}:c:<day>` | hash | counters of a day in UTC |
-| `lpc:rc:{C}:s` | hash | the client's scopes, S to the sealed name |
+| `lpc:rc:{S}:x` | stream | ids added (`a`) and removed (`d`): synchronises the sidecars' indexes |
+| `lpc:rc:{S}:t:<encoder>:<judge>:<tenant>` | string | evidence, with a MAC; <judge> is empty if it cannot err |
+| `lpc:rc:{S}:k:<encoder>:<judge>:<tenant>`, `...:old` | hash | clusters of entries with one meaning, labels of each |
+| `lpc:rc:{S}:f:<id>` | string, PX | a flight: token of the caller that waits for the engine |
+| `lpc:rc:{S}:q:<id>` | string, PX | this question has had a semantic hit |
+| `lpc:rc:{S}:w:<name>` | string, EX | this answer was reported wrong, which counts once |
+| `lpc:rc:{S}:c:<day>` | hash | counters of one day in UTC |
+| `lpc:rc:{C}:s` | hash | the client's scopes: S to the encrypted name |
 
-S and C are HMACs of the client's and the scope's name, names and ids as well, all in base64 for URLs. No key and no value says
-anything in clear but numbers.
+S, C, names and ids are HMACs in URL-safe base64. S covers the names of client and scope, C that of the client. Only numbers
+are stored in plain text.
 """
 
 import contextlib
@@ -31,25 +31,25 @@ from lpc.responses.canonical import EntryId
 
 PREFIX: Final = "lpc:rc:"
 KEEP_S: Final = 400 * 24 * 3600
-"""Life of what has no other end: generations and lists of scopes; longer than any entry's."""
+"""Life of generations and of lists of scopes in seconds: longer than any entry's."""
 INVALIDATED_S: Final = 3600
-"""So long it is known when something was invalidated last: longer than any engine takes for an answer."""
+"""Seconds for which an invalidation is remembered: longer than any engine takes for an answer."""
 COUNTERS_S: Final = 40 * 24 * 3600
 EVIDENCE_S: Final = 100 * 24 * 3600
 
 
 def text(name: bytes) -> str:
-    """Return a name as it stands in keys."""
+    """Return a name in the form that keys use."""
     return urlsafe_b64encode(name).rstrip(b"=").decode()
 
 
 def name(value: bytes) -> bytes:
-    """Return the name that a text stands for. Raises ValueError."""
+    """Return the name from its form in keys. Raises ValueError."""
     return urlsafe_b64decode(value + b"=" * (-len(value) % 4))
 
 
 def entries(values: Iterable[bytes]) -> list[EntryId]:
-    """Return the entries that texts name, without those that this project did not write."""
+    """Return the entries with these names in keys, without invalid ones."""
     found = []
     for value in values:
         with contextlib.suppress(ValueError):
@@ -58,5 +58,5 @@ def entries(values: Iterable[bytes]) -> list[EntryId]:
 
 
 def key(scope: bytes, kind: str, *rest: str) -> str:
-    """Return the key of a kind in a scope."""
+    """Return a key of a scope."""
     return ":".join((f"{PREFIX}{{{text(scope)}}}", kind, *rest))

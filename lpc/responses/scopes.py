@@ -1,4 +1,4 @@
-"""What an operator allows in a scope: which tiers serve, how long an answer lives, which wrong answers are bearable."""
+"""Settings of scopes: which tiers serve, how long an answer lives, which share of wrong answers is allowed."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,26 +7,25 @@ from typing import Annotated, Final, Literal, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Mode: TypeAlias = Literal["off", "shadow", "serve"]
-"""Of the semantic tier: not looked at; looked at and labelled, the engine answers; served where evidence allows."""
+"""Mode of the semantic tier: no lookup; look up and label, but let the engine answer; serve if evidence allows it."""
 JudgeName: TypeAlias = Literal["text", "embedding", "model"]
-"""Who says whether two answers say the same, where no caller does: see `lpc.responses.semantic.same_answer`."""
+"""Judge of whether two answers are the same, if no caller reports it: see `lpc.responses.semantic.same_answer`."""
 KindName: TypeAlias = Literal["default", "faq", "technical_qa", "code", "creative"]
 
 HOUR: Final = 3600.0
-
 
 LIFE_S: Final[Mapping[KindName, float]] = {
     "default": 4 * HOUR,
     "faq": 8 * HOUR,
     "technical_qa": 24 * HOUR,
     "code": 48 * HOUR,
-    "creative": HOUR,  # nothing is kept: the same again is not what is wanted
+    "creative": HOUR,  # not used: nothing is cached, because users want different answers
 }
-"""An answer's life by kind, seconds."""
+"""Default life of an answer by kind, in seconds."""
 
 
 class ScopeSettings(BaseModel):
-    """Of one scope. What is not set comes from its kind."""
+    """Settings of one scope. The kind sets the defaults."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -48,45 +47,45 @@ class ScopeSettings(BaseModel):
     judge_timeout_s: Annotated[float, Field(gt=0, le=600, allow_inf_nan=False)] = 30.0
 
     @model_validator(mode="after")
-    def _judge_is_whole(self) -> Self:
+    def _judge_is_complete(self) -> Self:
         if self.judge == "model" and not (self.judge_url and self.judge_model):
             raise ValueError('judge "model" needs judge_url (OpenAI-compatible, ends with /v1) and judge_model, its name there')
         if self.judge != "model" and (self.judge_url or self.judge_model or self.judge_key_file):
-            raise ValueError('judge_url, judge_model and judge_key_file are of judge "model": set it, or leave them out')
+            raise ValueError('judge_url, judge_model and judge_key_file are for judge "model": set it, or leave them out')
         return self
 
     @property
     def keeps(self) -> bool:
-        """Whether any answer is served or stored."""
+        """Whether the scope caches answers."""
         return self.kind != "creative"
 
     @property
     def semantic(self) -> Mode:
-        """What the semantic tier does. Code and creative writing have none."""
+        """Mode of the semantic tier, which is off for code and creative writing."""
         return "off" if self.kind in ("code", "creative") else self.mode
 
     @property
     def life_s(self) -> float:
-        """Seconds that an answer may be served."""
+        """Life of an answer in seconds."""
         return LIFE_S[self.kind] if self.ttl_s is None else self.ttl_s
 
 
 class Scopes:
-    """All scopes of a sidecar. ``default`` among the settings is of every scope that is not named."""
+    """All scopes of a sidecar. The settings of ``default`` apply to every scope without own settings."""
 
     def __init__(self, settings: Mapping[str, ScopeSettings]) -> None:
         self._settings = settings
         self._default = settings.get("default", ScopeSettings())
 
     def of(self, name: str) -> ScopeSettings:
-        """Return the settings of a scope by the name that a caller declares."""
+        """Return the settings of a scope by its name in a request."""
         return self._settings.get(name, self._default)
 
     def label(self, name: str) -> str:
-        """Return what a scope is called in metrics: callers may declare any number of names."""
+        """Return a scope's label in metrics: its name if it has own settings, since callers may send any number of names."""
         return name if name in self._settings else "default"
 
     @property
     def labels(self) -> list[str]:
-        """All that :meth:`label` can return."""
+        """All labels that :meth:`label` can return."""
         return sorted({*self._settings, "default"})

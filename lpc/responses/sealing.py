@@ -1,12 +1,12 @@
-"""Encryption of what is kept: AES-256-GCM under keys from a file, each record bound to its place.
+"""Encryption of records: AES-256-GCM under keys from a file, each record bound to its location in Redis.
 
-The key file has ``name: 64 hexadecimal digits`` lines; ``#`` begins a comment. The line ``names`` is the key of the names in
-the store (`canonical.Namer`): a new one makes all that is stored unfindable. The first other line seals, the rest only open.
-So a key is rotated in three steps, with a reload of all sidecars between them: add the new one below the first, move it to the
-top, and remove the old one when the longest time to live has passed.
+The key file has lines ``name: 64 hexadecimal digits``; ``#`` begins a comment. ``names`` is the key of the names in the store
+(`canonical.Namer`): if it changes, all entries become unfindable. The first other key encrypts; the rest only decrypt. To
+rotate a key, add the new one below the first, move it to the top, and remove the old one after the longest time to live.
+Reload all sidecars between these steps.
 
-A sealed record is ``1 | id of the key (4) | nonce (12) | ciphertext and tag``. Its associated data are its kind, scope and id:
-a record that was copied to another place does not open there. Nonces are random, so that one key is good for 2^32 records.
+A sealed record is ``1 | id of the key (4) | nonce (12) | ciphertext and tag``. Its associated data are its kind, scope and id,
+so that a record copied to another location does not decrypt. Nonces are random, so that a key is safe for 2^32 records.
 """
 
 import os
@@ -28,11 +28,11 @@ HOW: Final = "write the lines `names: ...` and `k1: ...`, each with what `openss
 
 
 class KeyFileError(LpcError):
-    """The key file of the response caches cannot be used. The message quotes none of it."""
+    """The key file of the response caches is invalid. The message does not quote it."""
 
 
 class Unsealable(Exception):
-    """A record does not open: of another key, another place, or damaged."""
+    """A record cannot be decrypted: it has another key or location, or is damaged."""
 
 
 class Keyring:
@@ -40,7 +40,7 @@ class Keyring:
 
     Args:
         names: key of the names in the store, 32 bytes.
-        keys: 32 bytes each, by any name; the first seals.
+        keys: keys of 32 bytes by name; the first one encrypts.
 
     Raises:
         KeyFileError: the package `cryptography` is missing.
@@ -48,13 +48,13 @@ class Keyring:
 
     def __init__(self, names: bytes, keys: Mapping[str, bytes]) -> None:
         try:
-            # An extra of its own, which sidecars without response caches need not have.
+            # Not a dependency of sidecars without response caches.
             from cryptography.exceptions import InvalidTag
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
         except ModuleNotFoundError as error:
             raise KeyFileError(
-                "response caches are asked for (LPC_CACHE_REDIS_URL), but the package cryptography is missing: pip install "
-                "'learned-prefix-cache[cache]', or set LPC_CACHE_REDIS_URL to nothing"
+                "response caches (LPC_CACHE_REDIS_URL) need the package cryptography: pip install "
+                "'learned-prefix-cache[cache]', or unset LPC_CACHE_REDIS_URL"
             ) from error
         self.names = names
         self._invalid: type[Exception] = InvalidTag
@@ -62,13 +62,13 @@ class Keyring:
         self._current = next(iter(self._ciphers))
 
     def seal(self, plain: bytes, place: bytes) -> bytes:
-        """Return a record that opens at ``place`` alone: its kind, scope and id."""
+        """Return an encrypted record that opens only at ``place``: its kind, scope and id."""
         nonce = os.urandom(NONCE_BYTES)
         sealed: bytes = self._ciphers[self._current].encrypt(nonce, plain, place)
         return b"".join((VERSION, self._current, nonce, sealed))
 
     def open(self, record: bytes, place: bytes) -> bytes:
-        """Return what was sealed. Raises Unsealable, whatever is wrong with the record."""
+        """Return the decrypted content of a record. Raises Unsealable."""
         cipher = self._ciphers.get(record[1 : 1 + KEY_ID_BYTES])
         if record[:1] != VERSION or cipher is None or len(record) < _HEAD:
             raise Unsealable
@@ -84,24 +84,24 @@ def read_keys(path: Path) -> Keyring:
     keys: dict[str, bytes] = {}
     for where, name, key in read_named_keys(path, KeyFileError, line="name: key", how=HOW):
         if name in keys:
-            raise KeyFileError(f"{where}: the name {name} is there twice")
+            raise KeyFileError(f"{where}: duplicate name {name}")
         if key in keys.values():
-            raise KeyFileError(f"{where}: this key is there twice: make one for each line")
+            raise KeyFileError(f"{where}: duplicate key: generate one for each line")
         keys[name] = key
     names = keys.pop(NAMES, None)
     if names is None or not keys:
-        raise KeyFileError(f"{path} lacks {'the line `names`' if names is None else 'a key that seals'}: {HOW}")
+        raise KeyFileError(f"{path} lacks {'the line `names`' if names is None else 'a key for encryption'}: {HOW}")
     return Keyring(names, keys)
 
 
 class Keys(Watched[Keyring]):
-    """The keys in force.
+    """The current keys.
 
     Args:
-        path: of the key file.
+        path: path of the key file.
 
     Raises:
-        KeyFileError: it cannot be used, or `cryptography` is missing.
+        KeyFileError: the file is invalid, or `cryptography` is missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -110,7 +110,7 @@ class Keys(Watched[Keyring]):
         def read() -> Keyring:
             ring = read_keys(path)
             if names and ring.names != names[0]:
-                raise KeyFileError(f"{path} has another line `names`: that takes effect with a restart")
+                raise KeyFileError(f"{path} has another key `names`: restart to use it")
             names[:] = [ring.names]
             return ring
 

@@ -1,14 +1,14 @@
-"""Entries in Redis: found, put, dropped, made unfindable. Every method asks once or twice and raises RedisFailed.
+"""Entries in Redis: find, store, delete and invalidate. Every method makes one or two calls and raises RedisFailed.
 
-A generation in Redis is `number:MAC`, the MAC under the operator's key and over its place in Redis. Numbers only grow: they are
-microseconds since the epoch, or one more than the last. A program that writes to this Redis cannot make one, nor use that of
-another place. A value with a wrong MAC, or a smaller number than this process has seen there, counts as forged and is taken for
-absent. A scope then begins a new generation, so that nothing of before is found.
-At a model or tag the number seen is put back.
+A generation in Redis is `number:MAC`, the MAC under the operator's key and over its Redis key. Numbers only grow: they are
+microseconds since the epoch, or the previous number plus one. A program that writes to this Redis can neither create a
+generation nor copy one from another key. A value with a wrong MAC, or with a smaller number than this process has seen at the
+key, counts as forged and is treated as absent. A scope then begins a new generation, so that no earlier entry is found. For a
+model or tag, the last number seen is restored.
 
-Such a program can still delete entries and generations of scopes, which makes answers unfindable. It can make an invalidated
-answer findable again only within the life of the answer, and only for processes that have not seen the newer number since they
-were started: by putting back a generation and a record of before, or by deleting the generation of a model or tag.
+Such a program can still delete entries and generations of scopes, which makes answers unfindable. It can also make an
+invalidated answer findable again, by restoring an earlier generation and record, or by deleting the generation of a model or
+tag. This works only within the life of the answer, and only for processes that have not seen the newer number.
 """
 
 import hmac
@@ -23,19 +23,17 @@ from lpc.responses.sealing import Keyring, Unsealable
 from lpc.wire.redis_reach import RedisReach, RedisRefused
 
 Stamp = tuple[str, ...]
-"""Generations of what an answer hangs on: scope, model, and the model's version where one is named."""
+"""Generations of an answer's scope, its model and, if named, the model's version."""
 
-CHANGES: Final = 10_000
-"""Of a scope's stream: a sidecar that missed more reads all vectors again."""
 ERASING_S: Final = 60.0
-"""Time for one step of what nobody waits for."""
+"""Timeout of background calls."""
 DIGITS: Final = 19
-"""Of a generation's number, which fits into 8 bytes."""
+"""Most digits of a generation's number, which fits into 8 bytes."""
 UNBOUNDED: Final = 2**53
 TRIES: Final = 10
-"""Of replacing a generation, where others do so at the same time."""
-ASKED_S: Final = 2.0
-"""Time for operations outside requests: to make answers unfindable, to read scopes."""
+"""Attempts to replace a generation while others do the same."""
+ADMIN_S: Final = 2.0
+"""Timeout of administrative calls, such as invalidation."""
 
 _PUT: Final = """
 local e, z, x, v, f, b, tz, tb = unpack(KEYS, 1, 8)
@@ -104,12 +102,12 @@ for _ = 1, 100 do
 end
 return {1, evicted[1], evicted[2], evicted[3], evicted[4]}
 """
-"""Stores one entry if nothing was invalidated since it was asked for, ends its flight, and keeps the scope within its bounds of
-entries and bytes: what has ended goes, and of what lives the entries that would end first. A tenant that is over its own bounds
-loses its own entries. What was dropped or erased counts for its tenant until it would have ended, or is the next to go.
+"""Stores an entry unless its stamp is stale, ends its flight, and enforces the limits of scope and tenant on entries and bytes.
+Expired entries are removed first, then those that expire first; a tenant over its own limits loses its own entries. A deleted
+entry counts for its tenant until it would have expired or is the next to be evicted.
 
-Every key is read before the first write, so that one of another type leaves all as it was. The first write is one that a full
-Redis refuses: after another one, it would let the script store beyond `maxmemory`."""
+The script reads every key before the first write, so that a key of another type changes nothing. The first write is one that a
+full Redis refuses; after any other, Redis would let the script exceed `maxmemory`."""
 
 _REGISTER: Final = """
 local listed = redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1
@@ -119,7 +117,7 @@ if not listed and type(done) == 'table' then return done end
 redis.call('EXPIRE', KEYS[1], ARGV[4])
 return 1
 """
-"""Lists a scope, sealed under the newest key. A full Redis refuses the write; a scope that is listed stays so."""
+"""Lists a scope, encrypted under the newest key. If a full Redis refuses the write, a scope that is listed stays listed."""
 
 _DROP: Final = """
 local bytes = redis.call('STRLEN', KEYS[1])
@@ -148,17 +146,17 @@ end
 redis.call('SET', KEYS[1], ARGV[2], 'EX', life)
 return ARGV[2]
 """
-"""Replaces a generation. That of a model or tag lives as long as any entry that was stored before it: callers choose tags, and
-those that nobody uses must not stay."""
+"""Replaces a generation. That of a model or tag lives as long as the entries stored before it, because callers choose tags and
+unused ones must not accumulate."""
 
 
 class Found(NamedTuple):
-    """What one look for a request gave.
+    """Result of one lookup in Redis.
 
     Attributes:
-        stamp: the generations now.
-        tags: generations of the request's tags.
-        record: of the exact request.
+        stamp: current generations of scope, model and version.
+        tags: current generations of the request's tags.
+        record: record of the exact request, or None.
     """
 
     stamp: Stamp
@@ -167,12 +165,12 @@ class Found(NamedTuple):
 
 
 class Put(NamedTuple):
-    """What storing one entry did.
+    """Result of storing one entry.
 
     Attributes:
-        stored: False where something was invalidated meanwhile.
-        by_entries, by_bytes: answers that went before their time, since the scope held too many, or too many bytes.
-        by_own_entries, by_own_bytes: since their tenant held too many in the scope.
+        stored: False if there was an invalidation since the lookup.
+        by_entries, by_bytes: evictions by the scope's limits on entries and on bytes.
+        by_own_entries, by_own_bytes: evictions by the tenant's limits.
     """
 
     stored: bool
@@ -186,10 +184,10 @@ class Store:
     """The entries of all scopes in one Redis.
 
     Args:
-        redis: for response caches alone.
-        namer: under the operator's key.
-        encoder: names what vectors hang on.
-        forged: called for each generation that no sidecar wrote, or that is smaller than one seen before.
+        redis: the response caches' Redis.
+        namer: computes names under the operator's key.
+        encoder: returns the id of the current encoder.
+        forged: called for each forged generation.
     """
 
     def __init__(
@@ -206,15 +204,15 @@ class Store:
         self._seen: dict[str, tuple[bytes, int]] = {}
 
     async def find(self, names: Names, model: str, version: str, tags: Sequence[str] = ()) -> Found:
-        """Look for a request: one MGET."""
+        """Look up a request by one MGET."""
         scope = names.scope
         generations = self.generation_keys(scope, model, version)
         tagged = [self.tag_key(scope, tag) for tag in tags]
         keys = [*generations, *tagged, layout.key(scope, "e", layout.text(names.exact))]
         values: list[bytes | None] = await self.redis.read("MGET", *keys)
         count = len(generations)
-        begun = self._number(generations[0], values[0])
-        stamp = str(begun) if begun else await self._begin(generations[0], values[0])
+        current = self._number(generations[0], values[0])
+        stamp = str(current) if current else await self._begin(generations[0], values[0])
         stamps = await self._stamps(keys[1:count], values[1:count])
         tags_now = await self._stamps(keys[count:-1], values[count:-1])
         return Found((stamp, *stamps), tags_now, values[-1])
@@ -222,7 +220,7 @@ class Store:
     async def candidates(
         self, scope: Scope, names: Sequence[EntryId], question: EntryId
     ) -> tuple[Sequence[bytes | None], bool]:
-        """Return the records of entries, and whether ``question`` was answered from another question's before."""
+        """Return the records of entries, and whether ``question`` has had a semantic hit before."""
         if not names:
             return [], False
         keys = [layout.key(scope, "e", layout.text(name)) for name in names]
@@ -239,7 +237,7 @@ class Store:
         return await self.generations([self.tag_key(scope, tag) for tag in tags])
 
     async def generations(self, keys: Sequence[str]) -> Stamp:
-        """Return the generations that keys of this scope hold now."""
+        """Return the current generations of keys of one scope."""
         return await self._stamps(keys, await self.redis.read("MGET", *keys)) if keys else ()
 
     def tag_key(self, scope: Scope, tag: str) -> str:
@@ -247,7 +245,7 @@ class Store:
         return layout.key(scope, "g", layout.text(self.namer.tag(scope, tag)))
 
     def generation_keys(self, scope: Scope, model: str, version: str) -> list[str]:
-        """Return the keys of the generations of a scope, a model, and its version where one is named."""
+        """Return the keys of the generations of a scope, a model and, if named, its version."""
         names = [self.namer.model(scope, model)] + ([self.namer.model(scope, model, version)] if version else [])
         return [layout.key(scope, "g"), *(layout.key(scope, "g", layout.text(name)) for name in names)]
 
@@ -269,10 +267,10 @@ class Store:
         vector: bytes = b"",
         flight: bytes = b"",
     ) -> Put:
-        """Store a record for ``life_s`` seconds, and end its flight, unless something was invalidated meanwhile.
+        """Store a record for ``life_s`` seconds and end its flight, unless its stamp is stale.
 
         Raises:
-            RedisFailed: it may have been stored, or not.
+            RedisFailed: the record may have been stored or not.
         """
         scope, name = names.scope, layout.text(names.exact)
         keys = [
@@ -290,10 +288,10 @@ class Store:
     async def drop(self, scope: Scope, entry: EntryId) -> bool:
         """Delete one entry; return whether there was one."""
         keys, arguments = self._drop(scope, entry)
-        return bool(await self.redis.run(_DROP, keys, *arguments, timeout_s=ASKED_S))
+        return bool(await self.redis.run(_DROP, keys, *arguments, timeout_s=ADMIN_S))
 
     async def drop_all(self, scope: Scope, entries: Sequence[EntryId]) -> int:
-        """Delete entries while nobody waits; return how many there were."""
+        """Delete entries in the background; return how many existed."""
 
         def drop(pipe: Any) -> None:
             for entry in entries:
@@ -312,7 +310,7 @@ class Store:
         return keys, (name, layout.COUNTERS_S * 1000)
 
     async def invalidate(self, scope: Scope, *, model: str = "", version: str = "", tag: str = "") -> None:
-        """Make unfindable what is stored now: of a tag, a model or one version of it, or of the whole scope."""
+        """Make the stored answers of a tag, a model, one version of it, or the whole scope unfindable."""
         if tag:
             name = self.namer.tag(scope, tag)
         elif model:
@@ -321,67 +319,72 @@ class Store:
             name = b""
         key = layout.key(scope, "g", layout.text(name)) if name else layout.key(scope, "g")
         for _ in range(TRIES):
-            begun, found = await self.redis.ask(lambda client: client.mget(layout.key(scope, "g"), key), ASKED_S)
-            if begun is None and layout.key(scope, "g") not in self._seen:
-                # Nobody has looked there, so nothing is findable. An engine may be at work on an answer without a flight.
-                await self.redis.ask(lambda client: client.set(layout.key(scope, "i"), 1, ex=layout.INVALIDATED_S), ASKED_S)
+            current, found = await self.redis.ask(lambda client: client.mget(layout.key(scope, "g"), key), ADMIN_S)
+            if current is None and layout.key(scope, "g") not in self._seen:
+                # Nothing was stored here. An engine may be working on an answer without a flight.
+                await self.redis.ask(lambda client: client.set(layout.key(scope, "i"), 1, ex=layout.INVALIDATED_S), ADMIN_S)
                 return
             self._number(key, found)
             number = self._next(key)
             now = await self._replace(key, found, number, scope)
             if self._number(key, now) == number:
                 return
-        raise RedisRefused("the generation changes all the time: try again")
+        raise RedisRefused("too many concurrent invalidations: try again")
 
     async def invalidated_s(self, scope: Scope) -> float:
-        """Return how many seconds ago something of a scope was invalidated; infinite where that is long ago."""
+        """Return the seconds since the latest invalidation in a scope; infinite if it was long ago."""
         left = int(await self.redis.read("PTTL", layout.key(scope, "i")))
         return layout.INVALIDATED_S - left / 1000 if left > 0 else math.inf
 
     async def size(self, scope: Scope) -> int:
-        """Return how many entries a scope has; those that ended a moment ago may be counted."""
+        """Return the number of entries of a scope, which may include recently expired ones."""
         return int(await self.redis.ask(lambda client: client.zcard(layout.key(scope, "z"))))
 
     async def register(self, client_name: str, scope: Scope, sealed: bytes, most: int = UNBOUNDED) -> bool:
-        """List a scope among its client's, unless it has ``most`` others; return whether it is listed. ``sealed``: its name."""
+        """Add a scope to its client's list, unless the list has ``most`` others; return whether it is listed.
+
+        ``sealed`` is the scope's encrypted name.
+        """
         key = f"{layout.PREFIX}{{{layout.text(self.namer.client(client_name))}}}:s"
         return bool(await self.redis.run(_REGISTER, [key], layout.text(scope), sealed, most, layout.KEEP_S))
 
     async def registered(self, client_name: str, keys: Keyring) -> dict[str, Scope]:
         """Return a client's scopes by name."""
         key = f"{layout.PREFIX}{{{layout.text(self.namer.client(client_name))}}}:s"
-        found: dict[bytes, bytes] = await self.redis.ask(lambda client: client.hgetall(key), ASKED_S)
+        found: dict[bytes, bytes] = await self.redis.ask(lambda client: client.hgetall(key), ADMIN_S)
         scopes: dict[str, Scope] = {}
         for value, sealed in found.items():
             try:
                 scope = Scope(layout.name(value))
                 scopes[keys.open(sealed, b"scope" + scope).decode()] = scope
             except (Unsealable, ValueError):
-                continue  # of a key that is no longer in the file
+                continue  # its key was removed from the key file
         return scopes
 
     async def _begin(self, key: str, found: bytes | None) -> str:
-        """Return a scope's first generation, which no sidecar has used before."""
+        """Begin a new generation of a scope and return it."""
         number = self._next(key)
         now = await self._replace(key, found, number)
         return str(self._number(key, now) or number)
 
     async def _stamps(self, keys: Sequence[str], values: Sequence[bytes | None]) -> Stamp:
-        """Return the generations of models and tags; "0" of those without, since nothing was ever invalidated there."""
-        return tuple([str(await self._healed(key, value)) for key, value in zip(keys, values, strict=True)])
+        """Return the generations of models and tags; "0" for those that were never invalidated."""
+        return tuple([str(await self._restored(key, value)) for key, value in zip(keys, values, strict=True)])
 
-    async def _healed(self, key: str, value: bytes | None) -> int:
+    async def _restored(self, key: str, value: bytes | None) -> int:
+        """Return the generation of a model or tag, after restoring a lost or forged one."""
         number = self._number(key, value)
         if number is not None:
             return number
         seen = self._seen.get(key)
         if seen is None and value is None:
             return 0
-        await self._replace(key, value, 0 if seen is None else seen[1])
-        return 0 if seen is None else seen[1]
+        last = 0 if seen is None else seen[1]
+        await self._replace(key, value, last)
+        return last
 
     def _number(self, key: str, value: bytes | None) -> int | None:
-        """Return the number of a generation; None where there is none, or none that can be trusted."""
+        """Return the number of a generation; None if it is absent or forged."""
         seen = self._seen.get(key)
         if seen is not None and seen[0] == value:
             return seen[1]
@@ -398,24 +401,24 @@ class Store:
         return number
 
     def _next(self, key: str) -> int:
-        """Return a number larger than all that were seen at a key."""
+        """Return a number larger than any seen at a key."""
         _, seen = self._seen.get(key, (b"", 0))
         return max(time.time_ns() // 1000, seen + 1)
 
     def _marked(self, key: str, number: int) -> bytes:
-        """Return how a generation stands in Redis."""
+        """Return a generation's value in Redis."""
         if not number:
             return b"0"
         text = str(number).encode()
         return text + b":" + layout.text(self.namer.proof(b"generation", key.encode(), text)).encode()
 
     async def _replace(self, key: str, found: bytes | None, number: int, scope: Scope | None = None) -> bytes | None:
-        """Set a generation where ``found`` still stands, 0: delete it; return what stands there then.
+        """Set a generation (0 deletes it) if its value is still ``found``; return the value after that.
 
-        ``scope``: of which something is invalidated.
+        ``scope`` is set for an invalidation, whose time is recorded.
         """
         value = self._marked(key, number) if number else b""
         arguments = (found or b"", value, layout.KEEP_S, layout.INVALIDATED_S, time.time())
         keys = [key] if scope is None else [key, layout.key(scope, "i"), layout.key(scope, "z")]
-        now: bytes | None = await self.redis.run(_REPLACE, keys, *arguments, timeout_s=ASKED_S)
+        now: bytes | None = await self.redis.run(_REPLACE, keys, *arguments, timeout_s=ADMIN_S)
         return now

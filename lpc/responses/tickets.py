@@ -1,7 +1,7 @@
-"""What a caller is given to hand in again, opaque and proved: a flight, a candidate, an entry.
+"""Tickets: opaque tokens that a caller returns later, for a flight, a candidate or an entry.
 
-The sidecar keeps nothing of them, so that any sidecar may be handed them. They are proved under the key of the names, with the
-client and the tenant that they were given to: nobody can make one, or use another client's or tenant's.
+Tickets are not stored, so that any sidecar accepts them. A MAC under the key of the names covers the ticket, its client and its
+tenant: nobody else can create or use one.
 """
 
 import hmac
@@ -14,11 +14,11 @@ from lpc.responses.store import Stamp
 _dump: Final = json.JSONEncoder(separators=(",", ":")).encode
 _EXACT: Final = _dump(("exact", 1.0)).encode()
 LONGEST: Final = 4096
-"""Bytes of a ticket; what is longer is none."""
+"""Size limit of a ticket in bytes."""
 
 
 class Flight(NamedTuple):
-    """Leave to store the answer to a request. ``token``: of the flight; ``stamp``, ``tags``: generations when it was asked."""
+    """An open flight. ``stamp`` and ``tags`` are the generations at the time of the lookup."""
 
     scope: Scope
     entry: EntryId
@@ -30,7 +30,7 @@ class Flight(NamedTuple):
 class Candidate(NamedTuple):
     """An entry to compare the engine's answer with.
 
-    ``similarity``: of the questions; ``decision``: why it was not served.
+    ``similarity`` is that of the questions; ``decision`` is why it was not served.
     """
 
     scope: Scope
@@ -40,7 +40,7 @@ class Candidate(NamedTuple):
 
 
 class Served(NamedTuple):
-    """An entry that was served or stored. ``source``: exact or semantic; ``similarity``: of the questions."""
+    """An entry that was served or stored. ``source`` is exact or semantic; ``similarity`` is that of the questions."""
 
     scope: Scope
     entry: EntryId
@@ -52,28 +52,28 @@ T = TypeVar("T", Flight, Candidate, Served)
 
 
 class Tickets:
-    """Gives and reads tickets."""
+    """Creates and verifies tickets."""
 
     def __init__(self, namer: Namer) -> None:
         self._namer = namer
 
     def give(self, client: str, tenant: str, ticket: Flight | Candidate | Served) -> bytes:
-        """Return the bytes that stand for a ticket in the hands of a client's tenant."""
+        """Return a ticket's bytes for a tenant of a client."""
         scope, entry, *rest = ticket
         payload = scope + entry + _dump(rest).encode()
         return self._proof(client, tenant, type(ticket), payload) + payload
 
     def exact_proof(self, client: str, tenant: str, scope: Scope, entry: EntryId) -> bytes:
-        """Return the proof of the ticket that an exact hit gives, which is stored with the entry."""
+        """Return the MAC of an exact hit's ticket, which is stored with the entry."""
         return self._proof(client, tenant, Served, scope + entry + _EXACT)
 
     @staticmethod
     def exact(scope: Scope, entry: EntryId, proof: bytes) -> bytes:
-        """Return the ticket that an exact hit gives, by its proof."""
+        """Return an exact hit's ticket from its MAC."""
         return b"".join((proof, scope, entry, _EXACT))
 
     def read(self, client: str, tenant: str, kind: type[T], data: bytes) -> T | None:
-        """Return the ticket that a client hands in; None where it is none, or not one of this tenant's."""
+        """Return the ticket that a client sent; None if it is invalid or another tenant's."""
         if len(data) > LONGEST:
             return None
         proof, payload = data[:NAME_BYTES], data[NAME_BYTES:]

@@ -1,4 +1,4 @@
-"""The vectors of a scope in Redis, sealed, and the stream by which the sidecars keep their arrays of them equal."""
+"""The encrypted vectors of a scope in Redis, and the stream that keeps the sidecars' in-memory indexes in sync."""
 
 import struct
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -18,7 +18,7 @@ START: Final = "0-0"
 
 
 class Vector(NamedTuple):
-    """A question's vector. ``values``: little-endian fp16; ``generation``: of its scope when it was stored."""
+    """A question's vector: ``values`` are little-endian fp16, ``generation`` is that of its scope when it was stored."""
 
     entry: EntryId
     partition: bytes
@@ -28,25 +28,25 @@ class Vector(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What happened to a scope since a place in its stream.
+    """Changes of a scope since a position in its stream.
 
     Attributes:
-        place: where to read on.
-        generation: of the scope, now; None where it has none.
-        added: vectors that came.
-        removed: entries that went.
-        whole: False where changes were missed: everything is to be read again.
+        position: where to continue.
+        generation: the scope's current generation; None if it has none.
+        added: new vectors.
+        removed: entries that were removed.
+        complete: False if changes were missed, so that all vectors must be read again.
     """
 
-    place: str
+    position: str
     generation: str | None
     added: Sequence[Vector]
     removed: Sequence[EntryId]
-    whole: bool
+    complete: bool
 
 
 def seal(vector: Vector, scope: Scope, keys: Keyring) -> bytes:
-    """Return a vector as a record of its place."""
+    """Return a vector as an encrypted record."""
     plain = _HEAD.pack(vector.expires_at, vector.partition, vector.generation) + vector.values
     return keys.seal(plain, b"vector" + scope + vector.entry)
 
@@ -61,20 +61,20 @@ def unseal(record: bytes, scope: Scope, entry: EntryId, keys: Keyring) -> Vector
 
 
 class Vectors:
-    """The vectors of all scopes in one Redis. ``encoder``: names the one that they are of."""
+    """The vectors of all scopes in one Redis. ``encoder`` returns the id of the current encoder."""
 
     def __init__(self, redis: RedisReach, encoder: Callable[[], str]) -> None:
         self._redis = redis
         self._encoder = encoder
 
-    async def place(self, scope: Scope) -> tuple[str, str | None]:
-        """Return where a scope's stream ends, and its generation: to be asked before everything is read. Raises RedisFailed."""
-        stream, begun = layout.key(scope, "x"), layout.key(scope, "g")
-        last, generation = await self._redis.ask_all(lambda pipe: pipe.xrevrange(stream, count=1).get(begun))
+    async def position(self, scope: Scope) -> tuple[str, str | None]:
+        """Return the end of a scope's stream and its generation; call it before :meth:`read`. Raises RedisFailed."""
+        stream, key = layout.key(scope, "x"), layout.key(scope, "g")
+        last, generation = await self._redis.ask_all(lambda pipe: pipe.xrevrange(stream, count=1).get(key))
         return last[0][0].decode() if last else START, _generation(generation)
 
     async def read(self, scope: Scope, keys: Keyring) -> AsyncIterator[list[Vector]]:
-        """Yield all vectors of a scope, some hundred at a time; what does not open is left out. Raises RedisFailed."""
+        """Yield all vectors of a scope in batches, without those that cannot be decrypted. Raises RedisFailed."""
         key = layout.key(scope, "v", self._encoder())
         cursor = 0
         while True:
@@ -84,16 +84,18 @@ class Vectors:
             if not cursor:
                 return
 
-    async def changes(self, scope: Scope, place: str, keys: Keyring) -> Changes:
-        """Return what happened since a place. Raises RedisFailed."""
+    async def changes(self, scope: Scope, position: str, keys: Keyring) -> Changes:
+        """Return the changes since a position. Raises RedisFailed."""
         stream, hashed = layout.key(scope, "x"), layout.key(scope, "v", self._encoder())
         generation, oldest, events = await self._redis.ask_all(
             lambda pipe: (
-                pipe.get(layout.key(scope, "g")).xrange(stream, count=1).xrange(stream, f"({place}", count=READ_AT_ONCE)
+                pipe.get(layout.key(scope, "g")).xrange(stream, count=1).xrange(stream, f"({position}", count=READ_AT_ONCE)
             )
         )
-        # Events in a row have no gap if the place itself, or nothing at all, came before the oldest that is left.
-        whole = place == START or (bool(oldest) and _order(oldest[0][0].decode()) <= _order(place)) or not (oldest or events)
+        # Nothing is missing if the oldest event that remains is not newer than the position.
+        complete = (
+            position == START or (bool(oldest) and _order(oldest[0][0].decode()) <= _order(position)) or not (oldest or events)
+        )
         added = {fields[b"a"]: None for _, fields in events if b"a" in fields}
         removed = [fields[b"d"] for _, fields in events if b"d" in fields]
         records: Sequence[bytes | None] = []
@@ -101,8 +103,8 @@ class Vectors:
             records = await self._redis.ask(lambda client: client.hmget(hashed, list(added)), ERASING_S)
         pairs = [(name, record) for name, record in zip(added, records, strict=True) if record is not None]
         gone = layout.entries(name for name in removed if name not in added)
-        last = events[-1][0].decode() if events else place
-        return Changes(last, _generation(generation), self._opened(scope, pairs, keys), gone, whole)
+        last = events[-1][0].decode() if events else position
+        return Changes(last, _generation(generation), self._opened(scope, pairs, keys), gone, complete)
 
     def _opened(self, scope: Scope, records: Any, keys: Keyring) -> list[Vector]:
         found = []
@@ -120,10 +122,10 @@ async def _scan(client: Any, key: str, cursor: int) -> tuple[int, dict[bytes, by
 
 
 def _generation(value: bytes | None) -> str | None:
-    """Return the number of a scope's generation. It is not verified here: entries are, before they are served."""
+    """Return the number of a scope's generation. It is not verified here, but before an entry is served."""
     return None if value is None else value.partition(b":")[0].decode("ascii", "replace")
 
 
-def _order(place: str) -> tuple[int, int]:
-    milliseconds, _, sequence = place.partition("-")
+def _order(position: str) -> tuple[int, int]:
+    milliseconds, _, sequence = position.partition("-")
     return int(milliseconds), int(sequence or 0)

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from lpc.logs.traces.request import TracedRequest
 from lpc.model.conversation import Message
-from lpc.responses.canonical import Asked, Namer
+from lpc.responses.canonical import Namer, Request
 from lpc.simulator.workload import Turn
 
 _NAMER: Final = Namer(b"lpc simulate")
@@ -54,7 +54,7 @@ class ResponseCache:
 def of_messages(messages: Sequence[Message]) -> bytes:
     """Return the name of a chat request."""
     asked = [{"role": message.role, "content": message.content} for message in messages]
-    return _NAMER.names("", Asked("", {}, asked), last_turn=False).exact
+    return _NAMER.names("", Request("", {}, asked), last_turn=False).exact
 
 
 def of_blocks(request: TracedRequest, block_tokens: int) -> bytes | None:

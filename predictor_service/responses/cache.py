@@ -12,7 +12,7 @@ from typing import Final
 from lpc.errors import InvalidRequest
 from lpc.responses import entry as entries
 from lpc.responses.answers import Answer, Refusal, not_kept, refused
-from lpc.responses.canonical import REMEMBERED, Asked, Names, Scope
+from lpc.responses.canonical import REMEMBERED, Names, Request, Scope
 from lpc.responses.entry import Entry
 from lpc.responses.flights import Flights
 from lpc.responses.scopes import Scopes, ScopeSettings
@@ -77,7 +77,7 @@ class ResponseCache:
         self._registered: dict[bytes, tuple[str | None, float]] = {}
 
     async def lookup(
-        self, client: str, asked: Asked, *, wait_s: float = 0.0, exact_only: bool = False, max_age_s: float = 0.0
+        self, client: str, request: Request, *, wait_s: float = 0.0, exact_only: bool = False, max_age_s: float = 0.0
     ) -> Hit | Miss:
         """Find an answer.
 
@@ -91,26 +91,26 @@ class ResponseCache:
         Raises:
             InvalidRequest: it is not a request.
         """
-        _check(asked)
-        settings = self.scopes.of(asked.scope)
-        scope = self._namer.scope(client, asked.scope)
+        _check(request)
+        settings = self.scopes.of(request.scope)
+        scope = self._namer.scope(client, request.scope)
         outcome: Hit | Miss
         admitted: bool | None = None
         with contextlib.suppress(RedisFailed):
-            admitted = await self._admitted(client, asked, scope)
-        if because := refused(asked, settings):
+            admitted = await self._admitted(client, request, scope)
+        if because := refused(request, settings):
             outcome = Miss("off") if because == "off" else Miss("refused", refusal=because)
         elif admitted is False:
             outcome = Miss("refused", refusal="scopes")
         elif admitted is None:
             outcome = Miss("unavailable")
         else:
-            names = await aside(asked.size, lambda: self._namer.names(client, asked, last_turn=False))
+            names = await aside(request.size, lambda: self._namer.names(client, request, last_turn=False))
             try:
-                outcome = await self._find(client, asked, names, settings, wait_s, max_age_s, exact_only=exact_only)
+                outcome = await self._find(client, request, names, settings, wait_s, max_age_s, exact_only=exact_only)
             except RedisFailed:
                 outcome = Miss("unavailable")
-        self._metrics.looked_up(self.scopes.label(asked.scope), outcome)
+        self._metrics.looked_up(self.scopes.label(request.scope), outcome)
         if scope in self._registered:
             self._tally.looked_up(scope, outcome, self._clock())
         return outcome
@@ -131,7 +131,7 @@ class ResponseCache:
     async def store(
         self,
         client: str,
-        asked: Asked,
+        request: Request,
         answer: Answer,
         *,
         flight: bytes = b"",
@@ -146,35 +146,35 @@ class ResponseCache:
         Raises:
             InvalidRequest: it is not a request.
         """
-        _check(asked)
-        settings = self.scopes.of(asked.scope)
-        names = await aside(asked.size, lambda: self._namer.names(client, asked, last_turn=settings.semantic != "off"))
-        ticket = self._tickets.read(client, asked.tenant, Flight, flight)
+        _check(request)
+        settings = self.scopes.of(request.scope)
+        names = await aside(request.size, lambda: self._namer.names(client, request, last_turn=settings.semantic != "off"))
+        ticket = self._tickets.read(client, request.tenant, Flight, flight)
         if ticket is not None and (ticket.scope, ticket.entry) != (names.scope, names.exact):
             ticket = None
         because: Refusal | None = "aborted"
         if not aborted:
-            because = await aside(answer.size, lambda: not_kept(asked, answer, settings, self._max_entry_bytes))
+            because = await aside(answer.size, lambda: not_kept(request, answer, settings, self._max_entry_bytes))
         try:
             if because not in (None, "too_large", "aborted"):
                 same = False  # the candidate is a whole text, and this is not
-            await self._semantic.label(client, names, asked, settings, None if aborted else answer, candidate, same)
+            await self._semantic.label(client, names, request, settings, None if aborted else answer, candidate, same)
             if no_store and not aborted:
                 because = "no_store"
             if because is None:
-                because = await self._put(client, asked, answer, names, settings, ticket, ttl_s)
+                because = await self._put(client, request, answer, names, settings, ticket, ttl_s)
         except RedisFailed:
             because = because or "unavailable"
         if ticket is not None:
             again = because in ("aborted", "stale", "unavailable")
             with contextlib.suppress(RedisFailed):
                 await self._flights.end(names.scope, names.exact, ticket.token.encode(), kept=because is None, again=again)
-        self._metrics.stored(self.scopes.label(asked.scope), because)
+        self._metrics.stored(self.scopes.label(request.scope), because)
         if names.scope in self._registered:
             self._tally.stored(names.scope, because, self._clock())
         if because is not None:
             return Stored(refusal=because)
-        proof = self._tickets.exact_proof(client, asked.tenant, names.scope, names.exact)
+        proof = self._tickets.exact_proof(client, request.tenant, names.scope, names.exact)
         return Stored(Tickets.exact(names.scope, names.exact, proof))
 
     # -- the way of a lookup ---------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class ResponseCache:
     async def _find(
         self,
         client: str,
-        asked: Asked,
+        request: Request,
         names: Names,
         settings: ScopeSettings,
         wait_s: float,
@@ -195,11 +195,11 @@ class ResponseCache:
         deadline = began + min(wait_s, MAX_WAIT_S)
         unless_stored = True
         while True:
-            found = await self._store.find(names, asked.model, asked.model_version, asked.tags)
+            found = await self._store.find(names, request.model, request.model_version, request.tags)
             opener = Opener(
                 *(self._keys, self._store, self._metrics, self._clock),
                 client=client,
-                asked=asked,
+                request=request,
                 found=found,
                 max_age_s=max_age_s,
             )
@@ -222,12 +222,12 @@ class ResponseCache:
                     continue
             miss: Hit | Miss = Miss("cold")
             if not exact_only and settings.semantic != "off":
-                by_turn = await aside(asked.size, partial(self._namer.with_last_turn, names, asked))
-                miss = await self._semantic.lookup(client, by_turn, asked, settings, opener)
+                by_turn = await aside(request.size, partial(self._namer.with_last_turn, names, request))
+                miss = await self._semantic.lookup(client, by_turn, request, settings, opener)
             self._metrics.lookup_seconds.observe(loop.time() - began)
             if isinstance(miss, Hit):
                 return miss
-            # Where there is a record, it is useless: damaged, too old, invalidated.
+            # A record that is here cannot be used: it is damaged, outdated or invalidated.
             unless_stored = unless_stored and found.record is None
             try:
                 state, token = await self._flights.take(names.scope, names.exact, unless_stored=unless_stored)
@@ -235,7 +235,7 @@ class ResponseCache:
                 return miss  # Redis is full, or holds something else in the flight's place: nobody waits for this answer
             if state == "free":
                 flight = Flight(names.scope, names.exact, token.decode(), found.stamp, found.tags)
-                return miss._replace(flight=self._tickets.give(client, asked.tenant, flight))
+                return miss._replace(flight=self._tickets.give(client, request.tenant, flight))
             if state == "not_kept":
                 return miss  # nor would the next one be: nobody waits for it
             if state == "flying" and deadline <= loop.time():
@@ -248,60 +248,60 @@ class ResponseCache:
     async def _put(
         self,
         client: str,
-        asked: Asked,
+        request: Request,
         answer: Answer,
         names: Names,
         settings: ScopeSettings,
         flight: Flight | None,
         ttl_s: float,
     ) -> Refusal | None:
-        if not await self._admitted(client, asked, names.scope):
+        if not await self._admitted(client, request, names.scope):
             return "scopes"
         if flight is not None:
             stamp, tags = flight.stamp, flight.tags
         else:
-            found = await self._store.find(names, asked.model, asked.model_version, asked.tags)
+            found = await self._store.find(names, request.model, request.model_version, request.tags)
             stamp, tags = found.stamp, found.tags
             # Nobody noted the generations when this was asked. The engine may have begun before an invalidation.
             if await self._store.invalidated_s(names.scope) < answer.engine_s:
                 return "stale"
-        if asked.tags and tags != await self._store.tags(names.scope, asked.tags):
+        if request.tags and tags != await self._store.tags(names.scope, request.tags):
             return "stale"
-        await self._admitted(client, asked, names.scope, stamp[0])
+        await self._admitted(client, request, names.scope, stamp[0])
         now = self._clock()
         life_s = min(ttl_s or settings.life_s, settings.life_s)
         entry = Entry(
-            *(client, asked.scope, asked.tenant, asked.model, asked.model_version, asked.last_turn or ""),
+            *(client, request.scope, request.tenant, request.model, request.model_version, request.last_turn or ""),
             *(answer, now, now + life_s, stamp),
-            tags=tuple(zip(asked.tags, tags, strict=True)),
+            tags=tuple(zip(request.tags, tags, strict=True)),
             partition=names.partition or b"",
-            proof=self._tickets.exact_proof(client, asked.tenant, names.scope, names.exact),
+            proof=self._tickets.exact_proof(client, request.tenant, names.scope, names.exact),
         )
         keyring = self._keys.current
         record = await aside(answer.size, lambda: entries.seal(entry, names.scope, names.exact, keyring))
         if len(record) > min(settings.max_mib, settings.tenant_mib) * 2**20:
             return "full"
-        vector = await self._semantic.vector(names, asked, settings, entry.expires_at, stamp[0])
+        vector = await self._semantic.vector(names, request, settings, entry.expires_at, stamp[0])
         put = await self._store.put(
             names,
             record,
             stamp=stamp,
-            model=asked.model,
-            version=asked.model_version,
+            model=request.model,
+            version=request.model_version,
             now=now,
             life_s=life_s,
             max_entries=settings.max_entries,
             max_bytes=settings.max_mib * 2**20,
-            tenant=asked.tenant,
+            tenant=request.tenant,
             tenant_entries=settings.tenant_entries,
             tenant_bytes=settings.tenant_mib * 2**20,
             vector=vector,
             flight=b"" if flight is None else flight.token.encode(),
         )
-        self._metrics.evicted(self.scopes.label(asked.scope), put)
+        self._metrics.evicted(self.scopes.label(request.scope), put)
         return None if put.stored else "stale"
 
-    async def _admitted(self, client: str, asked: Asked, scope: Scope, generation: str | None = None) -> bool:
+    async def _admitted(self, client: str, request: Request, scope: Scope, generation: str | None = None) -> bool:
         """List a scope, else nobody could invalidate it by its client; return False where the client has too many.
 
         Again where the list may have been lost or purged: after a while, or when the scope has another generation.
@@ -310,7 +310,7 @@ class ResponseCache:
         known, at = self._registered.get(scope, (None, -LISTED_S))
         if now - at < LISTED_S and generation in (None, known):
             return True
-        sealed = self._keys.current.seal(asked.scope.encode(), b"scope" + scope)
+        sealed = self._keys.current.seal(request.scope.encode(), b"scope" + scope)
         if not await self._store.register(client, scope, sealed, self._client_scopes):
             return False
         if len(self._registered) >= REMEMBERED:
@@ -319,13 +319,15 @@ class ResponseCache:
         return True
 
 
-def _check(asked: Asked) -> None:
+def _check(request: Request) -> None:
     """Refuse an invalid request. Raises InvalidRequest."""
-    if not asked.model:
+    if not request.model:
         raise InvalidRequest("the request names no model: send the one that the engine would be asked for")
-    if not asked.messages and asked.prompt is None and not asked.parameters:
+    if not request.messages and request.prompt is None and not request.parameters:
         raise InvalidRequest("the request is empty: send messages or prompt")
-    if len(asked.tags) > MAX_TAGS:
-        raise InvalidRequest(f"the request has {len(asked.tags)} tags, at most {MAX_TAGS} are possible")
-    if any(len(name) > MAX_NAME for name in (asked.scope, asked.tenant, asked.language, asked.model_version, *asked.tags)):
+    if len(request.tags) > MAX_TAGS:
+        raise InvalidRequest(f"the request has {len(request.tags)} tags: send at most {MAX_TAGS}")
+    if any(
+        len(name) > MAX_NAME for name in (request.scope, request.tenant, request.language, request.model_version, *request.tags)
+    ):
         raise InvalidRequest(f"a scope, tenant, language, version or tag is longer than {MAX_NAME} characters: shorten it")

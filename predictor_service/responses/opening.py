@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from lpc.responses import entry as entries
-from lpc.responses.canonical import Asked, EntryId, Scope
+from lpc.responses.canonical import EntryId, Request, Scope
 from lpc.responses.entry import Entry
 from lpc.responses.sealing import Keys, Unsealable
 from lpc.responses.store import Found, Store
@@ -35,7 +35,7 @@ class Opener:
         clock: Callable[[], float],
         *,
         client: str,
-        asked: Asked,
+        request: Request,
         found: Found,
         max_age_s: float,
     ) -> None:
@@ -44,7 +44,7 @@ class Opener:
         self._metrics = metrics
         self._clock = clock
         self._client = client
-        self._asked = asked
+        self._asked = request
         self._found = found
         self._max_age_s = max_age_s
 
@@ -61,8 +61,8 @@ class Opener:
         except Unsealable:
             self._metrics.unreadable.inc()
             return None
-        now, asked = self._clock(), self._asked
-        if not entry.belongs_to(self._client, asked.scope, asked.tenant):
+        now, request = self._clock(), self._asked
+        if not entry.belongs_to(self._client, request.scope, request.tenant):
             return None
         if entry.stamp != self._found.stamp or entry.expires_at <= now:
             return None

@@ -204,7 +204,7 @@ class ScopesInUse:
             del scope.served[: len(served)]
 
     async def _read_all(self, scope: InUse) -> None:
-        heard_to, generation = await self._vectors.place(scope.scope)
+        heard_to, generation = await self._vectors.position(scope.scope)
         index = PartitionIndex()
         async for batch in self._vectors.read(scope.scope, self._keys.current):
             self._add(index, batch, generation)
@@ -213,13 +213,13 @@ class ScopesInUse:
 
     async def _hear(self, scope: InUse) -> None:
         changes = await self._vectors.changes(scope.scope, scope.heard_to or records.START, self._keys.current)
-        if not changes.whole or changes.generation != scope.generation:
+        if not changes.complete or changes.generation != scope.generation:
             await self._read_all(scope)
             return
         for name in changes.removed:
             scope.index.remove(name)
         self._add(scope.index, changes.added, changes.generation)
-        scope.heard_to = changes.place
+        scope.heard_to = changes.position
 
     def _add(self, index: PartitionIndex, added: Sequence[Vector], generation: str | None) -> None:
         now = self._clock()
@@ -230,13 +230,13 @@ class ScopesInUse:
     async def share_evidence(self, scope: InUse, tenant: Tenant, now: float) -> None:
         """Hand over what was learnt here, once and no more, and take in what the others did. Raises RedisFailed."""
         gate = tenant.gate
-        handed = gate.hand_over()
+        pending = gate.pending()
         try:
-            fields = await self._evidence.exchange(scope.scope, tenant.place, handed)
+            fields = await self._evidence.exchange(scope.scope, tenant.place, pending)
         except RedisFailed:
-            gate.not_taken(handed)
+            gate.restore(pending)
             raise
-        gate.take(fields, handed)
+        gate.merge(fields, pending)
         tenant.counted_at = now
 
 

@@ -12,7 +12,7 @@ from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from lpc.errors import InvalidRequest
 from lpc.responses.answers import Answer
-from lpc.responses.canonical import REMEMBERED, Asked, read_json
+from lpc.responses.canonical import REMEMBERED, Request, read_json
 from lpc.responses.semantic.vetoes import language_of
 from predictor_service.errors import Forbidden, Overloaded
 from predictor_service.responses.cache import MAX_NAME, ResponseCache
@@ -79,9 +79,9 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         if too_large(request.request):
             outcome = self._cache.too_large_to_look_up(caller.name, request.request.scope[:MAX_NAME])
         else:
-            asked = await aside(request.request.ByteSize(), lambda: asked_of(request.request))
+            parsed = await aside(request.request.ByteSize(), lambda: request_of(request.request))
             outcome = await self._cache.lookup(
-                caller.name, asked, wait_s=wait_s, exact_only=request.exact_only, max_age_s=request.max_age_s
+                caller.name, parsed, wait_s=wait_s, exact_only=request.exact_only, max_age_s=request.max_age_s
             )
         if isinstance(outcome, Hit):
             return pb.LookupResponse(hit=_hit(outcome))
@@ -106,10 +106,10 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
                 refusal=self._cache.too_large_to_store(client, request.request.scope[:MAX_NAME]).refusal or ""
             )
         same = request.same_as_candidate if request.HasField("same_as_candidate") else None
-        asked = await aside(request.request.ByteSize(), lambda: asked_of(request.request))
+        parsed = await aside(request.request.ByteSize(), lambda: request_of(request.request))
         stored = await self._cache.store(
             client,
-            asked,
+            parsed,
             answer_of(request.response),
             flight=request.flight,
             candidate=request.candidate,
@@ -185,13 +185,13 @@ def too_large(request: pb.Request) -> bool:
     return sum(part.count(mark) for part in parts for mark in (b",", b"[", b"{")) > MAX_NODES
 
 
-def asked_of(request: pb.Request) -> Asked:
+def request_of(request: pb.Request) -> Request:
     """Return a request from the wire. Raises InvalidRequest."""
     messages = []
     for message in request.messages:
         other = read_json(message.other_json, "a message's other_json", dict)
         messages.append({"content": message.content, **other, "role": message.role})
-    asked = Asked(
+    parsed = Request(
         model=request.model,
         parameters=read_json(request.parameters_json, "parameters_json", dict),
         messages=messages,
@@ -205,7 +205,7 @@ def asked_of(request: pb.Request) -> Asked:
         size=request.ByteSize(),
     )
     # In the partition alone: the very same request is found whatever its language is called.
-    return asked if asked.language or asked.last_turn is None else replace(asked, language=language_of(asked.last_turn))
+    return parsed if parsed.language or parsed.last_turn is None else replace(parsed, language=language_of(parsed.last_turn))
 
 
 def answer_of(response: pb.Response) -> Answer:

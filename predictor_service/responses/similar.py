@@ -12,7 +12,7 @@ import numpy as np
 
 from lpc.responses import vectors as records
 from lpc.responses.answers import Answer
-from lpc.responses.canonical import Asked, EntryId, Names, Scope
+from lpc.responses.canonical import EntryId, Names, Request, Scope
 from lpc.responses.entry import unseal
 from lpc.responses.scopes import ScopeSettings
 from lpc.responses.sealing import Keys, Unsealable
@@ -68,14 +68,14 @@ class SimilarQuestions:
         self._tickets = Tickets(store.namer)
         self._in_use = ScopesInUse(keys, vectors, evidence, embedder.encoder, rules, clock, report)
 
-    async def lookup(self, client: str, names: Names, asked: Asked, settings: ScopeSettings, opener: Opener) -> Hit | Miss:
+    async def lookup(self, client: str, names: Names, request: Request, settings: ScopeSettings, opener: Opener) -> Hit | Miss:
         """Look for a similar question of the same partition, and decide what to do with its answer."""
-        question = asked.last_turn
+        question = request.last_turn
         if question is None or names.partition is None:
             return Miss("cold")
         scope = self._in_use.of(names.scope, settings)
-        scope.named = (client, asked.scope)
-        gate = self._tenant(names.scope, settings, asked.tenant).gate
+        scope.named = (client, request.scope)
+        gate = self._tenant(names.scope, settings, request.tenant).gate
         vector = await self._embedder.vector(question)
         if vector is None or scope.heard_to is None:
             return Miss("cold")
@@ -106,7 +106,7 @@ class SimilarQuestions:
         if decision is Decision.SERVE and threshold is not None:
             scope.served.append(names.exact)
             age, remaining = entry.life(self._clock())
-            ticket = self._tickets.give(client, asked.tenant, Served(names.scope, name, "semantic", similarity))
+            ticket = self._tickets.give(client, request.tenant, Served(names.scope, name, "semantic", similarity))
             return Hit(
                 *(ticket, "semantic", entry.answer, age, remaining),
                 similarity=similarity,
@@ -116,12 +116,14 @@ class SimilarQuestions:
         candidate = Candidate(names.scope, name, similarity, decision.value)
         would = settings.semantic == "shadow" and threshold is not None and similarity >= threshold.similarity
         reason: Reason = "audited" if decision is Decision.AUDIT else "shadow" if would else "below_threshold"
-        ticket = self._tickets.give(client, asked.tenant, candidate)
+        ticket = self._tickets.give(client, request.tenant, candidate)
         return Miss(reason, candidate=ticket, candidate_answer=entry.answer, similarity=similarity)
 
-    async def vector(self, names: Names, asked: Asked, settings: ScopeSettings, expires_at: float, generation: str) -> bytes:
+    async def vector(
+        self, names: Names, request: Request, settings: ScopeSettings, expires_at: float, generation: str
+    ) -> bytes:
         """Return the sealed vector of a question whose answer is being stored; nothing where its scope has no such tier."""
-        question = asked.last_turn
+        question = request.last_turn
         if question is None or names.partition is None or not generation.isdigit():
             return b""
         self._in_use.of(names.scope, settings)
@@ -136,7 +138,7 @@ class SimilarQuestions:
         self,
         client: str,
         names: Names,
-        asked: Asked,
+        request: Request,
         settings: ScopeSettings,
         answer: Answer | None,
         ticket: bytes,
@@ -147,10 +149,10 @@ class SimilarQuestions:
         A client may hang up because the answer is wrong. So its lookup stays unjudged, which the threshold counts as wrong
         (`lpc.responses.semantic.evidence`). A lookup whose judge is out of order is taken back.
         """
-        candidate = self._tickets.read(client, asked.tenant, Candidate, ticket) if ticket else None
+        candidate = self._tickets.read(client, request.tenant, Candidate, ticket) if ticket else None
         if candidate is None or candidate.scope != names.scope or settings.semantic == "off":
             return
-        tenant = self._tenant(names.scope, settings, asked.tenant)
+        tenant = self._tenant(names.scope, settings, request.tenant)
         decision = Decision(candidate.decision)
 
         async def learn(said: bool | None) -> None:
@@ -163,7 +165,7 @@ class SimilarQuestions:
             tenant.hurry()
 
         async def judged(said: bool | None) -> None:
-            self._judged(asked.scope, said)
+            self._judged(request.scope, said)
             await learn(said)
 
         if answer is None:
@@ -177,10 +179,10 @@ class SimilarQuestions:
             entry = None if record is None else unseal(record, names.scope, candidate.entry, self._keys.current)
         except Unsealable:
             entry = None
-        if entry is None or not entry.belongs_to(client, asked.scope, asked.tenant):
+        if entry is None or not entry.belongs_to(client, request.scope, request.tenant):
             tenant.gate.unjudged(candidate.similarity, decision)
             return
-        texts = (asked.last_turn or "", answer.text(), entry.question, entry.answer.text())
+        texts = (request.last_turn or "", answer.text(), entry.question, entry.answer.text())
         if tenant.rules.judge is None:
             await judged(equal_text(texts[1], texts[3]))
         else:

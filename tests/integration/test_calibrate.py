@@ -60,7 +60,7 @@ def test_how_often_a_judge_errs_is_kept_with_the_evidence(tmp_path: Path, tiny_m
     assert read_judge_error(kept, "embedding", "", encoder) == JudgeError(0, 20)
     assert read_evidence(kept).labels == 0
     for judge, model in (("model", "m"), ("model", "")):
-        with pytest.raises(EvidenceError, match="does not say how often"):
+        with pytest.raises(EvidenceError, match="lacks the error of judge"):
             read_judge_error(kept, judge, model, encoder)
     with judging(JudgeDouble("SAME")) as judge:
         flags = ("--judge", "model", "--judge-url", judge.url, "--judge-model", "m", "--evidence", str(kept))
@@ -74,7 +74,7 @@ def test_how_often_a_judge_errs_is_kept_with_the_evidence(tmp_path: Path, tiny_m
     ("lines", "flags", "says"),
     [
         ([], (), "no pair of answers that differ"),
-        ([{"answer_a": "x", "label": 1}], (), "line 1: answer_a and answer_b must be there"),
+        ([{"answer_a": "x", "label": 1}], (), "line 1: answer_a and answer_b must be non-empty"),
         (answer_pairs(1), ("--judge", "text"), "equal texts need no measuring"),
         (answer_pairs(1), ("--judge", "model"), "--judge-url"),
         (
@@ -95,7 +95,7 @@ def test_a_judge_that_cannot_be_measured_is_refused_in_one_line(
 def test_a_file_that_is_no_pairs_is_refused_in_one_line(tmp_path: Path, tiny_models: Path) -> None:
     done = calibrate(tmp_path, tiny_models, "perhaps")
     assert done.returncode == 1
-    assert "line 2: the label is neither 1 nor 0" in done.err
+    assert "line 2: the label must be 1 or 0" in done.err
     assert "Traceback" not in done.err
 
 

@@ -115,8 +115,8 @@ async def share(redis_server: RedisServer) -> AsyncIterator[Share]:
 
 
 async def exchange(shared: SharedEvidence, gate: Gate) -> None:
-    handed = gate.hand_over()
-    gate.take(await shared.exchange(SCOPE, "", handed), handed)
+    pending = gate.pending()
+    gate.merge(await shared.exchange(SCOPE, "", pending), pending)
 
 
 async def test_forged_evidence_opens_no_scope(share: Share, redis_server: RedisServer) -> None:
@@ -150,8 +150,8 @@ async def test_forged_evidence_opens_no_scope(share: Share, redis_server: RedisS
         for other in (key.replace(b":t:encoder", b":t:encoder:judge"), key):
             client.set(other, good)
         gate = Gate()
-        handed = gate.hand_over()
-        gate.take(await share(forged=note).exchange(SCOPE, "judge", handed), handed)
+        pending = gate.pending()
+        gate.merge(await share(forged=note).exchange(SCOPE, "judge", pending), pending)
         assert gate.threshold is None and count == 6, "evidence of another place was believed"
         await exchange(share(forged=note), gate := Gate())
         assert gate.threshold is not None and count == 6

@@ -77,11 +77,11 @@ async def test_vectors_are_read_and_heard_of(caches: Caches) -> None:
     caches.semantic.vector = vector  # type: ignore[assignment]
     await fill(caches, "Is it?", "scope1")
     vectors, scope = caches.vectors, caches.store.namer.scope("a", "scope1")
-    place, generation = await vectors.place(scope)
+    position, generation = await vectors.position(scope)
     assert generation is not None
     await fill(caches, "And that?", "scope1")
-    changes = await vectors.changes(scope, place, caches.keys.current)
-    assert changes.whole and len(changes.added) == 1 and changes.generation == generation
+    changes = await vectors.changes(scope, position, caches.keys.current)
+    assert changes.complete and len(changes.added) == 1 and changes.generation == generation
     found = [one.entry async for batch in vectors.read(scope, caches.keys.current) for one in batch]
     assert len(found) == 2 and changes.added[0].entry in found
 

@@ -181,10 +181,10 @@ async def test_without_redis_at_the_start_it_serves_all_the_same(tiny_models: Pa
     [
         (None, "cannot read"),
         ("", "lacks the line `names`"),
-        (f"names: {'1' * 64}", "lacks a key that seals"),
+        (f"names: {'1' * 64}", "lacks a key for encryption"),
         ("names: secret", "line 1: expected"),
-        (f"{KEY_LINES}k1: {'5' * 64}", "is there twice"),
-        (f"{KEY_LINES}k2: {'22' * 32}", "is there twice"),
+        (f"{KEY_LINES}k1: {'5' * 64}", "duplicate name"),
+        (f"{KEY_LINES}k2: {'22' * 32}", "duplicate key"),
         ("\xff", "is not UTF-8"),
     ],
 )

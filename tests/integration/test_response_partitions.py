@@ -13,7 +13,7 @@ from typing import Final, TypedDict
 import numpy as np
 
 from benchmarks.processes import RedisServer
-from lpc.responses.canonical import Asked
+from lpc.responses.canonical import Request
 from lpc.responses.scopes import ScopeSettings
 from predictor_service.responses.outcomes import Hit
 from tests.response_cache import Caches, GivenVectors, answer, in_turn
@@ -36,7 +36,7 @@ class Crossed(TypedDict):
     crossed: int
 
 
-def _conversation(rng: random.Random) -> tuple[str, list[Asked]]:
+def _conversation(rng: random.Random) -> tuple[str, list[Request]]:
     """Return a client and the requests of one conversation of its."""
     client = rng.choice(CLIENTS)
     common = {
@@ -54,12 +54,12 @@ def _conversation(rng: random.Random) -> tuple[str, list[Asked]]:
     asked = []
     for _ in range(rng.randint(1, REQUESTS_PER_CONVERSATION)):
         messages.append({"role": "user", "content": rng.choices(TEXTS, WEIGHTS)[0]})
-        asked.append(Asked(messages=tuple(messages), **common))  # type: ignore[arg-type]
+        asked.append(Request(messages=tuple(messages), **common))  # type: ignore[arg-type]
         messages.append({"role": "assistant", "content": rng.choice(TEXTS)})
     return client, asked
 
 
-def _around(client: str, asked: Asked) -> str:
+def _around(client: str, asked: Request) -> str:
     """Return everything but the last turn's text, as it is: not by the code under test."""
     messages = [*asked.messages[:-1], {"role": "user"}]
     fields = (asked.model, asked.parameters, asked.tools, asked.scope, asked.tenant, asked.model_version)

@@ -28,8 +28,8 @@ async def shared(redis_server: RedisServer) -> AsyncIterator[SharedEvidence]:
 
 async def exchange(shared: SharedEvidence, *gates: Gate, judged_by: str = "") -> None:
     for gate in gates:
-        handed = gate.hand_over()
-        gate.take(await shared.exchange(SCOPE, judged_by, handed), handed)
+        pending = gate.pending()
+        gate.merge(await shared.exchange(SCOPE, judged_by, pending), pending)
 
 
 def misses(gate: Gate, count: int, name: str, *, same: bool = True, similarity: float = NEAR) -> None:
@@ -122,10 +122,10 @@ async def test_a_shut_that_redis_did_not_hear_of_is_told_again(shared: SharedEvi
     gate = Gate(start=labels_from_before())
     gate.shut()
     away = RedisReach(Connection("redis://127.0.0.1:1/0", timeout_s=0.2), "of the test")
-    handed = gate.hand_over()
+    pending = gate.pending()
     with pytest.raises(RedisAway):
-        await SharedEvidence(away, NAMER).exchange(SCOPE, "", handed)
-    gate.not_taken(handed)
+        await SharedEvidence(away, NAMER).exchange(SCOPE, "", pending)
+    gate.restore(pending)
     await away.close()
     await exchange(shared, gate)
     later = Gate(start=labels_from_before())

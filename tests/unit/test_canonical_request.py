@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lpc.errors import InvalidRequest
-from lpc.responses.canonical import Asked, Namer, canonical, read_json
+from lpc.responses.canonical import Namer, Request, canonical, read_json
 
 NAMER = Namer(b"k" * 32)
 VALUES = st.recursive(
@@ -22,13 +22,13 @@ PARAMETERS = st.dictionaries(NAMES, VALUES, max_size=4)
 
 def named(parameters: Any, text: str = "Is it?", **fields: Any) -> bytes:
     raw = json.dumps(parameters).encode()
-    asked = Asked("m", read_json(raw, "parameters", dict), ({"role": "user", "content": text},), **fields)
+    asked = Request("m", read_json(raw, "parameters", dict), ({"role": "user", "content": text},), **fields)
     return NAMER.names("client", asked).exact
 
 
 def test_the_order_of_a_schema_counts_and_that_of_a_message_does_not() -> None:
     def name(**fields: Any) -> bytes:
-        return NAMER.names("c", Asked(**{"model": "m", "parameters": {}, **fields})).exact
+        return NAMER.names("c", Request(**{"model": "m", "parameters": {}, **fields})).exact
 
     one, other = (
         {"why": {"type": "string"}, "answer": {"type": "string"}},
@@ -43,13 +43,13 @@ def test_the_order_of_a_schema_counts_and_that_of_a_message_does_not() -> None:
 def test_an_answer_that_shows_the_question_is_of_no_other_question() -> None:
     for shown in ("echo", "return_token_ids"):
         for fields in ({"messages": ({"role": "user", "content": "Is it?"},)}, {"prompt": "Is it"}):
-            assert NAMER.names("c", Asked("m", {shown: False}, **fields)).partition is not None
-            assert NAMER.names("c", Asked("m", {shown: True}, **fields)).partition is None
+            assert NAMER.names("c", Request("m", {shown: False}, **fields)).partition is not None
+            assert NAMER.names("c", Request("m", {shown: True}, **fields)).partition is None
 
 
 def test_of_two_questions_in_one_request_only_the_one_that_is_compared_is_left_out() -> None:
     def partition(text: str) -> bytes | None:
-        return NAMER.names("c", Asked("m", {}, ({"role": "user", "content": text},), prompt="x")).partition
+        return NAMER.names("c", Request("m", {}, ({"role": "user", "content": text},), prompt="x")).partition
 
     assert partition("How do I open it?") != partition("Who are you?")
 
@@ -59,7 +59,7 @@ def test_what_is_nested_too_deeply_is_refused() -> None:
     for _ in range(900):
         part = {"x": part}
     with pytest.raises(InvalidRequest, match="too deeply"):
-        canonical(Asked("m", {}, ({"role": "user", "content": [part]},)))
+        canonical(Request("m", {}, ({"role": "user", "content": [part]},)))
 
 
 @given(PARAMETERS)
@@ -131,15 +131,15 @@ def test_composed_and_decomposed_unicode_are_two_requests() -> None:
 
 def test_no_field_runs_into_the_next() -> None:
     names = {
-        NAMER.names(client, Asked("m", {}, ({"role": "user", "content": "q"},), scope=scope)).exact
+        NAMER.names(client, Request("m", {}, ({"role": "user", "content": "q"},), scope=scope)).exact
         for client, scope in (("ab", "c"), ("a", "bc"), ("abc", ""), ("", "abc"))
     }
     assert len(names) == 4
 
 
 def test_a_prompt_is_no_chat() -> None:
-    chat = Asked("m", {}, ({"role": "user", "content": "q"},))
-    assert canonical(chat) != canonical(Asked("m", {}, prompt="q"))
+    chat = Request("m", {}, ({"role": "user", "content": "q"},))
+    assert canonical(chat) != canonical(Request("m", {}, prompt="q"))
 
 
 @pytest.mark.parametrize("data", [b"{", b"[]", b'{"a": NaN}', b'{"a": 1e999}', b"[" * 50_000, b"\xff"])

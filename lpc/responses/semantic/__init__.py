@@ -1,1 +1,1 @@
-"""When another question's answer may be served: the nearest question, vetoes, evidence, and the threshold that it allows."""
+"""The semantic tier's decision: the nearest question, vetoes, evidence, and the similarity threshold that it permits."""

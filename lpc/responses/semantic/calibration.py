@@ -1,8 +1,8 @@
-"""What `lpc cache calibrate` counts: labelled pairs of questions or answers from a file, and their embeddings.
+"""Input of `lpc cache calibrate`: labelled pairs of questions or answers from a file, and their embeddings.
 
-A file is TSV or CSV with a header, or JSON lines. Questions stand in question_a and question_b, the label in `label`; the names
-of Quora (question1, question2, is_duplicate) and PAWS (sentence1, sentence2) are known too. Answers stand in answer_a and
-answer_b, and for a judge that reads them with question_a and question_b. A label is one of `LABELS`.
+A file is TSV or CSV with a header, or JSON lines. The fields are question_a, question_b and label; the names of Quora
+(question1, question2, is_duplicate) and PAWS (sentence1, sentence2) are also accepted. Pairs of answers have the fields
+answer_a and answer_b, and for a judge that reads questions also question_a and question_b. A label is one of `LABELS`.
 """
 
 import csv
@@ -33,11 +33,11 @@ BATCH: Final = 16
 
 
 class PairsError(LpcError):
-    """A file of pairs cannot be read. The message names file and line, and no text."""
+    """A file of pairs is invalid. The message names file and line, and quotes nothing."""
 
 
 class Pair(NamedTuple):
-    """Two questions, and whether one's answer answers the other."""
+    """Two questions, and whether the same answer fits both."""
 
     a: str
     b: str
@@ -45,7 +45,7 @@ class Pair(NamedTuple):
 
 
 class AnswerPair(NamedTuple):
-    """Two questions with an answer each, and whether the answers say the same."""
+    """Two questions with their answers, and whether the answers are the same."""
 
     question: str
     answer: str
@@ -55,17 +55,17 @@ class AnswerPair(NamedTuple):
 
 
 class Lookups(NamedTuple):
-    """Lookups with a candidate, in file order: similarity of the questions, and whether the candidate's answer is wrong."""
+    """Simulated lookups in file order: similarity of the questions, and whether the candidate's answer is wrong."""
 
     similarity: NDArray[np.float64]
     wrong: NDArray[np.bool_]
 
 
 def read_pairs(path: Path) -> list[Pair]:
-    """Return the pairs of a file, in its order. Pairs with an empty question are left out.
+    """Return the pairs of a file in order, without pairs that have an empty question.
 
     Raises:
-        PairsError: it cannot be opened, is not text, has no pairs, or a line has no two questions and a label.
+        PairsError: the file cannot be read or has no pairs, or a line lacks a question or label.
     """
     pairs = []
     for where, record in _records(path):
@@ -82,18 +82,18 @@ def read_answer_pairs(path: Path) -> list[AnswerPair]:
     """Return the pairs of answers of a file. Raises PairsError: as `read_pairs`."""
     pairs = []
     for where, record in _records(path):
-        said = [record.get(name, "") for name in ("question_a", "answer_a", "question_b", "answer_b")]
-        if not all(isinstance(text, str) for text in said) or not said[1].strip() or not said[3].strip():
-            raise PairsError(f"{where}: answer_a and answer_b must be there, as texts")
-        question, answer, other_question, other_answer = said
+        texts = [record.get(name, "") for name in ("question_a", "answer_a", "question_b", "answer_b")]
+        if not all(isinstance(text, str) for text in texts) or not texts[1].strip() or not texts[3].strip():
+            raise PairsError(f"{where}: answer_a and answer_b must be non-empty strings")
+        question, answer, other_question, other_answer = texts
         pairs.append(AnswerPair(question, answer, other_question, other_answer, _label(where, record)))
     return pairs
 
 
 def lookups_of(pairs: Sequence[Pair], first: NDArray[np.float32], second: NDArray[np.float32]) -> Lookups:
-    """Return pairs as lookups: the second question is asked, the first one's answer is the candidate.
+    """Return pairs as lookups of the second question with the first one's answer as candidate.
 
-    Those of two languages, and those that a veto stops, are left out.
+    Pairs in two languages and vetoed pairs are left out.
     """
     similarity = (first * second).sum(axis=1).astype(np.float64)
     kept = np.array([language_of(a) == language_of(b) and veto(a, b) is None for a, b, _ in pairs], np.bool_)
@@ -102,7 +102,7 @@ def lookups_of(pairs: Sequence[Pair], first: NDArray[np.float32], second: NDArra
 
 
 def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield where each record stands, for messages, and the record."""
+    """Yield file and line of each record, for messages, and the record."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
@@ -111,7 +111,7 @@ def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         raise PairsError(f"{path} cannot be read: {error.strerror}") from error
     first = next((line for line in lines if line.strip()), "")
     if not first.lstrip().startswith("{"):
-        # Commas and quotation marks are part of what people ask; tabs are not.
+        # Questions may contain commas and quotation marks, but hardly tabs.
         tabs = "\t" in first
         if tabs:
             reader = csv.DictReader(lines, restkey="", restval="", delimiter="\t", quoting=csv.QUOTE_NONE)
@@ -140,41 +140,39 @@ def _unquoted(cell: str) -> str:
 def _named(where: str, record: Mapping[str, Any], names: Sequence[str]) -> str:
     found = next((record[name] for name in names if name in record), None)
     if not isinstance(found, str):
-        raise PairsError(
-            f"{where}: a text is needed in one of the fields {', '.join(names)}; the first line of a table names them"
-        )
+        raise PairsError(f"{where}: no text in any of the fields {', '.join(names)}; a table needs a header with their names")
     return found
 
 
 def _label(where: str, record: Mapping[str, Any]) -> bool:
-    word = str(next((record[name] for name in LABEL if name in record), "")).strip().casefold()
-    if word not in LABELS:
-        raise PairsError(f"{where}: the label is neither 1 nor 0 (nor true, false, same, different)")
-    return LABELS[word]
+    label = str(next((record[name] for name in LABEL if name in record), "")).strip().casefold()
+    if label not in LABELS:
+        raise PairsError(f"{where}: the label must be 1 or 0 (or true, false, yes, no, same, different)")
+    return LABELS[label]
 
 
 class Embeddings:
-    """The embeddings of texts by the exported model, as the sidecar makes them: one question, its only user turn.
+    """Embeddings by the exported model, as the sidecar computes them: each text is the only user turn of a conversation.
 
-    Kept in a file by digest of the text, so that a set is embedded once per model version.
+    A file caches them by digest of the text, so that each text is embedded once per model version.
 
     Attributes:
-        encoder: what vectors that can be compared have in common, as the sidecar names it.
+        encoder: id of the encoder, as in the sidecar; only vectors of one encoder are comparable.
     """
 
     def __init__(self, models: Path, model: str, folder: Path) -> None:
-        """Name the model and where its embeddings are kept. Raises ArtifactError: there is no version to serve."""
+        """Load the model's metadata and the cached embeddings in ``folder``. Raises ArtifactError if there is no version."""
         self._folder = served(models / model)
         manifest = verify(self._folder)
         self.encoder = sha256(f"{manifest.encoder_sha256}:{manifest.precision}".encode()).hexdigest()[:12]
         self._file = folder / f"vectors-{self._folder.name}.npz"
         self._known: dict[str, NDArray[np.float16]] = {}
         if self._file.exists():
-            with np.load(self._file) as kept:
-                self._known = dict(zip(kept["keys"].tolist(), kept["vectors"], strict=True))
+            with np.load(self._file) as cached:
+                self._known = dict(zip(cached["keys"].tolist(), cached["vectors"], strict=True))
 
     def of(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return [texts, dimensions], each row of unit length; what is new is embedded and kept."""
+        """Return the embeddings [texts, dimensions] of unit length."""
         self._embed({_key(text): text for text in texts if _key(text) not in self._known}.values())
         return np.array([self._known[_key(text)] for text in texts], np.float32)
 
@@ -189,8 +187,8 @@ class Embeddings:
             for text, vector in zip(batch, found, strict=True):
                 self._known[_key(text)] = np.frombuffer(vector, "<f2")
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        kept: dict[str, Any] = {"keys": np.array(list(self._known)), "vectors": np.array(list(self._known.values()))}
-        np.savez(self._file, **kept)
+        arrays: dict[str, Any] = {"keys": np.array(list(self._known)), "vectors": np.array(list(self._known.values()))}
+        np.savez(self._file, **arrays)
 
 
 def _key(text: str) -> str:

@@ -1,25 +1,24 @@
-"""What is known of a scope's semantic hits: labels by level of similarity, as whole numbers that add up.
+"""Evidence: counts of labels by level of similarity.
 
-Levels are fine near 1, where sentence encoders have all that matters. Level 0 is the top; a similarity is on level j where
-1 - (j / 64)^2 is the highest edge that it reaches. Ten levels lie above .975, twenty-two above .88.
+Levels are fine near 1, where the similarities of sentence encoders matter. Level 0 is the top; the lower edge of level j is
+1 - ((j + 1) / 64)^2. Ten levels lie above .975, twenty-two above .88.
 
-A lookup whose nearest question passed the vetoes has a *candidate*. Where the engine answered all the same (nothing is served
-there yet, or the hit was drawn for an audit), its answer says whether the candidate's would have done: a label. What is
-counted:
+A lookup whose nearest question passed the vetoes has a *candidate*. If the engine answers such a lookup (nothing is served
+there yet, or the hit is audited), its answer shows whether the candidate's was right: a label. The counts are:
 
 - `lookups`: lookups with a candidate, served or not;
-- `same`, `different`: labels. A complaint of a user is a `different`; that nobody complained is not a label, since few do;
-- `unjudged`: lookups that went to the engine and have no label, or none yet: the client hung up, never handed the answer in, or
-  the candidate is gone. A client can choose which answers it aborts. So nothing is assumed about them, and the threshold counts
-  each as `different`. Only a lookup whose judge is out of order is taken back, since that does not depend on the answers;
-- `squares`: of the labels of one cluster of questions (a label that says `same` joins a
-  question to its candidate's cluster), counted one by one 1, 3, 5, ...: their sum is
-  the sum of the squares of the clusters' sizes, which says how many independent labels these are worth.
+- `same`, `different`: labels. A user's complaint is a `different`; the absence of complaints is not a label, since few
+  complain;
+- `unjudged`: lookups that went to the engine and have no label yet, perhaps because the client hung up, did not store the
+  answer, or the candidate expired. A client can choose which answers it aborts, so the threshold counts each as `different`.
+  Only a lookup whose judge failed is subtracted again, since that does not depend on the answers;
+- `squares`: the sum of the squares of the clusters' sizes, from which the number of independent labels follows. A label `same`
+  joins a question to its candidate's cluster. The nth label of a cluster adds 2n - 1.
 
-And of the scope as a whole `served`, `expected_wrong` (in millionths, summed over what was served), `complaints` and `looks`.
+The totals are `served`, `expected_wrong` (estimated risks of the hits, in millionths), `complaints` and `looks`.
 
-Counts are kept in segments of 1,000 labels, and the oldest is dropped over twenty: the window. Every change is a list of
-(field, amount), to be applied here and by HINCRBY in Redis, so that many sidecars add to one evidence.
+Counts are stored in segments of 1,000 labels. The window is the latest twenty. A change is a list of (field, amount), which is
+applied here and added in Redis, so that many sidecars contribute to one evidence.
 """
 
 import math
@@ -33,9 +32,9 @@ LEVELS: Final = 64
 KINDS: Final = ("lookups", "same", "different", "squares", "unjudged")
 TOTALS: Final = ("served", "expected_wrong", "complaints", "looks")
 SEGMENT: Final = 1_000
-"""Labels of a segment."""
+"""Labels per segment."""
 SEGMENTS: Final = 20
-"""Segments of the window: 20,000 labels."""
+"""Segments in the window: 20,000 labels."""
 MILLION: Final = 1_000_000
 
 Change: TypeAlias = tuple[str, int]
@@ -43,54 +42,54 @@ Total: TypeAlias = Literal["served", "expected_wrong", "complaints", "looks"]
 
 
 def level_of(similarity: float) -> int:
-    """Return the level, 0 to LEVELS - 1, of a cosine similarity; what lies above 1 by rounding is on level 0."""
-    distance = max(0.0, 1.0 - similarity - 1e-6)  # fp16 vectors of unit length: equal texts give 1 - 1e-7 or so
+    """Return the level, 0 to LEVELS - 1, of a cosine similarity; one that rounding put above 1 is on level 0."""
+    distance = max(0.0, 1.0 - similarity - 1e-6)  # equal texts have about 1 - 1e-7 with fp16 vectors
     return min(LEVELS - 1, max(0, math.ceil(math.sqrt(distance) * LEVELS) - 1))
 
 
 def edge(level: int) -> float:
-    """Return the lowest similarity of a level, as :func:`level_of` has it."""
+    """Return the lowest similarity of a level of :func:`level_of`."""
     return 1.0 - ((level + 1) / LEVELS) ** 2 - 1e-6
 
 
 class Evidence:
-    """Counts of one scope. Not thread-safe.
+    """Counts of one tenant in a scope. Not thread-safe.
 
     Attributes:
-        totals: the scope's own counts, by name; they do not age.
+        totals: counts without a level, by name; they do not age.
     """
 
     def __init__(self) -> None:
         self._segments: dict[int, NDArray[np.int64]] = {}
-        self._window = np.zeros((LEVELS, len(KINDS)), np.int64)  # the sum of the segments
-        self._labels: dict[int, int] = {}  # of each segment
+        self._window = np.zeros((LEVELS, len(KINDS)), np.int64)  # sum of the segments
+        self._labels: dict[int, int] = {}  # by segment
         self.totals: dict[str, int] = dict.fromkeys(TOTALS, 0)
 
-    # -- what happened, as changes ---------------------------------------------------------------------------------------------
+    # -- changes ---------------------------------------------------------------------------------------------------------------
 
     def lookup(self, similarity: float) -> list[Change]:
-        """Return what a lookup with a candidate at this similarity changes."""
+        """Return the changes of a lookup with a candidate at this similarity."""
         return [(self._field(level_of(similarity), "lookups"), 1)]
 
     def unjudged(self, similarity: float, amount: int = 1) -> list[Change]:
-        """Return what a lookup that goes to the engine changes; ``amount`` -1: its label has come, or its judge has failed."""
+        """Return the changes of a lookup at the engine; ``amount`` is -1 when its label arrives or its judge fails."""
         return [(self._field(level_of(similarity), "unjudged"), amount)]
 
     def label(self, similarity: float, *, same: bool, nth: int = 1) -> list[Change]:
-        """Return what a label changes; ``nth``: it is this cluster's so many-th, from 1 on."""
+        """Return the changes of a label, the ``nth`` of its cluster, from 1."""
         level = level_of(similarity)
         return [(self._field(level, "same" if same else "different"), 1), (self._field(level, "squares"), 2 * nth - 1)]
 
     def complaint(self, similarity: float, nth: int = 1) -> list[Change]:
-        """Return what a user's word that a served answer was wrong changes. There is none for a right one."""
+        """Return the changes of a user's complaint about a served answer."""
         return [*self.label(similarity, same=False, nth=nth), ("complaints", 1)]
 
     def serving(self, risk: float) -> list[Change]:
-        """Return what an answer served at this estimated risk changes."""
+        """Return the changes of a hit at this estimated risk."""
         return [("served", 1), ("expected_wrong", round(risk * MILLION))]
 
     def apply(self, changes: Iterable[Change]) -> None:
-        """Add changes: one's own, or another sidecar's."""
+        """Add changes."""
         for field, amount in changes:
             if field in self.totals:
                 self.totals[field] += amount
@@ -112,17 +111,17 @@ class Evidence:
             self._window -= self._segments.pop(oldest)
             del self._labels[oldest]
 
-    # -- what is kept ----------------------------------------------------------------------------------------------------------
+    # -- stored form -----------------------------------------------------------------------------------------------------------
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, int]) -> "Evidence":
-        """Return the evidence of a Redis hash. Fields that are not counts are left alone."""
+        """Return the evidence of a stored record. Fields that are not counts are ignored."""
         evidence = cls()
         evidence.apply((field, int(amount)) for field, amount in fields.items() if field in TOTALS or _is_count(field))
         return evidence
 
     def fields(self) -> dict[str, int]:
-        """Return all counts as a Redis hash holds them; what is 0 is left out."""
+        """Return all counts above 0 as fields of a record."""
         found = {name: amount for name, amount in self.totals.items() if amount}
         for number, counts in self._segments.items():
             for level, kind in np.argwhere(counts):
@@ -130,30 +129,30 @@ class Evidence:
         return found
 
     def aged(self, fields: Iterable[str]) -> list[str]:
-        """Return those of a hash's fields that the window has left behind, for HDEL."""
+        """Return those fields of a record that are older than the window."""
         oldest = max(self._segments, default=0) - SEGMENTS + 1
         return [field for field in fields if _is_count(field) and int(field.partition(":")[0]) < oldest]
 
-    # -- what it says ----------------------------------------------------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------------------------------------------
 
     def counts(self) -> NDArray[np.int64]:
-        """Return the window's counts, [levels, kinds], the top level first."""
+        """Return the window's counts [levels, kinds], from the top level down."""
         return self._window.copy()
 
     @property
     def labels(self) -> int:
-        """Labels in the window."""
+        """Number of labels in the window."""
         return sum(self._labels.values())
 
     @property
     def labels_ever(self) -> int:
-        """Labels since the evidence began, the window's and those before it."""
+        """Number of labels since the evidence began."""
         newest = max(self._labels, default=0)
         return newest * SEGMENT + self._labels.get(newest, 0)
 
     @property
     def lookups(self) -> int:
-        """Lookups with a candidate in the window."""
+        """Number of lookups with a candidate in the window."""
         return int(self._window[:, 0].sum())
 
     def _field(self, level: int, kind: str) -> str:

@@ -1,6 +1,7 @@
-"""Evidence in a file: what `lpc cache calibrate` writes and a scope's `evidence` setting names. Counts only; no text.
+"""Files of evidence, which contain counts and no text.
 
-Labels of pairs of questions, and how often the judge of answers errs, where that was measured.
+`lpc cache calibrate` writes a file with labels of question pairs and the measured error of a judge; a scope's setting
+`evidence` names it. A sidecar writes its own file of verdicts.
 """
 
 import json
@@ -20,22 +21,22 @@ VERSION: Final = 1
 
 
 class Verdicts:
-    """What an empty Redis must not undo, by the place of the evidence: numbers that only grow, in a file of the sidecar.
+    """Numbers that only grow and that an emptied Redis must not undo, by Redis key of the evidence.
 
-    Several sidecars of one machine may share the file.
+    Several sidecars on one machine may share the file.
 
     Args:
-        path: of the file; None: it is kept in memory only.
+        path: path of the file; None to store nothing on disk.
 
     Raises:
-        EvidenceError: the file cannot be read or written, or holds something else.
+        EvidenceError: the file cannot be read or written, or has another format.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._places: dict[str, dict[str, int]] = {}
+        self._numbers: dict[str, dict[str, int]] = {}
         if path is not None:
-            self._take_in(path)
+            self._read(path)
             try:
                 self._write(path)
             except OSError as error:
@@ -43,98 +44,102 @@ class Verdicts:
                     f"{path} cannot be written ({error.strerror}): set LPC_STATE to a folder that outlives restarts"
                 ) from error
 
-    def of(self, place: str) -> dict[str, int]:
-        """Return what is known of a place."""
-        return dict(self._places.get(place, {}))
+    def of(self, key: str) -> dict[str, int]:
+        """Return the numbers of a key."""
+        return dict(self._numbers.get(key, {}))
 
-    def note(self, place: str, numbers: Mapping[str, int]) -> None:
-        """Keep what is new or larger than before."""
-        if not self._grows(place, numbers):
-            return
-        if self._path is None:
+    def note(self, key: str, numbers: Mapping[str, int]) -> None:
+        """Store the numbers that are new or larger than before."""
+        if not self._grow(key, numbers) or self._path is None:
             return
         try:
-            self._take_in(self._path)
+            self._read(self._path)
             self._write(self._path)
         except (EvidenceError, OSError) as error:
-            log.error("a verdict on evidence is not kept: %s; see LPC_STATE", type(error).__name__)
+            log.error("cannot store a verdict on evidence: %s; check LPC_STATE", type(error).__name__)
 
-    def _grows(self, place: str, numbers: Mapping[str, int]) -> bool:
-        known = self._places.get(place, {})
-        more = {name: value for name, value in numbers.items() if value > known.get(name, 0)}
-        if more:
-            self._places[place] = {**known, **more}
-        return bool(more)
+    def _grow(self, key: str, numbers: Mapping[str, int]) -> bool:
+        """Raise the numbers of a key in memory; return whether any is larger than before."""
+        known = self._numbers.get(key, {})
+        larger = {name: value for name, value in numbers.items() if value > known.get(name, 0)}
+        if larger:
+            self._numbers[key] = {**known, **larger}
+        return bool(larger)
 
-    def _take_in(self, path: Path) -> None:
+    def _read(self, path: Path) -> None:
         try:
             found = json.loads(path.read_text()) if path.exists() else {}
-            for place, numbers in found.items():
-                self._grows(str(place), {str(name): int(value) for name, value in numbers.items()})
+            for key, numbers in found.items():
+                self._grow(str(key), {str(name): int(value) for name, value in numbers.items()})
         except OSError as error:
             raise EvidenceError(f"{path} cannot be read ({error.strerror}): set LPC_STATE to another folder") from error
         except (AttributeError, TypeError, ValueError) as error:
-            raise EvidenceError(f"{path} holds no verdicts: remove it, or set LPC_STATE to another folder") from error
+            raise EvidenceError(f"{path} is not a file of verdicts: remove it, or set LPC_STATE to another folder") from error
 
     def _write(self, path: Path) -> None:
         with replacing(path) as new:
-            new.write_text(json.dumps(self._places, indent=1) + "\n")
+            new.write_text(json.dumps(self._numbers, indent=1) + "\n")
 
 
 class EvidenceError(LpcError):
-    """A file of evidence cannot be used."""
+    """A file of evidence is invalid."""
 
 
 def write_evidence(
     path: Path, evidence: Evidence, encoder: str, judge: str = "", model: str = "", error: JudgeError | None = None
 ) -> None:
-    """Write evidence and the digest of the encoder whose similarities it counts.
+    """Write a file of evidence.
 
     Args:
-        judge: whose error was measured, as a scope's `judge` names it; with "model" also ``model``.
-        error: what was measured.
+        path: path of the file.
+        evidence: labels of question pairs.
+        encoder: id of the encoder whose similarities were counted.
+        judge: the judge that was measured, as in a scope's `judge`.
+        model: the model of judge "model".
+        error: the judge's measured error.
     """
-    kept: dict[str, Any] = {"version": VERSION, "encoder": encoder, "counts": evidence.fields()}
+    document: dict[str, Any] = {"version": VERSION, "encoder": encoder, "counts": evidence.fields()}
     if error is not None:
-        kept["judge"] = {"judge": judge, "model": model, **error._asdict()}
+        document["judge"] = {"judge": judge, "model": model, **error._asdict()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(kept, indent=1) + "\n")
+    path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def read_evidence(path: Path, encoder: str | None = None) -> Evidence:
     """Return the evidence of a file.
 
     Raises:
-        EvidenceError: it cannot be read, is not evidence, or is of another encoder than ``encoder``.
+        EvidenceError: the file cannot be read, is not evidence, or belongs to another encoder than ``encoder``.
     """
     try:
         return Evidence.from_fields({str(field): int(amount) for field, amount in _read(path, encoder)["counts"].items()})
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _none(path) from error
+        raise _invalid(path) from error
 
 
 def read_judge_error(path: Path | None, judge: str, model: str, encoder: str) -> JudgeError:
-    """Return how often a judge errs, as it was measured.
+    """Return a judge's measured error.
 
     Args:
-        path: of the evidence; None: the scope has none.
-        judge: as a scope's `judge` names it; with "model" also ``model``.
-        encoder: that is served.
+        path: path of the evidence; None if the scope has none.
+        judge: the judge, as in a scope's `judge`.
+        model: the model of judge "model".
+        encoder: id of the current encoder.
 
     Raises:
-        EvidenceError: it was not measured, or the file cannot be used. The message says what to run.
+        EvidenceError: the judge was not measured, or the file is invalid. The message names the command to run.
     """
     named = f"--judge {judge} --judge-model {model}" if model else f"--judge {judge}"
     run = f"`lpc cache calibrate --answers FILE {named} --evidence {path or 'FILE'}`"
     if path is None:
-        raise EvidenceError(f'judge "{judge}" errs, and how often is not known: run {run} and name that file as `evidence`')
+        raise EvidenceError(f'the error of judge "{judge}" is unknown: run {run} and set `evidence` to that file')
     try:
         measured = _read(path, encoder).get("judge") or {}
         error = JudgeError(int(measured.get("false_same", 0)), int(measured.get("different", 0)))
     except (AttributeError, TypeError, ValueError) as failure:
-        raise _none(path) from failure
+        raise _invalid(path) from failure
     if not 0 <= error.false_same <= error.different or (measured.get("judge"), measured.get("model")) != (judge, model):
-        raise EvidenceError(f'{path} does not say how often judge "{model or judge}" errs: run {run}')
+        raise EvidenceError(f'{path} lacks the error of judge "{model or judge}": run {run}')
     return error
 
 
@@ -142,17 +147,15 @@ def _read(path: Path, encoder: str | None) -> Any:
     try:
         found = json.loads(path.read_text())
         if found["version"] != VERSION:
-            raise EvidenceError(f"{path} is evidence of another version of lpc: run `lpc cache calibrate` again")
+            raise EvidenceError(f"{path} has another format version: run `lpc cache calibrate` again")
         if encoder is not None and found["encoder"] != encoder:
-            raise EvidenceError(
-                f"{path} is evidence of another encoder: run `lpc cache calibrate` with the model that is served"
-            )
+            raise EvidenceError(f"{path} belongs to another encoder: run `lpc cache calibrate` with the model that you serve")
     except OSError as error:
         raise EvidenceError(f"{path} cannot be read: {error.strerror}") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _none(path) from error
+        raise _invalid(path) from error
     return found
 
 
-def _none(path: Path) -> EvidenceError:
+def _invalid(path: Path) -> EvidenceError:
     return EvidenceError(f"{path} is not an evidence file: write it with `lpc cache calibrate --out`")

@@ -1,17 +1,17 @@
-"""What a scope does with a candidate: serve it, ask the engine and learn, or ask the engine for an audit.
+"""The gate of a semantic tier decides whether to serve a candidate, or to ask the engine and learn from its answer.
 
-One Gate per scope and process. It decides by its own copy of the evidence, hands over what it changed (:meth:`Gate.hand_over`)
-and takes in what all sidecars know (:meth:`Gate.take`; `lpc.responses.shared_evidence`). The caller finds the candidate
-(`index.py`, `vetoes.py`), judges the engine's answer (`same_answer.py`) and counts the labels of a cluster:
+There is one Gate per tenant and process. It decides by its own copy of the evidence. It returns its changes
+(:meth:`Gate.pending`) and merges those of all sidecars (:meth:`Gate.merge`; `lpc.responses.shared_evidence`). The caller finds
+the candidate (`index.py`, `vetoes.py`), judges the engine's answer (`same_answer.py`) and counts the labels of a cluster:
 
     decision = gate.decide(similarity, question)            a candidate that no veto stopped
     if decision is Decision.SERVE: answer with the candidate's
     else: ask the engine; gate.learn(similarity, same=..., decision=decision, nth=...), or gate.unjudged(...)
 
-It starts shut. It never serves a question for the second time from another question's answer: the second time the engine is
-asked, and the answer stored under the question itself is an exact hit from then on. So one question that everybody asks today
-costs at most one wrong answer. At least 5% of hits are audits; more while few were served (a change that begins right after the
-opening has little time), and all while an audit's wrong or missing answer is not yet made up for.
+It starts shut. A question gets at most one semantic hit: the second time, the engine is asked, and from then on its answer is
+an exact hit. So a popular question costs at most one wrong answer. At least 5% of hits are audited by asking the engine.
+The share is larger while few hits were served, so that a change right after the opening is noticed. After an audit with a wrong
+or missing answer, all hits are audited until enough right ones followed.
 """
 
 import math
@@ -36,36 +36,36 @@ from lpc.responses.semantic.threshold import (
 )
 
 AUDITS: Final = 0.05
-"""Of hits that are sent to the engine all the same, once many have been served."""
+"""Share of hits that are audited once many have been served."""
 FIRST_AUDITS: Final = 0.5
-"""Of the first hits. Between the two it is ln(1 / alpha) / (delta x hits so far): were everything wrong from now on, an
-audit would see it, with probability 1 - alpha, before the wrong answers are delta of what was served."""
+"""Share of the first hits that are audited. Between the two, the share is ln(1 / alpha) / (delta x hits so far): if every hit
+were wrong from now on, an audit would find one with probability 1 - alpha before the wrong answers reach delta of all hits."""
 SERVED_QUESTIONS: Final = 100_000
-"""Questions of which it is remembered that they were served once."""
+"""Questions remembered as served."""
 RECONSIDERED: Final = 25
-"""Labels after which it is asked again which of the certified thresholds the run of hits can afford."""
+"""Interval in labels at which the threshold is chosen again from the certified ones."""
 PRIOR: Final = 10
-"""Labels by which a level's share of wrong candidates is drawn to that of all misses."""
+"""Weight in labels of the overall share of wrong candidates in a level's share."""
 
 
-TURNED: Final = "turned"
-"""How often the evidence has turned, among the fields that are kept."""
+RESETS: Final = "turned"
+"""Field of a record: how often drift has reset the evidence."""
 VOID: Final = "void:"
-"""Before the digest of labels from before which the evidence has turned against."""
+"""Field prefix, followed by the digest of initial labels that a reset has invalidated."""
 OPENED: Final = "opened:"
-"""Before the digest of labels from before: how many levels the last look opened. Between looks none is added: evidence that
-is looked at at every exchange would pass one day."""
+"""Field prefix, followed by the digest of initial labels: number of levels that the last look opened. No level opens between
+looks, because a test that is repeated at every exchange would pass one day."""
 
 
-class Handover(NamedTuple):
-    """What a gate did since the last one.
+class Pending(NamedTuple):
+    """A gate's changes since the last exchange.
 
     Attributes:
-        turned: as often the evidence had turned when this was learnt; None: not known yet.
-        forget: it has turned here: all before is of no use.
-        changes: of counts, to be added.
-        steps: of the sums of drift, to be added one after the other, none going below 0.
-        sets: to be set.
+        turned: number of resets that the gate knew of; None if unknown.
+        forget: whether the gate was reset, so that all earlier evidence must be deleted.
+        changes: amounts to add to counts.
+        steps: amounts to add to the sums of drift in order; a sum does not go below 0.
+        sets: fields to set.
     """
 
     turned: int | None
@@ -81,15 +81,16 @@ class Decision(Enum):
     SERVE = "serve"
     BELOW = "below_threshold"
     AUDIT = "audit"
-    REPEATED = "repeated"  # served once already: the engine is asked, and its answer stored; no label is counted
+    REPEATED = "repeated"  # had a semantic hit before: ask the engine and store its answer; count no label
 
 
 class Gate:
-    """Decides for one scope, and learns. Not thread-safe.
+    """Decides for one tenant, and learns. Not thread-safe.
 
     Attributes:
-        threshold: in force; None while shut.
-        shut_by_drift: how often evidence turned and everything was forgotten.
+        threshold: current threshold; None while shut.
+        shut_by_drift: number of resets by drift.
+        forgotten: whether the stored evidence must also be deleted.
     """
 
     def __init__(
@@ -102,26 +103,27 @@ class Gate:
         start: Evidence | None = None,
         draw: random.Random | None = None,
     ) -> None:
-        """Make a gate that is shut.
+        """Create a gate.
 
         Args:
-            delta: bound on the share of wrong answers among those served.
+            delta: limit on the share of wrong answers among those served.
             alpha: probability of exceeding it.
-            judge: the error of what makes the labels.
-            serves: False: it only watches what would come of serving (mode "shadow").
-            start: labels from before, of pairs that are like this scope's traffic (`lpc cache calibrate`).
-            draw: of audits.
+            judge: error of the judge that makes the labels.
+            serves: False to collect evidence without serving (mode "shadow").
+            start: initial labels of pairs that resemble the scope's traffic (`lpc cache calibrate`); without, the gate is shut.
+            draw: random numbers that select audits.
         """
         self.threshold: Threshold | None = None
         self.shut_by_drift = 0
         self._delta, self._alpha, self._judge, self._serves = delta, alpha, judge, serves
         self._draw = draw or random.Random()
         self._changes: list[Change] = []
-        self._asked: OrderedDict[bytes, None] = OrderedDict()
+        self._served: OrderedDict[bytes, None] = OrderedDict()
         self._start = start
         self._start_name = _digest(start)
         self._turned: int | None = None
         self._sets: dict[str, int] = {}
+        self.forgotten = False
         self._begin()
         if start is not None:
             self.load(self.evidence)
@@ -134,60 +136,60 @@ class Gate:
         self.threshold = None
 
     def decide(self, similarity: float, question: bytes) -> Decision:
-        """Return what to do with a candidate; ``question`` is a digest of the question asked, in its partition."""
-        if question in self._asked:
+        """Return what to do with a candidate; ``question`` is the name of the request."""
+        if question in self._served:
             return Decision.REPEATED
         self._note(self.evidence.lookup(similarity))
         threshold = self.threshold
         if threshold is None or not self._serves or similarity < threshold.similarity:
             decision = Decision.BELOW
         else:
-            decision = Decision.AUDIT if self._draw.random() < self._audits() else Decision.SERVE
+            decision = Decision.AUDIT if self._draw.random() < self._audit_share() else Decision.SERVE
         if threshold is None or decision is not Decision.SERVE:
-            self._note(self.evidence.unjudged(similarity))  # until the label comes
+            self._note(self.evidence.unjudged(similarity))  # until the label arrives
             return decision
         self._note(self.evidence.serving(threshold.estimate))
         self.served(question)
         return Decision.SERVE
 
     def served(self, question: bytes) -> None:
-        """Note that a question was answered from another one's, here or elsewhere."""
-        self._asked[question] = None
-        if len(self._asked) > SERVED_QUESTIONS:
-            self._asked.popitem(last=False)
+        """Record a question's semantic hit, here or in another sidecar."""
+        self._served[question] = None
+        if len(self._served) > SERVED_QUESTIONS:
+            self._served.popitem(last=False)
 
     def learn(self, similarity: float, *, same: bool, decision: Decision, nth: int = 1) -> None:
-        """Take what the engine's own answer says of the candidate's.
+        """Record a label.
 
         Args:
-            similarity: of the two questions.
-            same: whether the candidate's answer would have done. What the judge cannot tell is False.
-            decision: what :meth:`decide` had said.
-            nth: it is the so many-th label of its cluster.
+            similarity: similarity of the two questions.
+            same: whether the candidate's answer was right; False if the judge was not sure.
+            decision: result of :meth:`decide`.
+            nth: ordinal of the label in its cluster, from 1.
         """
         if decision is Decision.REPEATED:
             return
         self._note(self.evidence.unjudged(similarity, -1))
-        turned = (
+        alarm = (
             self._drift.hit(same=same)
             if decision is Decision.AUDIT
             else self._drift.miss(same=same, expected_wrong=self._expected(level_of(similarity)))
         )
         self._note(self.evidence.label(similarity, same=same, nth=nth))
-        if turned and self.threshold is not None:
+        if alarm and self.threshold is not None:
             self.shut()
             self.shut_by_drift += 1
             return
         self._look()
 
     def unjudged(self, similarity: float, decision: Decision, *, excused: bool = False) -> None:
-        """Take that there will be no label. After an audit all hits are audited until right ones have made up for it.
+        """Record that there will be no label. After an audit, all hits are audited until enough right ones followed.
 
         Args:
-            similarity: of the two questions.
-            decision: what :meth:`decide` had said.
-            excused: the judge is out of order, whatever the answers are; else the lookup counts as if the answers differed
-                (:mod:`lpc.responses.semantic.evidence`).
+            similarity: similarity of the two questions.
+            decision: result of :meth:`decide`.
+            excused: whether the judge failed, independently of the answers. Otherwise the lookup counts as if the answers
+                differed (:mod:`lpc.responses.semantic.evidence`).
         """
         if decision is Decision.AUDIT:
             self._drift.unjudged()
@@ -195,10 +197,9 @@ class Gate:
             self._note(self.evidence.unjudged(similarity, -1))
 
     def complain(self, similarity: float, nth: int = 1) -> None:
-        """Take a user's word that an answer that was served was wrong.
+        """Record a user's complaint about a served answer as a label `different`.
 
-        It counts as a label that says `different`; silence counts as nothing. Where complaints alone are more than delta of
-        what was served, whatever audits say, the scope is shut.
+        If complaints alone exceed delta of the hits, the gate is shut.
         """
         self._note(self.evidence.complaint(similarity, nth))
         totals = self.evidence.totals
@@ -206,38 +207,35 @@ class Gate:
             self.shut()
 
     def shut(self) -> None:
-        """Serve nothing, forget all evidence, and begin again."""
+        """Stop serving, and delete all evidence."""
         self._changes = []
         self._sets = {VOID + self._start_name: 1} if self._start is not None else {}
         self._start, self._start_name = None, ""
         self._begin()
         self.forgotten = True
 
-    forgotten = False
-    """Whether to forget also the evidence that is kept."""
-
     def changes(self) -> list[Change]:
-        """Return what changed in the counts since the last call."""
+        """Return the changes of the counts since the last call."""
         changes, self._changes = self._changes, []
         return changes
 
-    def hand_over(self) -> Handover:
-        """Return what was done since the last call, to be followed by :meth:`take`, or :meth:`not_taken` where it failed."""
+    def pending(self) -> Pending:
+        """Return the changes since the last call. Call :meth:`merge` after the exchange, or :meth:`restore` if it failed."""
         sets, self._sets = self._sets, {}
-        return Handover(self._turned, self.forgotten, self.changes(), self._drift.steps(), sets)
+        return Pending(self._turned, self.forgotten, self.changes(), self._drift.steps(), sets)
 
-    def not_taken(self, handed: Handover) -> None:
-        """Keep what can be handed over twice; counts are lost, since it is not known whether they were added."""
-        self._sets = {**handed.sets, **self._sets}
+    def restore(self, pending: Pending) -> None:
+        """Restore changes that may be sent twice. Counts are lost, because they may have been added."""
+        self._sets = {**pending.sets, **self._sets}
 
-    def take(self, kept: Mapping[str, int], handed: Handover) -> None:
-        """Lay in what is kept, of all sidecars, with what was handed over. Where it turned in another, it turned here."""
-        turned, known = kept.get(TURNED, 0), self._turned
+    def merge(self, kept: Mapping[str, int], pending: Pending) -> None:
+        """Replace the evidence by the shared record ``kept``, which includes ``pending``. Reset if another sidecar did."""
+        turned, known = kept.get(RESETS, 0), self._turned
         self._turned = turned
-        if handed.forget:
+        if pending.forget:
             self.forgotten = False
         elif self.forgotten:
-            return  # it turned since; what is kept is to be forgotten
+            return  # reset since then: the record must be deleted
         elif known is not None and turned != known:
             self.shut()
             self.forgotten = False
@@ -245,15 +243,15 @@ class Gate:
             self._start, self._start_name = None, ""
         self._drift.load(kept)
         evidence = Evidence.from_fields(kept)
-        evidence.apply(self._changes)  # since it was handed over
+        evidence.apply(self._changes)  # since :meth:`pending`
         opened = self._sets.get(OPENED + self._start_name, kept.get(OPENED + self._start_name))
         self.load(evidence, 0 if opened is None and self._start is None else opened)
-        if self._drift.turned and self.threshold is not None:
+        if self._drift.alarm and self.threshold is not None:
             self.shut()
             self.shut_by_drift += 1
 
     def load(self, evidence: Evidence, opened: int | None = None) -> None:
-        """Lay in evidence that was kept, all of it, own changes included. ``opened``: levels; None: take a look."""
+        """Replace the evidence, and open ``opened`` levels; None to test the evidence."""
         if self._start is not None:
             evidence.apply(self._start.fields().items())
         self.evidence = evidence
@@ -263,11 +261,11 @@ class Gate:
         self.evidence.apply(changes)
         self._changes += changes
 
-    def _audits(self) -> float:
+    def _audit_share(self) -> float:
         if self._drift.suspicious:
             return 1.0
-        enough = -math.log(self._alpha) / (self._delta * (self.evidence.totals["served"] + 1))
-        return max(AUDITS, min(FIRST_AUDITS, enough))
+        share = -math.log(self._alpha) / (self._delta * (self.evidence.totals["served"] + 1))
+        return max(AUDITS, min(FIRST_AUDITS, share))
 
     def _look(self) -> None:
         if look_due(self.evidence.totals["looks"], self.evidence.labels_ever):
@@ -284,8 +282,8 @@ class Gate:
         self._certified = [threshold for threshold in certified if threshold.level < opened]
         counts = self.evidence.counts()
         labels = counts[:, 1] + counts[:, 2]
-        everywhere = (counts[:, 2].sum() + 1) / (labels.sum() + 2)
-        self._usual = [float(x) for x in (counts[:, 2] + PRIOR * everywhere) / (labels + PRIOR)]
+        overall = (counts[:, 2].sum() + 1) / (labels.sum() + 2)
+        self._usual = [float(x) for x in (counts[:, 2] + PRIOR * overall) / (labels + PRIOR)]
         self._choose()
 
     def _choose(self) -> None:
@@ -299,5 +297,5 @@ class Gate:
 
 
 def _digest(evidence: Evidence | None) -> str:
-    """Return a name of labels from before; empty where there are none."""
+    """Return a digest of initial labels; empty if there are none."""
     return "" if evidence is None else sha256(repr(sorted(evidence.fields().items())).encode()).hexdigest()[:12]

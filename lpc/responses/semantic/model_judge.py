@@ -1,8 +1,8 @@
-"""A judge of two answers that asks a model behind an OpenAI-compatible endpoint. Needs httpx (extra `gateway`).
+"""A judge of two answers that calls a model at an OpenAI-compatible endpoint. Needs httpx (extra `gateway`).
 
-The answers may hold instructions for the judge. They stand between marks that are drawn for each call. The order to compare
-comes once more after them, and a JSON schema binds the reply where the endpoint supports one. Only a reply that is one verdict
-and nothing else counts. A tenant who can steer its own answers can still fool a model, but only about its own evidence.
+The answers may contain instructions for the judge. So they are enclosed in random marks, the instruction is repeated after
+them, and a JSON schema restricts the reply if the endpoint supports one. A reply counts only if it is exactly one verdict. A
+tenant that controls its answers can still fool a model, but this affects only its own evidence.
 """
 
 import json
@@ -19,7 +19,7 @@ from lpc.responses.semantic.same_answer import equal_text
 log = logging.getLogger(__name__)
 
 LONGEST: Final = 12_000
-"""Characters of an answer that a model is shown; a longer one is not judged, since its end may be what differs."""
+"""Longest answer in characters that a model judges: a longer one would be cut, and its end may differ."""
 ASKED: Final = (
     "You compare two answers that were given to two questions. Say SAME if a person who asked the first question would be "
     "served as "
@@ -44,15 +44,18 @@ FORMAT: Final = {
     },
 }
 REFUSED: Final = frozenset((400, 413, 422))
-"""Statuses with which an endpoint refuses what it was sent. Any other failure says nothing about the texts."""
+"""HTTP statuses that may be caused by the texts. Other failures are not."""
 
 
 class ByModel:
-    """Asks a model. One that is away or fails says None; one that takes too long, refuses the texts or gives no verdict: False.
+    """Judges by a model.
+
+    Returns None if the endpoint is not available or fails, and False if it takes too long, refuses the texts or returns no
+    verdict.
 
     Args:
-        client: its base URL ends with /v1; it carries the key and a timeout.
-        model: the model's name there.
+        client: client with a base URL that ends with /v1, the key and a timeout.
+        model: name of the model at the endpoint.
     """
 
     def __init__(self, client: httpx.AsyncClient, model: str) -> None:
@@ -60,7 +63,7 @@ class ByModel:
         self._formatted = True
 
     async def __call__(self, question: str, answer: str, other_question: str, other_answer: str) -> bool | None:
-        """Judge the answers."""
+        """Return whether the answers are the same."""
         if equal_text(answer, other_answer):
             return True
         if max(len(answer), len(other_answer)) > LONGEST:
@@ -77,30 +80,30 @@ class ByModel:
                 response = await self._ask(body)
                 self._formatted = response.status_code in REFUSED
             if response.status_code in REFUSED:
-                log.warning("the judge of answers refused the texts: status %d", response.status_code)
+                log.warning("the judge of answers refused the request: status %d", response.status_code)
                 return False
             response.raise_for_status()
-            said = response.json()["choices"][0]["message"]["content"]
+            reply = response.json()["choices"][0]["message"]["content"]
         except (httpx.ReadTimeout, httpx.WriteTimeout):
             log.warning("the judge of answers took too long")
             return False
         except (OSError, httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
-            log.warning("the judge of answers could not be asked: %s", type(error).__name__)
+            log.warning("the judge of answers failed: %s", type(error).__name__)
             return None
-        return bool(verdict(said))
+        return bool(verdict(reply))
 
     async def _ask(self, body: dict[str, Any]) -> httpx.Response:
         return await self._client.post("chat/completions", json=body, headers={"Cache-Control": "no-store"})
 
 
 class KeyFile(httpx.Auth):
-    """A bearer token of a file that is read for each request, so that it can be changed. Raises OSError, ValueError."""
+    """A bearer token from a file, which is read for each request. Raises OSError, ValueError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """Add the token."""
+        """Add the token to a request."""
         request.headers["Authorization"] = f"Bearer {self._path.read_text().strip()}"
         yield request
 
@@ -109,16 +112,16 @@ def endpoint(url: str, key_file: Path | None, timeout_s: float) -> httpx.AsyncCl
     """Return the client of a judge's endpoint.
 
     Args:
-        url: its base, which ends with /v1.
-        key_file: holds its key.
-        timeout_s: of one verdict.
+        url: base URL, which ends with /v1.
+        key_file: path of a file with the API key.
+        timeout_s: timeout of one verdict in seconds.
     """
     auth = None if key_file is None else KeyFile(key_file)
     return httpx.AsyncClient(base_url=url, auth=auth, timeout=timeout_s, trust_env=False)
 
 
 def prompt(question: str, answer: str, other_question: str, other_answer: str) -> list[dict[str, str]]:
-    """Return the messages that ask a model; the texts stand between marks that they cannot know."""
+    """Return the messages for a model, with the texts between random marks."""
     mark = secrets.token_hex(8)
     shown = [
         f"[{mark} {name}]\n{text}\n[/{mark}]"
@@ -132,13 +135,13 @@ def prompt(question: str, answer: str, other_question: str, other_answer: str) -
     return [{"role": "system", "content": ASKED}, {"role": "user", "content": "\n\n".join([*shown, AGAIN])}]
 
 
-def verdict(said: object) -> bool | None:
-    """Return what a model's reply says; None where it is anything but one verdict, as a word or as JSON."""
-    if not isinstance(said, str):
+def verdict(reply: object) -> bool | None:
+    """Return the verdict of a model's reply, a word or JSON; None if it is not exactly one verdict."""
+    if not isinstance(reply, str):
         return None
     try:
-        read = json.loads(said)
+        parsed = json.loads(reply)
     except (ValueError, RecursionError):
-        return VERDICTS.get(said.strip().removesuffix(".").upper())
-    found = read["verdict"] if isinstance(read, dict) and read.keys() == {"verdict"} else None
+        return VERDICTS.get(reply.strip().removesuffix(".").upper())
+    found = parsed["verdict"] if isinstance(parsed, dict) and parsed.keys() == {"verdict"} else None
     return VERDICTS.get(found) if isinstance(found, str) else None

@@ -1,14 +1,13 @@
-"""Whether two answers say the same, judged without a person: the labels that the threshold rests on.
+"""Judges of whether two answers are the same, which make the labels of the evidence.
 
-Three judges, each with an error of its own that the bound has to include (`threshold.JudgeError`; `lpc cache calibrate`
-measures it):
+There are three judges. The threshold accounts for their error (`threshold.JudgeError`; `lpc cache calibrate` measures it):
 
-- `equal_text`: the same but for white space. What it calls the same would have been served word for word, so it has no error
-  that matters; most answers that mean the same it calls different, which costs hits and not the bound. The default.
-- `ByEmbedding`: equal text, or vectors of the answers at least so near, the same numbers, and no veto of negation or opposites.
-- `model_judge.ByModel`: a model behind an OpenAI-compatible endpoint, one's own engine for instance, is shown both and asked.
+- `equal_text`, the default: the same except for white space. It never calls different answers the same. It calls most answers
+  with the same meaning different, which costs hits but does not weaken the bound.
+- `ByEmbedding`: equal text, or similar vectors, the same numbers, and no veto of negation or opposites.
+- `model_judge.ByModel`: a model at an OpenAI-compatible endpoint, for instance your own engine.
 
-A judge that cannot tell says False: that errs on the safe side. None says that it could not be asked now, and tells nothing.
+A judge returns False if it is not sure, which is safe, and None if it failed, which makes no label.
 """
 
 from collections.abc import Awaitable, Callable
@@ -20,21 +19,21 @@ from numpy.typing import NDArray
 from lpc.responses.semantic.vetoes import veto
 
 NEAR: Final = 0.97
-"""Cosine similarity of two answers from which `ByEmbedding` calls them the same."""
+"""Lowest cosine similarity of answers that `ByEmbedding` calls the same."""
 
 
 def equal_text(answer: str, other: str) -> bool:
-    """Say whether two answers are the same but for white space."""
+    """Return whether two answers are the same except for white space."""
     return answer.split() == other.split()
 
 
 class ByEmbedding:
-    """Calls answers the same by their vectors and numbers.
+    """Judges by vectors and numbers.
 
     Args:
-        embed: returns the vectors of two texts, of unit length; None where one is too long to be seen whole. Raises
-            TimeoutError where there is no time for it now.
-        near: cosine similarity from which they are the same.
+        embed: returns the vectors of two texts, of unit length; None if one is too long for the encoder. Raises TimeoutError
+            if the model is busy.
+        near: lowest cosine similarity of equal answers.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class ByEmbedding:
         other_question: str,  # noqa: ARG002
         other_answer: str,
     ) -> bool | None:
-        """Judge the answers; the questions do not matter."""
+        """Return whether the answers are the same; the questions are ignored."""
         if equal_text(answer, other_answer):
             return True
         try:
@@ -63,5 +62,5 @@ class ByEmbedding:
 
 
 def same_by_embedding(answer: str, other: str, similarity: float, near: float = NEAR) -> bool:
-    """Say whether two answers count as the same by the cosine similarity of their vectors, and their words."""
+    """Return whether two answers count as the same by cosine similarity and words."""
     return equal_text(answer, other) or (similarity >= near and veto(answer, other) not in ("numbers", "negation", "antonyms"))

@@ -1,31 +1,30 @@
-"""From which similarity on a scope may serve: the lowest at which evidence bounds the share of wrong answers among those
-served.
+"""The similarity threshold: the lowest at which evidence bounds the share of wrong answers among those served.
 
-One *look* at the evidence is a fixed-sequence test: from the top level of similarity down, "of all lookups at or above this
-level more than ``delta`` would be answered wrongly" is tested and must be rejected, before the next lower level is; the
-first that cannot be rejected ends it. No correction for the number of levels is needed (Maurer et al. 1995; Angelopoulos et
-al., Learn then Test, 2021). The sequence begins at the first level with enough labels to reject anything, which depends on
-similarities alone.
+One *look* at the evidence is a fixed-sequence test from the top level of similarity down. The null hypothesis of a level is
+"more than ``delta`` of the lookups at or above this level would be answered wrongly". The first level at which it cannot be
+rejected ends the sequence. No correction for the number of levels is needed (Maurer et al. 1995; Angelopoulos et al., Learn
+then Test, 2021). The sequence begins at the first level with enough labels to reject anything, which depends only on
+similarities.
 
-Five things make the plain upper limit of Clopper and Pearson invalid here, and what is done about each:
+Five things make the plain upper limit of Clopper and Pearson invalid here. Their remedies:
 
-- **Looks are repeated** as evidence grows, which a test at 5% does not survive: at the edge of the bound it is certain to
-  be passed one day. Looks are taken when the labels have grown by a quarter, and each has an equal part of alpha: `LOOKS`
-  of them from `FIRST_LOOK` to the window's 20,000 labels (Bonferroni; after that the next window has its own alpha).
-- **Hits are labelled less often than misses** (audits). Each stratum of levels is weighted by its lookups, and its labels
-  count as many as a uniform sample would hold in which no stratum is labelled more often than the one that is most seldom:
-  an audit of 5% speaks for twenty hits, and is still one label.
-- **Labels are missing**, and callers may choose which: a client that hangs up on wrong answers alone would hide them. Each
-  lookup that went to the engine and has no label counts as a wrong one.
-- **Labels of one cluster of questions are not independent**: divided by the design effect, sum of squares over sum of their
-  sizes.
-- **The judge errs.** Of the truly different answers a share of at most f is called the same, so a share w seen wrong is at most
-  w / (1 - f) (Rogan and Gladen 1978, with no false alarm of the judge subtracted). f is an upper limit itself, from pairs whose
-  truth is known, at a fifth of alpha.
+- **Looks are repeated** as evidence grows. A repeated test at 5% is certain to pass one day if the true risk is at the bound.
+  So a look happens when the labels have grown by a quarter, and each has an equal part of alpha: `LOOKS` of them from
+  `FIRST_LOOK` to the window's 20,000 labels (Bonferroni). After that, the next window has its own alpha.
+- **Hits are labelled less often than misses** (audits). Each stratum of levels is weighted by its lookups. The labels count as
+  a uniform sample at the lowest labelling rate of any stratum: an audit at a rate of 5% represents twenty hits, but is one
+  label.
+- **Labels are missing**, and callers may choose which: a client that hangs up on wrong answers would hide them. So each lookup
+  that went to the engine and has no label counts as wrong.
+- **Labels of one cluster of questions are not independent**. Their number is divided by the design effect: sum of squared sizes
+  over sum of sizes.
+- **The judge errs.** It calls at most a share f of truly different answers the same, so an observed share w of wrong answers
+  means at most w / (1 - f) (Rogan and Gladen 1978, without subtracting false alarms). f is itself an upper limit, from pairs
+  with known truth, at a fifth of alpha.
 
-What is bounded is the risk of a hit, and a run of few hits can be unlucky. Where the risk is 2%, the bound of 5% holds, and
-still two runs of twenty hits in seventeen have two wrong answers, which is 10%. So a threshold is taken only where the run so
-far, and the hits that are to be expected next, exceed the bound with a probability of at most `GAMMA` (:func:`affordable`).
+This bounds the risk of a hit, but a run of few hits can be unlucky. At a risk of 2%, which is below the bound of 5%, two in
+seventeen runs of twenty hits have at least two wrong answers, which is 10%. So a threshold is used only if the run so far and
+the expected next hits exceed the bound with a probability of at most `GAMMA` (:func:`affordable`).
 """
 
 import math
@@ -41,15 +40,15 @@ from lpc.responses.semantic.evidence import SEGMENT, SEGMENTS, Evidence, edge
 DELTA: Final = 0.05
 ALPHA: Final = 0.05
 FIRST_LOOK: Final = 60
-"""Labels at the first look: fewer could not reject anything at delta = alpha = 5%."""
+"""Labels at the first look: fewer cannot reject anything at delta = alpha = 5%."""
 GROWTH: Final = 1.25
 JUDGES_PART: Final = 0.2
-"""Of alpha, where the judge's own error was measured and is not zero by its nature."""
+"""Share of alpha for the judge's measured error."""
 STRATUM: Final = 20
-"""Labels of a stratum, at least: their number against its lookups is how often it is labelled."""
+"""Fewest labels of a stratum, so that its labelling rate can be estimated."""
 GAMMA: Final = 0.05
 HORIZONS: Final = (0.25, 0.5, 1.0, 2.0)
-"""As many lookups as there were so far, times these: when the run may be looked at."""
+"""Points at which the run must be within the bound, as further lookups relative to the lookups so far."""
 _STEPS: Final = 36  # halvings of [0, 1]: 1e-11
 _TERMS: Final = 400
 _SMALL: Final = 1e-300
@@ -63,38 +62,38 @@ def _looks() -> tuple[int, ...]:
 
 
 LOOKS: Final = _looks()
-"""Labels at which evidence is looked at."""
+"""Numbers of labels at which looks happen."""
 
 
 class JudgeError(NamedTuple):
-    """What is known of the judge: of ``different`` pairs whose answers truly differ it called ``false_same`` the same.
+    """A judge's measured error: of ``different`` pairs whose answers truly differ, it called ``false_same`` the same.
 
-    Zero of zero: it cannot err (the texts of both answers are equal, and nothing else is called the same).
+    Zero of zero means that it cannot call different answers the same, because it compares their text.
     """
 
     false_same: int = 0
     different: int = 0
 
     def limit(self, alpha: float) -> float:
-        """Return the share of truly different answers that it calls the same, at most; 0 where it cannot err."""
+        """Return an upper limit on the share of truly different answers that it calls the same."""
         return upper_limit(self.false_same, self.different, alpha) if self.different else 0.0
 
 
 UNERRING: Final = JudgeError()
-"""A judge that calls nothing the same but equal texts."""
+"""Error of a judge that calls only equal texts the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """What a look allows.
+    """A threshold that a look certified.
 
     Attributes:
-        level: the lowest level served.
-        similarity: its lower edge: served is what reaches it.
-        bound: upper limit of the share of wrong answers among those served, at most delta.
-        estimate: the same share, as estimated (half a wrong answer is added).
-        labels: what the labels at and above it are worth, in independent ones.
-        share: of the lookups with a candidate, how many lie at or above it.
+        level: lowest level served.
+        similarity: lowest similarity served, the level's lower edge.
+        bound: upper limit on the share of wrong answers among those served, at most delta.
+        estimate: estimate of that share, with half a wrong answer added.
+        labels: effective number of independent labels at and above the level.
+        share: share of lookups with a candidate at or above the level.
     """
 
     level: int
@@ -106,24 +105,24 @@ class Threshold:
 
 
 def look_due(looks: int, labels: int) -> bool:
-    """Say whether it is time for the next look, after so many looks and with so many labels ever."""
+    """Return whether the next look is due after ``looks`` looks, with ``labels`` labels since the evidence began."""
     return labels >= LOOKS[looks % len(LOOKS)] + (looks // len(LOOKS)) * LOOKS[-1]
 
 
 def thresholds(
     evidence: Evidence, delta: float = DELTA, alpha: float = ALPHA, judge: JudgeError = UNERRING, looks: int = len(LOOKS)
 ) -> list[Threshold]:
-    """Return every level that one look certifies, from the top down; empty: nothing may be served.
+    """Return the levels that one look certifies, from the top down; empty if nothing may be served.
 
     Args:
-        evidence: of one scope.
-        delta: bound on the share of wrong answers among those served.
+        evidence: counts of labels.
+        delta: limit on the share of wrong answers among those served.
         alpha: probability of exceeding it, over all looks of a window.
-        judge: the error of what made the labels.
-        looks: how many looks share alpha; 1: this evidence is looked at once and never again (`lpc cache calibrate`).
+        judge: error of the judge that made the labels.
+        looks: number of looks that share alpha; 1 for a single look (`lpc cache calibrate`).
     """
     spent = alpha * JUDGES_PART if judge.different else 0.0
-    seen = delta * (1 - judge.limit(spent))  # what the share seen wrong may be
+    seen = delta * (1 - judge.limit(spent))  # limit on the observed share of wrong answers
     part = (alpha - spent) / looks
     if seen <= 0:
         return []
@@ -148,15 +147,15 @@ def thresholds(
 
 
 def effective(counts: NDArray[np.int64]) -> tuple[float, float]:
-    """Return wrong labels and labels, as so many independent ones of a uniform sample of these levels' lookups would be.
+    """Return the effective numbers of wrong labels and of labels in an independent, uniform sample of lookups.
 
     Args:
-        counts: [levels, kinds].
+        counts: counts [levels, kinds] of the levels at and above a threshold.
     """
     lookups, wrong, labels, squares = _strata(counts)
     if not labels.all():
         return 0.0, 0.0
-    # A label of a complaint has no lookup of its own, so that a rate can exceed 1.
+    # A complaint is a label without a lookup, so a rate can exceed 1.
     rate = min(1.0, float((labels / lookups).min()))
     independent = labels.sum() / max(float(squares.sum()), float(labels.sum()))
     shares = lookups * (wrong / labels)
@@ -164,9 +163,9 @@ def effective(counts: NDArray[np.int64]) -> tuple[float, float]:
 
 
 def _strata(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return lookups, wrong, labels and squares by stratum: neighbouring levels that have STRATUM labels together.
+    """Return lookups, wrong labels, labels and squares by stratum: neighbouring levels with at least STRATUM labels.
 
-    An unjudged lookup is a wrong label in a cluster of its own.
+    An unjudged lookup counts as a wrong label in its own cluster.
     """
     unjudged = np.maximum(counts[:, 4], 0)
     wrong = counts[:, 2] + unjudged
@@ -190,14 +189,14 @@ def _strata(counts: NDArray[np.int64]) -> NDArray[np.float64]:
 def affordable(
     certified: Sequence[Threshold], delta: float, served: int, expected_wrong: float, lookups: int
 ) -> Threshold | None:
-    """Return the lowest of the certified thresholds at which the run of hits stays within delta; None: none does.
+    """Return the lowest certified threshold at which the run of hits stays within delta; None if there is none.
 
     Args:
-        certified: from the top down.
-        delta: bound on the share of wrong answers among those served.
-        served: hits of the run so far.
+        certified: thresholds, from the top down.
+        delta: limit on the share of wrong answers among those served.
+        served: number of hits so far.
         expected_wrong: sum of their estimated risks.
-        lookups: with a candidate, so far.
+        lookups: number of lookups with a candidate so far.
     """
     for threshold in reversed(certified):
         if all(_exceeds(threshold, delta, served, expected_wrong, lookups * more) <= GAMMA for more in HORIZONS):
@@ -206,7 +205,7 @@ def affordable(
 
 
 def _exceeds(threshold: Threshold, delta: float, served: int, expected_wrong: float, lookups: float) -> float:
-    """Return the probability (Poisson) that more than delta of the run are wrong, so many lookups later."""
+    """Return the probability (Poisson) that more than delta of the run are wrong, ``lookups`` lookups later."""
     hits = max(1.0, lookups * threshold.share)
     mean = expected_wrong + hits * threshold.estimate
     allowed = math.floor(delta * (served + hits) + 1e-9)
@@ -224,8 +223,8 @@ def upper_limit(wrong: float, labels: float, alpha: float) -> float:
 
     It exceeds the true share with probability at least 1 - alpha.
 
-    The limit is the p at which Beta(wrong + 1, labels - wrong) has 1 - alpha below it. Whole counts: exactly theirs; others, as
-    weighting gives them, lie between their neighbours'. 1.0 where every label is wrong, or there is none.
+    The limit is the p at which Beta(wrong + 1, labels - wrong) has 1 - alpha below it. For whole counts this is exactly their
+    limit; fractional counts, which result from weights, interpolate. It is 1.0 if every label is wrong or there is none.
     """
     if labels - wrong <= 1e-9:
         return 1.0

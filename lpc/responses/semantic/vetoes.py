@@ -1,15 +1,15 @@
-"""Why two questions that lie near each other must not share an answer, from their words alone.
+"""Vetoes: reasons in the words of two similar questions why they must not share an answer.
 
-An encoder puts "turn it on" and "turn it off" at .98, "weather in Paris" and "in London" at .997. A veto is a safety net
-under the threshold, no substitute for it: it knows words, not meaning. Any doubt is a veto; what it costs are hits.
+An encoder puts "turn it on" and "turn it off" at .98, "weather in Paris" and "in London" at .997. A veto adds safety to the
+threshold and does not replace it, because it compares words and not meaning. Any doubt is a veto, which costs hits.
 
-    numbers         not the same numbers, in figures or words
-    negation        not as many negators
-    antonyms        a word here, its opposite there
+    numbers         different numbers, in digits or words
+    negation        different numbers of negators
+    antonyms        a word and its opposite
     names           a capitalised or Latin word that the other question lacks
     word_order      the same words in another order
-    substitution    all else equal, and in one place other words that are not known to mean the same
-    addition        all else equal, and one of them has words with content that the other lacks: a further condition
+    substitution    all else equal, but different words in one position that are not known synonyms
+    addition        all else equal, but one question has additional content words
     length          too long to be compared word by word
 """
 
@@ -27,16 +27,15 @@ Veto: TypeAlias = Literal["numbers", "negation", "antonyms", "names", "word_orde
 Language: TypeAlias = Literal["zh", "en", "other"]
 
 CHINESE: Final = 0.2
-"""Share of Han characters among the letters from which a text counts as Chinese: product names in it are Latin."""
+"""Share of Han characters among the letters from which a text counts as Chinese. Low, because product names are Latin."""
 ENGLISH: Final = 0.97
-"""Share of ASCII letters from which a text counts as English: other languages in Latin script use accents, English hardly.
-Without any it counts as English: two languages in one partition are what an encoder for many languages is made for."""
+"""Share of ASCII letters from which a text counts as English, since other languages in Latin script use accents. A text without
+accents also counts as English: a multilingual encoder can handle two languages in one partition."""
 
 LONGEST: Final = 400
-"""Tokens: of a long text, an encoder's vector hardly shows a changed word, and comparing takes time that grows with the
-square."""
+"""Limit in tokens: the vector of a longer text hardly changes with a word, and the time to compare grows quadratically."""
 FRAME: Final = 0.5
-"""Share of equal tokens from which the rest is looked at place by place."""
+"""Share of equal tokens from which the differences are examined."""
 
 _TOKEN: Final = re.compile(
     r"[^\W\d_\u4e00-\u9fff]+(?:['\u2019][^\W\d_]+)?|\d+(?:[.,:]\d+)*|[\u4e00-\u9fff]|[+#%$€£¥]|[<>=!]=?|-(?=\d)"
@@ -46,13 +45,13 @@ _NUMBER: Final = re.compile(r"-?\d+(?:[.,:]\d+)*")
 _NUMERAL_ZH: Final = re.compile(f"第?[{lists.NUMERALS_ZH}]+(?=[{lists.MEASURES_ZH}])|[{lists.NUMERALS_ZH}]{{2,}}")
 _DIGITS_ZH: Final = str.maketrans("〇零一二两三四五六七八九", "001223456789")
 _NEGATORS: Final = lists.NEGATORS | frozenset(lists.NEGATORS_ZH)
-_SILENT: Final = (lists.FUNCTION | lists.FUNCTION_ZH) - _NEGATORS
-"""Words whose place says nothing."""
+_WITHOUT_CONTENT: Final = (lists.FUNCTION | lists.FUNCTION_ZH) - _NEGATORS
+"""Words whose position does not matter."""
 _A_NOT_A: Final = re.compile(r"([\u4e00-\u9fff])[不没沒]\1")
 
 
 def veto(question_a: str, question_b: str) -> Veto | None:
-    """Return why these two must not share an answer; None: the words say nothing against it. Symmetric."""
+    """Return why these questions must not share an answer; None if no rule applies. Symmetric."""
     a, b = unicodedata.normalize("NFKC", question_a), unicodedata.normalize("NFKC", question_b)
     tokens_a, tokens_b = _tokens(a), _tokens(b)
     if tokens_a == tokens_b:
@@ -74,7 +73,7 @@ def veto(question_a: str, question_b: str) -> Veto | None:
 
 
 def language_of(text: str) -> Language:
-    """Return "zh", "en" or "other" by the script of a text's letters; "other" where it has none, and for Japanese."""
+    """Return "zh", "en" or "other" by the script of a text's letters; "other" if it has none, and for Japanese."""
     han = ascii_letters = kana = letters = 0
     for character in text:
         if not character.isalpha():
@@ -121,14 +120,14 @@ def _antonyms(a: str, tokens_a: Sequence[str], b: str, tokens_b: Sequence[str]) 
 
 
 def _names(text: str, others: Sequence[str]) -> bool:
-    """Say whether a text has a name that is not among the other's words: capitalised within a sentence, or Latin in Chinese."""
+    """Return whether a text has a name that the other lacks: a word capitalised within a sentence, or Latin in Chinese."""
     latin = list(_WORD.finditer(text))
     if not latin:
         return False
     chinese = any("\u4e00" <= character <= "\u9fff" for character in text)
     raised = [match for match in latin if match[0][0].isupper()]
     if not chinese and len(raised) > max(2, 0.6 * len(latin)):
-        return False  # a heading, or shouting: capitals tell nothing
+        return False  # a heading or all capitals
     candidates = latin if chinese else raised
     known = set(others) | {lists.stem(word) for word in others} if candidates else set()
     for match in candidates:
@@ -142,8 +141,8 @@ def _names(text: str, others: Sequence[str]) -> bool:
 
 
 def _reordered(tokens_a: Sequence[str], tokens_b: Sequence[str]) -> bool:
-    """Say whether both have the same words but for those without content, in another order. What is negated counts."""
-    a, b = ([token for token in tokens if token not in _SILENT] for tokens in (tokens_a, tokens_b))
+    """Return whether both have the same content words in another order. The position of a negation counts."""
+    a, b = ([token for token in tokens if token not in _WITHOUT_CONTENT] for tokens in (tokens_a, tokens_b))
     if len(a) != len(b):
         return False
     a, b = (["not" if _negates(token) else token for token in tokens] for tokens in (a, b))
@@ -157,7 +156,7 @@ def _negates(token: str) -> bool:
 
 
 def _negated(text: str, tokens: Sequence[str]) -> Sequence[str]:
-    """Return the tokens of a text without what holds a Chinese negator and negates nothing."""
+    """Return the tokens of a text without Chinese words that contain a negator but do not negate."""
     if not any(negator in text for negator in lists.NEGATORS_ZH):
         return tokens
     for neutral in lists.NEUTRAL_ZH:
@@ -182,7 +181,7 @@ def _edited(tokens_a: Sequence[str], tokens_b: Sequence[str]) -> Veto | None:
 
 
 def _content(tokens: Sequence[str]) -> list[str]:
-    """Return the words of a run that carry content; Chinese characters, whose words are not separated, as one."""
+    """Return the content words of a run; Chinese characters as one word, because there is no space between words."""
     kept = [token for token in tokens if token.replace("'", "") not in lists.FUNCTION]
     if kept and all("\u4e00" <= token <= "\u9fff" for token in kept):
         joined = "".join(kept)

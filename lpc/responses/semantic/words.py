@@ -1,8 +1,7 @@
-"""Word lists of the vetoes, English and Chinese: opposites, negators, words that carry no content, and words that mean the
-same.
+"""Word lists of the vetoes, English and Chinese: opposites, negators, function words and synonyms.
 
-What is missing among the opposites costs little, since a word that takes another's place is a veto of its own; what is missing
-among the synonyms costs hits, never a wrong one.
+A missing pair of opposites matters little, because a substituted word is a veto anyway. A missing synonym costs hits and never
+causes a wrong one.
 """
 
 from collections.abc import Iterable, Mapping
@@ -79,7 +78,7 @@ OPPOSITES_ZH: Final = _pairs(
     "我/你 您/我 他/她 买家/卖家 老师/学生",
 )
 PREFIXES: Final = ("un", "in", "im", "ir", "il", "dis", "non", "de", "mis", "anti")
-"""English ones that turn a word into its opposite."""
+"""English prefixes that turn a word into its opposite."""
 
 NEGATORS: Final = _words(
     "not no never without none nobody nothing nowhere neither nor cannot cant wont dont doesnt didnt isnt arent wasnt werent",
@@ -91,7 +90,7 @@ NEUTRAL_ZH: Final = _in_order(
     "无论 差不多 对不起 不好意思 "
     "非常 除非 未来 别人 别的 特别 区别 分别 级别 性别 识别 个别 类别 辨别 非洲 否则 没关系 不锈钢 无线 无锡 南非 莫斯科"
 )
-"""In which those characters negate nothing."""
+"""Words in which those characters do not negate."""
 
 FUNCTION: Final = _words(
     "a an the this that these those it its there here of to in on at by for from with into as and or but so if than then",
@@ -100,7 +99,7 @@ FUNCTION: Final = _words(
     "thank hi hello hey tell me let know explain give show want wanted need like just really actually exactly very also too",
     "kindly question help some any one ones way ways get about s t re ve ll d m im id ive youre whats hows dont doesnt isnt",
 )
-"""Words that another may replace without the question becoming another one."""
+"""Words that may be replaced without changing the question."""
 FUNCTION_ZH: Final = frozenset(
     "的了着吗呢吧啊呀么嘛哦请问我你您想要知道一下个这那是有在和与及以能可会怎样如何什为啥哪该得地之于把被就都也还帮告诉给需不没"
 )
@@ -143,11 +142,11 @@ NUMERALS_ZH: Final = "〇零一二两三四五六七八九十百千万亿半"
 MEASURES_ZH: Final = (
     "个只条天年月日号点块元岁次周小分秒公米斤件人层级版章代期倍折张本家口台部辆位名种楼路届门步成寸克吨升亩集季"
 )
-"""Characters before which a numeral counts: most 一 are not numbers."""
+"""Characters before which a numeral counts as a number, as most 一 are not numbers."""
 
 
 def opposite(word: str, other: str) -> bool:
-    """Say whether two words, in lower case, are opposites: listed, or by a prefix as in install and uninstall."""
+    """Return whether two lower-case words are opposites: listed, or by a prefix as in install and uninstall."""
     if (word, other) in OPPOSITES or (word, other) in OPPOSITES_ZH:
         return True
     short, long = sorted((word, other), key=len)
@@ -155,12 +154,12 @@ def opposite(word: str, other: str) -> bool:
 
 
 def same_group(words: Iterable[str], others: Iterable[str]) -> bool:
-    """Say whether two runs of words mean the same by the lists, word by word and in any inflection."""
+    """Return whether two runs of words are synonyms word by word, in any inflection."""
     return [stem(word) for word in words] == [stem(word) for word in others]
 
 
 def stem(word: str) -> str:
-    """Return what a word has in common with its inflections and synonyms."""
+    """Return a word's stem, which its inflections and listed synonyms share."""
     known = SYNONYMS.get(word) or SYNONYMS_ZH.get(word)
     if known:
         return known

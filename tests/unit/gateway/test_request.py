@@ -8,7 +8,7 @@ import pytest
 from lpc.gateway.request import Asked, affinity, read, session_of
 from lpc.gateway.targets import CHAT, COMPLETIONS
 from lpc.responses.canonical import Namer
-from predictor_service.responses.servicer import asked_of
+from predictor_service.responses.servicer import request_of
 
 
 def asked(path: str = CHAT, headers: list[tuple[bytes, bytes]] | None = None, **body: Any) -> Asked:
@@ -69,7 +69,7 @@ def test_a_query_is_part_of_the_question() -> None:
 def test_none_and_nothing_are_told_apart_in_messages() -> None:
     def names(**message: Any) -> bytes:
         turns = [*USER, {"role": "assistant", **message}, *USER]
-        return Namer(b"k" * 32).names("c", asked_of(asked(messages=turns).question("t", ""))).exact
+        return Namer(b"k" * 32).names("c", request_of(asked(messages=turns).question("t", ""))).exact
 
     # Chat templates do: Qwen's looks for thoughts in the content where there are no others.
     assert names() == names(content=None) != names(content="")

@@ -71,7 +71,7 @@ async def test_equal_texts_need_no_model_and_what_is_too_long_is_not_the_same() 
 async def test_an_endpoint_that_fails_tells_nothing(reply: str | bytes, status: int, caplog: pytest.LogCaptureFixture) -> None:
     with judging(JudgeDouble(reply, status)) as judge:
         assert await asked(judge.url, None) is None
-    assert "could not be asked" in caplog.text and "nine" not in caplog.text
+    assert "the judge of answers failed" in caplog.text and "nine" not in caplog.text
 
 
 async def test_an_endpoint_that_is_away_or_has_no_key_tells_nothing(tmp_path: Path) -> None:
