@@ -17,7 +17,7 @@ from eviction_client import grouping, retention
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm.queue import LearnedFreeQueue
-from eviction_client.engines.vllm.requests import hints_of
+from eviction_client.engines.vllm.requests import hints_of, session_of
 from eviction_client.hints import Hints
 from eviction_client.messages import Prediction
 from eviction_client.reuse import first_class
@@ -218,6 +218,19 @@ def test_the_kv_hints_of_the_reference_page_are_vllms_and_retain() -> None:
     while engine.scheduler.has_unfinished_requests():
         engine.step()
     assert RETAINED in classes_of(engine).values()
+
+
+def test_field_and_argument_name_one_conversation_and_salts_keep_tenants_apart() -> None:
+    engine = Engine(100)
+    by_argument, by_field = engine.add("a", range(6, 40), 1, {"session_id": "c"}), engine.add("b", range(6, 40), 1)
+    by_field.session_id = "c"
+    assert session_of(by_argument) == session_of(by_field) == "c"
+    names = []
+    for salt in ("one", "two"):
+        by_argument.cache_salt = by_field.cache_salt = salt
+        assert session_of(by_argument) == session_of(by_field)
+        names.append(session_of(by_field))
+    assert len({*names, "c"}) == 3
 
 
 @pytest.mark.parametrize("done", [True, "true", 0])
