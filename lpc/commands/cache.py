@@ -1,4 +1,4 @@
-"""`lpc cache`: the response caches warmed, corrected, invalidated and reported; by an engine's settings (LPC_PREDICTOR_...)."""
+"""`lpc cache`: warm, correct, invalidate and report response caches, with an engine's settings (LPC_PREDICTOR_...)."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import typer
 
-from lpc.commands.options import Address, Authority, Certificate, JsonOutput, Key
+from lpc.commands.options import Address, JsonOutput
 from lpc.commands.outcome import fail
 from lpc.commands.settings import client_settings
 from lpc.errors import UsageError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Response caches: warm, correct, invalidate, report.", no_args_is_help=True)
 Result = TypeVar("Result")
 KEPT_DAYS: Final = 31
-"""Of which sidecars tell figures."""
+"""Days for which sidecars keep statistics."""
 OF_WARM: Final = {"--token": "LPC_WARM_TOKEN", "--engine-key": "LPC_WARM_ENGINE_KEY"}
 Reason = Literal["outdated", "incomplete", "wrong_context", "opposite", "unsafe", "other"]
 Scope = Annotated[str, typer.Option(help="Scope, by its name in the sidecar's settings; empty: default.")]
@@ -33,22 +33,21 @@ Scope = Annotated[str, typer.Option(help="Scope, by its name in the sidecar's se
 def warm_up(
     file: Annotated[Path, typer.Option(help='JSON lines: {"question": ..., "answer": ...} or whole requests.')],
     served_model: Annotated[str, typer.Option(help="Model of the questions.")] = "",
-    template: Annotated[Path | None, typer.Option(help="JSON body of a request that questions are put into.")] = None,
-    gateway: Annotated[str, typer.Option(help="Gateway to ask, as its clients do; else the sidecar is asked.")] = "",
+    template: Annotated[Path | None, typer.Option(help="JSON request body to which each question is added.")] = None,
+    gateway: Annotated[
+        str, typer.Option(help="Send the questions to this gateway, as its clients do, and not to the sidecar.")
+    ] = "",
     token: Annotated[str | None, typer.Option(envvar="LPC_WARM_TOKEN", help="Token of a gateway's client.")] = None,
-    engine: Annotated[str, typer.Option(help="Engine to ask where the sidecar has no answer and the file none either.")] = "",
+    engine: Annotated[str, typer.Option(help="Engine for questions without an answer in the sidecar or the file.")] = "",
     engine_key: Annotated[str | None, typer.Option(envvar="LPC_WARM_ENGINE_KEY", help="Key of the engine.")] = None,
     scope: Scope = "",
-    tenant: Annotated[str, typer.Option(help="Whose answers: of a gateway's client NAME, client:NAME.")] = "",
-    tag: Annotated[list[str] | None, typer.Option(help="By which they can be invalidated; repeatable.")] = None,
-    ttl: Annotated[float, typer.Option(min=0, help="Seconds that they may be served; 0: the scope's.")] = 0.0,
+    tenant: Annotated[str, typer.Option(help="Tenant of the answers; a gateway's client NAME is client:NAME.")] = "",
+    tag: Annotated[list[str] | None, typer.Option(help="Tag by which the answers can be invalidated; repeatable.")] = None,
+    ttl: Annotated[float, typer.Option(min=0, help="Seconds until the answers expire; 0: the scope's setting.")] = 0.0,
     rate: Annotated[float, typer.Option(min=0.01, help="Requests to the engine per second.")] = 5.0,
     address: Address = None,
-    ca: Authority = None,
-    certificate: Certificate = None,
-    key: Key = None,
 ) -> None:
-    """Have the answers to a file of questions kept. What is kept already is skipped, so a run may be repeated."""
+    """Store answers to a file of questions. Questions that are already cached are skipped, so a run can be repeated."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
@@ -77,17 +76,17 @@ def warm_up(
                 progress.update(task, completed=done, total=warmed.lines)
         return warmed
 
-    done = _with_client(work, address, ca, certificate, key)
-    refused = "".join(f", {count} not kept ({reason})" for reason, count in sorted(done.refused.items()))
-    typer.echo(f"{done.stored} stored, {done.there} were there{refused}")
+    done = _with_client(work, address)
+    refused = "".join(f", {count} not stored ({reason})" for reason, count in sorted(done.refused.items()))
+    typer.echo(f"{done.stored} stored, {done.there} already cached{refused}")
     if done.failure is None and not (done.stored or done.there):
-        fail("nothing was kept: the reasons above are the scope's rules, or the sidecar's; `lpc doctor` tells of a sidecar")
+        fail("nothing was stored, for the reasons above; check the scope's rules, and the sidecar with `lpc doctor`")
     if done.failure is not None:
         fail(f"{done.refused['failed']} failed: {done.failure}; run the same command again")
 
 
 def _fits_together(gateway: str, sidecars: dict[str, object], gateways: dict[str, object]) -> None:
-    """Refuse options that would do nothing. A variable may be set for other commands, so LPC_WARM_... alone do not count."""
+    """Reject options without effect. LPC_WARM_... variables may be set for other runs, so only flags count."""
     given = [
         name
         for name, value in (sidecars if gateway else gateways).items()
@@ -101,45 +100,41 @@ def _fits_together(gateway: str, sidecars: dict[str, object], gateways: dict[str
 
 @app.command("feedback")
 def give_feedback(
-    entry: Annotated[str, typer.Argument(help="As x-lpc-entry names it, hexadecimal.")],
+    entry: Annotated[str, typer.Argument(help="Entry id from the header x-lpc-entry, hexadecimal.")],
     wrong: Annotated[bool, typer.Option("--wrong/--right", help="Whether the answer was wrong.")] = True,
     reason: Annotated[Reason | None, typer.Option(help="Why it was wrong.")] = None,
-    drop: Annotated[bool, typer.Option("--drop", help="Serve it to nobody any more.")] = False,
-    tenant: Annotated[str, typer.Option(help="Whose answer it was: of a gateway's client NAME, client:NAME.")] = "",
+    drop: Annotated[bool, typer.Option("--drop", help="Also delete the answer.")] = False,
+    tenant: Annotated[str, typer.Option(help="Tenant of the answer; a gateway's client NAME is client:NAME.")] = "",
     address: Address = None,
-    ca: Authority = None,
-    certificate: Certificate = None,
-    key: Key = None,
 ) -> None:
-    """Say whether an answer that was served was right: evidence for the scope's threshold."""
+    """Report whether a cached answer was right: evidence for the scope's threshold."""
     from lpc.cache.v1 import response_cache_pb2 as pb
 
     message = pb.FeedbackRequest(entry_id=_entry(entry), wrong=wrong, reason_code=reason or "", drop=drop, tenant=tenant)
-    done = _with_client(lambda client: client.feedback(message), address, ca, certificate, key)
+    done = _with_client(lambda client: client.feedback(message), address)
     if not done.counted and not done.dropped:
-        fail("no such entry: it has ended or was dropped, or it is another client's or tenant's (--tenant)")
+        fail("no such entry: it has expired, was dropped, or belongs to another client or tenant (--tenant)")
     typer.echo("counted" + (", and dropped" if done.dropped else ""))
     if drop and not done.dropped:
-        fail("nothing was dropped: it was gone already, or the sidecar cannot reach its Redis (`lpc doctor` tells)")
+        fail("nothing was dropped: the entry had expired, or the sidecar cannot reach its Redis (see `lpc doctor`)")
 
 
 @app.command("invalidate")
 def make_unfindable(
-    entry: Annotated[str | None, typer.Option(help="One answer, as x-lpc-entry names it.")] = None,
+    entry: Annotated[str | None, typer.Option(help="One answer, by its header x-lpc-entry.")] = None,
     scope: Annotated[str | None, typer.Option(help="All answers of a scope.")] = None,
-    tag: Annotated[str | None, typer.Option(help="All that were stored with a tag.")] = None,
-    served_model: Annotated[str | None, typer.Option(help="All of a model of the engines.")] = None,
-    served_version: Annotated[str, typer.Option(help="With --served-model: only of this version.")] = "",
+    tag: Annotated[str | None, typer.Option(help="All answers with a tag.")] = None,
+    served_model: Annotated[str | None, typer.Option(help="All answers of an engine's model.")] = None,
+    served_version: Annotated[str, typer.Option(help="With --served-model: only this version.")] = "",
     tenant: Annotated[
-        str, typer.Option(help="With --entry: whose answer it was: of a gateway's client NAME, client:NAME.")
+        str, typer.Option(help="With --entry: tenant of the answer; a gateway's client NAME is client:NAME.")
     ] = "",
-    erase: Annotated[bool, typer.Option("--erase", help="Delete them too, instead of leaving them unreachable.")] = False,
+    erase: Annotated[
+        bool, typer.Option("--erase", help="Also delete the answers, which otherwise expire unreachable.")
+    ] = False,
     address: Address = None,
-    ca: Authority = None,
-    certificate: Certificate = None,
-    key: Key = None,
 ) -> None:
-    """Make answers unfindable at once, on all sidecars."""
+    """Invalidate answers at once, on all sidecars."""
     from lpc.cache.v1 import response_cache_pb2 as pb
 
     given = {"entry_id": entry, "scope": scope, "tag": tag, "model": served_model}
@@ -147,7 +142,7 @@ def make_unfindable(
     if len(chosen) != 1:
         raise UsageError("name one of --entry, --scope, --tag and --served-model; `lpc cache purge` is for everything")
     if not chosen.get("scope", "default") or not all(value for name, value in chosen.items() if name != "scope"):
-        raise UsageError("an empty name names nothing; the scope of requests that name none is called default")
+        raise UsageError("the name is empty; requests without a scope belong to the scope default")
     if served_version and served_model is None:
         raise UsageError("--served-version narrows --served-model: add --served-model")
     if tenant and entry is None:
@@ -155,37 +150,31 @@ def make_unfindable(
     message = pb.InvalidateRequest(erase=erase, model_version=served_version, tenant=tenant)
     for name, value in chosen.items():
         setattr(message, name, _entry(value) if name == "entry_id" else value)
-    _invalidate(message, address, ca, certificate, key)
+    _invalidate(message, address)
 
 
 @app.command("purge")
 def purge_all(
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     address: Address = None,
-    ca: Authority = None,
-    certificate: Certificate = None,
-    key: Key = None,
 ) -> None:
-    """Delete all answers of this client, in all scopes."""
+    """Delete all answers of this client in all scopes."""
     from lpc.cache.v1 import response_cache_pb2 as pb
 
     if not yes and not typer.confirm("Delete all answers that this client has stored?"):
         fail("nothing was deleted")
-    _invalidate(pb.InvalidateRequest(everything=True, erase=True), address, ca, certificate, key)
+    _invalidate(pb.InvalidateRequest(everything=True, erase=True), address)
 
 
 @app.command("report")
 def report_day(
-    day: Annotated[str | None, typer.Option(help="A day in UTC, as 2026-11-22; default: today.")] = None,
-    days: Annotated[int, typer.Option(min=1, max=KEPT_DAYS, help="So many days, that one the last.")] = 1,
-    scope: Annotated[str, typer.Option(help="One scope; default: all of this client's.")] = "",
+    day: Annotated[str | None, typer.Option(help="Last day, UTC, YYYY-MM-DD; default: today.")] = None,
+    days: Annotated[int, typer.Option(min=1, max=KEPT_DAYS, help="Number of days, up to --day.")] = 1,
+    scope: Annotated[str, typer.Option(help="One scope; default: all scopes of this client.")] = "",
     as_json: JsonOutput = False,
     address: Address = None,
-    ca: Authority = None,
-    certificate: Certificate = None,
-    key: Key = None,
 ) -> None:
-    """Print what was hit and missed by tier, what that spared, and the bound and threshold in force."""
+    """Print hits and misses by tier, the tokens saved, and the semantic tier's bound and threshold."""
     from lpc.cache.v1 import response_cache_pb2 as pb
     from lpc.wire.terminal import console
 
@@ -195,12 +184,12 @@ def report_day(
     except ValueError:
         raise UsageError(f'invalid date "{day}": use YYYY-MM-DD') from None
     if last > today:
-        raise UsageError(f"{last} is still to come")
+        raise UsageError(f"{last} is in the future")
     if (today - last).days + days > KEPT_DAYS:
         raise UsageError(f"sidecars keep figures for {KEPT_DAYS} days: give a later --day, or fewer --days")
     first = last - timedelta(days=days - 1)
     message = pb.StatsRequest(scope=scope, days=(today - last).days + days - 1)
-    stats = _with_client(lambda client: client.stats(message), address, ca, certificate, key)
+    stats = _with_client(lambda client: client.stats(message), address)
     rows = [_figures(one, first.isoformat(), last.isoformat()) for one in stats.scopes]
     if as_json:
         print(json.dumps({"from": first.isoformat(), "to": last.isoformat(), "scopes": rows}, indent=2))
@@ -210,7 +199,7 @@ def report_day(
 
 
 def _figures(stats: "pb.ScopeStats", first: str, last: str) -> dict[str, Any]:
-    """Return a scope's figures over the days, and what is in force now."""
+    """Return a scope's statistics over the days, and its present threshold."""
     days = [day for day in stats.days if first <= day.date <= last]
 
     def total(name: str) -> dict[str, int]:
@@ -268,27 +257,19 @@ def _table(title: str, rows: list[dict[str, Any]]) -> "Table":
     return table
 
 
-def _invalidate(
-    message: "pb.InvalidateRequest", address: str | None, ca: Path | None, certificate: Path | None, key: Path | None
-) -> None:
-    done = _with_client(lambda client: client.invalidate(message), address, ca, certificate, key)
+def _invalidate(message: "pb.InvalidateRequest", address: str | None) -> None:
+    done = _with_client(lambda client: client.invalidate(message), address)
     if not done.done:
         fail("nothing was invalidated: the sidecar cannot reach its Redis (LPC_CACHE_REDIS_URL); try again")
     typer.echo(f"done; {done.erased:,} deleted" if message.erase else "done")
 
 
-def _with_client(
-    action: Callable[["ResponseCacheClient"], Result],
-    address: str | None,
-    ca: Path | None,
-    certificate: Path | None,
-    key: Path | None,
-) -> Result:
+def _with_client(action: Callable[["ResponseCacheClient"], Result], address: str | None) -> Result:
     from lpc.cache.client import ResponseCacheClient
     from lpc.wire.access import access_of
 
-    settings = client_settings(predictor_address=address, predictor_ca=ca, client_certificate=certificate, client_key=key)
-    # A person waits, not a request: a slow answer does not count as a miss here.
+    settings = client_settings(predictor_address=address)
+    # No request waits, so a slow answer need not count as a miss.
     client = ResponseCacheClient(settings.predictor_address, access=access_of(settings), timeout_s=10.0)
     try:
         return action(client)
@@ -300,7 +281,7 @@ def _entry(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError:
-        raise UsageError("an entry is hexadecimal digits, as in the header x-lpc-entry") from None
+        raise UsageError("invalid entry: use the hexadecimal digits of the header x-lpc-entry") from None
 
 
 def _template(path: Path | None, model: str) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""`lpc cache calibrate`: what labelled pairs of questions say a scope may serve, before it serves anything, and how often the
-judge of answers errs."""
+"""`lpc cache calibrate`: a similarity threshold from labelled pairs of questions, and the error rate of a judge of answers."""
 
 import asyncio
 from pathlib import Path
@@ -16,38 +15,42 @@ if TYPE_CHECKING:
     from lpc.responses.semantic.threshold import JudgeError
 
 AT_ONCE = 4
-"""Pairs that a judge is asked about at the same time."""
+"""Concurrent calls to a judge."""
 
 
 def calibrate(
     pairs: Annotated[
         Path | None,
-        typer.Option(help="Labelled pairs: TSV or CSV with a header, or JSON lines, of question_a, question_b, label."),
+        typer.Option(help="Labelled pairs: question_a, question_b, label as TSV or CSV with a header, or JSON lines."),
     ] = None,
     answers: Annotated[
         Path | None,
-        typer.Option(help="Pairs of answers whose truth is known, by which the judge's error is counted: JSON lines."),
+        typer.Option(help="Labelled pairs of answers, JSON lines, to measure the judge's error rate."),
     ] = None,
-    judge: Annotated[str, typer.Option(help="With --answers: embedding or model, as the scope's setting.")] = "embedding",
-    judge_url: Annotated[str, typer.Option(help="Of judge model: OpenAI-compatible, ends with /v1.")] = "",
-    judge_model: Annotated[str, typer.Option(help="Of judge model: its name there.")] = "",
-    judge_key_file: Annotated[Path | None, typer.Option(help="Of judge model: holds its key.")] = None,
-    bound: Annotated[float, typer.Option(min=0.001, max=0.5, help="Wrong answers among those served, at most.")] = 0.05,
-    level: Annotated[float, typer.Option(min=0.5, max=0.9999, help="Confidence.")] = 0.95,
+    judge: Annotated[str, typer.Option(help="With --answers: embedding or model, as in the scope's setting.")] = "embedding",
+    judge_url: Annotated[str, typer.Option(help="Base URL for --judge model: OpenAI-compatible, ends with /v1.")] = "",
+    judge_model: Annotated[str, typer.Option(help="Model name for --judge model.")] = "",
+    judge_key_file: Annotated[Path | None, typer.Option(help="File with the API key for --judge model.")] = None,
+    bound: Annotated[
+        float, typer.Option(min=0.001, max=0.5, help="Largest acceptable share of wrong answers among those served.")
+    ] = 0.05,
+    level: Annotated[float, typer.Option(min=0.5, max=0.9999, help="Confidence level of the bound.")] = 0.95,
     evidence_file: Annotated[
-        Path | None, typer.Option("--evidence", help="Write the evidence here; a scope's setting `evidence` names it.")
+        Path | None, typer.Option("--evidence", help="File for the evidence, for a scope's setting `evidence`.")
     ] = None,
-    vectors_folder: Annotated[Path, typer.Option("--vectors", help="Where embeddings are kept.")] = Path("data/responses"),
+    vectors_folder: Annotated[Path, typer.Option("--vectors", help="Folder in which embeddings are stored.")] = Path(
+        "data/responses"
+    ),
     output: Output = None,
     as_json: JsonOutput = False,
     models: Models = Path("models"),
     model: ModelName = "e5-small",
 ) -> None:
-    """Tell from labelled pairs which similarity a scope may serve from, and how much that would be.
+    """Derive a scope's similarity threshold from labelled pairs, with the share of traffic that it would serve.
 
-    What holds of the pairs holds of traffic like them: take pairs from the scope's own questions, each candidate with the
-    question that met it, and label all of them, not only the clear ones. So with answers: take those that the scope's judge
-    would have to compare, and label them yourself.
+    The result is valid for traffic like the pairs. Sample them from the scope's own questions, each with the candidate that
+    it would be served, and label all of them, not only the clear ones. Sample answers in the same way: pairs that the scope's
+    judge would compare.
     """
 
     def calibrated() -> dict[str, Any]:
@@ -56,17 +59,14 @@ def calibrate(
         from lpc.responses.semantic.evidence_file import EvidenceError, write_evidence
 
         if pairs is None and answers is None:
-            raise EvidenceError(
-                "nothing to count: name --pairs, labelled pairs of questions, or --answers, of answers, or both"
-            )
+            raise EvidenceError("nothing to count: give --pairs (labelled questions), --answers (labelled answers), or both")
         vectors, evidence = Embeddings(models, model, vectors_folder), Evidence()
         figures: dict[str, Any] = {}
         if pairs is not None:
             figures |= _questions(pairs, bound, level, vectors, evidence)
         error = None
         if answers is not None:
-            error, said = _judge(answers, judge, vectors, judge_url, judge_model, judge_key_file)
-            figures["judge"] = said
+            error, figures["judge"] = _judge(answers, judge, vectors, judge_url, judge_model, judge_key_file)
         if evidence_file is not None:
             write_evidence(evidence_file, evidence, vectors.encoder, judge, judge_model if judge == "model" else "", error)
         return figures
@@ -75,7 +75,7 @@ def calibrate(
 
 
 def _questions(path: Path, bound: float, level: float, vectors: "Embeddings", evidence: "Evidence") -> dict[str, Any]:
-    """Count pairs of questions into evidence; show and return what they allow."""
+    """Add pairs of questions to the evidence; print and return the threshold."""
     from rich.table import Table
 
     from lpc.responses.semantic.calibration import lookups_of, read_pairs
@@ -102,13 +102,15 @@ def _questions(path: Path, bound: float, level: float, vectors: "Embeddings", ev
     vetoed = len(pairs) - len(lookups.similarity)
     share = lowest.share * len(lookups.similarity) / len(pairs) if lowest else 0.0
     if lowest is None:
-        said = f"No similarity keeps wrong answers within {bound:.1%} of those served, at {level:.0%}: nothing would be served."
+        result = (
+            f"No threshold keeps wrong answers within {bound:.1%} of those served, at {level:.0%}: nothing would be served."
+        )
     else:
-        said = (
-            f"From {lowest.similarity:.4f} on, {share:.1%} of these pairs would be served, "
+        result = (
+            f"From similarity {lowest.similarity:.4f}, {share:.1%} of these pairs would be served, "
             f"at most {lowest.bound:.1%} of them wrong, at {level:.0%}."
         )
-    screen.print(f"{said} Vetoes stop {vetoed / len(pairs):.1%} of the pairs.")
+    screen.print(f"{result} Vetoes stop {vetoed / len(pairs):.1%} of the pairs.")
     return {
         "pairs": len(pairs),
         "vetoed": vetoed,
@@ -123,24 +125,24 @@ def _questions(path: Path, bound: float, level: float, vectors: "Embeddings", ev
 def _judge(
     path: Path, judge: str, vectors: "Embeddings", url: str, model: str, key_file: Path | None
 ) -> tuple["JudgeError", dict[str, Any]]:
-    """Return how often a judge errs on pairs of answers, and the same as figures, which are shown."""
+    """Return the judge's error rate on pairs of answers, and its figures, which are also printed."""
     from lpc.responses.semantic.calibration import PairsError, read_answer_pairs
     from lpc.responses.semantic.evidence_file import EvidenceError
     from lpc.responses.semantic.threshold import ALPHA, JUDGES_PART, JudgeError
     from lpc.wire.terminal import console
 
     if judge not in ("embedding", "model") or (judge == "model") != bool(url and model):
-        raise EvidenceError("--judge is embedding, or model with --judge-url and --judge-model; equal texts need no measuring")
+        raise EvidenceError("use --judge embedding, or --judge model with --judge-url and --judge-model")
     pairs = read_answer_pairs(path)
     if all(pair.same for pair in pairs):
-        raise PairsError(f"{path} has no pair of answers that differ: a judge's error is counted on those")
-    said = _by_embedding(pairs, vectors) if judge == "embedding" else asyncio.run(_by_model(pairs, url, model, key_file))
-    different = [same for same, pair in zip(said, pairs, strict=True) if not pair.same]
-    alike = [same for same, pair in zip(said, pairs, strict=True) if pair.same]
+        raise PairsError(f"{path} has no pair of different answers, on which a judge's error is measured")
+    verdicts = _by_embedding(pairs, vectors) if judge == "embedding" else asyncio.run(_by_model(pairs, url, model, key_file))
+    different = [same for same, pair in zip(verdicts, pairs, strict=True) if not pair.same]
+    alike = [same for same, pair in zip(verdicts, pairs, strict=True) if pair.same]
     error = JudgeError(sum(different), len(different))
     limit = error.limit(ALPHA * JUDGES_PART)
-    missed = f", and {alike.count(False)} of {len(alike)} that say the same different" if alike else ""
-    calls = f"Judge {judge} calls {error.false_same} of {error.different} answers that differ the same"
+    missed = f", and {alike.count(False)} of {len(alike)} equal answers different" if alike else ""
+    calls = f"Judge {judge} calls {error.false_same} of {error.different} different answers the same"
     console().print(f"{calls} (at most {limit:.1%}){missed}.")
     figures = {
         **error._asdict(),
@@ -172,9 +174,9 @@ async def _by_model(pairs: "list[AnswerPair]", url: str, model: str, key_file: P
 
         async def ask(pair: "AnswerPair") -> bool:
             async with at_once:
-                said = await judge(pair.question, pair.answer, pair.other_question, pair.other_answer)
-            if said is None:
-                raise EvidenceError(f"the judge at {url} does not answer: is the address right, and the model's name and key?")
-            return said
+                same = await judge(pair.question, pair.answer, pair.other_question, pair.other_answer)
+            if same is None:
+                raise EvidenceError(f"the judge at {url} does not answer: check the address, the model's name and the key")
+            return same
 
         return list(await asyncio.gather(*map(ask, pairs)))

@@ -1,7 +1,7 @@
-"""The checks of `lpc doctor`: everything between an engine, its sidecar and its Redis, and what to do about it.
+"""The checks of `lpc doctor`, from an engine to its sidecar and its Redis.
 
-It uses the settings of an engine (`LPC_...`), so run it where an engine runs, in its environment. Each check is a function that
-returns findings and may fail only by raising what :func:`_guarded` turns into one.
+They read an engine's settings (`LPC_...`), so run them in an engine's environment. :func:`_guarded` turns the exception of a
+check into a finding.
 """
 
 import contextlib
@@ -29,22 +29,22 @@ from lpc.wire.variables import unknown_variables
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["ContinuationPredictor"].full_name
 TIMEOUT_S: Final = 5.0
 ANSWER_S: Final = 10.0
-"""For an answer that a tokenizer or a Redis is asked for."""
+"""Timeout of calls that use a tokenizer or Redis."""
 IDS: Final = 32
-"""Token ids of the prompt that is asked about."""
+"""Token ids in the test prompt."""
 MOST: Final = 8
-"""Tokenizers that are tried."""
+"""Largest number of tokenizers to test."""
 EXPIRES_SOON_S: Final = 14 * 86_400.0
 SLOW_REDIS_S: Final = 0.01
-"""An answer of Redis within a data centre takes less than a millisecond."""
+"""Within a data centre Redis answers in less than a millisecond."""
 SKEW_WARN_S: Final = 1.0
 SKEW_FAIL_S: Final = 10.0
-"""Keys are times: a clock that is ahead by a tenth of a mean think time (100 s) makes an engine's blocks look fresher."""
+"""Keys are times. A clock ahead by a tenth of a mean think time (100 s) makes an engine's blocks look fresher."""
 ROUND_TRIPS: Final = 5
 
 
 def examine(settings: ClientSettings) -> list[Finding]:
-    """Run every check that the settings call for. Never raises."""
+    """Run all checks that apply to the settings. Never raises."""
     findings = _guarded("settings", lambda: _variables(os.environ))
     findings += _guarded("engines", lambda: examine_engines(settings))
     findings += _guarded("address", lambda: _address(settings))
@@ -57,7 +57,7 @@ def examine(settings: ClientSettings) -> list[Finding]:
 
 
 def _guarded(check: str, run: Callable[[], Iterator[Finding]]) -> list[Finding]:
-    """Collect the findings of a check; an exception is one too, by its type: its message may quote anything."""
+    """Return the findings of a check. An exception becomes one with its type only, as its message may hold secrets."""
     findings: list[Finding] = []
     try:
         findings.extend(run())
@@ -107,11 +107,9 @@ def _address(settings: ClientSettings) -> Iterator[Finding]:
             "address", "fail", f"{address} is neither host:port nor unix:///path", "correct LPC_PREDICTOR_ADDRESS or --address"
         )
     except PermissionError:
-        yield Finding(
-            "address", "fail", f"{address} may not be opened by this user", "run as the sidecar's user: the mode is 0600"
-        )
+        yield Finding("address", "fail", f"this user may not open {address}", "run as the sidecar's user: the mode is 0600")
     except socket.gaierror:
-        yield Finding("address", "fail", f"the host of {address} has no address", "correct the name, or look at the DNS")
+        yield Finding("address", "fail", f"the host of {address} has no address", "correct the name, or check the DNS")
     except OSError as error:
         reason = (
             "did not answer in time" if isinstance(error, TimeoutError) else (error.strerror or type(error).__name__).lower()
@@ -139,7 +137,7 @@ def _certificate(settings: ClientSettings, reachable: bool) -> Iterator[Finding]
     try:
         with _connect(target) as plain, context.wrap_socket(plain, server_hostname=target[0]) as tls:
             certificate: dict[str, Any] = dict(tls.getpeercert() or {})
-            # With TLS 1.3 a server refuses the client's certificate only after the handshake; a welcome is HTTP/2's settings.
+            # A TLS 1.3 server rejects the client's certificate after the handshake: wait for a byte of HTTP/2.
             if not tls.recv(1):
                 raise ssl.SSLError("closed")
     except ssl.SSLCertVerificationError as error:
@@ -150,8 +148,8 @@ def _certificate(settings: ClientSettings, reachable: bool) -> Iterator[Finding]
             "certificate",
             "fail",
             "the sidecar ends the TLS handshake",
-            "if it asks for certificates, set LPC_CLIENT_CERTIFICATE and LPC_CLIENT_KEY to ones that its authority signed; if "
-            "it speaks no TLS, unset LPC_PREDICTOR_CA",
+            "if it requires client certificates, set LPC_CLIENT_CERTIFICATE and LPC_CLIENT_KEY, signed by its authority; "
+            "if it does not use TLS, unset LPC_PREDICTOR_CA",
         )
     else:
         yield _expiry("certificate", "the sidecar's", float(ssl.cert_time_to_seconds(certificate["notAfter"])))
@@ -176,7 +174,7 @@ def _sidecar(settings: ClientSettings) -> Iterator[Finding]:
             return
         serving = status == "SERVING"
         yield Finding(
-            "health", "ok" if serving else "fail", status, "" if serving else "it starts or drains: wait, or see its log"
+            "health", "ok" if serving else "fail", status, "" if serving else "it is starting or draining: wait, or see its log"
         )
         try:
             info = rpc.ContinuationPredictorStub(channel).GetModelInfo(
@@ -185,7 +183,9 @@ def _sidecar(settings: ClientSettings) -> Iterator[Finding]:
         except grpc.RpcError as error:
             refused = error.code() is grpc.StatusCode.UNAUTHENTICATED
             advice = (
-                "name a file with a token of its token file in LPC_PREDICTOR_TOKEN_FILE" if refused else "see the sidecar's log"
+                "set LPC_PREDICTOR_TOKEN_FILE to a file with one of the sidecar's tokens"
+                if refused
+                else "see the sidecar's log"
             )
             yield Finding("token" if refused else "model", "fail", f"the sidecar answers {error.code().name}", advice)
             return
@@ -202,9 +202,9 @@ def _sidecar(settings: ClientSettings) -> Iterator[Finding]:
 
 
 def _health(channel: grpc.Channel) -> str:
-    """Return what gRPC's health service says of the sidecar.
+    """Return the status of gRPC's health service.
 
-    Its messages are a string and an enum: the package with their stubs is the server's, which engines need not have.
+    Encoded by hand (a string and an enum), because engines need not install the server's package with the stubs.
     """
     service = SERVICE.encode()
     check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")
@@ -216,16 +216,16 @@ def _health_advice(code: grpc.StatusCode, settings: ClientSettings) -> str:
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return "this is another gRPC service: correct LPC_PREDICTOR_ADDRESS"
     if settings.predictor_ca is None and not settings.predictor_address.startswith("unix:"):
-        return "if it speaks TLS, set LPC_PREDICTOR_CA; if this is not a sidecar, correct LPC_PREDICTOR_ADDRESS"
-    return "if this is not a sidecar, correct LPC_PREDICTOR_ADDRESS; else see its log"
+        return "if it uses TLS, set LPC_PREDICTOR_CA; if this is not a sidecar, correct LPC_PREDICTOR_ADDRESS"
+    return "if this is not a sidecar, correct LPC_PREDICTOR_ADDRESS; otherwise see its log"
 
 
 def _token_requests(channel: grpc.Channel, access: Access, info: pb.GetModelInfoResponse, wanted: str) -> Iterator[Finding]:
-    """Ask about a prompt through each tokenizer that the sidecar knows, or that of one served model.
+    """Send a prompt for each of the sidecar's tokenizers, or for that of one served model.
 
     Args:
-        info: what the sidecar says of itself.
-        wanted: the served model; empty for all.
+        info: the sidecar's description of itself.
+        wanted: the served model; empty: all.
     """
     known = [one for one in info.tokenizers if not wanted or one.served_model == wanted][:MOST]
     for one in known or [pb.KnownTokenizer(served_model=wanted)]:
@@ -233,7 +233,7 @@ def _token_requests(channel: grpc.Channel, access: Access, info: pb.GetModelInfo
 
 
 def _ask_tokens(channel: grpc.Channel, access: Access, known: pb.KnownTokenizer) -> pb.Prediction | str:
-    """Return what is answered to ids from the middle of the vocabulary, where ordinary text is; or an error's message."""
+    """Return the answer to ids from the middle of the vocabulary, where ordinary text is, or an error's message."""
     step = max(known.vocabulary // (2 * IDS), 1)
     ids = [known.vocabulary // 4 + step * n for n in range(IDS)]
     tokens = pb.TokenIds(
@@ -255,7 +255,7 @@ def _judged(answer: pb.Prediction | str, known: pb.KnownTokenizer, *, takes_offe
         origin = f"offered by an engine, {known.digest[:12]}" if known.digest else "of LPC_SERVED_MODELS"
         found = f"{name}: token ids were read (tokenizer {origin}), probability {answer.probability:.3f}"
         return Finding("token request", "ok", found)
-    answered = f"{name}: token ids were not read, and answered by lengths and times alone"
+    answered = f"{name}: token ids were not read; the answer used lengths and times alone"
     if known.status.state == pb.TOKENIZER_STATE_FAILED:
         return Finding(
             "token request",
@@ -266,18 +266,21 @@ def _judged(answer: pb.Prediction | str, known: pb.KnownTokenizer, *, takes_offe
     if known.status.state == pb.TOKENIZER_STATE_LOADING:
         return Finding("token request", "warn", f"{answered}: the tokenizer is being loaded", "wait some seconds")
     if takes_offers:
-        advice = "start the engine with the plug-in, which offers its own and says in its log what came of it, or set "
+        advice = "start the engine with the plug-in, which offers its own and logs the outcome, or set "
         return Finding(
             "token request", "warn", f"{answered}: no engine has offered a tokenizer yet", f"{advice}LPC_SERVED_MODELS"
         )
     advice = "set LPC_SERVED_MODELS, or LPC_OFFERED_TOKENIZERS_MIB above 0, in the sidecar"
     return Finding(
-        "token request", "fail", f"{answered}: it is not configured, and the sidecar takes none from engines", advice
+        "token request",
+        "fail",
+        f"{answered}: none is configured, and the sidecar does not accept tokenizers from engines",
+        advice,
     )
 
 
 def _response_caches(channel: grpc.Channel, access: Access) -> Finding:
-    """Ask a sidecar whether it has response caches, and whether it reaches their Redis."""
+    """Check whether the sidecar has response caches and reaches their Redis."""
     check = "response caches"
     message = cache_pb.StatsRequest(scope="default", days=1)
     try:
@@ -287,23 +290,23 @@ def _response_caches(channel: grpc.Channel, access: Access) -> Finding:
             return Finding(check, "ok", "off in this sidecar (LPC_CACHE_REDIS_URL)")
         return Finding(check, "fail", f"the sidecar answers {error.code().name}", "see the sidecar's log")
     if not all(scope.known for scope in stats.scopes):
-        advice = "see the sidecar's log, which names the kind of error; until it is fixed, requests go to the engines"
-        return Finding(check, "fail", "on, and their Redis does not answer the sidecar", advice)
+        advice = "see the sidecar's log for the error; until it is fixed, requests go to the engines"
+        return Finding(check, "fail", "on, but their Redis does not answer the sidecar", advice)
     entries = sum(scope.entries for scope in stats.scopes)
     return Finding(check, "ok", f"on, {entries:,} answers of this client in the scope default")
 
 
 def _hash_seed(settings: ClientSettings, seed: str | None) -> Iterator[Finding]:
     if settings.redis_url is None:
-        yield Finding("hash seed", "ok", "pooled keys stay in each process: no seed is shared")
+        yield Finding("hash seed", "ok", "keys are not pooled, so processes need no common seed")
     elif seed is None:
-        advice = "set PYTHONHASHSEED to one number in all engines, unless their vLLM gives its sha256 hashes a fixed seed"
+        advice = "set PYTHONHASHSEED to the same number in all engines, unless vLLM's sha256 hashes have a fixed seed"
         yield Finding("hash seed", "warn", "PYTHONHASHSEED is not set", advice)
     elif not seed.isdecimal():
-        advice = "set it to one number in all engines: else their blocks have different names and nothing is pooled"
+        advice = "set it to the same number in all engines; otherwise their block hashes differ and nothing is pooled"
         yield Finding("hash seed", "fail", "PYTHONHASHSEED is not a number", advice)
     else:
-        yield Finding("hash seed", "ok", f"PYTHONHASHSEED is {seed}: it must be so in all engines")
+        yield Finding("hash seed", "ok", f"PYTHONHASHSEED is {seed}; it must be equal in all engines")
 
 
 def _redis(settings: ClientSettings) -> Iterator[Finding]:
@@ -317,7 +320,7 @@ def _redis(settings: ClientSettings) -> Iterator[Finding]:
     from lpc.wire.redis_health import explain
 
     if settings.speaks_tls_to_redis:
-        # Read here, since redis-py names no file.
+        # Read here, because redis-py's errors do not name the file.
         own = read(settings.redis_files)
         if own.expires_at is not None:
             yield _expiry("redis certificate", str(settings.redis_files.certificate), own.expires_at)
@@ -325,14 +328,14 @@ def _redis(settings: ClientSettings) -> Iterator[Finding]:
         connection = settings.redis_connection()
         with contextlib.closing(RedisStore(connection, Namespace("lpc-doctor", "0", 16, "lpc-doctor"))) as store:
             store.check()
-            yield Finding("redis", "ok", f"{connection.where} lets this user do what the store does")
+            yield Finding("redis", "ok", f"{connection.where} permits what the store needs")
             samples = [_time(connection.client) for _ in range(ROUND_TRIPS)]
     except StoreError as error:
         what, _, remedy = str(error).partition(": ")
         yield Finding("redis", "fail", what, remedy)
         return
     except redis.exceptions.NoPermissionError:
-        yield Finding("clock", "warn", "this user may not ask Redis for its time", "add +time to its ACL for this check")
+        yield Finding("clock", "warn", "this user may not read Redis' time", "add +time to its ACL for this check")
         return
     except ERRORS as error:
         yield Finding("clock", "fail", explain(error, connection), "see docs/how-to/security.md")
@@ -355,12 +358,14 @@ def _skew(skew: float) -> Finding:
         "clock",
         status,
         f"this machine is {abs(skew):.3f} s {side} Redis",
-        "" if status == "ok" else "synchronise the clocks of all engines (NTP): a wrong one makes blocks look fresher or older",
+        ""
+        if status == "ok"
+        else "synchronise the clocks of all engines (NTP); a wrong clock makes blocks look fresher or older",
     )
 
 
 def _time(client: Any) -> tuple[float, float]:
-    """Return the round trip and how far this machine's clock is ahead, seconds. Half of the trip is taken for each way."""
+    """Return the round trip and the offset of this machine's clock, seconds, assuming equal times both ways."""
     sent, start = time.time(), time.perf_counter()
     answer = client.time(target_nodes="random") if hasattr(client, "get_random_node") else client.time()
     trip = time.perf_counter() - start

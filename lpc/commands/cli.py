@@ -1,6 +1,6 @@
-"""The `lpc` command: its commands, each in a file of this folder.
+"""The `lpc` command. Each of its commands is a module of this package.
 
-A command imports what it needs when it runs: the base install (the client) has none of the server's or trainer's needs.
+A command imports its dependencies when it runs, because the base install (the client) has few of them.
 """
 
 import importlib.metadata
@@ -31,7 +31,7 @@ from lpc.commands.train import train
 
 INTERRUPTED: Final = 130
 EXTRAS: Final = ("server", "cache", "gateway", "lmcache", "observe", "otel", "train", "cluster", "ray", "minilm")
-"""In the order in which they are advised: the first that has what is missing."""
+"""The first that contains a missing package is recommended."""
 DISTRIBUTIONS: Final = {
     "google": "protobuf",
     "grpc": "grpcio",
@@ -40,19 +40,19 @@ DISTRIBUTIONS: Final = {
     "opentelemetry": "opentelemetry-sdk",
     "sklearn": "scikit-learn",
 }
-"""What is imported under another name than it is installed by."""
+"""Distributions whose import name differs."""
 _OF_EXTRA: Final = re.compile(r"""([A-Za-z0-9_.-]+).*extra == ["']([a-z-]+)["'].*""")
 
 
 class Commands(TyperGroup):
-    """All commands. An error ends them with one line, and with --debug after its traceback."""
+    """All commands. An error prints one line, after its traceback with --debug."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
         try:
             return super().invoke(ctx)
         except Exception as error:
-            # Typer's own: usage errors and ends with an exit code, a question that was not answered.
+            # Typer's own: usage errors, exit codes, an aborted prompt.
             if hasattr(error, "exit_code") or isinstance(error, (typer.Abort, EOFError)):
                 raise
             if ctx.params["debug"]:
@@ -74,13 +74,11 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def lpc(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and end.", callback=_show_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Print the traceback of an error, which can hold text of conversations.")
-    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print tracebacks, which may contain text of conversations.")] = False,
 ) -> None:
-    """Learned prefix caching: keep the conversations that go on."""
+    """Learned prefix caching for LLM engines."""
 
 
 for command in (serve, gateway, secrets, demo, predict, doctor, report, observe, embed, train, evaluate, simulate, export):
@@ -92,7 +90,7 @@ app.add_typer(models.app, name="models")
 
 
 def _source(package: str) -> str:
-    """Return what to install for a package that is missing: the project's extra that has it, else its own name."""
+    """Return what to install for a missing package: the project's extra that contains it, or its own name."""
     top = package.partition(".")[0]
     name = _normal(DISTRIBUTIONS.get(top, top))
     found = {
@@ -109,8 +107,8 @@ def _normal(name: str) -> str:
 
 
 def main() -> None:
-    """Run the command. Ctrl-C ends with 130."""
-    # Else importing it for a tokenizer advises to install PyTorch.
+    """Run the command. Ctrl-C exits with 130."""
+    # Otherwise transformers recommends installing PyTorch when it is imported.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         app()

@@ -1,4 +1,4 @@
-"""`lpc demo`, which `make run` runs: from nothing to a serving sidecar, and what it is good for."""
+"""`lpc demo`, the command of `make run`: a model, a small simulation, and a running sidecar."""
 
 import asyncio
 import shlex
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from predictor_service.settings import ServiceSettings
 
 TIMEOUT_S = 60.0
-"""For one answer."""
+"""Of each prediction."""
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.08)
-"""Sizes of the simulated cache, of the working set."""
+"""Sizes of the simulated cache, shares of the working set."""
 SAMPLES = {
     "a question with an answer": [("user", "What is the capital of Australia?")],
     "work in progress": [
@@ -41,9 +41,9 @@ SAMPLES = {
 
 
 def demo(
-    picture: Annotated[Path, typer.Option(help="PNG to write, of the simulated cache.")] = Path("out/gain.png"),
+    picture: Annotated[Path, typer.Option(help="PNG to write: hit rates of the simulation.")] = Path("out/gain.png"),
 ) -> None:
-    """Make the model, simulate a small cache with and without the plug-in, start the sidecar and score conversations."""
+    """Export the model, simulate a small cache with and without the plug-in, start the sidecar and score conversations."""
     settings = service_settings(None, log_format="text")
     _run(settings, picture)
 
@@ -64,7 +64,7 @@ def _run(settings: "ServiceSettings", picture: Path) -> None:
 
 
 def _show_gain(picture: Path, screen: "Console") -> None:
-    """Simulate a small cache under an hour of chat, by least recent use and by the plug-in; print the table, draw it."""
+    """Simulate an hour of chat with a small cache under LRU and the plug-in; print and draw the hit rates."""
     from rich.table import Table
 
     from lpc.simulator.report import draw_hit_rates, write_png
@@ -74,8 +74,8 @@ def _show_gain(picture: Path, screen: "Console") -> None:
     runs = [Run(WorkloadSpec(workload="production"), policy, share) for share in SHARES for policy in (BASELINE, OURS)]
     summary = derived([{**row, "by_fraction": True} for row in sweep(runs)])
     table = Table(
-        *("cache, of the working set", "least recent use", "this project", "more hits"),
-        title="Prompt tokens that a simulated cache serves: an hour of chat, drawn in the shape of a real trace",
+        *("cache, of the working set", "LRU", "this project", "more hits"),
+        title="Prompt tokens served from the cache: one simulated hour of chat, modelled on a real trace",
     )
     choices = pairs(summary)
     for lru, ours in choices:
@@ -102,7 +102,7 @@ async def _serve(settings: "ServiceSettings", screen: "Console") -> None:
 
 
 def _address(addresses: "Addresses") -> str:
-    """Return where to ask: the Unix socket, where TLS and tokens are not asked for, if there is one."""
+    """Return the Unix socket if there is one, because it needs neither TLS nor a token; otherwise host:port."""
     if addresses.unix_socket is not None:
         return f"unix://{addresses.unix_socket}"
     return f"{addresses.host}:{addresses.port}"
@@ -126,8 +126,8 @@ def _score(settings: "ClientSettings", screen: "Console") -> None:
         table.add_row(name, str(answer.turn_count), f"{answer.probability:.3f}", f"{spent:.1f} ms")
     screen.print(table)
     screen.print(
-        "Words say little of whether a user comes back; a running sidecar also learns from its own traffic when users like "
-        "this one do. The gain above is of that alone."
+        "Prompt text is a weak predictor of return. A running sidecar also learns return times from its own traffic; the gain "
+        "above comes from that alone."
     )
 
 
@@ -137,14 +137,14 @@ def _how_to_call(addresses: "Addresses", address: str, screen: "Console") -> Non
         screen.print(f"         unix://{addresses.unix_socket}")
     if addresses.metrics_port is not None:
         screen.print(f"metrics  http://{addresses.metrics_host}:{addresses.metrics_port}/metrics")
-    # Not wrapped, since it is there to be copied.
+    # Not wrapped, so that it can be copied.
     question = "echo 'How do I sort a list in Rust?'"
     screen.print(f"try      {question} | {_program()} predict --address {address}", highlight=False, soft_wrap=True)
     screen.print("Ctrl-C drains and stops")
 
 
 def _program() -> str:
-    """Return the words that run `lpc` again from the same folder, as it is installed here."""
+    """Return the command that runs this installation of `lpc` from the same folder."""
     called = Path(sys.argv[0])
     if called.name == "__main__.py":
         return f"{shlex.quote(sys.executable)} -m lpc"

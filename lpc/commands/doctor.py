@@ -1,11 +1,11 @@
-"""`lpc doctor`: what an engine would find between itself, its sidecar and its Redis."""
+"""`lpc doctor`: check the path from an engine to its sidecar and its Redis."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lpc.commands.options import Address, Authority, Certificate, JsonOutput, Key, Output
+from lpc.commands.options import Address, JsonOutput, Output
 from lpc.commands.outcome import report
 from lpc.commands.settings import client_settings
 
@@ -15,28 +15,23 @@ if TYPE_CHECKING:
 
 def doctor(
     address: Address = None,
-    ca: Authority = None,
-    certificate: Certificate = None,
-    key: Key = None,
-    redis_url: Annotated[str | None, typer.Option(help="Default: LPC_REDIS_URL.")] = None,
+    redis_url: Annotated[str | None, typer.Option(envvar="LPC_REDIS_URL", help="Redis of the pooled keys.")] = None,
     output: Output = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Check engines, address, certificates, token, model, Redis, hash seed and clock, as an engine would; say what to do.
+    """Check engines, address, certificates, token, model, Redis, hash seed and clock, and print what to do.
 
-    Takes an engine's settings (LPC_...). Ends with 1 when anything fails.
+    Reads an engine's settings (LPC_...). Exits with 1 if a check fails.
     """
     from lpc.commands.checks import examine
 
-    settings = client_settings(
-        predictor_address=address, predictor_ca=ca, client_certificate=certificate, client_key=key, redis_url=redis_url
-    )
+    settings = client_settings(predictor_address=address, redis_url=redis_url)
     figures = report(lambda: show(examine(settings)), output, as_json=as_json)
     raise typer.Exit(int(not figures["ok"]))
 
 
 def show(findings: "list[Finding]") -> dict[str, Any]:
-    """Print findings as a table; return them, and whether none is a failure."""
+    """Print findings as a table; return them, with `ok`: no check failed."""
     from rich.markup import escape
     from rich.table import Table
 

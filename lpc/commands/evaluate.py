@@ -1,4 +1,4 @@
-"""`lpc evaluate`: predictors compared, on conversations that none of them was trained on."""
+"""`lpc evaluate`: compare predictors on held-out conversations."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 def evaluate(
     embeddings: Embeddings = None,
-    heads: Annotated[Path | None, typer.Option(help="Folder of heads, one folder each; default: those shipped.")] = None,
+    heads: Annotated[Path | None, typer.Option(help="Folder with one folder per head; default: the bundled heads.")] = None,
     trace: Annotated[Path | None, typer.Option(help="A log with times; default: none.")] = None,
     trace_format: TraceFormat = "mooncake",
     picture: Annotated[Path | None, typer.Option(help="PNG to write.")] = None,
     output: Output = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Compare predictors on the evaluation half: turn count, scalars, heads. With a trace, judge the return model.
+    """Compare predictors on the evaluation half: turn count, scalars, heads. With a trace, evaluate the return model.
 
-    Takes data/sharegpt unless --embeddings names another folder.
+    Reads data/sharegpt unless --embeddings names another folder.
     """
     report(
         lambda: _evaluate(embeddings or Path("data/sharegpt"), heads, trace, trace_format, picture),
@@ -60,7 +60,7 @@ def _evaluate(
 
 
 def _print_evaluation(found: "Evaluation") -> None:
-    """Print the figures of all predictors, and those by turn and language, as tables."""
+    """Print a table of all predictors, and one by turn and language."""
     from rich.table import Table
 
     out, result = console(), found.figures
@@ -91,7 +91,7 @@ def _print_evaluation(found: "Evaluation") -> None:
 
 
 def _print_returns(trace: str, found: dict[str, Any]) -> None:
-    """Print what `evaluate_online_returns` found: log-likelihoods, and the shares that return within a time."""
+    """Print the return model's log-likelihoods and calibration (`evaluate_online_returns`)."""
     from rich.table import Table
 
     table = Table("return model", "log-likelihood per turn", title=f"{trace}: time to the next turn, {found['turns']:,} turns")
@@ -106,7 +106,7 @@ def _print_returns(trace: str, found: dict[str, Any]) -> None:
 
 
 def _draw(found: "Evaluation", path: Path) -> None:
-    """Write reliability, AUC by turn, and MCC of all predictors as a PNG."""
+    """Write a PNG with reliability, AUC by turn, and MCC of all predictors."""
     import matplotlib
     import numpy as np
 
@@ -119,8 +119,8 @@ def _draw(found: "Evaluation", path: Path) -> None:
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.6), constrained_layout=True)
     left.plot([0.5, 1], [0.5, 1], color="0.7", linewidth=1)
     for name, one in judged.items():
-        said, seen = calibration_curve(one.probability, found.continues)
-        left.plot(said, seen, marker="o", markersize=3, label=f"{name} (ECE {result[name]['ece']:.3f})")
+        predicted, observed = calibration_curve(one.probability, found.continues)
+        left.plot(predicted, observed, marker="o", markersize=3, label=f"{name} (ECE {result[name]['ece']:.3f})")
     left.set(xlabel="predicted probability of a next turn", ylabel="observed share", title="Reliability, bins of equal size")
     left.legend()
     names = [name for name in result["turns"]["groups"] if name.startswith("turn")]

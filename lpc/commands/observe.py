@@ -1,4 +1,4 @@
-"""`lpc observe`: what the plug-in would gain in a running engine, from its KV events alone."""
+"""`lpc observe`: estimate the plug-in's gain in a running engine from its KV events."""
 
 import re
 import time
@@ -14,24 +14,28 @@ REPORT_S = 30.0
 
 
 def observe(
-    kv_events: Annotated[str, typer.Option(metavar="ADDRESS", help="Where the engine publishes them, tcp://host:5557.")],
-    replay: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Where it sends again what was lost.")] = None,
-    topic: Annotated[str, typer.Option(help="Of its events.")] = "",
-    blocks: Annotated[int | None, typer.Option(min=1, help="Blocks of its cache; else --engine says how many.")] = None,
-    engine: Annotated[str | None, typer.Option(metavar="URL", help="The engine, http://host:port.")] = None,
-    minutes: Annotated[float | None, typer.Option(min=0.01, help="End after so long; else with Ctrl-C.")] = None,
+    kv_events: Annotated[str, typer.Option(metavar="ADDRESS", help="Address of the engine's KV events, tcp://host:5557.")],
+    replay: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Address of the engine's replay socket, for lost messages.")
+    ] = None,
+    topic: Annotated[str, typer.Option(help="Topic of the events.")] = "",
+    blocks: Annotated[int | None, typer.Option(min=1, help="Blocks of the engine's cache, if --engine is not given.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="URL", help="The engine, http://host:port, to read its number of blocks.")
+    ] = None,
+    minutes: Annotated[float | None, typer.Option(min=0.01, help="Duration; default: until Ctrl-C.")] = None,
     output: Output = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Listen to the KV events of an engine without the plug-in: what it would gain there, and why prompts miss.
+    """Estimate the plug-in's gain, and why prompts miss, from the KV events of an engine without the plug-in.
 
-    Nothing is installed in the engine. vLLM publishes them with --kv-events-config '{"enable_kv_cache_events": true}'.
+    Nothing is installed in the engine. vLLM publishes events with --kv-events-config '{"enable_kv_cache_events": true}'.
     """
     from lpc.simulator.kv_events import KVEvents
     from lpc.simulator.observer import Observer
 
     if (blocks is None) == (engine is None):
-        raise UsageError("name either --blocks N or --engine URL")
+        raise UsageError("give either --blocks N or --engine URL")
     observer = Observer(blocks if blocks is not None else blocks_of(engine or ""))
     events = KVEvents(kv_events, replay=replay, topic=topic)
 
@@ -53,13 +57,13 @@ def observe(
 
 
 def blocks_of(engine: str) -> int:
-    """Return the blocks of an engine's cache, as vLLM's metrics tell. Raises UsageError: they do not."""
+    """Return the number of blocks of a vLLM engine's cache. Raises UsageError if its metrics lack it."""
     from lpc.commands.report import fetched, metrics_of
 
     url = metrics_of(engine)
     found = re.search(r'vllm:cache_config_info\{[^}]*num_gpu_blocks="(\d+)"', fetched(url).decode(errors="replace"))
     if found is None:
-        raise UsageError(f"{url} does not tell how many blocks the cache has: use --blocks")
+        raise UsageError(f"{url} does not contain the number of blocks of the cache: give --blocks")
     return int(found[1])
 
 
@@ -80,7 +84,7 @@ def _figures(observer: Any) -> dict[str, Any]:
     from lpc.commands.report import ReportError, figures_of, show
 
     if observer.plugin is None:
-        raise ReportError("the engine has published no event in this time: does it serve, and publish there?")
+        raise ReportError("no event arrived: check that the engine has traffic and publishes events at this address")
     ghosts = observer.plugin.ghosts
     counted = {
         (f"{name}_total", *labels.split(",")): value for (name, labels), value in values_of_plugin(observer.plugin).items()

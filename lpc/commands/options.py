@@ -1,4 +1,4 @@
-"""Options that several commands take, each defined once: a flag means the same in every command."""
+"""Options of several commands. A flag means the same in every command."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,7 +8,7 @@ import typer
 Output = Annotated[Path | None, typer.Option("--output", help="Write the figures to this file, as JSON.")]
 JsonOutput = Annotated[bool, typer.Option("--json", help="Print the figures to standard output, as JSON, instead of tables.")]
 Quick = Annotated[bool, typer.Option("--quick", help="End within 50 seconds.")]
-Seed = Annotated[int, typer.Option(min=0, help="First seed of what is drawn; the same seed gives the same result.")]
+Seed = Annotated[int, typer.Option(min=0, help="First random seed; equal seeds give equal results.")]
 
 Jobs = Annotated[int | None, typer.Option(help="Processes at once; default: one per core.")]
 Cluster = Annotated[str | None, typer.Option(help="Workers of a cluster: dask=tcp://HOST:8786 or ray=ray://HOST:10001.")]
@@ -22,22 +22,17 @@ Precision = Annotated[
 Provider = Literal["auto", "cpu", "cuda"]
 
 TraceFormat = Annotated[Literal["mooncake", "qwen", "chat", "agents"], typer.Option("--format", help="Format of --trace.")]
-Embeddings = Annotated[Path | None, typer.Option(help="Folder of embeddings, as `lpc embed` makes it.")]
-Head = Annotated[Path | None, typer.Option(help="File of the head, as `lpc train` makes it.")]
+Embeddings = Annotated[Path | None, typer.Option(help="Folder of embeddings, written by `lpc embed`.")]
+Head = Annotated[Path | None, typer.Option(help="File of the head, written by `lpc train`.")]
 
-SIDECAR = "How to reach the sidecar"
 Address = Annotated[
     str | None,
-    typer.Option(help="host:port or unix:///path. [default: LPC_PREDICTOR_ADDRESS]", rich_help_panel=SIDECAR),
+    typer.Option(
+        envvar="LPC_PREDICTOR_ADDRESS",
+        help="Sidecar, host:port or unix:///path. LPC_PREDICTOR_CA, LPC_CLIENT_CERTIFICATE, LPC_CLIENT_KEY and "
+        "LPC_PREDICTOR_TOKEN_FILE hold the rest, as for engines.",
+    ),
 ]
-Authority = Annotated[
-    Path | None,
-    typer.Option(help="PEM file of its authority, for TLS. [default: LPC_PREDICTOR_CA]", rich_help_panel=SIDECAR),
-]
-Certificate = Annotated[
-    Path | None, typer.Option(help="Own PEM file, for mTLS. [default: LPC_CLIENT_CERTIFICATE]", rich_help_panel=SIDECAR)
-]
-Key = Annotated[Path | None, typer.Option(help="Its key. [default: LPC_CLIENT_KEY]", rich_help_panel=SIDECAR)]
 Port = Annotated[int | None, typer.Option(help="Port to listen on.")]
 Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
 MetricsPort = Annotated[int | None, typer.Option(help="Port of the Prometheus metrics.")]

@@ -1,6 +1,6 @@
-"""How a command ends: its figures in a file, or one line on standard error.
+"""Results and errors of commands.
 
-Exit codes: 0, it did what was asked; 1, it failed; 2, an option, an argument or a setting cannot be used as given.
+Exit codes: 0, success; 1, failure; 2, an option, an argument or a setting is invalid.
 """
 
 import contextlib
@@ -20,19 +20,19 @@ from lpc.errors import LpcError, UsageError
 FAILURE: Final = 1
 USAGE: Final = 2
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
-"""Errors of writing that name no file."""
+"""Write errors that do not name a file."""
 
 
 def report(
     measure: Callable[[], dict[str, Any]], output: Path | None, *writes: Path | None, as_json: bool = False
 ) -> dict[str, Any]:
-    """Return the figures of a measurement; write them to a file, if one is named.
+    """Run a measurement, which may take long, and return its figures.
 
     Args:
-        measure: takes its time.
-        output: file for the figures.
-        writes: other files that it writes. Whether all of them can be written is found out before it begins.
-        as_json: print the figures to standard output; what the measurement prints goes to standard error.
+        measure: the measurement.
+        output: file for the figures, as JSON; None: no file.
+        writes: other files that it writes. All files are checked to be writable first.
+        as_json: print the figures to standard output, and what the measurement prints to standard error.
     """
     for file in (output, *writes):
         if file is not None:
@@ -59,7 +59,7 @@ def _writable(file: Path) -> None:
 
 
 def end_with(error: Exception) -> NoReturn:
-    """End with an error's line and exit code. Raises the error again if its writer must handle it: a closed pipe."""
+    """Exit with one line for an error. Raises a closed pipe again, which Typer handles."""
     if isinstance(error, LpcError):
         fail(str(error), USAGE if isinstance(error, UsageError) else FAILURE)
     if isinstance(error, OSError):
@@ -73,6 +73,6 @@ def end_with(error: Exception) -> NoReturn:
 
 
 def fail(message: str, code: int = FAILURE) -> NoReturn:
-    """Print why on standard error and end."""
+    """Print a message to standard error and exit."""
     typer.echo(f"lpc: {message}", err=True)
     raise SystemExit(code)

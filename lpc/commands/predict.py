@@ -1,4 +1,4 @@
-"""`lpc predict`: conversations from a file or standard input to a running sidecar."""
+"""`lpc predict`: send conversations from a file or standard input to a running sidecar."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ import grpc
 import typer
 
 from eviction_client.settings import ClientSettings
-from lpc.commands.options import Address, Authority, Certificate, JsonOutput, Key, Output
+from lpc.commands.options import Address, JsonOutput, Output
 from lpc.commands.outcome import report
 from lpc.commands.settings import client_settings
 from lpc.errors import LpcError
@@ -32,7 +32,7 @@ class Refused(PredictError):
 
 
 class Line(NamedTuple):
-    """A conversation of the input: its line, the name of its place in messages, and what reads it or raises Refused."""
+    """A conversation of the input: its line number, its name in messages, and a parser that may raise Refused."""
 
     number: int
     where: str
@@ -45,17 +45,14 @@ def predict(
     output: Output = None,
     as_json: JsonOutput = False,
     address: Address = None,
-    ca: Authority = None,
-    certificate: Certificate = None,
-    key: Key = None,
 ) -> None:
     """Print the probability that each conversation continues.
 
-    A conversation is `{"messages": [{"role": "user", "content": "..."}], "turn_count": 3}` or a list of messages; text that
-    is not JSON is taken as one prompt. Answers come in the order of the lines. If a line fails, the others are still answered
-    and the exit code is 1. Takes an engine's settings (LPC_...), among them the token's file, LPC_PREDICTOR_TOKEN_FILE.
+    A conversation is `{"messages": [{"role": "user", "content": "..."}], "turn_count": 3}` or a list of messages. Text that
+    is not JSON counts as one prompt. Answers are in the order of the lines. If a line fails, the others are still answered
+    and the exit code is 1. Reads an engine's settings (LPC_...).
     """
-    settings = client_settings(predictor_address=address, predictor_ca=ca, client_certificate=certificate, client_key=key)
+    settings = client_settings(predictor_address=address)
     figures = report(lambda: _predict(settings, file, timeout), output, as_json=as_json)
     raise typer.Exit(int(figures["failed"] > 0))
 
@@ -80,11 +77,11 @@ def _predict(settings: ClientSettings, file: str, timeout: float) -> dict[str, A
 
 @contextlib.contextmanager
 def asking(settings: ClientSettings, timeout_s: float) -> Iterator[Callable[[pb.Conversation], pb.Prediction]]:
-    """Yield what asks the sidecar. It raises Refused, or PredictError when the sidecar answers nobody.
+    """Yield a function that calls the sidecar. It raises Refused for one conversation, and PredictError if no call can succeed.
 
     Args:
-        settings: of an engine: where the sidecar is, certificates, token.
-        timeout_s: seconds for each answer.
+        settings: an engine's: address, certificates, token.
+        timeout_s: of each call.
 
     Raises:
         CertificateError: a certificate file cannot be used.
@@ -106,7 +103,7 @@ def asking(settings: ClientSettings, timeout_s: float) -> Iterator[Callable[[pb.
 def read(file: str) -> list[Line]:
     """Return the conversations of a file (-: standard input): JSON, JSON Lines, or text as one prompt. Raises PredictError."""
     if file == "-" and sys.stdin.isatty():
-        print("type a prompt, or chat JSON, and end it with Ctrl-D on a line of its own", file=sys.stderr)
+        print("type a prompt or chat JSON, then Ctrl-D on a new line", file=sys.stderr)
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         text = data.decode("utf-8")
@@ -124,7 +121,7 @@ def read(file: str) -> list[Line]:
     if begins_as_json and any(isinstance(value, dict | list) for value in found):
         return [Line(number, f"line {number}", partial(conversation, line)) for number, line in lines]
     if text.lstrip().startswith("{"):
-        print("lpc: the input is not JSON: it is taken as one prompt", file=sys.stderr)
+        print("lpc: the input is not JSON and counts as one prompt", file=sys.stderr)
     return [Line(1, "the input", partial(pb.Conversation, prompt=text))]
 
 

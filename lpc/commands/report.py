@@ -35,16 +35,16 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "vllm:request_prefill_time_seconds_sum": (),
     "vllm:request_prefill_kv_computed_tokens_sum": (),
 }
-"""What is read: counters, with the labels to sum by."""
+"""Counters to read, with the labels to sum by."""
 ADVICE: Final = {
     "cached": "",
-    "evicted": "would another cache have had it? See below",
-    "new": "first use: no cache can have it",
-    "changed": "put what changes (time, ids, order of tools) at the end of the prompt; do not rewrite the history",
-    "reply_changed": "send replies back as they were generated, with their reasoning",
-    "other_salt": "the same text under another salt, adapter or media: salts keep tenants apart",
-    "other_engine": "send each conversation to the engine that had it before",
-    "short": "ends of prompts that fill no block, and the last block",
+    "evicted": "see below whether another cache would have kept it",
+    "new": "first use: no cache could have it",
+    "changed": "move what changes (time, ids, order of tools) to the end of the prompt; do not rewrite the history",
+    "reply_changed": "send replies back unchanged, with their reasoning",
+    "other_salt": "the same text with another salt, adapter or media: salts separate tenants",
+    "other_engine": "route each conversation to the same engine",
+    "short": "the last block, and ends of prompts shorter than a block",
 }
 CACHES: Final = {
     "lru": "LRU, this size",
@@ -54,27 +54,27 @@ CACHES: Final = {
 }
 
 Sums = dict[tuple[str, ...], float]
-"""(metric, values of its labels) to what was counted."""
+"""(metric, values of its labels) to the count."""
 
 
 class ReportError(LpcError):
-    """Metrics cannot be had, or nothing was counted."""
+    """Metrics cannot be read, or nothing was counted."""
 
 
 def report(
     prometheus: Annotated[str | None, typer.Option(metavar="URL", help="A Prometheus that scrapes the engines.")] = None,
     engine: Annotated[
         list[str] | None,
-        typer.Option(metavar="URL", help="An engine, http://host:port: all since its start. Can be given several times."),
+        typer.Option(metavar="URL", help="An engine, http://host:port: everything since its start. Repeatable."),
     ] = None,
-    hours: Annotated[float, typer.Option(min=0.01, help="The last hours, with --prometheus.")] = 6.0,
+    hours: Annotated[float, typer.Option(min=0.01, help="With --prometheus: how many hours back.")] = 6.0,
     picture: Annotated[Path | None, typer.Option(help="PNG to write.")] = None,
     output: Output = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Why prompts missed the prefix cache: tokens by reason, the time they cost, and which caches would have had them."""
+    """Print why prompts missed the prefix cache: tokens by reason, their cost, and which caches would have had them."""
     if (prometheus is None) == (not engine):
-        raise UsageError("name either --prometheus URL, or --engine URL once for each engine")
+        raise UsageError("give either --prometheus URL, or --engine URL once for each engine")
 
     def measure() -> dict[str, Any]:
         sums = of_prometheus(prometheus, hours) if prometheus is not None else of_engines(engine or [])
@@ -90,7 +90,7 @@ def report(
 
 
 def of_engines(addresses: list[str]) -> Sums:
-    """Return what engines have counted since they started. Raises ReportError."""
+    """Return the counts of engines since their start. Raises ReportError."""
     from prometheus_client.parser import text_string_to_metric_families
 
     sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
@@ -108,7 +108,7 @@ def of_engines(addresses: list[str]) -> Sums:
 
 
 def of_prometheus(address: str, hours: float) -> Sums:
-    """Return what all engines that a Prometheus scrapes have counted in the last hours. Raises ReportError."""
+    """Return the counts of all engines of a Prometheus in the last hours. Raises ReportError."""
     sums: Sums = {}
     for name, labels in LABELS.items():
         query = f"sum by ({', '.join(labels)}) (increase({name}[{round(hours * 3600)}s]))"
@@ -118,7 +118,7 @@ def of_prometheus(address: str, hours: float) -> Sums:
                 key = (name, *(found["metric"].get(label, "") for label in labels))
                 sums[key] = float(found["value"][1])
         except (ValueError, KeyError, TypeError, IndexError):
-            raise ReportError(f"{address}: does not answer as a Prometheus does") from None
+            raise ReportError(f"{address}: not the answer of a Prometheus") from None
     return sums
 
 
@@ -128,9 +128,9 @@ def metrics_of(address: str) -> str:
 
 
 def fetched(url: str) -> bytes:
-    """Return what an address answers. Raises UsageError, ReportError."""
+    """Return the body at a URL. Raises UsageError, ReportError."""
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-        raise UsageError(f"{url}: an address begins with http:// or https://")
+        raise UsageError(f"{url}: the address must begin with http:// or https://")
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
             read: bytes = answer.read(MOST_BYTES)
@@ -197,7 +197,7 @@ def show(figures: dict[str, Any]) -> None:
     screen.print(table)
     had = figures["evicted_share_that_other_caches_had"]
     if any(share is not None for share in had.values()):
-        table = Table(title="of what was evicted")
+        table = Table(title="evicted tokens")
         _columns(table, "another cache", "would have had")
         for cache, share in had.items():
             table.add_row(CACHES[cache], f"{share:.1%}")
@@ -253,7 +253,7 @@ def _verdict(judged: Mapping[str, int] | None) -> str:
 
 
 def draw(figures: dict[str, Any]) -> "Figure":
-    """Return the shares by source, and what other caches would have had."""
+    """Draw the shares by source, and what other caches would have had."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.4, 4.2), layout="constrained")

@@ -1,4 +1,4 @@
-"""`lpc secrets`: keys, certificates and tokens of a deployment with response caches, one folder per process that reads them."""
+"""`lpc secrets`: keys, certificates and tokens of a deployment with response caches, in one folder per process."""
 
 import re
 import secrets as random
@@ -25,24 +25,24 @@ NAMES: Final = (
         for domain in ("", ".cluster.local")
     ),
 )
-"""By which the sidecars are reached in docker-compose.yml and deploy/overlays/gateway."""
+"""Names of the sidecars in docker-compose.yml and deploy/overlays/gateway."""
 VALID: Final = timedelta(days=3650)
 _CLIENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 def secrets(
-    folder: Annotated[Path, typer.Argument(help="Folder for the files. Files that are there are kept.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for the files. Existing files are kept.")],
     name: Annotated[
-        list[str] | None, typer.Option(help="Another name or IP address by which the sidecars are reached; repeatable.")
+        list[str] | None, typer.Option(help="Additional host name or IP address of the sidecars; repeatable.")
     ] = None,
     client: Annotated[
-        list[str] | None, typer.Option(help="Client of the gateway, which gets a token in clients/; repeatable.")
+        list[str] | None, typer.Option(help="Client of the gateway, with a token in clients/; repeatable.")
     ] = None,
 ) -> None:
-    """Make the secrets of a deployment with response caches: certificates, tokens, keys and the password of their Redis.
+    """Create the secrets of a deployment with response caches: certificates, tokens, keys and the Redis password.
 
-    Writes sidecar/, gateway/ and engine/ below the folder; each process gets its own folder and no other.
-    The key of the authority is not written.
+    Writes sidecar/, gateway/ and engine/ below the folder. Mount in each process its own folder only.
+    The authority's key is not written.
     """
     clients = client or []
     if wrong := [one for one in clients if not _CLIENT.fullmatch(one)]:
@@ -62,14 +62,14 @@ def secrets(
 
 
 def _token(path: Path) -> str:
-    """Return the random token in a file, which is made where there is none."""
+    """Return the token in a file, which is created with a random token if it is missing."""
     if not path.exists():
         _write(path, random.token_hex(32))
     return path.read_text().strip()
 
 
 def _enter(path: Path, name: str, token: str) -> None:
-    """Add a token to a token file. Other lines stay, those of earlier tokens too."""
+    """Add a token to a token file. Other lines stay, also of earlier tokens."""
     line = f"{name}: {sha256(token.encode()).hexdigest()}\n"
     lines = path.read_text() if path.exists() else ""
     if line not in lines:
@@ -77,14 +77,14 @@ def _enter(path: Path, name: str, token: str) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file that its owner alone can read, whole or not at all."""
+    """Write a file atomically, readable by its owner only."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with writing(path, 0o600) as file:
         file.write(text.encode())
 
 
 def _certificates(folder: Path, names: Sequence[str]) -> None:
-    """Write ca.crt, tls.key and tls.crt for names and addresses, unless a certificate for all of them is there."""
+    """Write ca.crt, tls.key and tls.crt for names and addresses, unless the present certificate covers them."""
     from cryptography import x509
 
     files = [folder / name for name in ("ca.crt", "tls.key", "tls.crt")]
@@ -96,7 +96,7 @@ def _certificates(folder: Path, names: Sequence[str]) -> None:
         old = x509.load_pem_x509_certificate(files[2].read_bytes())
         if set(wanted) <= set(old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value):
             return
-    # The certificate comes last: it is there when all of them are.
+    # The certificate is written last, so that its presence means that all files are complete.
     files[2].unlink(missing_ok=True)
     for file, text in zip(files, _issued(wanted), strict=True):
         _write(file, text)
@@ -112,7 +112,7 @@ def _general_name(name: str) -> "x509.GeneralName":
 
 
 def _issued(names: Sequence["x509.GeneralName"]) -> tuple[str, str, str]:
-    """Return a new authority's certificate, a new key, and the certificate that the authority gives it, as PEM."""
+    """Return a new authority's certificate, a new key, and its certificate signed by the authority, as PEM."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -14,14 +14,14 @@ from lpc.commands.settings import service_settings
 
 
 def serve(
-    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
     host: Host = None,
     port: Port = None,
     metrics_port: MetricsPort = None,
     unix_socket: Annotated[Path | None, typer.Option(help="Unix socket to listen on.")] = None,
     models: Annotated[Path | None, typer.Option(help="Model repository.")] = None,
     model: Annotated[str | None, typer.Option(help="Name of the sidecar's model in the repository.")] = None,
-    provider: Annotated[Provider | None, typer.Option(help="Where inference runs; auto: CUDA where present.")] = None,
+    provider: Annotated[Provider | None, typer.Option(help="Device of inference; auto: CUDA if present.")] = None,
 ) -> None:
     """Run the prediction sidecar until Ctrl-C. Every setting can also be given as LPC_... or in a file."""
     settings = service_settings(
@@ -36,15 +36,15 @@ def serve(
     )
     if not settings.model_fields_set & {"models", "model"} and not (settings.models / settings.model).exists():
         _make_default(settings.models)
-    from predictor_service import server  # after the log is set up: libraries write to it when they are imported
+    from predictor_service import server  # after the log is set up, because libraries log when they are imported
 
     asyncio.run(server.serve(settings))
 
 
 def _make_default(models: Path) -> None:
-    """Make the model that ships, where nobody has said which to serve. In a process of its own: it takes 2 GB for a while."""
-    typer.echo(f"lpc: {models.resolve()} has no model: making the one that ships, once (half a minute)", err=True)
+    """Export the bundled model, in a process of its own because it needs 2 GB of memory."""
+    typer.echo(f"lpc: {models.resolve()} has no model: exporting the bundled one, once (half a minute)", err=True)
     export = [sys.executable, "-m", "lpc", "export", "--models", str(models)]
     done = subprocess.run(export, stdout=subprocess.DEVNULL, check=False)
     if done.returncode:
-        fail("it could not be made; make one with `lpc export`, or fetch one with `lpc models pull`")
+        fail("the export failed: run `lpc export`, or fetch a model with `lpc models pull`")

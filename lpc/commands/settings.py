@@ -1,4 +1,4 @@
-"""Settings objects from flags: what a flag leaves out comes from the environment and the settings file."""
+"""Settings objects from flags, environment and settings file."""
 
 import logging
 import os
@@ -28,11 +28,11 @@ CACHE_SCOPES: Final = (
 )
 GATEWAY_SCOPES: Final = """LPC_GATEWAY_SCOPES='{"client": ["faq"]}', a JSON object of clients and their scopes"""
 OBJECTS: Final = {"served_models": SERVED_MODELS, "cache_scopes": CACHE_SCOPES, "gateway_scopes": GATEWAY_SCOPES}
-"""Settings that are JSON, and how they look."""
+"""Settings in JSON, with an example."""
 
 
 def client_settings(**flags: object) -> "ClientSettings":
-    """Return an engine's settings; a flag that is None is not given. Raises UsageError when one is refused."""
+    """Return an engine's settings. Flags that are None are not given. Raises UsageError if one is invalid."""
     from eviction_client.settings import ClientSettings
 
     return _read(ClientSettings, flags)
@@ -58,7 +58,7 @@ def gateway_settings(**flags: object) -> "GatewaySettings":
 
     settings = _read(GatewaySettings, flags)
     log_lines.configure(settings.log_level, settings.log_format)
-    # Their lines name addresses and times of each request, and say in other words what the gateway's own say.
+    # They log each request with its address, which the gateway's own log already covers.
     for library in ("httpx", "uvicorn"):
         logging.getLogger(library).setLevel(logging.WARNING)
     _warn_of_unknown()
@@ -66,7 +66,7 @@ def gateway_settings(**flags: object) -> "GatewaySettings":
 
 
 def lmcache_settings() -> "LMCacheSettings":
-    """Return the settings of what works with LMCache, from the environment; as :func:`client_settings`."""
+    """Return the settings for LMCache, from the environment; as :func:`client_settings`."""
     from lpc.lmcache.settings import LMCacheSettings
 
     return _read(LMCacheSettings, {}, "LPC_LMCACHE_")
@@ -90,7 +90,7 @@ def _warn_of_unknown() -> None:
 
 
 def _problems(error: "ValidationError", prefix: str = "") -> str:
-    """Return what pydantic refuses, without the input, which may be a secret. ``prefix``: of the variables, where it helps."""
+    """Return pydantic's errors as text, without the input, which may be a secret. ``prefix``: of the variables' names."""
     return "; ".join(
         _problem(str(e["type"]), [str(part) for part in e["loc"]], e["msg"], prefix) for e in error.errors(include_input=False)
     )
@@ -98,10 +98,10 @@ def _problems(error: "ValidationError", prefix: str = "") -> str:
 
 def _problem(kind: str, place: list[str], message: str, prefix: str) -> str:
     message = message.removeprefix("Value error, ")
-    if not place:  # of several settings, which it names
+    if not place:  # about several settings, which the message names
         return message
     name = f"{prefix}{place[0].upper()}" if prefix else ".".join(place)
-    if kind == "extra_forbidden":  # of the settings file or a scope: flags and variables that are unknown never come so far
+    if kind == "extra_forbidden":  # in the settings file or a scope; unknown flags and variables are found earlier
         from lpc.responses.scopes import ScopeSettings
         from predictor_service.settings import ServiceSettings
 

@@ -1,4 +1,4 @@
-"""`lpc simulate`: what eviction policies would hit on a log."""
+"""`lpc simulate`: hit rates of eviction policies on a log."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -7,7 +7,6 @@ import typer
 
 from lpc.commands.options import Cluster, Embeddings, Head, Jobs, JsonOutput, Output, Seed, TraceFormat
 from lpc.commands.outcome import fail, report
-from lpc.errors import UsageError
 
 LOG, CLOSED, CACHE, TIER, COST, RESULT = (
     *("The log or workload", "Closed loop: agents that wait for answers", "Cache and policies"),
@@ -23,7 +22,7 @@ def _option(panel: str, help: str, *names: str, **rest: Any) -> Any:  # noqa: A0
 def simulate(
     trace: Annotated[Path | None, _option(LOG, "A log with times; default: ShareGPT with drawn think times.")] = None,
     trace_format: TraceFormat = "mooncake",
-    skip_limit: Annotated[float, _option(LOG, "Share of a trace's lines that may be wrong.")] = 0.01,
+    skip_limit: Annotated[float, _option(LOG, "Share of a trace's lines that may be invalid.")] = 0.01,
     count_from: Annotated[float | None, _option(LOG, "Count hits from this second of a trace on; default: 1800.")] = None,
     workload: Annotated[
         str | None,
@@ -37,13 +36,15 @@ def simulate(
     embeddings: Embeddings = None,
     head: Head = None,
     think_time: Annotated[str, _option(LOG, "Mean think times of ShareGPT, seconds: 25,100,400.")] = "100",
-    law: Annotated[Literal["exponential", "lognormal"], _option(LOG, "Of ShareGPT's think times.")] = "exponential",
+    law: Annotated[
+        Literal["exponential", "lognormal"], _option(LOG, "Distribution of ShareGPT's think times.")
+    ] = "exponential",
     active: Annotated[int | None, _option(LOG, "Conversations (ShareGPT: 200) or agent sessions (20) at a time.")] = None,
-    seeds: Annotated[int, _option(LOG, "Repetitions.")] = 1,
+    seeds: Annotated[int, _option(LOG, "Repetitions with different seeds.", min=1)] = 1,
     seed: Seed = 0,
-    describe: Annotated[bool, _option(LOG, "Describe the log or workload, and simulate nothing.", "--describe")] = False,
+    describe: Annotated[bool, _option(LOG, "Describe the log or workload without a simulation.", "--describe")] = False,
     closed: Annotated[
-        bool, _option(CLOSED, "Replay conversations so that each request follows the answer of the one before.", "--closed")
+        bool, _option(CLOSED, "Send each request of a conversation after the previous answer.", "--closed")
     ] = False,
     sessions: Annotated[str, _option(CLOSED, "Sessions at a time: 32,48,64.")] = "20",
     requests: Annotated[
@@ -51,14 +52,14 @@ def simulate(
     ] = 4_000,
     schedule: Annotated[
         Literal["fcfs", "cached-first", "priority"],
-        _option(CLOSED, "Which waiting request is served next: the first, the least missing prefill, the lowest priority."),
+        _option(CLOSED, "Next waiting request: the first, the one with the least missing prefill, or the lowest priority."),
     ] = "fcfs",
     keep_waiting: Annotated[
         bool, _option(CLOSED, "Evict last the blocks that waiting requests will hit.", "--keep-waiting")
     ] = False,
     batch_tokens: Annotated[
         int | None,
-        _option(CLOSED, "Prompt tokens of a step that replies share, vLLM's --max-num-batched-tokens.", min=1),
+        _option(CLOSED, "Tokens per engine step, prompts and replies together: vLLM's --max-num-batched-tokens.", min=1),
     ] = None,
     policies: Annotated[
         str | None,
@@ -69,13 +70,13 @@ def simulate(
         ),
     ] = None,
     capacity: Annotated[str | None, _option(CACHE, "Tokens or shares of the working set: 160K,2%.")] = None,
-    cache: Annotated[
-        str | None, _option(CACHE, "Size of your cache, as --capacity, for the summary; default: the middle one.")
-    ] = None,
-    replicas: Annotated[int, _option(CACHE, "Engines, each with that capacity.")] = 1,
-    sticky: Annotated[bool, _option(CACHE, "A conversation stays with its engine.")] = True,
-    invert: Annotated[bool, _option(CACHE, "Invert predictions, against which the guard protects.")] = False,
-    guard: Annotated[bool, _option(CACHE, "Let the plug-in's guard choose; without it the value is always used.")] = True,
+    cache: Annotated[str | None, _option(CACHE, "Size of your cache, for the summary; default: the middle --capacity.")] = None,
+    replicas: Annotated[int, _option(CACHE, "Engines, each with that capacity.", min=1)] = 1,
+    sticky: Annotated[bool, _option(CACHE, "Route all requests of a conversation to one engine.")] = True,
+    invert: Annotated[bool, _option(CACHE, "Invert the predictions, to test the guard.")] = False,
+    guard: Annotated[
+        bool, _option(CACHE, "Let the plug-in's guard choose between LRU and value; without it, value always applies.")
+    ] = True,
     tier: Annotated[
         str | None,
         _option(
@@ -87,27 +88,31 @@ def simulate(
     tier_policy: Annotated[str, _option(TIER, "Policies by which the tier evicts, with commas: lru, value.")] = "lru",
     responses: Annotated[
         Literal["exact"] | None,
-        _option(TIER, "A response cache before the engines. Counts tokens computed."),
+        _option(TIER, "Add a response cache before the engines and count the tokens that engines compute."),
     ] = None,
-    ttl: Annotated[float, _option(TIER, "Seconds for which a response cache has an answer.")] = 3600,
-    prefill_rate: Annotated[float, _option(COST, "Prompt tokens computed per second.")] = 20_000,
-    output_token_ms: Annotated[float, _option(COST, "Milliseconds per output token.")] = 10,
+    ttl: Annotated[float, _option(TIER, "Seconds until a cached response expires.", min=0.001)] = 3600,
+    prefill_rate: Annotated[float, _option(COST, "Prompt tokens computed per second.", min=0.001)] = 20_000,
+    output_token_ms: Annotated[float, _option(COST, "Milliseconds per output token.", min=0)] = 10,
     jobs: Jobs = None,
     cluster: Cluster = None,
-    picture: Annotated[Path | None, _option(RESULT, "PNG to write: hits by the size of the cache.")] = None,
-    html: Annotated[Path | None, _option(RESULT, "Page to write, one file: what you gain, what your traffic is like.")] = None,
+    picture: Annotated[Path | None, _option(RESULT, "PNG to write: hit rate by cache size.")] = None,
+    html: Annotated[
+        Path | None, _option(RESULT, "HTML report to write, one file: the gain, and the properties of the traffic.")
+    ] = None,
     output: Output = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Replay a log, generated workloads or ShareGPT under eviction policies: what each would hit.
+    """Replay a log, generated workloads or ShareGPT under eviction policies, and compare their hit rates.
 
-    ShareGPT is the sample that ships, unless --embeddings names a folder of all of it.
+    ShareGPT is the bundled sample, unless --embeddings names a folder with all of it.
     """
     try:
         from lpc.commands import simulation
     except ModuleNotFoundError as error:
         fail(f"{error.name} is not installed: pip install 'learned-prefix-cache[sim]'")
-    from lpc.simulator.run import WorkloadSpec
+    from lpc.simulator.policies import PolicySettings
+    from lpc.simulator.run import Run, WorkloadSpec
+    from lpc.simulator.tier import parse_tier
     from lpc.simulator.waiting import Queueing
     from lpc.simulator.workload import Cost
     from lpc.training.spread import workers_of
@@ -129,27 +134,31 @@ def simulate(
     if describe:
         report(lambda: simulation.describe(spec, picture), output, picture, as_json=as_json)
         return
-    if prefill_rate <= 0 or output_token_ms < 0:
-        raise UsageError("--prefill-rate must be above 0 and --output-token-ms not below")
+    template = Run(
+        spec,
+        policy="lru",  # simulation.simulate sets policy and capacity
+        capacity=0,
+        engines=replicas,
+        sticky=sticky,
+        queueing=Queueing(schedule, keep_waiting),
+        tier=parse_tier(tier) if tier is not None else None,
+        settings=PolicySettings(
+            invert=invert,
+            guard=guard,
+            cost=Cost(prefill_tokens_s=prefill_rate, output_token_s=output_token_ms / 1000, batch_tokens=batch_tokens),
+        ),
+        responses=ttl if responses is not None else None,
+    )
     report(
         lambda: simulation.simulate(
-            spec,
+            template,
             policies=policies,
             sessions=sessions if closed else None,
-            queueing=Queueing(schedule, keep_waiting),
             capacity=capacity,
             cache=cache,
             think_times=think_time,
             seeds=seeds,
-            engines=replicas,
-            sticky=sticky,
-            responses=responses,
-            ttl=ttl,
-            tier=tier,
             tier_policy=tier_policy,
-            invert=invert,
-            guard=guard,
-            cost=Cost(prefill_tokens_s=prefill_rate, output_token_s=output_token_ms / 1000, batch_tokens=batch_tokens),
             workers=workers_of(jobs, cluster),
             picture=picture,
             html=html,

@@ -1,4 +1,4 @@
-"""From the options of `lpc simulate` to runs, tables and pictures."""
+"""Runs, tables and pictures of `lpc simulate`."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,13 +8,11 @@ from lpc.commands.simulation_tables import print_description, print_engine_token
 from lpc.simulator.amounts import SimulationError, parse_capacity
 from lpc.simulator.describe import describe as figures_of
 from lpc.simulator.describe import trace_of
-from lpc.simulator.policies import REGISTRY, PolicySettings
+from lpc.simulator.policies import REGISTRY
 from lpc.simulator.report import draw_hit_rates, draw_traffic, write_html, write_png
 from lpc.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, build, load_trace, sweep
 from lpc.simulator.summary import derived, nearest, pairs
-from lpc.simulator.tier import TIER_POLICIES, TierPolicy, TierSpec, parse_tier
-from lpc.simulator.waiting import Queueing
-from lpc.simulator.workload import Cost
+from lpc.simulator.tier import TIER_POLICIES, TierPolicy, TierSpec
 from lpc.simulator.workloads import EVERYDAY, WORKLOADS
 from lpc.training.spread import Workers
 from lpc.wire.terminal import console
@@ -24,50 +22,43 @@ DEFAULT_SIZES = "80K,160K,320K"
 
 
 def simulate(
-    spec: WorkloadSpec,
+    template: Run,
     *,
     policies: str | None,
     sessions: str | None,
-    queueing: Queueing,
     capacity: str | None,
     cache: str | None,
     think_times: str,
     seeds: int,
-    engines: int,
-    sticky: bool,
-    responses: str | None,
-    ttl: float,
-    tier: str | None,
     tier_policy: str,
-    invert: bool,
-    guard: bool,
-    cost: Cost,
     workers: Workers,
     picture: Path | None,
     html: Path | None,
 ) -> dict[str, Any]:
     """Run every combination; print the table; write the pictures; return `rows` and `summary`.
 
+    Args:
+        template: what all runs have in common.
+
     Raises:
-        SimulationError, TraceError, EmbeddingError, HeadError, ClusterError: what is asked for cannot be run.
+        SimulationError, TraceError, EmbeddingError, HeadError, ClusterError: an option cannot be used, or a run failed.
     """
+    spec, behind = template.workload, template.tier
     names = _names(policies)
     workloads = _workloads(spec.workload)
-    at_a_time = _sessions(sessions, spec, tier is not None)
+    at_a_time = _sessions(sessions, spec, behind is not None)
     drawn = spec.trace is None and spec.workload is None
     sizes = [parse_capacity(part) for part in _parts(capacity or (DEFAULT_SIZES if drawn else DEFAULT_SHARES))]
     own = parse_capacity(cache) if cache else None
     if own is not None and own not in sizes:
         sizes.append(own)
-    behind = None if tier is None else parse_tier(tier)
     tier_policies = _tier_policies(tier_policy, behind)
-    before = _responses(responses, ttl, behind)
+    if behind is not None and template.responses is not None:
+        raise SimulationError("tokens computed are counted without a tier behind the cache: give --responses or --tier")
     times = [_number(part, "think time") for part in _parts(think_times)] if drawn else [spec.think_time]
-    if seeds < 1 or engines < 1:
-        raise SimulationError("--seeds and --replicas must be at least 1")
     if spec.trace is not None and spec.format != "agents" and sessions is None and seeds > 1:
         raise SimulationError(
-            "a trace with times is replayed as it is: --seeds is for what is drawn, for agent sessions, and for --closed"
+            "a trace with times is replayed as it is: --seeds is for generated workloads, for agent sessions, and for --closed"
         )
     if picture is not None or html is not None:
         if len(workloads) > 1 or len(at_a_time) > 1:
@@ -79,16 +70,12 @@ def simulate(
                 "a picture shows how hits depend on one thing: with --picture or --html give one --capacity or one --think-time"
             )
     runs = [
-        Run(
-            replace(spec, workload=workload, think_time=time, seed=spec.seed + seed, sessions=count),
-            name,
-            size,
-            engines,
-            sticky,
-            queueing,
-            None if behind is None else replace(behind, policy=order),
-            PolicySettings(invert=invert, guard=guard, cost=cost),
-            before,
+        replace(
+            template,
+            workload=replace(spec, workload=workload, think_time=time, seed=spec.seed + seed, sessions=count),
+            policy=name,
+            capacity=size,
+            tier=None if behind is None else replace(behind, policy=order),
         )
         for workload in workloads
         for count in at_a_time
@@ -100,20 +87,20 @@ def simulate(
     ]
     if drawn and spec.embeddings is None:
         console().print(
-            "ShareGPT: the sample that ships. For all of it: lpc embed (half an hour), then --embeddings data/sharegpt. "
+            "ShareGPT: the bundled sample. For all of it: lpc embed (half an hour), then --embeddings data/sharegpt. "
             "For your own traffic: --trace FILE --format chat"
         )
     rows = sweep(runs, workers)
     for run, row in zip(runs, rows, strict=True):
         row["by_fraction"] = isinstance(run.capacity, float)
     summary = derived(rows)
-    # The cache's own hits are compared under the first policy of the tier, these among themselves below.
+    # Policies of the cache are compared under the tier's first policy; print_tiers compares the tier's policies.
     first = [row for row in summary if behind is None or row["tier_policy"] == tier_policies[0]]
     for workload in dict.fromkeys(row["workload"] for row in summary):
         print_hit_rates([row for row in first if row["workload"] == workload])
         if behind is not None:
             print_tiers([row for row in summary if row["workload"] == workload])
-        if before is not None:
+        if template.responses is not None:
             print_engine_tokens([row for row in first if row["workload"] == workload])
         choices = pairs([row for row in first if row["workload"] == workload])
         if choices and (own is not None or len(workloads) == 1):
@@ -124,13 +111,20 @@ def simulate(
         console().print(f"picture: {picture}")
     if html is not None:
         replayed, _ = build(runs[0].workload)
-        write_html(first, figures_of(trace_of(replayed)), cost, html, chosen, behind=() if behind is None else summary)
+        write_html(
+            first,
+            figures_of(trace_of(replayed)),
+            template.settings.cost,
+            html,
+            chosen,
+            behind=() if behind is None else summary,
+        )
         console().print(f"page: {html}")
     return {"rows": rows, "summary": summary}
 
 
 def describe(spec: WorkloadSpec, picture: Path | None) -> dict[str, Any]:
-    """Print what a trace or a generated workload is like; draw it; return the figures. Raises SimulationError, TraceError."""
+    """Print and draw the properties of a trace or generated workload; return them. Raises SimulationError, TraceError."""
     trace = load_trace(spec)
     found = figures_of(trace)
     print_description(found)
@@ -141,7 +135,7 @@ def describe(spec: WorkloadSpec, picture: Path | None) -> dict[str, Any]:
 
 
 def _sessions(text: str | None, spec: WorkloadSpec, tiers: bool) -> list[int | None]:
-    """Return the numbers of sessions at a time; None: not in a closed loop."""
+    """Return the numbers of concurrent sessions; None: no closed loop."""
     if text is None:
         return [None]
     if spec.named or tiers:
@@ -152,17 +146,6 @@ def _sessions(text: str | None, spec: WorkloadSpec, tiers: bool) -> list[int | N
     if any(count < 1 or count != int(count) for count in counts):
         raise SimulationError(f"{text!r:.40} is not a list of numbers of sessions: give whole numbers from 1")
     return [int(count) for count in counts]
-
-
-def _responses(tier: str | None, ttl: float, behind: TierSpec | None) -> float | None:
-    """Return for how many seconds a response cache has an answer; None: there is none."""
-    if tier is None:
-        return None
-    if not 0 < ttl < float("inf"):
-        raise SimulationError("--ttl is seconds above 0")
-    if behind is not None:
-        raise SimulationError("tokens computed are counted without a tier behind the cache: give --responses or --tier")
-    return ttl
 
 
 def _tier_policies(text: str, behind: TierSpec | None) -> list[TierPolicy]:

@@ -1,4 +1,4 @@
-"""Simulated runs as tables: hit rates, tiers, tokens that engines compute, what a trace is like."""
+"""Tables of `lpc simulate`: hit rates, tiers, computed tokens, and properties of a trace."""
 
 import re
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from lpc.simulator.summary import BASELINE, OURS, Pair, Rows, sentence
 from lpc.wire.terminal import console
 
 OF_OPEN: Final = ("of working set", "over LRU", "gap closed", "cache saved", "prefill, tokens/s", "TTFT mean, s")
-"""Columns that a closed loop has no place for: there throughput and latency are what counts."""
+"""Columns without a meaning in a closed loop, which is about throughput and latency."""
 OF_CLOSED: Final = (
     *("prompt tokens/s", "latency mean, s", "p99, s", "wait mean, s", "wait p99, s"),
     *("warm evicted", "lost, s", "behind cold"),
 )
-"""Columns that only a closed loop has."""
+"""Columns of a closed loop only."""
 OVERLOADED: Final = 1.0
-"""Share of the time that a prefill server needs, from which on its queue only grows."""
+"""Utilisation of the prefill server above which its queue only grows."""
 
 
 def print_hit_rates(rows: Rows) -> None:
@@ -65,24 +65,24 @@ def print_hit_rates(rows: Rows) -> None:
     load = max(row["prefill_load"] for row in rows)
     if load > OVERLOADED and not closed:
         console().print(
-            f"Prefill takes {load:.0%} of the time: requests come faster than one engine can serve them, and the time to the "
-            "first token is that of a queue that only grows. Hit rates do not depend on it. For times, raise --prefill-rate."
+            f"Prefill needs {load:.0%} of the time: requests arrive faster than one engine can serve them. The queue and the "
+            "time to first token only grow. Hit rates stay valid. For times, raise --prefill-rate."
         )
 
 
 def print_gain(pair: Pair) -> None:
-    """Print what an operator gains at one size of the cache."""
+    """Print the gain at one size of the cache."""
     console().print(re.sub(r"\*\*(.+?)\*\*", r"[bold]\1[/bold]", sentence(pair)))
 
 
 def print_tiers(rows: Rows) -> None:
-    """Print one line per policy of the cache and of the tier, of one workload's rows."""
+    """Print one line per policy of the cache and of the tier, for one workload."""
     title = f"A tier behind the cache: prompt tokens served from both, {rows[0]['workload']}"
     _print_by_setting(title, TIER_HEADS, rows, tier_cells)
 
 
 def print_engine_tokens(rows: Rows) -> None:
-    """Print what engines compute per user turn with a prefix cache, a response cache and both, of one workload's rows."""
+    """Print the tokens that engines compute per user turn with a prefix cache, a response cache and both, for one workload."""
     tier, ttl = rows[0]["responses"], rows[0]["responses_ttl_s"]
     title = f"Engine tokens per user turn (uncached prompt and reply), {rows[0]['workload']}, {tier}, {ttl:g} s"
 
@@ -100,7 +100,7 @@ def print_engine_tokens(rows: Rows) -> None:
 
 
 def print_description(found: dict[str, Any]) -> None:
-    """Print what a trace is like (`lpc.simulator.describe`)."""
+    """Print the properties of a trace (`lpc.simulator.describe`)."""
     table = Table("", title=f"{found['trace']}: {found['requests']:,} requests in {found['duration_s'] / 60:.0f} minutes")
     table.add_column("", justify="right")
     for name, value in (
@@ -109,7 +109,7 @@ def print_description(found: dict[str, Any]) -> None:
         ("blocks used only once", f"{found['blocks_used_once']:.1%}"),
         ("reuses that fall on the most reused tenth of blocks", f"{found['reuses_of_top_tenth']:.1%}"),
         ("requests that are turn 2 or later", f"{1 - found['turns'].get('1', 0) / found['requests']:.1%}"),
-        ("lines left out", f"{sum(found['skipped'].values()):,}"),
+        ("lines skipped", f"{sum(found['skipped'].values()):,}"),
     ):
         table.add_row(name, value)
     console().print(table)

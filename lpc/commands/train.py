@@ -1,4 +1,4 @@
-"""`lpc train`: a head, from embeddings or from what sidecars logged."""
+"""`lpc train`: train a head on embeddings or on a label log."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,7 +17,7 @@ Recipe = Literal["default", "lpc"]
 
 
 def train(
-    log: Annotated[Path | None, typer.Option("--from", help="Label log of sidecars: retrain, compare, publish.")] = None,
+    log: Annotated[Path | None, typer.Option("--from", help="Label log of sidecars: retrain on it, compare, publish.")] = None,
     embeddings: Embeddings = None,
     head: Head = None,
     recipe: Annotated[Recipe, typer.Option(help="default: this project's; lpc: the paper's.")] = "default",
@@ -28,17 +28,15 @@ def train(
     output: Output = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Train a head; print its figures on conversations it was not trained on.
+    """Train a head and print its evaluation on held-out conversations.
 
-    Takes data/sharegpt and writes data/heads/<recipe>/head.safetensors unless --embeddings and --head name others.
-    With --from: on what sidecars logged. The new head is compared with the live one of --model on the newest day and published
-    if it is not worse; running sidecars load it by themselves. Ends with 0 either way; --json says `published`.
+    Reads data/sharegpt and writes data/heads/<recipe>/head.safetensors unless --embeddings and --head name others.
+    With --from, the training data is what sidecars logged. The new head is compared with the live one of --model on the newest
+    day, and published if it is not worse; running sidecars load it. The exit code is 0 either way; see `published` in --json.
     """
     if log is not None:
         if embeddings is not None:
-            raise UsageError(
-                "--from and --embeddings exclude each other: a head learns from a label log or from the output of `lpc embed`"
-            )
+            raise UsageError("give --from (a label log) or --embeddings (the output of `lpc embed`), not both")
         report(
             lambda: _retrain(log, models, model, encoder=encoder, recipe=recipe, seed=seed, head=head), output, as_json=as_json
         )
@@ -63,12 +61,12 @@ def _retrain(
 ) -> dict[str, Any]:
     """Retrain the served head on a label log, print the result, and return the figures.
 
-    A log with too few turns is not an error: the live head stays.
+    With too few turns in the log the live head stays, without an error.
 
     Raises:
         ArtifactError: there is no live version.
-        LabelLogError: the log cannot be learnt from.
-        EncoderError, ExportError, EmbeddingError: as `lpc.training.retrain.retrain` says.
+        LabelLogError: the log cannot be used.
+        EncoderError, ExportError, EmbeddingError: see `lpc.training.retrain.retrain`.
     """
     from lpc.model.artifact import read_manifest
     from lpc.model.versions import served
@@ -80,22 +78,22 @@ def _retrain(
     try:
         turns = read_label_log(log, read_manifest(live))
     except TooFewTurnsError as error:
-        # Every night of a young or quiet cluster: nothing is wrong.
-        screen.print(f"kept the live head, {live.name}; nothing was trained: {error}", highlight=False)
+        # Normal on a young or quiet cluster.
+        screen.print(f"the live head {live.name} stays; nothing was trained: {error}", highlight=False)
         return {"published": False, "version": live.name, "live_version": live.name, "reason": str(error)}
     for note in turns.notes:
         screen.print(f"note: {note}", highlight=False)
     done = retrain(turns, live, encoder=encoder, recipe=recipe, seed=seed, out=head)
     _print_retrained(done)
     if done.reason:
-        screen.print(f"kept the live head, {done.live}; the new one is not published: {done.reason}", highlight=False)
+        screen.print(f"the live head {done.live} stays; the new one is not published: {done.reason}", highlight=False)
     else:
         screen.print(f"published {models / name / done.version}: not worse than {done.live}", highlight=False)
     return done.to_json()
 
 
 def _print_retrained(done: "Retrained") -> None:
-    """Print the new and the live head on the evaluated turns as a table."""
+    """Print a table of the new and the live head on the evaluated turns."""
     import numpy as np
     from rich.table import Table
 

@@ -73,7 +73,6 @@ def test_a_command_that_fails_ends_with_1_and_without_a_traceback(command: list[
     [
         ["predict", "--nonsense"],
         ["predict", "--timeout", "0"],
-        ["predict", "--certificate", "x"],
         ["gateway", "--port", "-1"],
         ["export", "--model", "a/b"],
         ["simulate", "--policies", "nonsense"],

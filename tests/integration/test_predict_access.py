@@ -41,51 +41,48 @@ async def guarded(models: Path, authority: Authority, folder: Path, **changes: o
         yield addresses
 
 
-async def test_flags_or_an_engines_settings_open_it(tiny_models: Path, authority: Authority, tmp_path: Path) -> None:
+def variables(ca: Path | None, certificate: Path | None = None, key: Path | None = None) -> dict[str, str]:
+    """Return an engine's variables for TLS."""
+    files = {"LPC_PREDICTOR_CA": ca, "LPC_CLIENT_CERTIFICATE": certificate, "LPC_CLIENT_KEY": key}
+    return {name: str(file) for name, file in files.items() if file is not None}
+
+
+async def test_an_engines_settings_open_a_guarded_sidecar(tiny_models: Path, authority: Authority, tmp_path: Path) -> None:
     engine = authority.issue("engine")
-    flags = ["--ca", str(engine.ca), "--certificate", str(engine.certificate), "--key", str(engine.key)]
+    access = variables(engine.ca, engine.certificate, engine.key) | {"LPC_PREDICTOR_TOKEN_FILE": holding(tmp_path)}
     async with guarded(tiny_models, authority, tmp_path) as addresses:
         address = f"127.0.0.1:{addresses.port}"
-        by_flags = await lpc("predict", "--address", address, *flags, LPC_PREDICTOR_TOKEN_FILE=holding(tmp_path))
-        by_environment = await lpc(
-            "predict",
-            LPC_PREDICTOR_ADDRESS=address,
-            LPC_PREDICTOR_CA=str(engine.ca),
-            LPC_CLIENT_CERTIFICATE=str(engine.certificate),
-            LPC_CLIENT_KEY=str(engine.key),
-            LPC_PREDICTOR_TOKEN_FILE=holding(tmp_path),
-        )
-        looked = await lpc("doctor", "--address", address, *flags, LPC_PREDICTOR_TOKEN_FILE=holding(tmp_path))
-    assert by_flags.returncode == by_environment.returncode == 0, by_flags.stderr + by_environment.stderr
-    assert b"v1" in by_flags.stdout and by_flags.stdout == by_environment.stdout
-    assert b"tiny v1" in looked.stdout and b"fail" not in looked.stdout
-    assert TOKEN.encode() not in by_flags.stdout + by_flags.stderr + looked.stdout + looked.stderr
+        by_flag = await lpc("predict", "--address", address, **access)
+        by_variable = await lpc("predict", LPC_PREDICTOR_ADDRESS=address, **access)
+        doctor = await lpc("doctor", "--address", address, **access)
+    assert by_flag.returncode == by_variable.returncode == 0, by_flag.stderr + by_variable.stderr
+    assert b"v1" in by_flag.stdout and by_flag.stdout == by_variable.stdout
+    assert b"tiny v1" in doctor.stdout and b"fail" not in doctor.stdout
+    assert TOKEN.encode() not in by_flag.stdout + by_flag.stderr + doctor.stdout + doctor.stderr
 
 
 async def test_what_is_missing_or_wrong_is_one_clear_error(tiny_models: Path, authority: Authority, tmp_path: Path) -> None:
     engine = authority.issue("engine")
-    stranger = Authority(tmp_path / "stranger").certificate
-    ca = ["--ca", str(engine.ca)]
-    mutual = [*ca, "--certificate", str(engine.certificate), "--key", str(engine.key)]
+    ca, mutual = variables(engine.ca), variables(engine.ca, engine.certificate, engine.key)
+    strangers = variables(Authority(tmp_path / "stranger").certificate, engine.certificate, engine.key)
     async with guarded(tiny_models, authority, tmp_path) as addresses:
         address = f"127.0.0.1:{addresses.port}"
-        cases = [
-            ([], "", f"no sidecar answers in clear at {address}"),
+        cases: list[tuple[dict[str, str], str, str]] = [
+            ({}, "", f"no sidecar answers in clear at {address}"),
             (ca, TOKEN, f"no sidecar answers over TLS at {address}"),
-            ([*mutual, "--ca", str(stranger)], TOKEN, f"no sidecar answers over TLS at {address}"),
+            (strangers, TOKEN, f"no sidecar answers over TLS at {address}"),
             (mutual, "", "name a file with one of its tokens in LPC_PREDICTOR_TOKEN_FILE"),
             (mutual, "wrong-horse", "the sidecar refuses this token"),
-            (["--ca", "/nowhere/ca.crt"], TOKEN, "cannot read /nowhere/ca.crt"),
-            (mutual[:4], TOKEN, "client_certificate and client_key go together"),
+            (variables(Path("/nowhere/ca.crt")), TOKEN, "cannot read /nowhere/ca.crt"),
+            (variables(engine.ca, engine.certificate), TOKEN, "client_certificate and client_key go together"),
         ]
-        for flags, token, why in cases:
-            result = await lpc(
-                "predict", "--address", address, *flags, LPC_PREDICTOR_TOKEN_FILE=holding(tmp_path, token) if token else ""
-            )
-            said = result.stderr.decode()
+        for files, token, why in cases:
+            token_file = holding(tmp_path, token) if token else ""
+            result = await lpc("predict", "--address", address, **files, LPC_PREDICTOR_TOKEN_FILE=token_file)
+            message = result.stderr.decode()
             assert result.returncode == (2 if "go together" in why else 1)
-            assert why in said and "Traceback" not in said and "horse" not in said
-            assert len(said.splitlines()) == 1, said
+            assert why in message and "Traceback" not in message and "horse" not in message
+            assert len(message.splitlines()) == 1, message
 
 
 @pytest.mark.parametrize("with_socket", [True, False])
