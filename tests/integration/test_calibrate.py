@@ -56,7 +56,7 @@ def test_how_often_a_judge_errs_is_kept_with_the_evidence(tmp_path: Path, tiny_m
         read_judge_error(None, "embedding", "", encoder)
     done = measured(tmp_path, tiny_models, answer_pairs(), "--evidence", str(kept))
     assert done.returncode == 0, done.err
-    assert "0 of 20 answers that differ" in done.out + done.err  # their numbers differ
+    assert "0 of 20 different answers" in done.out + done.err  # their numbers differ
     assert read_judge_error(kept, "embedding", "", encoder) == JudgeError(0, 20)
     assert read_evidence(kept).labels == 0
     for judge, model in (("model", "m"), ("model", "")):
@@ -73,9 +73,9 @@ def test_how_often_a_judge_errs_is_kept_with_the_evidence(tmp_path: Path, tiny_m
 @pytest.mark.parametrize(
     ("lines", "flags", "says"),
     [
-        ([], (), "no pair of answers that differ"),
+        ([], (), "no pair of different answers"),
         ([{"answer_a": "x", "label": 1}], (), "line 1: answer_a and answer_b must be non-empty"),
-        (answer_pairs(1), ("--judge", "text"), "equal texts need no measuring"),
+        (answer_pairs(1), ("--judge", "text"), "--judge model with --judge-url"),
         (answer_pairs(1), ("--judge", "model"), "--judge-url"),
         (
             answer_pairs(1),

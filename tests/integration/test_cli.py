@@ -217,7 +217,7 @@ def test_predict_on_a_terminal_says_that_it_waits(served: tuple[object, str]) ->
         [*LPC, "predict", "--address", served[1]], stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None and process.stdout is not None
-        assert "end it with Ctrl-D" in process.stderr.readline()
+        assert "then Ctrl-D" in process.stderr.readline()
         os.write(ours, b"hello\n\x04")
         assert "v1" in process.stdout.read()
     os.close(ours)

