@@ -1,14 +1,13 @@
-"""The engine model: requests take blocks, run for a modelled time, free them, and wait when the cache is full of running ones.
+"""The engine model: requests allocate blocks, run for a modelled time, and free them. They wait if the cache is in use.
 
-Time of a request = tokens not in the cache / prefill rate + output tokens x time per output token. One prefill server computes
-all prompts of an engine, first come, first served (`lpc.simulator.waiting` has another order). Decoding requests do not slow
-each other down. With `Cost.batch_tokens` a closed loop's prompts and replies share the engine's steps, as in vLLM.
+Time of a request = uncached tokens / prefill rate + output tokens x time per output token. One prefill server computes all
+prompts of an engine, first come, first served (`lpc.simulator.waiting` has other orders). Decoding requests do not slow each
+other down. With `Cost.batch_tokens` prompts and replies of a closed loop share the engine's steps, as in vLLM.
 
-- In a closed loop (`Workload.loop`) a request takes its blocks when the server begins with it, so what is hit depends on
-  the queue.
-- In all other workloads a request takes its blocks when it comes, and holds them as long as it would if it were alone; only
-  its time to the first token includes the queue. So every policy and every rate sees the same order of uses, hit rates can be
-  compared, and a trace of many engines can be replayed on one.
+- In a closed loop (`Workload.loop`) a request allocates its blocks when its prefill starts, so hits depend on the queue.
+- In all other workloads a request allocates its blocks on arrival and holds them as long as if it were alone; only its time to
+  first token includes the queue. So all policies and rates see the same order of uses, hit rates can be compared, and one
+  engine can replay a trace of many.
 """
 
 import heapq
@@ -33,27 +32,29 @@ from lpc.simulator.workload import Cost, Turn, Workload
 
 @dataclass
 class Result:
-    """What one engine, or several, hit. Tokens of prompts that arrived while hits were counted.
+    """Counters of all engines after the warm-up.
 
     Attributes:
-        requests, prompt_tokens, hit_tokens, tier_tokens: the last: loaded from the tier, not among hit_tokens.
-        evicted: blocks.
+        requests, prompt_tokens, hit_tokens: requests served, the tokens of their prompts, and those of them in the cache.
+        tier_tokens: prompt tokens loaded from the tier; hit_tokens excludes them.
+        evicted: evicted blocks.
         waited: requests that waited for blocks.
-        refused: requests larger than the whole cache, which it can never serve; not in the other figures.
-        ttft, latency: seconds from arrival to the first and to the last token, by the cost model; one per request.
-        prefill_s: seconds spent computing prompts.
-        all_prompt_tokens, all_hit_tokens: as those above, with the prompts that arrived before hits were counted.
-        turns, engine_tokens: of users, those that a response cache answered among them; tokens that engines computed for them,
-            uncached prompt and reply.
-        ttft_returning: of turns after their conversation's first, seconds to the first token; None without a tier.
+        refused: requests larger than the whole cache; no other counter includes them.
+        ttft, latency: seconds from arrival to the first and to the last token, one per request.
+        prefill_s: seconds that the servers spent on prompts.
+        all_prompt_tokens, all_hit_tokens: prompt_tokens and hit_tokens including the warm-up.
+        turns: users' turns, including those that a response cache answered.
+        engine_tokens: uncached prompt tokens and reply tokens that engines computed.
+        ttft_returning: seconds to the first token of every turn after its conversation's first; None without a tier.
         load_wait_s: seconds that requests waited for loads from the tier.
-        waits: seconds from arrival to the time when a request takes its blocks; one per request.
-        warm, warm_evicted, warm_behind_cold: requests of whose prompt at least half was cached when they came; of these, those
-            that hit less when they were served, and those that waited while a request was served that was not warm.
-        evicted_waiting_tokens: that warm requests would have hit when they came, and had to compute.
-        latency_of: of a closed loop, the latency by conversation and turn, warm-up included.
-        seconds: during which hits were counted; of a closed loop from the first counted request's start to the end of the last
-            one's prefill.
+        waits: seconds from arrival to the allocation of blocks, one per request.
+        warm: requests with at least half of the prompt cached on arrival.
+        warm_evicted: warm requests that hit less when they were served than on arrival.
+        warm_behind_cold: warm requests that waited while a request that was not warm was served.
+        evicted_waiting_tokens: prompt tokens of warm requests that were cached on arrival but had to be computed.
+        latency_of: closed loop: latency by conversation and turn, including the warm-up.
+        seconds: duration after the warm-up; closed loop: from the start of the first counted request to the end of the last
+            counted prefill.
     """
 
     requests: int = 0
@@ -92,10 +93,10 @@ class Result:
         return self.prompt_tokens / self.seconds if self.seconds > 0 else 0.0
 
     def figures(self) -> dict[str, Any]:
-        """Return plain numbers: tokens, rates, seconds.
+        """Return the metrics as plain numbers: tokens, rates, seconds.
 
-        `whole_hit_rate` is that from the first request on. `prefill_load` is the share of the time that the prefill servers
-        need: above 1 their queues only grow.
+        `whole_hit_rate` includes the warm-up. `prefill_load` is the utilization of the prefill servers: above 1 their queues
+        grow without bound.
         """
         times = np.array(self.ttft) if self.ttft else np.zeros(1)
         latency = np.array(self.latency) if self.latency else np.zeros(1)
@@ -125,10 +126,10 @@ class Result:
             "throughput_tokens_s": self.throughput,
             "prefill_throughput_tokens_s": self.prompt_tokens / self.prefill_s if self.prefill_s else 0.0,
             "prefill_load": self.prefill_s / self.seconds / self.engines if self.seconds > 0 else 0.0,
-            **({} if self.ttft_returning is None else self._of_tier(self.ttft_returning)),
+            **({} if self.ttft_returning is None else self._tier_figures(self.ttft_returning)),
         }
 
-    def _of_tier(self, returning: list[float]) -> dict[str, float]:
+    def _tier_figures(self, returning: list[float]) -> dict[str, float]:
         times = np.array(returning) if returning else np.zeros(1)
         return {
             "ttft_returning_mean_s": float(times.mean()),
@@ -140,12 +141,12 @@ class Result:
 END: Final = 0
 PREFILLED: Final = 1
 ARRIVE: Final = 2
-"""At the same time, ends come before arrivals: what is free then can be used then."""
+"""Order of simultaneous events: ends precede arrivals, so that a request can use blocks freed at that instant."""
 
 FCFS: Final = Queueing()
 
 PolicyFactory = Callable[[int], Policy[Any]]
-"""Makes the policy of an engine with so many blocks."""
+"""Returns the policy of an engine with this number of blocks."""
 
 
 @dataclass(eq=False)
@@ -155,21 +156,21 @@ class _Engine:
     waiting: Fcfs = field(default_factory=Fcfs)
     cold_served: int = 0
     prefilled_at: float = 0.0
-    """When the prefill server has computed all prompts that it has taken."""
+    """When the prefill server finishes the prompts that it has accepted."""
     steps: float = 0.0
-    """Tokens that a reply would have which was under way from the first second on; counted until ``steps_at``."""
+    """Decoding steps until ``steps_at``: one token of each running reply per step."""
     steps_at: float = 0.0
     replies: dict[Turn, float] = field(default_factory=dict)
-    """Of a closed loop, those under way: ``steps`` at which each ends."""
+    """Closed loop: ``steps`` at which each running reply ends."""
 
     def decode(self, now: float, cost: Cost) -> None:
-        """Count the steps until now."""
+        """Advance ``steps`` to now."""
         mixed = min(max(self.prefilled_at - self.steps_at, 0.0), now - self.steps_at)
         self.steps += mixed / cost.mixed_step_s + (now - self.steps_at - mixed) / cost.step_s
         self.steps_at = now
 
     def ends(self, turn: Turn, now: float, cost: Cost) -> float:
-        """Return when a reply ends if no further prompt is computed before."""
+        """Return when a reply ends if no further prefill starts before."""
         self.decode(now, cost)
         left = max(self.replies[turn] - self.steps, 0.0)
         mixed = min(max(self.prefilled_at - now, 0.0), left * cost.mixed_step_s)
@@ -193,23 +194,23 @@ def simulate(
     """Replay a workload.
 
     Args:
-        capacity_tokens: of each engine.
-        policy: made once per engine.
-        engines: they share nothing.
-        sticky: turns of a conversation go to the same engine; else round robin.
-        queueing: what each engine does with its waiting queue.
-        tier: behind each engine's cache; its capacity in tokens.
-        responses: before all engines; what it answers reaches none, and touches no block.
-        reuse: prompts are served from the prefix cache; else every prompt is computed whole.
-        on_evict: gets the time and the content ids of every eviction.
+        capacity_tokens: capacity of each engine's cache.
+        policy: called once per engine.
+        engines: number of engines; they share nothing.
+        sticky: route the turns of a conversation to the same engine; else round robin.
+        queueing: order and retention of each engine's waiting queue.
+        tier: second tier behind each engine's cache.
+        responses: response cache before all engines; a request that it answers touches no block.
+        reuse: serve prompts from the prefix cache; else compute every prompt in full.
+        on_evict: called with the time and the content ids of every eviction.
 
     Raises:
-        ValueError: a capacity below one block, or no engine.
+        ValueError: the capacity is below one block, or there is no engine.
     """
     cost = cost or Cost()
     size = workload.block_tokens
     if capacity_tokens < size or engines < 1:
-        raise ValueError(f"an engine needs at least one block of {size} tokens, and there must be at least one engine")
+        raise ValueError(f"the cache must hold at least one block of {size} tokens, and at least one engine is required")
     blocks = capacity_tokens // size
     pool = [_Engine(BlockCache(blocks, policy(blocks), keep=queueing.keep)) for _ in range(engines)]
     for one in pool:
@@ -242,12 +243,12 @@ def simulate(
         blank = -(-(turn.input_tokens + turn.output_tokens) // size) - len(turn.all_contents)
         path = engine.cache.policy.path(turn)
         hits = min(engine.cache.hit_blocks(path), _servable(turn, size)) if reuse else 0
-        gone = engine.cache.allocate(path, blank, now)
-        if gone is None:
+        evicted = engine.cache.allocate(path, blank, now)
+        if evicted is None:
             return False
         engine.cache.start(turn, now)
-        if gone and on_evict is not None:
-            on_evict(now, list(chain.from_iterable(gone)))
+        if evicted and on_evict is not None:
+            on_evict(now, list(chain.from_iterable(evicted)))
         served += 1
         counted = workload.count_from <= turn.arrival < workload.until if loop is None else served > loop.warm_up
         loaded, loading = 0, 0.0
@@ -269,7 +270,7 @@ def simulate(
             result.prompt_tokens += turn.input_tokens
             result.hit_tokens += hits * size
             result.tier_tokens += loaded * size
-            result.evicted += sum(map(len, gone))
+            result.evicted += sum(map(len, evicted))
             result.waits.append(now - turn.arrival)
             if waits.warm:
                 result.warm += 1
@@ -288,8 +289,8 @@ def simulate(
             counted_from = counted_from or now
             counted_until = max(counted_until, engine.prefilled_at)
         sequence += 1
-        ends, kind = (now + prefill + decode, END) if loop is None else (engine.prefilled_at, PREFILLED)
-        heapq.heappush(events, (ends, kind, sequence, turn, engine, path, blank))
+        due, kind = (now + prefill + decode, END) if loop is None else (engine.prefilled_at, PREFILLED)
+        heapq.heappush(events, (due, kind, sequence, turn, engine, path, blank))
         return True
 
     def begin_reply(engine: _Engine, turn: Turn, path: Path, blank: int, now: float) -> None:
@@ -299,8 +300,8 @@ def simulate(
         sequence += 1
         heapq.heappush(events, (engine.ends(turn, now, cost), END, sequence, turn, engine, path, blank))
 
-    def ended(engine: _Engine, turn: Turn, path: Path, blank: int, now: float) -> bool:
-        """Return whether a reply of a closed loop ends now; if not, it is looked at again later."""
+    def end_reply(engine: _Engine, turn: Turn, path: Path, blank: int, now: float) -> bool:
+        """Return whether a reply of a closed loop ends now; if not, schedule the next check."""
         nonlocal sequence
         ends = engine.ends(turn, now, cost)
         if ends <= now + 1e-9:
@@ -320,14 +321,15 @@ def simulate(
                 break
             engine.waiting.remove(turn)
 
-    def answered(turn: Turn, now: float) -> None:
+    def schedule_next(turn: Turn, now: float) -> None:
+        """Schedule the user's next request after an answer."""
         if workload.closed and turn.next is not None:
             turn.next.arrival = now + turn.next.gap
-            comes(turn.next)
+            schedule(turn.next)
         elif sessions is not None:
-            comes(sessions.start(now + PAUSE_S))
+            schedule(sessions.start(now + PAUSE_S))
 
-    def comes(turn: Turn) -> None:
+    def schedule(turn: Turn) -> None:
         nonlocal sequence
         if turn.arrival < workload.until:
             sequence += 1
@@ -345,11 +347,11 @@ def simulate(
                     engine.tier.advance()
                 if kind == PREFILLED:
                     begin_reply(engine, turn, path, blank, now)
-                elif loop is None or ended(engine, turn, path, blank, now):
+                elif loop is None or end_reply(engine, turn, path, blank, now):
                     engine.cache.release(path, blank, turn, now)
-                    answered(turn, now)
-                    for waited in () if responses is None else responses.done(turn, now):
-                        answered(waited, now)
+                    schedule_next(turn, now)
+                    for follower in () if responses is None else responses.done(turn, now):
+                        schedule_next(follower, now)
                     if engine.tier is not None:
                         engine.tier.end(turn)
                 serve(engine, now)
@@ -359,11 +361,11 @@ def simulate(
         last = now
         counted = workload.count_from <= turn.arrival if loop is None else served >= loop.warm_up
         if responses is not None:
-            said = responses.ask(turn, now)
-            if said != "computes":
+            outcome = responses.ask(turn, now)
+            if outcome != "computes":
                 result.turns += counted
-                if said == "answered":
-                    answered(turn, now)
+                if outcome == "answered":
+                    schedule_next(turn, now)
                 continue
         engine = _route(turn, pool, homes, sticky, arrived)
         arrived += 1
@@ -376,17 +378,17 @@ def simulate(
             if responses is not None:
                 responses.failed(turn)
             if sessions is not None:
-                comes(sessions.start(now + PAUSE_S))  # a session cannot go on without an answer
+                schedule(sessions.start(now + PAUSE_S))  # a session cannot continue without an answer
             continue
         result.turns += counted
-        engine.waiting.add(turn, _seen(engine, turn, size))
+        engine.waiting.add(turn, Waits(_hit_tokens(engine.cache, size, turn), turn.input_tokens, engine.cold_served))
         serve(engine, now)
         if turn in engine.waiting:
             engine.cache.wait(turn, engine.cache.policy.path(turn), now)
             result.waited += counted
     for at, kind, _, turn, engine, *_ in events if loop is not None else ():
         if kind != ARRIVE and engine is not None and turn in counted_replies:
-            # Under way still: as if no further prompt came.
+            # Still running: finish it as if no further prompt arrived.
             if kind == END:
                 at = engine.ends(turn, engine.steps_at, cost)
             elif workload.decodes:
@@ -398,18 +400,16 @@ def simulate(
 
 
 def _missing_s(cache: BlockCache[Any], size: int, cost: Cost, turn: Turn) -> float:
-    """Return the seconds of prefill that a request would take now."""
-    hits = min(cache.hit_blocks(cache.policy.path(turn)), _servable(turn, size))
-    return (turn.input_tokens - hits * size) / cost.prefill_tokens_s
+    """Return the prefill time of a request if it started now, seconds."""
+    return (turn.input_tokens - _hit_tokens(cache, size, turn)) / cost.prefill_tokens_s
 
 
-def _seen(engine: _Engine, turn: Turn, size: int) -> Waits:
-    hits = min(engine.cache.hit_blocks(engine.cache.policy.path(turn)), _servable(turn, size))
-    return Waits(hits * size, turn.input_tokens, engine.cold_served)
+def _hit_tokens(cache: BlockCache[Any], size: int, turn: Turn) -> int:
+    return min(cache.hit_blocks(cache.policy.path(turn)), _servable(turn, size)) * size
 
 
 def _servable(turn: Turn, size: int) -> int:
-    """Return how many of the prompt's blocks a cache may serve. At least one token is computed, to decode from: as in vLLM."""
+    """Return how many of the prompt's blocks a cache may serve. As in vLLM, at least one prompt token is computed."""
     return min((turn.input_tokens - 1) // size, len(turn.contents))
 
 

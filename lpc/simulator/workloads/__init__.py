@@ -1,8 +1,8 @@
-"""Workloads that can refute the plug-in: generated from a seed, each made so that some rule of eviction loses on it.
+"""Generated workloads that can refute the plug-in: on each of them some eviction rule loses.
 
-`WORKLOADS[name](seed)` returns the same requests for the same seed; `requests=` says how many, and raises ValueError if the
-generator's parameters do not give so many. Sizes are set so that 1% to 50% of the working set is a cache under pressure, and a
-replay takes some seconds. To add one: a module here, entered below, and a row of docs/reference/policies.md.
+`WORKLOADS[name](seed)` returns the same requests for the same seed. `requests=` sets their number; ValueError is raised if the
+generator's parameters yield fewer. A cache of 1% to 50% of the working set is under pressure, and a replay takes seconds. To
+add one, write a module here, enter it below, and add a row to docs/reference/policies.md.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ WORKLOADS: Final[Mapping[str, Callable[..., Workload]]] = MappingProxyType(
         "night": chat.night,
     }
 )
-"""By name, in the order of tables."""
+"""By name, in the order of the tables."""
 
 EVERYDAY: Final[Mapping[str, Callable[..., Workload]]] = MappingProxyType({"production": production.production})
-"""By name; not made to refute anything, so not in the tables."""
+"""By name. These refute nothing, so the tables leave them out."""

