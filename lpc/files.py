@@ -1,4 +1,4 @@
-"""Files that are seen whole or not at all."""
+"""Atomic writes: readers see the old file or the whole new one."""
 
 import os
 import secrets
@@ -10,9 +10,9 @@ from typing import BinaryIO
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the place of a new file in the folder of ``path``, which replaces ``path`` at the end. Makes the folder.
+    """Yield the path of a temporary file that replaces ``path`` at the end. Creates the folder if it is missing.
 
-    The name is random, because several jobs may share the folder over a network, where all have the same process id.
+    The name is random because containers that share the folder over a network may have equal process ids.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -25,7 +25,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing(path: Path, mode: int = 0o640) -> Iterator[BinaryIO]:
-    """Yield a new file that replaces ``path`` at the end, when it is on the disk. ``mode``: who may read it."""
+    """Yield a file that replaces ``path`` at the end, after fsync. ``mode`` sets its permissions."""
     with replacing(path) as partial, os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         yield file
         file.flush()

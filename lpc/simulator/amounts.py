@@ -1,4 +1,4 @@
-"""Amounts as people write them: read from the command line, and shown."""
+"""Parses and formats capacities, times and shares for the command line and reports."""
 
 import math
 from typing import Final
@@ -7,20 +7,20 @@ from lpc.errors import UsageError
 
 _SIZES: Final = ((1e9, "G"), (1e6, "M"), (1e3, "K"))
 _TIMES: Final = ((1, "s", 99.5), (60, "min", 5_970), (3600, "h", 172_800), (86_400, "days", math.inf))
-"""Scale, unit, and the seconds from which on the next one is used."""
+"""Scale, unit, and the number of seconds from which the next unit is used."""
 
 
 class SimulationError(UsageError):
-    """A simulation cannot be run as asked. The message says why and what to do."""
+    """The options of a simulation are invalid."""
 
 
 def in_tokens(capacity: int | float, working_set: int) -> int:
-    """Return a capacity in tokens: an int is that, a float a share of the working set."""
+    """Return a capacity in tokens. An int is tokens, a float a share of the working set."""
     return capacity if isinstance(capacity, int) else round(capacity * working_set)
 
 
 def parse_capacity(text: str) -> int | float:
-    """Read `160K`, `2M`, `50000` as tokens (int), `2%` as a share (float). Raises SimulationError."""
+    """Parse `160K`, `2M`, `50000` as tokens (int), `2%` as a share (float). Raises SimulationError."""
     try:
         if text.endswith("%"):
             value: int | float = float(text[:-1]) / 100
@@ -42,7 +42,7 @@ def percent(share: float) -> str:
 
 
 def about(share: float) -> str:
-    """Return a share that nobody reads to the decimal: 49%, 2%, 0.5%, <0.1%."""
+    """Return a rounded percentage: 49%, 2%, 0.5%, <0.1%."""
     if 0 < share < 0.0005:
         return "<0.1%"
     return f"{100 * share:.0f}%" if share >= 0.0995 else f"{100 * share:.1f}".removesuffix(".0") + "%"

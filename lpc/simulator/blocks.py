@@ -1,4 +1,4 @@
-"""Blocks of the cache as the simulator holds them: pieces of segments. A policy that notes something has a piece of its own."""
+"""Cached blocks as pieces of segments. A policy that stores data per block subclasses `Piece`."""
 
 from collections.abc import Callable
 from copy import copy
@@ -8,20 +8,20 @@ from eviction_client.queue import Block
 from lpc.simulator.segments import Segment
 
 EDGE: Final = Segment((-1,), 0)
-"""Of the sentinels of queues."""
+"""Segment of the sentinels of queues."""
 
 
 class Piece(Block):
-    """Cached blocks that follow one another in a segment and were computed by the same request.
+    """Consecutive cached blocks of a segment that the same request computed.
 
-    They have been used by the same requests since, so whatever a policy notes holds for all of them: attributes of a kind of
-    piece of its own. Where a policy gives up a part, it is the deepest blocks that go.
+    The same requests have used them since, so a policy's data applies to all of them; a subclass stores it as attributes. A
+    policy that evicts a part of a piece evicts the deepest blocks.
 
     Attributes:
-        segment, start, size: blocks from ``start`` of the segment on.
-        block_id: content id of the first block: unique in a cache.
-        held: what the cache has of the segment.
-        waiter: for which the piece is set aside (`lpc.simulator.keep`); None: it is in use, or in the policy's order.
+        segment, start, size: ``size`` blocks of the segment from index ``start``.
+        block_id: content id of the first block; unique in a cache.
+        held: cached pieces of the segment.
+        waiter: waiting request for which the piece is retained (`lpc.simulator.keep`); None: in use, or in the policy's order.
     """
 
     __slots__ = ("held", "segment", "size", "start", "waiter")
@@ -36,7 +36,7 @@ class Piece(Block):
 
     @property
     def depth(self) -> int:
-        """Blocks before it in its prefix."""
+        """Number of blocks before it in its prefix."""
         return self.segment.depth + self.start
 
     @property
@@ -50,32 +50,29 @@ class Piece(Block):
         return next((waiter for waiter in waiters if self.depth < waiter.blocks), None)
 
     def give_up(self, count: int) -> tuple[int, ...]:
-        """Leave the policy's order with the deepest blocks, all if there are no more than ``count``.
+        """Remove up to ``count`` of the deepest blocks from the policy's order; return their content ids, deepest first.
 
-        They are lost, unless a waiting request will hit them.
-
-        Returns:
-            Their content ids, the deepest first.
+        They are evicted unless a waiting request will hit them.
         """
         waiter = self.needed_by()
         if waiter is None:
-            return self.lose(count)
-        given: tuple[int, ...] = waiter.kept.set_aside(self, count)
-        return given
+            return self.evict(count)
+        chunk: tuple[int, ...] = waiter.kept.set_aside(self, count)
+        return chunk
 
-    def lose(self, count: int) -> tuple[int, ...]:
-        """Lose the deepest blocks, all if there are no more than ``count``; return their content ids, the deepest first."""
-        given = min(count, self.size)
+    def evict(self, count: int) -> tuple[int, ...]:
+        """Evict up to ``count`` of the deepest blocks; return their content ids, deepest first."""
+        evicted = min(count, self.size)
         end = self.start + self.size
-        self.size -= given
+        self.size -= evicted
         if self.held is not None:
-            self.held.size -= given
+            self.held.size -= evicted
             if not self.size:
                 self.held.pieces.remove(self)
-        return self.segment.contents[end - given : end][::-1]
+        return self.segment.contents[end - evicted : end][::-1]
 
     def split(self, size: int) -> Self:
-        """Keep the first ``size`` blocks; return the others as a piece with the same notes, in no queue."""
+        """Keep the first ``size`` blocks; return the others as a piece with the same attributes, in no queue."""
         rest = copy(self)
         rest.start = self.start + size
         rest.size = self.size - size
@@ -92,13 +89,13 @@ B = TypeVar("B", bound=Piece)
 
 
 class Held(Generic[B]):
-    """What a cache has of a segment.
+    """The cached blocks of a segment.
 
     Attributes:
-        pieces: in the order of the prefix, perhaps with gaps.
-        size: their blocks.
-        references: running requests that use the segment, and so all of its blocks.
-        waiters: waiting requests that will hit blocks of the segment, in the order in which they came; the values say nothing.
+        pieces: in the order of the prefix, possibly with gaps.
+        size: number of cached blocks.
+        references: number of running requests that use the segment, and so all of its blocks.
+        waiters: waiting requests that will hit blocks of the segment, in order of arrival; an ordered set.
     """
 
     __slots__ = ("pieces", "references", "size", "waiters")
@@ -110,7 +107,7 @@ class Held(Generic[B]):
         self.waiters: dict[Waiter, None] = {}
 
     def leading(self) -> int:
-        """Return the blocks from the segment's start without a gap."""
+        """Return the number of cached blocks before the first gap."""
         at = 0
         for piece in self.pieces:
             if piece.start != at:
@@ -119,7 +116,7 @@ class Held(Generic[B]):
         return at
 
     def fill(self, segment: Segment, make: Callable[[Segment, int, int], B]) -> None:
-        """Add the blocks that are missing."""
+        """Add the missing blocks."""
         whole: list[B] = []
         at = 0
         for piece in self.pieces:
@@ -136,13 +133,13 @@ class Held(Generic[B]):
 
 
 class Waiter:
-    """A waiting request that counts.
+    """A waiting request whose blocks are retained.
 
     Attributes:
-        kept: what sets its pieces aside, `lpc.simulator.keep.Kept`.
-        blocks: its cached prefix.
-        needs: what is cached of the segments of that.
-        aside: heap of its pieces that are set aside, the first to go first. Entries of pieces that are not any more are stale.
+        kept: `lpc.simulator.keep.Kept` of its cache.
+        blocks: length of its cached prefix.
+        needs: cached blocks of that prefix's segments.
+        aside: heap of the pieces retained for it, in order of eviction; entries of pieces in use again are stale.
     """
 
     __slots__ = ("aside", "blocks", "kept", "needs")

@@ -1,12 +1,12 @@
 """The prefix cache of one engine: blocks by content, reference counts, and free blocks in a policy's order.
 
-As in vLLM (v1 `BlockPool`): a block is *in use* while a running request refers to it and cannot be evicted; when the last
-reference goes it becomes *free* and keeps its content until the policy gives it up. Free blocks without content (partial
-last blocks, output that no prompt repeats, room never used) are reused first. Blocks in use and free blocks share one
-capacity. Blocks are held in segments (`lpc.simulator.segments`); everything is counted in blocks.
+As in vLLM (v1 `BlockPool`): a block is *in use* while a running request refers to it and cannot be evicted. After its last
+reference it is *free* and retains its content until the policy evicts it. Free blocks without content (partial last blocks,
+output that no prompt repeats, unused capacity) are allocated first. Blocks in use and free blocks share one capacity. Blocks
+are grouped in segments (`lpc.simulator.segments`); all sizes are in blocks.
 
-One simplification: when a prefix was evicted but blocks behind it were not, the engine computes these again into new blocks
-and has both; here the old block is taken into use again (and counted as computed).
+One simplification: if a prefix was evicted but later blocks of the chain were not, an engine computes the later blocks again
+and has both copies. Here the old block is reused, and counted as computed.
 """
 
 from typing import Generic
@@ -22,11 +22,11 @@ class BlockCache(Generic[B]):
     """A cache of ``capacity`` blocks.
 
     Args:
-        keep: evict last what waiting requests will hit.
+        keep: evict blocks that waiting requests will hit last.
 
     Attributes:
-        policy: keeps the free blocks with content in their order of eviction.
-        evicted: blocks with content given up so far.
+        policy: orders the free blocks with content for eviction.
+        evicted: number of evicted blocks with content.
     """
 
     def __init__(self, capacity: int, policy: Policy[B], *, keep: bool = False) -> None:
@@ -40,7 +40,7 @@ class BlockCache(Generic[B]):
         self._cached = 0
 
     def hit_blocks(self, path: Path) -> int:
-        """Return how many of a request's blocks are cached, from its start without a gap."""
+        """Return how many of a request's blocks are cached before the first gap."""
         held_of = self._held
         count = 0
         for segment in path:
@@ -53,20 +53,20 @@ class BlockCache(Generic[B]):
         return count
 
     def wait(self, turn: Turn, path: Path, now: float) -> None:
-        """Take note of a request that waits for the cache or the server."""
+        """Called when a request starts to wait for blocks or the server."""
         if self._kept is not None:
             self._kept.join(turn, path, now)
 
     def start(self, turn: Turn, now: float) -> None:
-        """Take note of a request whose blocks have been allocated."""
+        """Called when the blocks of a request have been allocated."""
         if self._kept is None or not self._kept.leave(turn, now):
             self.policy.start(turn, now)
 
     def allocate(self, path: Path, blank: int, now: float) -> list[Chunk] | None:
-        """Take blocks for a request into use: those of its path, and ``blank`` without content.
+        """Allocate the blocks of a request's path, and ``blank`` blocks without content.
 
         Returns:
-            What was evicted; None when too few are free, and then nothing has changed.
+            The evicted blocks; None if too few blocks are free, and then nothing has changed.
         """
         held_of, policy = self._held, self.policy
         missing = idle_blocks = 0
@@ -93,9 +93,9 @@ class BlockCache(Generic[B]):
                     piece.waiter.kept.take(piece)
         self._free -= idle_blocks
         short = new - self._blank
-        gone: list[Chunk] = []
+        evicted: list[Chunk] = []
         if short > 0:
-            gone = policy.evict(short, now) if self._kept is None else self._kept.evict(short, self._free, now)
+            evicted = policy.evict(short, now) if self._kept is None else self._kept.evict(short, self._free, now)
             self._free -= short
             self._cached -= short
             self._blank = 0
@@ -107,7 +107,7 @@ class BlockCache(Generic[B]):
             if held.size < segment.size:
                 held.fill(segment, policy.piece_type)
             held.references += 1
-        return gone
+        return evicted
 
     def release(self, path: Path, blank: int, turn: Turn, now: float) -> None:
         """End a request's use of its blocks."""

@@ -1,7 +1,7 @@
-"""KV events of a running engine: what vLLM and SGLang publish over ZeroMQ of blocks that are stored and removed.
+"""Subscription to the KV events of a running engine: vLLM and SGLang publish stored and removed blocks over ZeroMQ.
 
 A message has three frames: topic, number (8 bytes, big-endian), and a msgpack array of time, events and rank. Each event is a
-map with its ``type``. Source: ``vllm/distributed/kv_events.py`` of vLLM 0.32; SGLang 0.5.23 sends the same.
+map with a ``type``. Source: ``vllm/distributed/kv_events.py`` of vLLM 0.32; SGLang 0.5.23 sends the same format.
 """
 
 import time
@@ -21,7 +21,7 @@ class KVEventsError(LpcError):
 
 @dataclass(frozen=True)
 class Batch:
-    """Events of one step of the engine. ``at``: seconds since the epoch; ``lost``: messages that are missing before it."""
+    """Events of one engine step. ``at``: seconds since the epoch; ``lost``: number of messages missing before it."""
 
     at: float
     events: list[Mapping[str, Any]]
@@ -32,12 +32,12 @@ class KVEvents:
     """A subscription to one engine.
 
     Args:
-        endpoint: where the engine publishes, ``tcp://host:5557``.
-        replay: where it sends again what was lost; None: lost is lost.
-        topic: begins with this.
+        endpoint: the engine's publisher, ``tcp://host:5557``.
+        replay: endpoint at which the engine resends messages; None: lost messages are not requested.
+        topic: prefix of the topics to receive.
 
     Raises:
-        KVEventsError: the address cannot be used, or pyzmq or msgspec is missing.
+        KVEventsError: the address is invalid, or pyzmq or msgspec is missing.
     """
 
     def __init__(self, endpoint: str, *, replay: str | None = None, topic: str = "") -> None:
@@ -61,33 +61,33 @@ class KVEvents:
             raise KVEventsError(f"{endpoint}: {error}; an address looks like tcp://host:5557") from None
 
     def batches(self, wait_s: float) -> Iterator[Batch]:
-        """Yield what comes within a time, in order. Raises KVEventsError: this is another protocol."""
+        """Yield the batches received within ``wait_s`` seconds, in order. Raises KVEventsError: not KV events."""
         until = time.monotonic() + wait_s
         while (left := until - time.monotonic()) > 0 and self._socket.poll(round(1000 * left)):
             frames = self._socket.recv_multipart()
             if len(frames) != 3 or len(frames[1]) != 8:
-                raise KVEventsError("what is published there are not KV events")
+                raise KVEventsError("the publisher does not send KV events")
             yield from self._in_order(int.from_bytes(frames[1], "big"), frames[2])
 
     def _in_order(self, number: int, payload: bytes) -> Iterator[Batch]:
         lost = 0
         if self._next is not None and number > self._next:
-            for again, old in self._again(self._next, number):
-                yield self._batch(old, again - self._next)
-                self._next = again + 1
+            for resent, old in self._replayed(self._next, number):
+                yield self._batch(old, resent - self._next)
+                self._next = resent + 1
             lost = number - self._next
         if self._next is not None and number < self._next:
             if number:
-                return  # it was sent again already
-            lost = 1  # the engine has started again
+                return  # the replay contained it
+            lost = 1  # the engine has restarted
         self._next = number + 1
         yield self._batch(payload, lost)
 
-    def _again(self, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-        """Ask for the messages from ``start`` to before ``end``; yield those that the engine still has."""
+    def _replayed(self, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+        """Request the messages in [start, end); yield those that the engine still has."""
         if self._replay is None:
             return
-        # REQ allows a single answer, and here each message is one.
+        # DEALER, because REQ allows a single answer and the engine answers with one per message.
         socket = self._context.socket(self._zmq.DEALER)
         try:
             socket.connect(self._replay)
@@ -105,8 +105,8 @@ class KVEvents:
             at, events, *_ = self._unpack(payload)
             return Batch(float(at), [event for event in events if isinstance(event, dict)], lost)
         except Exception as error:
-            raise KVEventsError(f"what is published there are not KV events: {type(error).__name__}") from None
+            raise KVEventsError(f"the publisher does not send KV events: {type(error).__name__}") from None
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._context.destroy(linger=0)
