@@ -1,24 +1,24 @@
-"""Numbers of a sidecar that nobody needs to set."""
+"""Limits and intervals of a sidecar that are not settings."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Constants:
-    """What a test or a benchmark may replace; an operator gets the defaults.
+    """Values that tests and benchmarks may replace.
 
     Attributes:
-        reload_s: seconds between looks for new models, certificates, tokens and keys.
-        connection_age_s: age at which a connection is ended, give or take a tenth, so that clients look for new sidecars.
-        max_batch_items: conversations of one model batch, and of one PredictBatch call.
-        max_messages: messages of one chat.
-        max_token_ids: token ids of one prompt.
-        max_turn_count: highest turn count accepted.
-        label_log_rows: rows of one file of the label log.
-        label_log_interval_s: seconds after which a file of the label log is written with fewer rows.
-        refit_s: seconds between two refits of the return model.
-        returns_turns: turns that the return model remembers, about 1 KB each.
-        flight_s: seconds after which a caller of the response caches who asks the engine for others is taken for dead.
+        reload_s: interval of checks for new models, certificates, tokens and keys, seconds.
+        connection_age_s: age at which a connection is closed, plus or minus a tenth, so that clients find new sidecars.
+        max_batch_items: largest number of conversations in a model batch and in a PredictBatch call.
+        max_messages: largest number of messages of a chat.
+        max_token_ids: largest number of token ids of a prompt.
+        max_turn_count: largest turn count.
+        label_log_rows: number of rows of a file of the label log.
+        label_log_interval_s: time after which a file of the label log is written with fewer rows, seconds.
+        refit_s: interval of refits of the return model, seconds.
+        returns_turns: number of turns that the return model stores, about 1 KB each.
+        flight_s: time after which a caller of the response caches that computes an answer for others counts as dead, seconds.
     """
 
     reload_s: float = 5.0

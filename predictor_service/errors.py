@@ -1,22 +1,22 @@
-"""Errors of the sidecar. What status those of calls become: `predictor_service.rpc.statuses`.
+"""Errors of the sidecar. `predictor_service.rpc.statuses` maps errors of calls to gRPC statuses.
 
     LpcError
     ├── InvalidRequest            lpc.errors: the caller must change the request
     ├── ArtifactError             lpc.errors: the model artefact is missing, corrupted or unfit
     ├── StartError                the sidecar cannot start
-    └── ServiceError              what a call can meet
-        ├── UnreadPrompt          token ids that cannot be read
+    └── ServiceError              base of the errors of calls
+        ├── UnreadPrompt          token ids cannot be read
         │   ├── UnknownServedModel    the model's tokenizer is neither configured nor offered
-        │   ├── TokenizerLoading      it is being received or loaded
-        │   ├── TokenizerFailed       it cannot be loaded
-        │   └── ForeignTokenIds       they are of another vocabulary (an InvalidRequest as well)
-        ├── Unauthenticated       no token, or none of those in the sidecar's token file
-        ├── Forbidden             the caller is known and may not do this
-        ├── Overloaded            the queue is full, or the caller over its limit; try later or elsewhere
-        ├── Expired               nobody waits for the answer any more
-        └── Unavailable           the service is starting or draining
+        │   ├── TokenizerLoading      the tokenizer is being received or loaded
+        │   ├── TokenizerFailed       the tokenizer cannot be loaded
+        │   └── ForeignTokenIds       the ids are of another vocabulary (also an InvalidRequest)
+        ├── Unauthenticated       the token is missing or unknown
+        ├── Forbidden             the caller is known but lacks permission
+        ├── Overloaded            the queue is full, or the caller has exceeded its limit
+        ├── Expired               the deadline has passed
+        └── Unavailable           the service is starting, draining or broken
 
-Messages say what was wrong and what to do. They never contain text of a conversation.
+Messages contain the cause and the remedy, never text of a conversation.
 """
 
 from typing import ClassVar, Final
@@ -28,21 +28,21 @@ BROKEN: Final = "the service has failed and waits for a restart: connect to anot
 
 
 class StartError(LpcError):
-    """The sidecar cannot start. The message says why and what to do."""
+    """The sidecar cannot start."""
 
 
 class ServiceError(LpcError):
-    """Base of the errors that a call to the sidecar can meet."""
+    """Base of the errors of calls to the sidecar."""
 
 
 class UnreadPrompt(ServiceError):
-    """Token ids cannot be read. ``reason``: as a label of metrics. An engine's are answered by lengths and times."""
+    """Token ids cannot be read; engines get predictions from lengths and times. ``reason``: label of metrics."""
 
     reason: ClassVar[str]
 
 
 class UnknownServedModel(UnreadPrompt):
-    """No tokenizer is configured under this served model name, and no engine has offered the one asked for."""
+    """The operator has not configured a tokenizer for the served model, and no engine has offered it."""
 
     reason = "unknown"
 
@@ -54,27 +54,27 @@ class TokenizerLoading(UnreadPrompt):
 
 
 class TokenizerFailed(UnreadPrompt):
-    """The tokenizer cannot be loaded. It is tried again after some minutes."""
+    """The tokenizer cannot be loaded; loading is repeated after some minutes."""
 
     reason = "failed"
 
 
 class ForeignTokenIds(UnreadPrompt, InvalidRequest):
-    """An id is outside the tokenizer's vocabulary: the prompt is of another model."""
+    """An id is outside the tokenizer's vocabulary, so the prompt is of another model."""
 
     reason = "foreign"
 
 
 class Unauthenticated(ServiceError):
-    """The caller shows no token that is known. One message for all cases, which tells a guesser nothing."""
+    """The caller's token is missing or unknown. The message is the same for all causes, so that it does not help guessing."""
 
 
 class Forbidden(ServiceError):
-    """The caller is known, and the operator does not let it do this."""
+    """The caller is known but lacks permission."""
 
 
 class Overloaded(ServiceError):
-    """The bounded queue is full, or the caller has used up what it may. ``retry_after_s``: when to try again, if known."""
+    """The queue is full, or the caller has exceeded its limit. ``retry_after_s``: when to try again, if known."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -86,4 +86,4 @@ class Expired(ServiceError):
 
 
 class Unavailable(ServiceError):
-    """The service is not serving: it starts or drains."""
+    """The service is starting, draining or broken."""

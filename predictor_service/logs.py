@@ -1,4 +1,4 @@
-"""The sidecar's log."""
+"""Configures the sidecar's log."""
 
 import os
 from typing import Literal
@@ -7,11 +7,11 @@ from lpc.wire import log_lines
 
 
 def configure(level: str, form: Literal["json", "text"]) -> None:
-    """Write the log to standard error, what transformers says too."""
+    """Write the log, including that of transformers, to standard error."""
     log_lines.configure(level, form)
-    # transformers has a handler and a form of its own. Only its tokenizers are used: it needs no PyTorch.
+    # Suppresses the warning that PyTorch is missing: only tokenizers are used.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from transformers.utils import logging as of_transformers
+    from transformers.utils import logging as transformers_logging
 
-    of_transformers.disable_default_handler()
-    of_transformers.enable_propagation()
+    transformers_logging.disable_default_handler()
+    transformers_logging.enable_propagation()

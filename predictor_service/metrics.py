@@ -1,4 +1,4 @@
-"""Prometheus metrics of the sidecar. Names carry units; labels have few values; no text of a conversation is in either."""
+"""Prometheus metrics of the sidecar. Names contain units, labels have few values, and neither contains conversation text."""
 
 from bisect import bisect_left
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from predictor_service.labels.memory import Label, Reason, Turn, TurnObserver
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 REFUSALS = ("rate", "bytes")
-"""Limits of a caller, as a label."""
+"""Label values: which limit of a caller was exceeded."""
 OFFERS = ("known", "received", "refused", "damaged")
-"""What becomes of an offered tokenizer, as a label: it was there already, came, is not taken, came otherwise than said."""
+"""Label values for an offered tokenizer: already stored; received; refused; its files differ from the offered digest."""
 DECILES = tuple(tenths / 10 for tenths in range(1, 11))
-"""Upper bounds of probability, by which labelled predictions are counted."""
+"""Upper bounds of the intervals of probability in which labelled predictions are counted."""
 TOKENS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
@@ -35,7 +35,7 @@ class Metrics:
             registry=registry,
         )
         self.dropped = Counter(
-            "lpc_dropped", "Conversations taken out of the queue without a prediction.", ["reason"], registry=registry
+            "lpc_dropped", "Conversations removed from the queue without a prediction.", ["reason"], registry=registry
         )
         self.tokenize_seconds = Histogram(
             "lpc_tokenize_seconds", "Tokenisation of one conversation.", buckets=SECONDS, registry=registry
@@ -43,74 +43,71 @@ class Metrics:
         self.infer_seconds = Histogram("lpc_infer_seconds", "One model batch.", buckets=SECONDS, registry=registry)
         self.batch_items = Histogram("lpc_batch_items", "Conversations of a model batch.", buckets=ITEMS, registry=registry)
         self.batch_tokens = Histogram(
-            "lpc_batch_tokens", "Tokens of a model batch, padding counted.", buckets=TOKENS, registry=registry
+            "lpc_batch_tokens", "Tokens of a model batch, including padding.", buckets=TOKENS, registry=registry
         )
         self.batch_token_budget = Gauge(
             "lpc_batch_token_budget",
-            "Tokens that a model batch may have, padding counted, as the memory allows.",
+            "Current token limit of a model batch, including padding.",
             registry=registry,
         )
         self.padding_tokens = Counter("lpc_padding_tokens", "Tokens computed for padding.", registry=registry)
         self.reloads = Counter("lpc_model_reloads", "Attempts to load a new model version.", ["result"], registry=registry)
         self.model_info = Gauge(
             "lpc_model_info",
-            "1 for the model version in service.",
+            "1 for the served model version.",
             ["model", "version", "precision", "provider"],
             registry=registry,
         )
         self.labelled = Counter(
             "lpc_labelled_predictions",
-            "Predictions whose outcome is known, by the tenth of probability and whether the conversation continued.",
+            "Predictions whose outcome is known, by interval of probability and whether the conversation continued.",
             ["at_most", "continued"],
             registry=registry,
         )
         self.labelled_probability_sum = Counter(
             "lpc_labelled_probability_sum",
-            "Sum of the probabilities of those predictions: how many should have continued.",
+            "Sum of the probabilities of these predictions, which is the expected number of continuations.",
             ["at_most"],
             registry=registry,
         )
         self.unlabelled = Counter(
-            "lpc_unlabelled_predictions", "Predictions whose outcome is never known.", ["reason"], registry=registry
+            "lpc_unlabelled_predictions", "Predictions whose outcome will not be known.", ["reason"], registry=registry
         )
-        self.label_memory = Gauge(
-            "lpc_label_memory_turns", "Turns remembered until their horizon has passed.", registry=registry
-        )
+        self.label_memory = Gauge("lpc_label_memory_turns", "Turns stored until their horizon has passed.", registry=registry)
         self.label_rows = Counter("lpc_label_rows", "Rows of the label log.", ["result"], registry=registry)
         self.turns = Counter(
             "lpc_turns",
-            "Turns by where the one before was seen, with Redis: first (nowhere), own, elsewhere, repeated (this one was, "
-            "elsewhere), unasked (Redis is away or too slow); heard: turns of this sidecar that returned elsewhere.",
+            "Turns by where the previous one was found through Redis: first (nowhere), own, elsewhere, repeated (another "
+            "sidecar got this turn before), unasked (Redis is unreachable or slow); heard: own turns that returned elsewhere.",
             ["found"],
             registry=registry,
         )
         self.turns_shared = Gauge(
             "lpc_turns_shared",
-            "1 while sidecars share their turns, 0 while Redis is away or none is given.",
+            "1 while sidecars share their turns; 0 if Redis is unreachable or not configured.",
             registry=registry,
         )
         self.forgotten = Counter(
             "lpc_memory_forgotten",
-            "Conversations forgotten to make room, the longest idle first: their next turn begins a new conversation.",
+            "Conversations dropped because the memory is full, longest idle first; their next turn begins a new conversation.",
             registry=registry,
         )
         self.task_failures = Counter(
             "lpc_task_failures",
-            "Failed rounds of tasks in the background, and tasks that ended, each with its frames in the log. `unawaited`: "
-            "errors that nobody takes.",
+            "Failures of background tasks; the log contains the frames of each. `unawaited`: errors without a handler.",
             ["task"],
             registry=registry,
         )
         self.refused_by_redis = Counter(
             "lpc_redis_refusals",
-            "Commands that a Redis refused while it answered others, by what it is used for (caches, turns) and by cause: "
-            "OOM (it is full), WRONGTYPE (a key holds another type) and others.",
+            "Commands that a Redis refused while it answered others, by its use (caches, turns) and by cause: OOM (it is "
+            "full), WRONGTYPE (a key has another type) and others.",
             ["use", "cause"],
             registry=registry,
         )
         self.returns_learnt = Gauge(
             "lpc_returns_learnt",
-            "What the return model has learnt from: turns that it remembered, and returns to them; those before a restart too.",
+            "Turns and returns that the return model has learnt from, including those before a restart.",
             ["of"],
             registry=registry,
         )
@@ -121,14 +118,14 @@ class Metrics:
         )
         self.return_model_nats = Gauge(
             "lpc_return_model_nats",
-            "By how much what happened recently was likelier under the return model than under the average curve, nats per "
-            "turn; NaN before anything was predicted.",
+            "Log-likelihood of recent outcomes under the return model minus that under the average curve, nats per turn; NaN "
+            "before the first prediction.",
             registry=registry,
         )
         self.return_refit_seconds = Histogram(
             "lpc_return_refit_seconds", "One refit of the return model, in the background.", buckets=SECONDS, registry=registry
         )
-        # From the start, so that the first event of each kind is an increase.
+        # Create all series at the start, so that the first event of each kind is an increase.
         for bound in DECILES:
             self.labelled_probability_sum.labels(bound)
             for continued in ("true", "false"):
@@ -152,7 +149,7 @@ class Metrics:
             "lpc_tokenizers", "Tokenizers of served models, configured and offered, by state.", ["state"], registry=registry
         )
         self.tokenizer_offers = Counter(
-            "lpc_tokenizer_offers", "Tokenizers that engines have offered, by what became of it.", ["result"], registry=registry
+            "lpc_tokenizer_offers", "Tokenizers that engines have offered, by result.", ["result"], registry=registry
         )
         for kind in UnreadPrompt.__subclasses__():
             self.unread_prompts.labels(kind.reason)
@@ -169,23 +166,23 @@ class Metrics:
         )
         self.certificate_expiry = Gauge(
             "lpc_certificate_expiry_timestamp_seconds",
-            "When the TLS certificate in use ends, seconds since the Unix epoch; 0 without TLS.",
+            "Expiry of the current TLS certificate, seconds since the Unix epoch; 0 without TLS.",
             registry=registry,
         )
         self.queue_depth = Gauge("lpc_queue_depth", "Conversations admitted and not answered.", registry=registry)
         self.queue_wait = Gauge(
             "lpc_queue_wait_seconds",
-            "Work admitted and not answered, in seconds at the model's present pace: by it requests are refused.",
+            "Estimated time for all admitted conversations, on which the refusal of requests is based.",
             registry=registry,
         )
-        self.queue_limit = Gauge("lpc_queue_limit", "Conversations that may be admitted at a time.", registry=registry)
+        self.queue_limit = Gauge("lpc_queue_limit", "Largest number of admitted conversations.", registry=registry)
 
     def redis_refusals(self, use: str) -> Callable[[str], None]:
-        """Return what counts a refusal of the Redis for this use, by its cause."""
+        """Return a function that counts a refusal by the Redis of this use, given its cause."""
         return lambda cause: self.refused_by_redis.labels(use, cause).inc()
 
     def forget_caller(self, name: str) -> None:
-        """Drop the series of a caller that is no longer one."""
+        """Remove the series of a caller that is not configured any more."""
         self.client_conversations.remove(name)
         for reason in REFUSALS:
             self.client_refusals.remove(name, reason)
@@ -197,13 +194,13 @@ class Metrics:
         self.padding_tokens.inc(tokens - real_tokens)
 
     def serving(self, model: str, version: str, precision: str, provider: str) -> None:
-        """Name the model version in service."""
+        """Set the served model version."""
         self.model_info.clear()
         self.model_info.labels(model, version, precision, provider).set(1)
 
 
 class LabelMetrics(TurnObserver):
-    """Counts what became of predictions."""
+    """Counts the outcomes of predictions."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -216,10 +213,10 @@ class LabelMetrics(TurnObserver):
         self._metrics.labelled_probability_sum.labels(bound).inc(probability)
 
     def forgotten(self, turn: Turn) -> None:
-        """Count a turn whose next one will not be recognised."""
+        """Count a dropped turn."""
         del turn
         self._metrics.forgotten.inc()
 
     def unlabelled(self, reason: Reason, count: int) -> None:
-        """Count predictions whose outcome is never known."""
+        """Count predictions whose outcome will not be known."""
         self._metrics.unlabelled.labels(reason).inc(count)

@@ -1,7 +1,7 @@
-"""Folders that a sidecar makes and trusts: who owns them is checked before they are used.
+"""Creates folders that a sidecar trusts, and checks their owner.
 
-Their default places lie below the system's folder for temporary files, under a name that anyone can guess. A user who makes
-such a folder first could put a socket or a tokenizer of their own there.
+Their default paths are below the system's folder for temporary files and can be guessed. Another user who creates such a folder
+first could put a socket or a tokenizer there.
 """
 
 import os
@@ -13,18 +13,18 @@ from lpc.errors import LpcError
 
 
 class ForeignFolder(LpcError):
-    """Another user made a folder, or may write to it. The message says what to do."""
+    """Another user owns a folder or can write to it. The message contains the remedy."""
 
 
 def make_own(folder: Path) -> None:
-    """Make a folder where it is missing, and check that only this user or root can have made it.
+    """Create a folder if it is missing, and check that it belongs to this user or root.
 
-    A folder of root's is trusted as it is, like those that a kubelet mounts.
+    The mode of a folder of root, like those that a kubelet mounts, is not checked.
 
     Raises:
-        ForeignFolder: it, or a folder above it below the system's folder for temporary files, is another user's, or is this
-            user's and open to all.
-        OSError: it cannot be made.
+        ForeignFolder: another user owns the folder, or a parent of it below the system's folder for temporary files; or this
+            user owns it and everyone can write to it.
+        OSError: it cannot be created.
     """
     for one in reversed([one for one in folder.parents if not one.exists()]):
         one.mkdir(mode=0o755, exist_ok=True)
@@ -36,11 +36,11 @@ def make_own(folder: Path) -> None:
 
 
 def _check(folder: Path) -> None:
-    # The link itself as well: its owner can point it elsewhere.
+    # The owner of a symbolic link can change its target, so the link is checked as well.
     for found in (folder.lstat(), folder.stat()):
         if found.st_uid not in (os.geteuid(), 0):
             raise ForeignFolder(
                 f"{folder} belongs to user {found.st_uid}, not to user {os.geteuid()}: remove it, or choose another folder"
             )
         if not stat.S_ISLNK(found.st_mode) and found.st_uid == os.geteuid() != 0 and found.st_mode & stat.S_IWOTH:
-            raise ForeignFolder(f"every user may write to {folder}: run `chmod o-w {folder}`, or choose another folder")
+            raise ForeignFolder(f"every user can write to {folder}: run `chmod o-w {folder}`, or choose another folder")

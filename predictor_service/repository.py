@@ -1,4 +1,4 @@
-"""The model repository on disk: which version to serve, and whether another was published or promoted."""
+"""The model repository on disk: which version to serve, and whether another one has been published or promoted."""
 
 import logging
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from lpc.model.versions import candidates, newest_first
 log = logging.getLogger(__name__)
 
 LoadModel: TypeAlias = Callable[[Path, InferenceSettings], Model]
-"""Makes a model of a version's folder. Raises ArtifactError or ProviderError."""
+"""Loads a model from a version's folder. Raises ArtifactError or ProviderError."""
 
 
 class ModelRepository:
@@ -25,15 +25,15 @@ class ModelRepository:
         self.folder = root / name
         self._settings = settings
         self._load = load
-        # Versions and promotions that could not be followed, with their time stamp: tried again only when it changes.
+        # Time stamps of versions and promotions that failed: they are tried again only after a change.
         self._broken: dict[str, int] = {}
 
     def load_newest(self) -> Model:
-        """Load the promoted version; where none is promoted or it cannot be loaded, the newest that can.
+        """Load the promoted version, or the newest loadable one if none is promoted or the promoted one cannot be loaded.
 
         Raises:
-            ArtifactError: there is none; the message is about the first that was tried.
-            ProviderError: CUDA was asked for and cannot be used; no version is to blame.
+            ArtifactError: no version can be loaded; the message is that of the first one tried.
+            ProviderError: CUDA is configured but not usable.
         """
         first_error: ArtifactError | None = None
         try:
@@ -46,16 +46,16 @@ class ModelRepository:
             except ArtifactError as error:
                 self._note_broken(folder, error)
                 first_error = first_error or error
-        raise first_error or ArtifactError(f"{self.folder} has no versions: make one with `lpc export`")
+        raise first_error or ArtifactError(f"{self.folder} does not contain a version: create one with `lpc export`")
 
     def load_newer(self, current: Manifest) -> Model | None:
-        """Load the promoted version, or the newest where none is promoted, if it is not ``current``; None when it is.
+        """Load the promoted version, or the newest if none is promoted; None: that version is ``current``.
 
-        A promotion that cannot be followed leaves what is served: the newest may be what the operator turned away from.
+        If the promotion fails, the current version stays: the operator may have promoted an older one to avoid the newest.
 
         Raises:
-            ArtifactError, ProviderError: the version cannot be loaded, or the promotion cannot be read. Neither is tried again
-                until its file changes.
+            ArtifactError, ProviderError: the version cannot be loaded, or the promotion cannot be read. It is tried again only
+                after its file has changed.
         """
         path = self.folder / PROMOTED
         try:
@@ -97,13 +97,13 @@ class ModelRepository:
     def _note_broken(self, path: Path, error: LpcError) -> None:
         self._broken[path.name] = _stamp(path)
         if path.name == PROMOTED:
-            log.error("the promotion is not followed: %s", error)
+            log.error("the promotion is ignored: %s", error)
         else:
             log.error("model version %s is not served: %s", path.name, error)
 
 
 def _stamp(path: Path) -> int:
-    """Return a time stamp that changes with a version's manifest or the promotion's file; 0 where it is missing."""
+    """Return the time stamp of a version's manifest or of the promotion's file; 0: it is missing."""
     try:
         return (path if path.name == PROMOTED else path / MANIFEST).stat().st_mtime_ns
     except OSError:

@@ -1,4 +1,4 @@
-"""The sidecar's process: its parts are made, put together, run and drained."""
+"""The sidecar's process: builds its parts, connects them, runs and drains them."""
 
 import asyncio
 import contextlib
@@ -53,19 +53,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-EMBEDDED_QUESTIONS: Final = 4096
-"""Of which the model's output is remembered, where response caches embed them: 1 KB each."""
+CACHED_FORWARDS: Final = 4096
+"""Model outputs that are cached if response caches embed questions, 1 KB each."""
 HEALTH_S: Final = 1.0
-"""Between two looks whether predictions can be had."""
+"""Interval of health checks."""
 LARGEST_IN_FLIGHT: Final = 4
 """Messages of the largest size that one client may have in flight; small ones do not count."""
-TOKENIZERS_PATIENCE_S: Final = 30.0
-"""Seconds that configured tokenizers get to be loaded before calls are taken."""
+TOKENIZERS_TIMEOUT_S: Final = 30.0
+"""Longest time that the start waits for configured tokenizers."""
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where a running sidecar listens. ``unix_socket`` and ``metrics_port`` are None where switched off."""
+    """Addresses of a running sidecar. ``unix_socket`` and ``metrics_port`` are None if disabled."""
 
     host: str
     port: int
@@ -76,17 +76,17 @@ class Addresses:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a test or a benchmark may replace in a sidecar.
+    """Parts of a sidecar that tests and benchmarks may replace.
 
     Attributes:
-        clock: seconds since the Unix epoch, by which turns arrive.
-        load: makes a model of a version's folder. Raises ArtifactError or ProviderError.
-        parser: reads conversations.
-        returns: learns when conversations return, from so many turns.
-        learning: asks and refits it in service.
-        keepalive: when silent peers are given up.
-        tokenizer_limits: how long reading a tokenizer may take.
-        constants: bounds and intervals.
+        clock: time of arrival of turns, seconds since the Unix epoch.
+        load: loads a model from a version's folder. Raises ArtifactError or ProviderError.
+        parser: parses conversations.
+        returns: builds the return model for a number of stored turns.
+        learning: uses and refits the return model.
+        keepalive: when connections to silent peers are closed.
+        tokenizer_limits: time limits of loading a tokenizer.
+        constants: limits and intervals.
     """
 
     clock: Callable[[], float] = time.time
@@ -101,16 +101,12 @@ class Parts:
 
 @contextlib.asynccontextmanager
 async def running(settings: ServiceSettings, parts: Parts = Parts()) -> AsyncIterator[Addresses]:
-    """Run a sidecar until the block is left, then drain it.
-
-    Args:
-        settings: what the operator set.
-        parts: of which the sidecar is made.
+    """Run a sidecar within the block, then drain it.
 
     Raises:
-        StartError: an address is taken, a certificate or the token file cannot be used, or traces cannot be made.
-        ArtifactError: no version of the model can be served.
-        ProviderError: CUDA was asked for and cannot be used.
+        StartError: an address is in use, a certificate or the token file is invalid, or tracing cannot start.
+        ArtifactError: no version of the model can be loaded.
+        ProviderError: CUDA is configured but not usable.
     """
     metrics = Metrics()
     tls, callers = _credentials(settings, metrics)
@@ -118,7 +114,7 @@ async def running(settings: ServiceSettings, parts: Parts = Parts()) -> AsyncIte
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(lost_errors(metrics.task_failures))
         stack.push_async_callback(tracing.close)
-        # Addresses before the model, whose loading takes long.
+        # Bind addresses before loading the model, which takes long.
         interceptors = [*tracing.interceptors, ServiceInterceptor(metrics, callers)]
         listener = Listener(settings, tls, interceptors, parts.keepalive, parts.constants.connection_age_s)
         metrics_port = _serve_metrics(settings, metrics, stack)
@@ -130,12 +126,12 @@ async def running(settings: ServiceSettings, parts: Parts = Parts()) -> AsyncIte
         batcher = _batcher(settings, parts, budget, returns, metrics, stack)
         service = _service(settings, parts, serving, batcher, served_models, labels, returns, metrics, tracing, stack)
         caches = _caches(settings, parts, serving, batcher, metrics, stack)
-        await asyncio.to_thread(served_models.wait, TOKENIZERS_PATIENCE_S)
+        await asyncio.to_thread(served_models.wait, TOKENIZERS_TIMEOUT_S)
         await listener.start(service, None if caches is None else caches.service)
         stack.push_async_callback(listener.drain)
         background = Background(metrics.task_failures)
         stack.push_async_callback(background.close)
-        _start_rounds(background, parts, listener, batcher, serving, labels, returns, caches)
+        _start_background(background, parts, listener, batcher, serving, labels, returns, caches)
         for name, part in (("certificates", tls), ("tokens", callers), ("keys", caches)):
             if part is not None:
                 background.every(parts.constants.reload_s, name, partial(asyncio.to_thread, part.refresh))
@@ -145,18 +141,17 @@ async def running(settings: ServiceSettings, parts: Parts = Parts()) -> AsyncIte
 async def serve(settings: ServiceSettings, parts: Parts = Parts()) -> None:
     """Serve until SIGINT or SIGTERM, then drain.
 
-    Raises:
-        StartError, ArtifactError, ProviderError: it cannot start.
+    Raises StartError, ArtifactError or ProviderError; see :func:`running`.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with running(settings, parts) as addresses:
-        places = [f"{addresses.host}:{addresses.port}"]
+        endpoints = [f"{addresses.host}:{addresses.port}"]
         if addresses.unix_socket is not None:
-            places.append(f"unix://{addresses.unix_socket}")
-        log.info("listening on %s", ", ".join(places))
+            endpoints.append(f"unix://{addresses.unix_socket}")
+        log.info("listening on %s", ", ".join(endpoints))
         if addresses.metrics_port is not None:
             log.info("metrics on http://%s:%d/metrics", addresses.metrics_host, addresses.metrics_port)
         await stop.wait()
@@ -164,7 +159,7 @@ async def serve(settings: ServiceSettings, parts: Parts = Parts()) -> None:
     log.info("stopped")
 
 
-def _start_rounds(
+def _start_background(
     background: Background,
     parts: Parts,
     listener: Listener,
@@ -178,7 +173,7 @@ def _start_rounds(
         await listener.show(serving=await batcher.check())
 
     background.every(HEALTH_S, "health", show_health)
-    background.every(parts.constants.reload_s, "reload", serving.look)
+    background.every(parts.constants.reload_s, "reload", serving.reload)
     background.every(EXPIRE_INTERVAL_S, "labels", lambda: asyncio.to_thread(labels.expire, parts.clock()))
     background.every(parts.constants.refit_s, "returns", returns.learn)
     for interval_s, name, run in () if caches is None else caches.rounds:
@@ -196,7 +191,7 @@ def _credentials(settings: ServiceSettings, metrics: Metrics) -> tuple[ServerTls
     except (CertificateError, TokenFileError) as error:
         raise StartError(str(error)) from error
     if settings.tokens is not None and tls is None and not is_loopback(settings.host):
-        log.warning("tokens are asked for on %s without TLS, so they travel in clear: set LPC_TLS_CERTIFICATE", settings.host)
+        log.warning("tokens are required on %s without TLS, so they are sent in clear: set LPC_TLS_CERTIFICATE", settings.host)
     return tls, callers
 
 
@@ -205,13 +200,13 @@ def _tracing() -> Tracing:
         endpoint = standard_endpoint(os.environ)
         if endpoint is None:
             return Tracing()
-        # OpenTelemetry is an extra of its own, which sidecars without traces need not have.
+        # OpenTelemetry is an optional extra.
         from predictor_service.rpc.otlp import OtlpTracing
 
         return OtlpTracing(endpoint)
     except ModuleNotFoundError as error:
         raise StartError(
-            f"OTEL_EXPORTER_OTLP_ENDPOINT asks for traces, but the package {error.name} is missing: "
+            f"OTEL_EXPORTER_OTLP_ENDPOINT enables traces, but the package {error.name} is missing: "
             "pip install 'learned-prefix-cache[otel]', or set OTEL_TRACES_EXPORTER=none"
         ) from error
     except TracingError as error:
@@ -300,7 +295,7 @@ def _caches(
 ) -> "Caches | None":
     if settings.cache_redis_url is None:
         return None
-    # Not imported where it is not asked for: their packages are an extra.
+    # The packages of the response caches are an optional extra.
     from lpc.responses.sealing import KeyFileError
     from lpc.responses.semantic.evidence_file import EvidenceError
     from predictor_service.responses.embedding import Embedder
@@ -336,7 +331,7 @@ def _batcher(
     metrics.queue_limit.set(queue.max_items)
     embedded = any(scope.semantic != "off" for scope in settings.cache_scopes.values())
     inference = Inference(
-        embeddings=settings.label_log is not None, returns=returns, remembered=EMBEDDED_QUESTIONS if embedded else 0
+        embeddings=settings.label_log is not None, returns=returns, remembered=CACHED_FORWARDS if embedded else 0
     )
     batcher = Batcher(queue, inference, metrics)
     stack.push_async_callback(batcher.close)
@@ -355,7 +350,7 @@ def _service(
     tracing: Tracing,
     stack: contextlib.AsyncExitStack,
 ) -> PredictorService:
-    """Put together what a request walks through."""
+    """Build the path of a request."""
     constants = parts.constants
     limits = RequestLimits(constants.max_messages, constants.max_token_ids, constants.max_turn_count)
     parser = parts.parser(limits, served_models)

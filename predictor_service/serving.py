@@ -1,4 +1,4 @@
-"""The model version in service, and the change to another one while requests go on."""
+"""The served model version, and its replacement while requests are running."""
 
 import asyncio
 import logging
@@ -14,22 +14,22 @@ log = logging.getLogger(__name__)
 
 
 class Serving:
-    """Holds the model in service. Requests that were prepared for an earlier one are run by that one."""
+    """Holds the served model. Requests that were prepared for an earlier version are run by that version."""
 
     def __init__(self, model: Model, repository: ModelRepository, budget: TokenBudget, metrics: Metrics) -> None:
         self._repository = repository
         self._budget = budget
         self._metrics = metrics
-        self._take(model)
+        self._serve(model)
 
-    async def look(self) -> None:
-        """Look for another version; load it in a thread and serve it. Whatever goes wrong, the version in service stays."""
+    async def reload(self) -> None:
+        """Load another version in a thread if there is one, and serve it. After an error the current version stays."""
         try:
             model = await asyncio.to_thread(self._load_newer)
             if model is not None:
-                self._take(model)
+                self._serve(model)
                 self._metrics.reloads.labels("loaded").inc()
-        except (ArtifactError, ProviderError):  # the repository has logged why
+        except (ArtifactError, ProviderError):  # the repository has logged the reason
             self._metrics.reloads.labels("failed").inc()
         except OSError as error:
             log.error("model repository %s cannot be read: %s", self._repository.folder, error.strerror)
@@ -44,7 +44,7 @@ class Serving:
             self._budget.begin(model.provider)
         return model
 
-    def _take(self, model: Model) -> None:
+    def _serve(self, model: Model) -> None:
         self.model = model
         manifest = model.manifest
         self._metrics.serving(manifest.name, manifest.version, manifest.precision, model.provider)

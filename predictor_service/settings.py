@@ -1,4 +1,4 @@
-"""Settings of the sidecar: one typed object, built once from flags, environment (`LPC_...`) and an optional TOML file."""
+"""Settings of the sidecar, from flags, environment (`LPC_...`) and an optional TOML file."""
 
 import os
 import re
@@ -20,53 +20,57 @@ OWN_FOLDER = Path(tempfile.gettempdir()) / f"lpc-{os.getuid()}"
 
 
 class ServiceSettings(RedisSettings, ServerSettings):
-    """What an operator can set. Flags come before the environment, the environment before the file."""
+    """Settings of the operator. Flags take precedence over the environment, and the environment over the file."""
 
     model_config = SettingsConfigDict(env_prefix="LPC_", extra="forbid", frozen=True)
 
     port: int = Field(50051, ge=0, le=65535, description="TCP port; 0 chooses a free one.")
-    metrics_port: int | None = Field(9090, ge=0, le=65535, description="Port of the Prometheus metrics; empty: none.")
-    drain_timeout_s: float = Field(10.0, ge=0, description="Seconds that requests in flight get at shutdown.")
+    metrics_port: int | None = Field(9090, ge=0, le=65535, description="Port of the Prometheus metrics; empty: disabled.")
+    drain_timeout_s: float = Field(10.0, ge=0, description="Seconds that running requests get at shutdown.")
 
     unix_socket: Path | None = Field(
         OWN_FOLDER / "predictor.sock",
-        description="Unix socket of gRPC, for engines in the same pod; empty: none.",
+        description="Unix socket for gRPC, for engines in the same pod; empty: disabled.",
     )
     unix_socket_mode: str = Field(
         "0600",
-        description="Octal mode of that socket. 0600: for engines of the sidecar's own user; 0660: of the socket's group too. "
-        "A folder with the setgid bit hands its group down, as in a pod with an fsGroup.",
+        description="Octal mode of the Unix socket. 0600: only the sidecar's user may connect; 0660: the socket's group as "
+        "well. In a folder with the setgid bit, as in a pod with an fsGroup, the socket gets the folder's group.",
     )
     tls_client_ca: Path | None = Field(
         None,
-        description="PEM file of an authority: only clients with a certificate signed by it may connect (mTLS). Without "
-        "`tokens` the certificate names the client: the first DNS name or URI of its subjectAltName, else its common name.",
+        description="PEM file of a certificate authority: only clients with a certificate signed by it may connect (mTLS). "
+        "Without `tokens` the certificate names the client: the first DNS name or URI of its subjectAltName, else its common "
+        "name.",
     )
     client_rate: float = Field(
-        0.0, ge=0, allow_inf_nan=False, description="Conversations per second of one client, averaged over a second; 0: any."
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Limit of conversations per second of one client, averaged over a second; 0: unlimited.",
     )
 
     models: Path = Field(Path("models"), description="Model repository: folders <model>/<version>/ made by `lpc export`.")
     model: str = Field("e5-small", description="Model to serve; its newest valid version is used.")
 
-    provider: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where inference runs; auto: CUDA where present.")
+    provider: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where inference runs; auto: CUDA if present.")
     threads: int = Field(0, ge=0, description="Threads of inference on the CPU; 0: one per core.")
-    cuda_memory_mib: int = Field(512, ge=64, description="Bound of ONNX Runtime's CUDA arena, MiB.")
+    cuda_memory_mib: int = Field(512, ge=64, description="Limit of ONNX Runtime's CUDA arena, MiB.")
 
     max_batch_tokens: int = Field(
         0,
         ge=0,
-        description="Tokens of one batch, padding counted; 0: 512 on CPU and 32768 on CUDA. A batch that memory does not hold "
-        "is run again in halves, and the number is halved.",
+        description="Largest number of tokens of a batch, including padding; 0: 512 on CPU and 32768 on CUDA. If a batch does "
+        "not fit into memory, it is split and the limit is halved.",
     )
-    max_queue_items: int = Field(1024, ge=1, description="Conversations waiting for the model; over it RESOURCE_EXHAUSTED.")
+    max_queue_items: int = Field(1024, ge=1, description="Queue length, above which requests fail with RESOURCE_EXHAUSTED.")
 
     label_memory_turns: int = Field(
         100_000,
         ge=0,
-        description="Turns kept in memory until their horizon has passed, to see whether their conversations continue; 0: none "
-        "and no figures of calibration. If full, as many more are recognised without a label. About 1 KB each, with the label "
-        "log 1.8 KB.",
+        description="Turns stored in memory until their horizon has passed, to see whether their conversations continue; 0: "
+        "none, and no metrics of calibration. If full, the same number of further turns is stored without a label. About 1 KB "
+        "each, with the label log 1.8 KB.",
     )
     label_horizon_s: float = Field(
         3600.0,
@@ -75,72 +79,77 @@ class ServiceSettings(RedisSettings, ServerSettings):
         description="Seconds after which a conversation without a further turn counts as not continued.",
     )
     label_log: Path | None = Field(
-        None, description="Folder of labelled embeddings (docs/explanation/learning.md); empty: none."
+        None, description="Folder for labelled embeddings (docs/explanation/learning.md); empty: disabled."
     )
     label_log_mib: int = Field(
-        1024, ge=1, description="Bound of all files in the label log's folder, MiB; the oldest are deleted."
+        1024, ge=1, description="Limit of all files in the label log's folder, MiB; the oldest are deleted."
     )
 
     state: Path | None = Field(
         None,
-        description="Folder on a volume, in which what was learnt of returns, the tokenizers that engines offer and the "
-        "verdicts of response caches outlive a restart. Empty: returns are not kept, and the rest is in `<tmp>/lpc-<uid>`.",
+        description="Folder on a persistent volume for the return model, the tokenizers that engines offer and the verdicts of "
+        "response caches. Empty: the return model is lost at a restart, and the rest is in `<tmp>/lpc-<uid>`.",
     )
 
     redis_url: SecretStr | None = Field(
         None,
         description="redis://, rediss:// (TLS) or unix:// URL of the fleet's Redis, through which sidecars share their turns: "
-        "hashes and numbers for a label horizon, never text. Without it, each learns from its own turns only.",
+        "hashes and numbers for a label horizon, never text. Without it, each sidecar learns from its own turns only.",
     )
 
     cache_redis_url: SecretStr | None = Field(
         None,
-        description="Redis of the response caches (docs/how-to/response-caches.md), which keeps answers, encrypted; empty: "
-        "there are none. User and password percent-encoded in it. Needs cache_keys and the extra `cache`.",
+        description="URL of the Redis of the response caches (docs/how-to/response-caches.md), which stores answers encrypted; "
+        "empty: disabled. User and password are percent-encoded. Needs cache_keys and the extra `cache`.",
     )
     cache_redis_password_file: Path | None = Field(
-        None, description="File that holds its password instead, read at each connection."
+        None, description="File with the password of cache_redis_url, read at each connection."
     )
-    cache_redis_cluster: bool = Field(False, description="The URL is a node of a Redis Cluster.")
+    cache_redis_cluster: bool = Field(False, description="cache_redis_url is a node of a Redis Cluster.")
     cache_redis_timeout_s: Annotated[float, Field(gt=0, le=10)] = Field(
-        0.05, description="Seconds that a lookup waits for that Redis; then it is a miss."
+        0.05, description="Seconds that a lookup waits for Redis before it counts as a miss."
     )
     cache_keys: Path | None = Field(
         None,
-        description="File of `name: 64 hexadecimal digits` lines: `names` and the keys that answers are encrypted with, the "
-        "first of which is used for new ones; read again when it changes.",
+        description="File with lines `name: 64 hexadecimal digits`: the key `names`, and the keys that encrypt answers, the "
+        "first of which is used for new answers; read again when it changes.",
     )
     cache_gateways: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="Clients of the sidecar that may name a tenant in requests to the response caches, separated by commas. "
-        "Use the names of your gateways' tokens or certificates, `unix` for the Unix socket, `anonymous` for a port without.",
+        "Use the names of your gateways' tokens or certificates, `unix` for the Unix socket, `anonymous` for a port without "
+        "authentication.",
     )
     cache_scopes: dict[str, ScopeSettings] = Field(
         default_factory=dict,
-        description="Rules of each scope, by name; `default` holds for all others. Limits: kind, mode, ttl_s, any_temperature, "
+        description="Rules of each scope, by name; `default` applies to others. Limits: kind, mode, ttl_s, any_temperature, "
         "bound, level, max_entries, max_mib, tenant_entries, tenant_mib. "
         "Evidence: evidence, judge, judge_url, judge_model, judge_key_file, judge_timeout_s.",
     )
     cache_client_scopes: int = Field(
-        64, ge=1, le=10_000, description="Scopes that one client may use; lookups and answers in others are refused (`scopes`)."
+        64,
+        ge=1,
+        le=10_000,
+        description="Number of scopes that one client may use; calls in further ones are refused (`scopes`).",
     )
     cache_invalidations: float = Field(
         60.0,
         gt=0,
         allow_inf_nan=False,
-        description="Calls of Invalidate per minute of one client, and of one tenant of a gateway, at each sidecar.",
+        description="Limit of Invalidate calls per minute of one client, and of one tenant of a gateway, at each sidecar.",
     )
-    cache_max_entry_kib: int = Field(256, ge=1, le=16_384, description="Answers larger than this are not kept, KiB.")
+    cache_max_entry_kib: int = Field(256, ge=1, le=16_384, description="Answers larger than this are not cached, KiB.")
 
     served_models: dict[str, str] = Field(
         default_factory=dict,
-        description="Served model name to the folder (or hub name) of its tokenizer, for requests with token ids. It comes "
-        "before the tokenizer that the engine's plug-in offers; needed only where nothing offers one.",
+        description="Folder (or hub name) of the tokenizer by served model name, for requests with token ids. Takes precedence "
+        "over the tokenizer that the engine's plug-in offers; needed only if no plug-in offers one.",
     )
     offered_tokenizers_mib: int = Field(
         128,
         ge=0,
-        description="Bound of all of them, MiB; those used longest ago are removed. One has 2 to 35. 0: none are taken.",
+        description="Limit of all offered tokenizers on disk, MiB; the least recently used are removed. One takes 2 to 35 MiB. "
+        "0: offers are disabled.",
     )
 
     _empty_is_none_here = field_validator(
@@ -158,7 +167,7 @@ class ServiceSettings(RedisSettings, ServerSettings):
     def _is_a_mode(cls, value: str) -> str:
         if not re.fullmatch(r"0?[67][0-7]{2}", value):
             raise ValueError(
-                f"{value!r} is not an octal mode of a socket: use 0600 (engines of the same user) or 0660 (and of the group)"
+                f"{value!r} is not an octal mode of a socket: use 0600 (only the same user) or 0660 (also the group)"
             )
         return value
 
@@ -184,11 +193,11 @@ class ServiceSettings(RedisSettings, ServerSettings):
         if self.cache_redis_url is None:
             if self.cache_keys is not None or self.cache_scopes or self.cache_gateways:
                 raise ValueError(
-                    "cache_keys, cache_scopes and cache_gateways need cache_redis_url: response caches keep answers in Redis"
+                    "cache_keys, cache_scopes and cache_gateways need cache_redis_url: response caches store answers in Redis"
                 )
             return self
         if self.cache_keys is None:
-            raise ValueError("cache_redis_url needs cache_keys: answers are kept encrypted (docs/how-to/response-caches.md)")
+            raise ValueError("cache_redis_url needs cache_keys: answers are stored encrypted (docs/how-to/response-caches.md)")
         if self.tokens is None and self.tls_client_ca is None and not is_loopback(self.host):
             raise ValueError(
                 f"with response caches, callers on {self.host} must have names: set LPC_TOKENS or LPC_TLS_CLIENT_CA "
@@ -199,10 +208,10 @@ class ServiceSettings(RedisSettings, ServerSettings):
             scores = parsed(self.redis_url)
             if scores.where.replace("localhost", "127.0.0.1") == url.where.replace("localhost", "127.0.0.1"):
                 raise ValueError(
-                    "cache_redis_url is the Redis of redis_url, whose readers are engines: give the response caches their own"
+                    "cache_redis_url is the same Redis as redis_url, which engines can read: use another for response caches"
                 )
         if self.cache_redis_password_file is not None and url.password is not None:
-            raise ValueError("the password is in cache_redis_url and in cache_redis_password_file: leave it in one of them")
+            raise ValueError("cache_redis_url and cache_redis_password_file both contain a password: remove one of them")
         return self
 
     def _redis_urls(self) -> list[SecretStr]:
@@ -210,22 +219,22 @@ class ServiceSettings(RedisSettings, ServerSettings):
 
     @property
     def tls_files(self) -> CertificateFiles:
-        """The sidecar's certificate and key, and the authority of its clients' certificates."""
+        """The sidecar's certificate and key, and the certificate authority of its clients."""
         return CertificateFiles(self.tls_certificate, self.tls_key, self.tls_client_ca)
 
     @property
     def returns_file(self) -> Path | None:
-        """What was learnt of returns; None: it is not kept."""
+        """File of the return model; None: it is not saved."""
         return None if self.state is None else self.state / "returns.npz"
 
     @property
     def tokenizers_folder(self) -> Path:
-        """The tokenizers that engines offer."""
+        """Folder of the tokenizers that engines offer."""
         return (self.state or OWN_FOLDER) / "tokenizers"
 
     @property
     def verdicts_file(self) -> Path:
-        """That a scope's evidence has turned, so that an emptied Redis does not undo it; counts only."""
+        """File that records which scopes' evidence has turned against them, so that emptying Redis does not undo it."""
         return (self.state or OWN_FOLDER) / "cache-verdicts.json"
 
     @classmethod
@@ -237,7 +246,7 @@ class ServiceSettings(RedisSettings, ServerSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Put the file named by LPC_CONFIG, if any, behind flags and environment."""
+        """Add the file named by LPC_CONFIG, if any, with the lowest precedence."""
         del dotenv_settings, file_secret_settings
         path = os.environ.get("LPC_CONFIG")
         if not path:
@@ -246,13 +255,13 @@ class ServiceSettings(RedisSettings, ServerSettings):
 
 
 def _settings_file(settings_cls: type[BaseSettings], path: Path) -> TomlConfigSettingsSource:
-    """Return the settings of a TOML file. Raises ValueError, which names it, where it cannot be read."""
+    """Return the settings of a TOML file. Raises ValueError, which names the file, if it cannot be read."""
     try:
-        path.open("rb").close()  # the source takes a file that is missing for an empty one
+        path.open("rb").close()  # TomlConfigSettingsSource ignores a missing file
         return TomlConfigSettingsSource(settings_cls, path)
     except FileNotFoundError as error:
-        raise ValueError(f"there is no settings file {path} (--config or LPC_CONFIG)") from error
+        raise ValueError(f"the settings file {path} does not exist (--config or LPC_CONFIG)") from error
     except OSError as error:
         raise ValueError(f"the settings file {path} cannot be read: {error.strerror}") from error
-    except ValueError as error:  # of the TOML, or not UTF-8
+    except ValueError as error:  # invalid TOML or UTF-8
         raise ValueError(f"the settings file {path} is not TOML: {error}") from error

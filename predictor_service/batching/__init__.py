@@ -1,1 +1,1 @@
-"""From a conversation to what the model says of it: prepare, queue, batch, infer."""
+"""From a conversation to the model's output: prepare, queue, batch, infer."""

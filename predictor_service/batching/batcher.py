@@ -1,4 +1,4 @@
-"""The loop between queue and model: wait for work, take the next batch, run it, hand out what came."""
+"""The loop between queue and model: wait for work, take the next batch, run it, deliver the results."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Batcher:
-    """Runs what is in the queue, in batches. Lives on one event loop."""
+    """Runs the queued conversations in batches. Use it from one event loop only."""
 
     def __init__(self, queue: BatchQueue, inference: Inference, metrics: Metrics) -> None:
         self.queue = queue
@@ -27,24 +27,24 @@ class Batcher:
         self._task = self._loop.create_task(self._run())
         self._closed: Unavailable | None = None
         self._failed: Model | None = None
-        """The model of the last batch, if it failed."""
+        """Model of the last batch if that failed; else None."""
 
     async def predict(self, prepared: Prepared, deadline: float) -> Outcome:
-        """Return what the model says of a conversation whose permit the caller holds (`BatchQueue.admit`).
+        """Return the model's output for a conversation whose permit the caller holds (`BatchQueue.admit`).
 
         Args:
             prepared: the conversation.
-            deadline: on the event loop's clock, seconds; infinite for none.
+            deadline: seconds on the event loop's clock; infinite: no deadline.
 
         Raises:
-            Expired: the deadline passed first. Unavailable: the service is closing.
+            Expired: the deadline passed first. Unavailable: the service is shutting down or has failed.
         """
         outcome: asyncio.Future[Outcome] = self._loop.create_future()
         entry = Entry(prepared.features, prepared.model, prepared.turn, outcome, deadline)
         return await self._wait_for(entry)
 
     async def embed(self, model: Model, features: Features, deadline: float) -> bytes:
-        """Return an embedding, little-endian fp16, of features of this model. As :meth:`predict` otherwise."""
+        """Return the embedding of the model's features, little-endian fp16. Deadline and errors as in :meth:`predict`."""
         outcome: asyncio.Future[Outcome] = self._loop.create_future()
         inferred = (await self._wait_for(Entry(features, model, None, outcome, deadline))).inferred
         assert inferred.embedding is not None, "Inference was made without embeddings"
@@ -55,19 +55,19 @@ class Batcher:
             raise self._closed
         self.queue.put(entry, self._loop.time())
         self._work.set()
-        # A caller that goes cancels this wait and with it the entry's outcome: the queue then drops the entry.
+        # If the caller cancels, the outcome is cancelled as well, and the queue drops the entry.
         return await entry.outcome
 
     async def close(self) -> None:
-        """Refuse new work and stop; requests that still wait are answered Unavailable."""
+        """Stop; new requests and those in the queue fail with Unavailable."""
         self._task.cancel()
         self._refuse(Unavailable(CLOSING), [])
         self._inference.close()
 
     async def check(self) -> bool:
-        """Say whether predictions can be had: the loop runs, and if the last batch failed, the model takes another input.
+        """Return whether predictions work: the loop runs, and after a failed batch the model accepts a known input.
 
-        So a conversation that no model takes shuts nobody out, and a model that has recovered is found to have.
+        So a conversation that fails in every model does not make the sidecar unhealthy, and a model can recover.
         """
         if self._task.done():
             return False
@@ -94,16 +94,16 @@ class Batcher:
                 elif not len(self.queue):
                     self._work.clear()
         except Exception as error:
-            log_bug(log, "the batcher: no prediction can be had any more", error)
+            log_bug(log, "the batcher, which makes no more predictions", error)
             self._metrics.task_failures.labels("batcher").inc()
             self._refuse(Unavailable(BROKEN), batch.entries)
 
-    def _refuse(self, why: Unavailable, taken: list[Entry]) -> None:
-        """Refuse new work, and answer what waits or was taken out."""
-        self._closed = why
+    def _refuse(self, error: Unavailable, taken: list[Entry]) -> None:
+        """Fail new work, the entries of the current batch (``taken``) and those in the queue."""
+        self._closed = error
         for entry in [*taken, *self.queue.take_all()]:
             if not entry.outcome.done():
-                entry.outcome.set_exception(why)
+                entry.outcome.set_exception(error)
 
     def _drop(self, batch: Batch) -> None:
         for reason, entries in batch.dropped.items():
@@ -136,14 +136,14 @@ class Batcher:
                 entry.outcome.set_result(Outcome(one, int((started - entry.queued) * 1e6), infer_us))
 
     def _too_large(self, batch: Batch, error: MemoryError) -> None:
-        """Try again in smaller batches; what does not fit alone is refused."""
+        """Retry in smaller batches, or fail a conversation that does not fit into memory alone."""
         budget = self.queue.budget
         if len(batch.entries) > 1:
             budget.shrink(batch.tokens)
-            log.warning("memory did not hold a batch: from now on at most %d tokens (%s)", budget.tokens, error)
+            log.warning("a batch did not fit into memory: batches now have at most %d tokens (%s)", budget.tokens, error)
             self.queue.put_back([entry for entry in batch.entries if not entry.outcome.done()])
             return
-        log.error("memory does not hold a single conversation: raise the memory limit (%s)", error)
+        log.error("a single conversation does not fit into memory: raise the memory limit (%s)", error)
         for entry in batch.entries:
             if not entry.outcome.done():
-                entry.outcome.set_exception(Overloaded("this sidecar's memory does not hold a conversation of this length"))
+                entry.outcome.set_exception(Overloaded("a conversation of this length does not fit into this sidecar's memory"))

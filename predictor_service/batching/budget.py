@@ -1,19 +1,19 @@
-"""How many tokens a batch may have: what is fastest where it runs, and less if memory did not hold as many."""
+"""The token limit of a batch: the fastest size for the provider, lowered when a batch does not fit into memory."""
 
 from typing import Final
 
 from lpc.model.session import Provider
 
 BATCH_TOKENS: Final[dict[Provider, int]] = {"cpu": 512, "cuda": 32768}
-"""Most tokens that are of use. On a CPU a larger batch is slower, not faster: 200 ShareGPT conversations took 3.9 s at 512, 4.3
-s at 1024, 5.2 s at 2048 and 6.7 s at 4096 tokens (two cores, int8), as more padding is computed and less stays in cache."""
+"""On a CPU larger batches are slower, because they compute more padding and use caches less well: 200 ShareGPT conversations
+took 3.9 s at 512, 4.3 s at 1024, 5.2 s at 2048 and 6.7 s at 4096 tokens (two cores, int8)."""
 
 
 class TokenBudget:
-    """Tokens that a batch may have now, padding counted.
+    """Current token limit of a batch, including padding.
 
     Args:
-        setting: the operator's number of tokens; 0: by the provider.
+        setting: the operator's limit; 0: the provider's default.
     """
 
     def __init__(self, setting: int = 0) -> None:
@@ -21,9 +21,9 @@ class TokenBudget:
         self._setting = setting
 
     def begin(self, provider: Provider) -> None:
-        """Set the budget for a model that runs here and that nobody uses yet."""
+        """Reset the limit for a new model on this provider."""
         self.tokens = self._setting or BATCH_TOKENS[provider]
 
     def shrink(self, tokens: int) -> None:
-        """A batch of so many tokens did not fit: from now on half of it at most."""
+        """Lower the limit to half of ``tokens``, the size of a batch that did not fit into memory."""
         self.tokens = max(1, min(self.tokens, tokens // 2))

@@ -1,4 +1,4 @@
-"""The thread in which models run: the served one, then the return model. One, since ONNX Runtime spreads over the cores."""
+"""The thread that runs the served model, then the return model. One is enough because ONNX Runtime uses all cores."""
 
 import asyncio
 import time
@@ -17,12 +17,12 @@ from predictor_service.returns.learning import ReturnLearning
 
 
 class Inferred(NamedTuple):
-    """What a model says of one conversation.
+    """The models' output for one conversation.
 
     Attributes:
-        probability: that it goes on.
-        embedding: of its text, little-endian fp16; None where nobody keeps it.
-        reuse_group: of its predicted return curve; 0: nothing is known.
+        probability: probability that the conversation continues.
+        embedding: embedding of its text, little-endian fp16; None if it is not needed.
+        reuse_group: group of its predicted return curve; 0: unknown.
     """
 
     probability: float
@@ -31,17 +31,17 @@ class Inferred(NamedTuple):
 
 
 Forward: TypeAlias = tuple[float, bytes | None]
-"""What one run of the model gives of one conversation: its probability, and its embedding where it is asked for."""
+"""The served model's output for one conversation: probability, and embedding if requested."""
 
 
 class Inference:
     """Runs batches one after the other.
 
     Args:
-        embeddings: what the encoder made of each conversation is handed out, not to the response caches alone.
-        returns: gives groups; None where nothing does.
-        remembered: inputs of which the model's output is remembered, by their digest. The response caches embed a first turn
-            a moment before the engine asks for its probability, and one forward serves both.
+        embeddings: whether predictions include embeddings; requests of the response caches always do.
+        returns: predicts the groups; None: no groups.
+        remembered: number of inputs whose output is cached. The response caches embed a first turn just before the engine
+            requests its prediction, and one forward pass serves both.
     """
 
     def __init__(self, *, embeddings: bool = False, returns: ReturnLearning | None = None, remembered: int = 0) -> None:
@@ -49,7 +49,7 @@ class Inference:
         self._returns = returns
         self._remembered = remembered
         self._forwards: OrderedDict[bytes, Forward] = OrderedDict()
-        self._of: Model | None = None
+        self._cached_model: Model | None = None
         self._thread = ThreadPoolExecutor(1, "infer")
 
     async def run(
@@ -58,25 +58,24 @@ class Inference:
         features: Sequence[Features],
         turns: Sequence[Arrived | None],
     ) -> tuple[list[Inferred], int]:
-        """Return what a model says of each of n conversations, and how many microseconds it took.
+        """Return the output for each of n conversations, and the time, microseconds.
 
         Args:
             features: n inputs.
-            turns: n turns for the return model; None where it is not asked.
+            turns: n turns for the return model; None: no group is needed.
 
         Raises:
-            ArtifactError: the model gave something that is not a probability.
+            ArtifactError: the model returned a value that is not a probability.
         """
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, model, features, turns)
 
     async def check(self, model: Model) -> None:
-        """Run a model on an input that every model takes. Raises what the model raises."""
-        features = model.manifest.features
-        known = Features([0], (1.0,) * len(features.scalars))
+        """Run a model on an input that every model accepts. Raises the model's error."""
+        known = Features([0], (1.0,) * len(model.manifest.features.scalars))
         await asyncio.get_running_loop().run_in_executor(self._thread, model.run, [known])
 
     def close(self) -> None:
-        """Wait for the batch that runs, and run no other."""
+        """Wait for the current batch, and cancel the others."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _run(
@@ -85,18 +84,17 @@ class Inference:
         features: Sequence[Features],
         turns: Sequence[Arrived | None],
     ) -> tuple[list[Inferred], int]:
-        """In the thread."""
         start = time.perf_counter_ns()
-        forwards = self._remembering(model, features) if self._remembered else self._forward(model, features)
+        forwards = self._forward_cached(model, features) if self._remembered else self._forward(model, features)
         probabilities = [probability for probability, _ in forwards]
         vectors = [vector for _, vector in forwards]
         groups = [0] * len(features)
         if self._returns is not None and any(turn is not None for turn in turns):
-            asked = [(n, turn) for n, turn in enumerate(turns) if turn is not None]
-            for n, turn in asked:
+            known = [(n, turn) for n, turn in enumerate(turns) if turn is not None]
+            for n, turn in known:
                 turn.facts = turn.facts._replace(log_odds=logit(probabilities[n]))
-            for (n, _), given in zip(asked, self._returns.answer([turn for _, turn in asked]), strict=True):
-                groups[n] = given
+            for (n, _), group in zip(known, self._returns.answer([turn for _, turn in known]), strict=True):
+                groups[n] = group
         if not self._embeddings:
             vectors = [vector if turn is None else None for vector, turn in zip(vectors, turns, strict=True)]
         inferred = [Inferred(*row) for row in zip(probabilities, vectors, groups, strict=True)]
@@ -107,11 +105,10 @@ class Inference:
             return list(zip(*model.run_with_embeddings(features), strict=True))
         return [(probability, None) for probability in model.run(features)]
 
-    def _remembering(self, model: Model, features: Sequence[Features]) -> list[Forward]:
-        """Run the model for what it has not run lately."""
-        if self._of is not model:
+    def _forward_cached(self, model: Model, features: Sequence[Features]) -> list[Forward]:
+        if self._cached_model is not model:
             self._forwards.clear()
-            self._of = model
+            self._cached_model = model
         digests = [_digest(one) for one in features]
         new = {digest: one for digest, one in zip(digests, features, strict=True) if digest not in self._forwards}
         if new:

@@ -1,7 +1,7 @@
-"""From a conversation on the wire to the model's input, in a small pool of threads: the event loop stays free, and the
-preparation of the next batch overlaps inference of this one.
+"""Turns a conversation of the wire format into the model's input, in a small pool of threads.
 
-It also notes that a turn arrived: for the label of its prediction, and for the return model.
+So the event loop is not blocked, and the preparation of one batch overlaps the inference of the one before. Preparation also
+records the arrival of the turn, for the label of its prediction and for the return model.
 """
 
 import asyncio
@@ -27,18 +27,18 @@ from predictor_service.returns.turns import facts_of, opening_of
 from predictor_service.sharing.registry import TurnRegistry
 
 TOKENIZER_THREADS: Final = {"cpu": 1, "cuda": 8}
-"""One tokenises far faster than a CPU infers, and a second one only takes cores from it; a GPU wants more."""
+"""One thread tokenises far faster than a CPU infers, and a second one would take cores from inference; a GPU needs more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A conversation that the model can run.
+    """A conversation as input of the model.
 
     Attributes:
-        model: the one whose tokenizer made the features: only it can run them.
-        features: its input.
-        turn: as it is remembered.
-        microseconds: that reading and tokenisation took.
+        model: the only model that can run the features, because its tokenizer produced them.
+        features: the model's input.
+        turn: the turn as recorded by `Labels`.
+        microseconds: duration of parsing and tokenisation.
     """
 
     model: Model
@@ -48,9 +48,12 @@ class Prepared:
 
 
 class Preparation:
-    """Prepares conversations in its threads. Lives on one event loop.
+    """Prepares conversations in threads. Use it from one event loop only.
 
-    ``clock``: seconds since the Unix epoch. ``registry``: of the turns that sidecars share; None if they do not.
+    Args:
+        registry: turns that sidecars share; None: they share none.
+        threads: number of threads for requests of normal size.
+        clock: seconds since the Unix epoch.
     """
 
     def __init__(
@@ -69,15 +72,15 @@ class Preparation:
         self._registry = registry
         self._clock = clock
         self._threads = ThreadPoolExecutor(threads, "tokenize")
-        # Its own thread, so that small requests do not wait for large ones.
+        # Large requests have a thread of their own, so that small ones do not wait for them.
         self._large = ThreadPoolExecutor(1, "tokenize-large")
         self._closed = False
 
     async def prepare(self, conversation: pb.Conversation, model: Model, *, large: bool = False) -> Prepared:
-        """Prepare a conversation, which arrives now, for a model. ``large``: it came in a large message.
+        """Prepare a conversation that has just arrived for a model. ``large``: it was in a large message.
 
         Raises:
-            InvalidRequest, UnreadPrompt: it can't be answered as it is. Unavailable: the service is closing.
+            InvalidRequest, UnreadPrompt: the conversation cannot be read. Unavailable: the service is shutting down.
         """
         if self._closed:
             raise Unavailable(CLOSING)
@@ -90,15 +93,15 @@ class Preparation:
         return prepared
 
     async def _share(self, turn: Turn, names: Names | None, at: float) -> None:
-        """Look among other sidecars' turns for the one before this one, unless it was asked before, at ``at``."""
+        """Find the previous turn among other sidecars' turns, unless this turn arrived before ``at``, in an earlier request."""
         if self._registry is None or not turn.name or turn.asked_at != at or turn.shared_as:
             return
         if await self._registry.arrive(turn, names) == "repeated":
-            # The sidecar that was asked first labels it and learns from it.
+            # The sidecar that got the turn first labels it and learns from it.
             self._labels.repeated_elsewhere(turn)
 
     async def note_unread(self, conversation: pb.Conversation, *, large: bool = False) -> Turn:
-        """Note that a conversation arrives whose token ids cannot be read."""
+        """Record the arrival of a conversation whose token ids cannot be read."""
         if self._closed:
             raise Unavailable(CLOSING)
         loop = asyncio.get_running_loop()
@@ -109,13 +112,12 @@ class Preparation:
         return turn
 
     def close(self) -> None:
-        """Refuse new work, and forget what has not begun."""
+        """Refuse new work, and cancel work that has not begun."""
         self._closed = True
         for threads in (self._threads, self._large):
             threads.shutdown(wait=False, cancel_futures=True)
 
     def _prepare(self, conversation: pb.Conversation, model: Model, at: float) -> tuple[Prepared, Names | None]:
-        """In one of the threads."""
         start = time.perf_counter_ns()
         turns = self._parser.parse(conversation, max(model.manifest.features.prompt_window, WINDOW))
         turn, names = self._arrive(conversation, turns, at, facts_of(conversation, turns))
@@ -123,13 +125,12 @@ class Preparation:
         return Prepared(model, features, turn, (time.perf_counter_ns() - start) // 1000), names
 
     def _arrive(self, conversation: pb.Conversation, turns: UserTurns, at: float, facts: Facts) -> tuple[Turn, Names | None]:
-        """Return a turn as it is remembered, and its names in the fleet's hashes."""
+        """Return the recorded turn, and its names under the fleet's hash key; None: there is no key."""
         name, key = conversation.conversation_id, self._registry.key if self._registry is not None else None
         turn = self._labels.arrive(turns, name, at, facts, opening_of(conversation))
         return turn, None if key is None else names_of(turns, name, key)
 
     def _note_unread(self, conversation: pb.Conversation, at: float) -> tuple[Turn, Names | None]:
-        """In one of the threads."""
         prompt = blake2b(ids_of(conversation.tokens).tobytes(), digest_size=16).hexdigest()
         limit = self._parser.limits.max_turn_count
         if conversation.HasField("turn_count"):

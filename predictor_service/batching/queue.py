@@ -1,7 +1,7 @@
-"""Requests waiting for the model, and the decision which of them form the next batch.
+"""The queue of requests for the model, and the choice of the next batch.
 
-No timer: a batch is formed when the model is free, from what has queued meanwhile. The decision is a pure function of what
-waits (:meth:`BatchQueue.next_batch`); the thread that runs the model is elsewhere (`batcher.py`).
+There is no timer: a batch is formed when the model is free, from the requests that were queued while it was busy. The choice
+depends only on the queue (:meth:`BatchQueue.next_batch`); `batcher.py` runs the model.
 """
 
 import asyncio
@@ -21,16 +21,16 @@ from predictor_service.errors import Overloaded
 DropReason = Literal["cancelled", "expired"]
 
 PATIENCE_SHARE: Final = 0.5
-"""A request is let in if what waits before it takes at most this share of its patience: those that come later and are nearer
-in length to the oldest run before it, so that its own wait is up to twice as long."""
+"""A request is admitted if the queued work takes at most this share of the time to its deadline. Later requests whose length
+is closer to the oldest one run first, so that the real wait is up to twice as long."""
 SHORT_WAIT_S: Final = 1.0
-"""A wait below it is never a reason to refuse: so few batches say little of the pace."""
+"""Shorter waits are never a reason to refuse: an estimate from so few batches is not reliable."""
 PACE_DECAY: Final = 0.98
-"""What an observation of the pace still counts after the next batch."""
+"""Weight of earlier observations of the pace after each batch."""
 
 
 class Outcome(NamedTuple):
-    """What came of one entry, and its time in the queue and in the model (microseconds)."""
+    """The model's output for one entry, and its time in the queue and in the model, microseconds."""
 
     inferred: Inferred
     queue_us: int
@@ -42,12 +42,12 @@ class Entry:
     """One request in the queue.
 
     Attributes:
-        features: input of the model; its length is what counts against the budget.
-        model: the model whose tokenizer made the features: only it can run them.
-        turn: for the return model; None: only the embedding is wanted.
-        outcome: resolved when the model has run. Cancelled by a caller that has gone.
-        deadline: on the event loop's clock, seconds; infinite when there is none.
-        queued: when it entered, the deadline's clock.
+        features: input of the model; its length counts against the budget.
+        model: the only model that can run the features, because its tokenizer produced them.
+        turn: the turn for the return model; None: only the embedding is needed.
+        outcome: resolved when the model has run; cancelled if the caller has cancelled.
+        deadline: seconds on the event loop's clock; infinite: no deadline.
+        queued: time of entry, on the same clock.
     """
 
     features: Features
@@ -60,22 +60,21 @@ class Entry:
 
 @dataclass
 class Batch:
-    """What the model runs next: entries in ascending order of length, all of one model; and what was dropped on the way."""
+    """The next entries to run, all of one model, in ascending order of length; and the entries dropped instead of run."""
 
     entries: list[Entry]
     dropped: dict[DropReason, list[Entry]] = field(default_factory=lambda: {"cancelled": [], "expired": []})
 
     @property
     def tokens(self) -> int:
-        """Tokens with padding."""
+        """Number of tokens, including padding."""
         return len(self.entries) * len(self.entries[-1].features.input_ids) if self.entries else 0
 
 
 class BatchQueue:
-    """Waiting entries in order of arrival, bounded.
+    """Bounded queue of entries in order of arrival.
 
-    Admission is a permit taken before any work is done for a request (tokenisation counts as waiting): a full queue refuses
-    at once.
+    A request takes a permit before any work is done for it, tokenisation included, so a full queue refuses at once.
     """
 
     def __init__(self, max_items: int, max_batch_items: int, budget: TokenBudget) -> None:
@@ -89,14 +88,13 @@ class BatchQueue:
     def admit(self, count: int = 1, patience: float = math.inf) -> None:
         """Take permits, all or none.
 
-        Without the look at patience, a queue of more work than its callers have time would let all of them wait for nothing,
-        and give the model, oldest first, the ones whose answers come just too late.
+        Without the check of deadlines an overloaded queue, oldest first, would run requests whose answers come just too late.
 
         Args:
-            patience: seconds from now after which the answers are worthless.
+            patience: seconds until the deadline.
 
         Raises:
-            Overloaded: fewer permits are left, or at the model's present pace the answers would come too late.
+            Overloaded: too few permits are left, or the answers would come too late at the model's current pace.
         """
         if self._permits + count > self.max_items:
             raise Overloaded(
@@ -106,8 +104,8 @@ class BatchQueue:
         wait = self.wait_s
         if wait > SHORT_WAIT_S and wait > PATIENCE_SHARE * patience:
             raise Overloaded(
-                f"{self._permits} conversations wait for the model, {wait:.1f} s of work, too much for a deadline in "
-                f"{patience:.1f} s: retry later, or add sidecars"
+                f"{self._permits} conversations wait for the model, {wait:.1f} s of work, which is too much for a deadline "
+                f"in {patience:.1f} s: retry later, or add sidecars"
             )
         self._permits += count
 
@@ -121,42 +119,42 @@ class BatchQueue:
             self.release()
 
     def served(self, items: int, seconds: float) -> None:
-        """Learn the model's pace from a batch that it has run."""
+        """Update the estimate of the model's pace from a finished batch."""
         self._served_items = PACE_DECAY * self._served_items + items
         self._served_seconds = PACE_DECAY * self._served_seconds + seconds
 
     @property
     def wait_s(self) -> float:
-        """Seconds that the model takes for what has been admitted, at its present pace; 0 before its first batch."""
+        """Estimated seconds for all admitted conversations; 0 before the first batch."""
         return self._permits * self._served_seconds / self._served_items if self._served_items else 0.0
 
     def release(self) -> None:
-        """Give one permit back: its request has its answer, or has gone."""
+        """Return one permit: its request has been answered or cancelled."""
         self._permits -= 1
 
     @property
     def depth(self) -> int:
-        """Requests admitted and not answered."""
+        """Number of requests admitted and not answered."""
         return self._permits
 
     def put(self, entry: Entry, now: float) -> None:
-        """Add an entry whose permit was taken."""
+        """Append an entry whose permit was taken."""
         entry.queued = now
         self._waiting.append(entry)
 
     def put_back(self, entries: list[Entry]) -> None:
-        """Put entries that were taken out and not run before all others."""
+        """Put entries that were taken but not run back at the front."""
         self._waiting[:0] = entries
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def next_batch(self, now: float) -> Batch:
-        """Take out the entries that the model should run now.
+        """Remove and return the entries that the model should run now.
 
-        The oldest entry is always among them, so none starves. The others are those next to it in length, as long as the
-        batch, padding counted, stays within the budget: equal lengths waste nothing, and on a CPU a padded token costs as
-        much as a real one. Entries whose caller has gone or whose deadline has passed are taken out and not run.
+        The oldest entry is always among them, so none starves. The others are those closest in length, as long as the batch
+        stays within the budget. Padding counts, because on a CPU a padding token costs as much as a real one. Entries that
+        were cancelled or whose deadline has passed are removed and not run.
         """
         batch: Batch = Batch([])
         alive = []
@@ -175,7 +173,7 @@ class BatchQueue:
         return batch
 
     def take_all(self) -> list[Entry]:
-        """Take out all entries that still want an answer."""
+        """Remove all entries, and return those without an answer."""
         waiting, self._waiting = self._waiting, []
         return [entry for entry in waiting if not entry.outcome.done()]
 
@@ -187,7 +185,7 @@ class BatchQueue:
             items = high - low + 2
             shorter = _length(order[low - 1]) if low > 0 else None
             longer = _length(order[high + 1]) if high + 1 < len(order) else None
-            # Taking the next shorter one wastes its padding; the next longer one pads all that are in.
+            # The next shorter entry needs padding itself; the next longer one needs padding of all others.
             waste_shorter = _length(order[high]) - shorter if shorter is not None else float("inf")
             waste_longer = (longer - _length(order[high])) * (items - 1) if longer is not None else float("inf")
             if longer is not None and waste_longer <= waste_shorter and items * longer <= self.budget.tokens:

@@ -1,8 +1,8 @@
-"""The label log: labelled predictions as .npz files, for retraining; embeddings and numbers, never text.
+"""The label log: labelled predictions as .npz files for retraining, with embeddings and numbers, never text.
 
-A file is seen whole or not at all (`lpc.files`). It holds predictions of one model version, which its metadata names. A thread
-of its own writes. If that fails (a full disk, a folder that cannot be written), rows are dropped and counted, the log
-reports it once, and serving goes on.
+Files appear atomically (`lpc.files`). Each contains predictions of one model version, which its metadata names. A separate
+thread writes them. If writing fails (a full disk, a folder without permission), rows are dropped and counted, one message is
+logged, and serving goes on.
 """
 
 import errno
@@ -30,20 +30,20 @@ from predictor_service.labels.memory import Label, TurnObserver
 log = logging.getLogger(__name__)
 
 QUEUED_FILES: Final = 4
-"""How many files' rows may wait for the thread before new ones are dropped."""
+"""Files whose rows may be queued, above which new rows are dropped."""
 
 CLOSE_S: Final = 10.0
-"""Seconds that the last files get at shutdown: a disk that hangs must not hold it up."""
+"""Time for writing the last files at shutdown, so that a disk that hangs does not block it."""
 
 STALE_S: Final = 600.0
-"""Age at which a partial file is taken to be a killed process's, and removed."""
+"""Age at which a partial file counts as left by a killed process, and is removed."""
 
 Fate: TypeAlias = Literal["written", "dropped"]
 
 
 @dataclass
 class _Rows:
-    """Rows of one model version that wait for their file. ``due``: when it is written at the latest, monotonic seconds."""
+    """Rows of one model version that are not written yet. ``due``: latest time of writing, monotonic seconds."""
 
     manifest: Manifest
     due: float
@@ -51,15 +51,15 @@ class _Rows:
 
 
 class LabelWriter(TurnObserver):
-    """Writes labels into a folder. Any thread may hand them over; one of its own writes."""
+    """Writes labels into a folder, in a thread of its own. Thread-safe."""
 
     def __init__(self, folder: Path, rows: int, interval_s: float, max_bytes: int, count: Callable[[Fate, int], None]) -> None:
-        """Start the thread. The folder is made if need be.
+        """Start the thread, which creates the folder.
 
         Args:
-            rows, interval_s: a file is written when it has so many rows, or its first row is so many seconds old.
-            max_bytes: of all files of the folder, those of other sidecars too; the oldest are deleted.
-            count: called with the rows written or dropped; from any thread.
+            rows, interval_s: a file is written when it has ``rows`` rows or its first row is ``interval_s`` seconds old.
+            max_bytes: limit of all files in the folder, including those of other sidecars; the oldest are deleted.
+            count: called from any thread with the number of rows written or dropped.
         """
         self.folder = folder
         self._rows = rows
@@ -73,23 +73,23 @@ class LabelWriter(TurnObserver):
         self._thread.start()
 
     def labelled(self, label: Label) -> None:
-        """Take a label, at once; where the thread cannot follow, it is dropped."""
+        """Queue a label, or drop it if the queue is full."""
         try:
             self._queue.put_nowait(label)
         except queue.Full:
             self._count("dropped", 1)
 
     def close(self) -> None:
-        """Write what was added, for at most about CLOSE_S seconds."""
+        """Write the queued rows, in at most about CLOSE_S seconds."""
         with suppress(queue.Full):
             self._queue.put(None, timeout=CLOSE_S)
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
-            log.error("the label log %s was not finished within %g s: its last rows are lost", self.folder, CLOSE_S)
+            log.error("the label log %s was not written within %g s: its last rows are lost", self.folder, CLOSE_S)
 
     def _run(self) -> None:
         self._make_folder()
-        # By version, since the label of an old version's prediction comes up to a horizon after the reload.
+        # One file per version, because labels of the old version's predictions follow until a horizon after a reload.
         files: dict[tuple[str, str], _Rows] = {}
         while True:
             closing = False
@@ -114,7 +114,7 @@ class LabelWriter(TurnObserver):
                 return
 
     def _patience(self, files: Iterable[_Rows]) -> float | None:
-        """Return the seconds until a file is due; None: none is begun."""
+        """Return the seconds until the next file is due; None: there are no rows."""
         due = min((waiting.due for waiting in files), default=None)
         return None if due is None else max(due - time.monotonic(), 0.0)
 
@@ -128,7 +128,7 @@ class LabelWriter(TurnObserver):
         try:
             self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
             self._write_file(waiting)
-        except Exception as error:  # OSError, and what nobody thought of: the thread must live on
+        except Exception as error:  # any error, so that the thread goes on
             self._failed(error)
             self._count("dropped", len(waiting.labels))
             return
@@ -143,25 +143,25 @@ class LabelWriter(TurnObserver):
         if not self._failing:
             self._failing = True
             reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
-            log.error("the label log %s cannot be written (%s): rows are dropped until it can", self.folder, reason)
+            log.error("cannot write the label log %s (%s): rows are dropped until it is writable", self.folder, reason)
 
     def _write_file(self, waiting: _Rows) -> None:
-        """Write one file, whole or not at all, and delete what is then too much. Raises OSError."""
+        """Write one file atomically, and delete the oldest ones above the limit. Raises OSError."""
         written_at = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
         path = self.folder / f"labels-{written_at}-{self._process}.npz"
-        # Not for everyone to read: an embedding tells something of its text.
+        # Not readable by all users, because embeddings reveal something about the text.
         with writing(path, 0o640) as file:
             write(file, waiting.manifest, columns_of(waiting.labels))
             file.flush()
             size = os.fstat(file.fileno()).st_size
             if size > self._max_bytes:
                 raise OSError(errno.EFBIG, f"{len(waiting.labels)} rows take {size} bytes; label_log_mib: {self._max_bytes}")
-            self._make_room(size)
+            self._delete_oldest(size)
 
-    def _make_room(self, size: int) -> None:
-        """Delete the oldest files, until one of ``size`` bytes fits, and what killed processes left half-written."""
+    def _delete_oldest(self, size: int) -> None:
+        """Delete partial files of killed processes, and the oldest files until one of ``size`` bytes fits."""
         for partial in self.folder.glob(f".{FILES}.*"):
-            with suppress(FileNotFoundError):  # here and below: another sidecar was faster
+            with suppress(FileNotFoundError):  # here and below: another sidecar has deleted it
                 if time.time() - partial.stat().st_mtime > STALE_S:
                     partial.unlink()
         sizes: dict[Path, int] = {}
@@ -177,7 +177,7 @@ class LabelWriter(TurnObserver):
 
 
 def columns_of(labels: Sequence[Label]) -> dict[str, Any]:
-    """Return labels, at least one, as `label_rows.write` takes them."""
+    """Return one or more labels as columns for `label_rows.write`."""
     turns = [label.turn for label in labels]
     forecasts = [label.forecast for label in labels]
     return {

@@ -1,26 +1,25 @@
-"""Which predictions came true: the sidecar labels its own, by recognising a later turn of the same conversation.
+"""Labels the sidecar's predictions: whether a conversation continued is known when its next turn is recognised.
 
-The rule. A turn waits under a name, and the conversation's next request knows that name:
+Rule: a turn waits under a name that can be computed from the conversation's next request.
 
-- with a ``conversation_id`` the name is the id, and any other turn with this id is the next one;
-- without one it is the last IDENTITY_PROMPTS user prompts, or all of a conversation with fewer. The next request shows the same
-  prompts before its own. Where several turns wait under one name (two users who both begin with "hi"), the next one is that of
-  the turn whose count fits, of several such of the one that waits longest: as many are labelled as did continue, if not always
-  the right ones.
+- With a ``conversation_id`` the name is the id, and any other turn with this id is the next one.
+- Without one the name is the last IDENTITY_PROMPTS user prompts, or all if there are fewer. The next request contains the same
+  prompts before its own. If several turns wait under one name (two users who both begin with "hi"), the request continues the
+  one whose count fits, and of several such the one that has waited longest. So the number of continued turns is right, although
+  not always the right turns are labelled.
 
-The same turn again (a retry, a regenerated answer) is the same turn: not a continuation, and no second row. Without an id it is
-recognised by its text: two prompts or CERTAIN_CHARS characters make it the same one, a lone "hi" does not.
+A turn that is sent again (a retry, a regenerated answer) is not a continuation and does not get a second row. Without an id it
+is recognised by its text if that has two prompts or CERTAIN_CHARS characters.
 
-Every turn is labelled ``horizon_s`` after it arrived, even if the next one came at once. If those were labelled early, what is
-dropped at a restart would all be turns that did not continue, and in the first hour every turn would seem to have continued.
-For the same reason a full memory labels no new turn, rather than dropping the oldest, which are the least likely to continue.
-The next turn of an unlabelled one is still recognised: such turns are remembered apart, the longest idle forgotten first.
+Every turn is labelled ``horizon_s`` after its arrival, even if the next one arrived earlier. Otherwise a restart would drop
+only turns that have not continued, and in the first hour every labelled turn would have continued. For the same reason a full
+memory does not label new turns; it does not drop the oldest ones, which are the least likely to continue. Unlabelled turns are
+still stored, so that their next turn is recognised; the longest idle are dropped first.
 
-Known errors. A turn is taken for the last one when its successor went to another sidecar, unless these share their turns
-(`predictor_service.sharing`), or came after the horizon; when the caller edited the history, or shows fewer than WINDOW
-prompts of a longer one; and when the served model's chat template writes something else into the last user message than into
-earlier ones (Mistral's with a system prompt). An id avoids the last two.
-Not labelled at all is what could never be recognised: plain prompts, and histories known to be cut that short, without an id.
+Known errors: a turn counts as the last one if its next turn arrived after the horizon, or at another sidecar that does not
+share its turns (`predictor_service.sharing`); if the caller edited the history or sends fewer than WINDOW prompts of a longer
+one; or if the served model's chat template renders the last user message differently from earlier ones (Mistral's with a system
+prompt). An id avoids the last two. Without an id, plain prompts and histories known to be cut that short are not labelled.
 """
 
 import math
@@ -37,30 +36,30 @@ from lpc.model.conversation import UserTurns
 from lpc.model.returns.facts import Facts
 from lpc.model.returns.hazards import EDGES
 from lpc.model.returns.memory import NO_PAST, Arrived
-from predictor_service.labels.names import LOOKED_AT, Names, names_of
+from predictor_service.labels.names import MAX_SAME_NAME, Names, names_of
 
 CHUNK: Final = 1000
 """Turns labelled while the lock is held once."""
 
 EXPIRE_INTERVAL_S: Final = 1.0
-"""Seconds between looks for turns whose horizon has passed."""
+"""Interval at which turns whose horizon has passed are labelled."""
 
 LATE_S: Final = float(EDGES[-1])
-"""Age until which a return to a turn with an id is recognised: that of the last interval of a return curve."""
+"""Age until which the next turn of a turn with an id is recognised: the end of the last interval of a return curve."""
 
 Reason: TypeAlias = Literal["unidentified", "memory", "repeated", "shutdown"]
-"""Why a prediction gets no label: its conversation cannot be recognised, there was no room for it, the same turn was asked
-again, or the sidecar stopped before its horizon."""
+"""Why a prediction is not labelled: its conversation cannot be recognised, the memory is full, the same turn was sent again, or
+the sidecar stopped before the horizon."""
 
 
 class Forecast(NamedTuple):
-    """What was answered of a turn.
+    """The prediction of a turn.
 
     Attributes:
-        probability: calibrated, as the engine got it.
-        embedding: little-endian fp16; None where no label log wants it.
-        tokens: that the model was given.
-        manifest: of the model.
+        probability: calibrated probability, as sent to the engine.
+        embedding: little-endian fp16; None: there is no label log.
+        tokens: number of tokens of the model's input.
+        manifest: manifest of the model.
     """
 
     probability: float
@@ -71,16 +70,16 @@ class Forecast(NamedTuple):
 
 @dataclass(eq=False, slots=True, kw_only=True, weakref_slot=True)
 class Turn(Arrived):
-    """A turn that was asked about: all that the sidecar keeps of it. Names are keyed hashes of 16 bytes; no text.
+    """Everything that the sidecar stores of a turn. Names are keyed hashes of 16 bytes; no text is stored.
 
     Attributes:
-        name: under which it waits for the next one; empty if it could not be recognised again.
-        text: of its prompts: the same for the same turn asked again.
-        by_id: the caller named the conversation.
-        turn_count, prompt_chars, history_chars, last_reply_chars: as `UserTurns` has them.
-        forecast: None until it is answered.
-        labelled: whether it gets a label.
-        shared_as, follows: the ids by which the fleet knows this turn, and knew the one before, if that was here.
+        name: name under which it waits for the next turn; empty: that could not be recognised.
+        text: hash of its prompts, equal if the same turn is sent again.
+        by_id: whether the caller sent a conversation id.
+        turn_count, prompt_chars, history_chars, last_reply_chars: as in `UserTurns`.
+        forecast: its prediction; None: not answered yet.
+        labelled: whether it will be labelled.
+        shared_as, follows: ids in Redis of this turn, and of the previous one if that arrived here.
     """
 
     name: bytes
@@ -97,7 +96,7 @@ class Turn(Arrived):
 
 
 class Label(NamedTuple):
-    """What became of a turn that was answered. ``gap_s``: seconds between its arrival and the next one's; NaN: none came."""
+    """The outcome of a predicted turn. ``gap_s``: seconds from its arrival to the next turn's; NaN: there was none."""
 
     turn: Turn
     forecast: Forecast
@@ -106,28 +105,28 @@ class Label(NamedTuple):
 
 
 class TurnObserver:
-    """Is notified of what happens to turns; subclasses override what they need. Called from any thread: return at once."""
+    """Receives events of turns. The methods are called from any thread and must return at once."""
 
     def returned(self, turn: Turn) -> None:
-        """The next turn of a turn's conversation arrived, when it now says."""
+        """The next turn of a turn's conversation has arrived, at ``turn.next_at``."""
 
     def labelled(self, label: Label) -> None:
-        """The horizon of a turn that was answered has passed."""
+        """The horizon of a predicted turn has passed."""
 
     def forgotten(self, turn: Turn) -> None:
-        """A turn was forgotten to make room: its next one will not be recognised."""
+        """A turn was dropped from the full memory: its next turn will not be recognised."""
 
     def unlabelled(self, reason: Reason, count: int) -> None:
-        """So many predictions get no label."""
+        """``count`` predictions will not be labelled."""
 
 
 class Labels:
-    """Remembers turns, and notifies its observers of what became of them. Thread-safe.
+    """Stores turns, and notifies its observers of their outcomes. Thread-safe.
 
-    Invariants: at most ``capacity`` turns that get a label, in order of arrival (give or take what overtook in the tokeniser's
-    threads) until their horizon has passed; at most as many unlabelled ones that no later turn has claimed; and at most as many
-    with an id whose horizon has passed. Under each name those that none has claimed, oldest first. Prompts and ids are kept as
-    hashes only, with a key of this process.
+    Invariants: stores at most ``capacity`` turns to be labelled until their horizon has passed, in order of arrival (the
+    tokeniser's threads can reorder some); at most as many unlabelled turns without a next turn; and at most as many with an id
+    whose horizon has passed. Under each name it stores the turns without a next turn, oldest first.
+    Prompts and ids are stored as hashes only, with a key of this process.
     """
 
     def __init__(self, capacity: int, horizon_s: float, observers: Sequence[TurnObserver]) -> None:
@@ -147,13 +146,15 @@ class Labels:
     def arrive(
         self, turns: UserTurns, conversation_id: str, at: float, facts: Facts | None = None, opening: bytes = b""
     ) -> Turn:
-        """Note that a turn arrived; it claims the turn before it. A turn that cannot be recognised is not remembered.
+        """Record the arrival of a turn, which is the next turn of the previous one. Return it, or the same turn sent before.
+
+        A turn without a name is not stored.
 
         Args:
-            turns: with WINDOW prompts, if the conversation has as many.
-            conversation_id: opaque; empty for none.
+            turns: the last WINDOW prompts, or all if there are fewer.
+            conversation_id: opaque; empty: none.
             at: seconds since the Unix epoch.
-            facts, opening: of the turn, without what the turns before tell.
+            facts, opening: for the return model, without the history of the conversation.
         """
         names = names_of(turns, conversation_id, self._key) if self.capacity else None
         turn = Turn(
@@ -184,7 +185,7 @@ class Labels:
                 before.next_at = at
                 self._stop_waiting(before)
                 turn.conversation, turn.follows = before.conversation, before.shared_as
-            else:  # others may begin with the same prompts
+            else:  # not the name: other conversations may begin with the same prompts
                 turn.conversation = names.own if names.by_id else os.urandom(len(names.own))
             turn.follow(NO_PAST if before is None else before.past)
             self._waiting.setdefault(names.own, []).append(turn)
@@ -197,7 +198,7 @@ class Labels:
                 if len(self._unlabelled_turns) > self.capacity:
                     forgotten = next(iter(self._unlabelled_turns))
                     self._stop_waiting(forgotten)
-        # Outside the lock, as are all calls of observers: they may take a lock of their own.
+        # Observers are always called outside the lock, because they may take locks of their own.
         for observer in self._observers:
             if before is not None:
                 observer.returned(before)
@@ -208,11 +209,11 @@ class Labels:
         return turn
 
     def turn_of(self, prompt: str, conversation_id: str) -> int:
-        """Return which turn of a conversation a prompt is, by its id and the turns that are remembered; 1 where none is.
+        """Return the number of a prompt's turn, from the stored turns with the same id; 1: there are none.
 
         Args:
-            prompt: the only one known of the turn.
-            conversation_id: opaque; empty for none.
+            prompt: the turn's only known prompt.
+            conversation_id: opaque; empty: none.
         """
         names = names_of(UserTurns((prompt,), 1, told_apart=False), conversation_id, self._key)
         if names is None:
@@ -224,7 +225,7 @@ class Labels:
             return waiting[-1].turn_count + (waiting[-1].text != names.text)
 
     def answered(self, turn: Turn, forecast: Forecast) -> None:
-        """Note what a turn was answered; of several answers the last counts. A turn without one gets no label."""
+        """Set a turn's prediction; of several the last counts. A turn without a prediction is not labelled."""
         if not turn.labelled:
             return
         if turn.forecast is not None:
@@ -232,7 +233,7 @@ class Labels:
         turn.forecast = forecast
 
     def returned_elsewhere(self, turn: Turn, at: float) -> None:
-        """Note that the next turn of a turn's conversation arrived at another sidecar, at ``at``."""
+        """Record that the next turn of a turn's conversation arrived at another sidecar."""
         with self._lock:
             if turn.next_at is not None:
                 return
@@ -242,7 +243,7 @@ class Labels:
             observer.returned(turn)
 
     def repeated_elsewhere(self, turn: Turn) -> None:
-        """Note that another sidecar has been asked the same turn before, so that it is that one's to label."""
+        """Record that another sidecar got the same turn before, and will label it."""
         with self._lock:
             labelled, turn.labelled, turn.conversation = turn.labelled, False, b""
             self._stop_waiting(turn)
@@ -252,7 +253,7 @@ class Labels:
     def expire(self, now: float) -> None:
         """Label the turns whose horizon has passed at ``now``, seconds since the Unix epoch.
 
-        An observer that raises misses that label only. The first such error is raised when all turns are labelled.
+        If an observer raises, it misses that label only. The first error is raised after all turns have been labelled.
         """
         due: list[Turn] = []
         failure: Exception | None = None
@@ -260,10 +261,10 @@ class Labels:
             with self._lock:
                 while self._turns and self._turns[0].asked_at + self.horizon_s <= now and len(due) < CHUNK:
                     turn = self._turns.popleft()
-                    self._is_late(turn)
+                    self._make_late(turn)
                     due.append(turn)
                 while self._unlabelled_turns and (turn := next(iter(self._unlabelled_turns))).asked_at + self.horizon_s <= now:
-                    self._is_late(turn)
+                    self._make_late(turn)
                 while self._late and (turn := next(iter(self._late))).asked_at + LATE_S <= now:
                     self._stop_waiting(turn)
             if not due:
@@ -284,7 +285,7 @@ class Labels:
             raise failure
 
     def close(self) -> None:
-        """Forget all turns: this process will not see what becomes of them."""
+        """Drop all turns; their predictions count as unlabelled."""
         with self._lock:
             known = sum(turn.forecast is not None for turn in self._turns)
             self._turns.clear()
@@ -298,22 +299,22 @@ class Labels:
             observer.unlabelled(reason, count)
 
     def _again(self, names: Names, turn_count: int) -> Turn | None:
-        """Return the turn that waits already, if this is the same one."""
+        """Return the waiting turn that is the same as this one, if any."""
         if not names.certain:
             return None
-        waiting = (turn for turn in islice(self._waiting.get(names.own, ()), LOOKED_AT) if turn not in self._late)
+        waiting = (turn for turn in islice(self._waiting.get(names.own, ()), MAX_SAME_NAME) if turn not in self._late)
         return next((turn for turn in waiting if turn.text == names.text and turn.turn_count == turn_count), None)
 
     def _before(self, names: Names, turn_count: int) -> Turn | None:
-        """Return the turn that waits for this one."""
+        """Return the waiting turn whose next turn this one is, if any."""
         waiting = self._waiting.get(names.before) if names.before is not None else None
         if not waiting:
             return None
-        # A caller that shows its last messages only, without a count, always has the same one: then the oldest.
-        return next((turn for turn in islice(waiting, LOOKED_AT) if turn.turn_count == turn_count - 1), waiting[0])
+        # A caller that sends only its last messages, without a count, always has the same count: return the oldest.
+        return next((turn for turn in islice(waiting, MAX_SAME_NAME) if turn.turn_count == turn_count - 1), waiting[0])
 
-    def _is_late(self, turn: Turn) -> None:
-        """A turn's horizon has passed: its next one counts for the return model only, and only if an id makes it certain."""
+    def _make_late(self, turn: Turn) -> None:
+        """Store a turn after its horizon only for the return model, and only if an id makes its next turn certain."""
         if turn.next_at is not None or not turn.by_id:
             self._stop_waiting(turn)
             return

@@ -1,4 +1,4 @@
-"""Under which names a turn waits for the next one of its conversation: keyed hashes of 16 bytes, never text."""
+"""Names under which a turn waits for the next turn of its conversation: keyed hashes of 16 bytes, never text."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -7,26 +7,26 @@ from typing import Final, NamedTuple
 from lpc.model.conversation import UserTurns
 
 IDENTITY_PROMPTS: Final = 4
-"""Prompts that name a turn. One less than the paper's window, so that the next request, which sees one more, shows them all."""
+"""Number of prompts that name a turn: one less than the paper's window, so that the next request contains all of them."""
 WINDOW: Final = IDENTITY_PROMPTS + 1
-"""Prompts of a request that are needed here; independent of the model's window, so that names outlive a reload."""
+"""Number of prompts needed of a request; independent of the model's window, so that names stay valid after a reload."""
 
 CERTAIN_CHARS: Final = 64
-"""Characters from which on a first prompt seen twice is one conversation's, not two users'."""
+"""Length from which on two equal first prompts are one conversation, not two users."""
 
-LOOKED_AT: Final = 64
-"""Turns waiting under one name that are looked through for the one whose count fits."""
+MAX_SAME_NAME: Final = 64
+"""Turns waiting under one name that are compared."""
 
 
 class Names(NamedTuple):
     """The names of a turn.
 
     Attributes:
-        own: under which it waits.
-        before: under which the turn before it waits; None where there is none.
-        text: of its prompts: the same for the same turn asked again.
-        certain: the same text is the same turn.
-        by_id: the caller named the conversation.
+        own: name under which the turn waits.
+        before: name under which the previous turn waits; None: there is none.
+        text: hash of its prompts, equal if the same turn is sent again.
+        certain: whether an equal ``text`` means the same turn.
+        by_id: whether the caller sent a conversation id.
     """
 
     own: bytes
@@ -37,12 +37,12 @@ class Names(NamedTuple):
 
 
 def names_of(turns: UserTurns, conversation_id: str, key: bytes) -> Names | None:
-    """Return a turn's names; None where its conversation could not be recognised again.
+    """Return a turn's names; None: the next turn could not be recognised.
 
     Args:
-        turns: with WINDOW prompts, if the conversation has as many.
-        conversation_id: opaque; empty for none.
-        key: of the hashes, at most 64 bytes.
+        turns: the last WINDOW prompts, or all if there are fewer.
+        conversation_id: opaque; empty: none.
+        key: hash key, at most 64 bytes.
     """
     prompts = turns.prompts
     text = _hash(key, b"prompts", prompts[-IDENTITY_PROMPTS:])

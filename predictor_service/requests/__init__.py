@@ -1,1 +1,1 @@
-"""From a conversation on the wire to its user turns: what may be asked, and how token ids are read back."""
+"""From a conversation of the wire format to its user turns: limits, tokenizers, and decoding of token ids."""

@@ -1,7 +1,7 @@
-"""How a chat template marks a user message: learnt once per model, by rendering a few conversations of known sentinel texts.
+"""Learns how a chat template marks user messages, once per model, by rendering a few conversations of sentinel texts.
 
-What always stands before a user text is the *opening*, what always follows it the *closing*. Nothing is known of any particular
-template.
+The text that always precedes a user text is the *opening*, the text that always follows it the *closing*. No template gets
+special treatment.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,11 +16,11 @@ ASSISTANTS: Final = ("Zqdelta", "Zqecho")
 SYSTEM: Final = "Zqfoxtrot"
 TOOL: Final = "Zqgolf"
 MAX_MARKUP: Final = 4096
-"""Characters of an opening, a closing or a disguise: it is looked for in every prompt."""
+"""Characters of an opening, a closing or the start of a tool's answer; each is searched for in every prompt."""
 
 
 class Piece(NamedTuple):
-    """An added token and the stripped text that follows it up to the next one."""
+    """An added token, and the stripped text between it and the next one."""
 
     marker: int
     text: str
@@ -28,13 +28,13 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class UserMarkup:
-    """How a template marks a user message, in marked text; and, where it starts and ends with added tokens, in ids.
+    """How a template marks a user message: in marked text, and in ids if the marks begin and end with added tokens.
 
     Attributes:
         opening, closing: marked text, stripped.
-        pieces: the opening as pieces; empty when it holds no added token.
-        end: id of the added token that closes a user message; None when plain text does.
-        tool_text: what a tool's answer starts with where the template disguises it as a user message; may be empty.
+        pieces: the opening as pieces; empty if it does not contain an added token.
+        end: id of the added token that closes a user message; None: plain text closes it.
+        tool_text: start of a tool's answer if the template renders it as a user message; may be empty.
     """
 
     opening: str
@@ -45,24 +45,24 @@ class UserMarkup:
 
 
 Render = Callable[[list[dict[str, Any]]], str | None]
-"""Renders a conversation through a chat template; None where that refuses it."""
+"""Renders a conversation through a chat template; returns None if the template refuses it."""
 
 
 def learn_markup(tokenizer: MarkingTokenizer, render: Render) -> UserMarkup | None:
-    """Learn how user messages are marked. None: there is no chat template, it shows no user text, or the marks are too long."""
+    """Return how user messages are marked; None: there is no template, it omits user texts, or the marks are too long."""
     renders = [tokenizer.mark(text) for text in map(render, _conversations()) if text is not None]
     before, after = [], []
     for text in renders:
         for user in USERS:
             head, found, tail = text.partition(user)
-            # A template that glues the system prompt to a user text shows nothing of where user texts start.
+            # If a template joins the system prompt and a user text, the start of the user text is not visible.
             if found and SYSTEM not in head[1 + max((i for i, c in enumerate(head) if is_mark(c)), default=-1) :]:
                 before.append(head)
                 after.append(tail)
     if not before:
         return None
     opening = commonprefix([head[::-1].lstrip() for head in before])[::-1]  # noqa: RUF071 (characters are meant)
-    # A render that ends with the user text (no generation prompt) shows no closing.
+    # A render that ends with the user text (without a generation prompt) does not contain the closing.
     closing = commonprefix([tail.lstrip() for tail in after if tail.strip()]).strip()  # noqa: RUF071
     if not opening.strip():
         return None
@@ -82,7 +82,7 @@ def learn_markup(tokenizer: MarkingTokenizer, render: Render) -> UserMarkup | No
 
 
 def _shortest_unique(opening: str, renders: Sequence[str]) -> str:
-    """Return the shortest end of the opening, from an added token on, that marks user texts only."""
+    """Return the shortest suffix of the opening that begins with an added token and marks only user texts."""
     starts = [i for i, c in enumerate(opening) if is_mark(c)]
     for start in reversed(starts):
         candidate = opening[start:]
@@ -109,9 +109,8 @@ def _tool_text(tokenizer: MarkingTokenizer, render: Render, opening: str) -> str
             continue
         head = text.partition(TOOL)[0]
         start = head.rfind(opening)
-        disguise = unmarked(head[start + len(opening) :]).strip() if start >= 0 else ""
         if start >= 0 and ASSISTANTS[0] not in head[start:]:
-            return disguise
+            return unmarked(head[start + len(opening) :]).strip()
     return ""
 
 
@@ -127,8 +126,8 @@ def _tool_conversations() -> list[list[dict[str, Any]]]:
     question = {"role": "user", "content": USERS[0]}
     call = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {}}}
     answer = {"role": "tool", "name": "f", "content": TOOL, "tool_call_id": "call00001"}
-    said = {"role": "assistant", "content": ASSISTANTS[0]}
+    reply = {"role": "assistant", "content": ASSISTANTS[0]}
     return [
-        [question, {"role": "assistant", "content": ASSISTANTS[0], "tool_calls": [call]}, answer],
-        [question, said, answer],
+        [question, {**reply, "tool_calls": [call]}, answer],
+        [question, reply, answer],
     ]

@@ -1,26 +1,27 @@
-"""Which decoders may run in the sidecar: those whose time and output are bounded by the tokens that they decode."""
+"""Allow-list of decoders: time and output size of each are bounded by the tokens that it decodes."""
 
 from collections.abc import Mapping
 from typing import Any, Final
 
 PLAIN: Final = frozenset(("ByteLevel", "ByteFallback", "Fuse", "Metaspace", "WordPiece"))
-"""Decoders without a parameter that could do harm."""
+"""Decoders without dangerous parameters."""
 MAX_STEPS: Final = 16
-"""Decoders in sequence. Llama, Mistral and Gemma have four."""
+"""Largest number of decoders in sequence. Llama, Mistral and Gemma have four."""
 MAX_STRIP: Final = 64
 
 
 def check_decoder(decoder: Mapping[str, Any] | None) -> None:
-    """Raise ValueError for a decoder, as in `tokenizer.json`, that is not on the list.
+    """Raise ValueError if a decoder of a `tokenizer.json` is not allowed.
 
-    Not on it: regular expressions, which can take minutes while they hold the interpreter's lock; replacements that make text
-    longer; blanks cut from the end, at which tokenizers 0.23 panics when a token is short; CTC, which no language model has.
+    Not allowed are regular expressions, which can run for minutes while they hold the interpreter's lock; replacements that
+    lengthen text; stripping at the end, at which tokenizers 0.23 panics if a token is short; and CTC, which no language model
+    uses.
     """
     _check(decoder, MAX_STEPS)
 
 
 def _check(decoder: Mapping[str, Any] | None, steps: int) -> int:
-    """Return how many of the steps are left."""
+    """Return how many of ``steps`` are left."""
     if decoder is None:
         return steps
     if steps == 0:
@@ -31,7 +32,7 @@ def _check(decoder: Mapping[str, Any] | None, steps: int) -> int:
         for inner in decoder["decoders"]:
             steps = _check(inner, steps)
     elif kind not in PLAIN and not _bounded(decoder):
-        raise ValueError(f"its decoder has a step {str(kind)[:40]} that the sidecar does not run on what is sent to it")
+        raise ValueError(f"the sidecar does not allow the decoder step {str(kind)[:40]}")
     return steps
 
 

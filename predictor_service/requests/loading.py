@@ -1,9 +1,9 @@
-"""Tokenizers are read in a process of their own, which may take long, hang, or take too much memory, and is then ended.
+"""Loads each tokenizer in a process of its own, which is killed if it hangs or uses too much memory.
 
-What comes back is as much of the tokenizer's backend as decoding takes, with short tokens and a decoder of known cost, and how
-its chat template marks user messages: the template is rendered in that process only, in the sandbox that transformers has for
-it. A tokenizer is data: no code that comes with one is ever run (``trust_remote_code``). The process that reads an offered one
-gets nothing of the sidecar's environment, does not ask a hub, and has bounds on memory, time, files and processes.
+The process returns the part of the tokenizer's backend that decoding needs, with bounded tokens and an allowed decoder, and
+how the chat template marks user messages. The template is rendered in that process only, in transformers' sandbox. Code of a
+tokenizer is never run (``trust_remote_code``). A process that loads an offered tokenizer gets nothing of the sidecar's
+environment, does not use a hub, and has limits of memory, time, files and processes.
 
     python -m predictor_service.requests.loading SOURCE TARGET configured
     python -m predictor_service.requests.loading SOURCE TARGET offered
@@ -31,29 +31,28 @@ from predictor_service.requests.decoders import check_decoder
 from predictor_service.requests.marked_text import MarkingTokenizer, token_lengths
 
 MEMORY_BYTES: Final = 2 * 2**30
-"""Address space of the process that reads what an engine has offered, at most: a template can build texts of any
-length. A vocabulary of 262,144 tokens took 560 MiB."""
+"""Largest address space of a process that loads an offered tokenizer: a template can build texts of any length. A vocabulary
+of 262,144 tokens took 560 MiB."""
 MAX_TOKEN: Final = 1024
-"""Characters of one token; the longest of the tokenizers in use have 256 (runs of blanks)."""
+"""Largest number of characters of a token; in known tokenizers the longest are runs of 256 blanks."""
 CPU_S: Final = 300
 OPEN_FILES: Final = 256
 NICENESS: Final = 10
-"""Serving comes first."""
 
 BACKEND, LENGTHS, MARKUP, REASON = "backend.json", "lengths.npy", "markup.json", "reason.txt"
 
 
 class TokenizerError(LpcError):
-    """A tokenizer cannot be read. The message says why."""
+    """A tokenizer cannot be loaded. The message contains the reason."""
 
 
 class Loaded(NamedTuple):
-    """A tokenizer as it is served.
+    """The parts of a tokenizer that the sidecar uses.
 
     Attributes:
-        backend: decodes as the tokenizer does; it does not encode.
-        markup: None where there is no chat template, or none of use.
-        lengths: characters of each token, by id.
+        backend: decodes as the tokenizer does, but does not encode.
+        markup: how the chat template marks user messages; None: there is no usable template.
+        lengths: number of characters of each id.
     """
 
     backend: Tokenizer
@@ -63,18 +62,14 @@ class Loaded(NamedTuple):
 
 @dataclass(frozen=True)
 class LoadLimits:
-    """Seconds that reading may take: of what an engine has offered; of what is configured, which may be fetched from a hub."""
+    """Time limits of loading, seconds. A configured tokenizer may be downloaded from a hub."""
 
     offered_s: float = 60.0
     configured_s: float = 600.0
 
 
 class TokenizerLoader:
-    """Reads tokenizers, each in a process of its own. Thread-safe; a call takes seconds, or as long as its limit.
-
-    Args:
-        limits: of time.
-    """
+    """Loads tokenizers, each in a process of its own. Thread-safe."""
 
     def __init__(self, limits: LoadLimits = LoadLimits()) -> None:
         self._limits = limits
@@ -83,13 +78,13 @@ class TokenizerLoader:
         self._closed = False
 
     def load(self, source: str, *, offered: bool) -> Loaded:
-        """Return the tokenizer in a folder, or of a hub. Raises TokenizerError.
+        """Load a tokenizer from a folder or a hub, which takes seconds. Raises TokenizerError.
 
         Args:
-            offered: an engine has sent it.
+            offered: whether an engine has sent it.
         """
         if Path(source).is_absolute() and not Path(source).is_dir():
-            raise TokenizerError("there is no such folder")
+            raise TokenizerError("the folder does not exist")
         with tempfile.TemporaryDirectory(prefix="lpc-tokenizer-") as target:
             self._read(source, Path(target), offered=offered)
             try:
@@ -100,14 +95,14 @@ class TokenizerLoader:
                 raise TokenizerError(_first_line(error)) from error
 
     def close(self) -> None:
-        """End what runs, and begin nothing more."""
+        """Kill the running processes, and refuse further calls."""
         with self._lock:
             self._closed = True
             for process in self._running:
                 process.kill()
 
     def _read(self, source: str, target: Path, *, offered: bool) -> None:
-        # Whatever lies in the working directory is not imported (-P).
+        # -P: modules in the working directory are not imported.
         command = [sys.executable, "-P", "-m", __name__, source, str(target), "offered" if offered else "configured"]
         quiet = {
             "TOKENIZERS_PARALLELISM": "false",
@@ -117,10 +112,10 @@ class TokenizerLoader:
         if offered:
             environment = quiet | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "LC_ALL": "C.UTF-8"}
             environment |= dict.fromkeys(("HOME", "TMPDIR"), str(target))
-            # Where the interpreter finds its own libraries.
-            environment |= {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+            if "LD_LIBRARY_PATH" in os.environ:  # the interpreter may need it for its own libraries
+                environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
         else:
-            # A hub's token, its proxy and its cache are named there.
+            # The environment contains the hub's token, proxy and cache.
             environment = os.environ | quiet
         null = subprocess.DEVNULL
         with self._lock:
@@ -132,7 +127,7 @@ class TokenizerLoader:
         try:
             status = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise TokenizerError(f"reading it took more than {seconds:g} s") from None
+            raise TokenizerError(f"loading took more than {seconds:g} s") from None
         finally:
             process.kill()
             process.wait()
@@ -141,8 +136,8 @@ class TokenizerLoader:
         if status:
             with suppress(OSError):
                 raise TokenizerError(Path(target, REASON).read_text())
-            most = f" than {MEMORY_BYTES // 2**20} MiB" if offered else ""
-            raise TokenizerError(f"the process that read it ended: it may have taken more memory{most}")
+            limit = f" (limit: {MEMORY_BYTES // 2**20} MiB)" if offered else ""
+            raise TokenizerError(f"the process that loads it has died, possibly from lack of memory{limit}")
 
 
 def _first_line(error: BaseException) -> str:
@@ -156,17 +151,17 @@ def _markup_of(values: dict[str, Any] | None) -> UserMarkup | None:
     return UserMarkup(**{**values, "pieces": tuple(Piece(*piece) for piece in values["pieces"])})
 
 
-# In the process.
+# The code below runs in the process that loads a tokenizer.
 
 
 def renderer(tokenizer: Any) -> Render:
-    """Return what renders a conversation through a transformers tokenizer's chat template; None where that refuses it."""
+    """Return a function that renders conversations through a transformers tokenizer's chat template."""
 
     def render(messages: list[dict[str, Any]]) -> str | None:
-        goes_on = messages[-1]["role"] != "assistant"
+        awaits_reply = messages[-1]["role"] != "assistant"
         try:
-            text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=goes_on)
-        except Exception:  # templates raise what they like
+            text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=awaits_reply)
+        except Exception:  # templates can raise anything
             return None
         return text
 
@@ -174,32 +169,32 @@ def renderer(tokenizer: Any) -> Render:
 
 
 def decoder_of(backend: Tokenizer) -> str:
-    """Return a tokenizer, as JSON, that decodes as another does, and takes half the time and memory. Raises ValueError.
+    """Return, as JSON, a smaller tokenizer that decodes in the same way. Raises ValueError: the decoder is not allowed.
 
-    Of a model of 150,000 tokens it is 45 MB instead of 109, and it is parsed in 0.2 s instead of 0.4, in which the sidecar does
-    nothing else: the tokenizers library holds the interpreter's lock.
+    For 150,000 tokens it takes 45 MB instead of 109 and is parsed in 0.2 s instead of 0.4. Parsing blocks the sidecar, because
+    the tokenizers library holds the interpreter's lock.
     """
     content = json.loads(backend.to_str())
     check_decoder(content["decoder"])
     content |= dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor"))
     vocabulary = backend.get_vocab(with_added_tokens=True)
-    # How text becomes tokens is not decoding's business; which token an id is, any kind of model knows. A token with two ids,
-    # which only a Unigram model can have, needs that model.
+    # Decoding needs only the map from ids to tokens, which a WordLevel model contains. If a token has two ids, which only
+    # Unigram models allow, the model stays.
     if len(vocabulary) == backend.get_vocab_size(with_added_tokens=True):
         content["model"] = {"type": "WordLevel", "vocab": vocabulary, "unk_token": ""}
     return json.dumps(content, ensure_ascii=False)
 
 
 def _tokenizer(source: str, *, offered: bool) -> Any:
-    """Return a fast tokenizer of transformers'. Raises what that raises, and ValueError where there is none."""
-    # Where PyTorch is installed, transformers would load it, which takes longer than all the rest.
+    """Return a fast tokenizer of transformers. Raises its errors, and ValueError if there is no fast tokenizer."""
+    # transformers would import PyTorch if it is installed, which takes longer than everything else.
     sys.modules["torch"] = None  # type: ignore[assignment]
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     try:
         found = AutoTokenizer.from_pretrained(source, use_fast=True, trust_remote_code=False, local_files_only=offered)
     except Exception:
-        # A class that is not known, or code that is not run: the tokenizer itself is in tokenizer.json all the same.
+        # The class is unknown, or needs code that is not run; tokenizer.json is enough.
         if not Path(source, "tokenizer.json").is_file():
             raise
         found = PreTrainedTokenizerFast.from_pretrained(source, local_files_only=True)
@@ -209,26 +204,26 @@ def _tokenizer(source: str, *, offered: bool) -> Any:
 
 
 def _limit() -> None:
-    """Bound what this process may take."""
+    """Set the resource limits of this process."""
     import resource
 
-    for what, most in (
+    for kind, limit in (
         (resource.RLIMIT_AS, MEMORY_BYTES),
-        # Should the sidecar be killed, and not end this process.
+        # Ends this process if the sidecar is killed before it can do so.
         (resource.RLIMIT_CPU, CPU_S),
         (resource.RLIMIT_FSIZE, 2 * MAX_BYTES),
         (resource.RLIMIT_NOFILE, OPEN_FILES),
         (resource.RLIMIT_NPROC, 0),
         (resource.RLIMIT_CORE, 0),
     ):
-        resource.setrlimit(what, (most, most))
+        resource.setrlimit(kind, (limit, limit))
 
 
 def main(source: str, target: Path, *, offered: bool) -> int:
-    """Read a tokenizer and write what is served of it; return the exit status."""
+    """Load a tokenizer and write the parts in `Loaded` to a folder; return the exit status."""
     os.nice(NICENESS)
     with suppress(OSError):
-        # If memory gives out, this process goes and not the sidecar.
+        # If memory runs out, the kernel kills this process and not the sidecar.
         Path("/proc/self/oom_score_adj").write_text("1000")
     try:
         if offered:

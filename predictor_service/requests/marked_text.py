@@ -1,4 +1,4 @@
-"""Text in which a tokenizer's added tokens are marks: what tells markup from what someone typed."""
+"""Marked text: text in which private characters stand for a tokenizer's added tokens, so that markup cannot be typed."""
 
 import re
 from typing import Final
@@ -10,18 +10,18 @@ from tokenizers import Tokenizer
 from lpc.errors import InvalidRequest
 
 MARK: Final = 0xF0000
-"""Start of a private plane of Unicode: in marked text the character MARK + k stands for the k-th added token."""
+"""Start of a private plane of Unicode; the character MARK + k stands for the k-th added token."""
 MAX_VOCABULARY: Final = 2**19
-"""Twice the largest in use: the sidecar answers nothing while it parses what is kept, 0.7 s of one CPU for 262,144 tokens."""
+"""Twice the largest in use. Parsing a tokenizer blocks the sidecar, 0.7 s for 262,144 tokens."""
 MAX_PARTS: Final = 2**16
-"""Pieces of text between added tokens, each of which is decoded by itself."""
+"""Largest number of texts between added tokens; each is decoded separately."""
 UNLOCKED_FROM: Final = 4096
-"""Ids that are decoded without the interpreter's lock: fewer take less time than another thread."""
+"""Number of ids from which on decoding releases the interpreter's lock; for fewer ids the hand-over costs more."""
 _MARKS: Final = re.compile(f"[{chr(MARK)}-\U0010ffff]+")
 
 
 def is_mark(character: str) -> bool:
-    """Say whether a character of marked text stands for an added token."""
+    """Return whether a character of marked text stands for an added token."""
     return ord(character) >= MARK
 
 
@@ -31,7 +31,7 @@ def unmarked(text: str) -> str:
 
 
 def token_lengths(backend: Tokenizer, vocabulary: int) -> NDArray[np.int32]:
-    """Return for each id below ``vocabulary`` the characters of its token; an id that is not in it counts as the longest."""
+    """Return the number of characters of each id below ``vocabulary``; an unknown id counts as the longest token."""
     known = backend.get_vocab(with_added_tokens=True)
     ids = np.fromiter(known.values(), np.int64, len(known))
     lengths = np.fromiter(map(len, known), np.int32, len(known))
@@ -45,8 +45,8 @@ class MarkingTokenizer:
     """Decodes token ids to plain or marked text. Thread-safe.
 
     Attributes:
-        vocabulary: ids are below it.
-        is_marker: [vocabulary] which ids are added tokens.
+        vocabulary: all ids are below it.
+        is_marker: [vocabulary] whether each id is an added token.
 
     Raises:
         ValueError: the vocabulary is too large.
@@ -72,12 +72,12 @@ class MarkingTokenizer:
         if len(ids) < UNLOCKED_FROM:
             text: str = self._backend.decode(ids.tolist(), skip_special_tokens=True)
         else:
-            # Unlike decode, this releases the interpreter's lock.
+            # decode_batch, unlike decode, releases the interpreter's lock.
             (text,) = self._backend.decode_batch([ids.tolist()], skip_special_tokens=True)
         return text
 
     def marked(self, ids: NDArray[np.int64]) -> str:
-        """Return the text of ids, with every added token as one private character. Raises InvalidRequest: too many of them."""
+        """Return the marked text of ids. Raises InvalidRequest: there are too many added tokens."""
         parts = []
         start = texts = 0
         for at in [*np.flatnonzero(self.is_marker[ids]).tolist(), len(ids)]:
@@ -92,5 +92,5 @@ class MarkingTokenizer:
         return "".join(parts)
 
     def mark(self, text: str) -> str:
-        """Return rendered text as marked text: tokenised as an engine does, and decoded."""
+        """Return the marked text of a rendered prompt, tokenised as an engine does it."""
         return self.marked(np.asarray(self._backend.encode(text, add_special_tokens=False).ids, np.int64))

@@ -1,9 +1,9 @@
-"""The tokenizers that engines have offered, on disk: a folder each, named by its digest.
+"""Tokenizers that engines have offered, on disk: one folder each, named by its digest.
 
-Invariants. What lies under a digest was received whole, and its files have that digest. Names are those of
-`tokenizer_files.NAMES`. All together, with what is being received, take at most ``max_bytes``; for a new one those go that
-were used longest ago. While a tokenizer is loaded there is a file ``.loading-DIGEST``. One that is left over means that the
-sidecar died meanwhile: that tokenizer is not loaded again until an operator deletes the file.
+Invariants: a folder is complete, and its files have the digest of its name. File names are those of `tokenizer_files.NAMES`.
+All folders and uploads take at most ``max_bytes``; the least recently used folders are removed for a new one. While a tokenizer
+is being loaded, a file ``.loading-DIGEST`` exists. If the sidecar dies meanwhile, the file remains, and the tokenizer is not
+loaded again until an operator deletes the file.
 """
 
 import fcntl
@@ -27,30 +27,30 @@ from predictor_service.own_folder import ForeignFolder, make_own
 log = logging.getLogger(__name__)
 
 STALLED_S: Final = 30.0
-"""Silence after which another engine with the same tokenizer is asked for it."""
-SLOWEST: Final = 256 * 2**10
-"""Bytes per second, at which a tokenizer must come all in all, besides STALLED_S."""
+"""Time without data after which an upload is abandoned, so that another engine can send the tokenizer."""
+MIN_BYTES_PER_S: Final = 256 * 2**10
+"""Minimum mean rate of an upload, after an allowance of STALLED_S."""
 MAX_UPLOADS: Final = 4
-"""Tokenizers that one caller may send at a time."""
+"""Concurrent uploads of one caller."""
 MAX_HOURLY: Final = 32
-"""Tokenizers that one caller may begin to send within an hour."""
-MAX_KEPT: Final = 100
-"""Tokenizers on disk, however small."""
+"""Uploads that one caller may begin within an hour."""
+MAX_STORED: Final = 100
+"""Largest number of tokenizers on disk."""
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _PARTIAL: Final = ".partial-"
 _LOADING: Final = ".loading-"
 
 
 class OfferRefused(LpcError):
-    """What an engine offers is not taken. The message says why and what to do."""
+    """The sidecar does not accept an offered tokenizer. The message contains the reason and the remedy."""
 
 
 class OfferedTokenizers:
-    """Keeps them. Thread-safe.
+    """Stores offered tokenizers. Thread-safe.
 
     Args:
-        folder: made here, where that is possible.
-        max_bytes: of all of them.
+        folder: created if possible.
+        max_bytes: limit of all tokenizers together.
 
     Raises:
         ForeignFolder: another user made the folder.
@@ -62,22 +62,22 @@ class OfferedTokenizers:
         self._lock = threading.Lock()
         self._receipts: dict[str, Receipt] = {}
         self._begun: dict[str, list[float]] = {}
-        """By caller: when it began to send, within the last hour."""
-        with suppress(OSError):  # said when an engine offers one
+        """Start times of each caller's uploads within the last hour."""
+        with suppress(OSError):  # reported when an engine offers a tokenizer
             make_own(folder)
-        for left in folder.glob(f"{_PARTIAL}*"):
-            # Of a process that was killed; another that lives may use the same folder.
+        for partial in folder.glob(f"{_PARTIAL}*"):
+            # Left by a killed process, if it is old; another running sidecar may use the same folder.
             with suppress(OSError):
-                if time.time() - left.stat().st_mtime > 10 * STALLED_S:
-                    shutil.rmtree(left, ignore_errors=True)
+                if time.time() - partial.stat().st_mtime > 10 * STALLED_S:
+                    shutil.rmtree(partial, ignore_errors=True)
 
     @property
     def max_one(self) -> int:
-        """Bytes of one tokenizer."""
+        """Largest size of one tokenizer, bytes."""
         return min(self.max_bytes, MAX_BYTES)
 
     def find(self, digest: str) -> Path | None:
-        """Return the folder of a tokenizer, which counts as used; None where it is not there."""
+        """Return the folder of a tokenizer, and mark it as used; None: it is not stored."""
         if not _DIGEST.fullmatch(digest):
             return None
         found = self.folder / digest
@@ -88,13 +88,13 @@ class OfferedTokenizers:
         return found
 
     def receives(self, digest: str) -> bool:
-        """Say whether a tokenizer is being received."""
+        """Return whether a tokenizer is being received."""
         receipt = self._receipts.get(digest)
         return receipt is not None and not receipt.stalled
 
     @contextmanager
     def attempt(self, digest: str) -> Iterator[None]:
-        """Mark a tokenizer as being loaded within the block. Raises OfferRefused if the sidecar died in such a block before."""
+        """Mark a tokenizer as being loaded within the block. Raises OfferRefused if the sidecar has died while loading it."""
         path = self.folder / f"{_LOADING}{digest}"
         try:
             file = _locked(path)
@@ -103,8 +103,8 @@ class OfferedTokenizers:
         with file:
             if os.fstat(file.fileno()).st_size:
                 raise OfferRefused(
-                    f"the sidecar died while it loaded this tokenizer: delete {path} to have it tried again, or name its "
-                    "folder in LPC_SERVED_MODELS"
+                    f"the sidecar died while it loaded this tokenizer: delete {path} to try again, or set its folder in "
+                    "LPC_SERVED_MODELS"
                 )
             file.write(b"loading")
             file.flush()
@@ -115,24 +115,24 @@ class OfferedTokenizers:
                 path.unlink(missing_ok=True)
 
     def intact(self, digest: str) -> bool:
-        """Say whether the files of a tokenizer are still what they were; if not, remove them."""
+        """Return whether a tokenizer's files still have its digest; remove them if they do not."""
         folder = self.folder / digest
         with suppress(OSError):
             if digest_of({path.name: sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}) == digest:
                 return True
-        log.warning("the offered tokenizer %s was damaged on disk, and is removed", digest[:12])
+        log.warning("the offered tokenizer %s is damaged on disk: removed", digest[:12])
         shutil.rmtree(folder, ignore_errors=True)
         return False
 
     def receive(self, digest: str, sizes: Mapping[str, int], caller: str) -> "Receipt | None":
-        """Begin to receive a tokenizer; None: it is being received already.
+        """Begin an upload; None: the tokenizer is already being received.
 
         Args:
-            caller: who sends it.
-            sizes: file name to bytes, in the order of the names.
+            sizes: bytes of each file, in the order of `tokenizer_files.NAMES`.
+            caller: name of the client that sends it.
 
         Raises:
-            OfferRefused: it is not taken.
+            OfferRefused: the sidecar does not accept it.
         """
         total = sum(sizes.values())
         if not _DIGEST.fullmatch(digest):
@@ -141,8 +141,8 @@ class OfferedTokenizers:
             raise OfferRefused(f"the files of a tokenizer are, in this order, any of {', '.join(NAMES)}, with {NEEDED}")
         if total > self.max_one:
             raise OfferRefused(
-                f"the tokenizer has {total} bytes, this sidecar takes {self.max_one}: raise LPC_OFFERED_TOKENIZERS_MIB (at "
-                f"most {MAX_BYTES} bytes are possible), or name its folder in LPC_SERVED_MODELS"
+                f"the tokenizer has {total} bytes, this sidecar accepts {self.max_one}: raise LPC_OFFERED_TOKENIZERS_MIB (at "
+                f"most {MAX_BYTES} bytes are possible), or set its folder in LPC_SERVED_MODELS"
             )
         with self._lock:
             for receipt in list(self._receipts.values()):
@@ -153,7 +153,7 @@ class OfferedTokenizers:
             self._count(caller, total)
             try:
                 make_own(self.folder)
-                self._make_room(total)
+                self._evict(total)
                 partial = self.folder / f"{_PARTIAL}{secrets.token_hex(8)}"
                 partial.mkdir(mode=0o700)
             except ForeignFolder as error:
@@ -164,11 +164,11 @@ class OfferedTokenizers:
         return receipt
 
     def _count(self, caller: str, total: int) -> None:
-        """Count what a caller begins to send, with the lock held. Raises OfferRefused when it is too much."""
-        coming = [receipt.total for receipt in self._receipts.values() if receipt.caller == caller]
-        # Half is left to others.
-        if len(coming) >= MAX_UPLOADS or (coming and sum(coming) + total > self.max_bytes // 2):
-            raise OfferRefused(f"client {caller} is sending {len(coming)} tokenizers already: offer this one again later")
+        """Count a caller's upload, with the lock held. Raises OfferRefused: the caller has exceeded a limit."""
+        pending = [receipt.total for receipt in self._receipts.values() if receipt.caller == caller]
+        # One caller gets at most half of the space.
+        if len(pending) >= MAX_UPLOADS or (pending and sum(pending) + total > self.max_bytes // 2):
+            raise OfferRefused(f"client {caller} is already sending {len(pending)} tokenizers: offer this one again later")
         now = time.monotonic()
         self._begun = {
             name: recent for name, times in self._begun.items() if (recent := [at for at in times if now - at < 3600])
@@ -178,28 +178,26 @@ class OfferedTokenizers:
             raise OfferRefused(f"client {caller} has sent {MAX_HOURLY} tokenizers within an hour: offer this one again later")
         begun.append(now)
 
-    def _make_room(self, wanted: int) -> None:
-        """With the lock held."""
-        coming = sum(receipt.total for receipt in self._receipts.values())
-        kept = sorted((p for p in self.folder.iterdir() if _DIGEST.fullmatch(p.name)), key=lambda path: path.stat().st_mtime)
-        sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in kept}
-        while coming + sum(sizes.values()) + wanted > self.max_bytes or len(sizes) >= MAX_KEPT:
+    def _evict(self, needed: int) -> None:
+        """Remove the least recently used tokenizers, with the lock held. Raises OfferRefused."""
+        pending = sum(receipt.total for receipt in self._receipts.values())
+        stored = sorted((p for p in self.folder.iterdir() if _DIGEST.fullmatch(p.name)), key=lambda path: path.stat().st_mtime)
+        sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in stored}
+        while pending + sum(sizes.values()) + needed > self.max_bytes or len(sizes) >= MAX_STORED:
             if not sizes:
                 raise OfferRefused("other tokenizers are being received: offer this one again later")
             oldest = next(iter(sizes))
             del sizes[oldest]
             shutil.rmtree(oldest, ignore_errors=True)
-            log.info(
-                "the offered tokenizer %s was removed to make room for another (LPC_OFFERED_TOKENIZERS_MIB)", oldest.name[:12]
-            )
+            log.info("removed the offered tokenizer %s in favour of another (LPC_OFFERED_TOKENIZERS_MIB)", oldest.name[:12])
 
-    def _ended(self, receipt: "Receipt") -> None:
+    def _remove(self, receipt: "Receipt") -> None:
         if self._receipts.get(receipt.digest) is receipt:
             del self._receipts[receipt.digest]
 
 
 class Receipt:
-    """One tokenizer on its way in. Thread-safe."""
+    """One upload. Thread-safe."""
 
     def __init__(self, owner: OfferedTokenizers, digest: str, sizes: Mapping[str, int], partial: Path, caller: str) -> None:
         self.digest = digest
@@ -211,27 +209,27 @@ class Receipt:
         self._digests: dict[str, str] = {}
         self._file: BinaryIO | None = None
         self._hash: Any = None
-        self._over = False
+        self._ended = False
         self._lock = threading.RLock()
-        self._heard_at = time.monotonic()
-        self._due_at = self._heard_at + STALLED_S + self.total / SLOWEST
+        self._data_at = time.monotonic()
+        self._due_at = self._data_at + STALLED_S + self.total / MIN_BYTES_PER_S
 
     @property
     def stalled(self) -> bool:
-        """Whether nothing has come for long, or the whole takes too long."""
+        """Whether no data has arrived for STALLED_S, or the upload is too slow."""
         now = time.monotonic()
-        return now - self._heard_at > STALLED_S or now > self._due_at
+        return now - self._data_at > STALLED_S or now > self._due_at
 
     def write(self, data: bytes) -> bool:
-        """Take the next bytes; return whether that was all, and the tokenizer is kept. Raises OfferRefused, and it is over."""
+        """Write the next bytes; return whether the tokenizer is complete and stored. Raises OfferRefused: the upload failed."""
         with self._lock:
-            self._heard_at = time.monotonic()
+            self._data_at = time.monotonic()
             try:
-                if self._over or self.stalled:
-                    raise OfferRefused("it came too slowly, and another engine is asked: offer it again")
+                if self._ended or self.stalled:
+                    raise OfferRefused("the upload was too slow, so that another engine may send the tokenizer: offer it again")
                 self._write(data)
                 if not self._left:
-                    self._keep()
+                    self._store()
             except OSError as error:
                 self.abandon()
                 raise OfferRefused(_unwritable(self._owner.folder, error)) from error
@@ -241,13 +239,13 @@ class Receipt:
             return not self._left
 
     def abandon(self) -> None:
-        """Forget what has come so far."""
+        """Discard the upload."""
         with self._lock:
-            self._over = True
+            self._ended = True
             if self._file is not None:
                 self._file.close()
             shutil.rmtree(self._partial, ignore_errors=True)
-            self._owner._ended(self)
+            self._owner._remove(self)
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -268,34 +266,34 @@ class Receipt:
             self._digests[name] = self._hash.hexdigest()
             del self._left[0]
         if view:
-            raise OfferRefused("more bytes came than were offered")
+            raise OfferRefused("the upload has more bytes than were offered")
 
-    def _keep(self) -> None:
+    def _store(self) -> None:
         if digest_of(self._digests) != self.digest:
-            raise OfferRefused("the files that came do not have the digest that was offered: they changed in between")
+            raise OfferRefused("the uploaded files do not have the offered digest: they have changed since the offer")
         target = self._owner.folder / self.digest
         try:
             self._partial.rename(target)
         except OSError:
-            if not target.is_dir():  # else another sidecar has put it there
+            if not target.is_dir():  # otherwise another sidecar has stored it
                 raise
             shutil.rmtree(self._partial, ignore_errors=True)
-        self._over = True
-        self._owner._ended(self)
+        self._ended = True
+        self._owner._remove(self)
 
 
 def _locked(path: Path) -> BinaryIO:
-    """Open a file for appending, locked until it is closed; another process that has it is waited for. Raises OSError."""
+    """Open a file for appending, locked until it is closed; wait if another process has locked it. Raises OSError."""
     while True:
         file = path.open("ab")
         fcntl.flock(file, fcntl.LOCK_EX)
         if os.fstat(file.fileno()).st_nlink:
             return file
-        file.close()  # its last owner has deleted it
+        file.close()  # the process that had locked it has deleted it
 
 
 def _unwritable(folder: Path, error: OSError) -> str:
     return (
-        f"the sidecar cannot keep tokenizers in {folder} ({error.strerror}): set LPC_STATE to a folder that it "
-        "may write, with room for them"
+        f"the sidecar cannot store tokenizers in {folder} ({error.strerror}): set LPC_STATE to a writable folder with enough "
+        "space"
     )

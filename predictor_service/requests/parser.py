@@ -1,4 +1,4 @@
-"""From a request on the wire to user turns: what may be asked, and what is refused."""
+"""Parses a request of the wire format to user turns, and refuses invalid ones."""
 
 from dataclasses import dataclass
 
@@ -21,14 +21,14 @@ class RequestLimits:
 
 
 class RequestParser:
-    """Reads conversations of the wire contract. Thread-safe."""
+    """Parses conversations of the wire format. Thread-safe."""
 
     def __init__(self, limits: RequestLimits, served_models: ServedModels) -> None:
         self.limits = limits
         self.served_models = served_models
 
     def check(self, conversation: pb.Conversation) -> None:
-        """Refuse at once what can be refused without work. Raises InvalidRequest."""
+        """Do the checks that need no parsing. Raises InvalidRequest."""
         kind = conversation.WhichOneof("input")
         if kind is None:
             raise InvalidRequest("the conversation has no input: set one of chat, prompt or tokens")
@@ -48,7 +48,7 @@ class RequestParser:
         """Return the last ``window`` user prompts and the turn count.
 
         Raises:
-            InvalidRequest: the request can't be answered as it is. UnreadPrompt: its token ids cannot be read, or not yet.
+            InvalidRequest: the caller must change the request. UnreadPrompt: its token ids cannot be read now.
         """
         kind = conversation.WhichOneof("input")
         if kind == "chat":
@@ -63,12 +63,12 @@ class RequestParser:
 
 
 def ids_of(tokens: pb.TokenIds) -> NDArray[np.uint32]:
-    """Return token ids without making an object of each, during which no other thread would run."""
+    """Return token ids without creating a Python object for each, which would hold the interpreter's lock."""
     only = pb.TokenIds()
     only.CopyFrom(tokens)
     only.DiscardUnknownFields()
     only.ClearField("served_model")
     only.ClearField("tokenizer")
     data, count = only.SerializeToString(), len(tokens.ids)
-    # Packed: a tag, a length, and four bytes for each.
+    # A packed field: a tag, a length, and four bytes per id.
     return np.frombuffer(data, "<u4", count, len(data) - 4 * count)

@@ -1,12 +1,12 @@
-"""A model that engines serve, and the way from the token ids of a prompt back to its user turns.
+"""Recovers the user turns of a prompt from its token ids, for one model that engines serve.
 
-An engine holds a prompt as ids: the chat template rendered and tokenised. Markers are compared as ids. Added tokens such as
-`<|im_start|>` are atoms: a user who types those characters gets ordinary tokens where the engine keeps text and markup apart,
-and then cannot forge a turn. Where an engine tokenises rendered text as a whole, the forged marker is the same id as a real one
-and nobody can tell. Nor can anybody where a template's markers are plain text (Zephyr's `<|user|>`).
+An engine has a prompt as ids: the chat template rendered and tokenised. Markers are compared as ids. If the engine tokenises
+text and markup separately, a user who types `<|im_start|>` gets ordinary tokens and cannot forge a turn. If it tokenises the
+rendered text as a whole, or if a template's markers are plain text (Zephyr's `<|user|>`), a forged marker cannot be
+distinguished from a real one.
 
-Not recovered: white space around a user text; the border between system prompt and first user text in templates that glue
-them (Mistral, Llama 2, Gemma): there the system prompt counts as part of the first user text.
+Not recovered are white space around a user text, and the border between system prompt and first user text in templates that
+join them (Mistral, Llama 2, Gemma): there the system prompt counts as part of the first user text.
 """
 
 from collections.abc import Sequence
@@ -23,21 +23,21 @@ from predictor_service.requests.chat_template import UserMarkup
 from predictor_service.requests.marked_text import MarkingTokenizer, unmarked
 
 MARKUP_TOKENS: Final = 24
-"""Tokens looked at behind an added token for the name of a role."""
+"""Tokens after an added token in which the name of a role is searched."""
 MAX_CHARACTERS: Final = 16 * 2**20
-"""Characters that the token ids of one prompt may stand for: as many as text fits into the largest message."""
+"""Largest text of one prompt's token ids, in characters: as much as fits into the largest message."""
 MAX_OPENINGS: Final = 8192
-"""User messages looked for in one prompt."""
+"""Largest number of user messages in one prompt."""
 
 
 class ServedModel:
     """Tokenizer and chat template of a model that an engine serves. Thread-safe.
 
     Attributes:
-        markup: how its chat template marks user messages; None where there is no template of use.
+        markup: how its chat template marks user messages; None: it has no usable template.
 
     Args:
-        lengths: characters of each token, by id (`token_lengths`).
+        lengths: number of characters of each id (`token_lengths`).
     """
 
     def __init__(self, name: str, backend: Tokenizer, markup: UserMarkup | None, lengths: NDArray[np.int32]) -> None:
@@ -48,11 +48,11 @@ class ServedModel:
 
     @property
     def vocabulary(self) -> int:
-        """Ids are below it."""
+        """All ids are below it."""
         return self._tokenizer.vocabulary
 
     def user_turns(self, ids: Sequence[int] | NDArray[np.uint32], window: int) -> UserTurns:
-        """Return the last ``window`` user prompts in a prompt of this model, and how many it has.
+        """Return the last ``window`` user turns of a prompt, and the number of all.
 
         A prompt without chat markup (of a completions API) counts as one user turn.
 
@@ -69,7 +69,9 @@ class ServedModel:
             )
         # A decoder puts at most one blank between two tokens.
         if (characters := int(self._lengths[array].sum(dtype=np.int64)) + len(array)) > MAX_CHARACTERS:
-            raise InvalidRequest(f"the token ids stand for up to {characters} characters, at most {MAX_CHARACTERS} are read")
+            raise InvalidRequest(
+                f"the token ids stand for up to {characters} characters, at most {MAX_CHARACTERS} are accepted"
+            )
         markup = self.markup
         turns = None
         if markup is not None:
@@ -81,7 +83,7 @@ class ServedModel:
         return turns
 
     def _by_ids(self, ids: NDArray[np.int64], markup: UserMarkup, window: int) -> UserTurns | None:
-        """Find user messages by added tokens and decode only the last of them. None: there is no user message."""
+        """Find user messages by added tokens, and decode only the last ones. Return None if there are none."""
         marks = np.flatnonzero(self._tokenizer.is_marker[ids])
         marker_ids = ids[marks]
         first, *rest = markup.pieces
@@ -115,19 +117,19 @@ class ServedModel:
             texts[i] = self._tokenizer.decode(ids[start:end]).lstrip()[role:].strip()
             kept += bool(texts[i])
             decoded += end - start
-            # Messages that are forged within another one overlap.
+            # Forged messages within another one overlap, so their sum can exceed the prompt.
             if kept == window or decoded > len(ids):
-                # Older ones are only counted; a blank one among them would count too, which costs a decoding to know.
+                # Older messages are only counted, blank ones included: only decoding could exclude them.
                 break
-        # What is not decoded is taken to have as many characters per token as what is: decoding it all would cost more
-        # than the encoder's tokenisation, for a length whose logarithm counts.
+        # The length of the rest is estimated from the decoded part: decoding all would cost more than the encoder's
+        # tokenisation, and the model uses only the logarithm of the length.
         density = sum(map(len, texts)) / max(sum(end - start for start, end in spans[i:]), 1)
         history = round((spans[-1][0] - spans[0][0]) * density)
         last_reply = round((spans[-1][0] - spans[-2][1]) * density) if len(spans) > 1 else 0
         return UserTurns(tuple(filter(None, texts[i:])), i + max(kept, 1), history, last_reply)
 
     def _by_text(self, ids: NDArray[np.int64], markup: UserMarkup, window: int) -> UserTurns | None:
-        """Find user messages in decoded text: for templates whose markers are plain text. None: there is none."""
+        """Find user messages in decoded text, for templates with plain-text markers. Return None if there are none."""
         text = self._tokenizer.marked(ids)
         _check_openings(text.count(markup.opening))
         prompts: list[str] = []
@@ -157,4 +159,4 @@ class ServedModel:
 
 def _check_openings(count: int) -> None:
     if count > MAX_OPENINGS:
-        raise InvalidRequest(f"the prompt has {count} openings of a message, at most {MAX_OPENINGS} are read")
+        raise InvalidRequest(f"the prompt has {count} openings of a message, at most {MAX_OPENINGS} are accepted")

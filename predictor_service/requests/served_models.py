@@ -1,8 +1,7 @@
-"""The tokenizers of the models that engines serve: configured by the operator, or offered by the engines themselves.
+"""Tokenizers of the models that engines serve: configured by the operator by name, or offered by engines by digest.
 
-Nobody ever waits for one. It is loaded in the background, once; until then, and where it cannot be loaded, asking for it is an
-error at once, and it is tried again after RETRY_S. What an operator has configured under a name comes before what engines
-offer, which is known by its digest: a caller with that digest has the same tokenizer.
+Each is loaded once, in the background, so that no request waits for it. Until it is loaded, and if loading fails, requests for
+it fail at once; a failed load is repeated after RETRY_S. A configured tokenizer takes precedence over an offered one.
 """
 
 import logging
@@ -22,18 +21,18 @@ from predictor_service.requests.served_model import ServedModel
 log = logging.getLogger(__name__)
 
 LOADERS: Final = 2
-"""Tokenizers that are loaded at a time: one that hangs does not hold up the next."""
+"""Tokenizers that are loaded concurrently, so that one that hangs does not block the next."""
 RETRY_S: Final = 300.0
-"""Seconds for which a tokenizer that could not be loaded is not tried again. An offered one never changes: after each further
-failure this time is four times as long, up to a day."""
+"""Time before a failed load is repeated. An offered tokenizer never changes, so each further failure multiplies it by four, up
+to a day."""
 MAX_LOADED: Final = 8
-"""Offered tokenizers held in memory; over it the one unused longest is dropped."""
+"""Offered tokenizers in memory, above which the least recently used is dropped."""
 MAX_LOADED_TOKENS: Final = 2**20
-"""Of all of them: 262,144 take 80 MB."""
+"""Sum of their vocabularies; 262,144 tokens take 80 MB."""
 MAX_LOADING: Final = 16
-"""Offered tokenizers that are loaded or wait for it."""
+"""Offered tokenizers that are being loaded or queued for it."""
 MAX_KNOWN: Final = 100
-"""Offered tokenizers of which it is known whether they can be loaded."""
+"""Offered tokenizers whose state is stored."""
 
 State = Literal["ready", "loading", "failed"]
 STATES: Final[tuple[State, ...]] = ("ready", "loading", "failed")
@@ -43,10 +42,10 @@ class Known(NamedTuple):
     """A tokenizer, configured or offered.
 
     Attributes:
-        name: of the served model.
-        digest: empty where it is configured.
-        failure: why it cannot be loaded.
-        vocabulary: ids are below it; 0 while it is not loaded.
+        name: name of the served model.
+        digest: digest of an offered tokenizer; empty: it is configured.
+        failure: why loading failed; empty if it did not.
+        vocabulary: all ids are below it; 0: it is not loaded.
     """
 
     name: str
@@ -73,13 +72,13 @@ class _Entry:
 
 
 class ServedModels:
-    """Finds the tokenizer of a request. Thread-safe; no method but :meth:`wait` takes longer than a look at the disk.
+    """Finds the tokenizer of a request. Thread-safe; except :meth:`wait` no method blocks longer than an access to the disk.
 
     Args:
-        paths: served model name to the folder, or the hub's name, of its tokenizer.
-        offered: where those lie that engines have offered; None: none are taken.
-        loader: closed with this.
-        clock: monotonic seconds.
+        paths: folder or hub name of the configured tokenizers, by served model.
+        offered: storage of offered tokenizers; None: offers are disabled.
+        loader: loads tokenizers; closed by :meth:`close`.
+        clock: monotonic, seconds.
     """
 
     def __init__(
@@ -94,23 +93,24 @@ class ServedModels:
         self._clock = clock
         self._lock = threading.Lock()
         self._one_offered = threading.Lock()
-        """Held while an offered tokenizer is loaded: each may take what memory the sidecar leaves."""
+        """Held while an offered tokenizer is loaded: two at once could exceed the free memory."""
         self._threads = ThreadPoolExecutor(LOADERS, "load-tokenizer")
         self._configured = {name: _Entry(name, "", path, clock()) for name, path in paths.items()}
         self._offered: dict[str, _Entry] = {}
-        self._begun = [begun for entry in self._configured.values() if (begun := self._begin(entry)) is not None]
+        self._loads = [load for entry in self._configured.values() if (load := self._begin(entry)) is not None]
 
     @property
     def names(self) -> list[str]:
-        """The names that the operator has configured."""
+        """Names of the configured models."""
         return sorted(self._configured)
 
     def get(self, name: str, digest: str = "") -> ServedModel:
         """Return a served model.
 
         Raises:
-            UnknownServedModel: it is neither configured nor offered. TokenizerLoading: its tokenizer will be there.
-            TokenizerFailed: that cannot be loaded.
+            UnknownServedModel: its tokenizer is neither configured nor offered.
+            TokenizerLoading: the tokenizer is being received or loaded.
+            TokenizerFailed: the tokenizer cannot be loaded.
         """
         with self._lock:
             entry = self._configured.get(name) or self._find(name, digest)
@@ -128,7 +128,7 @@ class ServedModels:
         raise TokenizerFailed(failure)
 
     def look(self, name: str, digest: str) -> UnreadPrompt | None:
-        """Return why token ids of a model cannot be read; None where they can."""
+        """Return why token ids of a model cannot be read; None: they can."""
         try:
             self.get(name, digest)
         except UnreadPrompt as error:
@@ -136,7 +136,7 @@ class ServedModels:
         return None
 
     def known(self) -> list[Known]:
-        """Return all that are known, those configured first, then the latest used."""
+        """Return all known tokenizers: the configured ones, then the offered ones, most recently used first."""
         with self._lock:
             offered = sorted(self._offered.values(), key=lambda entry: -entry.used_at)
             return [
@@ -145,20 +145,20 @@ class ServedModels:
             ]
 
     def count(self, state: str) -> int:
-        """Return how many are in a state."""
+        """Return the number of tokenizers in a state."""
         return sum(known.state == state for known in self.known())
 
     def wait(self, timeout: float) -> None:
-        """Wait until those that are configured are loaded or have failed, at most ``timeout`` seconds."""
-        if wait(self._begun, timeout).not_done:
-            log.warning("some tokenizers of LPC_SERVED_MODELS are still being loaded: until then their prompts are not read")
+        """Wait until all configured tokenizers are loaded or have failed, at most ``timeout`` seconds."""
+        if wait(self._loads, timeout).not_done:
+            log.warning("some tokenizers of LPC_SERVED_MODELS are still loading: until then their prompts cannot be read")
 
     def close(self) -> None:
-        """Load nothing more."""
+        """Stop loading."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._loader.close()
 
-    # With the lock held.
+    # The lock must be held in the methods below.
 
     def _find(self, name: str, digest: str) -> _Entry | None:
         entry = self._offered.get(digest)
@@ -166,21 +166,21 @@ class ServedModels:
             if sum(other.state == "loading" for other in self._offered.values()) >= MAX_LOADING:
                 raise TokenizerLoading("other tokenizers are being loaded: try again in a minute")
             entry = self._offered[digest] = _Entry(name, digest, str(folder), self._clock())
-            for old in list(self._unused_first())[: max(len(self._offered) - MAX_KNOWN, 0)]:
+            for old in list(self._least_recent_first())[: max(len(self._offered) - MAX_KNOWN, 0)]:
                 del self._offered[old.digest]
             self._begin(entry)
         return entry
 
     def _drop_unused(self) -> None:
-        """Drop the offered tokenizers unused longest, as far as they are more than may be held."""
-        held = [(e, e.model.vocabulary) for e in self._unused_first() if e.model is not None]
-        tokens = sum(vocabulary for _, vocabulary in held)
-        for n, (old, vocabulary) in enumerate(held[:-1]):
-            if len(held) - n > MAX_LOADED or tokens > MAX_LOADED_TOKENS:
+        """Drop the least recently used offered tokenizers above MAX_LOADED and MAX_LOADED_TOKENS."""
+        loaded = [(e, e.model.vocabulary) for e in self._least_recent_first() if e.model is not None]
+        tokens = sum(vocabulary for _, vocabulary in loaded)
+        for n, (old, vocabulary) in enumerate(loaded[:-1]):
+            if len(loaded) - n > MAX_LOADED or tokens > MAX_LOADED_TOKENS:
                 del self._offered[old.digest]
                 tokens -= vocabulary
 
-    def _unused_first(self) -> Iterator[_Entry]:
+    def _least_recent_first(self) -> Iterator[_Entry]:
         yield from sorted((e for e in self._offered.values() if e.state != "loading"), key=lambda entry: entry.used_at)
 
     def _absent(self, name: str, digest: str) -> UnreadPrompt:
@@ -188,16 +188,14 @@ class ServedModels:
             return TokenizerLoading(f"the tokenizer of served model {name[:100]} is being received: try again in some seconds")
         known = ", ".join(self.names) or "none"
         return UnknownServedModel(
-            f"no tokenizer is configured for the served model {name[:100]!r} (configured: {known}), and none that was offered "
-            "is at hand: let its engine's plug-in offer one, or set served_models / LPC_SERVED_MODELS in the sidecar"
+            f"no tokenizer is configured for the served model {name[:100]!r} (configured: {known}), and none has been offered: "
+            "let its engine's plug-in offer one, or set served_models / LPC_SERVED_MODELS in the sidecar"
         )
 
     def _begin(self, entry: _Entry) -> Future[None] | None:
         with suppress(RuntimeError):  # closed
             return self._threads.submit(self._load, entry)
         return None
-
-    # In a thread of its own.
 
     def _load(self, entry: _Entry) -> None:
         model, failure = None, ""
@@ -215,7 +213,7 @@ class ServedModels:
             model = ServedModel(name, loaded.backend, loaded.markup, loaded.lengths)
         except (TokenizerError, OfferRefused) as error:
             failure = f"the tokenizer of served model {name} cannot be loaded from {entry.source}: {error}"
-        except Exception as error:  # whatever it is, it must not be tried at every request
+        except Exception as error:  # record any failure, so that not every request repeats the load
             failure = f"the tokenizer of served model {name} cannot be loaded from {entry.source}: {type(error).__name__}"
         with self._lock:
             entry.model, entry.failure = model, failure
@@ -224,8 +222,8 @@ class ServedModels:
             entry.retry_at = self._clock() + wait_s
             self._drop_unused()
         if model is None:
-            log.error("%s. Its prompts are not read. Tried again after %g s; or set LPC_SERVED_MODELS", failure, wait_s)
+            log.error("%s. Its prompts cannot be read. Tried again after %g s; or set LPC_SERVED_MODELS", failure, wait_s)
         elif model.markup is None:
             log.warning("served model %s has no usable chat template: its prompts count as one user turn", name)
         if model is not None:
-            log.info("prompts of served model %s are read (%s)", name, origin)
+            log.info("prompts of served model %s can be read (%s)", name, origin)

@@ -1,4 +1,4 @@
-"""What cannot be read is counted, and said once."""
+"""Counts prompts that cannot be read, and logs each reason once."""
 
 import logging
 from typing import Final
@@ -9,22 +9,22 @@ from predictor_service.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-MAX_SAID: Final = 100
-"""Served models and reasons that are named in the log."""
+MAX_LOGGED: Final = 100
+"""Largest number of pairs of served model and reason that are logged."""
 
 
 class UnreadPrompts:
-    """Counts the prompts whose token ids could not be read, and names each served model and reason once in the log."""
+    """Counts prompts whose token ids cannot be read, and logs each pair of served model and reason once."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._said: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
 
     def note(self, tokens: pb.TokenIds, error: UnreadPrompt) -> None:
-        """Note that a prompt could not be read, and why."""
+        """Record a prompt that could not be read."""
         self._metrics.unread_prompts.labels(error.reason).inc()
         name = tokens.served_model[:100]
-        if isinstance(error, TokenizerLoading) or (name, error.reason) in self._said or len(self._said) >= MAX_SAID:
+        if isinstance(error, TokenizerLoading) or (name, error.reason) in self._logged or len(self._logged) >= MAX_LOGGED:
             return
-        self._said.add((name, error.reason))
-        log.warning("prompts of served model %s are not read: %s (lpc_unread_prompts_total counts them)", name, error)
+        self._logged.add((name, error.reason))
+        log.warning("cannot read prompts of served model %s: %s (counted in lpc_unread_prompts_total)", name, error)

@@ -1,7 +1,7 @@
-"""A sidecar's side of the turns that a fleet shares: one thread that speaks to Redis, and what is asked of it.
+"""Shares a sidecar's turns with the fleet, in one thread that uses Redis.
 
-A turn's answer waits for Redis for PATIENCE_S at most, a round trip or two as a rule. What gathers meanwhile goes in one
-pipeline. Whatever is wrong with Redis: turns are not asked about, answers do not wait, the log says it once.
+A turn's answer waits for Redis at most PATIENCE_S, usually one or two round trips. Turns that arrive meanwhile are sent in one
+pipeline. If Redis fails, turns are not looked up, answers do not wait, and one message is logged.
 """
 
 import asyncio
@@ -30,46 +30,46 @@ from predictor_service.sharing.records import ID_BYTES, SharedTurn
 log = logging.getLogger(__name__)
 
 PATIENCE_S: Final = 0.05
-"""Longest time that an answer waits for Redis: it takes one on a machine that infers anyway."""
+"""Longest time that an answer waits for Redis."""
 RETURNS_S: Final = 1.0
-"""Seconds between two looks for returns to other sidecars."""
+"""Interval at which returns to other sidecars are read."""
 REST_S: Final = 0.25
-"""Seconds between two looks whether Redis, which failed, is asked again."""
+"""Interval at which the thread checks whether a failed Redis may be tried again."""
 KEY_S: Final = 600.0
-"""Seconds between two looks whether the fleet's key is still the same."""
-MOST_ASKED: Final = 4096
-"""Turns that wait for Redis; more are not asked about."""
-AT_ONCE: Final = 256
+"""Interval at which the fleet's key is read again."""
+MAX_QUEUED: Final = 4096
+"""Turns queued for Redis, above which new ones are not looked up."""
+MAX_PIPELINE: Final = 256
 """Turns of one pipeline."""
 CLOSE_S: Final = 2.0
 
 Found: TypeAlias = Literal["first", "own", "elsewhere", "repeated", "unasked"]
-"""What is known of the turn before: there is none; it was here, or at another sidecar; it is this turn that was there; or
-nobody could be asked."""
+"""Where the previous turn was found: nowhere; here; at another sidecar. repeated: another sidecar got this same turn before.
+unasked: Redis was not reachable in time."""
 
 
-class _Asked(NamedTuple):
-    """A turn, its names in the fleet's hashes, and what is answered; cancelled if nobody waits for it any more."""
+class _Lookup(NamedTuple):
+    """A turn, its names under the fleet's key, and the pending result, cancelled by a caller that does not wait any more."""
 
     turn: Turn
     names: Names
     answer: "Future[Found]"
 
     def resolve(self, found: Found) -> None:
-        """Answer, from any thread."""
+        """Set the result; thread-safe."""
         if self.answer.set_running_or_notify_cancel():
             self.answer.set_result(found)
 
 
 class TurnRegistry:
-    """Shares this sidecar's turns with the others, and finds theirs.
+    """Publishes this sidecar's turns, and finds those of other sidecars.
 
     Args:
-        redis: of the fleet.
-        labels: of this sidecar, whose turns may return elsewhere.
+        redis: connection to the fleet's Redis.
+        labels: this sidecar's turns, which may return to other sidecars.
 
     Attributes:
-        key: of the fleet's hashes; None while Redis is away.
+        key: key of the fleet's hashes; None while Redis is unreachable.
     """
 
     def __init__(self, redis: Connection, labels: Labels, metrics: Metrics) -> None:
@@ -80,25 +80,25 @@ class TurnRegistry:
         self._sidecar = os.urandom(ID_BYTES)
         backoff = EqualJitterBackoff(cap=30.0, base=0.5)
         self._health = Health(redis, "of shared turns", metrics.redis_refusals("turns"), backoff=backoff)
-        self._mine: weakref.WeakValueDictionary[bytes, Turn] = weakref.WeakValueDictionary()
-        """By their ids in Redis, as long as they are remembered; the thread's alone."""
-        self._queue: queue.Queue[_Asked | None] = queue.Queue(MOST_ASKED)
+        self._own: weakref.WeakValueDictionary[bytes, Turn] = weakref.WeakValueDictionary()
+        """This sidecar's turns by id in Redis, while `Labels` stores them; used by the thread only."""
+        self._queue: queue.Queue[_Lookup | None] = queue.Queue(MAX_QUEUED)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="turn-registry", daemon=True)
         metrics.turns_shared.set_function(lambda: self.key is not None)
         self._thread.start()
 
     async def arrive(self, turn: Turn, names: Names | None) -> Found:
-        """Share a turn that has just arrived, and place it behind the one before; return what was found.
+        """Share a turn that has just arrived, and link it to the previous one; return where that was found.
 
-        ``names``: of the turn, in the fleet's hashes; None while there is no key.
+        ``names``: the turn's names under the fleet's key; None: there is no key.
         """
         found: Found = "unasked"
         if names is not None:
-            asked = _Asked(turn, names, Future())
+            lookup = _Lookup(turn, names, Future())
             with contextlib.suppress(queue.Full, TimeoutError):
-                self._queue.put_nowait(asked)
-                found = await asyncio.wait_for(asyncio.wrap_future(asked.answer), PATIENCE_S)
+                self._queue.put_nowait(lookup)
+                found = await asyncio.wait_for(asyncio.wrap_future(lookup.answer), PATIENCE_S)
         self._metrics.turns.labels(found).inc()
         return found
 
@@ -109,12 +109,12 @@ class TurnRegistry:
             self._queue.put_nowait(None)
         self._thread.join(CLOSE_S)
 
-    # In the thread.
+    # The methods below run in the thread.
 
     def _run(self) -> None:
         returns_at = keyed_at = 0.0
         while not self._closing.is_set():
-            asked: list[_Asked] = []
+            lookups: list[_Lookup] = []
             try:
                 if self._health.resting:
                     self._closing.wait(REST_S)
@@ -122,54 +122,54 @@ class TurnRegistry:
                 if self.key is None or time.monotonic() - keyed_at > KEY_S:
                     self.key, keyed_at = records.fleet_key(self._redis.client), time.monotonic()
                     self._health.answered()
-                asked = self._gather(RETURNS_S - (time.monotonic() - returns_at))
-                if asked:
-                    self._share(asked)
+                lookups = self._gather(RETURNS_S - (time.monotonic() - returns_at))
+                if lookups:
+                    self._share(lookups)
                 if time.monotonic() - returns_at >= RETURNS_S:
                     self._take_returns()
                     returns_at = time.monotonic()
-            except Exception as error:  # of Redis, or a fault of ours: serving goes on, each sidecar by itself
+            except Exception as error:  # an error of Redis or a bug: each sidecar goes on by itself
                 if not isinstance(error, ERRORS):
                     log_bug(log, "the shared turns", error)
                 self.key = None
                 self._redis.close()
                 self._health.failed(error)
-                self._refuse(asked)
+                self._refuse(lookups)
         self._refuse([])
         self._redis.close()
 
-    def _gather(self, patience: float) -> list[_Asked]:
-        """Return what is asked, at once if there is anything, else after so many seconds nothing."""
-        asked: list[_Asked] = []
+    def _gather(self, timeout: float) -> list[_Lookup]:
+        """Return the queued lookups; wait at most ``timeout`` seconds for the first."""
+        lookups: list[_Lookup] = []
         with contextlib.suppress(queue.Empty):
-            one = self._queue.get(timeout=max(patience, 0.001))
+            one = self._queue.get(timeout=max(timeout, 0.001))
             while one is not None:
-                asked.append(one)
-                if len(asked) >= AT_ONCE:
+                lookups.append(one)
+                if len(lookups) >= MAX_PIPELINE:
                     break
                 one = self._queue.get_nowait()
-        return [one for one in asked if not one.answer.cancelled()]
+        return [one for one in lookups if not one.answer.cancelled()]
 
-    def _refuse(self, asked: list[_Asked]) -> None:
-        """Answer these, and all that wait, that nobody could be asked."""
+    def _refuse(self, lookups: list[_Lookup]) -> None:
+        """Resolve these and all queued lookups as unasked."""
         with contextlib.suppress(queue.Empty):
             while True:
                 if (one := self._queue.get_nowait()) is not None:
-                    asked.append(one)
-        for one in asked:
+                    lookups.append(one)
+        for one in lookups:
             if not one.answer.done():
                 one.resolve("unasked")
 
-    def _share(self, asked: Sequence[_Asked]) -> None:
-        """Find what came before each turn, answer, and leave what the next ones need."""
+    def _share(self, lookups: Sequence[_Lookup]) -> None:
+        """Find the previous turn of each turn, resolve the lookup, and store a record for the next turn."""
         client = self._redis.client
-        # One of two turns that came at once cannot know that the other is its next one; labels have seen to that.
-        new: list[_Asked] = []
-        for one, there in zip(asked, records.look(client, [one.names.own for one in asked]), strict=True):
-            if isinstance(there, Exception):
-                self._health.refused(there)
+        # Two turns of one conversation in the same pipeline do not find each other here; `Labels` has linked them already.
+        new: list[_Lookup] = []
+        for one, stored in zip(lookups, records.look_up(client, [one.names.own for one in lookups]), strict=True):
+            if isinstance(stored, Exception):
+                self._health.refused(stored)
                 one.resolve("unasked")
-            elif any(self._same(one, known) for known in there):
+            elif any(self._same(one, shared) for shared in stored):
                 one.resolve("repeated")
             else:
                 new.append(one)
@@ -191,7 +191,7 @@ class TurnRegistry:
                 turn.follow(before.past)
                 turn.conversation = before.conversation
             turn.shared_as = os.urandom(ID_BYTES)
-            self._mine[turn.shared_as] = turn
+            self._own[turn.shared_as] = turn
             shared = SharedTurn(self._sidecar, turn.shared_as, names.text, turn.conversation, turn.turn_count, turn.past)
             left.append((names.own, shared))
             one.resolve(found)
@@ -199,23 +199,23 @@ class TurnRegistry:
             if isinstance(answer, Exception):
                 self._health.refused(answer)
 
-    def _same(self, one: _Asked, known: SharedTurn) -> bool:
-        """Say whether a shared turn is the same one, asked elsewhere."""
+    def _same(self, one: _Lookup, shared: SharedTurn) -> bool:
+        """Return whether another sidecar got the same turn before."""
         return (
             one.names.certain
-            and known.text == one.names.text
-            and known.turn_count == one.turn.turn_count
-            and known.sidecar != self._sidecar
+            and shared.text == one.names.text
+            and shared.turn_count == one.turn.turn_count
+            and shared.sidecar != self._sidecar
         )
 
     def _take_returns(self) -> None:
-        """Learn which of this sidecar's turns have returned elsewhere."""
+        """Record which of this sidecar's turns have returned to other sidecars."""
         found = records.take_returns(self._redis.client, self._sidecar)
         if isinstance(found, Exception):
             self._health.refused(found)
             return
         for name, at in found:
-            turn = self._mine.get(name)
+            turn = self._own.get(name)
             if turn is not None and turn.next_at is None:
                 self._labels.returned_elsewhere(turn, at)
                 self._metrics.turns.labels("heard").inc()

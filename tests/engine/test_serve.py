@@ -184,7 +184,7 @@ def test_the_first_prediction_works_with_the_tokenizer_that_the_engines_offer(fl
         assert engine.metrics()["lpc_predictions_unread_total", ""] == 0
     # Both have the same: one has sent it.
     assert len(list((fleet.folder / "tokenizers").iterdir())) == 1
-    assert fleet.sidecar.log.read_text().count("prompts of served model tiny are read (tokenizer") == 1
+    assert fleet.sidecar.log.read_text().count("prompts of served model tiny can be read (tokenizer") == 1
 
 
 def asked(engine: VllmServer) -> float:

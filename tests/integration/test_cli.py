@@ -131,7 +131,7 @@ def test_a_signal_drains_and_exits_0(tiny_models: Path, number: signal.Signals) 
         ({"LPC_CACHE_SCOPES": "{"}, """settings: give LPC_CACHE_SCOPES='{"faq": """),
         ({"LPC_CACHE_SCOPES": '{"faq": {"kin": "faq"}}'}, "cache_scopes.faq: kin is not a setting of a scope: is kind meant?"),
         ({"LPC_TLS_CERTIFICATE": "x"}, "settings: tls_certificate and tls_key go together"),
-        ({"LPC_CONFIG": "/nowhere/lpc.toml"}, "there is no settings file /nowhere/lpc.toml (--config or LPC_CONFIG)"),
+        ({"LPC_CONFIG": "/nowhere/lpc.toml"}, "the settings file /nowhere/lpc.toml does not exist (--config or LPC_CONFIG)"),
         ({"LPC_CONFIG": "/"}, "the settings file / cannot be read: Is a directory"),
         ({"LPC_UNIX_SOCKET": "/proc/lpc/predictor.sock"}, "cannot make the folder /proc/lpc of the Unix socket"),
         ({"LPC_METRICS_PROT": "1"}, "LPC_METRICS_PROT is not a setting: is LPC_METRICS_PORT meant?"),

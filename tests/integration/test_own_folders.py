@@ -62,5 +62,5 @@ def test_a_folder_open_to_all_users_is_refused(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
     make_own(tmp_path)
     tmp_path.chmod(0o777)
-    with pytest.raises(ForeignFolder, match="every user may write to "):
+    with pytest.raises(ForeignFolder, match="every user can write to "):
         make_own(tmp_path)

@@ -237,9 +237,9 @@ async def test_without_the_extra_it_says_which_one(tiny_models: Path, tmp_path: 
         ({"cache_redis_url": "redis://r"}, "needs cache_keys"),
         ({"cache_keys": "k"}, "need cache_redis_url"),
         ({"cache_scopes": {"faq": {}}}, "need cache_redis_url"),
-        ({"cache_redis_url": "redis://r/1", "cache_keys": "k", "redis_url": "redis://u:p@r/0"}, "is the Redis of redis_url"),
+        ({"cache_redis_url": "redis://r/1", "cache_keys": "k", "redis_url": "redis://u:p@r/0"}, "is the same Redis as"),
         ({"cache_redis_url": "http://r", "cache_keys": "k"}, "write redis://HOST:PORT"),
-        ({"cache_redis_url": "redis://:p@r", "cache_keys": "k", "cache_redis_password_file": "f"}, "leave it in one"),
+        ({"cache_redis_url": "redis://:p@r", "cache_keys": "k", "cache_redis_password_file": "f"}, "remove one of them"),
         ({"cache_redis_url": "redis://r", "cache_keys": "k", "redis_ca": "f"}, "begins with rediss://"),
         (
             {"cache_redis_url": "redis://r", "cache_keys": "k", "cache_scopes": {"faq": {"mode": "on"}}},

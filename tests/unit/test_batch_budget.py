@@ -11,7 +11,7 @@ def test_the_budget_is_the_providers_unless_the_operator_sets_it() -> None:
     assert set_by_operator.tokens == 4096
 
 
-def test_a_batch_that_did_not_fit_halves_the_budget() -> None:
+def test_a_batch_that_does_not_fit_halves_the_budget() -> None:
     budget = TokenBudget(4096)
     budget.shrink(3000)
     assert budget.tokens == 1500

@@ -68,7 +68,7 @@ def test_every_entry_is_in_exactly_one_batch(lengths: list[int]) -> None:
     assert sorted(seen) == sorted(map(id, entries))
 
 
-def test_entries_whose_caller_has_gone_or_whose_deadline_passed_are_not_run() -> None:
+def test_cancelled_and_expired_entries_are_not_run() -> None:
     queue = BatchQueue(10, 8, TokenBudget(512))
     gone, late, alive = entry(5), entry(5, deadline=1.0), entry(5, deadline=3.0)
     for waiting in (gone, late, alive):
@@ -79,7 +79,7 @@ def test_entries_whose_caller_has_gone_or_whose_deadline_passed_are_not_run() ->
     assert not len(queue)
 
 
-def test_permits_are_taken_all_or_none_and_come_back() -> None:
+def test_permits_are_taken_all_or_none() -> None:
     queue = BatchQueue(3, 8, TokenBudget(512))
     queue.admit(2)
     with pytest.raises(Overloaded, match="2 conversations wait for the model, and at most 3 may"):
@@ -89,12 +89,14 @@ def test_permits_are_taken_all_or_none_and_come_back() -> None:
     assert queue.depth == 3
 
 
-def test_a_request_that_would_wait_in_vain_is_refused_at_once() -> None:
+def test_a_request_that_would_miss_its_deadline_is_refused_at_once() -> None:
     queue = BatchQueue(1000, 8, TokenBudget(512))
     queue.admit(100, 10.0)
     # 100 at a tenth of a second each are ten seconds of work.
     queue.served(10, 1.0)
-    with pytest.raises(Overloaded, match=r"100 conversations wait for the model, 10.0 s of work, too much for a deadline in"):
+    with pytest.raises(
+        Overloaded, match=r"100 conversations wait for the model, 10.0 s of work, which is too much for a deadline"
+    ):
         queue.admit(1, 19.0)
     queue.admit(1, 21.0)
     queue.admit(1)

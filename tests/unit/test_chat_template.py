@@ -64,13 +64,13 @@ def test_only_the_last_prompts_are_returned_but_all_turns_are_counted(style: str
 
 
 @pytest.mark.parametrize("style", [name for name, style in STYLES.items() if style.system and name != "mistral"])
-def test_a_system_prompt_is_no_user_turn(style: str) -> None:
+def test_a_system_prompt_does_not_count_as_a_user_turn(style: str) -> None:
     turns = model(style).user_turns(ids_of(style, chat("Hi", "Hello", "Bye", system="You are terse.")), 5)
     assert (turns.prompts, turns.turn_count) == (("Hi", "Bye"), 2)
 
 
 @pytest.mark.parametrize("style", [name for name, style in STYLES.items() if style.tools])
-def test_a_tools_answer_is_no_user_turn(style: str) -> None:
+def test_a_tools_answer_does_not_count_as_a_user_turn(style: str) -> None:
     messages = chat("Weather in Paris?", "Let me look.")
     messages += [{"role": "tool", "content": "18 degrees"}, {"role": ASSISTANT, "content": "Mild."}]
     messages += chat("Thanks")
@@ -79,7 +79,7 @@ def test_a_tools_answer_is_no_user_turn(style: str) -> None:
 
 
 @pytest.mark.parametrize("style", [name for name, style in STYLES.items() if not style.forgeable])
-def test_a_typed_delimiter_forges_no_turn_where_the_engine_tells_text_from_markup(style: str) -> None:
+def test_a_typed_delimiter_cannot_forge_a_turn_if_text_is_tokenised_separately(style: str) -> None:
     served = model(style)
     markup = "".join(STYLES[style].added[:2]) + "user\nforged"
     backend = tokenizer(style).backend_tokenizer
@@ -99,7 +99,7 @@ def _as_text(backend, text: str) -> list[int]:  # type: ignore[no-untyped-def]
 
 
 @styles
-def test_a_prompt_cut_at_its_front_keeps_what_is_left(style: str) -> None:
+def test_the_rest_of_a_prompt_without_its_start_is_recovered(style: str) -> None:
     ids = ids_of(style, chat("the first question", "an answer", "the second", "another", "the third"))
     turns = model(style).user_turns(ids[12:], 5)
     assert turns.prompts[-2:] == ("the second", "the third")
@@ -115,7 +115,7 @@ def test_a_prompt_without_chat_markup_is_one_user_turn(style: str) -> None:
 @styles
 @given(texts=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\ufffd"), min_size=1), min_size=1, max_size=13))
 @settings(max_examples=25, deadline=None)
-def test_any_conversation_is_recovered_up_to_white_space(style: str, texts: list[str]) -> None:
+def test_any_conversation_is_recovered_except_white_space(style: str, texts: list[str]) -> None:
     def clean(text: str) -> str:
         for c in ("<", "[", "｜", "|"):
             text = text.replace(c, "")

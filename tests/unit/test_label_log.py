@@ -55,7 +55,7 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("labels-*.npz"))
 
 
-def test_a_file_is_what_the_trainer_reads(tmp_path: Path) -> None:
+def test_the_trainer_reads_a_written_file(tmp_path: Path) -> None:
     labels = [label(1), label(2, continues=False)]
     with opened(tmp_path) as (log, _):
         for one in labels:
@@ -99,7 +99,7 @@ def test_a_file_is_what_the_trainer_reads(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o007 == 0
 
 
-def test_a_file_holds_one_model_version_though_labels_of_two_come_mixed(tmp_path: Path) -> None:
+def test_each_file_contains_one_model_version(tmp_path: Path) -> None:
     with opened(tmp_path, rows=100) as (log, _):
         for number in range(20):
             log.labelled(label(number, version=f"v{number % 2}"))
@@ -123,7 +123,7 @@ def test_the_folder_is_bounded_and_the_oldest_files_go_first(tmp_path: Path) -> 
     assert (tmp_path / "not-ours.npz").exists()
 
 
-def test_a_full_disk_costs_rows_and_is_used_again_when_it_has_room(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_drops_rows_until_it_has_space(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(52 * 1024))
@@ -133,7 +133,7 @@ def test_a_full_disk_costs_rows_and_is_used_again_when_it_has_room(small_disk: P
         until(lambda: fates == {"dropped": 60})
         assert [path.name for path in small_disk.iterdir()] == ["ballast"]
         assert caplog.messages == [
-            f"the label log {small_disk} cannot be written (No space left on device): rows are dropped until it can"
+            f"cannot write the label log {small_disk} (No space left on device): rows are dropped until it is writable"
         ]
         ballast.unlink()
         for number in range(20):
@@ -165,7 +165,7 @@ def test_adding_never_waits_for_a_disk_that_hangs(tmp_path: Path, monkeypatch: p
     assert fates == {"dropped": 6, "written": 5}
 
 
-def test_what_killed_processes_left_half_written_is_removed_after_a_while(tmp_path: Path) -> None:
+def test_partial_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
     for name, age in (("old", 3600), ("young", 10)):
         path = tmp_path / f".labels-{name}.npz.0123456789abcdef"
         path.write_bytes(b"PK")
@@ -175,9 +175,7 @@ def test_what_killed_processes_left_half_written_is_removed_after_a_while(tmp_pa
     assert [path.name for path in tmp_path.glob(".labels-*")] == [".labels-young.npz.0123456789abcdef"]
 
 
-def test_a_folder_that_cannot_be_written_costs_rows_one_line_and_nothing_else(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unwritable_folder_drops_rows_and_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     folder = tmp_path / "log"
     folder.write_text("a file is in the way")
@@ -191,4 +189,4 @@ def test_a_folder_that_cannot_be_written_costs_rows_one_line_and_nothing_else(
             log.labelled(label())
         until(lambda: fates == {"dropped": 4, "written": 2})
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
-    assert "rows are dropped until it can" in caplog.messages[0]
+    assert "rows are dropped until it is writable" in caplog.messages[0]

@@ -59,7 +59,7 @@ def chat(*prompts: str) -> UserTurns:
 TEN = [f"prompt {n}" for n in range(10)]
 
 
-def test_with_an_id_a_return_after_the_horizon_is_seen_and_without_one_the_turn_is_forgotten() -> None:
+def test_a_return_after_the_horizon_is_recognised_only_with_an_id() -> None:
     diary = Diary()
     labels = Labels(8, HORIZON, [diary])
     for prompts, at in ((("x" * 64,), 1.0), (("x" * 64, "b"), 2.0 + HORIZON)):
@@ -71,7 +71,7 @@ def test_with_an_id_a_return_after_the_horizon_is_seen_and_without_one_the_turn_
     assert labels._waiting == {} and not labels._late
 
 
-def test_a_turn_asked_again_is_one_row_with_the_last_prediction() -> None:
+def test_a_repeated_turn_is_one_row_with_the_last_prediction() -> None:
     sidecar = Sidecar()
     sidecar.ask(chat("hi"), at=0)
     sidecar.ask(chat("hi", "thanks"), at=1)
@@ -81,7 +81,7 @@ def test_a_turn_asked_again_is_one_row_with_the_last_prediction() -> None:
     assert sidecar.without == {"repeated": 1}
 
 
-def test_an_id_joins_what_no_text_could() -> None:
+def test_an_id_links_turns_without_common_text() -> None:
     sidecar = Sidecar()
     for n in range(3):
         sidecar.ask(from_prompt(f"whole prompt {n}"), at=n, name="conversation")
@@ -99,7 +99,7 @@ def test_plain_prompts_and_cut_histories_without_an_id_get_no_label() -> None:
     assert sidecar.without == {"unidentified": 2} and len(sidecar.labels) == 0
 
 
-def test_a_request_that_was_never_answered_has_no_row_but_its_conversation_goes_on() -> None:
+def test_an_unanswered_turn_is_not_labelled_but_its_next_turn_is_recognised() -> None:
     sidecar = Sidecar()
     sidecar.ask(chat("a"), at=0)
     sidecar.ask(chat("a", "b"), at=1, answered=False)
@@ -109,7 +109,7 @@ def test_a_request_that_was_never_answered_has_no_row_but_its_conversation_goes_
     assert sidecar.without == {}
 
 
-def test_a_full_memory_labels_no_new_turn_and_the_old_ones_rightly() -> None:
+def test_a_full_memory_labels_old_turns_correctly_and_new_ones_not() -> None:
     sidecar = Sidecar(capacity=2)
     sidecar.ask(chat("a"), at=0)
     sidecar.ask(chat("b"), at=1)
@@ -122,7 +122,7 @@ def test_a_full_memory_labels_no_new_turn_and_the_old_ones_rightly() -> None:
     assert sidecar.outcomes()[4] is False
 
 
-def test_the_memory_holds_neither_text_nor_ids() -> None:
+def test_the_memory_contains_neither_text_nor_ids() -> None:
     sidecar = Sidecar()
     sidecar.ask(chat("canaryzebra", "canaryzebra"), at=0)
     sidecar.ask(from_prompt("canaryzebra"), at=0, name="canaryzebra")
@@ -132,7 +132,7 @@ def test_the_memory_holds_neither_text_nor_ids() -> None:
 
 
 @given(st.lists(st.integers(0, 4), max_size=60), st.lists(st.booleans(), min_size=60, max_size=60))
-def test_interleaved_conversations_of_different_texts_are_labelled_exactly(order: list[int], again: list[bool]) -> None:
+def test_interleaved_conversations_with_different_texts_are_labelled_correctly(order: list[int], again: list[bool]) -> None:
     """``order``: whose turn comes next. ``again``: whether it is asked twice."""
     sidecar = Sidecar()
     prompts: dict[int, list[str]] = {}
@@ -188,7 +188,7 @@ class Diary(TurnObserver):
         self.heard.append(("labelled", label.turn.turn_count, label.continues))
 
 
-def test_observers_hear_of_a_turn_in_the_order_of_its_life() -> None:
+def test_observers_get_a_turns_events_in_order() -> None:
     diaries = [Diary(), Diary()]
     labels = Labels(8, HORIZON, diaries)
     said = "x" * 64
@@ -204,7 +204,7 @@ def test_observers_hear_of_a_turn_in_the_order_of_its_life() -> None:
     assert diaries[1].heard == diaries[0].heard
 
 
-def test_an_observer_that_raises_misses_one_label_and_the_others_are_labelled() -> None:
+def test_an_observer_that_raises_misses_only_one_label() -> None:
     class Failing(Sidecar):
         def labelled(self, label: Label) -> None:
             if not self.known:

@@ -39,7 +39,7 @@ def other(n: int) -> dict[str, bytes]:
     return {"tokenizer.json": bytes([n]) * 1000}
 
 
-def test_what_was_cut_anywhere_is_whole_again(tmp_path: Path) -> None:
+def test_files_cut_at_any_position_are_reassembled(tmp_path: Path) -> None:
     store = OfferedTokenizers(tmp_path / "kept", 2**20)
     receipt = begin(store, FILES)
     content = b"".join(FILES.values())
@@ -59,16 +59,16 @@ def test_what_was_cut_anywhere_is_whole_again(tmp_path: Path) -> None:
         ({"tokenizer.json": 1, "code.py": 1}, "any of"),
         ({"tokenizer_config.json": 1}, "with tokenizer.json"),
         ({"tokenizer_config.json": 1, "tokenizer.json": 1}, "in this order"),
-        ({"tokenizer.json": 2**20 + 1}, "has 1048577 bytes, this sidecar takes 1048576"),
+        ({"tokenizer.json": 2**20 + 1}, "has 1048577 bytes, this sidecar accepts 1048576"),
     ],
 )
-def test_what_is_no_tokenizer_is_not_taken(tmp_path: Path, files: dict[str, int], why: str) -> None:
+def test_an_invalid_offer_is_refused(tmp_path: Path, files: dict[str, int], why: str) -> None:
     with pytest.raises(OfferRefused, match=why):
         OfferedTokenizers(tmp_path / "kept", 2**20).receive("0" * 64, files, "engine")
     assert not any((tmp_path / "kept").iterdir())
 
 
-def test_other_bytes_than_were_offered_leave_nothing_behind(tmp_path: Path) -> None:
+def test_an_upload_that_differs_from_its_offer_is_discarded(tmp_path: Path) -> None:
     store = OfferedTokenizers(tmp_path, 2**20)
     content = b"".join(FILES.values())
     for wrong in (content[:-1] + b"x", content + b"x"):
@@ -79,7 +79,7 @@ def test_other_bytes_than_were_offered_leave_nothing_behind(tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
-def test_a_digest_is_no_path(tmp_path: Path) -> None:
+def test_a_digest_cannot_be_a_path(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / "secret").mkdir()
     store = OfferedTokenizers(tmp_path / "kept", 2**20)
@@ -88,7 +88,7 @@ def test_a_digest_is_no_path(tmp_path: Path) -> None:
         store.receive("../secret", {"tokenizer.json": 1}, "engine")
 
 
-def test_those_used_longest_ago_make_room(tmp_path: Path) -> None:
+def test_the_least_recently_used_tokenizers_are_removed(tmp_path: Path) -> None:
     store = OfferedTokenizers(tmp_path, 3500)
     digests = [put(store, other(n)) for n in range(3)]
     for age, known in zip((30, 20, 10), digests, strict=True):
@@ -98,7 +98,7 @@ def test_those_used_longest_ago_make_room(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {digests[0], digests[2], newest}
 
 
-def test_a_stalled_upload_gives_its_reservation_back_to_any_other_tokenizer(tmp_path: Path) -> None:
+def test_a_stalled_upload_releases_its_reservation(tmp_path: Path) -> None:
     store = OfferedTokenizers(tmp_path, 1500)
     begin(store, other(1), "hostile")
     with pytest.raises(OfferRefused, match="being received"):
@@ -109,11 +109,11 @@ def test_a_stalled_upload_gives_its_reservation_back_to_any_other_tokenizer(tmp_
         assert put(store, other(2))
 
 
-def test_one_caller_cannot_occupy_the_uploads_of_others(tmp_path: Path) -> None:
+def test_one_caller_cannot_block_the_uploads_of_others(tmp_path: Path) -> None:
     store = OfferedTokenizers(tmp_path, 2**20)
     for n in range(MAX_UPLOADS):
         begin(store, other(n), "hostile")
-    with pytest.raises(OfferRefused, match="client hostile is sending 4 tokenizers already"):
+    with pytest.raises(OfferRefused, match="client hostile is already sending 4 tokenizers"):
         begin(store, other(9), "hostile")
     put(store, other(9))
 
@@ -152,7 +152,7 @@ with OfferedTokenizers(pathlib.Path({str(tmp_path)!r}), 2**20).attempt({kept!r})
     assert [path.name for path in tmp_path.iterdir()] == [kept]
 
 
-def test_two_sidecars_with_one_folder_do_not_suspect_each_other(tmp_path: Path) -> None:
+def test_two_sidecars_can_use_one_folder(tmp_path: Path) -> None:
     stores = [OfferedTokenizers(tmp_path, 2**20) for _ in range(2)]
     loaded = []
 
@@ -177,7 +177,7 @@ def test_a_failure_to_load_leaves_no_mark(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_one_that_was_damaged_on_disk_is_removed(tmp_path: Path) -> None:
+def test_a_tokenizer_damaged_on_disk_is_removed(tmp_path: Path) -> None:
     store = OfferedTokenizers(tmp_path, 2**20)
     put(store, FILES)
     (tmp_path / digest(FILES) / "tokenizer.json").write_bytes(b"{}")
@@ -185,7 +185,7 @@ def test_one_that_was_damaged_on_disk_is_removed(tmp_path: Path) -> None:
     assert store.find(digest(FILES)) is None
 
 
-def test_a_folder_that_cannot_be_written_is_named(small_disk: Path) -> None:
+def test_an_unwritable_folder_is_named(small_disk: Path) -> None:
     store = OfferedTokenizers(small_disk, 2**20)
     large = {"tokenizer.json": b"x" * 100_000}
     with pytest.raises(OfferRefused, match=r"LPC_STATE"):
