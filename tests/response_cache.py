@@ -1,4 +1,4 @@
-"""Response caches on a real Redis, without a sidecar around them: vectors and gates as given; and what is asked of them."""
+"""Response caches on a real Redis without a sidecar, with given vectors and gates; and requests and answers for tests."""
 
 import asyncio
 import json
@@ -47,17 +47,14 @@ class Clock:
 
 
 class GivenVectors(Embedder):
-    """Gives the vectors that it was given: what a lookup costs beyond the embedding is what is measured.
-
-    ``vectors``: by question; ``otherwise``: of any other.
-    """
+    """Returns given vectors: ``vectors`` by question, ``otherwise`` for any other question."""
 
     def __init__(self, vectors: Mapping[str, NDArray[np.float32]], otherwise: NDArray[np.float32] | None = None) -> None:
         self._vectors = vectors
         self._otherwise = otherwise
 
     def encoder(self) -> str:
-        """Return what these vectors have in common."""
+        """Return the id of these vectors."""
         return "given"
 
     async def vector(self, question: str, patience_s: float = 0.0) -> NDArray[np.float32] | None:
@@ -67,7 +64,7 @@ class GivenVectors(Embedder):
 
 
 class OpenGate(Gate):
-    """Serves every candidate: so that whatever is found where it must not be is seen."""
+    """Serves every candidate, so that a candidate that must not be found is noticed."""
 
     def decide(self, similarity: float, question: bytes) -> Decision:
         """Serve."""
@@ -77,7 +74,7 @@ class OpenGate(Gate):
 
 
 class Caches:
-    """One sidecar's response caches, on a Redis at ``url``. Without ``make_gate`` every gate serves all candidates."""
+    """The response caches of one sidecar, on a Redis at ``url``. Without ``make_gate``, gates serve every candidate."""
 
     def __init__(
         self,
@@ -125,7 +122,7 @@ class Caches:
 
 
 def asked(*turns: str, scope: str = "faq", **fields: Any) -> Request:
-    """Return a request; turns alternate between user and assistant."""
+    """Return a request whose turns alternate between user and assistant."""
     roles = ("user", "assistant")
     messages = tuple({"role": roles[n % 2], "content": text} for n, text in enumerate(turns))
     parameters = {"temperature": 0, **fields.pop("parameters", {})}
@@ -146,7 +143,7 @@ def answer(text: str = "It is.", **fields: Any) -> Answer:
 
 
 async def in_turn(count: int, work: Callable[[int], Awaitable[object]], at_once: int = 64) -> None:
-    """Do numbered work, so many at a time."""
+    """Call ``work`` with each number below ``count``, ``at_once`` at a time."""
     left = iter(range(count))
 
     async def worker() -> None:

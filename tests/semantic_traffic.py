@@ -70,7 +70,7 @@ async def fill(caches: Caches, count: int, client: str = "gateway", tenant: str 
     """Store an answer to each question."""
     for i in range(count):
         await caches.cache.store(client, question(i, tenant=tenant), answer(f"answer {i}"))
-    await caches.semantic.keep(0.0)
+    await caches.semantic.sync(0.0)
 
 
 async def drive(
@@ -97,5 +97,5 @@ async def drive(
             fields = {"flight": found.flight, "candidate": found.candidate, "aborted": how == "aborted"}
             await caches.cache.store(client, request, ended(how, text), **fields)  # type: ignore[arg-type]
         if i % KEPT_EVERY == 0:
-            await caches.semantic.keep(float(i))
+            await caches.semantic.sync(float(i))
     return outcome

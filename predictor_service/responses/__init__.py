@@ -1,1 +1,1 @@
-"""The response caches in the sidecar: who asks is known, what is found is checked, what is handed in is kept or refused."""
+"""The response caches' service in the sidecar."""

@@ -1,6 +1,6 @@
-"""The way of a request through the tiers, exact and semantic, or to the engine; and of its answer into the store.
+"""Lookup of a request in the exact and the semantic tier, and storing of its answer.
 
-Whatever goes wrong with the store is a miss that says so. Only invalid requests raise here.
+A failing store is a miss with a reason. Only invalid requests raise.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from lpc.responses.store import Store
 from lpc.responses.tickets import Flight, Tickets
 from lpc.wire.redis_reach import RedisFailed, RedisRefused
 from predictor_service.responses.metrics import CacheMetrics
-from predictor_service.responses.opening import Opener, aside
+from predictor_service.responses.opening import Opener, offload
 from predictor_service.responses.outcomes import Hit, Miss, Stored
 from predictor_service.responses.similar import SimilarQuestions
 from predictor_service.responses.tally import Tally
@@ -29,23 +29,25 @@ from predictor_service.responses.tally import Tally
 MAX_WAIT_S: Final = 60.0
 MAX_TAGS: Final = 16
 LISTED_S: Final = 60.0
-"""How long a scope is taken to be still on its client's list, which may lie on another node of a Cluster."""
+"""Seconds for which a scope counts as still on its client's list, which may be on another node of a Cluster."""
 MAX_NAME: Final = 256
-"""Characters of a scope, a tag, a tenant."""
+"""Longest scope, tag or tenant in characters."""
 
 
 class ResponseCache:
     """The response caches of one sidecar. Lives on one event loop.
 
     Args:
-        keys: of the key file.
-        store, flights, tally: of the caches' own Redis.
-        scopes: what the operator allows.
-        semantic: the tiers that serve the answer to another request.
-        metrics: of the sidecar.
-        max_entry_bytes: answers above are not kept.
-        client_scopes: that one client may use.
-        clock: seconds since the epoch.
+        keys: encryption keys.
+        store: entries in Redis.
+        flights: single flight of equal requests.
+        tally: counters in Redis.
+        scopes: the operator's settings.
+        semantic: the semantic tier.
+        metrics: Prometheus metrics.
+        max_entry_bytes: largest answer that is cached.
+        client_scopes: most scopes of one client.
+        clock: returns seconds since the epoch.
     """
 
     def __init__(
@@ -74,22 +76,22 @@ class ResponseCache:
         self._max_entry_bytes = max_entry_bytes
         self._client_scopes = client_scopes
         self._clock = clock
-        self._registered: dict[bytes, tuple[str | None, float]] = {}
+        self._listed: dict[bytes, tuple[str | None, float]] = {}
 
     async def lookup(
         self, client: str, request: Request, *, wait_s: float = 0.0, exact_only: bool = False, max_age_s: float = 0.0
     ) -> Hit | Miss:
-        """Find an answer.
+        """Look up an answer.
 
         Args:
-            client: as it was authenticated.
-            asked: its request.
-            wait_s: how long to wait for another caller's answer to the same request.
-            exact_only: look for the very request alone.
-            max_age_s: of an answer; 0: any.
+            client: authenticated name of the client.
+            request: the request.
+            wait_s: longest wait for another caller's answer to the same request, in seconds.
+            exact_only: whether to skip the semantic tier.
+            max_age_s: oldest age of an answer; 0 for any.
 
         Raises:
-            InvalidRequest: it is not a request.
+            InvalidRequest: the request is invalid.
         """
         _check(request)
         settings = self.scopes.of(request.scope)
@@ -105,25 +107,25 @@ class ResponseCache:
         elif admitted is None:
             outcome = Miss("unavailable")
         else:
-            names = await aside(request.size, lambda: self._namer.names(client, request, last_turn=False))
+            names = await offload(request.size, lambda: self._namer.names(client, request, last_turn=False))
             try:
                 outcome = await self._find(client, request, names, settings, wait_s, max_age_s, exact_only=exact_only)
             except RedisFailed:
                 outcome = Miss("unavailable")
         self._metrics.looked_up(self.scopes.label(request.scope), outcome)
-        if scope in self._registered:
+        if scope in self._listed:
             self._tally.looked_up(scope, outcome, self._clock())
         return outcome
 
     def too_large_to_look_up(self, client: str, scope: str) -> Miss:
-        """Count a request that is not read, and return why."""
+        """Count a request that is too large to look up, and return the miss."""
         outcome = Miss("refused", refusal="too_large")
         self._metrics.looked_up(self.scopes.label(scope), outcome)
         self._tally.looked_up(self._namer.scope(client, scope), outcome, self._clock())
         return outcome
 
     def too_large_to_store(self, client: str, scope: str) -> Stored:
-        """Count the answer to a request that is not read, and return why it is not kept."""
+        """Count an answer to a request that is too large, and return the refusal."""
         self._metrics.stored(self.scopes.label(scope), "too_large")
         self._tally.stored(self._namer.scope(client, scope), "too_large", self._clock())
         return Stored(refusal="too_large")
@@ -141,23 +143,34 @@ class ResponseCache:
         aborted: bool = False,
         no_store: bool = False,
     ) -> Stored:
-        """Take what the engine said. ``flight``, ``candidate``: of the miss; ``same``: the candidate says the same.
+        """Store the engine's answer.
+
+        Args:
+            client: authenticated name of the client.
+            request: the request.
+            answer: the engine's answer.
+            flight: ticket of the miss.
+            candidate: ticket of the miss.
+            same: whether the candidate's answer is the same; None if the caller does not know.
+            ttl_s: life of the answer in seconds, at most the scope's; 0 for the scope's.
+            aborted: whether the answer is incomplete.
+            no_store: whether the answer must not be stored.
 
         Raises:
-            InvalidRequest: it is not a request.
+            InvalidRequest: the request is invalid.
         """
         _check(request)
         settings = self.scopes.of(request.scope)
-        names = await aside(request.size, lambda: self._namer.names(client, request, last_turn=settings.semantic != "off"))
+        names = await offload(request.size, lambda: self._namer.names(client, request, last_turn=settings.semantic != "off"))
         ticket = self._tickets.read(client, request.tenant, Flight, flight)
         if ticket is not None and (ticket.scope, ticket.entry) != (names.scope, names.exact):
             ticket = None
         because: Refusal | None = "aborted"
         if not aborted:
-            because = await aside(answer.size, lambda: not_kept(request, answer, settings, self._max_entry_bytes))
+            because = await offload(answer.size, lambda: not_kept(request, answer, settings, self._max_entry_bytes))
         try:
             if because not in (None, "too_large", "aborted"):
-                same = False  # the candidate is a whole text, and this is not
+                same = False  # the candidate is a complete text, and this is not
             await self._semantic.label(client, names, request, settings, None if aborted else answer, candidate, same)
             if no_store and not aborted:
                 because = "no_store"
@@ -170,14 +183,14 @@ class ResponseCache:
             with contextlib.suppress(RedisFailed):
                 await self._flights.end(names.scope, names.exact, ticket.token.encode(), kept=because is None, again=again)
         self._metrics.stored(self.scopes.label(request.scope), because)
-        if names.scope in self._registered:
+        if names.scope in self._listed:
             self._tally.stored(names.scope, because, self._clock())
         if because is not None:
             return Stored(refusal=because)
         proof = self._tickets.exact_proof(client, request.tenant, names.scope, names.exact)
         return Stored(Tickets.exact(names.scope, names.exact, proof))
 
-    # -- the way of a lookup ---------------------------------------------------------------------------------------------------
+    # -- lookup ----------------------------------------------------------------------------------------------------------------
 
     async def _find(
         self,
@@ -208,8 +221,8 @@ class ResponseCache:
                 self._metrics.lookup_seconds.observe(loop.time() - began)
                 age, remaining = entry.life(self._clock())
                 return Hit(Tickets.exact(names.scope, names.exact, entry.proof), "exact", entry.answer, age, remaining)
-            # A request that waits for this very answer does not look for another one again and again. And where the leader's
-            # answer becomes a label, the others do not count as lookups.
+            # Followers wait before the semantic tier is asked, so that each does not repeat its lookup, and only the leader's
+            # lookup counts as evidence.
             waits = deadline > loop.time()
             if (waits or settings.semantic != "off") and await self._flights.flying(names.scope, names.exact):
                 if not waits:
@@ -222,7 +235,7 @@ class ResponseCache:
                     continue
             miss: Hit | Miss = Miss("cold")
             if not exact_only and settings.semantic != "off":
-                by_turn = await aside(request.size, partial(self._namer.with_last_turn, names, request))
+                by_turn = await offload(request.size, partial(self._namer.with_last_turn, names, request))
                 miss = await self._semantic.lookup(client, by_turn, request, settings, opener)
             self._metrics.lookup_seconds.observe(loop.time() - began)
             if isinstance(miss, Hit):
@@ -232,18 +245,19 @@ class ResponseCache:
             try:
                 state, token = await self._flights.take(names.scope, names.exact, unless_stored=unless_stored)
             except RedisRefused:
-                return miss  # Redis is full, or holds something else in the flight's place: nobody waits for this answer
+                return miss  # Redis is full, or the key has another type: no flight
             if state == "free":
                 flight = Flight(names.scope, names.exact, token.decode(), found.stamp, found.tags)
                 return miss._replace(flight=self._tickets.give(client, request.tenant, flight))
             if state == "not_kept":
-                return miss  # nor would the next one be: nobody waits for it
+                return miss  # the next answer would not be cached either: no flight
             if state == "flying" and deadline <= loop.time():
                 return Miss("in_flight")
-            # "stored" once: just now. Twice: a key of another type is in the entry's place, and no look will ever find it.
+            # "stored" means that an answer arrived just now. A second time, the entry's key has another type and cannot be
+            # found.
             unless_stored = state != "stored"
 
-    # -- the way of an answer --------------------------------------------------------------------------------------------------
+    # -- store -----------------------------------------------------------------------------------------------------------------
 
     async def _put(
         self,
@@ -262,7 +276,7 @@ class ResponseCache:
         else:
             found = await self._store.find(names, request.model, request.model_version, request.tags)
             stamp, tags = found.stamp, found.tags
-            # Nobody noted the generations when this was asked. The engine may have begun before an invalidation.
+            # The generations at the time of the request are unknown: the engine may have begun before an invalidation.
             if await self._store.invalidated_s(names.scope) < answer.engine_s:
                 return "stale"
         if request.tags and tags != await self._store.tags(names.scope, request.tags):
@@ -278,7 +292,7 @@ class ResponseCache:
             proof=self._tickets.exact_proof(client, request.tenant, names.scope, names.exact),
         )
         keyring = self._keys.current
-        record = await aside(answer.size, lambda: entries.seal(entry, names.scope, names.exact, keyring))
+        record = await offload(answer.size, lambda: entries.seal(entry, names.scope, names.exact, keyring))
         if len(record) > min(settings.max_mib, settings.tenant_mib) * 2**20:
             return "full"
         vector = await self._semantic.vector(names, request, settings, entry.expires_at, stamp[0])
@@ -302,27 +316,27 @@ class ResponseCache:
         return None if put.stored else "stale"
 
     async def _admitted(self, client: str, request: Request, scope: Scope, generation: str | None = None) -> bool:
-        """List a scope, else nobody could invalidate it by its client; return False where the client has too many.
+        """Add a scope to its client's list, which invalidation needs; return False if the client has too many scopes.
 
-        Again where the list may have been lost or purged: after a while, or when the scope has another generation.
+        The scope is added again after a while and in another generation, because the list may have been lost or purged.
         """
         now = asyncio.get_running_loop().time()
-        known, at = self._registered.get(scope, (None, -LISTED_S))
+        known, at = self._listed.get(scope, (None, -LISTED_S))
         if now - at < LISTED_S and generation in (None, known):
             return True
         sealed = self._keys.current.seal(request.scope.encode(), b"scope" + scope)
         if not await self._store.register(client, scope, sealed, self._client_scopes):
             return False
-        if len(self._registered) >= REMEMBERED:
-            self._registered.clear()
-        self._registered[scope] = (generation or known, now)
+        if len(self._listed) >= REMEMBERED:
+            self._listed.clear()
+        self._listed[scope] = (generation or known, now)
         return True
 
 
 def _check(request: Request) -> None:
-    """Refuse an invalid request. Raises InvalidRequest."""
+    """Raise InvalidRequest if a request is invalid."""
     if not request.model:
-        raise InvalidRequest("the request names no model: send the one that the engine would be asked for")
+        raise InvalidRequest("the request names no model: send the model's name at the engine")
     if not request.messages and request.prompt is None and not request.parameters:
         raise InvalidRequest("the request is empty: send messages or prompt")
     if len(request.tags) > MAX_TAGS:

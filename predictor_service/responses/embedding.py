@@ -1,4 +1,4 @@
-"""The vector of a question, by the sidecar's own model and batches."""
+"""Vectors of questions, by the sidecar's model and batches."""
 
 import asyncio
 from collections import OrderedDict
@@ -15,15 +15,15 @@ from predictor_service.batching.batcher import Batcher
 from predictor_service.errors import ServiceError
 
 REMEMBERED: Final = 4096
-"""Questions whose vectors are remembered between a lookup and the store that follows it."""
+"""Vectors cached between a lookup and the store that follows it."""
 LONG: Final = 4096
-"""Characters from which a text is tokenised in a thread."""
+"""Length in characters from which a text is tokenised in a thread."""
 PATIENCE_S: Final = 0.25
-"""Longest time that a lookup waits for a vector; without one it is a miss."""
+"""Longest time that a lookup waits for a vector, in seconds; after that it is a miss."""
 
 
 class InService(Protocol):
-    """Where the model in service is found."""
+    """Provides the model in service."""
 
     @property
     def model(self) -> Model:
@@ -31,7 +31,7 @@ class InService(Protocol):
 
 
 class Embedder:
-    """Gives vectors. Lives on one event loop."""
+    """Computes vectors. Lives on one event loop."""
 
     def __init__(self, serving: InService, batcher: Batcher) -> None:
         self._serving = serving
@@ -39,22 +39,22 @@ class Embedder:
         self._known: OrderedDict[tuple[str, bytes], NDArray[np.float32]] = OrderedDict()
 
     def encoder(self) -> str:
-        """Return what vectors that can be compared have in common: encoder and precision."""
+        """Return the id of encoder and precision; only vectors with the same id are comparable."""
         manifest = self._serving.model.manifest
         return sha256(f"{manifest.encoder_sha256}:{manifest.precision}".encode()).hexdigest()[:12]
 
     async def vector(self, question: str, patience_s: float = PATIENCE_S) -> NDArray[np.float32] | None:
-        """Return a question's vector, of unit length; None where it has none: too long to be seen whole, or no time for it."""
+        """Return a question's vector of unit length; None if it is too long for the encoder or the model is busy."""
         try:
             return await self.vector_in_time(question, patience_s)
         except TimeoutError:
             return None
 
     async def vector_in_time(self, text: str, patience_s: float) -> NDArray[np.float32] | None:
-        """Return a text's vector, of unit length; None where it is too long to be seen whole.
+        """Return a text's vector of unit length; None if it is too long for the encoder.
 
         Raises:
-            TimeoutError: there is no time for it now.
+            TimeoutError: the model is busy.
         """
         model = self._serving.model
         key = (self.encoder(), sha256(text.encode()).digest())
@@ -63,7 +63,7 @@ class Embedder:
             return found
         turns = UserTurns((text,), 1)
         features = model.encode(turns) if len(text) < LONG else await asyncio.to_thread(model.encode, turns)
-        # Two long texts that differ in the middle alone would have the same vector.
+        # The middle of a long text is cut, so different texts would have the same vector.
         if len(features.input_ids) >= model.manifest.features.token_budget:
             return None
         vector = np.frombuffer(await self._embedded(model, features, patience_s), "<f2").astype(np.float32)

@@ -1,4 +1,4 @@
-"""Who judges in a scope whether two answers say the same, how often it errs, and when: never while a request waits."""
+"""Judging of whether two answers are the same, in the background: the judge of a scope and its measured error."""
 
 import asyncio
 import contextlib
@@ -21,33 +21,33 @@ from predictor_service.responses.embedding import Embedder
 log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 4
-"""Pairs that are judged at the same time."""
+"""Pairs that are judged concurrently."""
 WAITING: Final = 256
-"""Pairs that wait for it, at most: their texts are in memory. What comes beyond is not judged."""
+"""Most pairs in memory; further pairs are not judged."""
 PATIENCE_S: Final = 10.0
-"""Longest time that a judge waits for a vector."""
+"""Longest time that a judge waits for a vector, in seconds."""
 
 Texts: TypeAlias = tuple[str, str, str, str]
-"""Question and answer, and the other question and answer."""
+"""Question and answer, other question and answer."""
 
 Learn: TypeAlias = Callable[[bool | None], Awaitable[None]]
-"""Called with what a judge said. May raise RedisFailed."""
+"""Called with the verdict. May raise RedisFailed."""
 
 
 class Judge(Protocol):
-    """Says whether two answers to two questions say the same; what it cannot tell is False. None: it could not be asked."""
+    """Returns whether two answers are the same; False if it is not sure, None if it failed."""
 
     async def __call__(self, question: str, answer: str, other_question: str, other_answer: str) -> bool | None:
-        """Judge the answers."""
+        """Return the verdict."""
 
 
 class Rules(NamedTuple):
-    """By which a scope's semantic tier goes.
+    """Gate and judge of one tenant in a scope.
 
     Attributes:
-        gate: shut, unless evidence from before opens it.
-        judge: makes its labels, where the caller does not. None: nothing but equal texts are the same, which is said at once.
-        judged_by: names the judge: labels of one that errs are kept apart.
+        gate: a new gate, open only if the scope's file of evidence permits it.
+        judge: the judge, or None to compare texts at once.
+        judged_by: id of a judge that errs, whose labels are stored separately.
     """
 
     gate: Gate
@@ -56,12 +56,12 @@ class Rules(NamedTuple):
 
 
 def rules_of(embedder: Embedder, judges: Mapping[ScopeSettings, Judge], settings: ScopeSettings) -> Rules:
-    """Return the rules of a scope's tier; one whose judge was not measured with this encoder is judged by equal texts.
+    """Return the rules of a scope. If its judge was not measured with this encoder, texts are compared.
 
     Args:
-        embedder: of the model in service.
-        judges: the models that judge, by scope's settings.
-        settings: of the scope.
+        embedder: computes vectors by the model in service.
+        judges: models that judge, by settings of their scope.
+        settings: settings of the scope.
     """
     judge: Judge | None = None
     judged_by, error, start = "", UNERRING, None
@@ -78,7 +78,7 @@ def rules_of(embedder: Embedder, judges: Mapping[ScopeSettings, Judge], settings
         if settings.evidence is not None:
             start = read_evidence(settings.evidence, embedder.encoder())
     except EvidenceError as failure:
-        log.error("%s; until then the scope starts without it", failure)
+        log.error("%s; the scope starts without it", failure)
     gate = Gate(settings.bound, 1 - settings.level, error, serves=settings.semantic == "serve", start=start)
     return Rules(gate, judge, judged_by)
 
@@ -91,7 +91,7 @@ class Judging:
         self._at_once = asyncio.Semaphore(AT_ONCE)
 
     async def later(self, judge: Judge, texts: Texts, learn: Learn) -> None:
-        """Have a pair judged, and call ``learn`` with the verdict; at once with None if too many wait."""
+        """Judge a pair in the background, and call ``learn`` with the verdict; with None if too many pairs wait."""
         if len(self._tasks) >= WAITING:
             await learn(None)
             return
@@ -100,7 +100,7 @@ class Judging:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Leave unjudged what was not judged so far."""
+        """Cancel what is not judged yet."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -108,10 +108,10 @@ class Judging:
     async def _judge(self, judge: Judge, texts: Texts, learn: Learn) -> None:
         async with self._at_once:
             try:
-                said = await judge(*texts)
+                same = await judge(*texts)
             except Exception as error:
                 # Its message may quote the texts.
                 log.error("a judge of answers failed: %s", type(error).__name__)
-                said = None
+                same = None
         with contextlib.suppress(RedisFailed):
-            await learn(said)
+            await learn(same)

@@ -1,4 +1,4 @@
-"""The parts of the response caches, made and put together as the settings say."""
+"""Builds the response caches from the settings."""
 
 import contextlib
 import logging
@@ -23,7 +23,7 @@ from predictor_service.responses.cache import ResponseCache
 from predictor_service.responses.embedding import Embedder
 from predictor_service.responses.judging import Judge, rules_of
 from predictor_service.responses.metrics import CacheMetrics
-from predictor_service.responses.scopes_in_use import HEAR_S
+from predictor_service.responses.scopes_in_use import SYNC_S
 from predictor_service.responses.servicer import Invalidations, ResponseCacheService
 from predictor_service.responses.similar import SimilarQuestions
 from predictor_service.responses.tally import INTERVAL_S, Tally
@@ -38,9 +38,9 @@ class Caches:
     """The response caches of a sidecar.
 
     Attributes:
-        service: answers calls.
-        rounds: interval in seconds, name and work of background tasks.
-        refresh: looks whether the key file changed.
+        service: the gRPC service.
+        rounds: background tasks: interval in seconds, name and function.
+        refresh: reloads the key file if it changed.
     """
 
     service: ResponseCacheService
@@ -56,13 +56,13 @@ def made(
     clock: Callable[[], float],
     stack: contextlib.AsyncExitStack,
 ) -> Caches | None:
-    """Return the response caches; None where they are not asked for. Nothing is sent to Redis yet.
+    """Return the response caches; None if they are not configured. This does not call Redis.
 
-    ``flight_s``: after which a caller who asks the engine for others is taken for dead.
+    ``flight_s`` is the time in seconds after which the leader of a flight counts as dead.
 
     Raises:
-        KeyFileError: the key file cannot be used, or `cryptography` is missing.
-        EvidenceError: of a judge that errs it is not known how often.
+        KeyFileError: the key file is invalid, or `cryptography` is missing.
+        EvidenceError: a file of evidence is invalid, or lacks the error of a judge.
     """
     if settings.cache_redis_url is None or settings.cache_keys is None:
         return None
@@ -92,7 +92,7 @@ def made(
     )
     semantic = SimilarQuestions(
         *(keys, store, Vectors(redis, embedder.encoder), evidence, embedder, partial(rules_of, embedder, judges), clock),
-        judged=lambda scope, said: cache_metrics.judged(scopes.label(scope), said),
+        judged=lambda scope, same: cache_metrics.judged(scopes.label(scope), same),
         report=lambda client, scope, in_force: cache_metrics.in_force(client, scopes.label(scope), in_force),
     )
     stack.push_async_callback(semantic.close)
@@ -105,12 +105,12 @@ def made(
     upkeep = Upkeep(keys, store, tally, scopes, semantic, cache_metrics, clock)
     invalidations = Invalidations(settings.cache_invalidations, cache_metrics)
     service = ResponseCacheService(cache, upkeep, settings.cache_gateways, invalidations)
-    rounds = ((INTERVAL_S, "tally", tally.flush), (HEAR_S, "arrays", semantic.keep_now))
+    rounds = ((INTERVAL_S, "tally", tally.flush), (SYNC_S, "arrays", semantic.sync_now))
     return Caches(service, rounds, keys.refresh)
 
 
 def _verdicts(path: Path) -> Verdicts:
-    """Return what outlives an empty Redis. Raises EvidenceError."""
+    """Return the verdicts of a file. Raises EvidenceError."""
     try:
         make_own(path.parent)
     except ForeignFolder as error:
@@ -121,12 +121,12 @@ def _verdicts(path: Path) -> Verdicts:
 
 
 def _judges(scopes: Mapping[str, ScopeSettings], encoder: str, stack: contextlib.AsyncExitStack) -> dict[ScopeSettings, Judge]:
-    """Return the models that judge, by settings of scopes, once it is known of every judge how often it errs.
+    """Return the models that judge, by settings of their scope, after a check that every judge was measured.
 
     Raises:
-        EvidenceError: it is not known, or `httpx` is missing; the message says what to do.
+        EvidenceError: a judge was not measured, or `httpx` is missing.
     """
-    made: dict[ScopeSettings, Judge] = {}
+    judges: dict[ScopeSettings, Judge] = {}
     for name, scope in scopes.items():
         if scope.judge == "text" or scope.semantic == "off":
             continue
@@ -143,5 +143,5 @@ def _judges(scopes: Mapping[str, ScopeSettings], encoder: str, stack: contextlib
                 ) from error
             client = endpoint(scope.judge_url, scope.judge_key_file, scope.judge_timeout_s)
             stack.push_async_callback(client.aclose)
-            made[scope] = ByModel(client, scope.judge_model)
-    return made
+            judges[scope] = ByModel(client, scope.judge_model)
+    return judges

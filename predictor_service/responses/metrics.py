@@ -1,4 +1,4 @@
-"""Prometheus metrics of the response caches. Scopes are labels by the operator's names alone; callers may declare any."""
+"""Prometheus metrics of the response caches. Only scopes with own settings are labels, since callers may send any name."""
 
 from collections.abc import Callable, Sequence
 from math import nan
@@ -12,81 +12,79 @@ from predictor_service.metrics import SECONDS, Metrics
 from predictor_service.responses.outcomes import Hit, InForce, Miss, Reason, Source
 
 BOUNDS: Final = ("entries", "bytes", "tenant_entries", "tenant_bytes")
-"""Why answers go before their time, as `Put` counts them."""
+"""Limits that evict answers, in the order of the counts of `Put`."""
 
 
 class CacheMetrics:
-    """Metrics of the response caches, in the sidecar's registry. ``scopes``: all labels of scopes."""
+    """Metrics of the response caches, in the sidecar's registry. ``scopes`` are all labels of scopes."""
 
     def __init__(self, metrics: Metrics, scopes: Sequence[str]) -> None:
         registry = metrics.registry
         self.lookups = Counter(
             "lpc_cache_lookups",
-            "Lookups of the response caches, by what came of them: a tier's hit, or why there was none.",
+            "Lookups in the response caches by result: the tier of a hit, or the reason of a miss.",
             ["scope", "result"],
             registry=registry,
         )
         self.stores = Counter(
             "lpc_cache_stores",
-            "Answers handed in to the response caches, by what became of them: stored, or why not.",
+            "Answers sent to the response caches by result: stored, or the refusal.",
             ["scope", "result"],
             registry=registry,
         )
         self.evictions = Counter(
             "lpc_cache_evictions",
-            "Answers that went before their time, since a client's scope, or a tenant in it, held too many entries or bytes.",
+            "Answers evicted because a client's scope, or a tenant in it, had too many entries or bytes.",
             ["scope", "bound"],
             registry=registry,
         )
         self.invalidations_refused = Counter(
             "lpc_cache_invalidations_refused",
-            "Calls of Invalidate that were refused since their client or tenant made too many.",
+            "Calls of Invalidate refused by the rate limit of their client or tenant.",
             registry=registry,
         )
         self.tokens_spared = Counter(
             "lpc_cache_tokens_spared",
-            "Tokens that no engine had to compute, as the engine counted them for the answer that was served again.",
+            "Tokens of answers served from the cache, as the engine counted them.",
             ["scope", "kind"],
             registry=registry,
         )
         self.seconds_spared = Counter(
             "lpc_cache_engine_seconds_spared",
-            "Seconds that engines took for the answers that were served again.",
+            "Seconds that engines took for the answers served from the cache.",
             ["scope"],
             registry=registry,
         )
         self.lookup_seconds = Histogram(
             "lpc_cache_lookup_seconds",
-            "Time of a lookup of the response caches, without waiting for another caller's answer.",
+            "Duration of a lookup in the response caches, without the wait for another caller's answer.",
             buckets=SECONDS,
             registry=registry,
         )
         self.unreadable = Counter(
             "lpc_cache_unreadable",
-            "Records of the response caches that did not open: of another key or place, or damaged.",
+            "Records of the response caches that could not be decrypted: another key or location, or damaged.",
             registry=registry,
         )
         self.forged = Counter(
             "lpc_cache_forged",
-            "Values in the Redis of the response caches that are not what a sidecar wrote there, by kind; taken for absent.",
+            "Forged or outdated values in the Redis of the response caches by kind, which are ignored.",
             ["what"],
             registry=registry,
         )
-        self.feedback = Counter(
-            "lpc_cache_feedback", "What callers said of answers that were served.", ["scope", "verdict"], registry=registry
-        )
+        self.feedback = Counter("lpc_cache_feedback", "Feedback on served answers.", ["scope", "verdict"], registry=registry)
         self.redis_up = Gauge(
             "lpc_cache_redis_up", "1 while the Redis of the response caches answers, else 0.", registry=registry
         )
         self.threshold = Gauge(
             "lpc_cache_threshold",
-            "Similarity from which the semantic tier serves a client's scope; NaN: it serves nothing.",
+            "Lowest similarity that the semantic tier serves in a client's scope; NaN if it serves nothing.",
             ["client", "scope"],
             registry=registry,
         )
         self.error_bound = Gauge(
             "lpc_cache_error_bound",
-            "Upper bound on the wrong answers among those that the semantic tier serves; NaN: it serves nothing.",
+            "Upper bound on the share of wrong answers among semantic hits; NaN if the tier serves nothing.",
             ["client", "scope"],
             registry=registry,
         )
@@ -95,11 +93,11 @@ class CacheMetrics:
         )
         self.judgements = Counter(
             "lpc_cache_judgements",
-            "Pairs of answers that were compared, by what the judge said; unasked: it could not be asked.",
+            "Pairs of answers by verdict of the judge; unasked: the judge failed.",
             ["scope", "verdict"],
             registry=registry,
         )
-        # From the start, so that the first event of each kind is an increase.
+        # Create all label values, so that the first event of each is an increase.
         for what in ("generation", "evidence"):
             self.forged.labels(what)
         for scope in scopes:
@@ -118,11 +116,11 @@ class CacheMetrics:
                 self.judgements.labels(scope, verdict)
 
     def watch_redis(self, up: Callable[[], bool]) -> None:
-        """Report at every scrape whether Redis answers."""
+        """Report whether Redis responds, at every scrape."""
         self.redis_up.set_function(up)
 
     def looked_up(self, scope: str, outcome: Hit | Miss) -> None:
-        """Count a lookup. ``scope``: a label."""
+        """Count a lookup. ``scope`` is a label."""
         self.lookups.labels(scope, outcome.reason if isinstance(outcome, Miss) else outcome.source).inc()
         if isinstance(outcome, Hit):
             self.tokens_spared.labels(scope, "prompt").inc(outcome.answer.prompt_tokens)
@@ -130,22 +128,22 @@ class CacheMetrics:
             self.seconds_spared.labels(scope).inc(max(0.0, outcome.answer.engine_s))
 
     def in_force(self, client: str, scope: str, in_force: InForce) -> None:
-        """Report what a client's scope serves by evidence. ``scope``: a label."""
-        shut = in_force.threshold is None
-        self.threshold.labels(client, scope).set(nan if in_force.threshold is None else in_force.threshold)
-        self.error_bound.labels(client, scope).set(nan if shut else in_force.error_bound)
+        """Report the threshold of a client's scope. ``scope`` is a label."""
+        threshold = in_force.threshold
+        self.threshold.labels(client, scope).set(nan if threshold is None else threshold)
+        self.error_bound.labels(client, scope).set(nan if threshold is None else in_force.error_bound)
         self.labels.labels(client, scope).set(in_force.labels)
 
-    def judged(self, scope: str, said: bool | None) -> None:
-        """Count what a judge said. ``scope``: a label."""
-        self.judgements.labels(scope, "unasked" if said is None else "same" if said else "different").inc()
+    def judged(self, scope: str, same: bool | None) -> None:
+        """Count a verdict. ``scope`` is a label."""
+        self.judgements.labels(scope, "unasked" if same is None else "same" if same else "different").inc()
 
     def evicted(self, scope: str, put: Put) -> None:
-        """Count what went to make room. ``scope``: a label."""
+        """Count evictions. ``scope`` is a label."""
         for bound, count in zip(BOUNDS, put[1:], strict=True):
             if count:
                 self.evictions.labels(scope, bound).inc(count)
 
     def stored(self, scope: str, refusal: Refusal | None) -> None:
-        """Count an answer that was handed in."""
+        """Count an answer that was stored or refused."""
         self.stores.labels(scope, refusal or "stored").inc()

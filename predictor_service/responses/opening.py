@@ -1,4 +1,4 @@
-"""From a record to an entry that may be given to who asks: opened, and everything about it checked again."""
+"""Decryption of records for a request, with a check that the entry may be served."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,17 +14,21 @@ from predictor_service.responses.metrics import CacheMetrics
 T = TypeVar("T")
 
 THREAD_FROM: Final = 32 * 2**10
-"""Bytes from which packing and unpacking would hold up the event loop for longer than handing it to a thread."""
+"""Size in bytes from which work on a record runs in a thread, so that it does not block the event loop."""
 
 
 class Opener:
     """Opens records for one request.
 
     Args:
-        client: as it was authenticated.
-        asked: its request.
-        found: the generations now.
-        max_age_s: of an answer; 0: any.
+        keys: encryption keys.
+        store: entries in Redis.
+        metrics: Prometheus metrics.
+        clock: returns seconds since the epoch.
+        client: authenticated name of the client.
+        request: its request.
+        found: current generations.
+        max_age_s: oldest age of an answer; 0 for any.
     """
 
     def __init__(
@@ -44,12 +48,12 @@ class Opener:
         self._metrics = metrics
         self._clock = clock
         self._client = client
-        self._asked = request
+        self._request = request
         self._found = found
         self._max_age_s = max_age_s
 
     async def open(self, scope: Scope, name: EntryId, record: bytes | None) -> Entry | None:
-        """Return the entry of a record, if it may be given to this client now. Raises RedisFailed."""
+        """Return the entry of a record if this request may get it, else None. Raises RedisFailed."""
         if record is None:
             return None
         keyring = self._keys.current
@@ -61,22 +65,22 @@ class Opener:
         except Unsealable:
             self._metrics.unreadable.inc()
             return None
-        now, request = self._clock(), self._asked
+        now, request = self._clock(), self._request
         if not entry.belongs_to(self._client, request.scope, request.tenant):
             return None
         if entry.stamp != self._found.stamp or entry.expires_at <= now:
             return None
         if self._max_age_s and entry.life(now)[0] > self._max_age_s:
             return None
-        return entry if await self._tags_hold(scope, entry) else None
+        return entry if await self._tags_valid(scope, entry) else None
 
-    async def _tags_hold(self, scope: Scope, entry: Entry) -> bool:
+    async def _tags_valid(self, scope: Scope, entry: Entry) -> bool:
         if not entry.tags:
             return True
         tags, then = zip(*entry.tags, strict=True)
-        return (self._found.tags if tags == self._asked.tags else await self._store.tags(scope, tags)) == then
+        return (self._found.tags if tags == self._request.tags else await self._store.tags(scope, tags)) == then
 
 
-async def aside(size: int, work: Callable[[], T]) -> T:
-    """Do what takes long for large answers in a thread."""
+async def offload(size: int, work: Callable[[], T]) -> T:
+    """Do work on ``size`` bytes; in a thread if it is large."""
     return work() if size < THREAD_FROM else await asyncio.to_thread(work)

@@ -1,4 +1,4 @@
-"""What the response cache answers, before it goes on the wire."""
+"""Results of lookups and stores."""
 
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -19,16 +19,16 @@ Reason: TypeAlias = Literal[
 
 
 class Hit(NamedTuple):
-    """An answer that was kept.
+    """A cached answer.
 
     Attributes:
-        ticket: for feedback and invalidation.
+        ticket: ticket for feedback and invalidation.
         source: the tier.
-        answer: of the engine.
-        age_s, remaining_s: of its life.
-        similarity: of the questions.
-        error_bound: on the share of wrong answers among those served so; 0 of the same question.
-        question: that it was given to, where it is another one.
+        answer: the engine's answer.
+        age_s, remaining_s: age and remaining life in seconds.
+        similarity: similarity of the questions.
+        error_bound: upper bound on the share of wrong answers among semantic hits; 0 for an exact hit.
+        question: the question that the answer was stored for, if it is another one.
     """
 
     ticket: bytes
@@ -45,10 +45,12 @@ class Miss(NamedTuple):
     """No answer.
 
     Attributes:
-        reason: why.
-        flight: leave to store what the engine says; empty where another one has it.
-        candidate: an answer that the engine's is to be compared with, and its similarity; empty where there is none.
-        refusal: of "refused": why.
+        reason: reason of the miss.
+        flight: ticket of the flight; empty if another caller leads it.
+        candidate: ticket of an entry to compare the engine's answer with; empty if there is none.
+        candidate_answer: the candidate's answer.
+        similarity: the candidate's similarity.
+        refusal: refusal of a miss with reason "refused".
     """
 
     reason: Reason
@@ -60,19 +62,20 @@ class Miss(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What became of an answer that was handed in: a ticket where it is kept, else why not."""
+    """Result of a store: a ticket, or why the answer was refused."""
 
     ticket: bytes = b""
     refusal: Refusal | None = None
 
 
 class InForce(NamedTuple):
-    """What evidence allows in a scope's semantic tier.
+    """State of a scope's semantic tier.
 
     Attributes:
-        threshold: the similarity from which it serves; None: it serves nothing.
-        error_bound: on the wrong answers among those served.
-        labels, different: in the window of evidence: all, and those that said "not the same".
+        threshold: lowest similarity that is served; None if nothing is.
+        error_bound: upper bound on the share of wrong answers among those served.
+        labels: number of labels in the window of evidence.
+        different: number of labels "different" among them.
     """
 
     threshold: float | None = None

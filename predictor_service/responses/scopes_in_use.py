@@ -1,10 +1,10 @@
-"""The scopes whose similar questions are asked for, in memory: arrays of vectors of each, and gates of each of its tenants.
+"""The scopes in use, in memory: an index of vectors for each scope, and a gate for each of its tenants.
 
-Evidence is a tenant's own. If tenants shared it, one of them could open the tier for all with answers of its own making, or
-shut it for all with false feedback. Votes would not help, since anybody can be many tenants.
+Each tenant has its own evidence. If tenants shared it, one could open the tier for all by its own answers, or shut it for all
+by false feedback. Votes would not help, because anybody can be many tenants.
 
-Both are kept equal among sidecars through Redis, arrays within a fraction of a second, evidence within some seconds. A scope
-that was not asked lately is forgotten here and read again when it is.
+Redis synchronises the sidecars: indexes within a fraction of a second, evidence within seconds. A scope without recent requests
+is dropped from memory and read again at the next request.
 """
 
 import asyncio
@@ -32,36 +32,39 @@ from predictor_service.responses.outcomes import InForce
 
 log = logging.getLogger(__name__)
 
-HEAR_S: Final = 0.25
+SYNC_S: Final = 0.25
 EVIDENCE_S: Final = 5.0
 IDLE_S: Final = 1800.0
-MOST_SCOPES: Final = 1000
-MOST_TENANTS: Final = 1000
-"""Of one scope whose gates are in memory. Above it those that asked least recently go, after their evidence is handed over."""
+MAX_SCOPES: Final = 1000
+MAX_TENANTS: Final = 1000
+"""Gates of one scope in memory. Above it, the least recently used ones are dropped after their evidence was shared."""
 
 
 @dataclass(eq=False, slots=True)
 class Tenant:
-    """What decides for one tenant of a scope.
+    """A tenant of a scope in use.
 
     Attributes:
-        place: of its evidence in Redis, within the scope.
+        place: location of its evidence in Redis: judge and tenant.
+        rules: gate and judge.
+        shared_at: time of the last exchange of evidence, monotonic seconds.
+        used_at: time of the last request, monotonic seconds.
     """
 
     place: str
     rules: Rules
-    counted_at: float = -np.inf
+    shared_at: float = -np.inf
     used_at: float = 0.0
 
     @property
     def gate(self) -> Gate:
-        """What decides."""
+        """The tenant's gate."""
         return self.rules.gate
 
-    def hurry(self) -> None:
-        """Have the other sidecars informed soon when evidence has turned."""
+    def share_soon(self) -> None:
+        """Share evidence in the next round if it was reset."""
         if self.gate.forgotten:
-            self.counted_at = -np.inf
+            self.shared_at = -np.inf
 
 
 @dataclass(eq=False, slots=True)
@@ -69,17 +72,21 @@ class InUse:
     """A scope in use.
 
     Attributes:
-        tenants: by their names.
-        named: client and scope, once one of its has asked.
-        heard_to: how far its stream was read; None before its vectors were.
-        served: questions answered from another one's, which the other sidecars do not know yet.
+        tenants: tenants by name.
+        index: vectors of the scope's questions.
+        position: position in the scope's stream; None before the vectors were read.
+        generation: generation of the vectors.
+        expired_at: time of the last removal of expired vectors, monotonic seconds.
+        used_at: time of the last request, monotonic seconds.
+        served: questions with a semantic hit that Redis does not have yet.
+        named: client and name of the scope, after its first lookup.
     """
 
     scope: Scope
     settings: ScopeSettings
     tenants: dict[bytes, Tenant] = field(default_factory=dict)
     index: PartitionIndex = field(default_factory=PartitionIndex)
-    heard_to: str | None = None
+    position: str | None = None
     generation: str | None = None
     expired_at: float = -np.inf
     used_at: float = 0.0
@@ -91,10 +98,13 @@ class ScopesInUse:
     """All scopes in use. Lives on one event loop.
 
     Args:
-        encoder: names what vectors that can be compared have in common, now.
-        rules: of a scope's settings.
-        clock: seconds since the epoch.
-        report: called for each scope in use, by client and name, with what is in force.
+        keys: encryption keys.
+        vectors: vectors in Redis.
+        evidence: evidence in Redis.
+        encoder: returns the id of the current encoder.
+        rules: returns gate and judge for a scope's settings.
+        clock: returns seconds since the epoch.
+        report: called with client, scope and state of each scope in use.
     """
 
     def __init__(
@@ -118,7 +128,7 @@ class ScopesInUse:
         self._scopes: dict[Scope, InUse] = {}
 
     def of(self, name: Scope, settings: ScopeSettings) -> InUse:
-        """Return a scope, which is in use from now on."""
+        """Return a scope, and mark it as used."""
         scope = self._scopes.get(name)
         if scope is None:
             scope = self._scopes[name] = InUse(name, settings)
@@ -126,7 +136,7 @@ class ScopesInUse:
         return scope
 
     def tenant(self, scope: InUse, name: bytes) -> Tenant:
-        """Return what decides for a tenant of a scope. ``name``: of the tenant within the scope, as in Redis."""
+        """Return a tenant of a scope by its name in Redis, and mark it as used."""
         tenant = scope.tenants.get(name)
         if tenant is None:
             rules = self._rules(scope.settings)
@@ -135,91 +145,91 @@ class ScopesInUse:
         return tenant
 
     def forget(self, scope: Scope, entry: EntryId) -> None:
-        """Forget an entry here at once."""
+        """Remove an entry from the index."""
         if scope in self._scopes:
             self._scopes[scope].index.remove(entry)
 
-    async def keep(self, now: float) -> None:
-        """Hear what others did in all scopes in use. ``now``: monotonic seconds. Raises RedisFailed."""
+    async def sync(self, now: float) -> None:
+        """Synchronise all scopes in use with Redis. ``now`` is in monotonic seconds. Raises RedisAway."""
         if self._encoder != self._encoder_now():
-            # Vectors of another encoder are another world.
+            # Vectors of different encoders are not comparable.
             self._scopes.clear()
             self._encoder = self._encoder_now()
         for scope in list(self._scopes.values()):
             try:
-                await self._keep(scope, now)
+                await self._sync(scope, now)
             except RedisAway:
                 raise
             except RedisRefused:
-                continue  # one scope's keys; noted where Redis is asked
+                continue  # concerns one scope; already counted
             except Exception as error:
-                # What is wrong in one scope's place in Redis does not concern the others.
-                log_bug(log, "keeping one scope's arrays", error)
+                # A bug in one scope must not stop the others.
+                log_bug(log, "synchronising one scope", error)
 
-    async def _keep(self, scope: InUse, now: float) -> None:
-        if _idle(scope, self._scopes.values(), MOST_SCOPES, now):
+    async def _sync(self, scope: InUse, now: float) -> None:
+        if _idle(scope, self._scopes.values(), MAX_SCOPES, now):
             with contextlib.suppress(RedisRefused):
-                await self._tell(scope)
+                await self._mark_served(scope)
                 await self._share_all(scope, now)
             self._scopes.pop(scope.scope, None)
-        elif scope.heard_to is None:
+        elif scope.position is None:
             await self._share_all(scope, now)
             await self._read_all(scope)
         else:
-            # Reading first: a full Redis refuses what the other two write.
-            await self._hear(scope)
+            # Read first, because a full Redis refuses the writes.
+            await self._read_changes(scope)
             if now - scope.expired_at >= EVIDENCE_S:
                 scope.index.expire(self._clock())
                 scope.expired_at = now
             await self._share_all(scope, now, EVIDENCE_S)
-            await self._tell(scope)
+            await self._mark_served(scope)
 
     async def _share_all(self, scope: InUse, now: float, age_s: float = 0.0) -> None:
-        """Share evidence that is as old as ``age_s``, and let go of idle tenants. Raises RedisFailed."""
-        due = [(name, one) for name, one in scope.tenants.items() if now - one.counted_at >= age_s]
+        """Share evidence whose last exchange is ``age_s`` ago, and drop idle tenants. Raises RedisFailed."""
+        due = [(name, one) for name, one in scope.tenants.items() if now - one.shared_at >= age_s]
         for name, tenant in due:
             try:
                 await self.share_evidence(scope, tenant, now)
             finally:
-                if _idle(tenant, scope.tenants.values(), MOST_TENANTS, now):
+                if _idle(tenant, scope.tenants.values(), MAX_TENANTS, now):
                     del scope.tenants[name]
         if due and scope.named is not None:
             self._report(*scope.named, in_force_of(scope))
 
     async def close(self) -> None:
-        """Hand over what was learnt and not yet handed over."""
+        """Share what was not shared yet."""
         for scope in list(self._scopes.values()):
             try:
                 await self._share_all(scope, 0.0, -np.inf)
-                await self._tell(scope)
+                await self._mark_served(scope)
             except RedisAway:
                 return
             except RedisRefused:
                 continue
 
-    async def _tell(self, scope: InUse) -> None:
-        """Tell the other sidecars which questions were answered from another one's: none is for the second time."""
+    async def _mark_served(self, scope: InUse) -> None:
+        """Store which questions had a semantic hit, because no sidecar may serve a second one."""
         if served := scope.served[:]:
             await self._evidence.mark_served(scope.scope, served, scope.settings.life_s)
             del scope.served[: len(served)]
 
     async def _read_all(self, scope: InUse) -> None:
-        heard_to, generation = await self._vectors.position(scope.scope)
+        position, generation = await self._vectors.position(scope.scope)
         index = PartitionIndex()
         async for batch in self._vectors.read(scope.scope, self._keys.current):
             self._add(index, batch, generation)
             await asyncio.sleep(0)
-        scope.index, scope.heard_to, scope.generation = index, heard_to, generation
+        scope.index, scope.position, scope.generation = index, position, generation
 
-    async def _hear(self, scope: InUse) -> None:
-        changes = await self._vectors.changes(scope.scope, scope.heard_to or records.START, self._keys.current)
+    async def _read_changes(self, scope: InUse) -> None:
+        changes = await self._vectors.changes(scope.scope, scope.position or records.START, self._keys.current)
         if not changes.complete or changes.generation != scope.generation:
             await self._read_all(scope)
             return
         for name in changes.removed:
             scope.index.remove(name)
         self._add(scope.index, changes.added, changes.generation)
-        scope.heard_to = changes.position
+        scope.position = changes.position
 
     def _add(self, index: PartitionIndex, added: Sequence[Vector], generation: str | None) -> None:
         now = self._clock()
@@ -228,7 +238,7 @@ class ScopesInUse:
                 index.add(one.partition, one.entry, np.frombuffer(one.values, "<f2"), one.expires_at)
 
     async def share_evidence(self, scope: InUse, tenant: Tenant, now: float) -> None:
-        """Hand over what was learnt here, once and no more, and take in what the others did. Raises RedisFailed."""
+        """Exchange a tenant's evidence with Redis. Raises RedisFailed."""
         gate = tenant.gate
         pending = gate.pending()
         try:
@@ -237,20 +247,20 @@ class ScopesInUse:
             gate.restore(pending)
             raise
         gate.merge(fields, pending)
-        tenant.counted_at = now
+        tenant.shared_at = now
 
 
 def _idle(one: InUse | Tenant, among: Collection[InUse | Tenant], most: int, now: float) -> bool:
-    """Say whether one has not asked for long, or is among those beyond ``most`` that asked least recently."""
+    """Return whether one is unused for `IDLE_S`, or is not among the ``most`` most recently used."""
     if now - one.used_at > IDLE_S:
         return True
     return len(among) > most and one.used_at < sorted((other.used_at for other in among), reverse=True)[most - 1]
 
 
 def in_force_of(scope: InUse) -> InForce:
-    """Return what evidence allows in the semantic tier.
+    """Return the state of a scope's semantic tier.
 
-    That is the lowest threshold and the highest bound of any tenant in use, and the labels of all.
+    It is the lowest threshold and the highest bound of any tenant in use, and the sum of labels.
     """
     gates = [tenant.gate for tenant in scope.tenants.values()]
     counts = [gate.evidence.counts() for gate in gates]

@@ -1,4 +1,4 @@
-"""The methods of `lpc.cache.v1.ResponseCache`: from the wire and back."""
+"""The gRPC service `lpc.cache.v1.ResponseCache`: converts messages and calls the caches."""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -17,24 +17,24 @@ from lpc.responses.semantic.vetoes import language_of
 from predictor_service.errors import Forbidden, Overloaded
 from predictor_service.responses.cache import MAX_NAME, ResponseCache
 from predictor_service.responses.metrics import CacheMetrics
-from predictor_service.responses.opening import aside
+from predictor_service.responses.opening import offload
 from predictor_service.responses.outcomes import Hit, Miss
-from predictor_service.responses.upkeep import ScopeFigures, Upkeep
+from predictor_service.responses.upkeep import ScopeStats, Upkeep
 from predictor_service.rpc.callers import CALLER, MAX_CALLERS, Bucket
 
 log = logging.getLogger(__name__)
 
 MAX_BYTES: Final = 256 * 2**10
-"""Of a request that is looked up."""
+"""Size limit of a request that is looked up, in bytes."""
 MAX_MESSAGES: Final = 4096
 MAX_NODES: Final = 20_000
-"""Values in its JSON, counted by what begins or separates them."""
+"""Limit on the JSON values of a request, counted by their separators."""
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class Invalidations:
-    """How often clients, and tenants of gateways, may call Invalidate: ``per_minute``, and as many at once."""
+    """Rate limit of Invalidate, per client and tenant of a gateway: ``per_minute`` calls, also in one burst."""
 
     def __init__(self, per_minute: float, metrics: CacheMetrics) -> None:
         self._per_minute = per_minute
@@ -42,7 +42,7 @@ class Invalidations:
         self._buckets: dict[tuple[str, str], Bucket] = {}
 
     def take(self, client: str, tenant: str) -> None:
-        """Count one call. Raises Overloaded where it is one too many."""
+        """Count one call. Raises Overloaded if it exceeds the limit."""
         bucket = self._buckets.pop((client, tenant), None) or Bucket(self._per_minute / 60, holds=max(1.0, self._per_minute))
         if len(self._buckets) >= REMEMBERED:
             del self._buckets[next(iter(self._buckets))]
@@ -57,9 +57,9 @@ class Invalidations:
 
 
 class ResponseCacheService(rpc.ResponseCacheServicer):
-    """Answers with the caches of this sidecar. ``gateways``: callers that may name a tenant."""
+    """The service. Only the clients in ``gateways`` may name a tenant."""
 
-    def __init__(self, cache: ResponseCache, upkeep: Upkeep, gateways: Collection[str], invalidations: "Invalidations") -> None:
+    def __init__(self, cache: ResponseCache, upkeep: Upkeep, gateways: Collection[str], invalidations: Invalidations) -> None:
         self._invalidations = invalidations
         self._cache = cache
         self._upkeep = upkeep
@@ -67,10 +67,10 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         self._warned: set[str] = set()
 
     async def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupResponse:  # noqa: N802
-        """Find an answer, or say why there is none."""
+        """Return an answer, or the reason of a miss."""
         caller = CALLER.get()
         caller.admit(1)
-        self._may_name(request.request.tenant)
+        self._check_tenant(request.request.tenant)
         wait_s = request.wait_ms / 1000
         remaining = context.time_remaining()
         if remaining is not None:
@@ -79,7 +79,7 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         if too_large(request.request):
             outcome = self._cache.too_large_to_look_up(caller.name, request.request.scope[:MAX_NAME])
         else:
-            parsed = await aside(request.request.ByteSize(), lambda: request_of(request.request))
+            parsed = await offload(request.request.ByteSize(), lambda: request_of(request.request))
             outcome = await self._cache.lookup(
                 caller.name, parsed, wait_s=wait_s, exact_only=request.exact_only, max_age_s=request.max_age_s
             )
@@ -97,16 +97,16 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         return pb.LookupResponse(miss=miss)
 
     async def Store(self, request: pb.StoreRequest, context: Context) -> pb.StoreResponse:  # noqa: N802
-        """Keep what the engine said, or say why not."""
+        """Store the engine's answer, or return why not."""
         del context
-        self._may_name(request.request.tenant)
+        self._check_tenant(request.request.tenant)
         client = CALLER.get().name
         if too_large(request.request):
             return pb.StoreResponse(
                 refusal=self._cache.too_large_to_store(client, request.request.scope[:MAX_NAME]).refusal or ""
             )
         same = request.same_as_candidate if request.HasField("same_as_candidate") else None
-        parsed = await aside(request.request.ByteSize(), lambda: request_of(request.request))
+        parsed = await offload(request.request.ByteSize(), lambda: request_of(request.request))
         stored = await self._cache.store(
             client,
             parsed,
@@ -121,9 +121,9 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         return pb.StoreResponse(stored=stored.refusal is None, entry_id=stored.ticket, refusal=stored.refusal or "")
 
     async def Feedback(self, request: pb.FeedbackRequest, context: Context) -> pb.FeedbackResponse:  # noqa: N802
-        """Take what a user said of an answer."""
+        """Record a user's feedback on an answer."""
         del context
-        self._may_name(request.tenant)
+        self._check_tenant(request.tenant)
         counted, dropped = await self._upkeep.feedback(
             *(CALLER.get().name, request.entry_id),
             wrong=request.wrong,
@@ -137,11 +137,11 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         """Make answers unfindable."""
         del context
         client, what = CALLER.get().name, request.WhichOneof("what")
-        self._may_name(request.tenant)
+        self._check_tenant(request.tenant)
         if request.tenant and what != "entry_id":
-            raise InvalidRequest("a tenant goes with entry_id: scopes, tags and models are those of all tenants")
+            raise InvalidRequest("tenant needs entry_id: scopes, tags and models apply to all tenants")
         if what is None or (what == "everything" and not request.everything):
-            raise InvalidRequest("nothing is named: set entry_id, scope, tag, model or everything")
+            raise InvalidRequest("nothing to invalidate: set entry_id, scope, tag, model or everything")
         self._invalidations.take(client, request.tenant)
         if what == "entry_id":
             done, erased = await self._upkeep.invalidate_entry(client, request.entry_id, request.tenant)
@@ -157,14 +157,14 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         return pb.InvalidateResponse(done=done, erased=erased)
 
     async def Stats(self, request: pb.StatsRequest, context: Context) -> pb.StatsResponse:  # noqa: N802
-        """Say what the caller's scopes did, and what is in force."""
+        """Return counters and thresholds of the client's scopes."""
         del context
         scope = request.scope or None
-        figures = await self._upkeep.figures(CALLER.get().name, scope, request.days)
-        return pb.StatsResponse(scopes=map(_stats, figures))
+        stats = await self._upkeep.stats(CALLER.get().name, scope, request.days)
+        return pb.StatsResponse(scopes=map(_stats, stats))
 
-    def _may_name(self, tenant: str) -> None:
-        """Raise Forbidden where the caller names a tenant and is not a gateway."""
+    def _check_tenant(self, tenant: str) -> None:
+        """Raise Forbidden if the client names a tenant and is not a gateway."""
         name = CALLER.get().name
         if not tenant or name in self._gateways:
             return
@@ -178,7 +178,7 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
 
 
 def too_large(request: pb.Request) -> bool:
-    """Whether looking a request up would take longer than it is worth. Nothing of it is parsed."""
+    """Return whether a request is too large to look up. Nothing is parsed."""
     if request.ByteSize() > MAX_BYTES or len(request.messages) > MAX_MESSAGES:
         return True
     parts = (request.parameters_json, request.tools_json, *(message.other_json for message in request.messages))
@@ -186,7 +186,7 @@ def too_large(request: pb.Request) -> bool:
 
 
 def request_of(request: pb.Request) -> Request:
-    """Return a request from the wire. Raises InvalidRequest."""
+    """Convert a request. Raises InvalidRequest."""
     messages = []
     for message in request.messages:
         other = read_json(message.other_json, "a message's other_json", dict)
@@ -204,12 +204,12 @@ def request_of(request: pb.Request) -> Request:
         language=request.language,
         size=request.ByteSize(),
     )
-    # In the partition alone: the very same request is found whatever its language is called.
+    # Only the partition depends on the language: an equal request is found with any.
     return parsed if parsed.language or parsed.last_turn is None else replace(parsed, language=language_of(parsed.last_turn))
 
 
 def answer_of(response: pb.Response) -> Answer:
-    """Return an engine's answer from the wire."""
+    """Convert an engine's answer."""
     return Answer(
         chunks=tuple(response.chunks),
         body=response.body,
@@ -244,25 +244,25 @@ def _hit(hit: Hit) -> pb.Hit:
     )
 
 
-def _stats(figures: ScopeFigures) -> pb.ScopeStats:
-    settings, in_force = figures.settings, figures.in_force
-    stats = pb.ScopeStats(
-        scope=figures.name,
+def _stats(stats: ScopeStats) -> pb.ScopeStats:
+    settings, in_force = stats.settings, stats.in_force
+    message = pb.ScopeStats(
+        scope=stats.name,
         kind=settings.kind,
         mode=settings.semantic,
         ttl_s=settings.life_s,
-        entries=figures.entries,
+        entries=stats.entries,
         bound=settings.bound,
         level=settings.level,
         error_bound=in_force.error_bound,
         labels=in_force.labels,
         labels_different=in_force.different,
-        known=figures.known,
-        days=[_day(date, counts) for date, counts in figures.days.items()],
+        known=stats.known,
+        days=[_day(date, counts) for date, counts in stats.days.items()],
     )
     if in_force.threshold is not None:
-        stats.threshold = in_force.threshold
-    return stats
+        message.threshold = in_force.threshold
+    return message
 
 
 def _day(date: str, counts: Mapping[str, int]) -> pb.Day:

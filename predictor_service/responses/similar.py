@@ -1,6 +1,6 @@
-"""The tier that guesses: the answer to another question of the same partition, where the tenant's evidence allows it.
+"""The semantic tier: serves the answer to another question of the same partition if the tenant's evidence permits it.
 
-What is near stands in the arrays of the scopes in use (`scopes_in_use.py`); their gates decide.
+The scopes in use (`scopes_in_use.py`) have the indexes of vectors and the gates.
 """
 
 import asyncio
@@ -31,19 +31,24 @@ from predictor_service.responses.outcomes import Hit, InForce, Miss, Reason
 from predictor_service.responses.scopes_in_use import ScopesInUse, Tenant, in_force_of
 
 NEAREST: Final = 3
-"""Candidates that are looked at: the nearest may be vetoed."""
-STORING_S: Final = 2.0
-"""Longest time that storing waits for a vector: nobody waits for it, and without one the answer cannot be a candidate."""
+"""Candidates per lookup, because the nearest one may be vetoed."""
+STORE_PATIENCE_S: Final = 2.0
+"""Longest wait for a vector when an answer is stored, in seconds. Without a vector the answer cannot be a candidate."""
 
 
 class SimilarQuestions:
-    """The tier, of all scopes. Lives on one event loop.
+    """The semantic tier of all scopes. Lives on one event loop.
 
     Args:
-        rules: of a scope's settings.
-        clock: seconds since the epoch.
-        judged: called with what a judge said, by the scope's name; None: it could not be asked.
-        report: called for each scope in use, by client and name, with what is in force.
+        keys: encryption keys.
+        store: entries in Redis.
+        vectors: vectors in Redis.
+        evidence: evidence in Redis.
+        embedder: computes vectors.
+        rules: returns gate and judge for a scope's settings.
+        clock: returns seconds since the epoch.
+        judged: called with a scope's name and each verdict; None if the judge failed.
+        report: called with client, scope and state of each scope in use.
     """
 
     def __init__(
@@ -55,7 +60,7 @@ class SimilarQuestions:
         embedder: Embedder,
         rules: Callable[[ScopeSettings], Rules],
         clock: Callable[[], float],
-        judged: Callable[[str, bool | None], None] = lambda _scope, _said: None,
+        judged: Callable[[str, bool | None], None] = lambda _scope, _same: None,
         report: Callable[[str, str, InForce], None] = lambda _client, _scope, _in_force: None,
     ) -> None:
         self._keys = keys
@@ -69,7 +74,7 @@ class SimilarQuestions:
         self._in_use = ScopesInUse(keys, vectors, evidence, embedder.encoder, rules, clock, report)
 
     async def lookup(self, client: str, names: Names, request: Request, settings: ScopeSettings, opener: Opener) -> Hit | Miss:
-        """Look for a similar question of the same partition, and decide what to do with its answer."""
+        """Look up a similar question of the same partition, and decide whether to serve its answer."""
         question = request.last_turn
         if question is None or names.partition is None:
             return Miss("cold")
@@ -77,7 +82,7 @@ class SimilarQuestions:
         scope.named = (client, request.scope)
         gate = self._tenant(names.scope, settings, request.tenant).gate
         vector = await self._embedder.vector(question)
-        if vector is None or scope.heard_to is None:
+        if vector is None or scope.position is None:
             return Miss("cold")
         near = [
             (EntryId(name), similarity)
@@ -122,12 +127,12 @@ class SimilarQuestions:
     async def vector(
         self, names: Names, request: Request, settings: ScopeSettings, expires_at: float, generation: str
     ) -> bytes:
-        """Return the sealed vector of a question whose answer is being stored; nothing where its scope has no such tier."""
+        """Return the encrypted vector of a question whose answer is stored; empty if it has none."""
         question = request.last_turn
         if question is None or names.partition is None or not generation.isdigit():
             return b""
         self._in_use.of(names.scope, settings)
-        vector = await self._embedder.vector(question, STORING_S)
+        vector = await self._embedder.vector(question, STORE_PATIENCE_S)
         if vector is None:
             return b""
         values = vector.astype("<f2").tobytes()
@@ -144,10 +149,10 @@ class SimilarQuestions:
         ticket: bytes,
         same: bool | None,
     ) -> None:
-        """Compare the engine's answer (None: it never came) with the candidate's, unless ``same`` is known, and learn.
+        """Compare the engine's answer with the candidate's, unless ``same`` is known, and record the label.
 
-        A client may hang up because the answer is wrong. So its lookup stays unjudged, which the threshold counts as wrong
-        (`lpc.responses.semantic.evidence`). A lookup whose judge is out of order is taken back.
+        Without an answer the lookup stays unjudged and the threshold counts it as wrong, because the client may have hung up on
+        a wrong answer (`lpc.responses.semantic.evidence`). If the judge fails, the lookup is subtracted again.
         """
         candidate = self._tickets.read(client, request.tenant, Candidate, ticket) if ticket else None
         if candidate is None or candidate.scope != names.scope or settings.semantic == "off":
@@ -155,18 +160,18 @@ class SimilarQuestions:
         tenant = self._tenant(names.scope, settings, request.tenant)
         decision = Decision(candidate.decision)
 
-        async def learn(said: bool | None) -> None:
-            if said is None:
+        async def learn(same: bool | None) -> None:
+            if same is None:
                 tenant.gate.unjudged(candidate.similarity, decision, excused=True)
                 return
-            joins = names.exact if said else None
+            joins = names.exact if same else None
             nth = await self._evidence.nth(names.scope, tenant.place, candidate.entry, joins=joins)
-            tenant.gate.learn(candidate.similarity, same=said, decision=decision, nth=nth)
-            tenant.hurry()
+            tenant.gate.learn(candidate.similarity, same=same, decision=decision, nth=nth)
+            tenant.share_soon()
 
-        async def judged(said: bool | None) -> None:
-            self._judged(request.scope, said)
-            await learn(said)
+        async def judged(same: bool | None) -> None:
+            self._judged(request.scope, same)
+            await learn(same)
 
         if answer is None:
             tenant.gate.unjudged(candidate.similarity, decision)
@@ -188,44 +193,44 @@ class SimilarQuestions:
         else:
             await self._judging.later(tenant.rules.judge, texts, judged)
 
-    async def complain(self, served: Served, ticket: bytes, settings: ScopeSettings, of: str) -> bool:
-        """Learn that an answer which was served to the tenant ``of`` was wrong; return False where that is known already."""
-        # Else one user could shut the tier for all users of the tenant by saying the same again and again.
+    async def complain(self, served: Served, ticket: bytes, settings: ScopeSettings, tenant_name: str) -> bool:
+        """Record a complaint about an answer that a tenant got; return False if it is not the first one."""
+        # Otherwise one user could shut the tier for the whole tenant by repeated complaints.
         if not await self._evidence.first_complaint(served.scope, self._store.namer.proof(b"complaint", ticket)):
             return False
         if settings.semantic != "off":
-            tenant = self._tenant(served.scope, settings, of)
+            tenant = self._tenant(served.scope, settings, tenant_name)
             nth = await self._evidence.nth(served.scope, tenant.place, served.entry)
             tenant.gate.complain(served.similarity, nth)
-            tenant.hurry()
+            tenant.share_soon()
         return True
 
     async def in_force(self, scope: Scope, settings: ScopeSettings) -> InForce:
-        """Return what evidence allows in a scope now."""
+        """Return the state of a scope's semantic tier."""
         if settings.semantic == "off":
             return InForce()
         in_use, own = self._in_use.of(scope, settings), self._tenant(scope, settings, "")
-        if own.counted_at == -np.inf:
+        if own.shared_at == -np.inf:
             await self._in_use.share_evidence(in_use, own, 0.0)
         return in_force_of(in_use)
 
     def _tenant(self, scope: Scope, settings: ScopeSettings, name: str) -> Tenant:
         return self._in_use.tenant(self._in_use.of(scope, settings), self._store.namer.tenant(scope, name))
 
-    def gone(self, scope: Scope, entry: EntryId) -> None:
-        """Forget an entry here at once."""
+    def forget(self, scope: Scope, entry: EntryId) -> None:
+        """Remove an entry from this sidecar's index."""
         self._in_use.forget(scope, entry)
 
-    async def keep_now(self) -> None:
-        """Keep arrays and evidence equal to the other sidecars', as far as Redis answers."""
+    async def sync_now(self) -> None:
+        """Synchronise indexes and evidence with Redis, if it responds."""
         with contextlib.suppress(RedisAway):
-            await self.keep(asyncio.get_running_loop().time())
+            await self.sync(asyncio.get_running_loop().time())
 
-    async def keep(self, now: float) -> None:
-        """Hear what others did in all scopes in use. ``now``: monotonic seconds. Raises RedisFailed."""
-        await self._in_use.keep(now)
+    async def sync(self, now: float) -> None:
+        """Synchronise indexes and evidence with Redis. ``now`` is in monotonic seconds. Raises RedisAway."""
+        await self._in_use.sync(now)
 
     async def close(self) -> None:
-        """Hand over what was learnt and not yet handed over; leave unjudged what was not judged so far."""
+        """Cancel pending judgements, and share the evidence."""
         await self._judging.close()
         await self._in_use.close()

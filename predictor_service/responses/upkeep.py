@@ -1,4 +1,4 @@
-"""What callers and operators do to the response caches besides asking: feedback, invalidation, erasure, metrics."""
+"""Operations of the response caches other than lookup and store: feedback, invalidation, deletion, statistics."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +19,12 @@ from predictor_service.responses.tally import Tally, day_of
 
 MAX_DAYS: Final = 31
 REASONS: Final = frozenset({"outdated", "incomplete", "wrong_context", "opposite", "unsafe"})
-"""Why an answer was wrong, as counters name it. Any other word may be a user's own, and counters are not encrypted."""
+"""Reasons that counters name. Others count as "other", because counters are not encrypted and a reason may quote a user."""
 
 
 @dataclass(frozen=True, slots=True)
-class ScopeFigures:
-    """Of one scope of a client. ``known``: Redis answered; ``days``: counters by name, by day in UTC."""
+class ScopeStats:
+    """Statistics of one scope. ``known`` is whether Redis responded; ``days`` are counters by name, by UTC date."""
 
     name: str
     settings: ScopeSettings
@@ -35,7 +35,7 @@ class ScopeFigures:
 
 
 class Upkeep:
-    """Keeps the caches in order. Lives on one event loop. None of its methods raises for a Redis that is away."""
+    """Lives on one event loop. No method raises RedisFailed."""
 
     def __init__(
         self,
@@ -59,36 +59,36 @@ class Upkeep:
     async def feedback(
         self, client: str, ticket: bytes, *, wrong: bool, reason: str, drop: bool, tenant: str = ""
     ) -> tuple[bool, bool]:
-        """Take what a caller says of an answer; return whether it was counted, and whether the entry was dropped.
+        """Record feedback on an answer; return whether it was counted, and whether the entry was deleted.
 
-        Of an answer to another question it counts once that it was wrong.
+        A semantic hit counts as wrong only once.
         """
         served = self._tickets.read(client, tenant, Served, ticket)
         if served is None:
             return False, False
         name = await self._name_of(client, served.scope)
-        word = reason if reason in REASONS else "other" if reason else ""
+        counted_reason = reason if reason in REASONS else "other" if reason else ""
         verdict = "wrong" if wrong else "right"
         counts, dropped = True, False
         try:
             if wrong and served.source != "exact" and name is not None:
                 counts = await self._semantic.complain(served, ticket, self._scopes.of(name), tenant)
             if drop:
-                self._semantic.gone(served.scope, served.entry)
+                self._semantic.forget(served.scope, served.entry)
                 dropped = await self._store.drop(served.scope, served.entry)
         except RedisFailed:
             pass
         if counts:
             self._metrics.feedback.labels(self._scopes.label(name or ""), verdict).inc()
-            self._tally.feedback(served.scope, f"{verdict}:{word}" if word else verdict, self._clock())
+            self._tally.feedback(served.scope, f"{verdict}:{counted_reason}" if counted_reason else verdict, self._clock())
         return counts, dropped
 
     async def invalidate_entry(self, client: str, ticket: bytes, tenant: str = "") -> tuple[bool, int]:
-        """Delete one entry; return whether that was possible, and how many it were."""
+        """Delete one entry; return whether Redis responded, and the number of deleted entries."""
         served = self._tickets.read(client, tenant, Served, ticket)
         if served is None:
             return True, 0
-        self._semantic.gone(served.scope, served.entry)
+        self._semantic.forget(served.scope, served.entry)
         try:
             return True, int(await self._store.drop(served.scope, served.entry))
         except RedisFailed:
@@ -97,16 +97,18 @@ class Upkeep:
     async def invalidate(
         self, client: str, *, scope: str | None = None, tag: str = "", model: str = "", version: str = "", erase: bool = False
     ) -> tuple[bool, int]:
-        """Make answers unfindable: of a scope, or of all of the client's; with ``tag`` or ``model`` those alone.
+        """Make answers unfindable.
 
         Args:
-            client: whose.
-            scope: its name; None: all.
-            tag, model, version: what to narrow it to.
-            erase: also delete it; with a tag or model, whatever else was unfindable as well.
+            client: authenticated name of the client.
+            scope: name of a scope; None for all of the client's scopes.
+            tag: only answers with this tag.
+            model: only answers of this model.
+            version: only answers of this version of the model.
+            erase: whether to delete them; with a tag or model, all unfindable entries are deleted.
 
         Returns:
-            Whether it was possible, and how many entries were deleted.
+            Whether Redis responded, and the number of deleted entries.
         """
         try:
             scopes = await self._of(client, scope)
@@ -123,16 +125,16 @@ class Upkeep:
             return False, 0
         return True, erased
 
-    async def figures(self, client: str, scope: str | None, days: int) -> Sequence[ScopeFigures]:
-        """Return the figures of a client's scope, or of all, for so many days, today included."""
+    async def stats(self, client: str, scope: str | None, days: int) -> Sequence[ScopeStats]:
+        """Return the statistics of a client's scope, or of all its scopes, for the last ``days`` days including today."""
         await self._tally.flush()
         try:
             scopes = await self._of(client, scope)
         except RedisFailed:
-            return [ScopeFigures(scope, self._scopes.of(scope), known=False)] if scope is not None else []
-        return [await self._figures(name, one, min(max(days, 1), MAX_DAYS)) for name, one in sorted(scopes.items())]
+            return [ScopeStats(scope, self._scopes.of(scope), known=False)] if scope is not None else []
+        return [await self._scope_stats(name, one, min(max(days, 1), MAX_DAYS)) for name, one in sorted(scopes.items())]
 
-    async def _figures(self, name: str, scope: Scope, count: int) -> ScopeFigures:
+    async def _scope_stats(self, name: str, scope: Scope, count: int) -> ScopeStats:
         settings = self._scopes.of(name)
         try:
             names = [day_of(self._clock(), before) for before in range(count)]
@@ -140,8 +142,8 @@ class Upkeep:
             entries = await self._store.size(scope)
             in_force = await self._semantic.in_force(scope, settings)
         except RedisFailed:
-            return ScopeFigures(name, settings, known=False)
-        return ScopeFigures(name, settings, known=True, entries=entries, in_force=in_force, days=days)
+            return ScopeStats(name, settings, known=False)
+        return ScopeStats(name, settings, known=True, entries=entries, in_force=in_force, days=days)
 
     async def _of(self, client: str, scope: str | None) -> dict[str, Scope]:
         if scope is not None:

@@ -1,4 +1,4 @@
-"""Who may use the response caches, and in whose name: real sidecars, certificates, tokens, a Unix socket and Redis."""
+"""Callers of the response caches and their tenants: real sidecars, certificates, tokens, a Unix socket and Redis."""
 
 import os
 import subprocess
@@ -35,7 +35,7 @@ async def sidecar(models: Path, folder: Path, url: str, **changes: Any) -> Async
 
 
 def tokens(folder: Path, *names: str) -> Path:
-    """Write a token file; the token of each name is the name."""
+    """Write a token file in which each token is the client's name."""
     path = folder / "tokens"
     path.write_text("".join(f"{name}: {sha256(name.encode()).hexdigest()}\n" for name in names))
     return path
@@ -53,16 +53,16 @@ async def code(call: Any) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-async def keep(stub: rpc.ResponseCacheStub, asked: pb.Request, metadata: Any = None) -> None:
-    assert (await stub.Store(pb.StoreRequest(request=asked, response=response()), metadata=metadata)).stored
+async def store(stub: rpc.ResponseCacheStub, message: pb.Request, metadata: Any = None) -> None:
+    assert (await stub.Store(pb.StoreRequest(request=message, response=response()), metadata=metadata)).stored
 
 
-async def finds(stub: rpc.ResponseCacheStub, asked: pb.Request, metadata: Any = None) -> bool:
-    return (await stub.Lookup(pb.LookupRequest(request=asked), metadata=metadata)).HasField("hit")
+async def finds(stub: rpc.ResponseCacheStub, message: pb.Request, metadata: Any = None) -> bool:
+    return (await stub.Lookup(pb.LookupRequest(request=message), metadata=metadata)).HasField("hit")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "sidecar.example"])
-def test_caches_on_an_open_address_need_tokens_or_client_certificates(host: str, tmp_path: Path) -> None:
+def test_caches_on_a_public_address_need_tokens_or_client_certificates(host: str, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LPC_")}
     environment |= {"LPC_CACHE_REDIS_URL": f"redis://127.0.0.1:{free_port()}", "LPC_CACHE_KEYS": str(tmp_path / "keys")}
     environment |= {"LPC_HOST": host, "LPC_MODELS": str(tmp_path), "LPC_PORT": "0", "LPC_UNIX_SOCKET": ""}
@@ -82,7 +82,7 @@ def test_caches_on_an_open_address_need_tokens_or_client_certificates(host: str,
         {"cache_redis_url": None, "cache_keys": None},
     ],
 )
-def test_caches_start_where_callers_are_told_apart_or_local(changes: dict[str, Any]) -> None:
+def test_caches_start_if_callers_are_identified_or_local(changes: dict[str, Any]) -> None:
     assert ServiceSettings(**{"host": "0.0.0.0", "cache_redis_url": "redis://r", "cache_keys": "k", **changes})
 
 
@@ -94,7 +94,7 @@ async def test_only_a_gateway_may_name_a_tenant(tiny_models: Path, tmp_path: Pat
     ):
         stub = rpc.ResponseCacheStub(channel)
         theirs = request(tenant=OTHERS_TENANT)
-        await keep(stub, theirs, bearer("gateway"))
+        await store(stub, theirs, bearer("gateway"))
         assert await finds(stub, theirs, bearer("gateway"))
         for call in (
             stub.Lookup(pb.LookupRequest(request=theirs), metadata=bearer("engine")),
@@ -103,7 +103,7 @@ async def test_only_a_gateway_may_name_a_tenant(tiny_models: Path, tmp_path: Pat
             with pytest.raises(grpc.aio.AioRpcError, match="client engine may not name a tenant") as caught:
                 await call
             assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-        await keep(stub, request(), bearer("engine"))
+        await store(stub, request(), bearer("engine"))
         assert await finds(stub, request(), bearer("engine"))
 
 
@@ -132,7 +132,7 @@ async def test_anonymous_callers_on_loopback_name_a_tenant_only_if_they_are_list
     ):
         stub = rpc.ResponseCacheStub(channel)
         assert (await code(stub.Lookup(pb.LookupRequest(request=request(tenant=OTHERS_TENANT))))).name == status
-        await keep(stub, request())
+        await store(stub, request())
         assert await finds(stub, request())
 
 
@@ -143,7 +143,7 @@ async def test_a_verified_certificate_names_its_caller(
     sans = {
         "spiffe": "IP:127.0.0.1,URI:spiffe://lpc/gateway,DNS:engine",
         "dns": "DNS:gateway.lpc.svc,URI:spiffe://lpc/gateway",
-        "gateway": "IP:127.0.0.1",  # has no name but its common name
+        "gateway": "IP:127.0.0.1",  # identified by its common name
         "engine": "DNS:engine",
         "unix": "DNS:unix",
         "anonymous": "DNS:anonymous",
@@ -161,10 +161,10 @@ async def test_a_verified_certificate_names_its_caller(
                 stub = rpc.ResponseCacheStub(channel)
                 found[name] = (await code(stub.Lookup(pb.LookupRequest(request=request(tenant=OTHERS_TENANT))))).name
                 if name in ("dns", "engine"):
-                    await keep(stub, request(name))
-                    # The answers of one certificate are not those of another.
+                    await store(stub, request(name))
+                    # Certificates do not share answers.
                     assert [await finds(stub, request(other)) for other in ("dns", "engine")] == [name == "dns", name != "dns"]
-    nobody = "UNAUTHENTICATED"  # names of the sidecar's own, or too long
+    nobody = "UNAUTHENTICATED"  # reserved or too long names
     gateway, engine = "OK", "PERMISSION_DENIED"
     assert found == {
         "spiffe": gateway,
@@ -196,7 +196,7 @@ async def test_with_a_token_file_the_token_names_the_caller_and_the_certificate_
         assert await code(stub.Lookup(asked, metadata=bearer("gateway"))) is grpc.StatusCode.OK
 
 
-async def test_a_ticket_is_of_no_use_to_another_tenant(tiny_models: Path, tmp_path: Path, redis_server: RedisServer) -> None:
+async def test_another_tenant_cannot_use_a_ticket(tiny_models: Path, tmp_path: Path, redis_server: RedisServer) -> None:
     async with (
         sidecar(tiny_models, tmp_path, redis_server.url, cache_gateways="anonymous") as addresses,
         grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}") as channel,
@@ -207,8 +207,8 @@ async def test_a_ticket_is_of_no_use_to_another_tenant(tiny_models: Path, tmp_pa
         hit = (await stub.Lookup(pb.LookupRequest(request=asked))).hit
         for entry in (stored.entry_id, hit.entry_id):
             for tenant in ("thief", ""):
-                said = await stub.Feedback(pb.FeedbackRequest(entry_id=entry, wrong=True, drop=True, tenant=tenant))
-                assert not said.counted and not said.dropped
+                feedback = await stub.Feedback(pb.FeedbackRequest(entry_id=entry, wrong=True, drop=True, tenant=tenant))
+                assert not feedback.counted and not feedback.dropped
                 assert (await stub.Invalidate(pb.InvalidateRequest(entry_id=entry, tenant=tenant))).erased == 0
         assert await finds(stub, asked)
         assert (await stub.Feedback(pb.FeedbackRequest(entry_id=hit.entry_id, wrong=True, tenant="owner"))).counted
@@ -217,7 +217,7 @@ async def test_a_ticket_is_of_no_use_to_another_tenant(tiny_models: Path, tmp_pa
         assert await code(stub.Invalidate(pb.InvalidateRequest(scope="faq", tenant="a"))) is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_flight_does_not_store_for_another_tenant(tiny_models: Path, tmp_path: Path, redis_server: RedisServer) -> None:
+async def test_another_tenant_cannot_end_a_flight(tiny_models: Path, tmp_path: Path, redis_server: RedisServer) -> None:
     async with (
         sidecar(tiny_models, tmp_path, redis_server.url, cache_gateways="anonymous") as addresses,
         grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}") as channel,

@@ -15,7 +15,7 @@ from lpc.responses.semantic.threshold import JudgeError
 from predictor_service.errors import StartError
 from tests.eventually import eventually
 from tests.integration.test_response_cache_service import request, response, served
-from tests.integration.test_semantic_cache import QUESTIONS, fill, reworded, until_heard
+from tests.integration.test_semantic_cache import QUESTIONS, fill, reworded, until_candidate
 from tests.judge_double import JudgeDouble, judging
 
 pytestmark = pytest.mark.usefixtures("patient")
@@ -39,7 +39,7 @@ async def labels(stub: rpc.ResponseCacheStub, count: int) -> int:
 
 async def engine_answers(stub: rpc.ResponseCacheStub, question: str, said: str) -> None:
     """Ask a rewording, and hand in an engine's own answer."""
-    miss = await until_heard(stub, reworded(question), tenant=question)
+    miss = await until_candidate(stub, reworded(question), tenant=question)
     asked = request(reworded(question), tenant=question)
     await stub.Store(
         pb.StoreRequest(request=asked, response=response(said), flight=miss.flight, candidate=miss.candidate), timeout=10

@@ -1,4 +1,4 @@
-"""The response caches on a real Redis: what is found, by whom, for how long, and what is never kept."""
+"""The response caches on a real Redis: keys, owners, expiry, refusals, single flight, invalidation and limits."""
 
 import asyncio
 import contextlib
@@ -36,20 +36,20 @@ async def ask(caches: Caches, request: Any, client: str = "a", **fields: Any) ->
     return await caches.cache.lookup(client, request, **fields)
 
 
-async def fill(caches: Caches, request: Any, said: Any = None, client: str = "a", **fields: Any) -> Any:
+async def fill(caches: Caches, request: Any, reply: Any = None, client: str = "a", **fields: Any) -> Any:
     miss = await ask(caches, request, client)
     assert isinstance(miss, Miss)
-    return await caches.cache.store(client, request, said or answer(), flight=miss.flight, **fields)
+    return await caches.cache.store(client, request, reply or answer(), flight=miss.flight, **fields)
 
 
 def entries_in(server: RedisServer) -> dict[bytes, int]:
-    """Return the keys of all entries, and their bytes."""
+    """Return the sizes of all entries in bytes, by key."""
     with contextlib.closing(server.client()) as client:
         return {key: client.strlen(key) for key in client.scan_iter("lpc:rc:*:e:*")}
 
 
 def evicted(caches: Caches) -> dict[str, float]:
-    """Return how many answers went before their time, by the bound."""
+    """Return the number of evictions by limit."""
     return {bound: caches.metrics.evictions.labels("faq", bound)._value.get() for bound in ("entries", "bytes")}
 
 
@@ -71,7 +71,7 @@ async def test_the_same_request_gets_the_same_answer(make: Make) -> None:
     assert hit.age_s == pytest.approx(30) and hit.remaining_s == pytest.approx(4 * 3600 - 30)
 
 
-async def test_another_sidecar_finds_it(make: Make) -> None:
+async def test_another_sidecar_finds_the_answer(make: Make) -> None:
     await fill(make(), asked("Is it?"))
     assert isinstance(await ask(make(), asked("Is it?")), Hit)
 
@@ -93,20 +93,20 @@ async def test_another_sidecar_finds_it(make: Make) -> None:
     ],
     ids=lambda request: "",
 )
-async def test_what_differs_in_anything_that_counts_is_another_request(make: Make, other: Any) -> None:
+async def test_requests_that_differ_in_a_relevant_field_do_not_share_an_answer(make: Make, other: Any) -> None:
     caches = make()
     await fill(caches, asked("Is it?"))
     assert isinstance(await ask(caches, other), Miss)
 
 
-async def test_no_client_gets_what_another_one_was_given(make: Make) -> None:
+async def test_clients_do_not_share_answers(make: Make) -> None:
     caches = make()
     await fill(caches, asked("Is it?"), client="a")
     assert isinstance(await ask(caches, asked("Is it?"), client="b"), Miss)
     assert isinstance(await ask(caches, asked("Is it?"), client="a"), Hit)
 
 
-async def test_a_record_that_was_copied_to_another_clients_place_does_not_open(make: Make, redis_server: RedisServer) -> None:
+async def test_a_record_that_was_copied_to_another_clients_key_does_not_decrypt(make: Make, redis_server: RedisServer) -> None:
     caches = make()
     await fill(caches, asked("Is it?"), client="a")
     await fill(caches, asked("Is it?"), client="b")
@@ -117,7 +117,7 @@ async def test_a_record_that_was_copied_to_another_clients_place_does_not_open(m
     for name in "ab":
         assert isinstance(await ask(caches, asked("Is it?"), client=name), Miss)
     assert caches.metrics.unreadable._value.get() == 2
-    # The way back to a good record is open.
+    # A new answer can be stored.
     await fill(caches, asked("Is it?"), client="a")
 
 
@@ -125,13 +125,13 @@ async def test_a_record_that_was_copied_to_another_clients_place_does_not_open(m
     ("one", "other"),
     [("Is it in the US?", "Is it in the us?"), ("x = 'A'", "x = 'a'"), ("Is it?", "Is it"), ("caf\u00e9", "cafe\u0301")],
 )
-async def test_any_difference_makes_another_request(make: Make, one: str, other: str) -> None:
+async def test_text_is_compared_byte_by_byte(make: Make, one: str, other: str) -> None:
     caches = make()
     await fill(caches, asked(one))
     assert isinstance(await ask(caches, asked(other)), Miss)
 
 
-async def test_a_hit_prolongs_nothing(make: Make) -> None:
+async def test_a_hit_does_not_prolong_the_life_of_an_answer(make: Make) -> None:
     caches = make({"faq": ScopeSettings(ttl_s=100)})
     await fill(caches, asked("Is it?"))
     for _ in range(3):
@@ -141,7 +141,7 @@ async def test_a_hit_prolongs_nothing(make: Make) -> None:
     assert isinstance(await ask(caches, asked("Is it?")), Miss)
 
 
-async def test_nothing_that_is_done_with_an_answer_prolongs_it(make: Make, redis_server: RedisServer) -> None:
+async def test_no_operation_prolongs_the_life_of_an_answer(make: Make, redis_server: RedisServer) -> None:
     caches = make()
     await fill(caches, asked("Is it?"))
 
@@ -163,7 +163,7 @@ async def test_nothing_that_is_done_with_an_answer_prolongs_it(make: Make, redis
     assert ends() == before
 
 
-async def test_redis_forgets_it_too(make: Make, redis_server: RedisServer) -> None:
+async def test_entries_expire_in_redis(make: Make, redis_server: RedisServer) -> None:
     caches = make({"faq": ScopeSettings(ttl_s=100)})
     await fill(caches, asked("Is it?"))
     with contextlib.closing(redis_server.client()) as client:
@@ -172,7 +172,7 @@ async def test_redis_forgets_it_too(make: Make, redis_server: RedisServer) -> No
     assert all(life <= 100_000 for key, life in lives.items() if b"}:e:" in key)
 
 
-async def test_a_caller_may_want_younger_answers_and_shorter_lives(make: Make) -> None:
+async def test_a_caller_can_limit_age_and_life(make: Make) -> None:
     caches = make()
     await fill(caches, asked("Is it?"), ttl_s=60)
     caches.clock.now += 30
@@ -183,7 +183,7 @@ async def test_a_caller_may_want_younger_answers_and_shorter_lives(make: Make) -
 
 
 @pytest.mark.parametrize("step", [-1e6, -50.0, 50.0])
-async def test_a_clock_that_steps_shows_no_age_beyond_the_life(make: Make, step: float) -> None:
+async def test_a_clock_step_does_not_move_the_age_outside_the_life(make: Make, step: float) -> None:
     caches = make({"faq": ScopeSettings(ttl_s=100)})
     await fill(caches, asked("Is it?"))
     caches.clock.now += step
@@ -193,7 +193,7 @@ async def test_a_clock_that_steps_shows_no_age_beyond_the_life(make: Make, step:
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("reply", "refusal"),
     [
         (answer(finish_reason="length"), "finish_reason"),
         (answer(finish_reason=""), "finish_reason"),
@@ -208,14 +208,14 @@ async def test_a_clock_that_steps_shows_no_age_beyond_the_life(make: Make, step:
         (answer("x" * 70_000), "too_large"),
     ],
 )
-async def test_an_answer_that_is_not_whole_or_not_text_is_not_kept(make: Make, said: Any, why: str) -> None:
+async def test_an_answer_that_is_incomplete_or_not_text_is_not_cached(make: Make, reply: Any, refusal: str) -> None:
     caches = make()
-    assert (await fill(caches, asked("Is it?"), said)).refusal == why
+    assert (await fill(caches, asked("Is it?"), reply)).refusal == refusal
     assert isinstance(await ask(caches, asked("Is it?")), Miss)
 
 
 @pytest.mark.parametrize(
-    ("request_", "why"),
+    ("request_", "refusal"),
     [
         (asked("Is it?", parameters={"temperature": 0.7}), "temperature"),
         (asked("Is it?", parameters={"temperature": None}), "temperature"),
@@ -230,27 +230,27 @@ async def test_an_answer_that_is_not_whole_or_not_text_is_not_kept(make: Make, s
         ),
     ],
 )
-async def test_a_request_whose_answer_is_never_kept_is_refused_at_once(make: Make, request_: Any, why: str) -> None:
+async def test_a_request_whose_answer_is_never_cached_is_refused_at_once(make: Make, request_: Any, refusal: str) -> None:
     caches = make()
     miss = await ask(caches, request_)
     assert isinstance(miss, Miss)
-    assert (miss.reason, miss.refusal, miss.flight) == ("refused", why, b"")
-    assert (await caches.cache.store("a", request_, answer())).refusal == why
+    assert (miss.reason, miss.refusal, miss.flight) == ("refused", refusal, b"")
+    assert (await caches.cache.store("a", request_, answer())).refusal == refusal
 
 
-async def test_a_scope_may_ask_for_any_temperature(make: Make) -> None:
+async def test_a_scope_can_allow_any_temperature(make: Make) -> None:
     caches = make({"warm": ScopeSettings(any_temperature=True)})
     await fill(caches, asked("Is it?", scope="warm", parameters={"temperature": 0.7}))
     assert isinstance(await ask(caches, asked("Is it?", scope="warm", parameters={"temperature": 0.7})), Hit)
 
 
-async def test_creative_writing_is_not_kept(make: Make) -> None:
+async def test_creative_writing_is_not_cached(make: Make) -> None:
     caches = make({"poems": ScopeSettings(kind="creative")})
     miss = await ask(caches, asked("A poem!", scope="poems"))
     assert isinstance(miss, Miss) and miss.reason == "off"
 
 
-async def test_an_image_counts_by_its_digest(make: Make) -> None:
+async def test_a_digest_can_replace_an_image(make: Make) -> None:
     from lpc.responses.canonical import digest_of
 
     def with_image(url: str) -> Any:
@@ -264,7 +264,7 @@ async def test_an_image_counts_by_its_digest(make: Make) -> None:
     assert isinstance(await ask(caches, with_image(url + "A")), Miss)
 
 
-async def test_64_at_once_ask_the_engine_once(make: Make) -> None:
+async def test_64_concurrent_requests_call_the_engine_once(make: Make) -> None:
     sidecars = [make(), make()]
     engine_calls = 0
 
@@ -282,7 +282,7 @@ async def test_64_at_once_ask_the_engine_once(make: Make) -> None:
     assert sum(isinstance(outcome, Hit) for outcome in outcomes) == 63
 
 
-async def test_a_leader_that_dies_frees_the_others(make: Make) -> None:
+async def test_a_dead_leader_does_not_block_the_followers(make: Make) -> None:
     caches = make(flight_s=0.3)
     leader = await ask(caches, asked("Is it?"), wait_s=5)
     assert isinstance(leader, Miss) and leader.flight
@@ -300,7 +300,7 @@ async def test_a_leader_that_dies_frees_the_others(make: Make) -> None:
     assert engine_calls == 2
 
 
-async def test_an_aborted_answer_lets_one_of_the_others_try(make: Make) -> None:
+async def test_after_an_aborted_answer_a_follower_becomes_leader(make: Make) -> None:
     caches = make()
     leader = await ask(caches, asked("Is it?"))
     assert isinstance(leader, Miss)
@@ -311,7 +311,7 @@ async def test_an_aborted_answer_lets_one_of_the_others_try(make: Make) -> None:
     assert isinstance(outcome, Miss) and outcome.flight
 
 
-async def test_when_the_answer_is_not_kept_nobody_waits_for_the_next(make: Make) -> None:
+async def test_followers_go_to_the_engine_if_the_answer_is_not_cached(make: Make) -> None:
     caches = make()
     leader = await ask(caches, asked("Is it?"))
     assert isinstance(leader, Miss)
@@ -319,11 +319,11 @@ async def test_when_the_answer_is_not_kept_nobody_waits_for_the_next(make: Make)
     await asyncio.sleep(0.1)
     await caches.cache.store("a", asked("Is it?"), answer(finish_reason="length"), flight=leader.flight)
     outcomes = await asyncio.gather(*waiting)
-    # None is told that another one has it, which would be a reason to go on waiting.
+    # Not "in_flight", after which they would go on waiting.
     assert {(outcome.reason, outcome.flight) for outcome in outcomes if isinstance(outcome, Miss)} == {("cold", b"")}
 
 
-async def test_who_has_no_patience_does_not_wait(make: Make) -> None:
+async def test_a_lookup_without_wait_time_returns_at_once(make: Make) -> None:
     caches = make()
     await ask(caches, asked("Is it?"))
     outcome = await ask(caches, asked("Is it?"))
@@ -334,7 +334,7 @@ async def test_who_has_no_patience_does_not_wait(make: Make) -> None:
 @pytest.mark.parametrize(
     "narrow", [{"scope": "faq"}, {"scope": None}, {"scope": None, "model": "m"}, {"scope": "faq", "tag": "t"}]
 )
-async def test_what_is_invalidated_is_found_no_more(make: Make, narrow: dict[str, Any]) -> None:
+async def test_an_invalidated_answer_is_not_found(make: Make, narrow: dict[str, Any]) -> None:
     caches = make()
     await fill(caches, asked("Is it?", tags=("t",)))
     assert await caches.upkeep.invalidate("a", **narrow) == (True, 0)
@@ -345,7 +345,7 @@ async def test_what_is_invalidated_is_found_no_more(make: Make, narrow: dict[str
 
 
 @pytest.mark.parametrize("how", ["purged", "flushed"])
-async def test_what_is_stored_after_everything_was_lost_can_be_invalidated(
+async def test_an_answer_that_is_stored_after_all_data_was_lost_can_be_invalidated(
     make: Make, redis_server: RedisServer, how: str
 ) -> None:
     caches = make()
@@ -361,7 +361,7 @@ async def test_what_is_stored_after_everything_was_lost_can_be_invalidated(
 
 
 @pytest.mark.parametrize("narrow", [{"scope": "other"}, {"scope": None, "model": "m2"}, {"scope": None, "tag": "t2"}])
-async def test_nothing_else_is_invalidated(make: Make, narrow: dict[str, Any]) -> None:
+async def test_other_answers_are_not_invalidated(make: Make, narrow: dict[str, Any]) -> None:
     caches = make()
     await fill(caches, asked("Is it?", tags=("t",)))
     await fill(caches, asked("Is it?"), client="b")
@@ -370,7 +370,7 @@ async def test_nothing_else_is_invalidated(make: Make, narrow: dict[str, Any]) -
     assert isinstance(await ask(caches, asked("Is it?", tags=("t",))), Hit)
 
 
-async def test_an_answer_that_was_asked_for_before_an_invalidation_is_not_stored_after_it(make: Make) -> None:
+async def test_an_answer_to_a_request_from_before_an_invalidation_is_not_stored(make: Make) -> None:
     caches = make()
     miss = await ask(caches, asked("Is it?"))
     assert isinstance(miss, Miss)
@@ -380,7 +380,7 @@ async def test_an_answer_that_was_asked_for_before_an_invalidation_is_not_stored
     assert isinstance(await ask(caches, asked("Is it?")), Miss)
 
 
-async def test_nor_is_one_without_a_flight_that_the_engine_had_begun_before_it(make: Make) -> None:
+async def test_an_answer_without_a_flight_that_began_before_an_invalidation_is_not_stored(make: Make) -> None:
     caches = make()
     await caches.upkeep.invalidate("a", scope="faq", model="m")
     stored = await caches.cache.store("a", asked("Is it?"), answer(engine_s=60.0))
@@ -388,7 +388,7 @@ async def test_nor_is_one_without_a_flight_that_the_engine_had_begun_before_it(m
     assert (await caches.cache.store("a", asked("Is it?"), answer(engine_s=0.0))).refusal is None
 
 
-async def test_an_entry_is_dropped_by_who_was_served_it_and_by_nobody_else(make: Make) -> None:
+async def test_only_the_client_that_got_an_entry_can_drop_it(make: Make) -> None:
     caches = make()
     await fill(caches, asked("Is it?"))
     hit = await ask(caches, asked("Is it?"))
@@ -401,7 +401,7 @@ async def test_an_entry_is_dropped_by_who_was_served_it_and_by_nobody_else(make:
     assert isinstance(await ask(caches, asked("Is it?")), Miss)
 
 
-async def test_what_is_erased_is_gone_from_redis(make: Make, redis_server: RedisServer) -> None:
+async def test_erased_entries_are_deleted_from_redis(make: Make, redis_server: RedisServer) -> None:
     caches = make()
     for n in range(20):
         await fill(caches, asked(f"Is it {n}?"))
@@ -414,7 +414,7 @@ async def test_what_is_erased_is_gone_from_redis(make: Make, redis_server: Redis
         assert not [key for kind in "ev" for key in client.scan_iter(f"lpc:rc:*:{kind}:*")]
 
 
-async def test_a_scope_keeps_within_its_bound(make: Make, redis_server: RedisServer) -> None:
+async def test_a_scope_stays_within_its_limit_of_entries(make: Make, redis_server: RedisServer) -> None:
     caches = make({"faq": ScopeSettings(max_entries=10)})
     for n in range(30):
         caches.clock.now += 1
@@ -435,7 +435,7 @@ async def test_a_scope_keeps_within_its_bound(make: Make, redis_server: RedisSer
         ({"scope": "other", "tag": "t"}, set()),
     ],
 )
-async def test_what_is_erased_by_tag_or_model_is_gone_from_redis_and_nothing_else_is(
+async def test_erasing_by_tag_or_model_deletes_these_entries_and_no_others(
     make: Make, redis_server: RedisServer, narrow: dict[str, Any], goes: set[str]
 ) -> None:
     caches = make()
@@ -453,11 +453,11 @@ async def test_what_is_erased_by_tag_or_model_is_gone_from_redis_and_nothing_els
     assert len(entries_in(redis_server)) == before - len(goes)
     for name, request in requests.items():
         assert isinstance(await ask(caches, request), Miss if name in goes else Hit), name
-    (figures,) = await caches.upkeep.figures("a", None, 1)
-    assert figures.entries == 5 - len(goes)
+    (stats,) = await caches.upkeep.stats("a", None, 1)
+    assert stats.entries == 5 - len(goes)
 
 
-async def test_what_is_no_name_of_an_entry_stops_no_erasure(make: Make, redis_server: RedisServer) -> None:
+async def test_an_invalid_entry_id_does_not_stop_the_deletion(make: Make, redis_server: RedisServer) -> None:
     caches = make()
     await fill(caches, asked("Is it?", tags=("t",)))
     with contextlib.closing(redis_server.client()) as client:
@@ -466,7 +466,7 @@ async def test_what_is_no_name_of_an_entry_stops_no_erasure(make: Make, redis_se
     assert await caches.upkeep.invalidate("a", scope="faq", tag="t", erase=True) == (True, 1)
 
 
-async def test_a_scope_keeps_within_its_bytes(make: Make, redis_server: RedisServer) -> None:
+async def test_a_scope_stays_within_its_limit_of_bytes(make: Make, redis_server: RedisServer) -> None:
     caches = make({"faq": ScopeSettings(max_mib=1)})
     for n in range(40):
         caches.clock.now += 1
@@ -479,7 +479,7 @@ async def test_a_scope_keeps_within_its_bytes(make: Make, redis_server: RedisSer
     assert evicted(caches) == {"entries": 0, "bytes": 40 - len(held)}
 
 
-async def test_what_is_replaced_dropped_or_ended_is_no_longer_counted(make: Make, redis_server: RedisServer) -> None:
+async def test_replaced_deleted_and_expired_entries_are_not_counted(make: Make, redis_server: RedisServer) -> None:
     caches = make()
     await fill(caches, asked("Is it?"), answer("short"))
     await caches.cache.store("a", asked("Is it?"), answer(secrets.token_hex(9000)))
@@ -490,7 +490,7 @@ async def test_what_is_replaced_dropped_or_ended_is_no_longer_counted(make: Make
     await caches.upkeep.invalidate_entry("a", hit.ticket)
     await caches.upkeep.invalidate_entry("a", hit.ticket)
     assert counted_bytes(redis_server) == sum(entries_in(redis_server).values())
-    # All that lives ends, by this clock, before the next one is stored.
+    # All entries expire by this clock before the next one is stored.
     with contextlib.closing(redis_server.client()) as client:
         client.delete(*entries_in(redis_server))
     caches.clock.now += 24 * 3600
@@ -498,23 +498,23 @@ async def test_what_is_replaced_dropped_or_ended_is_no_longer_counted(make: Make
     assert counted_bytes(redis_server) == sum(entries_in(redis_server).values()) > 0
 
 
-async def test_figures_say_what_was_spared(make: Make) -> None:
+async def test_statistics_count_hits_and_tokens_spared(make: Make) -> None:
     caches = make()
     await fill(caches, asked("Is it?"))
     for _ in range(2):
         await ask(caches, asked("Is it?"))
     await caches.upkeep.feedback("a", (await fill(caches, asked("So?"))).ticket, wrong=False, reason="", drop=False)
-    (figures,) = await caches.upkeep.figures("a", None, 2)
-    assert (figures.name, figures.known, figures.entries, len(figures.days)) == ("faq", True, 2, 2)
-    (today, yesterday) = figures.days.values()
+    (stats,) = await caches.upkeep.stats("a", None, 2)
+    assert (stats.name, stats.known, stats.entries, len(stats.days)) == ("faq", True, 2, 2)
+    (today, yesterday) = stats.days.values()
     assert yesterday == {}
     assert today["hit:exact"] == 2 and today["miss:cold"] == 2 and today["stored"] == 2
     assert (today["prompt_tokens"], today["completion_tokens"], today["engine_ms"]) == (14, 10, 1000)
     assert today["feedback:right"] == 1
-    assert await caches.upkeep.figures("b", None, 1) == []
+    assert await caches.upkeep.stats("b", None, 1) == []
 
 
-async def test_keys_are_rotated_while_it_serves(make: Make) -> None:
+async def test_keys_can_be_rotated_without_a_restart(make: Make) -> None:
     caches = make()
     await fill(caches, asked("old?"))
     names, first = KEY_LINES.splitlines()
@@ -528,7 +528,7 @@ async def test_keys_are_rotated_while_it_serves(make: Make) -> None:
     assert isinstance(await ask(caches, asked("new?")), Hit)
 
 
-async def test_with_another_key_everything_is_a_miss_and_can_be_filled_again(make: Make) -> None:
+async def test_with_another_key_old_entries_are_misses_and_new_ones_can_be_stored(make: Make) -> None:
     await fill(make(), asked("Is it?"))
     other = make(key_lines=KEY_LINES.replace("22", "44"))
     await fill(other, asked("Is it?"))

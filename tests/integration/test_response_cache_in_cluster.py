@@ -1,4 +1,4 @@
-"""The response caches on a real Redis Cluster: all keys of a scope lie in one slot, scopes on several nodes."""
+"""The response caches on a real Redis Cluster: all keys of a scope are in one slot, and scopes on several nodes."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ async def fill(caches: Caches, text: str, scope: str) -> None:
     assert (await caches.cache.store("a", request, answer(), flight=miss.flight)).refusal is None
 
 
-async def test_answers_of_many_scopes_are_found_on_many_nodes(caches: Caches, redis_cluster: list[RedisServer]) -> None:
+async def test_scopes_are_spread_over_the_nodes(caches: Caches, redis_cluster: list[RedisServer]) -> None:
     for scope in SCOPES:
         await fill(caches, "Is it?", scope)
     for scope in SCOPES:
@@ -56,7 +56,7 @@ async def test_answers_of_many_scopes_are_found_on_many_nodes(caches: Caches, re
     assert sum(held) == len(SCOPES) and all(held)
 
 
-async def test_of_equal_requests_at_two_sidecars_one_asks_the_engine(
+async def test_equal_requests_at_two_sidecars_call_the_engine_once(
     caches: Caches, redis_cluster: list[RedisServer], tmp_path: Path
 ) -> None:
     other = Caches(redis_cluster[1].url, tmp_path, cluster=True)
@@ -69,7 +69,7 @@ async def test_of_equal_requests_at_two_sidecars_one_asks_the_engine(
     await other.close()
 
 
-async def test_vectors_are_read_and_heard_of(caches: Caches) -> None:
+async def test_vectors_and_their_changes_can_be_read(caches: Caches) -> None:
     async def vector(names: Names, *_: Any) -> bytes:
         one = Vector(names.exact, names.partition or b"", 2e9, 7, b"\0" * 16)
         return seal(one, names.scope, caches.keys.current)
@@ -86,7 +86,7 @@ async def test_vectors_are_read_and_heard_of(caches: Caches) -> None:
     assert len(found) == 2 and changes.added[0].entry in found
 
 
-async def test_bounds_invalidation_figures_and_erasure_work_there_too(
+async def test_limits_invalidation_statistics_and_erasure_work_in_a_cluster(
     caches: Caches,
     redis_cluster: list[RedisServer],
 ) -> None:
@@ -94,9 +94,9 @@ async def test_bounds_invalidation_figures_and_erasure_work_there_too(
         caches.clock.now += 1
         await fill(caches, f"Is it {n}?", "scope0")
     await fill(caches, "Is it?", "scope1")
-    figures = {one.name: one for one in await caches.upkeep.figures("a", None, 1)}
-    assert {name: one.entries for name, one in figures.items()} == {"scope0": 3, "scope1": 1}
-    assert figures["scope0"].days.popitem()[1]["stored"] == 6  # type: ignore[attr-defined]
+    stats = {one.name: one for one in await caches.upkeep.stats("a", None, 1)}
+    assert {name: one.entries for name, one in stats.items()} == {"scope0": 3, "scope1": 1}
+    assert stats["scope0"].days.popitem()[1]["stored"] == 6  # type: ignore[attr-defined]
     assert await caches.upkeep.invalidate("a", scope="scope0", tag="t", erase=True) == (True, 3)
     assert isinstance(await caches.cache.lookup("a", asked("Is it?", scope="scope1", tags=("t",))), Hit)
     assert await caches.upkeep.invalidate("a", scope=None, erase=True) == (True, 1)
@@ -105,7 +105,7 @@ async def test_bounds_invalidation_figures_and_erasure_work_there_too(
             assert not client.keys("lpc:rc:*:e:*")
 
 
-async def test_a_cluster_without_the_setting_and_the_reverse_are_misses_and_the_log_says_what_to_set(
+async def test_with_the_wrong_cluster_setting_lookups_miss_and_the_log_names_the_setting(
     redis_cluster: list[RedisServer], redis_server: RedisServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for url, cluster, advice in (

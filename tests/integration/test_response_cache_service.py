@@ -1,4 +1,4 @@
-"""The response caches through a real sidecar, gRPC and Redis: who asks is known, and whatever is wrong with Redis is a miss."""
+"""The response caches through a real sidecar, gRPC and Redis: identity of callers, failures of Redis, and settings."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ from tests.response_cache import KEY_LINES
 
 @pytest.fixture
 def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
-    """A server that a test may kill."""
+    """A Redis server that a test may kill."""
     with RedisServer(tmp_path / "own-redis") as server:
         yield server
 
@@ -53,12 +53,12 @@ def response(text: str = "It is.") -> pb.Response:
     return pb.Response(chunks=chunks, prompt_tokens=3, completion_tokens=2, finish_reason="stop", engine_s=0.5)
 
 
-async def reason(stub: rpc.ResponseCacheStub, asked: pb.Request, **fields: object) -> str:
-    found = await stub.Lookup(pb.LookupRequest(request=asked, **fields))  # type: ignore[arg-type]
+async def reason(stub: rpc.ResponseCacheStub, message: pb.Request, **fields: object) -> str:
+    found = await stub.Lookup(pb.LookupRequest(request=message, **fields))  # type: ignore[arg-type]
     return "HIT" if found.HasField("hit") else pb.Reason.Name(found.miss.reason).removeprefix("REASON_")
 
 
-async def test_an_answer_comes_back_as_it_was_sent(tiny_models: Path, tmp_path: Path, redis_server: RedisServer) -> None:
+async def test_an_answer_is_returned_as_it_was_sent(tiny_models: Path, tmp_path: Path, redis_server: RedisServer) -> None:
     async with served(tiny_models, tmp_path, redis_server.url) as stub:
         miss = (await stub.Lookup(pb.LookupRequest(request=request()))).miss
         assert (miss.reason, bool(miss.flight)) == (pb.REASON_COLD, True)
@@ -75,7 +75,7 @@ async def test_an_answer_comes_back_as_it_was_sent(tiny_models: Path, tmp_path: 
         assert (await stub.Invalidate(pb.InvalidateRequest(scope="faq", erase=True))).done
 
 
-async def test_what_is_no_request_is_refused(tiny_models: Path, tmp_path: Path, redis_server: RedisServer) -> None:
+async def test_invalid_requests_are_refused(tiny_models: Path, tmp_path: Path, redis_server: RedisServer) -> None:
     wrong = [
         request(parameters_json=b"{"),
         request(parameters_json=b"[]"),
@@ -99,39 +99,38 @@ async def test_what_is_no_request_is_refused(tiny_models: Path, tmp_path: Path, 
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_client_is_who_its_token_says(tiny_models: Path, tmp_path: Path, redis_server: RedisServer) -> None:
+async def test_the_token_identifies_the_client(tiny_models: Path, tmp_path: Path, redis_server: RedisServer) -> None:
     tokens = {"alice": "a-token", "bob": "b-token"}
     (tmp_path / "tokens").write_text("".join(f"{name}: {sha256(t.encode()).hexdigest()}\n" for name, t in tokens.items()))
     async with served(tiny_models, tmp_path, redis_server.url, tokens=tmp_path / "tokens") as stub:
 
-        async def asks(name: str) -> pb.LookupResponse:
+        async def look_up(name: str) -> pb.LookupResponse:
             metadata = (("authorization", f"Bearer {tokens[name]}"),)
             return await stub.Lookup(pb.LookupRequest(request=request()), metadata=metadata)
 
-        flight = (await asks("alice")).miss.flight
+        flight = (await look_up("alice")).miss.flight
         bearer = (("authorization", "Bearer a-token"),)
         await stub.Store(pb.StoreRequest(request=request(), response=response(), flight=flight), metadata=bearer)
-        assert (await asks("alice")).HasField("hit")
-        bobs = await asks("bob")
-        assert bobs.miss.reason == pb.REASON_COLD
-        # Neither a flight nor an entry of another client's is of use.
-        hit = (await asks("alice")).hit
+        assert (await look_up("alice")).HasField("hit")
+        assert (await look_up("bob")).miss.reason == pb.REASON_COLD
+        # Bob cannot use Alice's entry.
+        hit = (await look_up("alice")).hit
         as_bob = (("authorization", "Bearer b-token"),)
         assert not (
             await stub.Feedback(pb.FeedbackRequest(entry_id=hit.entry_id, wrong=True, drop=True), metadata=as_bob)
         ).counted
         await stub.Invalidate(pb.InvalidateRequest(everything=True), metadata=as_bob)
-        assert (await asks("alice")).HasField("hit")
+        assert (await look_up("alice")).HasField("hit")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Lookup(pb.LookupRequest(request=request()))
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_a_redis_that_is_dead_silent_or_back_is_a_miss_a_miss_and_a_hit(
+async def test_a_dead_or_silent_redis_is_a_miss_until_it_is_back(
     tiny_models: Path, tmp_path: Path, own_redis: RedisServer
 ) -> None:
     async with served(tiny_models, tmp_path, own_redis.url, cache_redis_timeout_s=0.05) as stub:
-        # A loaded machine takes longer than that now and then.
+        # A loaded machine may exceed the timeout.
         while not (await stub.Store(pb.StoreRequest(request=request(), response=response()))).stored:
             await asyncio.sleep(0.05)
         while await reason(stub, request()) != "HIT":
@@ -153,7 +152,9 @@ async def test_a_redis_that_is_dead_silent_or_back_is_a_miss_a_miss_and_a_hit(
             await asyncio.sleep(0.05)
 
 
-async def test_a_thousand_equal_requests_at_once(tiny_models: Path, tmp_path: Path, redis_server: RedisServer) -> None:
+async def test_a_thousand_concurrent_requests_call_the_engine_once(
+    tiny_models: Path, tmp_path: Path, redis_server: RedisServer
+) -> None:
     engine_calls = 0
     async with served(tiny_models, tmp_path, redis_server.url) as stub:
 
@@ -171,13 +172,13 @@ async def test_a_thousand_equal_requests_at_once(tiny_models: Path, tmp_path: Pa
     assert engine_calls == 1
 
 
-async def test_without_redis_at_the_start_it_serves_all_the_same(tiny_models: Path, tmp_path: Path) -> None:
+async def test_a_sidecar_starts_without_redis(tiny_models: Path, tmp_path: Path) -> None:
     async with served(tiny_models, tmp_path, f"redis://127.0.0.1:{free_port()}") as stub:
         assert await reason(stub, request()) == "UNAVAILABLE"
 
 
 @pytest.mark.parametrize(
-    ("lines", "says"),
+    ("lines", "message"),
     [
         (None, "cannot read"),
         ("", "lacks the line `names`"),
@@ -188,20 +189,19 @@ async def test_without_redis_at_the_start_it_serves_all_the_same(tiny_models: Pa
         ("\xff", "is not UTF-8"),
     ],
 )
-async def test_a_wrong_key_file_stops_the_start_and_is_not_quoted(
-    tiny_models: Path, tmp_path: Path, lines: str | None, says: str
+async def test_an_invalid_key_file_prevents_the_start_and_is_not_quoted(
+    tiny_models: Path, tmp_path: Path, lines: str | None, message: str
 ) -> None:
     path = tmp_path / "wrong-keys"
     if lines is not None:
         path.write_bytes(lines.encode("latin-1"))
-    with pytest.raises(StartError, match=says) as caught:
+    with pytest.raises(StartError, match=message) as caught:
         async with served(tiny_models, tmp_path, "redis://127.0.0.1:1", cache_keys=path):
             pass
     assert "secret" not in str(caught.value) and "2222" not in str(caught.value)
 
 
-def test_off_by_default(tiny_models: Path, tmp_path: Path) -> None:
-    """Without a URL the service is not offered, and nothing of it is imported."""
+def test_without_a_url_the_service_is_not_offered_or_imported(tiny_models: Path, tmp_path: Path) -> None:
     program = (
         "import asyncio, sys, grpc\n"
         "from pathlib import Path\n"
@@ -224,7 +224,7 @@ def test_off_by_default(tiny_models: Path, tmp_path: Path) -> None:
     assert done.stdout.split("\n")[:2] == ["UNIMPLEMENTED", "[]"]
 
 
-async def test_without_the_extra_it_says_which_one(tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_error_names_a_missing_extra(tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
     with pytest.raises(StartError, match=r"learned-prefix-cache\[cache\]"):
         async with served(tiny_models, tmp_path, "redis://127.0.0.1:1"):
@@ -232,7 +232,7 @@ async def test_without_the_extra_it_says_which_one(tiny_models: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("values", "says"),
+    ("values", "message"),
     [
         ({"cache_redis_url": "redis://r"}, "needs cache_keys"),
         ({"cache_keys": "k"}, "need cache_redis_url"),
@@ -247,8 +247,8 @@ async def test_without_the_extra_it_says_which_one(tiny_models: Path, tmp_path: 
         ),
     ],
 )
-def test_settings_that_cannot_be_meant_are_refused(values: dict[str, object], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_contradictory_settings_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         ServiceSettings(**values)  # type: ignore[arg-type]
 
 

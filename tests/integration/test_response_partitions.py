@@ -89,7 +89,7 @@ async def crossed(url: str, folder: Path, conversations: int, seed: int = 0) -> 
             else:
                 await caches.cache.store(client, asked, answer(f"{here}\n{asked.last_turn}"), flight=outcome.flight)
         if number % KEPT_EVERY == 0:
-            await caches.semantic.keep(0.0)
+            await caches.semantic.sync(0.0)
 
     await in_turn(conversations, hold)
     await caches.close()

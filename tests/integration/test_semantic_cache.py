@@ -41,7 +41,7 @@ QUESTIONS = [
 
 
 def request(text: str, about: str = "", **fields: object) -> pb.Request:
-    """Return a request; ``about``: its system message, which makes a partition of its own."""
+    """Return a request. ``about`` is its system message, which puts it into another partition."""
     if about:
         fields["messages"] = [pb.Message(role="system", content=about), pb.Message(role="user", content=text)]
     return service.request(text, **fields)
@@ -56,15 +56,15 @@ async def look(stub: rpc.ResponseCacheStub, question: str, **fields: object) -> 
 
 
 async def glance(stub: rpc.ResponseCacheStub, question: str, **fields: object) -> pb.LookupResponse:
-    """Look, and leave the engine to others."""
+    """Look up, and end the flight."""
     found = await look(stub, question, **fields)
     if found.miss.flight:
         await stub.Store(pb.StoreRequest(request=request(question, **fields), flight=found.miss.flight, aborted=True))
     return found
 
 
-async def until_heard(stub: rpc.ResponseCacheStub, question: str, **fields: object) -> pb.Miss:
-    """Wait until the sidecar's arrays hold something near a question."""
+async def until_candidate(stub: rpc.ResponseCacheStub, question: str, **fields: object) -> pb.Miss:
+    """Wait until the sidecar's index has a candidate for a question."""
 
     async def near() -> pb.Miss | None:
         miss = (await glance(stub, question, **fields)).miss
@@ -77,15 +77,15 @@ def reworded(question: str) -> str:
     return f"please {question} thanks"
 
 
-async def test_it_is_shut_until_labels_open_it_and_shut_again_by_complaints(
+async def test_labels_open_the_tier_and_complaints_shut_it(
     tiny_models: Path, tmp_path: Path, redis_server: RedisServer
 ) -> None:
     scopes = {"faq": ScopeSettings(kind="faq", mode="serve")}
     async with served(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes) as stub:
-        # Each in a partition of its own, so that the tiny model need not tell them apart.
+        # In separate partitions, so that the tiny model need not distinguish them.
         for question in QUESTIONS:
             await fill(stub, question, about=question)
-        first = await until_heard(stub, reworded(QUESTIONS[-1]), about=QUESTIONS[-1])
+        first = await until_candidate(stub, reworded(QUESTIONS[-1]), about=QUESTIONS[-1])
         assert first.reason == pb.REASON_BELOW_THRESHOLD
         assert first.candidate_response.chunks
         hits: list[pb.Hit] = []
@@ -106,7 +106,7 @@ async def test_it_is_shut_until_labels_open_it_and_shut_again_by_complaints(
             assert hit.matched_question in QUESTIONS
         (scope,) = (await stub.Stats(pb.StatsRequest(scope="faq"))).scopes
         assert scope.HasField("threshold") and scope.error_bound <= 0.05 and scope.labels_different == 0
-        # One wrong answer is one, however often somebody says so.
+        # Repeated complaints about one answer count once.
         again = pb.FeedbackRequest(entry_id=hits[0].entry_id, wrong=True)
         assert [(await stub.Feedback(again)).counted for _ in range(5)] == [True, False, False, False, False]
         (scope,) = (await stub.Stats(pb.StatsRequest(scope="faq"))).scopes
@@ -118,7 +118,7 @@ async def test_it_is_shut_until_labels_open_it_and_shut_again_by_complaints(
 
 
 async def asked_again(stub: rpc.ResponseCacheStub, question: str) -> pb.LookupResponse:
-    """Ask a rewording until what was stored has been heard of, and there is time for its vector."""
+    """Look up a rewording until the index has the stored question."""
 
     async def near() -> pb.LookupResponse | None:
         found = await glance(stub, reworded(question), about=question)
@@ -135,7 +135,7 @@ async def until_shut(stub: rpc.ResponseCacheStub) -> None:
     await eventually(shut)
 
 
-async def test_a_file_of_evidence_opens_two_sidecars_and_what_turns_in_one_shuts_both_for_good(
+async def test_a_file_of_evidence_opens_two_sidecars_and_drift_in_one_shuts_both(
     tiny_models: Path, tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scopes_in_use, "EVIDENCE_S", 0.2)
@@ -145,7 +145,7 @@ async def test_a_file_of_evidence_opens_two_sidecars_and_what_turns_in_one_shuts
             monkeypatch.setattr(gates, name, share)
 
     evidence = Evidence()
-    for _ in range(400):  # at every similarity alike, since the tiny model's vectors mean nothing
+    for _ in range(400):  # the same at every similarity, since the tiny model's vectors are meaningless
         for level in range(LEVELS):
             evidence.apply([*evidence.lookup(edge(level) + 1e-4), *evidence.label(edge(level) + 1e-4, same=True)])
     write_evidence(tmp_path / "evidence.json", evidence, Embeddings(tiny_models, "tiny", tmp_path).encoder)
@@ -162,12 +162,12 @@ async def test_a_file_of_evidence_opens_two_sidecars_and_what_turns_in_one_shuts
             hit = (await asked_again(stub, question)).hit
             assert hit.source == pb.SOURCE_SEMANTIC and hit.matched_question == question
             assert hit.response == response(question) and 0 < hit.error_bound <= 0.05
-        # A question that was answered from another one's in one sidecar is the engine's in the others.
+        # A question with a semantic hit in one sidecar goes to the engine in the others.
         with contextlib.closing(redis_server.client()) as client:
             while len(list(client.scan_iter("lpc:rc:*:q:*"))) < 3:
                 await asyncio.sleep(0.05)
         assert (await asked_again(other, QUESTIONS[0])).miss.reason == pb.REASON_BELOW_THRESHOLD
-        # The engine's own answers to audited questions say something else than what would have been served.
+        # The engine's answers to audited questions differ from the candidates'.
         audits(1)
         for question in QUESTIONS[3:5]:
             miss = (await asked_again(one, question)).miss
@@ -184,7 +184,7 @@ async def test_a_file_of_evidence_opens_two_sidecars_and_what_turns_in_one_shuts
 
 
 @pytest.mark.parametrize("mode", ["off", "shadow"])
-async def test_what_is_off_or_only_watched_serves_nothing(
+async def test_a_scope_in_mode_off_or_shadow_serves_nothing(
     tiny_models: Path, tmp_path: Path, redis_server: RedisServer, mode: str
 ) -> None:
     scopes = {"faq": ScopeSettings(mode=mode), "other": ScopeSettings(mode="shadow")}  # type: ignore[arg-type]
@@ -197,14 +197,14 @@ async def test_what_is_off_or_only_watched_serves_nothing(
     assert any(one.miss.candidate for one in found) is (mode == "shadow")
 
 
-async def test_a_candidate_is_of_the_same_partition_and_no_opposite(
+async def test_a_candidate_is_in_the_same_partition_and_not_vetoed(
     tiny_models: Path, tmp_path: Path, redis_server: RedisServer
 ) -> None:
     scopes = {"faq": ScopeSettings(mode="serve")}
     question = QUESTIONS[0]
     async with served(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes) as stub:
         await fill(stub, question)
-        await until_heard(stub, reworded(question))
+        await until_candidate(stub, reworded(question))
         for fields in (
             {"model": "another"},
             {"tenant": "another"},
@@ -221,7 +221,7 @@ async def test_a_candidate_is_of_the_same_partition_and_no_opposite(
         assert (vetoed.reason, vetoed.candidate) == (pb.REASON_VETOED, b"")
 
 
-async def test_another_sidecar_and_the_next_start_know_the_same(
+async def test_sidecars_share_their_index_and_a_restart_restores_it(
     tiny_models: Path, tmp_path: Path, redis_server: RedisServer
 ) -> None:
     scopes = {"faq": ScopeSettings(mode="serve")}
@@ -230,10 +230,10 @@ async def test_another_sidecar_and_the_next_start_know_the_same(
         async with served(tiny_models, tmp_path, redis_server.url, **changes) as other:
             await look(other, "hello")
             await fill(stub, QUESTIONS[0])
-            await until_heard(other, reworded(QUESTIONS[0]))
-            # What is dropped at one is gone at the other.
+            await until_candidate(other, reworded(QUESTIONS[0]))
+            # An entry that is dropped at one sidecar disappears at the other.
             stored = await stub.Store(pb.StoreRequest(request=request(QUESTIONS[1]), response=response()))
-            await until_heard(other, reworded(QUESTIONS[1]))
+            await until_candidate(other, reworded(QUESTIONS[1]))
             await stub.Invalidate(pb.InvalidateRequest(entry_id=stored.entry_id))
             await stub.Invalidate(pb.InvalidateRequest(scope="faq"))
             while (await glance(other, reworded(QUESTIONS[0]))).miss.candidate:
@@ -242,26 +242,26 @@ async def test_another_sidecar_and_the_next_start_know_the_same(
         again = pb.StoreRequest(request=request(QUESTIONS[2]), response=response(), flight=flight)
         assert (await stub.Store(again)).stored
     async with served(tiny_models, tmp_path, redis_server.url, **changes) as stub:
-        await until_heard(stub, reworded(QUESTIONS[2]))
+        await until_candidate(stub, reworded(QUESTIONS[2]))
 
 
-async def test_what_nobody_can_read_in_a_scopes_stream_is_passed_over(
+async def test_invalid_events_in_a_scopes_stream_are_skipped(
     tiny_models: Path, tmp_path: Path, redis_server: RedisServer
 ) -> None:
     scopes = {"faq": ScopeSettings(mode="serve"), "other": ScopeSettings(mode="serve")}
     async with served(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes) as stub:
         await fill(stub, QUESTIONS[0])
-        await until_heard(stub, reworded(QUESTIONS[0]))
+        await until_candidate(stub, reworded(QUESTIONS[0]))
         with contextlib.closing(redis_server.client()) as client:
             (stream,) = client.scan_iter("lpc:rc:*:x")
             client.xadd(stream, {"d": "a"})  # no base64
         for scope, question in (("other", QUESTIONS[1]), ("faq", QUESTIONS[2])):
             await fill(stub, question, scope=scope, tenant=scope)
-            await until_heard(stub, reworded(question), scope=scope, tenant=scope)
+            await until_candidate(stub, reworded(question), scope=scope, tenant=scope)
 
 
 class Counting(Model):
-    """Counts the inputs that it runs."""
+    """Counts its inputs."""
 
     ran = 0
 
@@ -274,7 +274,7 @@ class Counting(Model):
         return super().run_with_embeddings(batch)
 
 
-async def test_one_forward_serves_cache_and_predictor(tiny_models: Path, tmp_path: Path, redis_server: RedisServer) -> None:
+async def test_cache_and_predictor_share_one_forward_pass(tiny_models: Path, tmp_path: Path, redis_server: RedisServer) -> None:
     (tmp_path / "keys").write_text(KEY_LINES)
     values = {"models": tiny_models, "model": "tiny", "port": 0, "metrics_port": None, "unix_socket": None, "threads": 1}
     cache = {"cache_redis_url": redis_server.url, "cache_keys": tmp_path / "keys", "cache_redis_timeout_s": 5.0}

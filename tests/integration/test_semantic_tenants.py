@@ -42,7 +42,7 @@ async def test_a_tenants_false_feedback_does_not_shut_the_tier_for_another(redis
         await fill(caches, COUNT, tenant=tenant)
         await drive(caches, never, "text", range(COUNT - 50), tenant=tenant)
     assert await complain(caches, "attacker") > 5
-    await caches.semantic.keep(300.0)
+    await caches.semantic.sync(300.0)
     left = range(COUNT - 25, COUNT)
     attacker, victim = [await drive(caches, never, "text", left, tenant=tenant) for tenant in ("attacker", "victim")]
     await caches.close()

@@ -1,5 +1,4 @@
-"""Questions that lie close together and must not share an answer, and paraphrases beside them. None of the first may be
-served."""
+"""Similar questions that must not share an answer, and paraphrases that may."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""On-line, with looks repeated: wrong answers stay within the bound in 95 of 100 runs, on streams made to break it."""
+"""The gate with repeated looks: on adversarial streams, wrong answers stay within the bound in 95 of 100 runs."""
 
 import random
 from collections.abc import Callable
@@ -16,7 +16,7 @@ SEEDS = 100
 
 
 def replay(gate: Gate, stream: Stream, judged: NDArray[np.bool_] | None = None) -> tuple[int, int]:
-    """Return served and wrong of served; ``judged``: what the labels say in place of the truth."""
+    """Return the number of served and of wrong answers. ``judged`` are the labels, if they differ from the truth."""
     served = wrong = 0
     labels = stream[1] if judged is None else judged
     for i, (similarity, different) in enumerate(zip(stream[0].tolist(), stream[1].tolist(), strict=True)):
@@ -37,13 +37,12 @@ def within(found: list[tuple[int, int]], delta: float = 0.05) -> int:
 
 
 def flat(lookups: int, risk: float) -> Callable[[np.random.Generator], Stream]:
-    """Similarity says nothing: everything is as likely wrong."""
+    """Every answer is wrong with the same probability."""
     return lambda draw: (draw.uniform(0.985, 1, lookups), draw.random(lookups) < risk)
 
 
 def top(lookups: int, clean: float, later: float, turns: int) -> Callable[[np.random.Generator], Stream]:
-    """A third lies near and is wrong by ``clean``, and from some lookup on by ``later``; the rest lies below and is wrong
-    by half."""
+    """A third is similar and wrong with probability ``clean``, after ``turns`` lookups ``later``; the rest with one half."""
 
     def make(draw: np.random.Generator) -> Stream:
         near = draw.random(lookups) < 0.3
@@ -54,13 +53,13 @@ def top(lookups: int, clean: float, later: float, turns: int) -> Callable[[np.ra
 
 
 @pytest.mark.parametrize("risk", [0.04, 0.05])
-def test_labels_at_the_edge_of_the_bound_do_not_open_by_being_looked_at_again_and_again(risk: float) -> None:
+def test_repeated_looks_at_a_risk_near_the_bound_do_not_open_the_gate(risk: float) -> None:
     found = runs(flat(700, risk))
     assert within(found) >= 95
     assert sum(served > 0 for served, _ in found) <= 8
 
 
-def test_a_test_repeated_at_each_label_without_correction_would_not_hold() -> None:
+def test_repeated_tests_without_correction_would_exceed_the_bound() -> None:
     opened = 0
     for seed in range(50):
         wrong = np.cumsum(np.random.default_rng(seed).random(2000) < 0.05)
@@ -69,22 +68,22 @@ def test_a_test_repeated_at_each_label_without_correction_would_not_hold() -> No
 
 
 @pytest.mark.parametrize("risk", [0.005, 0.02])
-def test_short_runs_are_within_the_bound_and_not_only_their_risk(risk: float) -> None:
+def test_short_runs_are_within_the_bound(risk: float) -> None:
     assert within(runs(flat(500, risk))) >= 95
 
 
-def test_where_no_similarity_is_safe_nothing_is_served() -> None:
+def test_nothing_is_served_if_no_similarity_is_safe() -> None:
     assert all(served == 0 for served, _ in runs(flat(200, 1.0)))
     assert all(served == 0 for served, _ in runs(flat(200, 0.5)))
 
 
-def test_what_is_safe_is_served() -> None:
+def test_safe_candidates_are_served() -> None:
     found = runs(flat(800, 0.0))
     assert all(served > 200 and wrong == 0 for served, wrong in found)
 
 
 @pytest.mark.parametrize("later", [1.0, 0.3])
-def test_evidence_that_turns_shuts_before_the_run_has_left_the_bound(later: float) -> None:
+def test_drift_shuts_the_gate_before_the_run_exceeds_the_bound(later: float) -> None:
     found = runs(top(2000, 0.003, later, turns=1300), seeds=40)
     assert sum(served > 0 for served, _ in found) > 20
     assert within(found) >= 38
@@ -98,7 +97,7 @@ def test_sixty_rewordings_of_one_question_are_not_sixty_labels() -> None:
     assert gate.threshold is None
 
 
-def test_a_question_that_everybody_asks_is_served_once_from_anothers_answer() -> None:
+def test_a_popular_question_gets_one_semantic_hit() -> None:
     gate = Gate(draw=random.Random(0))
     replay(gate, flat(800, 0.0)(np.random.default_rng(0)))
     decisions = [gate.decide(0.999, b"the same") for _ in range(200)]
@@ -106,7 +105,7 @@ def test_a_question_that_everybody_asks_is_served_once_from_anothers_answer() ->
     assert set(decisions[served + 1 :]) == {Decision.REPEATED}
 
 
-def test_hits_are_audited_at_the_rate_said_and_all_of_them_after_a_wrong_one() -> None:
+def test_hits_are_audited_at_the_given_rate_and_all_of_them_after_a_wrong_one() -> None:
     gate = Gate(draw=random.Random(1))
     replay(gate, flat(5000, 0.0)(np.random.default_rng(1)))
     drawn = [gate.decide(0.999, b"more %d" % i) for i in range(2000)]
@@ -119,12 +118,12 @@ def test_hits_are_audited_at_the_rate_said_and_all_of_them_after_a_wrong_one() -
 
 
 @pytest.mark.parametrize("excused", [False, True])
-def test_after_an_audit_without_a_label_nothing_is_served_until_right_ones_have_made_up_for_it(excused: bool) -> None:
+def test_after_an_audit_without_a_label_nothing_is_served_until_enough_right_ones_followed(excused: bool) -> None:
     gate = Gate(draw=random.Random(1))
     replay(gate, flat(5000, 0.0)(np.random.default_rng(1)))
     gate.unjudged(0.999, Decision.BELOW, excused=excused)
     assert Decision.SERVE in [gate.decide(0.999, b"before %d" % i) for i in range(20)]
-    for _ in range(3):  # many are no more than one
+    for _ in range(3):  # count as one
         gate.unjudged(0.999, Decision.AUDIT, excused=excused)
     assert {gate.decide(0.999, b"while %d" % i) for i in range(50)} == {Decision.AUDIT}
     gate.learn(0.999, same=True, decision=Decision.BELOW)
@@ -136,7 +135,7 @@ def test_after_an_audit_without_a_label_nothing_is_served_until_right_ones_have_
 
 
 @pytest.mark.parametrize(("excused", "opens"), [(False, False), (True, True)])
-def test_lookups_without_a_label_count_as_wrong_unless_the_judge_is_out_of_order(excused: bool, opens: bool) -> None:
+def test_lookups_without_a_label_count_as_wrong_unless_the_judge_failed(excused: bool, opens: bool) -> None:
     gate = Gate(draw=random.Random(1))
     for i in range(600):
         decision = gate.decide(0.999, b"q%d" % i)
@@ -147,7 +146,7 @@ def test_lookups_without_a_label_count_as_wrong_unless_the_judge_is_out_of_order
     assert (gate.threshold is not None) is opens
 
 
-def test_complaints_shut_it_and_their_absence_opens_nothing() -> None:
+def test_complaints_shut_the_gate() -> None:
     gate = Gate(draw=random.Random(2))
     replay(gate, flat(1500, 0.0)(np.random.default_rng(2)))
     assert gate.threshold is not None
@@ -156,25 +155,25 @@ def test_complaints_shut_it_and_their_absence_opens_nothing() -> None:
     assert gate.threshold is None
 
 
-def test_in_shadow_it_only_watches() -> None:
+def test_a_gate_in_shadow_mode_serves_nothing() -> None:
     gate = Gate(serves=False, draw=random.Random(3))
     served, _ = replay(gate, flat(1500, 0.0)(np.random.default_rng(3)))
     assert served == 0
     assert gate.threshold is not None
 
 
-def test_a_judge_that_misses_wrong_answers_costs_hits_and_not_the_bound() -> None:
+def test_the_bound_holds_with_a_judge_that_misses_wrong_answers() -> None:
     found = []
     for seed in range(40):
         draw = np.random.default_rng(seed)
         stream = flat(600, 0.06)(draw)
-        seen = stream[1] & (draw.random(600) < 0.5)  # half of the wrong ones pass for right
+        seen = stream[1] & (draw.random(600) < 0.5)  # half of the wrong answers are judged right
         calibration = int((draw.random(200) < 0.5).sum())
         found.append(replay(Gate(judge=JudgeError(calibration, 200), draw=random.Random(seed)), stream, seen))
     assert within(found) >= 38
 
 
-def test_what_one_sidecar_learned_another_can_lay_in() -> None:
+def test_a_gate_can_load_the_changes_of_another() -> None:
     one, other = Gate(draw=random.Random(4)), Gate(draw=random.Random(4))
     replay(one, flat(900, 0.0)(np.random.default_rng(4)))
     kept: dict[str, int] = {}
@@ -186,13 +185,13 @@ def test_what_one_sidecar_learned_another_can_lay_in() -> None:
     assert one.changes() == []
 
 
-def test_labels_from_before_open_it_and_are_forgotten_with_the_rest() -> None:
+def test_initial_labels_open_the_gate_and_a_reset_forgets_them() -> None:
     start = Evidence()
     for _ in range(400):
         start.apply([*start.lookup(0.999), *start.label(0.999, same=True)])
     gate = Gate(start=start, draw=random.Random(5))
     assert gate.threshold is not None
-    assert gate.changes() == []  # they are kept in their file
+    assert gate.changes() == []  # they stay in their file
     gate.load(Evidence())
     assert gate.threshold is not None
     gate.shut()

@@ -18,13 +18,13 @@ WANTED = [Pair("How, are you?", 'Say "hi"', True), Pair("a", "b", False)]
                         '{"question1": "a", "question2": "b", "label": 0}\n'),
     ],
 )  # fmt: skip
-def test_pairs_are_read_as_the_public_sets_come(tmp_path: Path, name: str, text: str) -> None:
+def test_public_formats_of_pairs_can_be_read(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     assert read_pairs(tmp_path / name) == WANTED
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "no pair of questions"),
         (b"\xff\xfe\x00", "not UTF-8"),
@@ -37,10 +37,10 @@ def test_pairs_are_read_as_the_public_sets_come(tmp_path: Path, name: str, text:
         (b"question_a\tquestion_b\tlabel\n \tb\t1\n", "no pair of questions"),
     ],
 )
-def test_what_cannot_be_read_is_said_with_its_line_and_without_its_text(tmp_path: Path, content: bytes, said: str) -> None:
+def test_an_error_names_the_line_and_does_not_quote_it(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "pairs.tsv"
     path.write_bytes(content)
-    with pytest.raises(PairsError, match=said):
+    with pytest.raises(PairsError, match=message):
         read_pairs(path)
     with pytest.raises(PairsError, match="cannot be read"):
         read_pairs(tmp_path / "none.tsv")

@@ -35,14 +35,14 @@ def labelled(rows: list[tuple[float, bool]], lookups: int = 1) -> Evidence:
     return evidence
 
 
-def test_fifty_nine_clean_labels_are_enough_for_one_look_and_fifty_eight_are_not() -> None:
+def test_one_look_needs_59_clean_labels() -> None:
     assert thresholds(labelled([(0.999, True)] * 58), looks=1) == []
     found = thresholds(labelled([(0.999, True)] * 59), looks=1)
     assert found[-1].bound == pytest.approx(1 - 0.05 ** (1 / 59))
     assert thresholds(labelled([(0.999, True)] * 59)) == []  # one look of many
 
 
-def test_it_goes_down_as_long_as_the_bound_holds() -> None:
+def test_the_threshold_goes_down_while_the_bound_holds() -> None:
     rows = [(0.999, True)] * 400 + [(0.97, True)] * 200 + [(0.90, False)] * 200
     found = thresholds(labelled(rows), looks=1)
     assert found[0].similarity > found[-1].similarity
@@ -50,13 +50,13 @@ def test_it_goes_down_as_long_as_the_bound_holds() -> None:
     assert all(threshold.bound <= 0.05 for threshold in found)
 
 
-def test_an_audit_speaks_for_the_hits_that_had_none_and_is_one_label() -> None:
+def test_an_audit_represents_unaudited_hits_and_is_one_label() -> None:
     evidence = labelled([(0.999, True)] * 100, lookups=20)
     evidence.apply(change for _ in range(1000) for change in evidence.lookup(0.98))
     evidence.apply(change for i in range(1000) for change in evidence.label(0.98, same=i >= 100))
     wrong, labels = effective(evidence.counts())
-    assert wrong / labels == pytest.approx(100 / 3000)  # a third of the lookups is wrong by a tenth
-    assert labels == pytest.approx(150)  # 1,000 labels of the lower stratum count as 50, as often as the upper one has any
+    assert wrong / labels == pytest.approx(100 / 3000)  # a tenth of a third of the lookups is wrong
+    assert labels == pytest.approx(150)  # 1,000 labels of the lower stratum count as 50, the labelling rate of the upper one
 
 
 def test_dependent_labels_count_as_one() -> None:
@@ -66,7 +66,7 @@ def test_dependent_labels_count_as_one() -> None:
     assert effective(evidence.counts())[1] == pytest.approx(1)
 
 
-def test_the_judges_error_is_within_the_bound() -> None:
+def test_the_bound_includes_the_judges_error() -> None:
     evidence = labelled([(0.999, True)] * 300)
     clean = thresholds(evidence, looks=1)[-1].bound
     erring = thresholds(evidence, judge=JudgeError(20, 200), looks=1)[-1].bound
@@ -74,8 +74,8 @@ def test_the_judges_error_is_within_the_bound() -> None:
     assert thresholds(evidence, judge=JudgeError(5, 5), looks=1) == []
 
 
-def test_the_level_holds_with_audits_clusters_and_an_erring_judge_at_once() -> None:
-    """At the edge of the bound no more than alpha of the looks certify it: checked by simulation."""
+def test_the_confidence_level_holds_with_audits_and_an_erring_judge() -> None:
+    """Simulation: at a risk just above the bound, at most a share alpha of the looks certify it."""
     certified = 0
     for seed in range(300):
         draw = np.random.default_rng(seed)
@@ -92,7 +92,7 @@ def test_the_level_holds_with_audits_clusters_and_an_erring_judge_at_once() -> N
     assert certified <= 0.05 * 300
 
 
-def test_evidence_survives_as_fields_and_its_window_forgets() -> None:
+def test_evidence_can_be_stored_as_fields_and_old_segments_expire() -> None:
     draw = random.Random(0)
     evidence = Evidence()
     for i in range(SEGMENT * (SEGMENTS + 2)):

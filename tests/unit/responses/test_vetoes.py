@@ -27,7 +27,7 @@ OPPOSITES = [
 
 
 @pytest.mark.parametrize(("a", "b", "why"), OPPOSITES)
-def test_opposites_are_stopped_and_whichever_was_asked_first(a: str, b: str, why: str) -> None:
+def test_opposites_are_vetoed_in_both_orders(a: str, b: str, why: str) -> None:
     assert veto(a, b) == why
     assert veto(b, a) == why
 
@@ -44,11 +44,11 @@ def test_opposites_are_stopped_and_whichever_was_asked_first(a: str, b: str, why
         ("", ""),
     ],
 )
-def test_paraphrases_pass(a: str, b: str) -> None:
+def test_paraphrases_are_not_vetoed(a: str, b: str) -> None:
     assert veto(a, b) is None
 
 
-def test_what_is_too_long_to_compare_is_stopped() -> None:
+def test_long_texts_are_vetoed() -> None:
     text = "many words are in this question " * 100
     assert veto(text, text + "more") == "length"
     assert veto(text, text) is None
@@ -65,7 +65,7 @@ def test_what_is_too_long_to_compare_is_stopped() -> None:
         ("123", "other"),
     ],
 )
-def test_language_is_told_by_its_script(text: str, language: str) -> None:
+def test_the_language_is_detected_by_script(text: str, language: str) -> None:
     assert language_of(text) == language
 
 
@@ -77,10 +77,10 @@ def test_language_is_told_by_its_script(text: str, language: str) -> None:
         ("怎么退货", "怎么退货免运费"),
     ],
 )
-def test_a_further_condition_is_another_question(a: str, b: str) -> None:
+def test_an_additional_condition_is_vetoed(a: str, b: str) -> None:
     assert veto(a, b) == veto(b, a) == "addition"
 
 
-def test_none_of_the_listed_opposites_passes_and_most_paraphrases_do() -> None:
+def test_all_listed_opposites_and_few_paraphrases_are_vetoed() -> None:
     assert [pair for pair in opposites.OPPOSITES if veto(*pair) is None or veto(pair[1], pair[0]) is None] == []
     assert sum(veto(*pair) is None for pair in opposites.PARAPHRASES) >= len(opposites.PARAPHRASES) - 1
