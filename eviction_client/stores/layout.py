@@ -1,16 +1,15 @@
-"""How scores lie in Redis: keys, members, owner tags, and the two scripts that change them.
+"""Layout of the scores in Redis: keys, members, owner tags, and the two scripts that change them.
 
-One sorted set per shard, ``lpc:{<namespace>:<shard>/<shards>}:scores``; the braces are a Redis Cluster hash tag, so all keys
-of a shard are in one slot.
+Each shard is one sorted set, ``lpc:{<namespace>:<shard>/<shards>}:scores``. The braces are a Redis Cluster hash tag.
 
 Members are 14 bytes of the block hash: with its header a member then fills a 16-byte allocation (15 bytes would take 32).
 
-The owner of a private block, which decides between replacing and raising a score, is kept *in the score*: the
-lowest 16 bits of the 53 that a double has are a tag of the owning conversation, a keyed digest in [1, 65535]; 0 is a shared
-block. What remains is the score in units of 1/32 s (:data:`UNIT`). Two conversations have one tag
-with a probability of 1/65535; a block that both hold then counts as private. One set instead of two means that trimming is
-one command and can leave nothing behind, and it takes the least memory. Redis 7.0, 200,000 blocks, requests of
-300 blocks, 4 shards, one request per round trip (the first three take about the same time):
+The owner of a private block decides whether a score is replaced or raised. It is stored *in the score*: the lowest 16 of a
+double's 53 bits are a tag of the owning conversation, a keyed digest in [1, 65535]; 0 marks a shared block. The other bits are
+the score in units of 1/32 s (:data:`UNIT`). Two conversations share a tag with a probability of 1/65535; a block that both
+hold then counts as private. With one set instead of two, trimming is one command that leaves nothing behind, and memory is
+lowest. Redis 7.0, 200,000 blocks, requests of 300 blocks, 4 shards, one request per round trip (the first three take about the
+same time):
 
     layout                                     bytes per block    commands per request
     owner tag in the score (this one)                      112                       4
@@ -18,11 +17,11 @@ one command and can leave nothing behind, and it takes the least memory. Redis 7
     sorted set and second sorted set of owners             224                       4
     one ZADD per block, 32-byte members                    144                     300
 
-Shards are chosen by block hash. By root of the prefix chain a request would touch one shard, but every conversation behind one
-system prompt would lie in that shard, and a look-ahead, which knows blocks and not their chains, would not find it.
+The block hash chooses the shard. By the root of the prefix chain a request would touch one shard, but all conversations with
+one system prompt would share that shard.
 
-ZADD GT alone cannot do it: the block that turns shared loses its tag, so its stored number may fall while its score does not.
-The script does the same comparison; Redis runs it alone, so no update is lost.
+ZADD GT does not suffice: a block that becomes shared loses its tag, so its stored number may fall while its score does not. The
+script compares scores instead; Redis runs it atomically, so no update is lost.
 """
 
 import hashlib
@@ -38,13 +37,12 @@ from lpc.model.curve import HORIZON_S
 MEMBER_BYTES: Final = 14
 OWNER_TAGS: Final = 2**16
 LIMIT: Final = 2.0**32
-"""Scores lie within it: seconds since the epoch until the year 2106."""
+"""Bound of the absolute value of scores: seconds since the epoch until the year 2106."""
 UNIT: Final = LIMIT * OWNER_TAGS / 2.0**53
-"""Resolution of a score in Redis, seconds: what the tag leaves of 53 bits, 1/32."""
+"""Resolution of a score in Redis, seconds: 1/32, as the tag takes 16 of 53 bits."""
 
 LIVES_S: Final = 2 * HORIZON_S + REMEMBERED_S
-"""Keys of Redis expire when nobody wrote to them for so long: the highest score has been trimmed by then, hints of up to
-HORIZON_S included."""
+"""Keys in Redis expire this long after the last write. By then even the highest score is trimmed, with a hint of HORIZON_S."""
 
 RECORD_SCRIPT: Final = """
 local unit, width, owner, score = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -73,60 +71,58 @@ end
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
 return 1
 """
-"""Key: of the scores. Arguments: milliseconds to live, unit of the score, bytes per member, owner tag (a fraction of the unit),
-score (a multiple of the unit), members (concatenated). It takes 1,000 at a time, since Lua's stack bounds `unpack`."""
+"""Key: the sorted set. Arguments: milliseconds to live, unit of the score, bytes per member, owner tag (a fraction of the
+unit), score (a multiple of the unit), members (concatenated). It handles 1,000 at a time: Lua's stack limits `unpack`."""
 
 TRIM_SCRIPT: Final = """
 local sunk = math.min(redis.call('ZCOUNT', KEYS[1], '-inf', '(' .. ARGV[1]), tonumber(ARGV[2]))
 if sunk > 0 then redis.call('ZREMRANGEBYRANK', KEYS[1], 0, sunk - 1) end
 return sunk
 """
-"""Key: of the scores. Arguments: threshold, most members to remove. Returns how many were removed."""
+"""Key: the sorted set. Arguments: threshold, most members to remove. Returns how many were removed."""
 
 
 def floor(score: float) -> float:
-    """Return the stored value of a finite score: the multiple of the unit at or below it, within the limit.
+    """Return the stored value of a finite score: rounded down to a multiple of the unit, and within the limit.
 
-    Rounding down means that what comes back is never higher than what went in, so that no block is raised by its own score.
+    If scores were rounded up, a block's own score would raise it.
     """
     return math.floor(min(max(score, -LIMIT), LIMIT - UNIT) / UNIT) * UNIT
 
 
 def tag(owner: int) -> float:
-    """Return an owner tag in [0, OWNER_TAGS) as the fraction of the unit that it is stored as."""
+    """Return an owner tag in [0, OWNER_TAGS) as stored: a fraction of the unit."""
     return owner * (UNIT / OWNER_TAGS)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the scores of one namespace lie."""
+    """Keys and tags of one namespace. ``namespace``: its digest, hexadecimal."""
 
     namespace: str
-    """Digest of the namespace, hexadecimal."""
     shards: int
 
     def scores_key(self, shard: int) -> str:
-        """Key of a shard's sorted set."""
+        """Return the key of a shard's sorted set."""
         return f"lpc:{{{self.namespace}:{shard}/{self.shards}}}:scores"
 
     def by_shard(self, blocks: Sequence[BlockHash]) -> list[list[int]]:
-        """Return for each shard the indices of its blocks, in order."""
+        """Return the indices of each shard's blocks, in order."""
         shards: list[list[int]] = [[] for _ in range(self.shards)]
         for i, block in enumerate(blocks):
             shards[int.from_bytes(block[:4], "big") % self.shards].append(i)
         return shards
 
     def owner(self, conversation: ConversationId) -> float:
-        """Return the tag of a conversation, as it is stored: a digest keyed by the namespace."""
+        """Return the tag of a conversation as stored: a digest keyed by the namespace."""
         digest = hashlib.blake2b(conversation.encode(errors="replace"), key=self.namespace.encode(), digest_size=8)
         return tag(1 + int.from_bytes(digest.digest(), "big") % (OWNER_TAGS - 1))
 
 
 def member(block: BlockHash) -> bytes:
-    """Return the member of the sorted set that stands for a block.
+    """Return a block's member in the sorted set: ten bytes from the start and four from the end of its hash.
 
-    Ten bytes from the start and four from the end of its hash: vLLM appends the number of the KV-cache group to the digest.
-    Shorter hashes are filled up with zero bytes.
+    vLLM appends the number of the KV-cache group to the hash. Shorter hashes are padded with zero bytes.
     """
     return block[:10] + block[-4:] if len(block) > MEMBER_BYTES else block.ljust(MEMBER_BYTES, b"\0")
 

@@ -1,4 +1,4 @@
-"""Scores kept in the engine's own process: the default, and the store of single engines."""
+"""Scores in the engine's own process: the default store."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -11,11 +11,7 @@ MAX_BLOCKS = 1_000_000
 
 
 class MemoryStore:
-    """Scores of one process. Over its bound it forgets the blocks that were recorded longest ago.
-
-    Args:
-        max_blocks: blocks remembered.
-    """
+    """Scores of one process. Beyond ``max_blocks`` it forgets the blocks that were recorded longest ago."""
 
     def __init__(self, *, max_blocks: int = MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks
@@ -43,7 +39,7 @@ class MemoryStore:
         return {block: entry[1] for block, entry in found if entry is not None and entry[0] == SHARED}
 
     def trim(self, now: float) -> None:
-        """See :meth:`BlockStore.trim`. Blocks recorded after one that has not sunk yet wait for it."""
+        """See :meth:`BlockStore.trim`. Stops at the first block that is not to be forgotten, in order of recording."""
         threshold = forgotten_below(now)
         while self._blocks and next(iter(self._blocks.values()))[1] < threshold:
             self._blocks.popitem(last=False)

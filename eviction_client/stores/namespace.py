@@ -1,30 +1,27 @@
-"""Which engines may pool scores: those whose block hashes mean the same content and whose scores mean the same."""
+"""Namespace of pooled scores: engines pool only if equal block hashes mean equal content and equal scores mean the same."""
 
 import hashlib
 import json
 from dataclasses import asdict, dataclass
 
 _ENCODING = 2
-"""Raised whenever the encoding or the meaning of a score changes, so that old and new clients never pool: 1 was log-odds, 2 is
-seconds since the epoch."""
+"""Version of a score's encoding and meaning. Increase it with any change, so that clients of different versions never pool."""
 
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """Everything that must agree between two engines before a score of the one means anything to the other.
-
-    A block hash is comparable only where algorithm, seed, block size, model, LoRA and salt agree.
+    """The properties of an engine that determine its block hashes. Engines pool scores only if all are equal.
 
     Attributes:
-        hash_algorithm: as the engine names it, for example "sha256_cbor".
-        hash_seed: what the first block's hash starts from (PYTHONHASHSEED or the version's default), as text.
+        hash_algorithm: the engine's name of it, for example "sha256_cbor".
+        hash_seed: seed of the first block's hash (PYTHONHASHSEED or the version's default), as text.
         block_size: tokens per block (> 0).
         model: name and revision of the served model.
-        lora: name of a LoRA adapter that all requests of the engine use; None when there is none or hashes carry it.
-        salt: cache salt of the deployment; None when there is none or hashes carry it.
+        lora: name of a LoRA adapter that all requests of the engine use; None without one, or if hashes include it.
+        salt: cache salt of the deployment; None without one, or if hashes include it.
 
     Raises:
-        ValueError: a field lies outside its range.
+        ValueError: ``block_size`` is not positive.
     """
 
     hash_algorithm: str
@@ -40,10 +37,10 @@ class Namespace:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the canonical encoding, its first 128 bits as 32 hexadecimal digits.
+        """The first 128 bits of the SHA-256 of the canonical encoding, 32 hexadecimal digits.
 
-        The encoding is JSON with sorted keys and without spaces: strings are quoted and escaped, so that no two different
-        namespaces have one encoding.
+        The encoding is JSON with sorted keys and no spaces: strings are quoted and escaped, so different namespaces have
+        different encodings.
         """
         fields = {**asdict(self), "encoding": _ENCODING}
         canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

@@ -1,8 +1,7 @@
 """Scores shared by the fleet through Redis (6.2 or later), single or Cluster.
 
-Each call is one pipeline, or none: after a failure Redis is not asked again until a pause that doubles from 50 ms to 5 s has
-passed. What was recorded until then waits, bounded, oldest dropped first, and is written again; a record that is written twice
-changes nothing.
+Each call is at most one pipeline. After a failure the store pauses, from 50 ms, doubling up to 5 s. Until then records wait
+in a bounded queue that drops the oldest first. A record that is written twice changes nothing.
 """
 
 import threading
@@ -23,25 +22,25 @@ from lpc.wire.redis_connection import ERRORS, Connection, evaluate
 from lpc.wire.redis_health import Health, explain
 
 MAX_PENDING_BLOCKS: Final = 200_000
-"""Recorded blocks that may wait: some minutes of a busy engine."""
+"""Bound of recorded blocks that wait: some minutes of a busy engine."""
 TRIM_CHUNK: Final = 4096
-"""Most blocks that one script removes: Redis serves nobody else while it runs (about 1 ms per 1,000 blocks)."""
+"""Most blocks that one script removes: Redis serves no other client while it runs (about 1 ms per 1,000 blocks)."""
 
 
 class RedisStore:
-    """Scores of one namespace in Redis. Thread-safe; meant for one thread, since calls wait for one another.
+    """Scores of one namespace in Redis. Thread-safe; meant for one thread, since calls block each other.
 
     Args:
-        connection: to the server or Cluster; not opened yet.
-        namespace: what engines must agree on to share scores.
-        shards: keys over which the blocks are spread; equal in the whole fleet.
-        max_pending_blocks: recorded blocks that may wait.
-        backoff: seconds to wait after so many failures in a row.
+        connection: to the server or Cluster; opened on first use.
+        namespace: of the scores; engines with equal namespaces share them.
+        shards: number of keys over which the blocks are spread; equal in the whole fleet.
+        max_pending_blocks: bound of recorded blocks that wait.
+        backoff: computes the pause, in seconds, after a number of consecutive failures.
         clock: monotonic seconds.
 
     Attributes:
-        failures: attempts to use Redis that failed.
-        written, dropped: recorded blocks that Redis has taken, and that were never written.
+        failures: failed attempts to use Redis.
+        written, dropped: recorded blocks that Redis accepted, and that were dropped.
     """
 
     def __init__(
@@ -72,9 +71,9 @@ class RedisStore:
             self._records.append((conversation, blocks, score))
             self._pending += len(blocks)
             while self._pending > self._max_pending:
-                lost = len(self._records.popleft()[1])
-                self._pending -= lost
-                self.dropped += lost
+                dropped = len(self._records.popleft()[1])
+                self._pending -= dropped
+                self.dropped += dropped
 
     def flush(self) -> bool:
         """See :meth:`BlockStore.flush`."""
@@ -85,15 +84,15 @@ class RedisStore:
     def shared(self, blocks: Sequence[BlockHash]) -> dict[BlockHash, float]:
         """See :meth:`BlockStore.shared`."""
 
-        def ask(client: Any) -> list[float | None]:
+        def write_and_look_up(client: Any) -> list[float | None]:
             self._write(client)
             return self._look_up(client, blocks, shared=True)
 
-        found = self._use(ask) or []
+        found = self._use(write_and_look_up) or []
         return {block: score for block, score in zip(blocks, found, strict=False) if score is not None}
 
     def trim(self, now: float) -> None:
-        """See :meth:`BlockStore.trim`. Chunk by chunk, so that no other client of Redis waits for long."""
+        """See :meth:`BlockStore.trim`. Removes in chunks, so that no other client of Redis waits for long."""
         self._use(lambda client: self._trim(client, forgotten_below(now)))
 
     def scores(self, blocks: Sequence[BlockHash]) -> list[float | None]:
@@ -102,10 +101,10 @@ class RedisStore:
         return found
 
     def check(self) -> None:
-        """Use Redis as the store does, on keys of its own that live for a second.
+        """Run the store's commands on keys of its own, which expire after a second.
 
         Raises:
-            StoreError: one sentence on what is wrong and what to do. No password is in it.
+            StoreError: Redis is unavailable or refuses a command. The message contains no password.
         """
         key = replace(self._layout, namespace=f"{self._layout.namespace}:check", shards=1).scores_key(0)
 
@@ -117,7 +116,7 @@ class RedisStore:
         self._now(probe)
 
     def close(self) -> None:
-        """See :meth:`BlockStore.close`. What cannot be written is dropped."""
+        """See :meth:`BlockStore.close`. Drops records that cannot be written."""
         self.flush()
         with self._lock:
             self._closed = True
@@ -130,11 +129,11 @@ class RedisStore:
 
     @property
     def pending_blocks(self) -> int:
-        """Recorded blocks that wait to be written."""
+        """Number of recorded blocks that wait."""
         return self._pending
 
     def _use(self, work: Callable[[Any], Any]) -> Any:
-        """Return what comes of some work with the client that is kept; None if Redis is away."""
+        """Call ``work`` with the Redis client and return its result; None while Redis is unavailable."""
         with self._lock:
             if self._closed or self._health.resting:
                 return None
@@ -145,7 +144,7 @@ class RedisStore:
                 self._connection.close()
                 self._health.failed(error)
                 return None
-            except Exception:  # a bug: what was recorded may be its cause, and must not stop all that follows
+            except Exception:  # a bug: drop the records, which may have caused it
                 self._records.clear()
                 self._pending = 0
                 raise
@@ -153,7 +152,7 @@ class RedisStore:
             return found
 
     def _now(self, work: Callable[[Any], Any]) -> Any:
-        """Return what comes of some work, even if Redis failed a moment ago. Raises StoreError."""
+        """Call ``work`` and return its result, even during the pause after a failure. Raises StoreError."""
         with self._lock:
             try:
                 return work(self._connection.client)
@@ -177,16 +176,16 @@ class RedisStore:
         self._pending = 0
 
     def _look_up(self, client: Any, blocks: Sequence[BlockHash], *, shared: bool = False) -> list[float | None]:
-        """Return the score of each block; None: it is unknown, or, with ``shared``, only one conversation holds it."""
+        """Return the score of each block; None if unknown or, with ``shared``, if only one conversation holds the block."""
         names = members(blocks)
-        asked = [(shard, indices) for shard, indices in enumerate(self._layout.by_shard(blocks)) if indices]
+        lookups = [(shard, indices) for shard, indices in enumerate(self._layout.by_shard(blocks)) if indices]
         found: list[float | None] = [None] * len(blocks)
-        if not asked:
+        if not lookups:
             return found
         commands = client.pipeline(transaction=False)
-        for shard, indices in asked:
+        for shard, indices in lookups:
             commands.execute_command("ZMSCORE", self._layout.scores_key(shard), *(names[i] for i in indices))
-        for (_, indices), stored in zip(asked, commands.execute(), strict=True):
+        for (_, indices), stored in zip(lookups, commands.execute(), strict=True):
             for i, value in zip(indices, stored, strict=True):
                 if value is not None:
                     score = floor(float(value))

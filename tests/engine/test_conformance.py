@@ -183,7 +183,7 @@ def test_the_offload_tier_passes_its_check_too() -> None:
 @pytest.mark.skipif(takes_policies(), reason="this vLLM's offload tier takes a policy")
 @pytest.mark.refuses(engine="vLLM", tier="CPU tier", what="a tier that takes no policy of this kind (before 0.31): its own")
 def test_an_offload_tier_of_before_0_31_stays_vllms_own() -> None:
-    assert "takes no policy of this kind" in (placing.find_incompatibility() or "")
+    assert "does not accept this policy" in (placing.find_incompatibility() or "")
 
 
 AT_INFO = {**os.environ, "VLLM_LOGGING_LEVEL": "INFO"}

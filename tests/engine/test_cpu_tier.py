@@ -363,7 +363,7 @@ DRIFT: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     evicts_in_another_order: "its offload tier with our policy evicts chunks in the order",
     has_no_such_hook: "its offload tier evicts chunks in the order",
     takes_no_policy: "TypeError: no cache_policy_module_path here",
-    has_moved_a_module: "takes no policy of this kind",
+    has_moved_a_module: "does not accept this policy",
 }
 
 

@@ -1,4 +1,4 @@
-"""Building a radix cache of SGLang, with the plug-in attached if that is asked for and works."""
+"""Builds SGLang's radix cache, and attaches the plug-in if it is enabled and compatible."""
 
 import logging
 import os
@@ -22,13 +22,13 @@ logger = logging.getLogger(__name__)
 POLICY: Final = "priority"
 """SGLang's eviction policy that switches the plug-in on."""
 CORE: Final = "python"
-"""SGLang's tree core whose eviction strategy can be set. The default one, in Rust, has its strategies built in."""
+"""SGLang's tree core with a replaceable eviction strategy. The strategies of the default core, in Rust, are built in."""
 
 OpenPlugin = Callable[[ClientSettings, Any], Plugin]
 
 
 def open_plugin(settings: ClientSettings, ctx: Any) -> Plugin:
-    """Return the part of the plug-in that is the same in every engine. ``ctx``: SGLang's ``TreeCacheBuildContext``."""
+    """Return the engine-independent part of the plug-in. ``ctx``: SGLang's ``TreeCacheBuildContext``."""
     return Plugin(
         settings,
         capacity=ctx.params.token_to_kv_pool_allocator.size // BLOCK_TOKENS,
@@ -38,7 +38,7 @@ def open_plugin(settings: ClientSettings, ctx: Any) -> Plugin:
 
 
 def open_predictor(settings: ClientSettings, server_args: Any) -> Predictor:
-    """Return what is asked for predictions."""
+    """Return the client of the sidecar."""
     model = server_args.model_path
     return PredictorClient.of(
         settings,
@@ -48,24 +48,25 @@ def open_predictor(settings: ClientSettings, server_args: Any) -> Predictor:
 
 
 def build(stock: Callable[..., Any], ctx: Any, *args: Any, opens: OpenPlugin = open_plugin, **kwargs: Any) -> Any:
-    """``create_tree_cache``: return the radix cache that SGLang builds, with the plug-in attached where that is asked for.
+    """``create_tree_cache``: return SGLang's radix cache, with the plug-in attached if it is enabled.
+
+    If the plug-in does not work here, log one line, set a metric, and return a cache under LRU.
 
     Args:
-        stock: SGLang's own.
-        ctx: its ``TreeCacheBuildContext``.
-        opens: for tests and embedders.
+        stock: SGLang's own ``create_tree_cache``.
+        ctx: SGLang's ``TreeCacheBuildContext``.
+        opens: opens the plug-in, for tests and embedders.
 
     Raises:
-        EngineUnsupported: the plug-in does not work in this SGLang or this configuration, and LPC_ON_UNKNOWN_ENGINE is
-            ``refuse``; else that is one line in the log and a metric, and the order is least recent use.
-        pydantic.ValidationError: an LPC_ setting is malformed.
+        EngineUnsupported: the plug-in does not work in this SGLang or configuration, and LPC_ON_UNKNOWN_ENGINE is ``refuse``.
+        pydantic.ValidationError: an LPC_ setting is invalid.
     """
     params = ctx.params
     if params.disable:
         return stock(ctx, *args, **kwargs)
     wanted = params.eviction_policy == POLICY
     if not wanted and "LPC_SHADOW" not in os.environ:
-        logger.info("learned prefix cache: off; --radix-eviction-policy %s switches it on", POLICY)
+        logger.info("learned prefix cache: off; enable it with --radix-eviction-policy %s", POLICY)
         return stock(ctx, *args, **kwargs)
     settings = _settings()
     if not wanted and not settings.shadow:
@@ -78,11 +79,11 @@ def build(stock: Callable[..., Any], ctx: Any, *args: Any, opens: OpenPlugin = o
 
             plugin = opens(settings, ctx)
         except LpcError:
-            raise  # a setting that cannot be
+            raise  # an invalid setting
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
     if wanted:
-        params.eviction_policy = "lru"  # ours takes its place; if it does not, SGLang's default is right
+        params.eviction_policy = "lru"  # replaced by ours, or kept if the plug-in does not work
     adopt = plugin is not None and not settings.shadow
     core = getattr(params, "tree_core_backend", None)
     if adopt:
@@ -96,7 +97,7 @@ def build(stock: Callable[..., Any], ctx: Any, *args: Any, opens: OpenPlugin = o
             plugin.close()
             reason = f"{type(error).__name__}: {error}"
             if adopt:
-                # Nothing lies in the tree yet: it is built once more, as SGLang would.
+                # The tree is still empty: build it again, as SGLang would.
                 params.tree_core_backend = core
                 cache = stock(ctx, *args, **kwargs)
     if reason is not None:

@@ -1,4 +1,4 @@
-"""Names for the blocks of a request's tokens. SGLang's tree has none; the reuse monitor and the ghost caches need them."""
+"""Block hashes of a request's tokens, for the reuse monitor and the ghost caches. SGLang's tree has none."""
 
 from array import array
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ DIGEST_BYTES: Final = 16
 
 
 class TokenChain(Sequence[BlockHash]):
-    """Digests of a request's tokens in blocks of BLOCK_TOKENS, each also of all that is before it; the rest has none.
+    """Chained digests of a request's full blocks of BLOCK_TOKENS tokens.
 
-    They are made when one is first asked for, which is in the background: 8,000 tokens take 0.2 ms.
+    They are computed on first use, which is in the background: 8,000 tokens take 0.2 ms.
 
     Args:
         tokens: int64 each; must not change afterwards.
-        space: tells apart what may not share a cache.
+        space: separates requests that must not share a cache.
     """
 
     __slots__ = ("_hashes", "_length", "_space", "_tokens")
@@ -33,21 +33,21 @@ class TokenChain(Sequence[BlockHash]):
         return self._length
 
     @overload
-    def __getitem__(self, place: int) -> BlockHash: ...
+    def __getitem__(self, index: int) -> BlockHash: ...
     @overload
-    def __getitem__(self, place: slice) -> list[BlockHash]: ...
-    def __getitem__(self, place: int | slice) -> BlockHash | list[BlockHash]:
-        return self._made()[place]
+    def __getitem__(self, index: slice) -> list[BlockHash]: ...
+    def __getitem__(self, index: int | slice) -> BlockHash | list[BlockHash]:
+        return self._computed()[index]
 
-    def _made(self) -> list[BlockHash]:
-        tokens = self._tokens  # before the look at the digests: another thread may make them now
+    def _computed(self) -> list[BlockHash]:
+        tokens = self._tokens  # read before _hashes: another thread may be setting both
         if self._hashes is None:
-            made, before = [], self._space
+            hashes, before = [], self._space
             size = BLOCK_TOKENS * tokens.itemsize
             with memoryview(tokens).cast("B") as view:
                 for start in range(0, self._length * size, size):
                     before = blake2b(before + view[start : start + size], digest_size=DIGEST_BYTES).digest()
-                    made.append(BlockHash(before))
-            self._hashes = made
+                    hashes.append(BlockHash(before))
+            self._hashes = hashes
             self._tokens = array("q")
         return self._hashes

@@ -1,18 +1,18 @@
-"""What the plug-in hangs into a radix cache of SGLang (``UnifiedRadixCache``), once that has been built.
+"""Hooks of the plug-in in a radix cache of SGLang (``UnifiedRadixCache``).
 
-- ``match_prefix``: the first match for a request is its admission. The predictor is asked, and what it will hit is kept.
-- ``checkpoint_into_tree`` takes a request's tokens into the tree, when they are computed and when the request ends. The first
-  time its prompt is looked at for reuses; at its end the nodes get their reuse classes.
-- ``on_release``: the nodes of a request that was stopped and goes on later count as used soon.
+- ``match_prefix``: the first match for a request is its admission. It requests a prediction and keeps the matched prefix.
+- ``checkpoint_into_tree`` inserts a request's tokens into the tree, when they are computed and when the request ends. The first
+  call counts the reuses in the prompt; the last one gives the nodes their reuse classes.
+- ``on_release``: the nodes of a preempted request are to be used soon.
 - ``reset``: the nodes are gone.
-- ``tree_core.evict_device_start``, where an eviction begins: the time at which the nodes are valued.
+- ``tree_core.evict_device_start`` begins an eviction: sets the time at which the nodes are valued.
 - ``tree_core.eviction_strategy`` becomes a :class:`eviction_client.engines.sglang.order.ValueStrategy`.
 
-All of them are attributes of these very objects: their classes, and so every other cache of the process, stay SGLang's own.
-``req.priority``, which the scheduler reads, is not touched.
+The hooks are attributes of these objects: the classes, and so all other caches of the process, stay SGLang's own. The hooks do
+not change ``req.priority``, which the scheduler reads.
 
-Nothing here may raise into the scheduler: a hook that fails is counted and logged once, and what SGLang would have done is
-done. All calls are its scheduler's thread's.
+No hook raises into the scheduler: a failure is counted and logged once, and SGLang's own method runs. All calls come from the
+scheduler's thread.
 """
 
 import time
@@ -25,23 +25,23 @@ from eviction_client.ended import Ended
 from eviction_client.engines.sglang.chain import BLOCK_TOKENS, TokenChain
 from eviction_client.engines.sglang.keep import Keep
 from eviction_client.engines.sglang.order import ValueStrategy, classes_of
-from eviction_client.engines.sglang.requests import arguments_of, asks_nothing, completed, reply_end_of, session_of, space_of
+from eviction_client.engines.sglang.requests import arguments_of, completed, is_conversation, reply_end_of, session_of, space_of
 from eviction_client.hints import Hints, Retained
 from eviction_client.plugin import Plugin
 from eviction_client.value_queue import GOES_ON
 
 
 class Hooks:
-    """What is attached to one radix cache.
+    """The hooks in one radix cache.
 
     Args:
-        adopt: order the tree; else (dry run) SGLang's own order stays.
+        adopt: replace the tree's order; false in a dry run.
 
     Raises:
-        Exception: the cache has no such parts. Then nothing was attached.
+        Exception: the cache lacks a required attribute. Nothing was attached.
 
     Attributes:
-        order: of the tree; None in a dry run.
+        order: the tree's eviction strategy; None in a dry run.
     """
 
     def __init__(self, cache: Any, plugin: Plugin, *, adopt: bool) -> None:
@@ -58,12 +58,12 @@ class Hooks:
         self._stock_checkpoint: Callable[..., None] = cache.checkpoint_into_tree
         self._stock_release: Callable[..., None] = cache.on_release
         self._stock_reset: Callable[[], None] = cache.reset
-        # Hints retain whole nodes, which have any number of tokens.
+        # Counted in tokens: hints retain whole nodes, whose sizes differ.
         tokens = int(cache.token_to_kv_pool_allocator.size)
         plugin.retained = Retained(plugin.settings.hints_share * tokens)
         if adopt:
             if not hasattr(self._core, "eviction_strategy"):
-                raise TypeError("its tree core takes no eviction strategy")
+                raise TypeError("its tree core has no eviction strategy")
             self._stock_evict: Callable[..., None] = self._core.evict_device_start
             self._core.eviction_strategy = self.order = ValueStrategy(plugin.failed, self._keep)
             self._core.evict_device_start = self.evict_device_start
@@ -72,7 +72,7 @@ class Hooks:
         cache.on_release, cache.reset = self.on_release, self.reset
 
     def match_prefix(self, params: Any) -> Any:
-        """``UnifiedRadixCache.match_prefix``, which at the first time for a request asks the predictor."""
+        """``UnifiedRadixCache.match_prefix``; the first call for a request also requests a prediction."""
         started = time.perf_counter()
         joins: Any = None
         try:
@@ -80,7 +80,7 @@ class Hooks:
             req = params.req
             if req is not None and req not in self._asked:
                 self._asked.add(req)
-                if not asks_nothing(req):
+                if is_conversation(req):
                     joins = req
                     self.plugin.admitted(
                         req.rid, req.origin_input_ids_unpadded, session=session_of(req), category=req.lora_id or ""
@@ -99,7 +99,7 @@ class Hooks:
         return matched
 
     def _wait(self, req: Any, node_id: Any) -> None:
-        """Keep what a request will hit until its prompt is computed."""
+        """Keep the matched prefix of a request until its prompt is computed."""
         assert self._keep is not None
         node = self._core.node_by_id(node_id)
         if self._keep.join(req, None if node is self._core.root_node else node):
@@ -117,7 +117,7 @@ class Hooks:
             self.plugin.failed(error)
 
     def checkpoint_into_tree(self, req: Any, *, up_to: int, **others: Any) -> None:
-        """``UnifiedRadixCache.checkpoint_into_tree``, after which the nodes of a request that has ended get their classes."""
+        """``UnifiedRadixCache.checkpoint_into_tree``; the nodes of a finished request then get their classes."""
         started = time.perf_counter()
         ended: Ended | None = None
         try:
@@ -144,7 +144,7 @@ class Hooks:
         self.plugin.seconds += stock - started + time.perf_counter() - after
 
     def on_release(self, req: Any, *, checkpointed: bool) -> None:
-        """``UnifiedRadixCache.on_release``, before which the nodes of a request that was stopped are given their places."""
+        """``UnifiedRadixCache.on_release``; before it, the nodes of a preempted request are marked as used soon."""
         if not checkpointed:
             try:
                 if req.finished():
@@ -157,7 +157,7 @@ class Hooks:
         self._stock_release(req, checkpointed=checkpointed)
 
     def evict_device_start(self, *args: Any, **kwargs: Any) -> None:
-        """``UnifiedTreeCore.evict_device_start``, which asks the strategy about all leaves, as they are now."""
+        """``UnifiedTreeCore.evict_device_start``, which calls the strategy for all leaves; sets its time first."""
         assert self.order is not None
         try:
             self.order.now = self.plugin.now()
@@ -166,17 +166,17 @@ class Hooks:
         self._stock_evict(*args, **kwargs)
 
     def reset(self) -> None:
-        """``UnifiedRadixCache.reset``, with which the nodes are gone."""
+        """``UnifiedRadixCache.reset``, which removes all nodes."""
         self.plugin.retained.clear()
         self._stock_reset()
 
     def _step(self) -> None:
         """Follow the guard and the latest curves."""
         if self.order is not None:
-            self.plugin.follow(self.order)  # first: what fails below must not keep a rule in force
+            self.plugin.follow(self.order)
 
     def _ended(self, req: Any, up_to: int) -> Ended:
-        """Note the end of a request."""
+        """Pass the end of a request to the plug-in."""
         blocks = _chain_of(req, up_to)
         self.plugin.in_use(self._protected_size() // BLOCK_TOKENS)
         self.plugin.served(req.rid, req.cached_tokens)
@@ -193,7 +193,7 @@ class Hooks:
         )
 
     def _path_of(self, node_id: Any) -> list[Any]:
-        """Return the nodes from the tree's root, which is left out, to a node."""
+        """Return the nodes from the tree's root (exclusive) to a node."""
         path = []
         node = self._core.node_by_id(node_id)
         while node is not self._core.root_node:
@@ -202,7 +202,7 @@ class Hooks:
         return path[::-1]
 
     def _place(self, path: Sequence[Any], ended: Ended) -> None:
-        """Give the nodes of a request that has ended their reuse classes, or what its hints ask for."""
+        """Give the nodes of a finished request their reuse classes, or retain them as its hint says."""
         assert self.order is not None
         retained, until = self.plugin.retained, 0.0
         if ended.retain_s:
@@ -215,5 +215,5 @@ class Hooks:
 
 
 def _chain_of(req: Any, up_to: int) -> TokenChain:
-    """Return a request's blocks; none if its tokens do not name its prompt."""
-    return TokenChain(array("q", () if asks_nothing(req) else req.full_untruncated_fill_ids[:up_to]), space_of(req))
+    """Return a request's blocks; none if it is not a conversation."""
+    return TokenChain(array("q", req.full_untruncated_fill_ids[:up_to] if is_conversation(req) else ()), space_of(req))

@@ -1,7 +1,7 @@
-"""Keep in SGLang: the leaf that ends what a waiting request will hit is evicted last, that of the first to come the very last.
+"""Keeps the cached prefixes of waiting requests in SGLang: they are evicted last, that of the oldest request last of all.
 
-Only leaves are evicted, so that the deepest node of a request's cached prefix keeps those above it. The node remembers which
-requests wait for it. A request is let go of when its prompt is computed, or when SGLang drops it, which no call announces.
+SGLang evicts only leaves, so keeping the deepest node of a prefix keeps those above it. The node stores which requests wait for
+it. A request leaves when its prompt is computed. If SGLang drops the request, a finalizer reports it, as no call does.
 """
 
 from collections.abc import Callable
@@ -15,23 +15,23 @@ class Keep:
     """The waiting requests of one radix cache.
 
     Args:
-        dropped: called with the id of a request that is gone before it was computed.
+        dropped: called with the id of a request when SGLang has dropped the request.
     """
 
     def __init__(self, dropped: Callable[[str], None]) -> None:
         self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        self._came = 0
+        self._added = 0
         self._dropped = dropped
 
     def __contains__(self, req: Any) -> bool:
         return req in self._numbers
 
     def join(self, req: Any, node: Any | None) -> bool:
-        """Take in a request that waits from now on, and the deepest node that it will hit; return whether it counts."""
+        """Add a waiting request and the deepest node that it will hit; return false if too many requests wait."""
         if len(self._numbers) >= KEPT_REQUESTS:
             return False
-        self._came += 1
-        self._numbers[req] = self._came
+        self._added += 1
+        self._numbers[req] = self._added
         finalize(req, self._dropped, req.rid).atexit = False
         if node is not None:
             if not hasattr(node, "lpc_waits"):
@@ -40,11 +40,11 @@ class Keep:
         return True
 
     def leave(self, req: Any) -> None:
-        """Let go of a request; nothing if it did not count."""
+        """Remove a request if it was added."""
         self._numbers.pop(req, None)
 
     def first(self, node: Any) -> int | None:
-        """Return the number of the first request to come that waits for a node; None: none does."""
+        """Return the number of the oldest request that waits for a node; None without one."""
         waits = getattr(node, "lpc_waits", None)
         if not waits:
             return None

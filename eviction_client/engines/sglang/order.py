@@ -1,15 +1,14 @@
-"""The order in which SGLang's radix tree evicts its leaves: an eviction strategy like those of SGLang's ``evict_policy.py``.
+"""Eviction strategy of SGLang's radix tree, like those in SGLang's ``evict_policy.py``.
 
-SGLang's Python tree core asks its strategy for the priority of each leaf whenever it evicts, and evicts the lowest. So a node's
-retention value is that of its present age, and it may rise as well as fall. (The Rust core has its strategies built in. There a
-priority would have to be fixed when the node is used: with one number per node, sessions that all return after about the same
-time are evicted in turn, as under least recent use.)
+When SGLang's Python tree core evicts, it gets the priority of each leaf from its strategy and evicts the lowest. So a node's
+priority is the retention value at its current age, which may rise as well as fall. (The strategies of the Rust core are built
+in, with one fixed number per node. Sessions that all return after about the same time would be evicted as under LRU.)
 
-Only leaves are evicted, so a chain's deepest node always goes first. What a node's order depends on, its :class:`Place`, is an
-attribute of the node, and goes with it.
+Only leaves are evicted, so a chain's deepest node always goes first. The data for a node's priority, its :class:`Place`, is an
+attribute of the node.
 
-While least recent use is in force the order is that of ``last_access_time``, as in SGLang's own ``LRUStrategy``. What waiting
-requests will hit goes last under either rule.
+Under LRU the order is by ``last_access_time``, as in SGLang's own ``LRUStrategy``. Nodes that waiting requests will hit go last
+in either order.
 """
 
 from bisect import bisect_right
@@ -23,7 +22,7 @@ from eviction_client.value_queue import DONE, GOES_ON, SOON, Table
 from lpc.model.curve import value_at
 
 FIRST: Final = -1
-"""Rank of nodes that a hint has declared done. The others have 0."""
+"""Rank of nodes that a hint has marked as done. Other nodes have rank 0."""
 LAST: Final = 1
 """Rank of nodes that a hint retains."""
 KEPT: Final = 2
@@ -31,12 +30,12 @@ KEPT: Final = 2
 
 
 class Place:
-    """What the order of a node depends on.
+    """The data for a node's priority.
 
     Attributes:
         reuse_class: of :class:`eviction_client.plugin.Plugin`, or ``DONE`` or ``GOES_ON``.
-        used: seconds; the end of the last request that used the node.
-        until: seconds; a hint retains the node until then. 0: none does.
+        used: end of the last request that used the node, seconds.
+        until: end of a hint's retention, seconds; 0 without one.
     """
 
     __slots__ = ("reuse_class", "until", "used")
@@ -48,17 +47,17 @@ class Place:
 
 
 class ValueStrategy:
-    """Gives each node its priority at its present age; the lowest is evicted. Never raises.
+    """Computes a node's priority at its current age; the lowest is evicted. Never raises.
 
-    A node without a place belongs to a request that has not ended. If such a node can be evicted, the request was put off.
+    A node without a place belongs to an unfinished request. If the node can be evicted, the request was preempted.
 
     Args:
-        failed: called with exceptions. The node then has its place in the order of least recent use.
-        keep: the requests that wait; None: their nodes are not kept.
+        failed: called with exceptions. The node then gets its LRU priority.
+        keep: the waiting requests; None: their nodes are not kept.
 
     Attributes:
-        value_enabled: the retention value orders; else least recent use.
-        now: seconds; the time at which the tree evicts. It is the same for all nodes of one walk.
+        value_enabled: order by retention value; otherwise by LRU.
+        now: time of the eviction, seconds, the same for all nodes.
     """
 
     def __init__(self, failed: Callable[[Exception], None], keep: Keep | None = None) -> None:
@@ -70,15 +69,15 @@ class ValueStrategy:
 
     @property
     def tables(self) -> Sequence[Table] | None:
-        """The classes' values at `lpc.model.curve.KNOTS`, as last set."""
+        """The values of the classes at `lpc.model.curve.KNOTS`."""
         return self._tables
 
     def set_tables(self, tables: Sequence[Table] | None) -> None:
-        """Take the classes' values; None: nothing is known, and least recent use orders."""
+        """Set the values of the classes; None: unknown, so the order is LRU."""
         self._tables = tables
 
     def get_priority(self, node: Any) -> tuple[int, float]:
-        """Return a node's rank, and within it the retention value at its present age or the time of its last access."""
+        """Return a node's rank, and within it the retention value at its current age or the time of its last access."""
         try:
             if self._keep is not None and (first := self._keep.first(node)) is not None:
                 return KEPT, -first
@@ -101,16 +100,16 @@ class ValueStrategy:
 
     @staticmethod
     def used(nodes: Iterable[Any], classes: Iterable[int], now: float, until: float = 0.0) -> None:
-        """Give nodes their places: they were used until now. ``until``: of a retention, 0 without one."""
+        """Set the places of nodes that a request used until ``now``. ``until``: end of a retention, 0 without one."""
         for node, reuse_class in zip(nodes, classes, strict=True):
             node.lpc = Place(reuse_class, now, 0.0 if reuse_class == DONE else until)
 
 
 def classes_of(ended: Ended, tokens: Sequence[int]) -> list[int]:
-    """Return the reuse classes of the nodes on a request's path, which have so many tokens each.
+    """Return the reuse classes of the nodes on a request's path. ``tokens``: of each node.
 
-    A node has the class of the deepest block that ends in it or before it. A block that reaches beyond the node may belong to
-    one conversation while the node is shared: it must not make the node ``DONE``.
+    A node has the class of the deepest block that ends in it or before it. A block that extends beyond the node may be private
+    to a conversation although the node is shared, so it must not make the node ``DONE``.
     """
     ends = [run.end for run in ended.runs]
     new = Run(0, ended.first_class)

@@ -1,4 +1,4 @@
-"""The SGLang that is installed, and where the plug-in has no place. Read from its files: nothing of SGLang is imported."""
+"""Checks the installed SGLang and its configuration. Reads SGLang's files; imports nothing of it."""
 
 import importlib.metadata
 import importlib.util
@@ -9,14 +9,14 @@ TESTED: Final = ("0.5.22", "0.5.23")
 """Releases against which the tests were run (`make test-sglang`, `make sglang-versions`)."""
 
 SEAM: Final = "sglang.srt.mem_cache.registry.create_tree_cache"
-"""Where the plug-in comes in: what it returns is the radix cache of a scheduler."""
+"""The function that the plug-in hooks. It returns the radix cache of a scheduler."""
 
 OTHER_TREES: Final = {
     "--radix-cache-backend": "radix_cache_backend",
     "--enable-lmcache": "enable_lmcache",
     "--enable-flexkv": "enable_flexkv",
 }
-"""Flags, and their server arguments, with which SGLang builds another radix cache than its own."""
+"""Flags, with their server arguments, that replace SGLang's radix cache by another."""
 
 _NEEDED: Final = {
     "plugins/hook_registry.py": ("class HookRegistry", "AROUND ="),
@@ -35,11 +35,11 @@ _NEEDED: Final = {
     ),
     "mem_cache/unified_cache/components/full.py": ("self.tree_core.eviction_strategy.get_priority",),
 }
-"""Files under ``sglang/srt`` and what must stand in them."""
+"""Files under ``sglang/srt``, and strings that they must contain."""
 
 
 def installed() -> str | None:
-    """Return the release of SGLang that is installed; None where there is none."""
+    """Return the installed release of SGLang, None without one."""
     try:
         return importlib.metadata.version("sglang")
     except importlib.metadata.PackageNotFoundError:
@@ -47,10 +47,10 @@ def installed() -> str | None:
 
 
 def find_incompatibility(package: Path | None = None) -> str | None:
-    """Return why the plug-in cannot work in a SGLang; None where it can.
+    """Return why the plug-in cannot work in a SGLang, None if it can.
 
     Args:
-        package: the folder ``sglang``; None: of the one that is installed.
+        package: the folder ``sglang``; None: that of the installed one.
     """
     if package is None:
         spec = importlib.util.find_spec("sglang")
@@ -69,7 +69,7 @@ def find_incompatibility(package: Path | None = None) -> str | None:
 
 
 def unsuitable(ctx: Any) -> str | None:
-    """Return why the plug-in has no place in a configuration of SGLang (``TreeCacheBuildContext``); None where it has."""
+    """Return why the plug-in does not support a configuration (``TreeCacheBuildContext``), None if it does."""
     sizes = {
         "--tp-size": ctx.tp_size,
         "--pp-size": ctx.params.pp_size,
@@ -77,11 +77,11 @@ def unsuitable(ctx: Any) -> str | None:
     }
     for flag, size in sizes.items():
         if size > 1:
-            return f"with {flag} {size} each rank has a tree of its own, and all must evict alike: one rank only (TP = 1)"
+            return f"with {flag} {size} each rank has a tree of its own, and all must evict alike: use one rank (TP = 1)"
     for flag, name in OTHER_TREES.items():
         if getattr(ctx.server_args, name, None):
-            return f"with {flag} its radix cache is another one, which does not show when requests end"
+            return f"with {flag} it uses another radix cache, which does not report when requests end"
     mode = getattr(ctx.server_args, "disaggregation_mode", "null")
     if mode not in (None, "null"):
-        return f"with --disaggregation-mode {mode} requests end in another engine"
+        return f"with --disaggregation-mode {mode} requests finish in another engine"
     return None

@@ -1,7 +1,7 @@
-"""The check at start: vLLM's CPU offload tier takes our policy, and evicts the least recently used chunk first.
+"""Check at start-up that vLLM's CPU offload tier accepts our policy and evicts the least recently used chunk first.
 
-Two small managers of vLLM's own class, one with its LRU and one with our policy, carry out the same few stores, loads and ends
-of requests, whose result is known. The random comparison of the two belongs to the tests (`make engine-versions`).
+Two small managers of vLLM's own class, one under its LRU and one under our policy, run the same few stores, loads and ends of
+requests, whose result is known. The tests compare the two at random (`make engine-versions`).
 """
 
 from itertools import count
@@ -17,11 +17,11 @@ from lpc.model.curve import KNOTS
 
 CHUNKS: Final = 4
 EVICTED: Final = ["b1", "a1", None]
-"""What :func:`_evictions` returns if the least recently used chunks go first."""
+"""Result of :func:`_evictions` if the least recently used chunks go first."""
 
 
 def find_incompatibility() -> str | None:
-    """Return why our policy would not work in this tier; None if it passed. May raise whatever an unknown tier raises."""
+    """Return why our policy does not work in this tier, None if it does. Raises any exception of an unknown tier."""
     for whose, policy in (
         ("", {"cache_policy": "lru"}),
         (" with our policy", {"cache_policy": POLICY, "cache_policy_module_path": MODULE}),
@@ -33,9 +33,9 @@ def find_incompatibility() -> str | None:
 
 
 def _evictions(policy: dict[str, str]) -> list[str | None]:
-    """Fill a small tier with two chains, use the first again, and store 1, 1 and 5 more; return what is evicted for each.
+    """Fill a small tier with two chains, use the first again, and store 1, 1 and 5 more; return the evictions for each.
 
-    Our policy orders by one falling value for all chunks, so that it evicts, by its own choice, as LRU does.
+    Under our policy all chunks have one falling value, so that the order by value is LRU.
     """
     with policies_made() as made:
         manager = CPUOffloadingManager(num_chunks=CHUNKS, **policy)

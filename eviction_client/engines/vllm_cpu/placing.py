@@ -1,10 +1,8 @@
-"""vLLM's CPU offload tier under the scheduler plug-in: whether its policy works here, and how it gets there.
+"""Installs our policy in vLLM's CPU offload tier under the scheduler plug-in, if it works there.
 
-Where an ``OffloadingConnector`` is configured (``--kv-offloading-size``, ``--kv-transfer-config``, also within a
-``MultiConnector``), and no ``eviction_policy`` is named, ours is, for as long as the scheduler is built: vLLM's own setting,
-nothing of its code is touched. What an operator has named stays, ``lru`` too.
-
-Only what no release can be without is imported of vLLM here.
+If an ``OffloadingConnector`` is configured (``--kv-offloading-size``, ``--kv-transfer-config``, also within a
+``MultiConnector``) without an ``eviction_policy``, vLLM's own setting names our policy while the scheduler is built. No code of
+vLLM is patched. An operator's ``eviction_policy`` stays, including ``lru``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,27 +15,27 @@ CONNECTOR: Final = "OffloadingConnector"
 
 
 def find_incompatibility() -> str | None:
-    """Return why the policy cannot work in the tier of the vLLM that is installed; None where it passed. Raises nothing.
+    """Return why the policy does not work in the installed vLLM's tier, None if it does. Raises nothing.
 
-    Compares a few evictions of two small tiers. For the plug-in's start, and for callers before that.
+    Compares a few evictions of two small tiers.
     """
     try:
         from eviction_client.engines.vllm_cpu import conformance
 
         return conformance.find_incompatibility()
     except ImportError as error:
-        return f"its offload tier takes no policy of this kind ({error})"
+        return f"its offload tier does not accept this policy ({error})"
     except Exception as error:
         return f"the check of its offload tier failed: {type(error).__name__}: {error}"
 
 
 @dataclass
 class Tiers:
-    """What became of the offload tiers of one scheduler.
+    """The offload tiers of one scheduler.
 
     Attributes:
-        policies: ours, as vLLM made them; they are LRU until they are linked.
-        reason: why there are none although a tier has a place for one; None where there is nothing to say.
+        policies: our policies, as created by vLLM; they are LRU until they are linked.
+        reason: why a tier that could have our policy does not; None without such a tier.
     """
 
     policies: list[Any] = field(default_factory=list)
@@ -45,11 +43,11 @@ class Tiers:
 
     @property
     def fallen_back(self) -> bool:
-        """Whether a tier that has a place for our policy is vLLM's own LRU."""
+        """Whether a tier that could have our policy is under vLLM's own LRU."""
         return self.reason is not None or any(policy.tier is None for policy in self.policies)
 
     def link(self, scheduler: Any, plugin: Any) -> None:
-        """Let the reuse classes of the scheduler's requests order the tiers. Raises nothing."""
+        """Connect the policies to the plug-in, which orders the tiers by reuse class. Raises nothing."""
         try:
             shapes = list(_shapes_of(scheduler.connector))
             for number, policy in enumerate(self.policies):
@@ -73,10 +71,10 @@ class Tiers:
 
 
 def built(build: Callable[[], Any], vllm_config: Any, *, wanted: bool) -> tuple[Any, Tiers]:
-    """Return what ``build`` returns, a scheduler, with our policy in those of its tiers whose eviction nobody has named.
+    """Return the scheduler that ``build`` returns, with our policy in its tiers that have no ``eviction_policy``.
 
     Args:
-        wanted: else vLLM's own stays.
+        wanted: whether to install our policy.
     """
     extras = list(_tiers_of(vllm_config)) if wanted else []
     if not any(extra.get("eviction_policy", POLICY) == POLICY for extra in extras):
@@ -92,13 +90,13 @@ def built(build: Callable[[], Any], vllm_config: Any, *, wanted: bool) -> tuple[
         with policies_made() as policies:
             return build(), Tiers(policies)
     finally:
-        for extra in unnamed:  # whatever vLLM has made of them
+        for extra in unnamed:
             extra.pop("eviction_policy", None)
             extra.pop("cache_policy_module_path", None)
 
 
 def _tiers_of(vllm_config: Any) -> Iterator[dict[str, Any]]:
-    """Walk the extra configuration of each offloading connector."""
+    """Yield the extra configuration of each offloading connector."""
     transfer = getattr(vllm_config, "kv_transfer_config", None)
     if transfer is None:
         return
@@ -112,10 +110,10 @@ def _tiers_of(vllm_config: Any) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class _Shape:
-    """What a tier's chunks hold.
+    """The content of a tier's chunks.
 
     Attributes:
-        groups: of the KV cache, in each of which a prompt has chunks: number, and hashes of a chain that one of them covers.
+        groups: KV-cache groups: number, and block hashes that one chunk covers. A prompt has chunks in each.
         prompts_only: replies are not stored.
     """
 
@@ -124,12 +122,12 @@ class _Shape:
 
     @property
     def blocks_per_chunk(self) -> float:
-        """Blocks, in the engine's hashes, that a chunk holds."""
+        """Number of the engine's block hashes per chunk, over all groups."""
         return 1.0 / sum(1.0 / scale for _, scale in self.groups) if self.groups else 1.0
 
 
 def _shapes_of(connector: Any) -> Iterator[_Shape]:
-    """Walk the offloading connectors."""
+    """Yield the shape of each offloading connector's tier."""
     for each in (connector, *getattr(connector, "_connectors", ())):
         config = getattr(getattr(each, "connector_scheduler", None), "config", None)
         groups = getattr(config, "kv_group_configs", ())

@@ -1,14 +1,14 @@
-"""The policy of vLLM's CPU offload tier: ``eviction_policy`` of an ``OffloadingConnector``.
+"""Policy for vLLM's CPU offload tier: the ``eviction_policy`` of an ``OffloadingConnector``.
 
-It holds vLLM's own LRU policy, which sees every call, owns all that vLLM asks for, and evicts, unless the tier's order
-(:class:`eviction_client.value_tier.ValueTier`) differs: then that one chooses, and its choice is removed there. So the tier
-evicts what vLLM's LRU evicts, key by key, while nothing is known of reuse, under the guard's other rule, in a release with
-another LRU, and after any failure here. Methods that a release adds go to its own policy.
+It wraps vLLM's own LRU policy, which gets every call, owns the data, and evicts, unless the tier's order
+(:class:`eviction_client.value_tier.ValueTier`) differs: then that order chooses, and the LRU policy removes the chosen chunks.
+So the tier evicts exactly like vLLM's LRU until curves are known, while the guard enables LRU, in a release with another LRU,
+and after any failure here. Methods that a release adds go to its own policy.
 
-Reuse classes reach it through the scheduler plug-in (:mod:`eviction_client.engines.vllm_cpu.placing`): vLLM gives a policy the
-id of a request, neither tokens nor session. Without the plug-in the policy is LRU.
+Reuse classes come from the scheduler plug-in (:mod:`eviction_client.engines.vllm_cpu.placing`): vLLM gives a policy the id of a
+request, but neither tokens nor session. Without the plug-in the policy is LRU.
 
-Nothing here raises into vLLM, which catches nothing.
+Nothing here raises into vLLM, which catches no exception.
 """
 
 import contextlib
@@ -26,17 +26,17 @@ from eviction_client.value_tier import ValueTier
 logger = logging.getLogger(__name__)
 
 _OURS: Final = frozenset(("insert", "remove", "touch", "on_request_access", "on_request_finished", "evict", "clear"))
-"""Methods that are more than the LRU policy's."""
+"""Methods that do more than the LRU policy's."""
 
 Evicted = list[tuple[OffloadKey, ChunkStatus]]
 
 _made: list["LearnedCachePolicy"] | None = None
-"""Where policies are noted that are made; None: nowhere."""
+"""New policies within :func:`policies_made`; otherwise None."""
 
 
 @contextlib.contextmanager
 def policies_made() -> Iterator[list["LearnedCachePolicy"]]:
-    """Return a list of the policies that are made meanwhile, in this thread. Each is to be linked, or left as LRU."""
+    """Return a list of the policies created within the context. Link them; the others stay LRU."""
     global _made
     made: list[LearnedCachePolicy] = []
     _made = made
@@ -47,7 +47,7 @@ def policies_made() -> Iterator[list["LearnedCachePolicy"]]:
 
 
 class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where vLLM is not installed
-    """vLLM's LRU policy, and an order by value before it. Made by vLLM, with the number of chunks that the tier holds."""
+    """vLLM's LRU policy, with an order by value in front. vLLM creates it with the tier's capacity in chunks."""
 
     def __init__(self, cache_capacity: int) -> None:
         super().__init__(cache_capacity)
@@ -58,7 +58,7 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
         self._alone = _made is None
         if _made is not None:
             _made.append(self)
-        # What is called for each chunk needs nothing of ours, and what a later release may add has its own policy's meaning.
+        # Bind all other methods to the LRU policy: those called per chunk without a detour, and those of later releases.
         for name in dir(self.lru):
             if not name.startswith("_") and callable(method := getattr(self.lru, name)) and name not in _OURS:
                 setattr(self, name, method)
@@ -67,22 +67,22 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
         """Order by this tier from now on.
 
         Args:
-            failed: called with what it raises; from then on the policy is LRU.
-            groups: of the KV cache: number, and hashes of a chain that one chunk covers.
+            failed: called with an exception of the tier; from then on the policy is LRU.
+            groups: KV-cache groups: number, and block hashes that one chunk covers.
         """
         self._tier, self._failed, self._groups = tier, failed, groups
 
     @property
     def tier(self) -> ValueTier | None:
-        """Which orders; None: it is LRU."""
+        """The tier that orders; None: the policy is LRU."""
         return self._tier
 
     def step(self) -> bool:
-        """Before a step of the scheduler: do what is due in the tier; return whether more is."""
+        """Do the tier's work due before a step of the scheduler; return whether some is left."""
         return self._tier is not None and bool(self._try(self._tier.step))
 
     def find(self, chain: Sequence[bytes], above: int) -> list[OffloadKey]:
-        """Return the chunks here that follow the first ``above`` hashes of a chain without a gap, in each of the groups."""
+        """Return the stored chunks that continue a chain without a gap after its first ``above`` hashes, for each group."""
         found: list[OffloadKey] = []
         for group, scale in self._groups if self._tier is not None else ():
             ends = range((above // scale + 1) * scale - 1, len(chain), scale)
@@ -90,42 +90,42 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
         return found
 
     def wait(self, request: Hashable, keys: Sequence[OffloadKey]) -> None:
-        """Keep chunks that a request will load that waits from now on."""
+        """Keep the chunks that a waiting request will load."""
         if self._tier is not None:
             self._try(self._tier.wait, request, keys)
 
     def served(self, request: Hashable) -> None:
-        """Note that a request does not wait any more."""
+        """Stop keeping chunks for a request."""
         if self._tier is not None:
             self._try(self._tier.served, request)
 
-    # What vLLM calls. See CachePolicy.
+    # Called by vLLM. See CachePolicy.
 
     def get(self, key: OffloadKey) -> ChunkStatus | None:
-        """Return a chunk, None where there is none."""
+        """Return a chunk, None if it is not stored."""
         chunk: ChunkStatus | None = self.lru.get(key)
         return chunk
 
     def insert(self, key: OffloadKey, chunk: ChunkStatus, *context: Any) -> None:
-        """Add a chunk. From vLLM 0.33 on, with the context of the request that stores it."""
+        """Add a chunk. vLLM 0.33 and later pass the context of the request that stores it."""
         self.lru.insert(key, chunk, *context)
         if self._tier is not None:
             self._try(self._tier.store, key)
 
     def remove(self, key: OffloadKey) -> None:
-        """Remove a chunk whose store has failed."""
+        """Remove a chunk that could not be stored."""
         self.lru.remove(key)
         if self._tier is not None:
             self._try(self._tier.remove, key)
 
     def touch(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
-        """Chunks are in use."""
+        """Called when chunks are in use."""
         keys = list(keys)
         self.lru.touch(keys, req_context)
         self._touch(keys)
 
     def on_request_access(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
-        """Chunks are seen for the first time by a request, which goes on. From vLLM 0.33 on."""
+        """Called when a running request uses chunks for the first time. vLLM 0.33 and later."""
         keys = list(keys)
         self.lru.on_request_access(keys, req_context)
         self._touch(keys)
@@ -137,11 +137,11 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
         reused_keys: set[OffloadKey],
         req_context: ReqContext,
     ) -> None:
-        """A request has ended; the plug-in's hook has seen its end a step before."""
+        """Called when a request has ended, a step after the plug-in's hook."""
         self.lru.on_request_finished(key_groups, insertion_only_keys, reused_keys, req_context)
         if self._tier is not None:
             try:
-                # The manager has put each group into its order; only several have to be merged.
+                # Each group is already in order; several must be merged.
                 keys = key_groups[0] if len(key_groups) == 1 else order_request_keys(key_groups, req_context)
                 self._tier.used(req_context.req_id, keys[::-1])
             except Exception as error:
@@ -149,13 +149,13 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
         elif self._alone:
             self._alone = False
             logger.warning(
-                "learned prefix cache: %s runs without our scheduler, which gives it reuse classes, and so is vLLM's own LRU: "
+                "learned prefix cache: %s is vLLM's own LRU because it gets no reuse classes: "
                 "start vLLM with --scheduler-cls eviction_client.engines.vllm.LearnedScheduler",
                 type(self).__name__,
             )
 
     def evict(self, n: int, protected: set[OffloadKey]) -> Evicted | None:
-        """Evict exactly n chunks that are neither protected nor in use; else return None, and nothing has changed."""
+        """Evict exactly n chunks that are neither protected nor in use, or return None and change nothing."""
         tier = self._tier
         if tier is None or n <= 0:
             return self._least_recent(n, protected)
@@ -185,7 +185,7 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
         self, tier: ValueTier, n: int, protected: Collection[OffloadKey]
     ) -> list[tuple[OffloadKey, ChunkStatus]] | None:
         get = self.lru.get
-        # One that vLLM does not know is a failure of ours.
+        # An unknown key raises: a bug of ours.
         keys = tier.choose(n, lambda key: key not in protected and get(key).ref_cnt == 0)
         return None if keys is None else [(key, get(key)) for key in keys]
 
@@ -204,7 +204,7 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        """Be LRU from now on."""
+        """Switch to LRU for good."""
         self._tier, failed = None, self._failed
         if failed is not None:
             failed(error)

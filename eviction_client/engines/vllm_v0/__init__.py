@@ -1,6 +1,6 @@
-"""The plug-in for vLLM's V0 engine (0.6 to 0.10): its evictor, and how it gets there.
+"""The plug-in for vLLM's V0 engine (0.6 to 0.10).
 
-Everything but :func:`register` is loaded where it is asked for: the entry point is called in each process of every vLLM.
+This module imports nothing else: every process of every vLLM calls its entry point.
 """
 
 import logging
@@ -14,9 +14,9 @@ TESTED: Final = ("0.6.0", "0.6.3.post1", "0.6.6.post1", "0.7.3", "0.8.5", "0.9.2
 
 
 def register() -> None:
-    """Switch the plug-in on in the V0 engines of this process, where LPC_VLLM_V0 says so (``vllm.general_plugins``).
+    """Enable the plug-in in the V0 engines of this process if LPC_VLLM_V0 is set (``vllm.general_plugins``).
 
-    Raises nothing: what is wrong is one line in the log, and the engine serves with its own LRU.
+    Raises nothing. A failure logs one line, and the engine serves with its own LRU.
     """
     if os.environ.get(SWITCH, "").strip().lower() in ("", "0", "false", "no", "off", "n", "f"):
         return
@@ -39,4 +39,4 @@ def register() -> None:
                 *(release, error),
             )
     except Exception as error:
-        logger.error("learned prefix cache: not switched on in the V0 engine: %s: %s", type(error).__name__, error)
+        logger.error("learned prefix cache: cannot enable it in the V0 engine: %s: %s", type(error).__name__, error)

@@ -1,9 +1,9 @@
-"""How the plug-in gets into a V0 engine, and whether it may: vLLM 0.6 to 0.10, and forks of these.
+"""Installs the plug-in in a V0 engine if it is compatible: vLLM 0.6 to 0.10, and forks of these.
 
-V0 has no flag for a scheduler before 0.8, so the general plug-in (:func:`eviction_client.engines.vllm_v0.register`) asks
-:func:`watch` to look after ``LLMEngine.__init__``: each engine that is built in this process gets the hooks on its schedulers.
-(In 0.6.0 plug-ins are loaded inside that very method; there the hooks come with the first request.) Before that,
-:func:`find_incompatibility` compares what the evictors take, and a few evictions of small allocators of the engine's own class.
+V0 before 0.8 has no flag for a scheduler, so the general plug-in (:func:`eviction_client.engines.vllm_v0.register`) calls
+:func:`watch` to wrap ``LLMEngine.__init__``: the schedulers of each engine built in this process get the hooks. (vLLM 0.6.0
+loads plug-ins inside that method; there the first request installs the hooks.) First :func:`find_incompatibility` compares the
+evictors' signatures, and a few evictions of small allocators of the engine's own class.
 """
 
 import atexit
@@ -34,16 +34,16 @@ from lpc.model.curve import KNOTS
 logger = logging.getLogger(__name__)
 
 INTERFACE: Final = ("add", "evict", "remove", "update", "num_blocks", "__contains__")
-"""All that an allocator uses of its evictor."""
+"""Attributes of the evictor that an allocator uses."""
 BLOCKS: Final = 5
 BLOCK_TOKENS: Final = 4
 EVICTED: Final = [4, 3, 2, 1, 0]
-"""Blocks in the order in which :func:`_evictions` evicts them if the least recently used go first."""
+"""Result of :func:`_evictions` under LRU."""
 
 
 def watch(settings: ClientSettings, release: str) -> None:
-    """Look after every engine that this process builds from now on. Raises ImportError: this vLLM has no V0 engine."""
-    import vllm.core.scheduler  # noqa: F401  # gone with V0, in 0.11
+    """Attach hooks to every engine that this process builds from now on. Raises ImportError if this vLLM has no V0 engine."""
+    import vllm.core.scheduler  # noqa: F401  # removed with V0, in 0.11
     from vllm.engine.llm_engine import LLMEngine
 
     if getattr(LLMEngine.__init__, "lpc", False):
@@ -69,10 +69,12 @@ def attach(
     release: str,
     open_predictor: Callable[[ClientSettings, Any], Predictor] | None = None,
 ) -> None:
-    """Hang hooks into each scheduler of an engine, one per pipeline stage; ``engine.lpc`` lists them. One line of log says so.
+    """Attach hooks to each scheduler of an engine (one per pipeline stage) and list them in ``engine.lpc``. Log one line.
+
+    If the plug-in does not work in this engine, stock LRU stays.
 
     Raises:
-        EngineUnsupported: it does not work in this engine, and LPC_ON_UNKNOWN_ENGINE is ``refuse``; else stock LRU stays.
+        EngineUnsupported: the plug-in does not work in this engine, and LPC_ON_UNKNOWN_ENGINE is ``refuse``.
     """
     engine.lpc = []
     try:
@@ -80,7 +82,7 @@ def attach(
     except EngineUnsupported:
         raise
     except Exception as error:
-        logger.error("learned prefix cache: not switched on in the V0 engine: %s: %s", type(error).__name__, error)
+        logger.error("learned prefix cache: cannot enable it in the V0 engine: %s: %s", type(error).__name__, error)
 
 
 def _attach_to_all(
@@ -89,7 +91,7 @@ def _attach_to_all(
     join_vllms_logging()
     for number, scheduler in enumerate(engine.scheduler):
         if not scheduler.cache_config.enable_prefix_caching:
-            logger.warning("learned prefix cache: prefix caching is off, so there is nothing to do")
+            logger.warning("learned prefix cache: off, because prefix caching is off in vLLM")
             return
         metrics = EngineMetrics(str(number))
         reason = find_incompatibility(scheduler)
@@ -107,11 +109,11 @@ def _attach_to_all(
 
 
 def find_incompatibility(scheduler: Any) -> str | None:
-    """Return why the plug-in cannot work in this scheduler; None where it can. Raises nothing."""
+    """Return why the plug-in does not work in this scheduler, None if it does. Raises nothing."""
     try:
         manager = scheduler.block_manager
         if not hasattr(manager, "block_allocator"):
-            return f"its {type(manager).__name__} has no evictor of blocks by id: start it with --use-v2-block-manager"
+            return f"its {type(manager).__name__} does not evict blocks by id: start it with --use-v2-block-manager"
         allocator = gpu_allocator(manager)
         return _interface(allocator.evictor) or _order(allocator)
     except Exception as error:
@@ -122,7 +124,7 @@ def _interface(stock: Any) -> str | None:
     for cls in type(stock).__mro__:
         unknown = set(getattr(cls, "__abstractmethods__", ())) - {*INTERFACE, "__init__"}
         if unknown:
-            return f"it uses `{min(unknown)}` of its evictor, which ours does not have"
+            return f"it uses `{min(unknown)}` of its evictor, which our evictor lacks"
     for name in ("add", "evict", "remove", "update"):
         theirs, ours = (list(inspect.signature(getattr(cls, name)).parameters) for cls in (type(stock), LearnedEvictor))
         if theirs != ours:
@@ -139,10 +141,10 @@ def _order(allocator: Any) -> str | None:
 
 
 def _evictions(allocator: Any, value_enabled: bool | None) -> list[int]:
-    """Use two chains of two blocks, and the first again; return all blocks of an allocator as it hands them out from then on.
+    """Use two chains of two blocks, and the first again; return the blocks in the order in which the allocator reuses them.
 
     Args:
-        value_enabled: of our evictor, which by one falling value for all blocks evicts as LRU does; None: the stock evictor.
+        value_enabled: rule of our evictor, where all blocks have one falling value, which is LRU; None: the stock evictor.
     """
     evictor: LearnedEvictor | None = None
     if value_enabled is not None:
@@ -195,13 +197,13 @@ def _attach(
     try:
         named_alike = names.alike(_small(allocator))
         if not named_alike and settings.keep_waiting:
-            logger.warning("learned prefix cache: its block hashes are of another kind: nothing is kept for waiting requests")
+            logger.warning("learned prefix cache: unknown kind of block hashes: no blocks are kept for waiting requests")
         hooks = Hooks(scheduler, plugin, adopt=not settings.shadow, named_alike=named_alike)
     except BaseException:
         plugin.close()
         raise
     plugin.on_tick.append(lambda: metrics.update(_values_of(hooks)))
-    atexit.register(plugin.close)  # nothing shuts a V0 scheduler down
+    atexit.register(plugin.close)  # a V0 scheduler has no shutdown
     return hooks
 
 
@@ -219,10 +221,10 @@ def _predictor(settings: ClientSettings, engine: Any) -> Predictor:
 
 
 def _store(settings: ClientSettings, block_size: int) -> BlockStore | None:
-    """Return this process's store: V0's content hashes are Python's, seeded by the process, so no fleet shares them."""
+    """Return a store in this process: V0's content hashes are Python's, seeded per process, so a fleet cannot share them."""
     if settings.pools == "off" or settings.shadow:
         return None
     if settings.pools == "fleet":
-        logger.warning("learned prefix cache: V0's block hashes are each process's own: keys are pooled in this engine only")
+        logger.warning("learned prefix cache: V0's block hashes differ between processes: keys are pooled in this engine only")
     namespace = Namespace("python", json.dumps(None), block_size, "")
     return open_store(settings.model_copy(update={"redis_url": None}), namespace)

@@ -1,16 +1,16 @@
-"""The evictor of V0's prefix-caching allocator: stock's own while least recent use is in force, else by retention value.
+"""The evictor of V0's prefix-caching allocator: the stock evictor under LRU, otherwise by retention value.
 
-It holds the stock evictor, which sees every call and evicts, unless the retention value is in force: then the lowest value in
-a :class:`eviction_client.value_queue.ValueQueue` of the same blocks goes first. So while nothing is known of reuse, and under
-the guard's other rule, V0 evicts what it would evict without the plug-in, block by block, in every release. The queue alone
-could not do that: V0 hands blocks over one by one, from a chain's root on, and of blocks with the same time of last use it
-evicts those with the most hashed tokens first, those of one request between those of another.
+It wraps the stock evictor, which gets every call and evicts, unless the retention value is enabled: then the lowest value in
+a :class:`eviction_client.value_queue.ValueQueue` of the same blocks goes first. So until curves are known, and while the guard
+enables LRU, V0 evicts block by block as without the plug-in, in every release. The queue alone could not do that: V0 frees
+blocks one by one from a chain's root, and evicts blocks with the same last use by their hashed tokens, the most first, so that
+it mixes requests.
 
-Once a hint has moved blocks, and while waiting requests need blocks, the queue evicts under either rule: stock's evictor has no
-such places.
+Once a hint has moved blocks, and while waiting requests need blocks, the queue evicts under either rule, since the stock
+evictor cannot move blocks.
 
-The stock evictor of 0.6.4 and later loses a free block whose last use is updated: it stays counted and is never found again.
-V0 updates only blocks in use, so that this is seen in no engine; here the block is just used.
+The stock evictor of 0.6.4 and later loses a free block whose last use is updated: it still counts, but is never evicted. V0
+updates only blocks in use, so no engine shows this. This evictor treats an update as a use.
 """
 
 import time
@@ -27,7 +27,7 @@ from eviction_client.value_queue import DONE, GOES_ON, ValueQueue
 
 
 class FreeBlock(Block):
-    """A block in the evictor. ``num_hashed_tokens``: of its chain, up to its own end."""
+    """A block in the evictor. ``num_hashed_tokens``: tokens of its chain up to the block's end."""
 
     __slots__ = ("content_hash", "num_hashed_tokens")
 
@@ -38,17 +38,17 @@ class FreeBlock(Block):
 
 
 class LearnedEvictor:
-    """Stands in for ``vllm.core.evictor.LRUEvictor``. Not thread-safe: it belongs to the engine's thread.
+    """Replaces ``vllm.core.evictor.LRUEvictor``. Not thread-safe: for the engine's thread.
 
     Args:
-        stock: the allocator's own, empty. It is the evictor's from now on.
-        classes: reuse classes.
-        block_size: tokens of a block.
-        retained: the account of the blocks that hints retain; None: none may be.
+        stock: the allocator's own evictor, empty. The new evictor takes ownership.
+        classes: number of reuse classes.
+        block_size: tokens per block.
+        retained: account of the blocks that hints retain; None: hints retain no blocks.
         clock: seconds since the epoch; never goes back.
 
     Attributes:
-        queue: the free blocks in classes.
+        queue: the free blocks by class.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class LearnedEvictor:
         self._clock = clock
         self._free: dict[int, FreeBlock] = {}
         self._freed: list[FreeBlock] | None = None
-        """Blocks that a request has freed so far, which are not in the queue yet; None: no request frees any."""
+        """Within :meth:`placing`: blocks freed so far, and not in the queue yet. Otherwise None."""
         self._hinted = False
 
     def placing(self, ended: Ended | None, free: Callable[..., object], *arguments: Any) -> None:
-        """Call ``free(*arguments)``, V0's own; the blocks that it adds are those of a request, from its chain's root on.
+        """Call V0's own ``free(*arguments)``, which frees a request's blocks from its chain's root on, and place these blocks.
 
         Args:
-            ended: the request that has ended; None: it goes on, and its blocks go last.
+            ended: the finished request; None: it continues later, and its blocks go last.
         """
         freed: list[FreeBlock] = []
         self._freed = freed
@@ -93,11 +93,11 @@ class LearnedEvictor:
 
     @property
     def num_blocks(self) -> int:
-        """Free blocks."""
+        """Number of free blocks."""
         return len(self._free)
 
     def add(self, block_id: int, content_hash: int, num_hashed_tokens: int, last_accessed: float) -> None:
-        """Take in a block that nobody uses any more. ``last_accessed``: seconds since the epoch; -1: never."""
+        """Add a block that has become free. ``last_accessed``: seconds since the epoch; -1: never."""
         self._stock.add(block_id, content_hash, num_hashed_tokens, last_accessed)
         self._free[block_id] = block = FreeBlock(block_id, content_hash, num_hashed_tokens)
         if self._freed is not None:
@@ -107,18 +107,18 @@ class LearnedEvictor:
             self.queue.insert((block,), 0, self._clock())
 
     def update(self, block_id: int, last_accessed: float) -> None:
-        """Note a later use of a free block. Raises KeyError: it is not free."""
+        """Record a use of a free block. Raises KeyError if it is not free."""
         block = self._free[block_id]
         self.remove(block_id)
         self.add(block_id, block.content_hash, block.num_hashed_tokens, last_accessed)
 
     def remove(self, block_id: int) -> None:
-        """Take a block out, because a request uses it again. Raises ValueError, in V0's words, when it is not free."""
+        """Remove a block that a request uses again. Raises V0's own ValueError if it is not free."""
         self._stock.remove(block_id)
         self.queue.remove(self._free.pop(block_id))
 
     def evict(self) -> tuple[int, int]:
-        """Take out the block to be evicted first; return its id and content hash. Raises ValueError when there is none."""
+        """Remove the first block in eviction order; return its id and content hash. Raises ValueError if none is free."""
         queue = self.queue
         if self._free and (self._hinted or queue.keeps or (queue.value_enabled and queue.tables is not None)):
             block = queue.popleft()
@@ -130,7 +130,7 @@ class LearnedEvictor:
         return block_id, content_hash
 
     def _place(self, blocks: Sequence[FreeBlock], ended: Ended | None) -> None:
-        """Put the blocks that a request has freed, the deepest first, into its reuse classes."""
+        """Insert a request's freed blocks, the deepest first, into its reuse classes."""
         now, numbers = self._clock(), [block.block_id for block in blocks]
         if ended is None:
             self._retained.release(numbers)
@@ -139,7 +139,7 @@ class LearnedEvictor:
         ends = [run.end for run in ended.runs]
 
         def class_of(block: FreeBlock) -> int:
-            # The last class is also that of blocks behind the known chain: another sequence of the request may be longer.
+            # Blocks beyond the known chain have the last class: another sequence of the request may be longer.
             place = bisect_left(ends, -(-block.num_hashed_tokens // self._block_size))
             return ended.runs[min(place, len(ends) - 1)].reuse_class if ends else 0
 
@@ -155,5 +155,5 @@ class LearnedEvictor:
 
 
 def named(content_hash: int) -> BlockHash:
-    """Return V0's content hash, Python's hash of a tuple, as stores name blocks."""
+    """Return the block hash for V0's content hash, Python's hash of a tuple."""
     return BlockHash(content_hash.to_bytes(8, "big", signed=True))

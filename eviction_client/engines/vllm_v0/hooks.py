@@ -1,18 +1,17 @@
-"""What the plug-in hangs into a scheduler of vLLM's V0 engine.
+"""Hooks of the plug-in in a scheduler of vLLM's V0 engine.
 
-- the GPU allocator's ``evictor`` becomes a :class:`LearnedEvictor` around itself, and again after ``reset_prefix_cache``;
-- ``block_manager.free(seq)`` becomes :meth:`Hooks.free`. Finish, abort and preemption by recompute pass there: the blocks that
-  it adds to the evictor get the request's reuse classes;
-- the scheduler's ``add_seq_group`` asks the predictor once V0 has taken the request, ``schedule`` calls :meth:`Hooks.step`
-  first and :meth:`Hooks.started` last, and ``fork_seq`` says whose child a sequence is. In between a request waits, and what it
-  will hit is kept (:class:`eviction_client.keep.Keep`).
+- A :class:`LearnedEvictor` wraps the GPU allocator's ``evictor``, and again after ``reset_prefix_cache``.
+- ``block_manager.free(seq)`` becomes :meth:`Hooks.free`, for finish, abort and preemption by recompute: the blocks that it adds
+  to the evictor get the request's reuse classes.
+- ``add_seq_group`` of the scheduler also requests a prediction. ``schedule`` calls :meth:`Hooks.step` first and
+  :meth:`Hooks.started` last; until then the request's cached prefix is kept (:class:`eviction_client.keep.Keep`). ``fork_seq``
+  assigns the child sequence to its parent's request.
 
-All of them are attributes of these very objects. Blocks that are freed otherwise (swapped out, copy on write) go to the class
-of blocks used once, as just used. Blocks of a preempted request go last while values order, and sink if it does not resume;
-else they lie where stock's evictor has them.
+The hooks are attributes of these objects, not of their classes. Blocks freed otherwise (swapped out, copy on write) enter the
+class of blocks used once, as just used. By value, blocks of a preempted request go last, and sink if it does not resume; under
+LRU the stock evictor orders them.
 
-Nothing here may raise into the scheduler: a hook that fails is counted and logged once, and the blocks lie in the class of
-blocks used once.
+No hook raises into the scheduler: a failure is counted and logged once, and the blocks enter the class of blocks used once.
 """
 
 import time
@@ -30,13 +29,13 @@ from eviction_client.plugin import Plugin
 from eviction_client.stores.base import BlockHash
 
 MOST_KNOWN: Final = 65_536
-"""Sequences whose request is remembered; over it the oldest's blocks lie in the class of blocks used once."""
+"""Sequences whose request is remembered. Beyond it the blocks of the oldest enter the class of blocks used once."""
 COMPLETED: Final = frozenset(("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"))
 
 
 @dataclass(slots=True)
 class Group:
-    """A request. ``ended``: once one of its sequences has ended."""
+    """A request. ``ended``: set when one of its sequences has finished."""
 
     request_id: str
     session: str | None
@@ -45,18 +44,17 @@ class Group:
 
 
 class Hooks:
-    """What is attached to one scheduler. All methods belong to its thread.
+    """The hooks in one scheduler. All methods are for its thread.
 
     Args:
-        adopt: put our evictor into the allocator; else (dry run) the engine's own order stays.
-        named_alike: the allocator's content hashes can be made before it allocates, see `names.py`; else nothing is kept for
-            waiting requests.
+        adopt: replace the allocator's evictor; false in a dry run.
+        named_alike: `names.py` computes the allocator's content hashes; if not, no blocks are kept for waiting requests.
 
     Raises:
-        Exception: the engine has no such parts. Then nothing was attached.
+        Exception: the engine lacks a required attribute. Nothing was attached.
 
     Attributes:
-        evictor: ours; None in a dry run.
+        evictor: our evictor; None in a dry run.
         keep: the waiting requests.
     """
 
@@ -75,7 +73,7 @@ class Hooks:
         self._stock_reset: Callable[..., bool] | None = getattr(self._allocator, "reset_prefix_cache", None)
         if adopt:
             if self._allocator.evictor.num_blocks:
-                raise RuntimeError("its prefix cache is in use already")
+                raise RuntimeError("its prefix cache is already in use")
             self._adopt()
             if self._stock_reset is not None:
                 self._allocator.reset_prefix_cache = self.reset_prefix_cache
@@ -85,7 +83,7 @@ class Hooks:
         scheduler.add_seq_group, scheduler.schedule, scheduler.fork_seq = self.add_seq_group, self.schedule, self.fork_seq
 
     def add_seq_group(self, seq_group: Any, *args: Any, **kwargs: Any) -> None:
-        """``Scheduler.add_seq_group``, which also asks the predictor."""
+        """``Scheduler.add_seq_group``, which also requests a prediction."""
         self._stock_add(seq_group, *args, **kwargs)
         started = time.perf_counter()
         try:
@@ -109,24 +107,24 @@ class Hooks:
         self.plugin.seconds += time.perf_counter() - started
 
     def fork_seq(self, parent_seq: Any, child_seq: Any) -> None:
-        """``Scheduler.fork_seq``: the child is of its parent's request."""
+        """``Scheduler.fork_seq``, which also assigns the child to its parent's request."""
         self._stock_fork(parent_seq, child_seq)
         if (group := self._group_of.get(parent_seq.seq_id)) is not None:
             self._know(child_seq.seq_id, group)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """``Scheduler.schedule``, before which what is due is done."""
+        """``Scheduler.schedule``, between :meth:`step` and :meth:`started`."""
         self.step()
         scheduled = self._stock_schedule(*args, **kwargs)
         self.started(scheduled)
         return scheduled
 
     def step(self) -> None:
-        """Do what is due before a step of the scheduler: follow the guard and the curves, end retentions, renew values."""
+        """Do the work due before a step of the scheduler: follow the guard and the curves, end retentions, renew values."""
         plugin, evictor = self.plugin, self.evictor
         started = time.perf_counter()
         if evictor is not None:
-            plugin.follow(evictor.queue)  # first: what fails below must not keep a rule in force
+            plugin.follow(evictor.queue)  # first: a failure below must not delay a change of the rule
         try:
             if evictor is not None:
                 evictor.queue.step()
@@ -136,7 +134,7 @@ class Hooks:
         plugin.seconds += time.perf_counter() - started
 
     def started(self, scheduled: Any) -> None:
-        """Have the prompts of those requests looked at that a step has begun. ``scheduled``: what ``schedule`` returns."""
+        """Record the waiting requests that a step has started. ``scheduled``: the result of ``schedule``."""
         if not self.keep.waiting:
             return
         started = time.perf_counter()
@@ -153,7 +151,7 @@ class Hooks:
         self.plugin.seconds += time.perf_counter() - started
 
     def free(self, seq: Any) -> None:
-        """``BlockSpaceManager.free``, whose blocks get their request's classes."""
+        """``BlockSpaceManager.free``, which also gives the blocks their request's classes."""
         ended = self._ended(seq)
         if self.evictor is None:
             self._stock_free(seq)
@@ -161,7 +159,7 @@ class Hooks:
             self.evictor.placing(ended, self._stock_free, seq)
 
     def reset_prefix_cache(self) -> bool:
-        """``PrefixCachingBlockAllocator.reset_prefix_cache``, which makes itself a stock evictor."""
+        """``PrefixCachingBlockAllocator.reset_prefix_cache``, which creates a new stock evictor."""
         assert self._stock_reset is not None
         done = self._stock_reset()
         if self.evictor is not self._allocator.evictor:
@@ -171,7 +169,7 @@ class Hooks:
     # None of these raises.
 
     def _ended(self, seq: Any) -> Ended | None:
-        """Note the end of a sequence; None: its request goes on."""
+        """Return the finished request of a freed sequence; None if the request continues later."""
         started = time.perf_counter()
         ended: Ended | None = None
         try:
@@ -181,7 +179,7 @@ class Hooks:
                     ended = _UNKNOWN
                 else:
                     if group.ended is None:
-                        group.ended = _UNKNOWN  # if what follows fails
+                        group.ended = _UNKNOWN  # if the next line raises
                         group.ended = self._finished(group, seq)
                     ended = group.ended
         except Exception as error:
@@ -206,7 +204,7 @@ class Hooks:
         )
 
     def _hashes(self, seq: Any, blocks: int) -> list[BlockHash]:
-        """Return the names of the first full blocks of a sequence."""
+        """Return the hashes of the first full blocks of a sequence."""
         table = self._manager.block_tables.get(seq.seq_id)
         found = [] if table is None else table.blocks[:blocks]
         return [named(block.content_hash) for block in found if block.content_hash is not None]
@@ -234,12 +232,12 @@ _UNKNOWN: Final = Ended(None, None, (), 0, 0.0, 0, ())
 
 
 def _reply_end(seq: Any) -> int | None:
-    """Return the last token of a reply that has come to its end, before the token that ended it; None: it was cut off."""
+    """Return the last token before the stop token that ended the reply; None if the reply ended otherwise."""
     if seq.status.name != "FINISHED_STOPPED" or seq.get_output_len() < 2:
         return None
     return int(seq.get_output_token_ids()[-2])
 
 
 def gpu_allocator(manager: Any) -> Any:
-    """Return the allocator of the GPU's blocks. Raises AttributeError or StopIteration: there is none."""
+    """Return the allocator of the GPU's blocks. Raises AttributeError or StopIteration without one."""
     return next(a for device, a in manager.block_allocator._allocators.items() if device.name == "GPU")

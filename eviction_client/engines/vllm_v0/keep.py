@@ -1,4 +1,4 @@
-"""What a waiting request will hit in V0. It has no block hashes before V0 serves it, so they are made here, once for each."""
+"""Cached prefixes of waiting requests in V0. V0 hashes a request's blocks only when it serves it, so they are hashed here."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from eviction_client.stores.base import BlockHash
 
 @dataclass(slots=True)
 class Waiting:
-    """A waiting request. ``hashes``: of its first full blocks, as far as they are made; ``more`` makes the others."""
+    """A waiting request. ``hashes``: of its first full blocks, computed so far; ``more`` computes the others."""
 
     sequence: Any
     hashes: list[int] = field(default_factory=list)
@@ -21,12 +21,12 @@ class Waiting:
 
 
 class CachedPrefix:
-    """Looks it up. See :class:`eviction_client.keep.Lookup`.
+    """Looks up cached prefixes. See :class:`eviction_client.keep.Lookup`.
 
     Args:
         allocator: of the GPU's blocks.
-        evictor: returns what keeps blocks now; None: they are only looked at.
-        hashes: returns the names of the first full blocks of a sequence that V0 has allocated, so many at most.
+        evictor: returns the evictor that keeps blocks; it returns None in a dry run.
+        hashes: returns the hashes of an allocated sequence's first full blocks, up to the given number.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class CachedPrefix:
         self._hashes = hashes
 
     def find(self, request: Waiting, budget: int) -> tuple[int, Found | None]:
-        """Return the blocks looked up, and what the request needs; None: not all hashes are made yet."""
+        """See :meth:`eviction_client.keep.Lookup.find`. The prefix is None while hashes are missing."""
         size, tokens = self._block_size, request.sequence.prompt_token_ids
         if request.more is None:
             extra = getattr(request.sequence, "extra_hash", None)
@@ -56,11 +56,11 @@ class CachedPrefix:
         blocks = list(takewhile(lambda block: block is not None and computed(block), map(cached.get, request.hashes)))
         evictor = self._evictor()
         needs: list[tuple[Keeper, Sequence[Any]]] = [] if evictor is None else [(evictor.queue, blocks)]
-        # V0 computes the last token of a prompt in any case.
+        # V0 always computes the last token of a prompt.
         most = (len(tokens) - 1) // size
         prompt = [named(hash_) for hash_ in request.hashes]
         return max(made, 1), Found(min(len(blocks), most) * size, len(tokens), prompt, needs)
 
     def prompt(self, request: Waiting) -> list[BlockHash]:
-        """Return the names of the full blocks of a prompt that V0 has allocated."""
+        """See :meth:`eviction_client.keep.Lookup.prompt`."""
         return self._hashes(request.sequence, len(request.sequence.prompt_token_ids) // self._block_size)

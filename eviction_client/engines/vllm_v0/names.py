@@ -1,4 +1,4 @@
-"""The content hashes of a prompt before V0 has allocated it: V0 makes them as it allocates, block by block."""
+"""Content hashes of a prompt before V0 allocates its blocks: V0 computes each hash when it allocates the block."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -14,10 +14,10 @@ _TAKES_EXTRA: Final = "extra_hash" in inspect.signature(_hash).parameters
 
 
 def content_hashes(tokens: Sequence[int], block_size: int, extra_hash: int | None = None) -> Iterator[int]:
-    """Walk the content hashes of a prompt's full blocks.
+    """Yield the content hashes of a prompt's full blocks.
 
     Args:
-        extra_hash: of what else the content depends on, as ``Sequence.extra_hash`` returns it; before 0.6.5 nothing else.
+        extra_hash: result of ``Sequence.extra_hash``, for example of the LoRA; ignored before 0.6.5.
     """
     extra = {"extra_hash": extra_hash} if _TAKES_EXTRA else {}
     previous: int | None = None
@@ -27,7 +27,7 @@ def content_hashes(tokens: Sequence[int], block_size: int, extra_hash: int | Non
 
 
 def alike(allocator: Any) -> bool:
-    """Return whether a new allocator with blocks of four tokens names its blocks so."""
+    """Return whether a new allocator with blocks of four tokens computes the same hashes as :func:`content_hashes`."""
     block: Any = None
     found = []
     for tokens in TRIED:
