@@ -1,7 +1,7 @@
-"""Measurements, as `python -m benchmarks` runs them: a module each, with a function `run` that returns the figures."""
+"""Measurements for `python -m benchmarks`. Each is a module with a function `run` that returns the figures."""
 
 from lpc.errors import LpcError
 
 
 class BenchmarkError(LpcError):
-    """A benchmark cannot run. The message says why and what to do."""
+    """A benchmark cannot run. The message gives the cause and the remedy."""

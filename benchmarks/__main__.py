@@ -1,4 +1,4 @@
-"""`python -m benchmarks NAME`, from the root of the repository: measurements against a plain alternative, one command each."""
+"""`python -m benchmarks NAME`, run from the root of the repository: measurements against a plain alternative."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,7 +16,7 @@ app = typer.Typer(
 )
 
 
-OwnLog = Annotated[Path | None, typer.Option("--trace", help="A log with times; without one a generated hour of chat.")]
+OwnLog = Annotated[Path | None, typer.Option("--trace", help="A log with times. [default: a generated hour of chat]")]
 Format = Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")]
 
 
@@ -44,7 +44,7 @@ def bench_inference(
     output: Output = None,
     models: Models = Path("models"),
     model: ModelName = "e5-small",
-    provider: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to run; auto: CUDA where present.")] = "auto",
+    provider: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to run; auto: CUDA if present.")] = "auto",
 ) -> None:
     """The model alone, on CPU or GPU: predictions per second, latency by batch and length, memory."""
     from benchmarks import inference
@@ -54,12 +54,12 @@ def bench_inference(
 
 @app.command("engine")
 def bench_engine(
-    trace: Annotated[Path | None, typer.Option(help="A log with times: hits instead of times.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="A log with times: measure hits instead of times.")] = None,
     trace_format: Format = "mooncake",
     closed: Annotated[
-        bool, typer.Option("--closed", help="Agents in a closed loop: the sessions of a log, or of workload cliff.")
+        bool, typer.Option("--closed", help="Serve agents in a closed loop: the sessions of a log, or of workload cliff.")
     ] = False,
-    sessions: Annotated[int | None, typer.Option(min=2, help="Sessions at a time, with --closed. [default: 28]")] = None,
+    sessions: Annotated[int | None, typer.Option(min=2, help="Concurrent sessions, with --closed. [default: 28]")] = None,
     requests: Annotated[int | None, typer.Option(min=20, help="Answers of each run, with --closed. [default: 400]")] = None,
     prefill: Annotated[
         float | None, typer.Option(min=1, help="Prompt tokens per virtual second, with --closed. [default: 10,000]")
@@ -71,8 +71,8 @@ def bench_engine(
 ) -> None:
     """The plug-in in real vLLM (`make engine`) against stock vLLM: time of scheduler steps, frees and admissions.
 
-    With a trace: hits, as it arrived, at 2, 5 and 8% of its working set, the sidecar learning while it serves.
-    With --closed: agents whose contexts are half of the cache, all of it and twice as much; throughput and latency.
+    With a trace: hits at 2, 5 and 8% of its working set, while the sidecar learns.
+    With --closed: throughput and latency of agents whose contexts fill half of the cache, all of it, and twice its size.
     """
     from benchmarks import engine, engine_closed, engine_trace
 
@@ -101,9 +101,9 @@ def bench_tiers(
     trace: OwnLog = None,
     trace_format: Format = "mooncake",
     pool: Annotated[
-        float, typer.Option(min=0.001, max=1, help="Blocks of the GPU's pool, share of the log's working set.")
+        float, typer.Option(min=0.001, max=1, help="Size of the GPU's pool, share of the log's working set.")
     ] = 0.01,
-    limit: Annotated[int | None, typer.Option(min=1, help="Replay so many requests only.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Number of requests to replay. [default: all]")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One size of the tier, a pool of 3%.")] = False,
     output: Output = None,
     models: Models = Path("models"),
@@ -124,7 +124,7 @@ def bench_pooling(
     models: Models = Path("models"),
     model: ModelName = "e5-small",
 ) -> None:
-    """Two real vLLM engines (`make engine`), without and with what they pool in Redis of shared blocks."""
+    """Two real vLLM engines (`make engine`), without and with pooling of shared blocks through Redis."""
     from benchmarks import pooling
 
     report(lambda: pooling.run(trace, trace_format, models, model, quick=quick), output)
@@ -134,7 +134,7 @@ def bench_pooling(
 def bench_sglang(
     trace: OwnLog = None,
     trace_format: Format = "mooncake",
-    closed: Annotated[bool, typer.Option("--closed", help="Agents in a closed loop: schedule policies fcfs and lpm.")] = False,
+    closed: Annotated[bool, typer.Option("--closed", help="Serve agents in a closed loop, under fcfs and lpm.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer requests, one capacity.")] = False,
     output: Output = None,
     models: Models = Path("models"),
@@ -154,15 +154,15 @@ def bench_sglang(
 
 @app.command("load")
 def bench_load(
-    minutes: Annotated[float, typer.Option(help="How long.")] = 10.0,
-    clients: Annotated[int, typer.Option(help="Clients, each with a stream of its own.")] = 64,
-    factor: Annotated[float, typer.Option(help="Times saturation.")] = 1.5,
-    picture: Annotated[Path | None, typer.Option(help="PNG to write.")] = None,
+    minutes: Annotated[float, typer.Option(help="Duration of the load, minutes.")] = 10.0,
+    clients: Annotated[int, typer.Option(help="Number of clients, each with its own connection.")] = 64,
+    factor: Annotated[float, typer.Option(help="Load, as a multiple of saturation.")] = 1.5,
+    picture: Annotated[Path | None, typer.Option(help="PNG file to write.")] = None,
     output: Output = None,
     models: Models = Path("models"),
     model: ModelName = "e5-small",
 ) -> None:
-    """More than the sidecar can answer: it refuses and does not collapse. Ends with 1 when that does not hold."""
+    """The sidecar under overload: it must refuse requests and not collapse. Exits with 1 if it collapses."""
     from benchmarks import load
 
     figures = report(
@@ -175,7 +175,7 @@ def bench_load(
 def bench_gateway(
     quick: Quick = False, output: Output = None, models: Models = Path("models"), model: ModelName = "e5-small"
 ) -> None:
-    """What the gateway adds to a request: a miss, a hit and a silent sidecar against the same proxy without a cache."""
+    """Latency that the gateway adds: a miss, a hit and a silent sidecar against the same proxy without a cache."""
     from benchmarks import gateway
 
     report(lambda: gateway.run(models, model, quick=quick), output)
@@ -183,16 +183,16 @@ def bench_gateway(
 
 @app.command("prefetch")
 def bench_prefetch(
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer turns count.")] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Of the first round's users; each further round has others.")] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure fewer turns.")] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the first round's users; it differs in each round.")] = 1,
     rounds: Annotated[
-        int | None, typer.Option("--rounds", min=1, help="Of both sides, in alternating order. [default: 2; quick 1]")
+        int | None, typer.Option("--rounds", min=1, help="Rounds of both sides, in alternating order. [default: 2; quick 1]")
     ] = None,
     output: Output = None,
     models: Models = Path("models"),
     model: ModelName = "e5-small",
 ) -> None:
-    """LMCache alone and with our controller (`make lmcache`): time to first token of returning turns, and use of fetches."""
+    """LMCache alone and with our controller (`make lmcache`): time to first token of returning turns, and use of prefetches."""
     from benchmarks import prefetch
 
     report(lambda: prefetch.run(models, model, quick=quick, seed=seed, rounds=rounds or (1 if quick else 2)), output)

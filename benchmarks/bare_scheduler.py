@@ -1,6 +1,6 @@
-"""vLLM's real scheduler, KV-cache manager and block pool without a model: next tokens are a hash of the last ones.
+"""vLLM's real scheduler, KV-cache manager and block pool without a model: the next token is a hash of the last ones.
 
-Time is virtual, so that runs can be compared block by block.
+Time is virtual, so runs can be compared block by block.
 """
 
 import functools
@@ -48,18 +48,18 @@ def vllm_config() -> Any:
 
 @dataclass
 class Turn:
-    """One request: the conversation's history is prepended when it is sent."""
+    """One request. When it is sent, the conversation's history is prepended."""
 
     text: list[int]
     reply: int
     think_s: float
-    """Seconds after the end of the turn before (for the first: after the start of the run)."""
+    """Seconds after the end of the previous turn, or for the first turn after the start of the run."""
     arguments: dict[str, Any] | None = None
 
 
 @dataclass
 class Outcome:
-    """What became of the requests, and which blocks were evicted, in order. Tokens."""
+    """Outputs and token counts of the requests, and the evicted blocks in order."""
 
     outputs: dict[str, list[int]] = field(default_factory=dict)
     evicted: list[int] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Outcome:
     """Cached and prompt tokens so far, at each finish."""
 
     def hit_rate(self, since: float = 0.0) -> float:
-        """Percent of the prompt tokens that were cached, without the first ``since`` of the requests."""
+        """Return the percentage of prompt tokens that were cached, without the first share ``since`` of the requests."""
         cached, prompt = self.course[int(since * len(self.course))] if since else (0, 0)
         return 100 * (self.cached - cached) / (self.prompt - prompt)
 
@@ -150,7 +150,7 @@ class Engine:
         arguments: dict[str, Any] | None = None,
         salt: str | None = None,
     ) -> Request:
-        """Admit a request; ``arguments`` are its hints, ``salt`` its cache's."""
+        """Admit a request. ``arguments``: its session and hints; ``salt``: its cache salt."""
         parameters = SamplingParams(max_tokens=reply, ignore_eos=True, extra_args=arguments)
         request = Request(
             request_id=name,
@@ -165,7 +165,7 @@ class Engine:
         return request
 
     def step(self) -> list[str]:
-        """Schedule once, and give the model's answer (one step late when asynchronous); return who finished."""
+        """Schedule once, and pass on the model's output (one step later if asynchronous); return the finished requests."""
         self.now += STEP_S
         scheduler = self.scheduler
         running = dict(scheduler.requests)
@@ -205,13 +205,13 @@ class Engine:
         return 6 + zlib.crc32(bytes(t % 256 for t in request.all_token_ids[-16:])) % 250
 
     def run(self, conversations: dict[str, list[Turn]]) -> Outcome:
-        """Serve the conversations, each turn ``think_s`` after the reply to the one before."""
+        """Serve the conversations, each turn ``think_s`` after the previous reply."""
         for _ in self.steps(conversations):
             pass
         return self.outcome
 
     def steps(self, conversations: dict[str, list[Turn]]) -> Iterator[None]:
-        """As :meth:`run`, a step at a time."""
+        """Like :meth:`run`, but yield after each step."""
         start = self.now
         numbers = itertools.count()
         arrivals = [(start + turns[0].think_s, next(numbers), name, 0) for name, turns in conversations.items()]
@@ -239,7 +239,7 @@ class Engine:
 def conversations(
     seed: int, count: int, *, turns: int = 5, shared: int = 48, spread_s: float = 600.0, reply: tuple[int, int] = (5, 40)
 ) -> dict[str, list[Turn]]:
-    """Conversations behind one system prompt: half of them end after a turn, the others go on. ``reply``: tokens."""
+    """Return conversations with one system prompt: half of them end after one turn. ``reply``: bounds of its tokens."""
     import random
 
     rng = random.Random(seed)
@@ -259,7 +259,7 @@ def conversations(
 
 
 def oracle(made: dict[str, list[Turn]]) -> Callable[[str], int]:
-    """Return the group that a predictor would give that knows whether the conversation goes on."""
+    """Return a function from a request's id to its group, which depends on whether the conversation continues."""
 
     def tell(request: str) -> int:
         name, _, i = request.rpartition("/")

@@ -1,4 +1,4 @@
-"""Users who talk to an engine over its HTTP, think, and come back; how long each waits for the first token of its answer."""
+"""Simulated users who chat with an engine over HTTP, think, and return. Measures each answer's time to first token."""
 
 import asyncio
 import math
@@ -19,11 +19,11 @@ class Habits:
     """How users behave. Tokens are characters with the tiny model's tokenizer.
 
     Attributes:
-        users: who talk at the same time; one who is done is followed by another.
+        users: concurrent users; one whose conversation ends starts another.
         think_s, think_sigma: median of the think times, and standard deviation of their logarithm.
-        goes_on: probability that a turn is followed by another.
-        opening, further, reply: tokens of the first prompt (half to twice as many), of the later ones, and of the replies.
-        longest: tokens of a prompt at which a conversation ends.
+        goes_on: probability of another turn.
+        opening, further, reply: tokens of the first prompt (half to twice as many), of later ones, and of replies.
+        longest: prompt length, in tokens, at which a conversation ends.
     """
 
     users: int = 24
@@ -37,7 +37,7 @@ class Habits:
 
 
 class Said(NamedTuple):
-    """A request: seconds after the reply before it, the turn's number from 1, and the prompt."""
+    """A request: seconds after the previous reply, number of the turn from 1, and prompt."""
 
     wait_s: float
     number: int
@@ -46,7 +46,7 @@ class Said(NamedTuple):
 
 @dataclass(slots=True)
 class Turn:
-    """One request. ``at``: monotonic seconds; ``number``: of the turn, from 1; ``ttft_s``: to the first token."""
+    """One request. ``at``: monotonic seconds; ``number``: of the turn, from 1; ``ttft_s``: time to first token."""
 
     at: float
     number: int
@@ -56,14 +56,14 @@ class Turn:
 
 @dataclass
 class Talk:
-    """All that was said so far."""
+    """All turns so far, and the number of failed requests."""
 
     turns: list[Turn] = field(default_factory=list)
     failed: int = 0
 
 
 async def talk(base_url: str, model: str, habits: Habits, seed: int, enough: Callable[[Talk], bool]) -> Talk:
-    """Let the users talk until it is enough; return what they met. The same seed asks the same things."""
+    """Let the users chat until ``enough`` returns true; return all turns. The seed determines the prompts."""
     done = Talk()
     async with httpx.AsyncClient(base_url=base_url, timeout=120.0, trust_env=False) as client:
         users = [asyncio.create_task(_user(client, model, habits, seed * 10_000 + n, done)) for n in range(habits.users)]
@@ -76,7 +76,7 @@ async def talk(base_url: str, model: str, habits: Habits, seed: int, enough: Cal
 
 
 def script(habits: Habits, seed: int) -> Generator[Said, str, None]:
-    """Yield what a user says, conversation after conversation, for ever; is sent the replies, empty where none came."""
+    """Yield a user's requests, conversation after conversation, without end. Receives the replies, empty after a failure."""
     draws = random.Random(seed)
     wait = draws.uniform(0.0, habits.think_s)
     while True:
@@ -91,9 +91,9 @@ def script(habits: Habits, seed: int) -> Generator[Said, str, None]:
 
 
 def reply_of(tokens: int) -> str:
-    """Return what counts as a reply of so many tokens.
+    """Return a text of so many tokens that replaces the reply.
 
-    It is another text than random weights give: what they write is not always text that could be sent again.
+    The output of random weights is not always valid text that could be sent back.
     """
     return f"{tokens:04d}" * (tokens // 4)
 

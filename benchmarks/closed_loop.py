@@ -1,7 +1,6 @@
-"""Sessions in a closed loop on a virtual clock: each sends its next request some time after the answer to the one before.
+"""Sessions in a closed loop on a virtual clock: each sends its next request some time after the previous answer.
 
-Prompts repeat what the engine itself has answered before in the session. Nothing here is an engine: `benchmarks.closed_serve`
-gives what arrives to real vLLM, tests to a list.
+Prompts repeat the engine's own earlier answers of the session. `benchmarks.closed_serve` sends the requests to real vLLM.
 """
 
 import heapq
@@ -13,29 +12,29 @@ from benchmarks.tiny_llama import BLOCK
 from benchmarks.trace_replay import Replay
 
 APART_S: Final = 1.0
-"""Virtual seconds between the starts of the first sessions. As in the simulator, which does not import where vLLM runs."""
+"""Virtual seconds between the starts of the first sessions. Copied from the simulator, which vLLM's environment lacks."""
 LONGEST_REPLY: Final = 1024
-"""Tokens of the engine; recorded replies above it are cut."""
+"""Tokens of the engine at which recorded replies are cut."""
 
 
 class ClosedLoop:
-    """A number of sessions at a time; when one ends, the next begins.
+    """A fixed number of concurrent sessions; when one ends, the next begins.
 
-    A session never has two requests in flight, and each of its requests arrives exactly its gap after the answer to the one
-    before. Sessions begin in the given order, so that every engine sees the same ones.
+    A session has one request in flight, and each request arrives exactly its gap after the previous answer. Sessions begin in
+    the given order, so that every engine gets the same ones.
 
     Args:
-        sessions: of each, its requests' numbers in order, at least one.
-        gaps_s: by a request's number, virtual seconds from the answer before it (of a session's first: from the end of the
-            session whose place it takes) to its arrival.
-        at_once: sessions under way at a time.
+        sessions: numbers of each session's requests in order, at least one per session.
+        gaps_s: by a request's number, virtual seconds from the previous answer (for a session's first request: from the end of
+            the session that it replaces) to its arrival.
+        at_once: number of concurrent sessions.
         start: virtual time at which the first begins; the others begin APART_S after each other.
 
     Attributes:
-        arrived: when each request arrived, virtual time by its number.
+        arrived: virtual time of each request's arrival, by number.
 
     Raises:
-        ValueError: there are fewer sessions than are to be under way.
+        ValueError: there are fewer sessions than ``at_once``.
     """
 
     def __init__(self, sessions: Sequence[Sequence[int]], gaps_s: Sequence[float], *, at_once: int, start: float) -> None:
@@ -49,11 +48,11 @@ class ClosedLoop:
 
     @property
     def next_arrival(self) -> float | None:
-        """Virtual time at which the next request arrives; None: none does before another answer."""
+        """Virtual time of the next arrival; None if none comes before another answer."""
         return self._arrivals[0][0] if self._arrivals else None
 
     def arrive(self, now: float) -> list[int]:
-        """Return the numbers of the requests that have arrived by now and were not returned before, in order of arrival."""
+        """Return the numbers of the requests that have arrived since the last call, in order of arrival."""
         numbers = []
         while self._arrivals and self._arrivals[0][0] <= now:
             at, number = heapq.heappop(self._arrivals)
@@ -62,7 +61,7 @@ class ClosedLoop:
         return numbers
 
     def answer(self, number: int, now: float) -> float:
-        """Note the answer to a request; return the virtual seconds that it took."""
+        """Record the answer to a request; return its latency in virtual seconds."""
         following = self._following.get(number)
         if following is None:
             following = next(self._upcoming, None)
@@ -72,10 +71,10 @@ class ClosedLoop:
 
 
 class Prompts:
-    """What the engine is given of each request.
+    """The token ids of each request for the engine.
 
-    A block of the log is a block of the engine, with the same tokens wherever its content id occurs. A request that continues
-    the one before it in its session repeats that one's prompt and the engine's own reply; what follows these is new.
+    A block of the log is a block of the engine, with the same tokens for each occurrence of its content id. A request that
+    continues the previous one of its session repeats that prompt and the engine's own reply; the rest is new.
     """
 
     def __init__(self, replay: Replay) -> None:
@@ -84,7 +83,7 @@ class Prompts:
         self._latest: dict[str, tuple[list[int], list[int]]] = {}  # content ids of full blocks; tokens of prompt and reply
 
     def prompt(self, number: int) -> list[int]:
-        """Return the token ids of a request's prompt, at least one. Its session's earlier requests must be answered."""
+        """Return the token ids of a request's prompt, at least one. The earlier requests of its session must be answered."""
         request = self._replay.requests[number]
         ids = self._replay.prompt(number)
         full = request.blocks[: len(ids) // BLOCK]
@@ -99,11 +98,11 @@ class Prompts:
         return ids
 
     def reply_tokens(self, number: int) -> int:
-        """Return how many tokens the engine answers, at least one."""
+        """Return the number of tokens that the engine generates, at least one."""
         tokens = -(-self._replay.requests[number].output_tokens * BLOCK // self._replay.block_tokens)
         return min(max(tokens, 1), LONGEST_REPLY)
 
     def answered(self, number: int, prompt: list[int], reply: list[int]) -> None:
-        """Note a reply, token ids, which the session's next prompt repeats."""
+        """Record a reply's token ids, which the session's next prompt repeats."""
         request = self._replay.requests[number]
         self._latest[request.conversation] = (request.blocks[: len(prompt) // BLOCK], prompt + reply)

@@ -1,7 +1,7 @@
-"""One side of benchmark `engine --closed`: real vLLM serves sessions in a closed loop, model and all.
+"""One side of benchmark `engine --closed`: real vLLM with a model serves sessions in a closed loop.
 
-Time is virtual: a step takes the time of the prompt tokens that vLLM's scheduler has planned for it, and a decoded token's. The
-clock stands while the sidecar is asked. So a busy machine changes nothing, and a run can be repeated.
+Time is virtual: a step takes the time for its planned prompt tokens plus that for one decoded token. The clock stops during
+calls to the sidecar. So results do not depend on the machine's load, and runs are repeatable.
 """
 
 import hashlib
@@ -21,23 +21,23 @@ from benchmarks.virtual_clock import VirtualClock
 from eviction_client.plugin import Predictor
 
 DECODE_S: Final = 0.012
-"""Virtual seconds for a token of each reply under way, of the log's tokens."""
+"""Virtual seconds per decoded token of the log."""
 BATCH_TOKENS: Final = 2048
-"""Tokens that a step computes at most."""
+"""Most tokens that a step computes."""
 TOGETHER: Final = 256
-"""Requests that run at a time at most; the number of blocks bounds them before."""
+"""Most requests that run at a time. In practice the number of blocks limits them."""
 COUNT_FROM: Final = 0.25
-"""Share of the answers after which they count."""
+"""Share of the answers that is warm-up and does not count."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is served.
+    """The load of a run.
 
     Attributes:
-        at_once: sessions at a time.
-        requests: answers after which the run ends.
-        prefill_tokens_s: prompt tokens that the engine computes in a virtual second, of the log's tokens.
+        at_once: number of concurrent sessions.
+        requests: number of answers after which the run ends.
+        prefill_tokens_s: prefill speed, prompt tokens of the log per virtual second.
     """
 
     at_once: int
@@ -47,7 +47,7 @@ class Load:
 
 @dataclass
 class Counts:
-    """What was counted, in tokens of the engine; latencies in virtual seconds."""
+    """Counts in tokens of the engine, and latencies in virtual seconds."""
 
     since: float
     cached: int = 0
@@ -65,14 +65,14 @@ def serve(
     predictor: Predictor | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Serve sessions on real vLLM with so many blocks; return figures, and a digest of each request's output.
+    """Serve sessions on real vLLM with so many blocks; return the figures and a digest of each request's output.
 
     Args:
-        replay: its requests are sessions one after the other, each request with its gap.
-        predictor: for our scheduler; None: stock vLLM.
+        replay: the requests of one session after the other, each with its gap.
+        predictor: of our scheduler; None: stock vLLM.
         settings: of the plug-in.
     """
-    scale = replay.block_tokens / BLOCK  # tokens of the log for each of the engine
+    scale = replay.block_tokens / BLOCK  # tokens of the log per token of the engine
     sessions = [[n for n, _ in rows] for _, rows in groupby(enumerate(replay.requests), key=lambda row: row[1].conversation)]
     tiny = clocked_engine(
         *(model, replay, blocks, clock, predictor, settings),
@@ -133,10 +133,11 @@ def serve(
 
 
 def _take_time(scheduler: Any, clock: VirtualClock, *, prefill_s: float, decode_s: float) -> None:
-    """Let a scheduler's steps take virtual time: what it plans is computed before it sees the results.
+    """Advance the virtual clock in each step of a scheduler, before it gets the step's results.
 
     Args:
-        prefill_s, decode_s: of a prompt token; of a step. Tokens of the engine.
+        prefill_s: seconds per prompt token of the engine.
+        decode_s: seconds per step.
     """
     stock = scheduler.schedule
 
@@ -145,7 +146,7 @@ def _take_time(scheduler: Any, clock: VirtualClock, *, prefill_s: float, decode_
         prefilled = 0
         for name, tokens in planned.num_scheduled_tokens.items():
             request = scheduler.requests[name]
-            # vLLM has counted the planned tokens as computed already.
+            # vLLM already counts the planned tokens as computed.
             left = request.num_prompt_tokens - (request.num_computed_tokens - tokens)
             prefilled += min(max(left, 0), tokens)
         clock.set(clock() + prefilled * prefill_s + decode_s)

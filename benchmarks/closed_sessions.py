@@ -1,4 +1,4 @@
-"""The sessions of benchmark `engine --closed`: a log's, or those of workload `cliff`, made fit for the tiny model."""
+"""The sessions of benchmark `engine --closed`, from a log or workload `cliff`, scaled to the tiny model."""
 
 import random
 import statistics
@@ -17,19 +17,19 @@ from lpc.simulator.workloads import WORKLOADS
 
 DRAWN: Final = "cliff"
 MOST_TOKENS: Final = 2**18
-"""Tokens of the longest prompt; sessions with a longer one are left out."""
+"""Tokens of the longest prompt. Sessions with a longer one are left out."""
 MOST_BLOCKS: Final = 63
-"""Engine blocks of the longest prompt: 2,016 tokens, so that a run of hundreds of requests takes minutes on a CPU."""
+"""Engine blocks of the longest prompt: 2,016 tokens. With them, a run of hundreds of requests takes minutes on a CPU."""
 
 
 @dataclass(frozen=True)
 class Course:
-    """Sessions one after the other, in the order in which they begin: as many as a run can need.
+    """Sessions in the order in which they begin, enough for a run.
 
     Attributes:
-        trace: their requests, those of a session in a row; times of arrival have no meaning.
-        gaps_s: of each request, seconds from the answer before it, or from the end of another session, to its arrival.
-        left_out: sessions of the log with a prompt that is too long.
+        trace: their requests, session by session; the times of arrival have no meaning.
+        gaps_s: by request, seconds from the previous answer, or the end of the session before, to its arrival.
+        left_out: number of sessions of the log with a prompt that is too long.
     """
 
     trace: Trace
@@ -38,15 +38,14 @@ class Course:
 
     @classmethod
     def read(cls, path: Path | None, trace_format: str, *, at_once: int, requests: int) -> "Course":
-        """Return the sessions of a log; None: of workload `cliff`. When all are used, they come again with other blocks.
+        """Return the sessions of a log, or else of workload `cliff`. If they do not suffice, they repeat with other blocks.
 
-        The first ``at_once`` of them are met on their way, each at a request that is drawn: so contexts have their usual length
-        from the start.
+        The first ``at_once`` sessions start at a random request, so that contexts have their usual length from the start.
 
         Args:
             path, trace_format: the log.
-            at_once: sessions at a time.
-            requests: answers after which a run ends.
+            at_once: number of concurrent sessions.
+            requests: number of answers after which a run ends.
 
         Raises:
             TraceError: the log cannot be read.
@@ -63,26 +62,26 @@ class Course:
 
     @property
     def tokens_per_token(self) -> float:
-        """Tokens of the log for each token of the engine."""
+        """Tokens of the log per token of the engine."""
         return self.trace.block_tokens / BLOCK
 
     def live_blocks(self, at_once: int) -> int:
-        """Return the blocks of the mean prompt times the sessions at a time."""
+        """Return the blocks of the mean prompt times the number of concurrent sessions."""
         return round(at_once * statistics.fmean(r.input_tokens for r in self.trace.requests) / self.trace.block_tokens)
 
     def written(self) -> dict[str, Any]:
-        """Return what `trace_replay.Replay.read` takes."""
+        """Return the input of `trace_replay.Replay.read`."""
         rows = [[*row, gap] for row, gap in zip(rows_of(self.trace), self.gaps_s, strict=True)]
         return {"block_tokens": self.trace.block_tokens, "requests": rows}
 
 
 def _sessions(workload: Workload, at_once: int, requests: int) -> list[list[Turn]]:
-    """Return so many sessions that one is left whenever another ends before so many requests are answered."""
+    """Return enough sessions to replace each that ends before so many requests are answered."""
     drawn, met = Sessions(workload), random.Random(workload.seed)
     first = [list(chain(drawn.start(0.0))) for _ in range(at_once)]
     later: list[list[Turn]] = []
     lengths: list[int] = []
-    # When the last one begins, fewer than at_once of them are not over.
+    # When the last one begins, fewer than at_once are unfinished.
     while sum(lengths) - sum(nlargest(at_once, lengths)) < requests:
         later.append(list(chain(drawn.start(0.0))))
         lengths.append(len(later[-1]))

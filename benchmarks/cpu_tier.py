@@ -1,6 +1,6 @@
-"""vLLM's CPU offload tier where there is no GPU: its own spec, manager and connector, and a worker that copies from CPU to CPU.
+"""vLLM's CPU offload tier without a GPU: vLLM's spec, manager and connector, with a worker that copies from CPU to CPU.
 
-vLLM's worker wants CUDA; everything else of the tier runs as it is. Named to vLLM by ``spec_name`` and ``spec_module_path``.
+Only vLLM's worker needs CUDA. ``spec_name`` and ``spec_module_path`` select this spec.
 """
 
 from typing import Any
@@ -11,11 +11,11 @@ from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 
 class CopyingWorker(OffloadingWorker):  # type: ignore[misc]  # mypy runs where vLLM is not installed
-    """Copies at once, and says so ``late`` calls later: until then a chunk counts as in flight. A chunk is one block.
+    """Copies at once, but reports the end ``late`` calls later, as if the chunk were in flight. A chunk is one block.
 
     Args:
-        chunks: that the tier holds.
-        late: calls of :meth:`get_finished` for which a transfer lasts.
+        chunks: capacity of the tier.
+        late: number of calls of :meth:`get_finished` before a transfer is reported.
     """
 
     def __init__(self, caches: CanonicalKVCaches, chunks: int, late: int) -> None:
@@ -39,7 +39,7 @@ class CopyingWorker(OffloadingWorker):  # type: ignore[misc]  # mypy runs where 
         return True
 
     def get_finished(self) -> list[TransferResult]:
-        """Return the transfers that have lasted long enough."""
+        """Return the transfers that are due to be reported."""
         finished = [job for job, left in self._left.items() if left <= 0]
         self._left = {job: left - 1 for job, left in self._left.items() if left > 0}
         return [TransferResult(job, success=True) for job in finished]
@@ -57,11 +57,11 @@ class CopyingSpec(CPUOffloadingSpec):  # type: ignore[misc]
         self.num_chunks = int(self.extra_config["chunks"])
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
-        """Return the worker that copies."""
+        """Return the copying worker."""
         return CopyingWorker(kv_caches, self.num_chunks, int(self.extra_config.get("late", 0)))
 
 
 def connector(chunks: int, *, late: int = 0, **more: Any) -> dict[str, Any]:
-    """Return the ``--kv-transfer-config`` of a tier of so many chunks. ``more``: further extra configuration."""
+    """Return the ``--kv-transfer-config`` for a tier of so many chunks. ``more``: extra configuration."""
     extra = {"cpu_bytes_to_use": 1, "spec_name": "CopyingSpec", "spec_module_path": __name__, "chunks": chunks, "late": late}
     return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": {**extra, **more}}

@@ -1,7 +1,7 @@
-"""Benchmark `engine` without a log: what the plug-in costs real vLLM, compared with stock vLLM in one process.
+"""Benchmark `engine` without a log: the plug-in's overhead in real vLLM, compared with stock vLLM in one process.
 
-vLLM lives in an environment of its own (`make engine`) and runs there in a process of its own (`benchmarks.engine_run`). The
-model is a two-layer Llama with random weights and a byte-level tokenizer.
+vLLM has its own environment (`make engine`) and process (`benchmarks.engine_run`). The model is a two-layer Llama with random
+weights and a byte-level tokenizer.
 """
 
 import json
@@ -45,13 +45,13 @@ def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
 
 
 def check_engine() -> None:
-    """Raise BenchmarkError where vLLM is not installed."""
+    """Raise BenchmarkError if vLLM is not installed."""
     if not PYTHON.exists():
         raise BenchmarkError(f"vLLM is not installed in {PYTHON.parents[2].name}: run make engine first")
 
 
 def tiny_model(folder: Path) -> Path:
-    """Write the tiny Llama with its weights, and return where. Raises BenchmarkError."""
+    """Write the tiny Llama with its weights; return its folder. Raises BenchmarkError."""
     made = folder / "tiny"
     program = f"from pathlib import Path; from benchmarks.tiny_llama import build; build(Path({str(made)!r}), weights=True)"
     _python(["-c", program])
@@ -59,14 +59,14 @@ def tiny_model(folder: Path) -> Path:
 
 
 def in_engine(run: str, **arguments: object) -> dict[str, Any]:
-    """Run a function of `engine_run.RUNS` where vLLM is installed; return its figures. Raises BenchmarkError."""
+    """Run a function of `engine_run.RUNS` in vLLM's environment; return its figures. Raises BenchmarkError."""
     command = ["-m", "benchmarks.engine_run", json.dumps({"run": run, **arguments})]
     figures: dict[str, Any] = json.loads(_python(command).strip().splitlines()[-1])
     return figures
 
 
 def _python(arguments: list[str]) -> str:
-    # Sets of names have one order in all runs, else not even vLLM's own tier evicts the same twice.
+    # Fix the order of sets of names. Else even vLLM's own tier evicts differently in each run.
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0"}
     ended = subprocess.run([PYTHON, *arguments], env=environment, cwd=ROOT, capture_output=True, text=True)
     if ended.returncode < 0:

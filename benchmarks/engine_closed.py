@@ -1,9 +1,9 @@
 """Benchmark `engine --closed`: agents in a closed loop on real vLLM, stock and with the plug-in, below and beyond the cliff.
 
-A session sends its next request when the last one is answered and its tool or user has taken its time. So an engine that hits
-more is asked more: throughput and latency show what a replay by the clock cannot. The contexts of the sessions under way are
-together half of the cache, all of it, and twice as much. Each side (`SIDES`) runs at each size in a process of its own
-(`benchmarks.closed_serve`). Every request that all sides answer must have the same tokens on all.
+A session sends its next request a tool's or user's time after the last answer. So an engine with more hits gets more requests,
+and throughput and latency differ, which a replay by the clock cannot show. The contexts of the concurrent sessions fill half of
+the cache, all of it, and twice its size. Each side (`SIDES`) runs at each size in its own process (`benchmarks.closed_serve`).
+A request that all sides answer must have the same tokens on all.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from lpc.wire.terminal import console
 
 @dataclass(frozen=True)
 class Side:
-    """What serves: ``asks``: `trace_replay.predictor_of`; ``settings``: of the plug-in (`ClientSettings`)."""
+    """One side. ``asks``: for `trace_replay.predictor_of`; ``settings``: of the plug-in (`ClientSettings`)."""
 
     asks: str
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -38,11 +38,11 @@ SIDES: Final[Mapping[str, Side]] = {
     "cached first": Side("plugin", {"keep_waiting": False, "schedule": "cached-first"}),
     "all": Side("plugin", {"schedule": "cached-first"}),
 }
-"""Columns by name, the first is what the others are compared with."""
+"""Columns by name. The first is the baseline."""
 LIVE: Final = (0.5, 1.0, 2.0)
-"""Contexts of the sessions under way, in caches."""
+"""Contexts of the concurrent sessions, in multiples of the cache."""
 AT_ONCE: Final = 96
-"""Many: replies under way hold their blocks, about fifteen contexts of recorded agents, whatever the number of sessions."""
+"""Default of concurrent sessions. It is large, since running requests hold about fifteen contexts in any case."""
 REQUESTS: Final = 800
 PREFILL_TOKENS_S: Final = 30_000.0
 QUICK_LIVE: Final = (2.0,)
@@ -64,12 +64,12 @@ def run(
     """Serve; print a table; return the figures.
 
     Args:
-        path, trace_format: a log; without one the sessions are those of workload `cliff`.
-        models, model: the sidecar's artefact; its text model is not run (`benchmarks.virtual_sidecar`).
-        at_once: sessions at a time. Default: AT_ONCE.
-        requests: answers of each run, of which the last three quarters count. Default: REQUESTS.
-        prefill_tokens_s: prompt tokens, of the log's, that the engine computes in a virtual second.
-        quick: few sessions, at one size.
+        path, trace_format: the log. Default: the sessions of workload `cliff`.
+        models, model: the sidecar's artefact; its text model does not run (`benchmarks.virtual_sidecar`).
+        at_once: number of concurrent sessions. Default: AT_ONCE.
+        requests: answers per run, of which the last three quarters count. Default: REQUESTS.
+        prefill_tokens_s: prefill speed, prompt tokens of the log per virtual second.
+        quick: run few sessions, at one size.
 
     Raises:
         TraceError: the log cannot be read.
@@ -110,10 +110,10 @@ def _run(places: Places, side: Side, blocks: int, load: Mapping[str, float]) -> 
 
 
 def compared(outputs: Mapping[str, Mapping[str, str]]) -> int:
-    """Return how many requests all sides answered, with the same tokens.
+    """Return the number of requests that all sides answered, with the same tokens.
 
     Args:
-        outputs: by side, digests of the tokens of each request.
+        outputs: digests of each request's tokens, by side.
 
     Raises:
         BenchmarkError: a request's tokens differ, or no request was answered by all.
@@ -128,7 +128,7 @@ def compared(outputs: Mapping[str, Mapping[str, str]]) -> int:
 
 
 def _row(share: float, blocks: int, sides: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return one size's figures. Raises BenchmarkError: two sides answered differently."""
+    """Return the figures of one size. Raises BenchmarkError if two sides answered differently."""
     same = compared({name: side.pop("outputs") for name, side in sides.items()})
     for side in sides.values():
         side["hit_rate"] = side["cached_tokens"] / side["prompt_tokens"]

@@ -1,8 +1,8 @@
-"""One side of benchmarks `engine --trace` and `pooling`: real vLLM, model and all, serves the requests of a trace.
+"""One side of benchmarks `engine --trace` and `pooling`: real vLLM with a model serves the requests of a trace.
 
-A reply is one token, as in an engine that only prefills. Time is virtual: a request arrives when the trace says, a step takes
-STEP_S. The sidecar reads the same clock, and the clock stands while it is asked, so that answers do not depend on how busy the
-machine is. The engine holds only BLOCK tokens of each block of the trace because more would cost hours on a CPU.
+A reply is one token, as in an engine that only prefills. Time is virtual: requests arrive by the trace; a step takes STEP_S.
+The sidecar reads the same clock, which stops during calls, so that answers do not depend on the machine's load. The engine gets
+only BLOCK tokens of each block of the trace: more would take hours on a CPU.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from eviction_client.settings import ClientSettings
 
 STEP_S: Final = 0.05
 BATCH_TOKENS: Final = 8192
-"""Tokens that a step computes at most: of the longest prompt that the tiny model takes."""
+"""Most tokens that a step computes: those of the tiny model's longest prompt."""
 TOGETHER: Final = 64
 """Requests that run at a time."""
 
@@ -44,15 +44,15 @@ def serve(
     learns: bool = True,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Serve a trace on real vLLM with so many blocks; return figures, and digests of all tokens and evictions in order.
+    """Serve a trace on real vLLM; return the figures, and digests of all tokens and evictions in order.
 
     Args:
-        blocks: of each engine.
-        count_from: cached and prompt tokens are counted for requests that arrive from this second on.
-        predictors: one for each engine, for our scheduler; None: stock vLLM.
-        sticky: requests of a conversation go to one engine; else to the engines in turn.
-        connector: as of vLLM's ``--kv-transfer-config``: a tier below the blocks (`cpu_tier.connector`).
-        learns: else least recent use stays in force, and nothing is kept: the order is stock's.
+        blocks: capacity of each engine.
+        count_from: second from which on arriving requests count.
+        predictors: of our schedulers, one per engine; None: stock vLLM.
+        sticky: send all requests of a conversation to one engine; otherwise to the engines in turn.
+        connector: vLLM's ``--kv-transfer-config`` for a tier below the blocks (`cpu_tier.connector`).
+        learns: if false, the order is always LRU, and no blocks are kept for waiting requests.
         settings: of the plug-in.
     """
     tier: dict[str, Any] = {"kv_transfer_config": connector} if connector else {}
@@ -136,10 +136,10 @@ def clocked_engine(
     settings: dict[str, Any],
     **options: Any,
 ) -> TinyEngine:
-    """Return real vLLM with so many blocks for a trace's requests, whose plug-in reads a virtual clock.
+    """Return real vLLM with so many blocks for a trace's requests, on a virtual clock.
 
     Args:
-        predictor: for our scheduler; None: stock vLLM.
+        predictor: of our scheduler; None: stock vLLM.
         settings: of the plug-in.
         options: of vLLM.
     """
@@ -149,16 +149,16 @@ def clocked_engine(
         "background": AtOnce,
         "open_predictor": staticmethod(lambda *_: predictor),
     }
-    # vLLM keeps one block for itself.
+    # vLLM reserves one block.
     tiny = TinyEngine(model, blocks + 1, learned=attributes if predictor is not None else None, **options)
     if predictor is not None:
-        # It groups requests by their new tokens, of which the engine holds BLOCK for each block of the trace.
+        # Groups depend on new tokens, of which the engine has BLOCK per block of the trace.
         tiny.scheduler.lpc.plugin.block_tokens = replay.block_tokens
     return tiny
 
 
 def admit(engine: Any, number: int, conversation: str, prompt: list[int], *, reply: int) -> None:
-    """Add a request, whose reply has exactly so many tokens."""
+    """Add a request with a reply of exactly so many tokens."""
     parameters = SamplingParams(
         temperature=0, max_tokens=reply, ignore_eos=True, detokenize=False, extra_args={"session_id": conversation}
     )

@@ -1,6 +1,6 @@
-"""One run where vLLM is installed: `python -m benchmarks.engine_run JOB`. The last line that it prints is the figures, as JSON.
+"""One run in vLLM's environment: `python -m benchmarks.engine_run JOB`. The last line of its output is the figures, as JSON.
 
-JOB is a JSON object: under ``run`` the name of a function of `RUNS`, and the function's arguments.
+JOB is a JSON object with the name of a function in `RUNS` (``run``) and the function's arguments.
 """
 
 import json
@@ -16,24 +16,24 @@ from benchmarks.virtual_clock import VirtualClock
 SETTINGS: Final = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
-    # Requests that end in one step reach the offload tier in the order of a set of their names.
+    # Requests that end in the same step reach the offload tier in the order of a set of their names.
     "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",
-    # Engines that pool must name a block alike.
+    # Engines that pool must have equal block hashes.
     "PYTHONHASHSEED": "0",
-    # Two layers of 64 are too little to share out, and threads that wait for each other at every layer are slow on busy cores.
+    # Two layers of 64 are too small to parallelise: threads that synchronise at every layer are slow on busy cores.
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 
 
 def settle() -> None:
-    """Let vLLM run as one quiet process on one thread, unless the environment says otherwise. Before vLLM is imported."""
+    """Make vLLM a quiet process with one thread. Variables that are set stay. Call it before vLLM is imported."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
 
 
 def times(*, predictor: str, rounds: int) -> dict[str, Any]:
-    """Benchmark `engine`: what the plug-in costs. ``predictor``: address of a sidecar."""
+    """Benchmark `engine`: the plug-in's overhead. ``predictor``: address of a sidecar."""
     from benchmarks.engine_times import admission_us, pool_ratios, step_ratio, waiting_ratio
 
     return {"pool": pool_ratios(rounds), **step_ratio(2 * rounds), **waiting_ratio(rounds), **admission_us(predictor)}
@@ -57,10 +57,10 @@ def trace(
     """Benchmarks `engine --trace`, `tiers` and `pooling`: one side at one capacity.
 
     Args:
-        requests: file that `engine_trace.placed` has written.
+        requests: file written by `engine_trace.placed`.
         tier: chunks of a CPU offload tier below the blocks.
         tier_policy: its ``eviction_policy``; None: that of the scheduler.
-        engines, sticky: how many serve it, each with so many blocks, and whether a conversation stays on one.
+        engines, sticky: number of engines, each with so many blocks, and whether a conversation stays on one.
         settings: of the plug-in.
     """
     from benchmarks.cpu_tier import connector

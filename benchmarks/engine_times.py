@@ -1,4 +1,4 @@
-"""Times of benchmark `engine`: scheduler steps, frees and allocations, and admissions, ours over stock vLLM's."""
+"""Times of benchmark `engine`: scheduler steps, frees, allocations and admissions, ours over stock vLLM's."""
 
 import gc
 import itertools
@@ -22,7 +22,7 @@ from eviction_client.engines.vllm.queue import LearnedFreeQueue
 from eviction_client.predictor_client import PredictorClient
 
 STEP_BLOCKS: Final = 1500
-"""Blocks of 16 tokens where the scheduler's steps are timed: enough for what is running, so that no request waits."""
+"""Blocks of 16 tokens in the measurement of scheduler steps: enough that no request waits."""
 CLASSES: Final = len(TABLES)
 WAITING: Final = 256
 WAITING_TOKENS: Final = 100_000
@@ -30,11 +30,11 @@ COUNTED_STEPS: Final = 400
 
 
 def step_ratio(rounds: int) -> dict[str, Any]:
-    """Scheduler time per step, ours over stock, without a model: two engines with the same workload, step by step in turns.
+    """Return the scheduler time per step, ours over stock, without a model.
 
-    Least recent use stays in force, so that both do the same work in each step, and what else the machine does falls on both.
-    About fifteen requests run at a time, with replies of a usual length, none waits, and every block that is taken evicts
-    another. As in production, the plug-in's background and the store's thread run at the same time.
+    Two engines with the same workload step in turns, so that other load affects both. LRU stays enabled, so that both do the
+    same work in each step. About fifteen requests run with replies of usual length, none waits, and every allocation evicts a
+    block. As in production, the plug-in's background and the store's thread run.
     """
     made = conversations(11, 200, spread_s=100.0, reply=(100, 300))
     ratios, means, stock_us = [], [], []
@@ -70,9 +70,9 @@ def step_ratio(rounds: int) -> dict[str, Any]:
 
 
 def waiting_ratio(rounds: int) -> dict[str, Any]:
-    """Scheduler time per step, ours over stock, while WAITING requests of WAITING_TOKENS wait, all cached and kept.
+    """Return the scheduler time per step, ours over stock, while WAITING requests of WAITING_TOKENS wait, cached and kept.
 
-    Sixteen requests decode meanwhile. ``joining_ms`` is what our hooks take in a step in which another request begins to count.
+    Sixteen requests decode. ``joining_ms`` is the time of our hooks in a step in which another request begins to count.
     """
     ratios, joining = [], []
     for _ in range(rounds):
@@ -136,7 +136,7 @@ def _timed(call: Callable[..., Any], name: str, spent: list[float]) -> Callable[
 
 
 def pool_ratios(rounds: int) -> list[dict[str, Any]]:
-    """Time to free and to allocate a chain in the real block pool, ours over stock, by size of pool and chain."""
+    """Return the time to free and to allocate a chain in the real block pool, ours over stock, by size of pool and chain."""
     rows = []
     for size, chain in itertools.product((1_000, 20_000, 200_000), (64, 512)):
         if size // chain < 2:
@@ -174,7 +174,7 @@ def pool_ratios(rounds: int) -> list[dict[str, Any]]:
 
 
 class _Side:
-    """A full pool of hashed chains, whose next chain is allocated, hashed and freed."""
+    """A full pool of hashed chains, in which chain after chain is allocated, hashed and freed."""
 
     def __init__(self, size: int, chain: int, *, learned: bool) -> None:
         self.pool = BlockPool(num_gpu_blocks=size + 1, enable_caching=True, hash_block_size=BLOCK)
@@ -211,7 +211,7 @@ class _Side:
             self.queue.placing(ended, self.pool.free_blocks, reversed(blocks))
 
     def turn(self, step: int, reuse_class: int) -> tuple[int, int]:  # noqa: ARG002
-        """Return the nanoseconds to free and to allocate a chain, after what a step of the scheduler does first."""
+        """Return the nanoseconds to free and to allocate a chain, after the work at the start of a scheduler step."""
         if self.queue is not None:
             self.queue.step()
         started = time.perf_counter_ns()
@@ -225,7 +225,7 @@ class _Side:
 
 
 def admission_us(address: str) -> dict[str, float]:
-    """Microseconds of the scheduler's thread, and of all threads that hold the GIL, per request of 8,000 tokens."""
+    """Return the microseconds of the scheduler's thread, and of all threads holding the GIL, per request of 8,000 tokens."""
     client = PredictorClient(address, served_model="tiny", timeout_s=5)
     time.sleep(1.0)
     tokens = [6 + i % 250 for i in range(8000)]

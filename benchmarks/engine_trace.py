@@ -1,8 +1,8 @@
 """Benchmark `engine --trace`: a log with times, replayed on real vLLM: stock, with the plug-in, and with an oracle.
 
-The plug-in's sidecar is the real one over gRPC, in a process of its own. It starts knowing nothing and learns while it serves.
-The oracle knows of each turn whether its conversation has a later one in the trace, not when. What an engine does with a
-trace, and what the sidecar is told: `benchmarks.engine_replay`. Each run is a process where vLLM is installed.
+The plug-in's sidecar is the real one over gRPC, in its own process. It starts without data and learns while it serves. The
+oracle knows for each turn whether the trace has a later one of its conversation, but not when. `benchmarks.engine_replay`
+describes the replay. Each run is a process in vLLM's environment.
 """
 
 import contextlib
@@ -32,14 +32,14 @@ from lpc.simulator.workloads import EVERYDAY
 from lpc.wire.terminal import console
 
 SHARES: Final = (0.02, 0.05, 0.08)
-"""Capacities, of the working set: of what an infinite cache would hold."""
+"""Capacities, as shares of the working set, which is the content of an infinite cache."""
 SIDES: Final = ("plugin", "oracle", "stock")
 """The slowest first."""
 QUICK_REQUESTS: Final = 4000
-"""Enough for the sidecar to learn something, and for the guard to see that it pays."""
+"""Enough for the sidecar to learn and for the guard to enable the value."""
 QUICK_SHARES: Final = (0.03,)
 LONGEST: Final = 8192
-"""Tokens of the longest prompt that the tiny model takes (`engine_replay.BATCH_TOKENS`)."""
+"""Tokens of the tiny model's longest prompt (`engine_replay.BATCH_TOKENS`)."""
 
 
 Job = TypeVar("Job", bound=tuple[Any, ...])
@@ -48,7 +48,7 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True)
 class Places:
-    """Where a run finds what it needs. Files."""
+    """Files of a run."""
 
     folder: Path
     model: Path
@@ -59,11 +59,11 @@ class Places:
 
 @dataclass(frozen=True)
 class Opened:
-    """A trace, made fit for the tiny model.
+    """A trace, scaled to the tiny model.
 
     Attributes:
-        working_set: blocks that an infinite cache would hold.
-        count_from: tokens are counted for requests that arrive from this second on.
+        working_set: blocks in an infinite cache at the end.
+        count_from: second from which on arriving requests count.
     """
 
     trace: Trace
@@ -76,12 +76,12 @@ class Opened:
 
         Args:
             path, trace_format: see :func:`log_of`.
-            smallest: capacity that is to be tried, share of the working set.
-            limit: of its requests; None: all.
+            smallest: smallest capacity to test, share of the working set.
+            limit: number of requests; None: all.
 
         Raises:
-            TraceError: it cannot be read.
-            BenchmarkError: its longest prompt does not fit the smallest capacity.
+            TraceError: the trace cannot be read.
+            BenchmarkError: the longest prompt exceeds the smallest capacity.
         """
         whole = log_of(path, trace_format)
         trace = coarser(Trace(whole.name, whole.block_tokens, whole.requests[:limit], whole.start), LONGEST // BLOCK - 1)
@@ -96,11 +96,11 @@ class Opened:
         return cls(trace, working_set, workload.count_from)
 
     def written(self) -> dict[str, Any]:
-        """Return what `trace_replay.Replay.read` takes."""
+        """Return the input of `trace_replay.Replay.read`."""
         return {"block_tokens": self.trace.block_tokens, "requests": rows_of(self.trace)}
 
     def described(self) -> dict[str, Any]:
-        """Return what figures say of it."""
+        """Return the figures that describe the trace."""
         return {
             "trace": self.trace.name,
             "requests": len(self.trace.requests),
@@ -115,8 +115,8 @@ def run(path: Path, trace_format: str, models: Path, model: str, *, quick: bool 
 
     Args:
         path, trace_format: the log.
-        models, model: the sidecar's artefact; its text model is not run (`benchmarks.virtual_sidecar`).
-        quick: the first QUICK_REQUESTS requests only, at one capacity.
+        models, model: the sidecar's artefact; its text model does not run (`benchmarks.virtual_sidecar`).
+        quick: replay only the first QUICK_REQUESTS requests, at one capacity.
 
     Raises:
         TraceError: the trace cannot be read.
@@ -147,10 +147,10 @@ def run(path: Path, trace_format: str, models: Path, model: str, *, quick: bool 
 
 
 def run_all(jobs: Sequence[Job], run_job: Callable[[Job], Figures], screen: Console) -> dict[Job, Figures]:
-    """Return each job's figures. As many run at a time as there are cores; each one's end is printed."""
+    """Return each job's figures. Jobs run in parallel, one per core. Print a line for each finished job."""
     finished: dict[Job, Figures] = {}
     started = time.perf_counter()
-    # Engine and sidecar wait for each other, so that a run keeps one core busy.
+    # Engine and sidecar wait for each other, so a run uses one core.
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         for job, figures in zip(jobs, pool.map(run_job, jobs), strict=True):
             finished[job] = figures
@@ -161,10 +161,10 @@ def run_all(jobs: Sequence[Job], run_job: Callable[[Job], Figures], screen: Cons
 
 @contextlib.contextmanager
 def placed(written: dict[str, Any], models: Path, model: str) -> Iterator[Places]:
-    """Write what a run needs into a temporary folder. Raises BenchmarkError.
+    """Write the files of a run into a temporary folder. Raises BenchmarkError.
 
     Args:
-        written: what `trace_replay.Replay.read` takes.
+        written: input of `trace_replay.Replay.read`.
         models, model: the sidecar's artefact.
     """
     with tempfile.TemporaryDirectory(prefix="lpc-") as temporary:
@@ -175,7 +175,7 @@ def placed(written: dict[str, Any], models: Path, model: str) -> Iterator[Places
 
 
 def log_of(path: Path | None, trace_format: str) -> Trace:
-    """Return a log; None: a generated hour of chat in the shape of a production trace. Raises TraceError: it cannot be read."""
+    """Return a log; None: a generated hour of chat, shaped like a production trace. Raises TraceError if it cannot be read."""
     if path is not None:
         return open_trace(path, trace_format)
     generated = EVERYDAY["production"](0).trace
@@ -184,12 +184,12 @@ def log_of(path: Path | None, trace_format: str) -> Trace:
 
 
 def coarser(trace: Trace, longest: int) -> Trace:
-    """Return a trace whose prompts have at most so many blocks: where some have more, several blocks become one."""
+    """Return a trace whose prompts have at most so many blocks. If some have more, several blocks become one."""
     most = max(-(-request.input_tokens // trace.block_tokens) for request in trace.requests)
     times = -(-most // longest)
     if times == 1:
         return trace
-    # An id stands for the whole prefix up to its block: the last one of several is theirs together.
+    # An id identifies the whole prefix up to its block, so the last of several ids identifies their merged block.
     requests = []
     for request in trace.requests:
         full = request.input_tokens // trace.block_tokens // times * times
@@ -199,14 +199,14 @@ def coarser(trace: Trace, longest: int) -> Trace:
 
 
 def rows_of(trace: Trace) -> list[list[Any]]:
-    """Return what `trace_replay.Request` has of each request."""
+    """Return the fields of `trace_replay.Request` for each request."""
     return [
         [r.arrival, r.conversation, r.turn, r.category, r.input_tokens, r.output_tokens, list(r.blocks)] for r in trace.requests
     ]
 
 
 def _row(share: float, blocks: int, sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return one capacity's figures. Rates are of tokens, in [0, 1]; times are real seconds."""
+    """Return the figures of one capacity. Rates are shares of tokens in [0, 1]; times are real seconds."""
     return {
         "capacity_fraction": share,
         "blocks": blocks,
@@ -226,10 +226,10 @@ def _row(share: float, blocks: int, sides: dict[str, dict[str, Any]]) -> dict[st
 
 
 def run_side(places: Places, run: str, side: str, blocks: int, **arguments: object) -> dict[str, Any]:
-    """Run one side at one capacity, the plug-in with a sidecar of its own. Raises BenchmarkError.
+    """Run one side at one capacity, the plug-in with its own sidecar. Raises BenchmarkError.
 
     Args:
-        run, arguments: of `engine_run.RUNS`, and what it takes besides.
+        run, arguments: name in `engine_run.RUNS`, and further arguments.
     """
     home = Path(tempfile.mkdtemp(prefix=f"{side}-{blocks}-", dir=places.folder))
     VirtualClock(home / "clock")
@@ -242,19 +242,19 @@ def run_side(places: Places, run: str, side: str, blocks: int, **arguments: obje
 
 
 def virtual_sidecar(home: Path, models: Path, model: str, tokenizer: Path) -> Sidecar:
-    """Return a side's sidecar, to be started: the real one by the clock in ``home``, which knows the engine's tokenizer."""
+    """Return a side's sidecar, not started: the real one, on the clock in ``home``, with the engine's tokenizer."""
     command = ("benchmarks.virtual_sidecar", str(home / "clock"))
     served = {SERVED: str(tokenizer)}
     return Sidecar(home, models, model, command=command, served_models=served)
 
 
 def show_sides(screen: Console, figures: dict[str, Any], title: str, *, size: str, stock: str, proofs: Sequence[str]) -> None:
-    """Print what each side has hit at each capacity, and what was proved beside.
+    """Print each side's hits at each capacity, and the results of the checks.
 
     Args:
-        size: what a row's capacity is counted in.
-        stock: what the engine's own side is called.
-        proofs: names of figures that are true or not.
+        size: unit of a row's capacity.
+        stock: name of the engine's own side.
+        proofs: names of the figures that are results of checks.
     """
     gained = f"plug-in / {stock.rpartition(' ')[2]}"
     table = Table("capacity", size, stock, "plug-in", "oracle", gained, "answered", title=title)

@@ -1,7 +1,7 @@
-"""Benchmark `gateway`: what the gateway adds to a request, compared with the same proxy path without a cache.
+"""Benchmark `gateway`: latency that the gateway adds to a request, compared with the same proxy path without a cache.
 
-Client, engine and gateways share one process and one event loop, so that both sides of each comparison pay the same for it.
-Sidecar and Redis are processes of their own.
+Client, engine and gateways share one process and one event loop, so both sides of each comparison have the same overhead.
+Sidecar and Redis are separate processes.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ async def _engine() -> AsyncIterator[str]:
 
 
 def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
-    """Measure; print a table; return the medians in milliseconds, and what a silent sidecar adds.
+    """Measure; print a table; return the medians and the latency that a silent sidecar adds, in milliseconds.
 
     Raises:
         BenchmarkError: sidecar or Redis cannot be started here.
@@ -133,7 +133,7 @@ def _body(text: str) -> dict[str, Any]:
 async def _overhead(
     direct: httpx.AsyncClient, plain: httpx.AsyncClient, cached: httpx.AsyncClient, requests: int, sidecar: Sidecar
 ) -> dict[str, float]:
-    """Ask the engine itself, through the plain proxy and through the cache, in turn."""
+    """Send requests to the engine, the plain proxy and the cache in turn."""
     took: dict[str, list[float]] = {name: [] for name in SIDES}
 
     async def ask(name: str, client: httpx.AsyncClient, text: str) -> None:
@@ -159,7 +159,7 @@ async def _overhead(
 
 
 async def _warm(cached: httpx.AsyncClient) -> None:
-    """Wait until answers are kept again."""
+    """Wait until answers are cached again."""
     for _ in range(300):
         if (await cached.post(CHAT, json=_body("back"))).headers.get("x-lpc-cache") == "exact":
             return
@@ -167,7 +167,7 @@ async def _warm(cached: httpx.AsyncClient) -> None:
 
 
 async def _silent(plain: httpx.AsyncClient, hurried: httpx.AsyncClient, requests: int, sidecar: Sidecar) -> dict[str, float]:
-    """Ask while the sidecar is stopped and never answers: what that adds to the plain proxy's median, milliseconds."""
+    """Return the milliseconds over the plain proxy's median while the sidecar is stopped and never answers."""
 
     async def ask(client: httpx.AsyncClient, text: str) -> float:
         began = time.perf_counter()

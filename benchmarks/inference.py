@@ -1,7 +1,7 @@
 """Benchmark `inference`: predictions per second and latency of the model alone, by batch size and by length, on CPU or CUDA.
 
-Batches are of equal length, as the sidecar's queue sorts them. Memory is the GPU's as the driver sees it (`nvidia-smi`), less
-what the process already held with an empty CUDA session, which is the context; on a CPU it is not measured.
+Batches are of equal length, as the sidecar's queue sorts them. Memory is the process's GPU memory from the driver
+(`nvidia-smi`), minus that of an empty CUDA session. It is not measured on a CPU.
 """
 
 import os
@@ -27,7 +27,7 @@ from predictor_service.repository import ModelRepository
 LENGTHS: Final = (32, 64, 128, 256, 512)
 BATCHES: Final = (1, 4, 16, 64, 256)
 TOKENS: Final = {"cpu": 2_048, "cuda": 131_072}
-"""Of the largest batch that is tried."""
+"""Tokens of the largest batch."""
 MIB: Final = 2**20
 
 
@@ -35,9 +35,9 @@ def run(models: Path, name: str, provider: Literal["auto", "cpu", "cuda"], *, qu
     """Measure the newest version of a model; print a table; return the figures.
 
     Raises:
-        ArtifactError: there is none, or it cannot run on this provider.
-        ProviderError: CUDA is asked for and cannot be used.
-        BenchmarkError: there is no CUDA here though it is asked for, or nothing tells how much of the GPU is used.
+        ArtifactError: the model does not exist, or cannot run on this provider.
+        ProviderError: CUDA is requested and cannot be used.
+        BenchmarkError: CUDA is requested and not available, or `nvidia-smi` fails.
     """
     if provider == "cuda" and (why := why_no_cuda()) is not None:
         raise BenchmarkError(f"there is no CUDA to measure: {why}")
@@ -67,7 +67,7 @@ def run(models: Path, name: str, provider: Literal["auto", "cpu", "cuda"], *, qu
 
 
 def _many_ids(model: Model) -> list[int]:
-    """Return the token ids of real prompts, more than the longest input takes."""
+    """Return the token ids of real prompts, more than the longest input needs."""
     ids: list[int] = []
     for turns in real_conversations(64, window=5):
         ids += model.encode(turns).input_ids
@@ -95,7 +95,7 @@ def _measure(model: Model, ids: list[int], length: int, batch: int, rounds: int)
 
 
 def _empty_cuda_session() -> bool:
-    """Make a CUDA context in this process; return whether there is one."""
+    """Create a CUDA context in this process; return whether that succeeded."""
     if why_no_cuda() is not None:
         return False
     node = helper.make_node("Identity", ["x"], ["y"])
@@ -111,15 +111,15 @@ def _empty_cuda_session() -> bool:
 
 
 def _gpu_memory() -> float:
-    """Return bytes of the GPU that this process holds."""
+    """Return the GPU memory of this process."""
     query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
     try:
         lines = subprocess.run(query, check=True, capture_output=True, text=True).stdout.splitlines()
     except (OSError, subprocess.CalledProcessError) as error:
-        raise BenchmarkError("the GPU's memory is asked of nvidia-smi, which does not answer: install it") from error
+        raise BenchmarkError("cannot read the GPU's memory: install nvidia-smi") from error
     used = [float(line.split(",")[1]) for line in lines if line.strip()]
     mine = [float(line.split(",")[1]) for line in lines if line.split(",")[0].strip() == str(os.getpid())]
-    # In a container the driver names processes by the host's numbers: then all of the GPU's are taken for ours.
+    # In a container the driver reports the host's process ids. Then all of the GPU's memory counts as ours.
     return sum(mine or used) * MIB
 
 

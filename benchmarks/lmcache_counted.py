@@ -1,8 +1,7 @@
 """The users of benchmark `prefetch` and the decisions of our service on a virtual clock.
 
-The service is the one that runs in LMCache's coordinator, without a sidecar. What is modelled is named in
-:mod:`benchmarks.virtual_lmcache`. A virtual clock counts what becomes of each chunk, the same on
-every machine; how long a real user waits is for the real run.
+The service is the one in LMCache's coordinator, without a sidecar. :mod:`benchmarks.virtual_lmcache` describes the model. The
+counts are the same on every machine; only benchmark `prefetch` measures real latency.
 """
 
 import statistics
@@ -21,14 +20,14 @@ from lpc.lmcache.service import Service
 from lpc.lmcache.settings import LMCacheSettings
 
 PREFILL_S: Final = 1.5e-4
-"""Per token that is computed."""
+"""Prefill time per token."""
 LEAST_S: Final = 0.06
-"""Of a time to the first token, however much is cached."""
+"""Least time to first token."""
 REPLY_S: Final = 0.3
 
 
 class Memory(NamedTuple):
-    """Of a node: chunks, bytes of each, seconds that the disk behind it takes over one."""
+    """Of a node: chunks in memory, bytes per chunk, seconds per chunk from disk."""
 
     chunks: int
     chunk_bytes: int
@@ -37,17 +36,17 @@ class Memory(NamedTuple):
 
 @dataclass(slots=True)
 class Seen:
-    """What became of a returning turn: seconds to its first token and where its prompt's chunks were found."""
+    """A returning turn: seconds to its first token, and where the chunks of its prompt were found."""
 
     ttft_s: float
     found: Found
 
 
 class World:
-    """Users, engine, node, and our service where ``learned``.
+    """Users, engine, node and, if ``learned``, our service.
 
     Attributes:
-        turns: so far, in order; None of those that began a conversation.
+        turns: all turns in order; None for the first turn of a conversation.
     """
 
     def __init__(self, habits: Habits, seed: int, *, memory: Memory, learned: bool) -> None:
@@ -89,7 +88,7 @@ class World:
                 self.time.after(REPLY_S, lambda: ended(found))
 
             def ended(found: Found) -> None:
-                # What was generated is not what the next prompt brings as the reply.
+                # The generated text differs from the reply in the next prompt.
                 chain = self.node.objects(list((said.prompt + "z" * self._reply).encode()))
                 self.node.store(chain)
                 self.node.read(objects[: found.memory + found.disk])
@@ -100,7 +99,7 @@ class World:
 
         self.time.after(said.wait_s, speak)
 
-    # The coordinator's part, as `lpc.lmcache.loop` does it.
+    # The coordinator's part, like `lpc.lmcache.loop`.
 
     def _take(self, event: Event) -> None:
         assert self.service is not None
@@ -142,7 +141,7 @@ class World:
 
 
 def side(habits: Habits, seed: int, warm_up: int, measured: int, *, memory: Memory, learned: bool) -> dict[str, Any]:
-    """Return the figures of one side: of ``measured`` turns after ``warm_up``."""
+    """Return the figures of one side for ``measured`` turns after ``warm_up`` turns."""
     world = World(habits, seed, memory=memory, learned=learned)
     world.time.run(lambda: len(world.turns) >= warm_up)
     begun, loads, held, started = budget_of(world), world.node.loads, world.node.chunk_seconds, world.time()
@@ -168,7 +167,7 @@ def side(habits: Habits, seed: int, warm_up: int, measured: int, *, memory: Memo
 
 
 def budget_of(world: World) -> dict[str, int]:
-    """Return bytes fetched ahead that have been used or not, both, and in sum; zeros where there is no budget."""
+    """Return the bytes fetched ahead that were used, that were not, and in sum; zeros without a budget."""
     budget = None if world.service is None else world.service.fetching.budgets.get(NODE)
     used, useless = (0, 0) if budget is None else (budget.used, budget.useless)
     return {"prefetched": used + useless, "used": used, "useless": useless}

@@ -1,8 +1,8 @@
-"""vLLM with LMCache in MP mode on this machine's CPU: engine, node, coordinator, each a process; the tiny model.
+"""vLLM with the tiny model and LMCache in MP mode on this machine's CPU: engine, node and coordinator, each a process.
 
-LMCache 0.5.6 is in an environment of its own (`make lmcache`). On a CPU its engine side has to be told to let the node copy
-(``lmcache.mp.mp_transfer_mode``), as it does by itself on GPUs: only then do events carry token ids. What lies behind memory is
-LMCache's own mock of a remote store, which holds bytes in RAM and takes its time over them.
+LMCache 0.5.6 has its own environment (`make lmcache`). On a CPU, ``lmcache.mp.mp_transfer_mode`` must make the node copy, as on
+GPUs: only then do events have token ids. Behind memory is LMCache's own mock of a remote store, which holds bytes in RAM and
+delays transfers.
 """
 
 import json
@@ -22,11 +22,11 @@ MODEL: Final = "tiny"
 NODE: Final = "node-a"
 CHUNK_TOKENS: Final = 256
 CHUNK_BYTES: Final = CHUNK_TOKENS * 2 * 2 * 2 * 32 * 4
-"""Of the tiny model: two layers, keys and values, two heads of 32, 4 bytes each: 256 KiB."""
+"""Bytes per chunk of the tiny model: two layers, keys and values, two heads of 32, 4 bytes each: 256 KiB."""
 
 
 def program(name: str = "python") -> str:
-    """Return a program of LMCache's environment. Raises BenchmarkError: it has not been built."""
+    """Return a program of LMCache's environment. Raises BenchmarkError if the environment does not exist."""
     path = ENVIRONMENT / "bin" / name
     if not path.exists():
         raise BenchmarkError(f"{path} is missing: build LMCache's environment with `make lmcache`")
@@ -34,7 +34,7 @@ def program(name: str = "python") -> str:
 
 
 def environment(**settings: object) -> dict[str, str]:
-    """Return what these processes run in: nothing of this machine's own settings, one thread, nobody told of their use."""
+    """Return the environment of these processes: none of the user's settings, one thread, no usage statistics."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("LPC_", "LMCACHE_", "VLLM_"))}
     root = str(Path(__file__).parents[1])
     return {
@@ -49,7 +49,7 @@ def environment(**settings: object) -> dict[str, str]:
 
 
 class HttpServer(Server):
-    """A process that serves HTTP on loopback. ``healthy``: path that answers once it does."""
+    """A process that serves HTTP on loopback. ``healthy``: path that answers when it is ready."""
 
     healthy: ClassVar[str] = "/health"
 
@@ -63,7 +63,7 @@ class HttpServer(Server):
         return f"http://127.0.0.1:{self.port}"
 
     def ask(self, path: str, body: object = None, method: str | None = None, headers: dict[str, str] | None = None) -> Any:
-        """Return the JSON that a path answers with; None when nobody answers. Raises urllib.error.HTTPError: it refuses."""
+        """Return the JSON at a path; None if the server does not answer. Raises urllib.error.HTTPError for an error status."""
         data = None if body is None else json.dumps(body).encode()
         told = {"Content-Type": "application/json", **(headers or {})}
         request = urllib.request.Request(f"{self.url}{path}", data, told, method=method)
@@ -99,7 +99,7 @@ class Coordinator(HttpServer):
 
     @property
     def status(self) -> dict[str, Any]:
-        """What our controller tells. Raises BenchmarkError: nobody answers."""
+        """Return the status of our controller. Raises BenchmarkError if it does not answer."""
         found = self.ask("/lpc/status")
         if not isinstance(found, dict):
             raise BenchmarkError("LMCache's coordinator does not answer")
@@ -110,9 +110,9 @@ class Node(HttpServer):
     """LMCache's node: memory, and a mock of a remote store behind it.
 
     Args:
-        memory: bytes.
-        disk_bytes_per_s: what the store behind it moves.
-        options: more of ``lmcache server``.
+        memory: capacity, bytes.
+        disk_bytes_per_s: throughput of the store behind it.
+        options: further options of ``lmcache server``.
     """
 
     healthy = "/healthcheck"
@@ -141,9 +141,9 @@ class Engine(HttpServer):
     """``vllm serve`` with LMCache's connector and the tiny model.
 
     Args:
-        blocks: of its own cache.
-        longest: tokens of a request.
-        plug_in: our scheduler as well.
+        blocks: capacity of its own cache.
+        longest: most tokens of a request.
+        plug_in: use our scheduler.
         settings: LPC_ variables.
     """
 
@@ -184,7 +184,7 @@ class Engine(HttpServer):
         super().__init__(port, folder / "engine.log", command, environment(**settings))
 
     def complete(self, prompt: str, tokens: int = 8, **arguments: object) -> str:
-        """Return how the tiny model goes on; ``arguments`` are the request's extra ones. Raises BenchmarkError: it does not."""
+        """Return the tiny model's completion. ``arguments``: further ones of the request. Raises BenchmarkError on failure."""
         body: dict[str, object] = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
         if arguments:
             body["vllm_xargs"] = arguments

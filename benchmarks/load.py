@@ -1,11 +1,10 @@
-"""Benchmark `load`: more than the sidecar can do, for minutes. It must refuse, not collapse.
+"""Benchmark `load`: overload of the sidecar for minutes. It must refuse requests, not collapse.
 
-Clients are as engines: a connection of their own each, requests with the engines' default patience of
-10 s. First every client keeps one request in flight (a closed loop, without a deadline): what is answered per second then is
-saturation. Then requests arrive at random (exponential gaps) at ``factor`` times that rate, whatever becomes of the ones
-before.
+Clients behave like engines: each has its own connection, and requests have the engines' default deadline of 10 s. First every
+client keeps one request in flight, in a closed loop without a deadline: the answers per second are saturation. Then requests
+arrive at random (exponential gaps) at ``factor`` times that rate, independent of earlier ones.
 
-An answer counts for the client only within its patience. Latency is from the arrival at the client to the answer there.
+An answer after the deadline does not count. Latency is from the arrival at the client to the answer there.
 """
 
 import asyncio
@@ -36,7 +35,7 @@ from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.terminal import console
 
 PATIENCE_S: Final = 10.0
-"""As an engine waits for an answer."""
+"""An engine's default deadline."""
 WINDOW_S: Final = 10.0
 CONVERSATIONS: Final = 300
 
@@ -49,7 +48,7 @@ _FATES: Final[dict[grpc.StatusCode, Fate]] = {
 
 @dataclass(slots=True)
 class Sent:
-    """One request: when it arrived and ended (seconds since the start of the load), and how."""
+    """One request: time of its arrival and end (seconds since the start of the load), and how it ended."""
 
     at: float
     done: float = 0.0
@@ -57,19 +56,15 @@ class Sent:
 
     @property
     def latency_s(self) -> float:
-        """From arrival to answer."""
+        """Time from arrival to answer."""
         return self.done - self.at
 
 
 class Client:
-    """One engine: a connection of its own.
-
-    Args:
-        patience_s: age at which an answer is worthless.
-    """
+    """One engine, with its own connection. ``patience_s``: deadline of a request."""
 
     def __init__(self, address: str, clock: Callable[[], float], patience_s: float) -> None:
-        # Otherwise gRPC would share one connection among all channels of a process.
+        # Otherwise all channels of a process share one connection.
         self._channel = grpc.aio.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
         self._stub = rpc.ContinuationPredictorStub(self._channel)
         self._clock = clock
@@ -77,7 +72,7 @@ class Client:
         self._calls: set[asyncio.Task[None]] = set()
 
     def ask(self, conversation: pb.Conversation, sent: Sent) -> asyncio.Event:
-        """Send a request; the event comes with its end, which is noted in ``sent``."""
+        """Send a request; return an event that is set at its end. ``sent`` gets the result."""
         ended = asyncio.Event()
         call = asyncio.create_task(self._call(pb.PredictRequest(conversation=conversation), sent, ended))
         self._calls.add(call)
@@ -85,7 +80,7 @@ class Client:
         return ended
 
     async def close(self) -> None:
-        """Wait for the answers and hang up."""
+        """Wait for the answers and close the connection."""
         if self._calls:
             await asyncio.wait(self._calls, timeout=PATIENCE_S + 20)
         await self._channel.close()
@@ -98,14 +93,14 @@ class Client:
         else:
             sent.fate = "answered"
         sent.done = self._clock()
-        # Too late is of no use to an engine, whatever the sidecar thinks of it.
+        # An engine cannot use a late answer, even if the sidecar sent it in time.
         if sent.fate == "answered" and sent.latency_s > self._patience_s:
             sent.fate = "expired"
         ended.set()
 
 
 async def saturation(address: str, requests: Iterator[pb.Conversation], clients: int, seconds: float) -> float:
-    """Return answers per second when every client keeps one request in flight; the first third is not counted."""
+    """Return the answers per second while every client keeps one request in flight, without the first third of the time."""
     start = time.perf_counter()
 
     def clock() -> float:
@@ -137,7 +132,7 @@ async def overload(
     seconds: float,
     progress: Callable[[float], None],
 ) -> tuple[list[Sent], list[float]]:
-    """Offer ``per_second`` requests for ``seconds``; return all of them, and the sidecar's MiB at the end of each window."""
+    """Send ``per_second`` requests for ``seconds``; return them, and the sidecar's MiB at the end of each window."""
     start = time.perf_counter()
 
     def clock() -> float:
@@ -151,7 +146,7 @@ async def overload(
     while at < seconds:
         await asyncio.sleep(at - clock())
         while at <= clock() and at < seconds:
-            # Its arrival is when it was due: what this process is late counts against the sidecar.
+            # The arrival is the scheduled time: delays in this process count against the sidecar.
             everything.append(Sent(at))
             rng.choice(engines).ask(next(requests), everything[-1])
             at += rng.expovariate(per_second)
@@ -164,7 +159,7 @@ async def overload(
 
 
 def windows(everything: Sequence[Sent], memory: Sequence[float], seconds: float) -> list[dict[str, float]]:
-    """Return the figures of every ten seconds: requests by arrival, fates and latencies by their end."""
+    """Return the figures of every ten seconds: requests by arrival, results and latencies by end."""
     rows = []
     for k in range(round(seconds / WINDOW_S)):
         begin, end = k * WINDOW_S, (k + 1) * WINDOW_S
@@ -183,11 +178,11 @@ def windows(everything: Sequence[Sent], memory: Sequence[float], seconds: float)
 
 
 def verdicts(figures: dict[str, Any]) -> dict[str, bool]:
-    """Say what was promised of a sidecar under too much load, and whether it held."""
+    """Return the promises for a sidecar under overload, and whether each held."""
     return {
         "answers go on: at least 85% of saturation": figures["answered_per_second"] >= 0.85 * figures["saturation_per_second"],
-        "the rest is refused: at most 1 in 100 requests waits in vain": figures["expired"] <= 0.01 * figures["offered"],
-        "nothing fails, nothing is left without an answer": figures["failed"] == figures["unanswered"] == 0,
+        "the rest is refused: at most 1 in 100 requests times out": figures["expired"] <= 0.01 * figures["offered"],
+        "no request fails or stays unanswered": figures["failed"] == figures["unanswered"] == 0,
         "p99 of the answered is bounded: in no ten seconds over 1.5 times the median": (
             figures["p99_worst_s"] <= 1.5 * figures["p99_median_s"]
         ),
@@ -205,7 +200,7 @@ def run(
     saturation_s: float = 30.0,
     picture: Path | None = None,
 ) -> dict[str, Any]:
-    """Measure; print every ten seconds' figures and the verdicts; return them.
+    """Measure; print the figures of every ten seconds and the verdicts; return them.
 
     Raises:
         BenchmarkError, ArtifactError: there is no model, or the sidecar died.

@@ -1,7 +1,7 @@
-"""Benchmark `pooling`: two real vLLM engines on one log, without and with what they pool in Redis of shared blocks.
+"""Benchmark `pooling`: two real vLLM engines on one log, without and with pooling of shared blocks through Redis.
 
-Requests go to the engines in turn, or those of a conversation to one engine (sticky). `benchmarks.engine_replay` says how a log
-is replayed; what the store is asked is answered while the virtual clock stands.
+Requests go to the engines in turn, or those of a conversation to one engine (sticky). `benchmarks.engine_replay` describes the
+replay. The virtual clock stops during calls to the store.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ from lpc.wire.terminal import console
 
 ENGINES: Final = 2
 SHARE: Final = 0.02
-"""Blocks of each engine, of the working set."""
+"""Capacity of each engine, share of the working set."""
 QUICK_SHARE: Final = 0.03
 QUICK_REQUESTS: Final = 2000
 REDIS_TIMEOUT_S: Final = 10.0
-"""So long that a busy machine pools all the same, seconds."""
+"""Time-out of the store, seconds: long enough for a busy machine."""
 SIDES: Final[Mapping[str, tuple[str, str]]] = {
     "plug-in, pooled": ("plugin", "fleet"),
     "plug-in": ("plugin", "off"),
@@ -31,7 +31,7 @@ SIDES: Final[Mapping[str, tuple[str, str]]] = {
     "stock": ("stock", "off"),
     "stock, sticky": ("stock", "off"),
 }
-"""What is asked (`trace_replay.predictor_of`), and the plug-in's setting ``pooling``; the slowest first."""
+"""Predictor (`trace_replay.predictor_of`) and the plug-in's setting ``pooling`` of each side; the slowest first."""
 
 
 def run(path: Path | None, trace_format: str, models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
@@ -39,12 +39,12 @@ def run(path: Path | None, trace_format: str, models: Path, model: str, *, quick
 
     Args:
         path, trace_format: the log; without one a generated hour of chat (`engine_trace.log_of`).
-        models, model: the sidecar's artefact; its text model is not run (`benchmarks.virtual_sidecar`).
-        quick: the first QUICK_REQUESTS requests only.
+        models, model: the sidecar's artefact; its text model does not run (`benchmarks.virtual_sidecar`).
+        quick: replay only the first QUICK_REQUESTS requests.
 
     Raises:
         TraceError: the log cannot be read.
-        BenchmarkError: vLLM is not installed in .venv-engine, redis-server is not, or a run failed.
+        BenchmarkError: vLLM is not installed in .venv-engine, redis-server is not installed, or a run failed.
     """
     check_engine()
     share = QUICK_SHARE if quick else SHARE

@@ -1,13 +1,13 @@
 """Benchmark `predict`: the sidecar over gRPC against the bare ONNX Runtime session on the same conversations.
 
-Both run in processes of their own with the same threads, in alternating rounds; the median of the rounds' ratios counts.
+Both run in separate processes with the same threads, in alternating rounds. The result is the median of the rounds' ratios.
 
-Saturation. Bare: the conversations, tokenised beforehand, sorted by length and cut into batches by the sidecar's own
-budget: the most that this session can do. Service: a client keeps enough of them in flight for full batches.
+Saturation. Bare: the conversations, tokenised in advance, sorted by length and split into batches by the sidecar's own budget.
+This is the session's maximum. Service: a client keeps enough of them in flight for full batches.
 
-Half load. Conversations arrive at random (exponential gaps) at half the rate that the service reached at saturation. Its
-latency, queue and network included, is compared with the bare session's on the same schedule: one conversation at a time,
-first come first served, in the order of arrival; that is what an engine would see that called the session itself.
+Half load. Conversations arrive at random (exponential gaps) at half the service's rate at saturation. The service's latency,
+with queue and network, is compared with the bare session's on the same schedule, one conversation at a time in order of
+arrival: the latency of an engine that calls the session itself.
 """
 
 import asyncio
@@ -40,10 +40,10 @@ CHANNEL: Final = [("grpc.max_send_message_length", -1)]
 
 
 def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
-    """Measure; print a table; return throughput_ratio, p99_ratio_half_load, predictions_per_second and what they come from.
+    """Measure; print a table; return throughput_ratio, p99_ratio_half_load, predictions_per_second and their raw data.
 
     Raises:
-        ArtifactError: there is no model to measure.
+        ArtifactError: the model does not exist.
         BenchmarkError: the sidecar does not start.
     """
     screen = console()
@@ -108,7 +108,7 @@ def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
 
 
 def _in_turn(seed: int, first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
-    """Run two measurements one after the other, every other round in the other order."""
+    """Run two measurements; the order alternates by round."""
     if seed % 2:
         b = second()
         return first(), b

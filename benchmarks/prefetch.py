@@ -1,14 +1,14 @@
-"""Returning turns with LMCache alone and with our controller: who waits how long, and what was fetched ahead.
+"""Benchmark `prefetch`: returning turns with LMCache alone and with our controller: latency and use of fetches ahead.
 
-Real vLLM, LMCache and sidecar on this machine's CPU, users who think for a while, and a mock of a remote store behind memory
-that is as slow, chunk by chunk, as one is for a large model (:mod:`benchmarks.lmcache_stack`). Both sides are asked the same
-things, one after the other, in the other order in every second round, whose users are others. The first turns, from which
-reuse curves are learned, count on neither side.
+Real vLLM, LMCache and sidecar run on this machine's CPU, with users who think between turns. A mock of a remote store behind
+memory is as slow per chunk as for a large model (:mod:`benchmarks.lmcache_stack`). Both sides get the same requests, one side
+after the other. Every second round inverts the order, and each round has other users. The first turns, which train the reuse
+curves, do not count.
 
-LMCache alone keeps what a look-up has loaded in memory (``--l2-prefetch-policy retain``), which is not its default and better
-for it here. Its coordinator runs our controller as well, which only watches: it fetches nothing, and has nothing deleted,
-since its watermark lies above LMCache's own. So both sides count alike where chunks were found. Ours fills as much of memory
-as LMCache's own eviction leaves in the mean (:data:`LEARNED_WATERMARK`).
+LMCache alone keeps chunks in memory that a look-up has loaded (``--l2-prefetch-policy retain``), which is not its default but
+better here. Its coordinator runs our controller only to count where chunks were found: it fetches nothing, and deletes nothing,
+since its watermark is above LMCache's own. Our side fills as much memory as LMCache's own eviction leaves on average
+(:data:`LEARNED_WATERMARK`).
 """
 
 import asyncio
@@ -25,15 +25,15 @@ from benchmarks.processes import Sidecar
 
 MEMORY_CHUNKS: Final = 192
 DISK_S_PER_CHUNK: Final = 0.033
-"""80 MiB, a chunk of a model of 70 billion parameters (80 layers, 8 heads of 128, 2 bytes), at 2.5 GB/s."""
+"""Delay per chunk: 80 MiB, as for a model of 70 billion parameters (80 layers, 8 heads of 128, 2 bytes), at 2.5 GB/s."""
 WARM_UP: Final = 260
-"""Turns before anything counts."""
+"""Warm-up turns, which do not count."""
 MEASURED: Final = 240
 HABITS: Final = Habits(think_s=12.0)
 LEARNED_TRIGGER: Final = 0.95
-"""Of LMCache's own eviction, where ours makes room: what is stored until ours has seen it lies between."""
+"""LMCache's own watermark on our side: higher than ours by what is stored until our controller reacts."""
 LEARNED_WATERMARK: Final = 0.73
-"""Ours, so that as much of memory is filled in the mean as LMCache's own eviction leaves."""
+"""Our watermark: on average as much memory is filled as under LMCache's own eviction."""
 SIDES: Final = ("lmcache", "learned")
 _SUMS: Final = ("prefetched", "used", "useless", "returning_turns", "memory_chunks", "disk_chunks", "failed")
 
@@ -43,7 +43,8 @@ Figures = dict[str, Any]
 def run(models: Path, model: str, *, quick: bool = False, seed: int = 1, rounds: int = 2) -> Figures:
     """Measure both sides ``rounds`` times; print and return the figures.
 
-    Raises BenchmarkError: LMCache's environment has not been built, or a process does not start.
+    Raises:
+        BenchmarkError: LMCache's environment does not exist, or a process does not start.
     """
     measured = 60 if quick else MEASURED
     found: dict[str, list[Figures]] = {side: [] for side in SIDES}
@@ -56,7 +57,7 @@ def run(models: Path, model: str, *, quick: bool = False, seed: int = 1, rounds:
 
 
 def _figures(found: Mapping[str, list[Figures]]) -> Figures:
-    """Return the figures of all rounds: sums of what is counted, means of times over all returning turns."""
+    """Return the figures of all rounds: sums of counts, and means of times over all returning turns."""
     sides = {side: _together(rounds) for side, rounds in found.items()}
     before, after = sides["lmcache"], sides["learned"]
     figures = {
@@ -132,7 +133,7 @@ def _side(models: Path, model: str, measured: int, seed: int, *, learned: bool) 
             figures[name] = ended[name] - begun[name]
         figures["chunks"] = figures["memory_chunks"] + figures["disk_chunks"]
         figures["found_in_memory"] = figures["memory_chunks"] / max(figures["chunks"], 1)
-        # What still waits is neither used nor useless, and counts for neither.
+        # Fetched chunks that may still be used count neither as used nor as unused.
         for name in ("used", "useless"):
             figures[name] = _sum(ended, f"{name}_bytes") - _sum(begun, f"{name}_bytes")
         figures["prefetched"] = figures["used"] + figures["useless"]

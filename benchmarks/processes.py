@@ -1,4 +1,4 @@
-"""Processes that benchmarks and tests kill, stop and start again, each at one address for good: sidecars, Redis servers."""
+"""Sidecars and Redis servers as processes that benchmarks and tests start, stop and kill. Each keeps its address."""
 
 import contextlib
 import json
@@ -20,20 +20,20 @@ import redis
 from benchmarks import BenchmarkError
 
 START_S: Final = 300.0
-"""Longest time that a process may take to serve: one that has failed ends, so this is for those that hang."""
+"""Time limit of a start. It is for processes that hang: a failed one exits."""
 POLL_S: Final = 0.02
 CLUSTER_BUS: Final = 10_000
-"""How far above its port a Redis Cluster node listens for the other nodes."""
+"""Offset of the port on which a Redis Cluster node listens for the other nodes."""
 LOWEST_PORT: Final = 10_000
 
 
-_draws = random.SystemRandom()  # two processes that seed the common one alike would be given the same ports
+_draws = random.SystemRandom()  # a generator of its own: processes with the same global seed would get the same ports
 _taken: set[int] = set()
-"""Ports that this process has given out: a server may be down for a while, and its port is still its own."""
+"""Ports that this process has returned. A port stays reserved while its server is down."""
 
 
 def _clients_from() -> int:
-    """Return the first port that the system gives to connections going out (Linux; its own default elsewhere)."""
+    """Return the first port of the system's range for outgoing connections (Linux; elsewhere Linux's default)."""
     try:
         return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except OSError:
@@ -41,17 +41,16 @@ def _clients_from() -> int:
 
 
 def free_port(also: int = 0) -> int:
-    """Return a TCP port on loopback that nobody listens on, never the same one twice.
+    """Return a free TCP port on loopback, never the same one twice.
 
-    It lies below those that the system gives to outgoing connections and to whoever listens on port 0: one of these would
-    take it before its server starts, or while its server is down.
+    It is below the system's range for outgoing connections and for port 0, which could take it while its server is down.
 
     Args:
-        also: the port so far above it is free, too.
+        also: offset of a second port that must also be free.
     """
     highest = 65_536 - also
     below = min(_clients_from(), highest)
-    if below - LOWEST_PORT < 1_000:  # this system's connections go out from nearly everywhere
+    if below - LOWEST_PORT < 1_000:  # the system's range for outgoing connections covers nearly all ports
         below = highest
     while True:
         port = _draws.randrange(LOWEST_PORT, below)
@@ -70,15 +69,15 @@ def _is_free(port: int) -> bool:
 
 
 class Server:
-    """A process that serves. Use it as a context manager: at the end it is killed.
+    """A server process. As a context manager it kills the process at the end.
 
     Args:
-        log: file that its output is appended to.
+        log: file to which its output is appended.
     """
 
     start_s: ClassVar[float] = START_S
     family: ClassVar[bool] = False
-    """Whether it has processes of its own that would live on without it."""
+    """Whether it has child processes that would survive it."""
 
     def __init__(self, log: Path, command: Sequence[str], environment: dict[str, str]) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +88,7 @@ class Server:
         self._began = 0
 
     def start(self) -> Self:
-        """Start it, and wait until it serves. Raises BenchmarkError when it ends or takes too long."""
+        """Start it, and wait until it serves. Raises BenchmarkError if it exits or exceeds the time limit."""
         self._began = self._log.stat().st_size if self._log.exists() else 0
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -107,7 +106,7 @@ class Server:
         return self
 
     def kill(self) -> None:
-        """End it, and its family, as `kill -9` does."""
+        """Kill it and its child processes (SIGKILL)."""
         if self._process is None:
             return
         if self.family:
@@ -117,7 +116,7 @@ class Server:
         self._process.wait()
 
     def freeze(self) -> None:
-        """Stop it: connections stay, connecting still works, nothing is ever answered."""
+        """Stop it (SIGSTOP): it accepts connections but never answers."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -126,12 +125,12 @@ class Server:
 
     @property
     def running(self) -> bool:
-        """Whether the process lives."""
+        """Whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def rss_mib(self) -> float:
-        """Resident memory. Raises BenchmarkError when the process is gone."""
+        """Return its resident memory. Raises BenchmarkError if the process is gone."""
         for line in self._proc("status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) / 1024
@@ -144,11 +143,11 @@ class Server:
 
     @property
     def log(self) -> str:
-        """What it has said since the first start."""
+        """Its output since the first start."""
         return self._log.read_text(errors="replace")
 
     def _said(self) -> str:
-        """What it has said since the last start."""
+        """Its output since the last start."""
         return self._log.read_bytes()[self._began :].decode(errors="replace")
 
     def _serves(self) -> bool:
@@ -177,8 +176,8 @@ class Sidecar(Server):
     """The process of `lpc serve`, on a TCP port and a Unix socket.
 
     Args:
-        command: module and arguments of another command that serves.
-        settings: as in the environment, without LPC_.
+        command: module and arguments of another server command.
+        settings: names and values of LPC_ variables, without the prefix.
     """
 
     def __init__(
@@ -194,7 +193,7 @@ class Sidecar(Server):
             "metrics_port": "",
             **settings,
         }
-        # The machine's own LPC_ variables are for its own sidecar.
+        # Drop LPC_ variables of the environment.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("LPC_")}
         for name, value in values.items():
             environment[f"LPC_{name.upper()}"] = json.dumps(value) if isinstance(value, dict) else str(value)
@@ -213,8 +212,8 @@ class RedisServer(Server):
     """A redis-server without persistence, on loopback.
 
     Args:
-        port: default: a free one.
-        options: those of redis.conf, with underscores for hyphens; of several words where they take several.
+        port: default: a free port.
+        options: of redis.conf, with underscores for hyphens.
     """
 
     def __init__(self, folder: Path, *, port: int | None = None, **options: str) -> None:
@@ -230,7 +229,7 @@ class RedisServer(Server):
 
     @property
     def bus_port(self) -> int:
-        """Where a Cluster node listens for the others."""
+        """Port on which a Cluster node listens for the other nodes."""
         return self.port + CLUSTER_BUS
 
     @property
@@ -239,11 +238,11 @@ class RedisServer(Server):
         return f"redis://127.0.0.1:{self.port}/0"
 
     def client(self, **options: Any) -> redis.Redis:
-        """Return a client of its administrator."""
+        """Return a client with administrator rights."""
         return redis.Redis(port=self.port, **{"socket_timeout": 5, **options})
 
     def ask(self, *command: str) -> Any:
-        """Return the answer to one command; None when the server cannot be reached."""
+        """Return the answer to one command; None if the server is unreachable."""
         with contextlib.closing(self.client(socket_timeout=2, decode_responses=True)) as client:
             try:
                 return client.execute_command(*command)  # type: ignore[no-untyped-call]
@@ -254,7 +253,7 @@ class RedisServer(Server):
         with contextlib.closing(self.client(socket_timeout=1)) as client:
             try:
                 client.ping()
-            except redis.AuthenticationError:  # it answers, if only to ask for a password
+            except redis.AuthenticationError:  # it answers, even if only to request a password
                 return True
             except (redis.ConnectionError, redis.TimeoutError):
                 return False

@@ -1,10 +1,9 @@
 """Benchmark `queue`: our free queue against a plain doubly linked LRU list, in one process, round by round.
 
-One operation is what an engine does for one request: a returning conversation *touches* its chain (takes it out of the
-queue, root first), its end *frees* the chain (tail first), and a new request *allocates* as many blocks from the front.
-Both sides get the same sequence in alternating order. Half a second passes per freed chain (two requests
-a second), and each chain lies in one of 64 reuse classes, drawn at random. *Renew* calculates the values of all classes,
-as an engine does four times a second.
+One operation is the queue's work for one request: a returning conversation *touches* its chain (removes it, root first), its
+end *frees* the chain (tail first), and a new request *allocates* as many blocks from the front. Both sides get the same
+sequence in alternating order. Half a second passes per freed chain (two requests a second), and each chain is in one of 64
+reuse classes, drawn at random. *Renew* calculates the values of all classes, as an engine does four times a second.
 """
 
 import gc
@@ -30,7 +29,7 @@ SECONDS_PER_CHAIN: Final = 0.5
 TABLES: Final[Sequence[Sequence[float]]] = [
     values([min((high - low) / (mean + low), 0.9) for low, high in pairwise(EDGES)]) for mean in range(20, 660, 10)
 ]
-"""Of classes whose blocks return after 20 to 650 seconds, the later the rarer."""
+"""Value tables of classes whose blocks return after 20 to 650 seconds, the later ones less often."""
 
 
 class Use(NamedTuple):
@@ -41,7 +40,7 @@ class Use(NamedTuple):
 
 
 class LruList:
-    """The plain doubly linked list that stands for LRU: append at the end, pop at the front, unlink anywhere."""
+    """A plain doubly linked LRU list: append at the end, pop at the front, unlink anywhere."""
 
     def __init__(self, head: Block, tail: Block) -> None:
         self.num_free_blocks = 0
@@ -51,7 +50,7 @@ class LruList:
         tail.prev_free_block = head
 
     def insert(self, blocks: Sequence[Block], _use: Use) -> None:
-        """Append blocks in order, whatever their class."""
+        """Append blocks in order, ignoring their class."""
         if not blocks:
             return
         last: Any = self.tail.prev_free_block
@@ -93,7 +92,7 @@ class LruList:
 
 
 class Queue(Protocol):
-    """What both sides have in common."""
+    """The interface of both queues."""
 
     def popleft_n(self, n: int) -> list[Block]:
         """Take out the n first blocks."""
@@ -106,7 +105,7 @@ class Queue(Protocol):
 
 @dataclass
 class Side:
-    """One contestant: its queue, its chains (tail first), how it frees a chain, what a step of the scheduler does."""
+    """One side: its queue, its chains (tail first), how it frees a chain, and its work per scheduler step."""
 
     queue: Queue
     chains: list[list[Block]]
@@ -116,7 +115,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Row:
-    """Median time per block of ours over the LRU list's, and ours in nanoseconds; a renewal in microseconds."""
+    """Median times of our queue per block, over the LRU list's and in nanoseconds; a renewal in microseconds."""
 
     blocks: int
     chain: int
@@ -163,7 +162,7 @@ def _measure(num_blocks: int, chain: int, *, rounds: int, budget_s: float) -> Ro
 
 
 def _round(num_blocks: int, chain: int, rng: random.Random, budget_s: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the mean nanoseconds (allocate, free, touch, renew) per operation of the LRU list and of our queue."""
+    """Return the mean nanoseconds per operation (allocate, free, touch, renew) of the LRU list and of our queue."""
     num_chains = num_blocks // chain
     now = 1.8e9
 

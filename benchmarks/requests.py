@@ -1,4 +1,4 @@
-"""Real conversations as requests."""
+"""Requests made of real conversations."""
 
 import random
 
@@ -19,12 +19,12 @@ def real_conversations(count: int, window: int) -> list[UserTurns]:
 
 
 def conversations(count: int, rounds: int) -> list[list[UserTurns]]:
-    """Return the user turns of ``count`` real ShareGPT conversations for each round, in another order each time."""
+    """Return the user turns of ``count`` real ShareGPT conversations for each round, in different order."""
     turns = real_conversations(count, window=5)
     return [random.Random(seed).sample(turns, count) for seed in range(rounds)]
 
 
 def request(turns: UserTurns) -> pb.Conversation:
-    """Return the chat that has just these user turns."""
+    """Return a chat of these user turns."""
     messages = [pb.ChatMessage(role="user", content=prompt) for prompt in turns.prompts]
     return pb.Conversation(chat=pb.ChatMessages(messages=messages), turn_count=turns.turn_count)

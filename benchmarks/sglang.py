@@ -1,8 +1,8 @@
 """Benchmark `sglang`: a log with times, replayed through SGLang's real radix cache: its own LRU, the plug-in, an oracle.
 
-The plug-in's sidecar is the real one over gRPC, in a process of its own. It starts knowing nothing and learns while it serves.
-The oracle knows of each turn whether its conversation has a later one in the trace, not when. What a run does:
-`benchmarks.sglang_run`, where SGLang is installed.
+The plug-in's sidecar is the real one over gRPC, in its own process. It starts without data and learns while it serves. The
+oracle knows for each turn whether the trace has a later one of its conversation, but not when. `benchmarks.sglang_run`
+describes a run, in SGLang's environment.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ ROOT: Final = Path(__file__).parents[1]
 PYTHON: Final = ROOT / ".venv-sglang" / "bin" / "python"
 TOLD: Final = ("answered_share", "failures", "reuses", "switches")
 LIVE: Final = (1.0, 1.5, 2.0)
-"""Contexts of the sessions under way, in caches."""
+"""Contexts of the concurrent sessions, in multiples of the cache."""
 CLOSED_SIDES: Final = tuple(product(("lru", "plug-in"), ("fcfs", "lpm")))
 
 
@@ -51,8 +51,8 @@ def run(path: Path | None, trace_format: str, models: Path, model: str, *, quick
 
     Args:
         path, trace_format: the log; without one a generated hour of chat (`engine_trace.log_of`).
-        models, model: the sidecar's artefact; its text model is not run (`benchmarks.virtual_sidecar`).
-        quick: the first QUICK_REQUESTS requests only, at one capacity.
+        models, model: the sidecar's artefact; its text model does not run (`benchmarks.virtual_sidecar`).
+        quick: replay only the first QUICK_REQUESTS requests, at one capacity.
 
     Raises:
         TraceError: the trace cannot be read.
@@ -100,7 +100,7 @@ def run(path: Path | None, trace_format: str, models: Path, model: str, *, quick
 
 
 def _run(folder: Path, requests: Path, models: Path, model: str, job: tuple[float, str, str], tokens: int) -> dict[str, Any]:
-    """Run one side at one capacity, the plug-in with a sidecar of its own. Raises BenchmarkError."""
+    """Run one side at one capacity, the plug-in with its own sidecar. Raises BenchmarkError."""
     share, side, core = job
     home = folder / f"{side}-{core}-{share:g}"
     home.mkdir()
@@ -160,7 +160,7 @@ def _check_sglang() -> None:
 
 
 def _in_sglang(run: str, **arguments: object) -> dict[str, Any]:
-    """Run a function of `sglang_run.RUNS` where SGLang is installed; return its figures. Raises BenchmarkError."""
+    """Run a function of `sglang_run.RUNS` in SGLang's environment; return its figures. Raises BenchmarkError."""
     command = [str(PYTHON), "-W", "ignore", "-m", "benchmarks.sglang_run", json.dumps({"run": run, **arguments})]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)

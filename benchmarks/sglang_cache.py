@@ -1,4 +1,4 @@
-"""SGLang's radix cache, driven as its scheduler drives it: requests, pools and tree are SGLang's own, and there is no model."""
+"""SGLang's radix cache without a model, called as its scheduler calls it. Requests, pools and tree are SGLang's own."""
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -33,13 +33,13 @@ class Cache:
     """One engine's radix cache.
 
     Args:
-        tokens: room.
+        tokens: capacity.
         policy: SGLang's eviction policy.
-        backend: which of its two cores; the plug-in has the Python one built.
-        predictor: with one the plug-in is attached.
+        backend: one of SGLang's two tree cores; the plug-in always uses the Python one.
+        predictor: attaches the plug-in; None: stock SGLang.
         settings: of the plug-in.
         longest: tokens of the longest request.
-        scale: tokens of a log for each of the cache: by these the plug-in groups requests.
+        scale: tokens of the log per token of the cache, for the plug-in's groups of requests.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Cache:
     ) -> None:
         self.evicted: list[int] = []
         self.slots = ReqToTokenPool(size=64, max_context_len=longest, device="cpu", enable_memory_saver=False)
-        # Keys and values themselves are not needed.
+        # A model would store keys and values here.
         kv: Any = SimpleNamespace(page_size=1)
         self.pool = TokenToKVPoolAllocator(size=tokens, dtype=torch.float16, device="cpu", kvcache=kv, need_sort=False)
         params = CacheInitParams(
@@ -99,12 +99,12 @@ class Cache:
 
     @property
     def plugin(self) -> Plugin:
-        """The plug-in's part that is the same in every engine."""
+        """The engine-independent part of the plug-in."""
         plugin: Plugin = self.tree.lpc.plugin
         return plugin
 
     def arrive(self, name: str, tokens: Iterable[int], **known: Any) -> Req:
-        """A request comes, and is matched for the first time; ``known``: arguments of SGLang's ``Req``."""
+        """Return a new request after its first match. ``known``: arguments of SGLang's ``Req``."""
         parameters = SamplingParams(max_new_tokens=4, custom_params=known.pop("custom_params", None))
         ids = tokens if isinstance(tokens, array) else array("q", tokens)
         req = Req(
@@ -118,13 +118,13 @@ class Cache:
         return req
 
     def match(self, req: Req) -> int:
-        """What a step of the scheduler does with a request that waits; return the tokens that are cached."""
+        """Match a waiting request, as in a scheduler step; return the number of cached tokens."""
         req.init_next_round_input(self.tree)
         matched: int = req.prefix_len
         return matched
 
     def compute(self, req: Req, chunk: int | None = None) -> None:
-        """Run the prompt, in chunks of so many tokens."""
+        """Compute the prompt in chunks of so many tokens."""
         if req.lock is None:
             req.lock = self.tree.lock(req.last_node)
         end = len(req.full_untruncated_fill_ids)
@@ -137,7 +137,7 @@ class Cache:
             at = to
 
     def end(self, req: Req, reply: Sequence[int], *, abort: bool = False) -> None:
-        """Generate a reply and let go."""
+        """Generate a reply and release the request."""
         start = len(req.full_untruncated_fill_ids)
         req.output_ids.extend(reply)
         self._grow(req, start, start + max(len(reply) - 1, 0))  # the last token has no KV yet
@@ -145,12 +145,12 @@ class Cache:
         release_kv_cache(req, self.tree, checkpoint=True)
 
     def retract(self, req: Req) -> None:
-        """Take the request's memory for others; it begins anew later."""
+        """Preempt the request: release its memory. It starts again later."""
         release_kv_cache(req, self.tree, checkpoint=False)
         req.reset_for_retract()
 
     def serve(self, name: str, tokens: Iterable[int], reply: Sequence[int] = (7, 7, 7), **known: Any) -> int:
-        """A whole request; return the tokens of its prompt that were cached."""
+        """Serve a request; return the number of cached tokens of its prompt."""
         req = self.arrive(name, tokens, **known)
         cached: int = req.prefix_len
         self.compute(req)
@@ -158,7 +158,7 @@ class Cache:
         return cached
 
     def cached(self, tokens: Iterable[int]) -> int:
-        """Tokens of a prompt that are in the tree."""
+        """Return the number of a prompt's tokens in the tree."""
         matched: int = self.tree.tree_core.match_full_device_prefix(RadixKey(array("q", tokens)))[0]
         return matched
 

@@ -1,7 +1,7 @@
-"""One run where SGLang is installed: `python -m benchmarks.sglang_run JOB`. Its last line is the figures, as JSON.
+"""One run in SGLang's environment: `python -m benchmarks.sglang_run JOB`. The last line of its output is the figures, as JSON.
 
-JOB is a JSON object: under ``run`` the name of a function of `RUNS`, and the function's arguments. SGLang's real radix cache
-serves requests at the times of a virtual clock, without a model.
+JOB is a JSON object with the name of a function in `RUNS` (``run``) and the function's arguments. SGLang's real radix cache
+serves requests on a virtual clock, without a model.
 """
 
 import heapq
@@ -23,15 +23,15 @@ from benchmarks.virtual_clock import VirtualClock
 from eviction_client.plugin import MOST_FAILURES
 
 BLOCK: Final = 64
-"""Tokens that the cache holds of each block of the trace."""
+"""Tokens of the cache per block of the trace."""
 DECODE_S: Final = 0.012
-"""Virtual seconds for a token of the log's replies, in a closed loop."""
+"""Virtual seconds per decoded token of the log, in a closed loop."""
 COUNT_FROM: Final = 0.25
-"""Share of the answers of a closed loop after which they count."""
+"""Share of a closed loop's answers that is warm-up and does not count."""
 
 
 def tokens_of(replay: Replay, number: int) -> "array[int]":
-    """Return the token ids of a prompt, BLOCK for each block of the trace: its content id numbers its own."""
+    """Return the token ids of a prompt: BLOCK tokens per block of the trace, determined by its content id."""
     request = replay.requests[number]
     full, rest = divmod(request.input_tokens, replay.block_tokens)
     ids: array[int] = array("q")
@@ -43,13 +43,13 @@ def tokens_of(replay: Replay, number: int) -> "array[int]":
 
 
 def trace(*, requests: str, side: str, tokens: int, core: str, clock: str, predictor: str | None = None) -> dict[str, Any]:
-    """Benchmark `sglang`: one side with room for so many tokens. A reply of one token ends each prompt.
+    """Benchmark `sglang`: one side with a cache of so many tokens. Replies are one token.
 
-    The sidecar is told the prompt at its length, it reads the same virtual clock, and the clock stands while it is asked.
+    The sidecar gets the prompt at its length in the log. It reads the same virtual clock, which stops during calls.
 
     Args:
-        requests: file that `sglang.run` has written.
-        core: which of the radix cache's two.
+        requests: file written by `sglang.run`.
+        core: one of the radix cache's two tree cores.
         predictor: address of a sidecar.
     """
     from benchmarks.sglang_cache import Cache
@@ -66,7 +66,7 @@ def trace(*, requests: str, side: str, tokens: int, core: str, clock: str, predi
         clock=seconds,
         longest=longest,
         scale=replay.block_tokens // BLOCK,
-        guard=side != "oracle",  # as shipped: without a gain least recent use stays in force
+        guard=side != "oracle",  # as by default: without a gain the order stays LRU
     )
     if side == "lru":
         cache.plugin.guard_failures = MOST_FAILURES
@@ -92,16 +92,16 @@ def trace(*, requests: str, side: str, tokens: int, core: str, clock: str, predi
 
 
 def closed(*, requests: str, tokens: int, load: dict[str, Any], learned: bool, schedule: str) -> dict[str, Any]:
-    """Benchmark `sglang --closed`: serve sessions until so many requests are answered; return figures.
+    """Benchmark `sglang --closed`: serve sessions until so many requests are answered; return the figures.
 
-    SGLang's real `SchedulePolicy` orders what waits. One prompt is computed at a time; replies under way hold their nodes
-    and are not slowed down.
+    SGLang's real `SchedulePolicy` orders waiting requests. One prompt is computed at a time. Running replies hold their nodes,
+    and their speed is constant.
 
     Args:
-        requests: file that `sglang.run_closed` has written.
-        tokens: room, of the cache's tokens.
+        requests: file written by `sglang.run_closed`.
+        tokens: capacity, in the cache's tokens.
         load: ``at_once``, ``requests``, ``prefill_tokens_s`` (of the log's tokens).
-        learned: the plug-in without a sidecar orders evictions; else SGLang's LRU.
+        learned: attach the plug-in, without a sidecar; otherwise SGLang's LRU.
         schedule: SGLang's `--schedule-policy`.
     """
     from sglang.srt.managers.schedule_policy import SchedulePolicy
@@ -109,7 +109,7 @@ def closed(*, requests: str, tokens: int, load: dict[str, Any], learned: bool, s
     from benchmarks.sglang_cache import Cache
 
     replay = Replay.read(Path(requests))
-    scale = replay.block_tokens / BLOCK  # tokens of the log for each of the cache
+    scale = replay.block_tokens / BLOCK  # tokens of the log per token of the cache
     longest = max(-(-(r.input_tokens + r.output_tokens) // replay.block_tokens) for r in replay.requests) * BLOCK + 2 * BLOCK
     now = [1.8e9]
     cache = Cache(

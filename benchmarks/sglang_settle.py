@@ -1,4 +1,4 @@
-"""What SGLang needs to be imported where there is no GPU. It imports nothing of this project."""
+"""Makes SGLang importable without a GPU. Imports nothing of this project."""
 
 import importlib.util
 import sys
@@ -17,7 +17,7 @@ class _Anything(type):
 
 
 def settle() -> None:
-    """Put a stand-in where torchvision is not installed: SGLang imports it, and its wheel on PyPI goes with another PyTorch.
+    """Install a stub of torchvision if it is missing: SGLang imports it, but its wheel on PyPI needs another PyTorch.
 
     Call it before SGLang is imported.
     """
@@ -25,7 +25,7 @@ def settle() -> None:
         return
     import transformers.utils.import_utils as found
 
-    # Asked once and remembered, so that transformers does not take the stand-in for the real one.
+    # Transformers caches this check, so it does not mistake the stub for torchvision.
     found.is_torchvision_available()
     found.is_torchvision_v2_available()
     for name in TORCHVISION:

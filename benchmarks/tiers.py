@@ -1,9 +1,9 @@
-"""Benchmark `tiers`: a log with times on real vLLM with its CPU offload tier, that tier in several sizes.
+"""Benchmark `tiers`: a log with times on real vLLM with its CPU offload tier, in several sizes of the tier.
 
-Four sides: ``stock`` (vLLM with LRU in the pool and in the tier), ``gpu_only`` (our scheduler, the tier left to vLLM's LRU),
-``both`` (our policy in the tier, too) and ``oracle`` (both, told of each turn whether its conversation has a later one, not
-when). How the log is replayed: `benchmarks.engine_trace`; the tier is vLLM's own, its copies go from CPU to CPU
-(`benchmarks.cpu_tier`). A fifth side, whose answers are all the same, must evict what stock evicts, in pool and tier.
+Four sides: ``stock`` (vLLM's LRU in pool and tier), ``gpu_only`` (our scheduler, vLLM's LRU in the tier), ``both`` (also our
+policy in the tier) and ``oracle`` (both, with the knowledge whether a turn's conversation has a later one, not when).
+`benchmarks.engine_trace` describes the replay. The tier is vLLM's own, with copies from CPU to CPU (`benchmarks.cpu_tier`).
+A fifth side with constant predictions must evict what stock evicts, in pool and tier.
 """
 
 from itertools import product
@@ -19,9 +19,9 @@ from lpc.errors import UsageError
 from lpc.wire.terminal import console
 
 POOL: Final = 0.01
-"""Blocks of the pool, of the working set."""
+"""Default size of the pool, share of the working set."""
 TIERS: Final = (1, 2, 4)
-"""Chunks of the tier, each of one block, in pools."""
+"""Sizes of the tier, in multiples of the pool. A chunk is one block."""
 QUICK_POOL: Final = 0.03
 QUICK_TIERS: Final = (2,)
 SIDES: Final = {
@@ -31,7 +31,7 @@ SIDES: Final = {
     "stock": ("stock", None),
     "lru": ("lru", None),
 }
-"""What is asked, and the tier's policy (None: the scheduler's); the slowest first."""
+"""Predictor and policy of the tier (None: the scheduler's) of each side; the slowest first."""
 
 
 def run(
@@ -48,10 +48,10 @@ def run(
 
     Args:
         path, trace_format: the log; without one a generated hour of chat (`engine_trace.log_of`).
-        models, model: the sidecar's artefact; its text model is not run (`benchmarks.virtual_sidecar`).
-        pool: its blocks, share of the working set.
-        limit: of the log's requests; None: all.
-        quick: one size of the tier.
+        models, model: the sidecar's artefact; its text model does not run (`benchmarks.virtual_sidecar`).
+        pool: size of the pool, share of the working set.
+        limit: number of requests to replay; None: all.
+        quick: measure one size of the tier.
 
     Raises:
         TraceError: the trace cannot be read.
@@ -88,7 +88,7 @@ def run(
 
 
 def _row(chunks: int, sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return one size's figures. Tokens, of requests counted; ``in_all``: of all; times are real seconds."""
+    """Return the figures of one size: tokens of the counted requests, and of all (``in_all``); times are real seconds."""
     stock = sides["stock"]["cached_tokens"]
     return {
         "tier_blocks": chunks,

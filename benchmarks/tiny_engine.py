@@ -1,6 +1,6 @@
-"""Real vLLM with the tiny model, in this process: built alike by all benchmarks, under any scheduler, its evictions watched.
+"""Real vLLM with the tiny model, in this process, for all benchmarks and any scheduler. Records its evictions.
 
-Call `engine_run.settle` before this is imported.
+Call `engine_run.settle` before the import of this module.
 """
 
 import gc
@@ -19,16 +19,16 @@ class TinyEngine:
 
     Args:
         model: folder of the tiny Llama.
-        blocks: of KV cache, vLLM's own one included.
+        blocks: blocks of KV cache, including the one that vLLM reserves.
         learned: attributes of our scheduler (`LearnedScheduler`: settings, clock, open_predictor ...); None: stock vLLM.
         options: of vLLM's `LLM`.
 
     Attributes:
-        engine: vLLM's, whose steps are made from outside.
+        engine: vLLM's engine, stepped by the caller.
         scheduler: its scheduler.
-        evicted: ids of the blocks that its pool has evicted, in order.
-        tier_evicted: chunks that its CPU offload tier has evicted, in order, each by its number among all ever stored there.
-        policy: the tier's; None where it has none.
+        evicted: ids of the blocks evicted from the pool, in order.
+        tier_evicted: chunks evicted from the CPU offload tier, in order, numbered in the order of their first storage.
+        policy: the tier's policy; None without one.
     """
 
     def __init__(self, model: Path, blocks: int, *, learned: dict[str, Any] | None, **options: Any) -> None:
@@ -59,20 +59,20 @@ class TinyEngine:
             self._watch(offload.manager)
 
     def counters(self) -> dict[str, float]:
-        """Return the counters of our scheduler, once it has done what it still had to do."""
+        """Return the counters of our scheduler after its pending background work."""
         self.scheduler.lpc.plugin.settle()
         values = values_of(self.scheduler.lpc)
         return {f"{name}:{label}" if label else name: value for (name, label), value in values.items()}
 
     def close(self) -> None:
-        """End it, and give its memory back."""
+        """Shut it down and free its memory."""
         self.engine.engine_core.shutdown()
         del self._llm, self.engine, self.scheduler, self.policy, self._stock_evict
         gc.collect()
 
     def _watch(self, manager: Any) -> None:
         stock = manager.prepare_store
-        numbers: dict[Any, int] = {}  # names start from a seed that may differ from process to process
+        numbers: dict[Any, int] = {}  # block hashes have a seed that may differ between processes
 
         def prepare_store(*args: Any) -> Any:
             output = stock(*args)

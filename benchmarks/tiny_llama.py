@@ -1,4 +1,4 @@
-"""A two-layer Llama with random weights, and a byte-level tokenizer: all that vLLM needs to start."""
+"""A two-layer Llama with random weights and a byte-level tokenizer, enough to start vLLM."""
 
 import json
 from pathlib import Path
@@ -9,12 +9,12 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 BLOCK: Final = 32
-"""Tokens of an engine's blocks with it: the fewest that vLLM takes on a CPU."""
+"""Tokens per block of an engine with this model: vLLM's minimum on a CPU."""
 SPECIAL = ("<|bos|>", "<|eos|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>")
 
 
 def build(folder: Path, *, layers: int = 2, sliding_window: int | None = None, weights: bool = False) -> Path:
-    """Write config and tokenizer; with ``weights`` also such that the next token depends on the whole text."""
+    """Write config and tokenizer; with ``weights`` also weights for which the next token depends on the whole text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     folder.mkdir(parents=True, exist_ok=True)

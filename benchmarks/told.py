@@ -1,4 +1,4 @@
-"""A predictor that is told what to answer, for measurements and tests: oracles, and one that says the same of all."""
+"""A scripted predictor for measurements and tests, for example an oracle or a constant."""
 
 from collections.abc import Callable, Hashable
 
@@ -8,11 +8,11 @@ from eviction_client.predictor_client import PredictorCounters
 from eviction_client.prior import ReuseCurves
 
 CONTINUES, OVER = 1, 2
-"""Groups of conversations that go on, and of those that are over."""
+"""Groups of conversations that continue, and of those that are over."""
 
 
 class Told:
-    """A predictor that answers at once with the group that a function gives a request's id; None: no answer."""
+    """Answers at once with the group that a function returns for a request's id; None: no answer."""
 
     def __init__(self, tell: Callable[[str], int | None]) -> None:
         self.tell = tell
@@ -23,7 +23,7 @@ class Told:
         self.tokenizer_state: TokenizerState = "unknown"
 
     def ask(self, request_id: Hashable, **_: object) -> None:
-        """See `eviction_client.plugin.Predictor`, as for the others."""
+        """See `eviction_client.plugin.Predictor`; the same holds for the other methods."""
         self.asked.append(str(request_id))
 
     def take(self, request_id: Hashable) -> Prediction | None:

@@ -1,8 +1,8 @@
-"""A trace as benchmark `engine --trace` replays it: what engine and sidecar get of each request, and which predictor is asked.
+"""Replay of a trace in benchmark `engine --trace`: the input of engine and sidecar for each request, and the predictors.
 
-Each block of the trace is one block of the engine, whose tokens are drawn by the block's content id; a partial last block keeps
-its share. The sidecar is told what it would be told of the real traffic, but its text: the prompt's token ids at the length
-that the trace has, with the markup of the earlier turns, from which it knows their number and the last reply's length.
+Each block of the trace is one block of the engine, with tokens drawn by the block's content id; a partial last block keeps its
+share. The sidecar gets the same input as for real traffic except the text: token ids at the length in the trace, with the
+markup of earlier turns, which shows their number and the length of the last reply.
 """
 
 import json
@@ -20,19 +20,19 @@ from benchmarks.told import CONTINUES, OVER, Told
 from eviction_client.predictor_client import PredictorClient
 
 PRINTABLE: Final = range(len(SPECIAL), len(SPECIAL) + 94)
-"""Token ids of the printable ASCII characters in the tiny model's vocabulary: what the sidecar decodes is text."""
+"""Token ids of the printable ASCII characters in the tiny model's vocabulary, so that the sidecar decodes text."""
 USER, ASSISTANT, END = (SPECIAL.index(marker) for marker in ("<|user|>", "<|assistant|>", "<|end|>"))
 SHORTEST: Final = 4
-"""Tokens of a user turn with its markup, at least."""
+"""Fewest tokens of a user turn with its markup."""
 SERVED: Final = "tiny"
 ANSWER_WITHIN_S: Final = 60.0
-"""Real time that the sidecar has for an answer."""
+"""Deadline of the sidecar's answers, real seconds."""
 
 
 class Request(NamedTuple):
-    """One request of the trace, as the other process wrote it (`engine_trace.placed`).
+    """One request of the trace, as written by `engine_trace.placed`.
 
-    ``gap_s``: virtual seconds from the answer before it in its session to its arrival (closed loop).
+    ``gap_s``: virtual seconds from the previous answer of its session to its arrival (closed loop).
     """
 
     arrival: float
@@ -52,7 +52,7 @@ def content(block: int) -> tuple[int, ...]:
 
 
 class Replay:
-    """A trace, and what its requests look like to engine and sidecar. ``block_tokens``: of a full block of the trace."""
+    """A trace, with the input of engine and sidecar for its requests. ``block_tokens``: of a full block of the trace."""
 
     def __init__(self, block_tokens: int, requests: Sequence[Request]) -> None:
         self.block_tokens = block_tokens
@@ -60,22 +60,22 @@ class Replay:
 
     @classmethod
     def read(cls, file: Path) -> "Replay":
-        """Read what `engine_trace.placed` wrote."""
+        """Read a file written by `engine_trace.placed`."""
         written = json.loads(file.read_text())
         return cls(written["block_tokens"], [Request(*row) for row in written["requests"]])
 
     def prompt(self, number: int) -> list[int]:
-        """Return the token ids that the engine is given; at least one."""
+        """Return the token ids for the engine, at least one."""
         request = self.requests[number]
         full, rest = divmod(request.input_tokens, self.block_tokens)
         ids = list(chain.from_iterable(map(content, request.blocks[:full])))
         if rest:
-            # Less than a whole block, since vLLM would keep that.
+            # Less than a whole block, which vLLM would cache.
             ids += self._last(number, full)[: min(-(-rest * BLOCK // self.block_tokens), BLOCK - 1)]
         return ids
 
     def told(self, number: int) -> list[int]:
-        """Return the token ids that the sidecar is asked about: the same blocks at their length in the trace, with markup."""
+        """Return the token ids for the sidecar: the same blocks at their length in the trace, with markup."""
         request = self.requests[number]
         times = -(-self.block_tokens // BLOCK)
         full = request.input_tokens // self.block_tokens
@@ -92,7 +92,7 @@ class Replay:
 
     @cached_property
     def _before(self) -> list[list[tuple[int, int]]]:
-        """Tokens of prompt and reply of each turn before a request in its conversation, as far as its prompt has room."""
+        """Return prompt and reply tokens of the conversation's earlier turns, as far as they fit in the request's prompt."""
         turns: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
         before = []
         for request in self.requests:
@@ -107,12 +107,12 @@ class Replay:
 
     @cached_property
     def longest(self) -> int:
-        """Tokens of the longest prompt that the engine is given."""
+        """Tokens of the engine's longest prompt."""
         return max(-(-request.input_tokens * BLOCK // self.block_tokens) for request in self.requests)
 
     @cached_property
     def goes_on(self) -> list[bool]:
-        """Whether the conversation of each request has a later one."""
+        """Return for each request whether its conversation has a later one."""
         seen: set[str] = set()
         later = []
         for request in reversed(self.requests):
@@ -126,12 +126,12 @@ class Replay:
 
 
 def number_of(request_id: Hashable) -> int:
-    """Return a request's place in the trace; vLLM may append a random part to the id that it was given."""
+    """Return a request's index in the trace. vLLM may append a random part to the id."""
     return int(str(request_id).partition("-")[0])
 
 
 class Asked(PredictorClient):
-    """The plug-in's own client, which waits for each answer while the virtual clock stands."""
+    """The plug-in's own client, which waits for each answer while the virtual clock is stopped."""
 
     def __init__(self, address: str, replay: Replay) -> None:
         super().__init__(address, served_model=SERVED, timeout_s=ANSWER_WITHIN_S)
@@ -141,7 +141,7 @@ class Asked(PredictorClient):
             time.sleep(0.05)
 
     def ask(self, request_id: Hashable, **known: Any) -> None:
-        """As the plug-in asks, and until the answer is there."""
+        """Request a prediction and wait for it."""
         known["token_ids"] = self._replay.told(number_of(request_id))
         super().ask(request_id, **known)
         until = time.monotonic() + ANSWER_WITHIN_S
@@ -152,8 +152,8 @@ class Asked(PredictorClient):
 
 
 def predictor_of(side: str, replay: Replay, address: str | None) -> Asked | Told | None:
-    """Return what a side asks: stock nothing, lru one whose answers change nothing, oracle the trace, reuse nobody (it learns
-    from the cache's reuse alone), the others a sidecar.
+    """Return the predictor of a side: None for stock, a constant for lru, the trace for oracle, one without answers for reuse
+    (it learns from the cache alone), and a sidecar for the others.
     """
     if side == "stock":
         return None

@@ -1,10 +1,14 @@
-"""An LMCache node, an engine and their users on a virtual clock: what benchmark `prefetch` runs for real, counted in seconds.
+"""Model of an LMCache node on a virtual clock: a simulation of benchmark `prefetch` that runs in seconds.
 
-Only what decides where a chunk is found is modelled, as LMCache 0.5.6 does it: memory with the node's own LRU (a fifth goes
-when four fifths are full), a disk that takes its time over each request's chunks, eight requests at once, look-ups and
-fetches ahead in one queue. A look-up loads what lies behind memory as far as the prompt's chunks follow one another, and gets
-nothing of what a fetch is just bringing: LMCache cannot load a chunk that it writes, and the engine computes the rest of the
-prompt. Events come after the node's interval. The engine serves each request as if it were alone.
+It models what decides where a chunk is found, as in LMCache 0.5.6:
+
+- memory under the node's own LRU, which evicts a fifth when four fifths are full;
+- a disk that serves eight requests at once, with a delay per chunk, look-ups and fetches ahead in one queue;
+- look-ups that load the prompt's consecutive chunks from disk up to the first that a fetch is writing, since LMCache cannot
+  load a chunk while it writes it; the engine computes the rest;
+- events, which are sent at an interval.
+
+The engine serves each request as if it were alone.
 """
 
 import hashlib
@@ -19,17 +23,17 @@ from lpc.lmcache.events import Entry, Event, KeyChain, Kind, ObjectId, Tier
 NODE: Final = "node-a"
 CHUNK_TOKENS: Final = 256
 TRIGGER: Final = 0.8
-"""Share of memory at which LMCache's own eviction begins, where nothing is said."""
+"""Default share of memory at which LMCache's own eviction begins."""
 RATIO: Final = 0.2
-"""Of the chunks that go then."""
+"""Share of the chunks that it then evicts."""
 IN_FLIGHT: Final = 8
-"""Requests to the disk at once."""
+"""Concurrent requests to the disk."""
 EVENTS_S: Final = 0.2
-"""Until an event is sent."""
+"""Delay of an event."""
 
 
 class VirtualTime:
-    """A clock and what is to happen. Call it for seconds."""
+    """A clock and its scheduled calls. Call it for the time in seconds."""
 
     def __init__(self) -> None:
         self.now = 1.8e9
@@ -46,19 +50,19 @@ class VirtualTime:
         heapq.heappush(self._due, (self.now + seconds, self._count, what))
 
     def run(self, enough: Callable[[], bool]) -> None:
-        """Let happen what is due until it is enough."""
+        """Run the scheduled calls until ``enough`` returns true."""
         while self._due and not enough():
             self.now, _, what = heapq.heappop(self._due)
             what()
 
 
 def digest(data: bytes) -> bytes:
-    """Stand for BLAKE3, which LMCache brings and this does not need."""
+    """Replace BLAKE3, a dependency of LMCache that the simulation does not need."""
     return hashlib.blake2s(data).digest()
 
 
 class Found(NamedTuple):
-    """Of a look-up, chunks: in memory, loaded from disk, and there, but not to be had while a fetch brings one before them."""
+    """Chunks of a look-up: in memory, loaded from disk, and blocked by a fetch that is writing an earlier chunk."""
 
     memory: int
     disk: int
@@ -69,17 +73,17 @@ class VirtualNode:
     """LMCache's node.
 
     Args:
-        time: it lives in.
-        chunks: of memory.
-        chunk_bytes: of each.
-        disk_s: seconds that the disk takes over a chunk.
+        time: clock of the simulation.
+        chunks: capacity of memory.
+        chunk_bytes: bytes per chunk.
+        disk_s: seconds per chunk from disk.
         trigger: share of memory at which its own eviction begins.
-        report: takes its events; None: nobody listens.
+        report: receives its events; None: no receiver.
 
     Attributes:
-        evicted: chunks that it has let go by itself.
-        loads: chunks read from disk, for look-ups and for fetches.
-        chunk_seconds: in memory so far.
+        evicted: chunks evicted by its own LRU.
+        loads: chunks read from disk, for look-ups and fetches.
+        chunk_seconds: sum of the times that chunks were in memory.
     """
 
     def __init__(
@@ -112,7 +116,7 @@ class VirtualNode:
         self._queue: deque[Callable[[], None]] = deque()
 
     def objects(self, tokens: Sequence[int]) -> list[ObjectId]:
-        """Return what the complete chunks of a prompt are stored as."""
+        """Return the keys of a prompt's complete chunks."""
         ids = array("I", tokens)
         found = [ObjectId(hash_.hex(), "tiny", 1 << 24, 0, "") for hash_ in self.keys.hashes(ids, CHUNK_TOKENS)]
         for place, object_ in enumerate(found):
@@ -121,7 +125,7 @@ class VirtualNode:
         return found
 
     def look_up(self, objects: Sequence[ObjectId], done: Callable[[Found], None], *, keep: bool) -> None:
-        """Bring a prompt's chunks into memory and read them. ``keep``: they are not evicted until :meth:`read` is told."""
+        """Bring a prompt's chunks into memory and read them. ``keep``: they are not evicted until :meth:`read` releases them."""
         if self._in_flight >= IN_FLIGHT:
             self._queue.append(lambda: self._look_up(objects, done, keep))
         else:
@@ -162,17 +166,17 @@ class VirtualNode:
         self._time.after(len(load) * self._disk_s + 0.002, loaded)
 
     def read(self, objects: Sequence[ObjectId]) -> None:
-        """Let go of what was kept."""
+        """Release kept chunks."""
         for object_ in objects:
             if object_ in self._memory:
                 self._read[object_] = max(self._read.get(object_, 0) - 1, 0)
 
     def end(self, objects: Sequence[ObjectId]) -> None:
-        """Report the end of a request that has used or stored these."""
+        """Report the end of a request that used or stored these chunks."""
         self._tell("access", [object_ for object_ in objects if object_ in self._memory])
 
     def store(self, objects: Sequence[ObjectId], *, copy: bool = True) -> None:
-        """Store chunks in memory; ``copy``: and behind it on disk."""
+        """Store chunks in memory and, with ``copy``, on disk."""
         new = [object_ for object_ in objects if object_ not in self._memory]
         self._count()
         self._memory.update(dict.fromkeys(new))
@@ -189,7 +193,7 @@ class VirtualNode:
             self.evicted += self._delete(going[: int(RATIO * len(self._memory))])
 
     def delete(self, objects: Sequence[ObjectId]) -> int:
-        """Delete chunks from memory; return how many were skipped because somebody reads them."""
+        """Delete chunks from memory; return how many were skipped because they are being read."""
         going = [object_ for object_ in objects if not self._read.get(object_)]
         self._delete(going)
         return len(objects) - len(going)

@@ -1,7 +1,7 @@
-"""The sidecar of benchmark `engine --trace`: the real one, but for its clock, which is the engine's, and its text model.
+"""The sidecar of benchmark `engine --trace`: the real one on the engine's clock, without its text model.
 
-A trace has no text, so what stands for it says nothing about a conversation: the text model is not run, and answers 0.5. All
-that is known of a conversation is what the return model learns of its turns: names, numbers, lengths, times.
+A trace has no text, so the text model does not run and predicts 0.5. The return model learns from names, numbers, lengths and
+times of turns.
 """
 
 import asyncio
@@ -23,31 +23,31 @@ from predictor_service.returns.learning import ReturnLearning
 from predictor_service.settings import ServiceSettings
 
 REFIT_S: Final = 60.0
-"""Virtual seconds between two refits, as many as the real ones of a sidecar."""
+"""Virtual seconds between two refits, as in a real sidecar."""
 
 
 class UnreadModel(Model):
-    """A model that reads nothing."""
+    """A model that ignores the text."""
 
     def encode(self, turns: UserTurns) -> Features:
         """Return the input of an empty text."""
         return super().encode(UserTurns(("-",), turns.turn_count))
 
     def run(self, batch: Sequence[Features]) -> list[float]:
-        """Return a half for each."""
+        """Return 0.5 for each input."""
         return [0.5] * len(batch)
 
 
 class PunctualLearning(ReturnLearning):
-    """Learning that is due by the virtual clock, which outruns the sidecar's own minutes."""
+    """Learns by the virtual clock, which is faster than real time."""
 
     _refit_at = -math.inf
 
     def answer(self, turns: Sequence[Arrived]) -> list[int]:
-        """As its parent; first refitted, and the curves published, where that is due."""
+        """Like the parent's method, after refitting and publishing the curves if that is due."""
         now = self._clock()
         if now >= self._refit_at:
-            # Of a silence only the last minute is done: it would learn the same turns over and over.
+            # After a pause refit only once: earlier refits would learn the same turns.
             self._refit()
             self.curves.look()
             self._refit_at = now + REFIT_S
@@ -55,10 +55,10 @@ class PunctualLearning(ReturnLearning):
 
 
 def serve_virtual(clock_file: Path) -> None:
-    """Serve until told to stop, by the virtual clock in a file."""
+    """Serve on the virtual clock in a file until terminated."""
     logging.basicConfig(level="INFO", stream=sys.stderr)
     clock = VirtualClock(clock_file)
-    # The virtual clock says when what was learnt is refitted and published, so the sidecar itself never does it.
+    # The virtual clock decides when to refit and publish, so disable the sidecar's own schedule.
     never = Constants(refit_s=86_400.0)
     parts = server.Parts(clock=clock, load=UnreadModel, learning=PunctualLearning, constants=never)
     asyncio.run(server.serve(ServiceSettings(), parts))
