@@ -125,7 +125,7 @@ class VirtualNode:
         return found
 
     def look_up(self, objects: Sequence[ObjectId], done: Callable[[Found], None], *, keep: bool) -> None:
-        """Bring a prompt's chunks into memory and read them. ``keep``: they are not evicted until :meth:`read` releases them."""
+        """Load a prompt's chunks into memory and read them. ``keep``: do not evict them until :meth:`read` releases them."""
         if self._in_flight >= IN_FLIGHT:
             self._queue.append(lambda: self._look_up(objects, done, keep))
         else:
