@@ -1,4 +1,4 @@
-"""The gateway: an OpenAI-compatible reverse proxy before one or more engines that gives answers of the response cache again.
+"""The gateway: an OpenAI-compatible reverse proxy with response caches, for one or more engines.
 
-It keeps no answer itself: :mod:`lpc.cache` asks the sidecar, and without a sidecar the gateway is a plain proxy.
+The sidecar stores the answers (:mod:`lpc.cache`). Without a sidecar the gateway is a plain proxy.
 """

@@ -1,4 +1,4 @@
-"""What the response cache does for one request: an answer of it, or what is to be kept of the engine's."""
+"""Look-ups and stores of the gateway in the response caches."""
 
 import asyncio
 import contextlib
@@ -17,17 +17,17 @@ from lpc.gateway.metrics import Metrics
 log = logging.getLogger(__name__)
 
 _ASKED_OFF: Final = frozenset((pb.REASON_OFF, pb.REASON_REFUSED, pb.REASON_UNAVAILABLE))
-"""Misses after which there is nothing to hand in, unless others wait for it."""
+"""Misses after which no answer is stored, unless other requests wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What looking up came to.
+    """The result of a look-up.
 
     Attributes:
-        question: as the sidecar was asked; None: it was not.
-        hit: the answer; None: there is none.
-        miss: why; empty where there is a hit, or nothing was looked up.
+        question: the request to the sidecar; None: nothing to look up.
+        hit: the cached answer; None: a miss.
+        miss: reason of a miss; empty after a hit, or without a look-up.
     """
 
     question: pb.Request | None
@@ -36,7 +36,7 @@ class Found:
 
     @property
     def asked(self) -> bool:
-        """Whether the cache has to do with this request."""
+        """Whether the cache applies to this request."""
         return self.question is not None and self.miss.reason not in _ASKED_OFF
 
     @property
@@ -46,11 +46,11 @@ class Found:
 
 
 class Cached:
-    """The response caches as the gateway uses them. Lives on one event loop.
+    """The gateway's access to the response caches. Belongs to one event loop.
 
     Args:
-        client: of the sidecar; None: there is no cache.
-        wait_s: how long a request waits for an equal one.
+        client: of the sidecar; None: no cache.
+        wait_s: longest time that a request waits for an identical one.
         clock: monotonic seconds.
     """
 
@@ -69,19 +69,19 @@ class Cached:
         self._denied = False
 
     def concerns(self, directives: Directives) -> bool:
-        """Whether there is a cache, and a request's Cache-Control leaves it something to do."""
+        """Whether there is a cache and a request's Cache-Control permits a look-up or a store."""
         return self._client is not None and (directives.lookup or directives.store)
 
     async def find(self, question: pb.Request | None, directives: Directives) -> Found:
-        """Look an answer up, if the request's Cache-Control allows it. Raises nothing.
+        """Look an answer up, if the request's Cache-Control allows it. Never raises.
 
-        A caller that is cancelled before it returns leaves no other one waiting for its answer.
+        If the caller is cancelled, no other request is left waiting for its answer.
         """
         if self._client is None or question is None or not directives.lookup:
             return Found(question)
         wait_s = 0.0 if directives.only_if_cached else self._wait_s
         began = self._clock()
-        # A request that never reaches an engine makes no evidence.
+        # Without an answer of an engine there is no evidence for the semantic tier.
         exact_only = directives.only_if_cached
         answer = await self._client.lookup(question, exact_only=exact_only, max_age_s=directives.max_age_s)
         self._metrics.lookup_seconds.observe(self._clock() - began)
@@ -91,8 +91,8 @@ class Cached:
         denied = answer.miss.refusal == DENIED
         if denied and not self._denied:
             log.error(
-                "the sidecar does not let this gateway name tenants, so nothing is cached: add the name of the gateway's token "
-                "to LPC_CACHE_GATEWAYS of the sidecar"
+                "the sidecar does not accept tenants from this gateway, so nothing is cached: add the gateway's token name "
+                "to the sidecar's LPC_CACHE_GATEWAYS"
             )
         self._denied = denied
         self._metrics.cache_up.set(reason != pb.REASON_UNAVAILABLE and not denied)
@@ -102,17 +102,19 @@ class Cached:
         return Found(question, miss=answer.miss)
 
     def hand_in(self, found: Found, response: pb.Response | None, *, store: bool = True, ended: bool = False) -> None:
-        """Keep what the engine answered, in the background; None: there is nothing to keep.
+        """Store the engine's answer in the background.
 
         Args:
-            store: the request does not forbid it.
-            ended: the answer came to its end, whatever it was: those who wait for it need not try one after the other.
+            found: the look-up of the request.
+            response: the answer; None: it cannot be stored.
+            store: whether the request permits it.
+            ended: whether the answer was complete. If so, waiting requests need not repeat it one after the other.
         """
         if self._client is None or found.question is None or found.hit is not None:
             return
         miss = found.miss
         if not (miss.flight or miss.candidate) and (response is None or not store or miss.reason in _ASKED_OFF):
-            return  # nobody waits for it, and it is not evidence
+            return  # no request waits for it, and it is not evidence
         message = pb.StoreRequest(
             request=found.question,
             response=response,
@@ -124,7 +126,7 @@ class Cached:
         self._later(self._store(self._client, message))
 
     async def feedback(self, message: pb.FeedbackRequest) -> pb.FeedbackResponse:
-        """Say whether an answer was right. Raises GatewayError."""
+        """Send feedback about an answer. Raises GatewayError."""
         if self._client is None:
             raise GatewayError(404, "this gateway has no cache (LPC_GATEWAY_CACHE)")
         try:
@@ -133,7 +135,7 @@ class Cached:
             raise GatewayError(503, str(error)) from error
 
     async def close(self) -> None:
-        """Let what is in the background come to its end, and hang up."""
+        """Finish the background work and close the connection."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._client is not None:
             with contextlib.suppress(Exception):

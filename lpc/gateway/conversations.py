@@ -1,11 +1,12 @@
-"""How a conversation is named to the engine if its client does not name it.
+"""Names of conversations for the engine, if the client does not send one.
 
-A request's messages before its last user turn are the conversation as it stood after the answer before. When that answer ends,
-the gateway remembers the conversation's name under a digest of them, its state. So two users who begin alike are two
-conversations, from the first answer that differs on. If another gateway served the turn before, or this one was restarted, the
-name is a digest of the beginning up to the first answer, which is the same for every gateway.
+The messages before the last user turn are the state of the conversation after the previous answer. The gateway stores the
+conversation's name under a digest of that state. So two users with the same beginning have two conversations from the first
+answer that differs. If another gateway served the previous turn, or this one has restarted, the name is a digest of the
+messages up to the first answer, which every gateway computes alike.
 
-Turns answered from the cache, which no engine sees, are reported to the predictor: else they look like ended conversations.
+Turns answered from the cache do not reach an engine. They are reported to the predictor, because those conversations would
+otherwise seem to have ended.
 """
 
 import asyncio
@@ -22,16 +23,16 @@ from lpc.gateway.request import Asked, next_state
 from lpc.v1 import predictor_pb2, predictor_pb2_grpc
 
 AT_ONCE: Final = 64
-"""Reports in flight; what comes beyond is left out."""
+"""Concurrent reports; further ones are dropped."""
 TIMEOUT_S: Final = 5.0
 Channel = Callable[[], tuple[grpc.aio.Channel, tuple[tuple[str, str], ...]]]
 
 
 class Conversations:
-    """The names of the conversations served last. Digests and random names only, never text. Lives on one event loop.
+    """The names of recent conversations, as digests and random names without text. Belongs to one event loop.
 
     Args:
-        capacity: names remembered.
+        capacity: number of names.
         channel: to the sidecar.
     """
 
@@ -46,7 +47,7 @@ class Conversations:
         return len(self._names)
 
     def name(self, asked: Asked, states: Sequence[bytes]) -> str | None:
-        """Return the name of a request's conversation; None if it cannot have one. ``states``: of `states_of`."""
+        """Return the name of a request's conversation; None if it cannot have one. ``states``: from `states_of`."""
         if asked.session is not None:
             return asked.session
         if not asked.messages:
@@ -61,7 +62,7 @@ class Conversations:
         return f"lpc-{states[first].hex()}"
 
     def answered(self, asked: Asked, states: Sequence[bytes], name: str | None, reply: str | None) -> None:
-        """Note how a conversation stands now. ``reply``: the answer's text; None where it is not known."""
+        """Store a conversation's new state. ``reply``: the answer's text; None if it is unknown."""
         if name is None or reply is None or asked.session is not None or not asked.messages:
             return
         state = next_state(states[-1], {"role": "assistant", "content": reply})
@@ -71,7 +72,7 @@ class Conversations:
             self._names.popitem(last=False)
 
     def report(self, conversation: predictor_pb2.Conversation) -> None:
-        """Report to the predictor, in the background, that a user turn of a conversation has arrived."""
+        """Report a user turn to the predictor, in the background."""
         if len(self._tasks) >= AT_ONCE:
             self._metrics.told.labels("dropped").inc()
             return
@@ -80,7 +81,7 @@ class Conversations:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Let what is in flight come to its end."""
+        """Finish the reports in flight."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _report(self, conversation: predictor_pb2.Conversation) -> None:

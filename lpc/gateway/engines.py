@@ -55,7 +55,7 @@ class Engine:
         metrics.engine_in_flight.labels(self.name).set_function(lambda: self.in_flight)
 
     def set_up(self, up: bool) -> None:
-        """Note whether a connection could be made."""
+        """Set whether the engine accepts connections."""
         if up != self.up:
             log.log(logging.INFO if up else logging.WARNING, "engine %s is %s", self.name, "up again" if up else "down")
         self.up = up
@@ -72,20 +72,20 @@ class Engine:
 
 
 class Engines:
-    """All engines. Lives on one event loop."""
+    """All engines. Belongs to one event loop."""
 
     def __init__(self, urls: Sequence[str], metrics: Metrics) -> None:
         self.all = [Engine(url, metrics) for url in urls]
 
     def ranked(self, key: bytes) -> list[Engine]:
-        """Return the engines in the order in which a key's requests try them: those that are down last."""
+        """Return the engines in the order in which requests of a key try them, engines that are down last."""
         order = sorted(self.all, key=lambda engine: _weight(key, engine.url), reverse=True)
         share = (sum(engine.in_flight for engine in self.all) + 1) / len(self.all)
         limit = max(math.ceil(LOAD * share), AT_LEAST)
         return sorted(order, key=lambda engine: (not engine.up, engine.in_flight >= limit))
 
     async def probe(self, http: httpx.AsyncClient) -> None:
-        """Look at the engines that are down, so that no request has to."""
+        """Probe the engines that are down, so that requests need not."""
         down = [engine for engine in self.all if not engine.up]
         await asyncio.gather(*(self._probe(engine, http) for engine in down))
 
@@ -93,7 +93,7 @@ class Engines:
     async def _probe(engine: Engine, http: httpx.AsyncClient) -> None:
         with contextlib.suppress(httpx.HTTPError):
             answer = await http.get(f"{engine.url}/health", timeout=2.0)
-            # Engines without /health say 404; vLLM says 503 when its core has died.
+            # Engines without /health return 404; vLLM returns 503 when its core has died.
             if answer.status_code < 500:
                 engine.set_up(True)
 
@@ -103,19 +103,19 @@ def _weight(key: bytes, url: str) -> bytes:
 
 
 def http_client(settings: GatewaySettings, connect_timeout_s: float) -> httpx.AsyncClient:
-    """Return the client of all engines. It has no time-out but that of connecting: an answer may take as long as it takes."""
+    """Return the HTTP client of all engines. Only connecting has a timeout, because answers may take long."""
     timeout = httpx.Timeout(None, connect=connect_timeout_s)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=1000, keepalive_expiry=KEEPALIVE_S)
     verify: ssl.SSLContext | bool = any(url.startswith("https:") for url in settings.gateway_engines)
     if settings.gateway_engine_ca is not None:
         verify = ssl.create_default_context(cafile=settings.gateway_engine_ca)
     client = httpx.AsyncClient(timeout=timeout, limits=limits, verify=verify, trust_env=False, follow_redirects=False)
-    client.headers.clear()  # what the client has not sent, the engine shall not get
+    client.headers.clear()  # forward only what the client has sent
     return client
 
 
 class Upstream:
-    """The engines as the gateway asks them."""
+    """Sends requests to the engines."""
 
     def __init__(self, http: httpx.AsyncClient, engines: Engines, metrics: Metrics) -> None:
         self._http = http
@@ -126,15 +126,15 @@ class Upstream:
     async def answer(
         self, method: str, target: bytes, headers: Headers, content: bytes | AsyncIterator[bytes] | None, key: bytes
     ) -> AsyncIterator[httpx.Response]:
-        """Send a request and yield its answer, whose body is still to come. Hangs up when the block is left.
+        """Send a request and yield its answer, before the body. Closes the answer when the block is left.
 
         Args:
-            target: path and query as they came; the path has been checked.
-            content: the body; one that is still coming is given to the first engine only.
-            key: by which the engine is chosen.
+            target: path and query as received; the path has been checked.
+            content: the body. A body that is still being received goes to the first engine only.
+            key: chooses the engine.
 
         Raises:
-            GatewayError: no engine takes connections (502).
+            GatewayError: no engine accepts connections (502).
             httpx.HTTPError: the connection broke before the answer began.
         """
         ranked = self._engines.ranked(key)
@@ -156,7 +156,7 @@ class Upstream:
         for engine in candidates:
             async with contextlib.AsyncExitStack() as attempt:
                 attempt.enter_context(engine.serving())
-                # The target travels apart from the URL, as the bytes that came: nothing of it can be read as a host.
+                # The target is passed apart from the URL, in its original bytes, so that no part of it can become the host.
                 request = self._http.build_request(
                     method, engine.url, headers=headers, content=content, extensions={"target": engine.prefix + target}
                 )
@@ -175,5 +175,5 @@ class Upstream:
                 return engine, response
         names = ", ".join(engine.name for engine in candidates)
         raise GatewayError(
-            502, f"no engine takes connections (asked: {names}): start one, or name others with LPC_GATEWAY_ENGINES"
+            502, f"no engine accepts connections (tried: {names}): start one, or name others with LPC_GATEWAY_ENGINES"
         )

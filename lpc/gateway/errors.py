@@ -1,4 +1,4 @@
-"""What the gateway itself refuses, as OpenAI's API says it; an engine's errors go on as they are."""
+"""Errors of the gateway in the format of OpenAI's API. An engine's errors are forwarded unchanged."""
 
 import json
 from http import HTTPStatus
@@ -7,7 +7,7 @@ from typing import Final
 from lpc.errors import LpcError
 
 _KINDS: Final = {401: "authentication_error", 403: "permission_error"}
-"""OpenAI's `type` by status; of others below 500 it is invalid_request_error, else api_error."""
+"""OpenAI's `type` by status; other statuses below 500: invalid_request_error, from 500: api_error."""
 _CLOSE: Final = (b"connection", b"close")
 _HEADERS: Final = {
     HTTPStatus.REQUEST_TIMEOUT: (_CLOSE,),
@@ -21,7 +21,7 @@ class GatewayStartError(LpcError):
 
 
 class GatewayError(Exception):
-    """A request that the gateway answers itself. ``status``: of HTTP; ``headers``: of the answer."""
+    """An error that the gateway returns itself. ``status``: HTTP status; ``headers``: of the answer."""
 
     def __init__(self, status: int, message: str, *headers: tuple[bytes, bytes]) -> None:
         super().__init__(message)

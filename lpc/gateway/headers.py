@@ -1,11 +1,11 @@
-"""Which header fields go on and which end here (RFC 9110, section 7.6.1), and what Cache-Control asks for (RFC 9111, 5.2.1)."""
+"""Header fields to forward (RFC 9110, section 7.6.1), and requests' Cache-Control (RFC 9111, section 5.2.1)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 Headers = list[tuple[bytes, bytes]]
-"""Field names in lower case, in their order, repeated ones too."""
+"""Field names in lower case, in their order, with repetitions."""
 
 HOP_BY_HOP: Final = frozenset(
     (
@@ -14,11 +14,11 @@ HOP_BY_HOP: Final = frozenset(
     )
 )
 OURS: Final = b"x-lpc-"
-"""Fields between client and gateway begin so."""
+"""Prefix of fields between client and gateway."""
 
 
 def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Return the fields that are not for the next hop alone: without the known ones and those that Connection names."""
+    """Return the fields without hop-by-hop fields: the known ones and those named by Connection."""
     fields = [(name.lower(), value) for name, value in headers]
     named = {part.strip().lower() for name, value in fields if name == b"connection" for part in value.split(b",")}
     return [(name, value) for name, value in fields if name not in HOP_BY_HOP and name not in named]
@@ -27,12 +27,12 @@ def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 def for_engine(
     headers: Iterable[tuple[bytes, bytes]], client: str | None, key: str | None, keep_authorization: bool
 ) -> Headers:
-    """Return a request's fields as the engine gets them.
+    """Return the fields of a request to the engine.
 
     Args:
         client: the client's IP address, appended to X-Forwarded-For.
-        key: the engine's own, in place of the client's Authorization.
-        keep_authorization: the client's Authorization is for the engine.
+        key: the engine's key, which replaces the client's Authorization.
+        keep_authorization: whether the client's Authorization is for the engine.
     """
     fields = end_to_end(headers)
     forwarded = [value for name, value in fields if name == b"x-forwarded-for"]
@@ -48,19 +48,19 @@ def for_engine(
 
 
 def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
-    """Return the value of a field; None where it is absent."""
+    """Return the first value of a field; None if it is absent."""
     return next((value.decode("latin-1") for key, value in headers if key.lower() == name), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Directives:
-    """What a request's Cache-Control asks for.
+    """A request's Cache-Control.
 
     Attributes:
-        lookup: an answer that was kept will do.
-        store: this one's answer may be kept.
-        only_if_cached: the engine is not to be asked.
-        max_age_s: answers older than this will not do; None: any age.
+        lookup: a cached answer is acceptable.
+        store: the answer may be cached.
+        only_if_cached: do not send the request to an engine.
+        max_age_s: greatest age of a cached answer; None: any age.
     """
 
     lookup: bool = True
@@ -70,7 +70,7 @@ class Directives:
 
 
 def directives_of(headers: Iterable[tuple[bytes, bytes]]) -> Directives:
-    """Read Cache-Control, and Pragma: no-cache where there is none. What is not understood is ignored, as the RFC says."""
+    """Parse Cache-Control, or without it Pragma: no-cache. Unknown directives are ignored (RFC 9111)."""
     headers = list(headers)
     values = [value.decode("latin-1") for name, value in headers if name.lower() == b"cache-control"]
     if not values and any(name.lower() == b"pragma" and b"no-cache" in value.lower() for name, value in headers):
@@ -86,7 +86,7 @@ def directives_of(headers: Iterable[tuple[bytes, bytes]]) -> Directives:
             only_if_cached = True
         elif name == "max-age":
             seconds = argument.strip().strip('"')
-            # An age that cannot be read is stale, says the RFC.
+            # An invalid age counts as stale (RFC 9111).
             age = float(seconds) if seconds.isascii() and seconds.isdigit() else 0.0
             max_age_s = age if max_age_s is None else min(age, max_age_s)
     if max_age_s == 0.0:

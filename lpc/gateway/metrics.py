@@ -1,4 +1,4 @@
-"""Prometheus metrics of the gateway. Names carry units; labels have few values; no text of a conversation is in either."""
+"""Prometheus metrics of the gateway. Labels have few values and contain no text of conversations."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -7,48 +7,48 @@ LOOKUP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.
 
 
 class Metrics:
-    """All metrics, in a registry of their own."""
+    """All metrics, in their own registry."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
         self.requests = Counter(
             "lpc_gateway_requests",
-            "Requests by endpoint and status; `gone`: the client hung up first, `cut`: the engine ended its answer too early.",
+            "Requests by endpoint and status; `gone`: the client disconnected, `cut`: incomplete answer.",
             ["endpoint", "status"],
             registry=registry,
         )
         self.task_failures = Counter(
             "lpc_gateway_task_failures",
-            "Failed rounds of tasks in the background, and tasks that ended, each with its frames in the log. `unawaited`: "
-            "errors that nobody takes.",
+            "Failed rounds of background tasks, and tasks that ended, each with a traceback in the log. `unawaited`: unhandled "
+            "errors.",
             ["task"],
             registry=registry,
         )
         self.first_byte_seconds = Histogram(
             "lpc_gateway_first_byte_seconds",
-            "Time from a request's arrival to the first byte of its answer, by what the cache said.",
+            "Time from a request's arrival to the first byte of its answer, by result of the cache.",
             ["cache"],
             buckets=SECONDS,
             registry=registry,
         )
         self.answers = Counter(
             "lpc_gateway_answers",
-            "Answers to requests that the cache was asked for: exact, semantic, or miss.",
+            "Answers to requests with a look-up: exact, semantic, or miss.",
             ["client", "scope", "cache"],
             registry=registry,
         )
         self.lookup_seconds = Histogram(
             "lpc_gateway_lookup_seconds",
-            "What looking up added to a request, waiting for an equal one not counted.",
+            "Time of a look-up, without waiting for an identical request.",
             buckets=LOOKUP_SECONDS,
             registry=registry,
         )
-        self.misses = Counter("lpc_gateway_misses", "Misses by reason, as the sidecar gives it.", ["reason"], registry=registry)
+        self.misses = Counter("lpc_gateway_misses", "Misses by the sidecar's reason.", ["reason"], registry=registry)
         self.stores = Counter(
-            "lpc_gateway_stores", "Answers of engines by what became of them in the cache.", ["result"], registry=registry
+            "lpc_gateway_stores", "Answers of engines by whether the cache stored them.", ["result"], registry=registry
         )
         self.told = Counter(
-            "lpc_gateway_predictor_told", "Hits that were reported to the predictor, by result.", ["result"], registry=registry
+            "lpc_gateway_predictor_told", "Hits reported to the predictor, by result.", ["result"], registry=registry
         )
         self.engine_requests = Counter(
             "lpc_gateway_engine_requests",
@@ -56,12 +56,12 @@ class Metrics:
             ["engine", "status"],
             registry=registry,
         )
-        self.engine_up = Gauge("lpc_gateway_engine_up", "1 while an engine takes connections.", ["engine"], registry=registry)
+        self.engine_up = Gauge("lpc_gateway_engine_up", "1 while an engine accepts connections.", ["engine"], registry=registry)
         self.engine_in_flight = Gauge(
-            "lpc_gateway_engine_in_flight", "Requests that an engine is answering.", ["engine"], registry=registry
+            "lpc_gateway_engine_in_flight", "Requests in progress in an engine.", ["engine"], registry=registry
         )
-        self.in_flight = Gauge("lpc_gateway_in_flight", "Requests that are being answered.", registry=registry)
-        self.held_bytes = Gauge("lpc_gateway_held_bytes", "Bytes of bodies that are held.", registry=registry)
+        self.in_flight = Gauge("lpc_gateway_in_flight", "Requests in progress.", registry=registry)
+        self.held_bytes = Gauge("lpc_gateway_held_bytes", "Bytes of the bodies of requests in progress.", registry=registry)
         self.cache_up = Gauge(
             "lpc_gateway_cache_up", "1 while the sidecar answers look-ups; 0: the gateway is a plain proxy.", registry=registry
         )

@@ -1,12 +1,11 @@
-"""An engine's answer as it passes by: kept while it may still be one that is worth keeping, and never held up.
+"""Recording of engines' answers for the cache, and their replay.
 
-The gateway reads an answer that it records as fast as the engine sends it, since other clients may wait for it: not as fast as
-its own client reads. The limit of the recording bounds what it reads ahead.
+The gateway reads an answer that it records as fast as the engine sends it, even if its client reads slowly, because other
+clients may wait for it. The size limit of the recording bounds how far it reads ahead. The sidecar decides what is stored; the
+recording only knows whether the answer was complete.
 
-What may be stored is the sidecar's decision; here is only seen whether the answer came to its end, and what it was made of.
-
-An answer is given again as it was recorded except id and time, or in the other form where nothing is lost. A stream can become
-a body if it carries its usage, since clients of bodies read it; a body can always become a stream.
+A replay is identical to the recording except for id and time. A body can also be replayed as a stream, and a stream with usage
+as a body.
 """
 
 import asyncio
@@ -28,11 +27,11 @@ _CREATED: Final = re.compile(rb'("created"\s*:\s*)[0-9.]+')
 
 
 class Recording:
-    """Of one answer.
+    """The recording of one answer.
 
     Args:
-        streamed: it is a stream of server-sent events.
-        max_bytes: beyond which it is not kept.
+        streamed: whether it is a stream of server-sent events.
+        max_bytes: size above which it is discarded.
     """
 
     def __init__(self, streamed: bool, max_bytes: int) -> None:
@@ -45,11 +44,11 @@ class Recording:
 
     @property
     def spoilt(self) -> bool:
-        """Whether there is nothing to be kept, whatever comes."""
+        """Whether the answer can no longer be stored."""
         return self._spoilt
 
     def add(self, data: bytes) -> None:
-        """Take the next bytes of the body."""
+        """Add the next bytes of the body."""
         if self._spoilt:
             return
         self._left -= len(data)
@@ -64,12 +63,12 @@ class Recording:
                 self._event(event)
 
     def end(self) -> None:
-        """Note that the body has come to its end."""
+        """Mark the body as complete."""
         if not self._streamed:
             self._whole = True
 
     def response(self) -> pb.Response | None:
-        """Return the answer; None if it is not whole, is too long, or does not look like an engine's."""
+        """Return the answer; None if it is incomplete, too long, or not an engine's format."""
         if self._spoilt or not self._whole:
             return None
         try:
@@ -85,7 +84,7 @@ class Recording:
         data = [line[5:].removeprefix(b" ") for line in _END_OF_LINE.split(event) if line.startswith(b"data:")]
         others = [line for line in _END_OF_LINE.split(event) if line and not line.startswith((b"data:", b":"))]
         if others or (data and self._whole):
-            # An event of another kind, or one after the last: it cannot be replayed.
+            # Another kind of event, or one after the last, cannot be replayed.
             self._spoil()
         elif data == [DONE]:
             self._whole = True
@@ -96,8 +95,10 @@ class Recording:
         body = b"".join(self._kept)
         answer = json.loads(body)
         (choice,) = answer["choices"]
-        asked, said = _tokens(answer) or (0, 0)
-        return pb.Response(body=body, finish_reason=choice["finish_reason"] or "", prompt_tokens=asked, completion_tokens=said)
+        prompt, completion = _tokens(answer) or (0, 0)
+        return pb.Response(
+            body=body, finish_reason=choice["finish_reason"] or "", prompt_tokens=prompt, completion_tokens=completion
+        )
 
     def _of_stream(self) -> pb.Response:
         finish, tokens = "", (0, 0)
@@ -108,15 +109,15 @@ class Recording:
             tokens = _tokens(chunk) or tokens
             for choice in chunk["choices"]:
                 finish = choice.get("finish_reason") or finish
-        asked, said = tokens
-        return pb.Response(chunks=self._kept, finish_reason=finish, prompt_tokens=asked, completion_tokens=said)
+        prompt, completion = tokens
+        return pb.Response(chunks=self._kept, finish_reason=finish, prompt_tokens=prompt, completion_tokens=completion)
 
 
 async def ahead(chunks: AsyncIterator[bytes], recording: Recording, settle: Callable[[], None]) -> AsyncGenerator[bytes, None]:
-    """Yield chunks, and record them as they come even if the consumer is slow.
+    """Yield chunks, and record them as they arrive even if the consumer is slow.
 
     Args:
-        settle: called, perhaps twice, when the recording is whole or spoilt. From then on nothing is read ahead.
+        settle: called, perhaps twice, when the recording is complete or discarded. After that nothing is read ahead.
     """
     queue: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
 
@@ -153,14 +154,14 @@ def _tokens(answer: Mapping[str, Any]) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a request wants its answer. ``usage``: with a last chunk that holds it, where ``streamed``."""
+    """The requested form of an answer. ``usage``: a stream ends with a chunk of usage."""
 
     streamed: bool
     usage: bool = False
 
 
 def replay(response: pb.Response, form: Form, now: float) -> bytes | None:
-    """Return the body of an answer; None where what was recorded does not hold all that this form tells.
+    """Return the body of a recorded answer; None if the recording lacks something that this form requires.
 
     Args:
         now: seconds since the Unix epoch, the new `created`.
@@ -179,25 +180,25 @@ def _stream(chunks: Sequence[bytes], form: Form, now: float) -> bytes | None:
     reports = [_reports_usage(data) for data in chunks]
     if form.usage and not any(reports):
         return None
-    told = [data for data, report in zip(chunks, reports, strict=True) if form.usage or not report]
-    fresh = _fresh(told[0], now)
-    return b"".join(b"data: " + line + b"\n\n" for line in (*(_renewed(data, *fresh) for data in told), DONE))
+    kept = [data for data, report in zip(chunks, reports, strict=True) if form.usage or not report]
+    fresh = _fresh(kept[0], now)
+    return b"".join(b"data: " + line + b"\n\n" for line in (*(_renewed(data, *fresh) for data in kept), DONE))
 
 
 def _reports_usage(data: bytes) -> bool:
-    """Say whether a chunk is the one of `include_usage`: no choices, only figures."""
+    """Return whether a chunk is that of `include_usage`: usage without choices."""
     chunk = json.loads(data)
     return not chunk["choices"] and bool(chunk.get("usage"))
 
 
 def _fresh(data: bytes, now: float) -> tuple[bytes, bytes]:
-    """Return a new id, of the same kind as that of an answer, and a new time."""
+    """Return a new id with the answer's prefix, and a new time."""
     found = _ID.search(data)
     kind = found[2].partition(b"-")[0] if found is not None and b"-" in found[2] else b"chatcmpl"
     return kind + b"-" + secrets.token_hex(16).encode(), str(int(now)).encode()
 
 
 def _renewed(data: bytes, identity: bytes, created: bytes) -> bytes:
-    """Put new values in place of the first id and time, which are the answer's own, and leave every other byte as it is."""
+    """Replace the first id and time, which are the answer's own, and leave every other byte unchanged."""
     data = _ID.sub(lambda found: found[1] + identity + b'"', data, count=1)
     return _CREATED.sub(lambda found: found[1] + created, data, count=1)

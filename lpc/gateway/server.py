@@ -1,4 +1,4 @@
-"""The gateway's process: its parts are made, put together, run and drained."""
+"""The gateway's process: assembly, start and drain."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ from lpc.wire.watched import Watched
 log = logging.getLogger(__name__)
 
 REFRESH_S = 5.0
-"""Between two looks at the token file and the certificate."""
+"""Seconds between checks of the token file and the certificate."""
 
 
 SHIPPED: Final = Bounds()
@@ -44,7 +44,7 @@ SHIPPED: Final = Bounds()
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where a running gateway listens. ``metrics_port`` is None where switched off."""
+    """Addresses of a running gateway. ``metrics_port`` is None if it is off."""
 
     host: str
     port: int
@@ -61,10 +61,10 @@ async def running(
     """Run a gateway until the block is left, then drain it.
 
     Args:
-        settings: what the operator set.
-        sidecar: how the sidecar is reached.
-        clock: seconds since the Unix epoch; what waits and rests goes by a monotonic one.
-        bounds: that a test may replace.
+        settings: of the operator.
+        sidecar: address of the sidecar and access to it.
+        clock: seconds since the Unix epoch. Timeouts use a monotonic clock.
+        bounds: limits, which a test may replace.
 
     Raises:
         GatewayStartError: an address is taken, or a certificate, the token file or the salts' key cannot be used.
@@ -78,13 +78,13 @@ async def running(
         raise GatewayStartError(str(error)) from error
     if clients.known and settings.tls_certificate is None and not is_loopback(settings.host):
         log.warning(
-            "tokens are asked for on %s without TLS: they travel in clear unless a proxy or a mesh before the gateway has TLS",
+            "clients send tokens to %s without TLS: they are readable on the network unless a proxy or a mesh adds TLS",
             settings.host,
         )
     if settings.gateway_salt_key_file is None:
         log.info(
-            "cache salts are of a key of this process: for identified clients the engines' caches begin cold after a restart, "
-            "and behind another gateway (LPC_GATEWAY_SALT_KEY_FILE)"
+            "cache salts use a key of this process: after a restart, and behind another gateway, clients begin with cold "
+            "caches in the engines; LPC_GATEWAY_SALT_KEY_FILE avoids this"
         )
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(lost_errors(metrics.task_failures))
@@ -97,8 +97,8 @@ async def running(
         if settings.gateway_cache:
             try:
                 client.channel()
-            except CertificateError as error:  # fixed without a restart
-                log.warning("the sidecar cannot be asked, so the engines are, for everything: %s", error)
+            except CertificateError as error:  # can be corrected without a restart
+                log.warning("the response caches are off, because the sidecar cannot be reached: %s", error)
         cached = Cached(client if settings.gateway_cache else None, bounds.wait_s, metrics)
         stack.push_async_callback(cached.close)
         conversations = Conversations(bounds.conversations, client.channel, metrics)
@@ -162,13 +162,13 @@ class GatewayTls(Watched[ssl.SSLContext]):
         super().__init__(files.present, lambda: _context(files), "certificate is")
 
     def install(self, listening: ssl.SSLContext) -> None:
-        """Let each handshake on a context use the certificate that is then in use."""
+        """Make each handshake on a context use the current certificate."""
 
         def choose(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
             del name, context
             connection.context = self.current
 
-        # OpenSSL calls it at each ClientHello, also without a server name.
+        # OpenSSL calls this at each ClientHello, even without a server name.
         listening.sni_callback = choose
 
 
@@ -178,8 +178,8 @@ def _context(files: CertificateFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(files.certificate, files.key, password="")
-    except OSError as error:  # also of TLS: the files have changed since
-        raise CertificateError(f"{files.certificate} changes just now") from error
+    except OSError as error:  # includes ssl.SSLError: the files have changed since
+        raise CertificateError(f"{files.certificate} has just been changed") from error
     return context
 
 
@@ -195,16 +195,16 @@ def _server(settings: GatewaySettings, app: Gateway, tls: GatewayTls | None) -> 
     config = uvicorn.Config(
         app,
         log_config=None,
-        log_level="error",  # else each malformed request is a warning in the log
+        log_level="error",  # otherwise each malformed request logs a warning
         access_log=False,
         lifespan="off",
         http="h11",
         ws="none",
-        # The engine's own fields go on, so none is added.
+        # The engine's own fields are forwarded.
         server_header=False,
         date_header=False,
         proxy_headers=False,
-        # Longer than clients keep an idle connection (httpx: 5 s), so that none is used that is just being closed.
+        # Longer than clients keep an idle connection (httpx: 5 s), so that clients do not use one that is being closed.
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
         ssl_certfile=settings.tls_certificate,
@@ -220,8 +220,8 @@ def _listen(settings: GatewaySettings) -> socket.socket:
     host, port = settings.host, settings.port
     try:
         listener = listen(host, port)
-        # Connections inherit it, which asyncio would not set here: else the body of a short answer waits 40 ms for a
-        # delayed acknowledgement of its header.
+        # Connections inherit it. Without it the body of a short answer waits 40 ms for the delayed acknowledgement of its
+        # header; asyncio does not set it here.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Which requests go on to engines: a list of methods and paths. Paths are compared and sent on as they came, never decoded."""
+"""The methods and paths that are proxied. Paths are compared and forwarded as received, never decoded."""
 
 import re
 from collections.abc import Iterable
@@ -11,9 +11,9 @@ COMPLETIONS: Final = "/v1/completions"
 RESPONSES: Final = "/v1/responses"
 MESSAGES: Final = "/v1/messages"
 SALTED: Final = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
-"""Whose bodies are read, and get a tenant's cache salt."""
+"""Paths whose bodies are read and receive the tenant's cache salt."""
 OWN: Final = "/lpc/"
-"""The gateway's own paths begin so."""
+"""Prefix of the gateway's own paths."""
 
 PROXIED: Final = (
     f"POST {CHAT}",
@@ -39,19 +39,19 @@ PROXIED: Final = (
     "GET /health",
     "GET /version",
 )
-"""Proxied without a setting. ``*`` stands for one segment of a path."""
+"""Proxied by default. ``*`` matches one segment of a path."""
 
 ENTRY: Final = re.compile(r"[A-Z]+ (?:/(?:\*|(?!\.\.?(?:/|$))[A-Za-z0-9._~-]+))+")
-"""An entry of the list: a method, a space and a path without dot segments."""
+"""Syntax of an entry: a method, a space and a path without dot segments."""
 _PATH: Final = re.compile(rb"(?:/(?:[A-Za-z0-9._~!$&'()*+,=:@-]|%[0-9A-Fa-f]{2})+)+/?|/")
-"""Of pchar (RFC 3986) without ``;``: what follows it in a segment some servers cut off."""
+"""pchar of RFC 3986 without ``;``, because some servers cut off the rest of a segment after it."""
 _DOTS: Final = re.compile(rb"/\.\.?(?:/|$)")
 _AMBIGUOUS: Final = re.compile(rb"%(?:2[EeFf5]|5[Cc]|[01].|7[Ff])")
-"""Percent-encoded dots, slashes, backslashes, percent signs and control characters: servers differ in when they decode them."""
+"""Percent-encoded dots, slashes, backslashes, percent signs and control characters: servers decode them at different times."""
 
 
 def path_of(raw_path: bytes, query: bytes) -> str:
-    """Return the path of a target as it came. Raises GatewayError (400) if servers could read it in different ways."""
+    """Return the path of a target as received. Raises GatewayError (400) if servers could interpret it differently."""
     if not _PATH.fullmatch(raw_path) or _DOTS.search(raw_path) or _AMBIGUOUS.search(raw_path) or b"#" in query:
         raise GatewayError(
             400,
@@ -64,7 +64,7 @@ def path_of(raw_path: bytes, query: bytes) -> str:
 class Paths:
     """The methods and paths that are proxied.
 
-    ``more``: entries besides `PROXIED`. HEAD goes with GET, and OPTIONS with every path.
+    ``more``: entries in addition to `PROXIED`. GET implies HEAD; OPTIONS is allowed on every path.
     """
 
     def __init__(self, more: Iterable[str] = ()) -> None:
@@ -75,7 +75,7 @@ class Paths:
             known |= {"GET", "HEAD"} if method == "GET" else {method}
 
     def check(self, method: str, path: str) -> None:
-        """Raise GatewayError (404, 405) unless a request goes on to engines."""
+        """Raise GatewayError (404, 405) unless the request is proxied."""
         segments = path.split("/")
         allowed: set[str] = set()
         for listed, known in self._methods.items():

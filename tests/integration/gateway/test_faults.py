@@ -138,6 +138,6 @@ async def test_a_certificate_that_cannot_be_read_is_said_at_the_start(tmp_path: 
         settings = GatewaySettings(port=0, metrics_port=0, gateway_engines=(engine.url,))
         async with running(settings, sidecar) as addresses, httpx.AsyncClient(trust_env=False) as client:
             (line,) = (record.getMessage() for record in caplog.records if record.name == "lpc.gateway.server")
-            assert "the sidecar cannot be asked" in line and "nowhere.crt: No such file" in line
+            assert "the sidecar cannot be reached" in line and "nowhere.crt: No such file" in line
             answer = await client.post(f"http://127.0.0.1:{addresses.port}/v1/chat/completions", json=chat("plain"))
             assert answer.status_code == 200

@@ -138,7 +138,7 @@ async def test_without_an_engine_it_says_so() -> None:
     async with gateway(f"http://127.0.0.1:{free_port()}") as client:
         answer = await client.post(CHAT, json=chat("x"))
         assert answer.status_code == 502
-        assert "no engine takes connections" in answer.json()["error"]["message"]
+        assert "no engine accepts connections" in answer.json()["error"]["message"]
         assert (await client.get("/lpc/health")).json() == {"status": "ok"}
 
 

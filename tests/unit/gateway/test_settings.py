@@ -36,13 +36,13 @@ def test_paths_are_added_to_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"gateway_engines": ""}, "name at least one engine"),
         ({"gateway_engines": "a:8000"}, "must be http://host:port"),
         ({"gateway_engines": "http://user:secret@a"}, "must be http://host:port"),
-        ({"gateway_engines": "http://a/v1"}, "leave /v1 out"),
+        ({"gateway_engines": "http://a/v1"}, "remove /v1"),
         ({"gateway_engines": "http://a,http://a"}, "named twice"),
-        ({"gateway_engine_key": "secret"}, "set tokens too"),
+        ({"gateway_engine_key": "secret"}, "set tokens"),
         ({"tls_key": "k.pem"}, "set both or none"),
-        ({"gateway_identity_headers": "a b"}, "a field's name"),
-        ({"gateway_max_held_bytes": 2**20}, "less than max_request_bytes"),
-        ({"gateway_scopes": {"a": ["no scope"]}}, "a scope's name"),
+        ({"gateway_identity_headers": "a b"}, "name of a header field"),
+        ({"gateway_max_held_bytes": 2**20}, "at least max_request_bytes"),
+        ({"gateway_scopes": {"a": ["no scope"]}}, "invalid scope name"),
         *(
             ({"gateway_paths": path}, "METHOD /path")
             for path in ("/a", "GET a", "GET /a/../b", "GET /a//b", "get /a", "GET /lpc/x", "GET /%2e")
