@@ -1,1 +1,1 @@
-"""What goes over a wire or a terminal and is the same on both ends: certificates, access, watched files, the console."""
+"""Code that sidecar, plug-in, gateway and commands share: TLS, tokens, Redis, settings, logs, background tasks, the console."""

@@ -1,4 +1,4 @@
-"""How a sidecar is reached: TLS and the token, as the settings say."""
+"""Channels to a sidecar with TLS and a token, according to the settings."""
 
 import ipaddress
 from collections.abc import Callable, Sequence
@@ -12,25 +12,25 @@ from lpc.wire.certificates import CertificateError, CertificateFiles, Pem, read
 
 
 class AccessSettings(Protocol):
-    """The part of :class:`eviction_client.settings.ClientSettings` that says how to get in."""
+    """The settings of :class:`eviction_client.settings.ClientSettings` that concern access."""
 
     @property
     def predictor_files(self) -> CertificateFiles:
-        """Certificates of the sidecar's authority and of one's own."""
+        """The sidecar's certificate authority, and the client's own certificate and key."""
 
     @property
     def predictor_token_file(self) -> Path | None:
-        """The file that holds the token."""
+        """File with the token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What opens a sidecar. Equal if the contents of the files are.
+    """Credentials for a sidecar. Two objects are equal if the contents of their files are equal.
 
     Attributes:
-        credentials: for TLS; None speaks plain text.
-        metadata: of every call.
-        pem: of which the credentials were made.
+        credentials: TLS credentials; None: no TLS.
+        metadata: metadata of every call, with the token.
+        pem: the certificates in the credentials.
     """
 
     credentials: grpc.ChannelCredentials | None = field(default=None, compare=False)
@@ -38,16 +38,16 @@ class Access:
     pem: Pem | None = field(default=None, repr=False)
 
     def channel(self, address: str, options: Sequence[tuple[str, Any]] = ()) -> grpc.Channel:
-        """Return a channel to an address. A Unix socket is always plain."""
+        """Return a channel to an address. Unix sockets never use TLS."""
         if self.credentials is None or address.startswith("unix:"):
             return grpc.insecure_channel(address, options=options)
         return grpc.secure_channel(address, self.credentials, options=options)
 
 
 def access_of(settings: AccessSettings) -> Callable[[], Access]:
-    """Return what reads the files at each call: certificates and tokens are renewed while an engine runs.
+    """Return a function that reads the files at each call, because certificates and tokens change while an engine runs.
 
-    The function returned raises lpc.wire.certificates.CertificateError when a file cannot be used.
+    It raises lpc.wire.certificates.CertificateError if a file is unreadable or invalid.
     """
 
     def access() -> Access:
@@ -74,14 +74,14 @@ def _token_in(path: Path) -> str:
 
 
 def stays_on_this_machine(address: str) -> bool:
-    """Say whether nobody on the network sees what is sent to an address."""
+    """Return whether data sent to an address does not leave this machine."""
     if address.startswith("unix:"):
         return True
     return is_loopback(address.rpartition(":")[0])
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether a host (a name or an IP address, an IPv6 one with or without brackets) is this machine's loopback."""
+    """Return whether a host name or IP address (IPv6 with or without brackets) is loopback."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

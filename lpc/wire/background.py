@@ -1,4 +1,4 @@
-"""Work in the background of a process that never ends without a log line and a count."""
+"""Background tasks whose failures are logged and counted."""
 
 import asyncio
 import contextlib
@@ -14,13 +14,13 @@ from lpc.wire.bugs import log_bug
 log = logging.getLogger(__name__)
 
 LOST: Final = "unawaited"
-"""Name of tasks and threads whose errors nobody takes."""
+"""Label of errors in tasks that are not awaited, and in threads."""
 
 
 class Background:
-    """Background tasks, until it is closed. Lives on one event loop.
+    """Runs background tasks until it is closed. Use it from one event loop only.
 
-    ``failures``: counts by the label ``task``: failed rounds, and tasks that ended.
+    ``failures``: counter with the label ``task``, of failed rounds and of tasks that have ended.
     """
 
     def __init__(self, failures: Counter) -> None:
@@ -29,17 +29,17 @@ class Background:
         self._closed = False
 
     def every(self, interval_s: float, name: str, run: Callable[[], Awaitable[object]]) -> None:
-        """Run a round every so many seconds. One that fails is logged and counted; the next one comes at its time."""
-        self._failures.labels(name)  # so that the first failure is an increase
+        """Call ``run`` at an interval. Failures are logged and counted, and do not stop the task."""
+        self._failures.labels(name)  # creates the series, so that the first failure is an increase
         self._tasks.append(asyncio.create_task(self._rounds(interval_s, name, run), name=name))
 
     def watch(self, name: str, task: asyncio.Task[Any]) -> None:
-        """Log and count the end of a task that should run until this is closed."""
+        """Log and count the end of a task that should run until :meth:`close`."""
         self._failures.labels(name)
         task.add_done_callback(lambda ended: self._ended(name, ended))
 
     async def close(self) -> None:
-        """Cancel the rounds; what is watched may end from now on."""
+        """Cancel the tasks of :meth:`every`; watched tasks may end from now on."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -60,14 +60,14 @@ class Background:
         self._failures.labels(name).inc()
         error = task.exception()
         if error is None:
-            log.error("the task %r has ended before its time", name)
+            log.error("the task %r has ended unexpectedly", name)
         else:
             log_bug(log, f"the task {name!r}", error)
 
 
 @contextlib.contextmanager
 def lost_errors(failures: Counter) -> Iterator[None]:
-    """Log and count errors of tasks that nobody awaits and of threads, while the block runs: without messages and values."""
+    """Within the block, log and count errors of threads and of tasks that are not awaited, without messages and values."""
     loop = asyncio.get_running_loop()
     before, thread_before = loop.get_exception_handler(), threading.excepthook
     lost = failures.labels(LOST)
@@ -77,7 +77,7 @@ def lost_errors(failures: Counter) -> Iterator[None]:
         if error is None:
             loop.default_exception_handler(context)
             return
-        log_bug(log, "a task that nobody awaits", error)
+        log_bug(log, "a task that is not awaited", error)
         lost.inc()
 
     def in_thread(args: threading.ExceptHookArgs) -> None:

@@ -1,6 +1,6 @@
-"""Logs of errors that indicate a bug of this project: the exception's type and frames, without its message or any value.
+"""Logs errors that indicate a bug of this project: type and frames of the exception, without its message and values.
 
-A message may hold what a user wrote: ``KeyError('my secret prompt')``. Types, files, lines and functions cannot.
+A message may contain user text, as in ``KeyError('my secret prompt')``. Types, files, lines and functions do not.
 """
 
 import logging
@@ -11,22 +11,22 @@ from collections.abc import Iterator
 from typing import Final
 
 REPEAT_S: Final = 300.0
-"""Shortest time between two reports of one place; those between are counted."""
+"""Shortest time between two reports with the same ``where``; errors in between are counted."""
 MAX_FRAMES: Final = 30
-"""Innermost frames shown of an exception: a RecursionError has a thousand."""
+"""Number of innermost frames logged; a RecursionError has a thousand."""
 MAX_CAUSES: Final = 8
-"""Exceptions shown of one report: the error, its causes, and the members of a group."""
+"""Number of exceptions logged per report: the error, its causes, and the members of a group."""
 
 _lock = threading.Lock()
 _reports: dict[str, tuple[float, int]] = {}
-"""By place: when it was last reported (monotonic seconds), and how often it has failed since."""
+"""By ``where``: time of the last report (monotonic seconds), and number of errors since."""
 
 
 def log_bug(logger: logging.Logger, where: str, error: BaseException) -> None:
-    """Log an exception that only a bug can cause, at most once per place in REPEAT_S.
+    """Log an exception that only a bug can cause, at most once per REPEAT_S and ``where``.
 
     Args:
-        where: what failed, as a constant: "the guard". It is the place that the limit applies to.
+        where: the part that failed, as a constant: "the guard".
     """
     now = time.monotonic()
     with _lock:
@@ -40,7 +40,7 @@ def log_bug(logger: logging.Logger, where: str, error: BaseException) -> None:
 
 
 def frames_of(error: BaseException) -> Iterator[str]:
-    """Return the lines of a traceback without values: of each exception, the error first, its type and its frames."""
+    """Yield the lines of a traceback without values: type and frames of each exception, the error first."""
     pending: list[tuple[str, BaseException]] = [("", error)]
     seen: set[int] = set()
     while pending and len(seen) < MAX_CAUSES:

@@ -1,7 +1,7 @@
-"""Certificate files: read, and checked before they are used.
+"""Reads certificate files and checks them before use.
 
-TLS libraries report a wrong file at the first connection, from another thread and in their own words. What these checks cannot
-see (whether others trust a certificate, and for which purpose it was made) is reported by `lpc doctor`, which connects.
+TLS libraries report invalid files only at the first connection, from another thread and with unclear messages. These checks
+cannot see whether others trust a certificate, and for which purpose it was issued; `lpc doctor` connects to find out.
 """
 
 import _ssl
@@ -21,16 +21,16 @@ _VERDICTS: Final = {
     62: "is not made for this address: its subjectAltName must contain it",
     64: "is not made for this address: its subjectAltName must contain it",
 }
-"""Of OpenSSL's verification errors (X509_V_ERR_...)."""
+"""Messages for OpenSSL's verification errors (X509_V_ERR_...)."""
 
 
 class CertificateError(LpcError):
-    """A file that opens a sidecar (certificate, key or token) cannot be used. The message names it and says what to do."""
+    """A certificate, key or token file is invalid. The message contains its path and the remedy."""
 
 
 @dataclass(frozen=True)
 class CertificateFiles:
-    """Where the PEM files lie: certificate (chain) and key of one's own, and the authority that others are checked by."""
+    """Paths of PEM files: the process's certificate chain and key, and the certificate authority of its peers."""
 
     certificate: Path | None = None
     key: Path | None = None
@@ -38,13 +38,13 @@ class CertificateFiles:
 
     @property
     def present(self) -> Sequence[Path]:
-        """Those that are set."""
+        """The paths that are set."""
         return [path for path in (self.certificate, self.key, self.ca) if path is not None]
 
 
 @dataclass(frozen=True)
 class Pem:
-    """The contents of certificate files. ``expires_at``: of the certificate, seconds since the epoch."""
+    """The contents of certificate files. ``expires_at``: expiry of the certificate, seconds since the epoch."""
 
     certificate: bytes | None
     key: bytes | None = field(repr=False)
@@ -53,7 +53,7 @@ class Pem:
 
 
 def read(files: CertificateFiles) -> Pem:
-    """Return what the files hold.
+    """Read the files.
 
     Raises:
         CertificateError: a file is missing, not PEM or expired, or certificate and key do not match.
@@ -64,7 +64,7 @@ def read(files: CertificateFiles) -> Pem:
         try:
             context.load_verify_locations(files.ca)
         except (ssl.SSLError, ValueError) as error:
-            raise CertificateError(f"{files.ca} holds no certificate in PEM form: give the authority's certificate") from error
+            raise CertificateError(f"{files.ca} does not contain a PEM certificate: use the authority's certificate") from error
     expires_at = None
     if files.certificate is not None and files.key is not None:
         expires_at = _check_pair(context, files.certificate, files.key)
@@ -72,8 +72,8 @@ def read(files: CertificateFiles) -> Pem:
 
 
 def verdict(code: int) -> str:
-    """Say what an OpenSSL verification error of a server's certificate means, and what to do."""
-    return _VERDICTS.get(code, "is not signed by the authority given: give the right one")
+    """Return meaning and remedy of an OpenSSL verification error of a server's certificate."""
+    return _VERDICTS.get(code, "is not signed by the given authority: use the right one")
 
 
 def _bytes(path: Path | None) -> bytes | None:
@@ -86,18 +86,18 @@ def _bytes(path: Path | None) -> bytes | None:
 
 
 def _check_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> float:
-    """Return when a certificate ends, seconds since the epoch."""
+    """Return a certificate's expiry, seconds since the epoch. Raises CertificateError."""
     try:
-        # An empty pass phrase, since OpenSSL would ask for one on the terminal.
+        # With an empty pass phrase OpenSSL does not prompt for one on the terminal.
         context.load_cert_chain(certificate, key, password="")
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            raise CertificateError(f"{certificate} and {key} do not match: give the key of this certificate") from error
+            raise CertificateError(f"{certificate} and {key} do not match: use the key of this certificate") from error
         raise CertificateError(
-            f"{certificate} and {key} are not a certificate and key in PEM form, or the key has a pass phrase: "
-            "give a certificate and its unencrypted key"
+            f"{certificate} and {key} are not a PEM certificate and key, or the key has a pass phrase: "
+            "use a certificate and its unencrypted key"
         ) from error
-    # The standard library's only decoder of a certificate that nobody has shown; it is private, and tests notice if it goes.
+    # The standard library's only decoder of a certificate outside a connection is private; tests fail if it is removed.
     fields = _ssl._test_decode_cert(certificate)  # type: ignore[attr-defined]
     begins, ends = (ssl.cert_time_to_seconds(fields[name]) for name in ("notBefore", "notAfter"))
     if not begins <= time.time() <= ends:

@@ -1,4 +1,4 @@
-"""TCP ports to listen on, taken before anything else begins: for requests, and for Prometheus."""
+"""Listening TCP sockets, and the HTTP server of Prometheus metrics."""
 
 import contextlib
 import os
@@ -12,18 +12,18 @@ BACKLOG: Final = 2048
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens. Raises OSError, whose ``strerror`` is the reason and no more."""
+    """Return a listening socket. Raises OSError, whose ``strerror`` contains only the reason."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=BACKLOG)
     except OSError as error:
-        # Python adds the address in words of its own. A name that has no address comes with a number below 0.
+        # Python adds the address to the message. The errno of a failed name look-up is negative.
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise OSError(error.errno, reason) from error
 
 
 @contextlib.contextmanager
 def served(registry: CollectorRegistry, host: str, port: int) -> Iterator[int]:
-    """Answer scrapes of a registry while the block runs; yield the port (0 chooses a free one). Raises OSError."""
+    """Serve a registry's metrics within the block; yield the port (0 chooses a free one). Raises OSError."""
     server, thread = start_http_server(port, host, registry)
     try:
         yield server.server_port

@@ -1,4 +1,4 @@
-"""Log lines of what serves: one JSON object each, or text."""
+"""Log format of servers: one JSON object per line, or text."""
 
 import json
 import logging
@@ -10,10 +10,10 @@ TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 class JsonFormatter(logging.Formatter):
-    """One line of JSON: time (RFC 3339, UTC), level, logger, message; where there are any, trace_id, span_id, exception."""
+    """Formats a record as JSON: time (RFC 3339, UTC), level, logger, message; if present, trace_id, span_id, exception."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
+        """Return one line of JSON."""
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname,
@@ -27,7 +27,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(level: str, form: Literal["json", "text"]) -> None:
-    """Write the log to standard error. Warnings of Python go there too, so that every line has the same form."""
+    """Write the log and Python's warnings to standard error, all in the same format."""
     formatter = JsonFormatter() if form == "json" else logging.Formatter(TEXT)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
@@ -36,7 +36,7 @@ def configure(level: str, form: Literal["json", "text"]) -> None:
 
 
 def _trace() -> dict[str, str]:
-    """Return the trace and span that the running task works for. OpenTelemetry is loaded only where traces are on."""
+    """Return trace and span of the current task. OpenTelemetry is imported only if tracing is enabled."""
     api = sys.modules.get("opentelemetry.trace")
     if api is None:
         return {}

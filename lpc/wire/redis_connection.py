@@ -1,4 +1,4 @@
-"""A connection to Redis, single or Cluster: what its URL says, redis-py's clients of it, and what they raise."""
+"""Connections to Redis, single server or Cluster: parses URLs, and creates clients of redis-py."""
 
 import contextlib
 import re
@@ -21,21 +21,21 @@ from lpc.wire.certificates import CertificateFiles
 NO_FILES: Final = CertificateFiles()
 
 ERRORS: Final = (redis.RedisError, redis.exceptions.RedisClusterException, OSError)
-"""Everything that redis-py raises for a server or network at fault."""
+"""All errors of redis-py that a server or the network can cause."""
 
 _USER: Final = r"(?:(?:[^/?#@\[\]%]|%[0-9A-Fa-f]{2})*@)?"
 _URL: Final = re.compile(rf"(rediss?://){_USER}([^/?#@]*(?:/[^?#@]*)?(?:\?[^#@]*)?)|(unix://){_USER}(/[^?#]+(?:\?[^#@]*)?)")
-"""redis-py takes what stands in front of a raw / # or ? in a password for the host, and quotes the rest in its error."""
+"""Excludes raw / # ? in passwords: redis-py would parse the part before it as the host, and quote the rest in its error."""
 
 
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
-    """A Redis URL, taken apart by redis-py.
+    """The parts of a Redis URL.
 
     Attributes:
         bare: the URL without user and password.
-        where: host and port, or the path of a Unix socket: what may be written into a log.
-        user, password: percent-decoded; None where there is none.
+        where: host and port, or the path of a Unix socket; safe to log.
+        user, password: percent-decoded; None: the URL has none.
     """
 
     bare: str
@@ -45,18 +45,18 @@ class RedisUrl:
 
     @classmethod
     def parse(cls, url: str) -> Self:
-        """Take a URL apart. Raises ValueError, with what to do and without the URL, if it is malformed."""
+        """Parse a URL. Raises ValueError, with the remedy and without the URL, if it is malformed."""
         found = _URL.fullmatch(url)
         try:
             if found is None:
                 raise ValueError
             parts = parse_url(url)  # type: ignore[no-untyped-call]
-            redis.ConnectionPool.from_url(url).make_connection()  # for an option that redis-py does not know; nothing is sent
+            redis.ConnectionPool.from_url(url).make_connection()  # checks the URL's options; does not connect
         except (TypeError, ValueError):
             raise ValueError(
-                "cannot be read: write redis://HOST:PORT/DATABASE, rediss://... (TLS) or unix:///PATH; in its user and "
-                "password write / as %2F, # as %23, ? as %3F, @ as %40, [ as %5B, ] as %5D and % as %25, or leave the password "
-                "out and put it, as it is, into a file that LPC_REDIS_PASSWORD_FILE names"
+                "cannot be parsed: write redis://HOST:PORT/DATABASE, rediss://... (TLS) or unix:///PATH; in user and "
+                "password write / as %2F, # as %23, ? as %3F, @ as %40, [ as %5B, ] as %5D and % as %25, or write the "
+                "password unchanged into a file and set LPC_REDIS_PASSWORD_FILE"
             ) from None
         where = parts.get("path") or f"{parts.get('host', 'localhost')}:{parts.get('port', 6379)}"
         return cls(
@@ -65,11 +65,11 @@ class RedisUrl:
 
 
 class PasswordFileError(redis.AuthenticationError):
-    """The file with the password cannot be read, or is empty."""
+    """The file with the password is unreadable or empty."""
 
 
 class PasswordFile(CredentialProvider):
-    """A user whose password lies in a file, which is read at each connection."""
+    """Credentials whose password is read from a file at each connection."""
 
     def __init__(self, user: str | None, path: Path) -> None:
         self._user = user
@@ -92,18 +92,18 @@ class PasswordFile(CredentialProvider):
 
 
 class Connection:
-    """A server or Cluster, and redis-py's clients of it: they never retry, and give up on an answer after the time-out.
+    """Creates clients of redis-py for a server or Cluster. The clients have time-outs and never retry.
 
     Args:
-        url: redis://, rediss:// or unix:// URL, user and password in it percent-encoded.
-        cluster: the URL names a node of a Redis Cluster.
-        timeout_s: time for a connection and for one answer.
+        url: redis://, rediss:// or unix:// URL, with percent-encoded user and password.
+        cluster: whether the URL is a node of a Redis Cluster.
+        timeout_s: time limit of a connection and of one answer.
         files: certificates for rediss://; read at each connection.
-        password_file: holds the password of the URL's user; read at each connection, so that a new password needs no restart.
-        settings: what the names of its settings begin with, for messages.
+        password_file: file with the password of the URL's user; read at each connection, so that a new one needs no restart.
+        settings: prefix of its settings' names, for messages.
 
     Attributes:
-        where: host and port, or the path of a Unix socket: what may be written into a log.
+        where: host and port, or the path of a Unix socket; safe to log.
 
     Raises:
         ValueError: the URL is malformed.
@@ -135,14 +135,14 @@ class Connection:
             names = {"ssl_ca_certs": files.ca, "ssl_certfile": files.certificate, "ssl_keyfile": files.key}
             self._options |= {name: str(path) for name, path in names.items() if path is not None}
         self._client: Any = None
-        # Of a Cluster, as last seen: the URL's own node may be the one that died.
         self._nodes: list[tuple[str, int]] = []
+        """Nodes of a Cluster as last seen, in case the URL's node is down."""
 
     @property
     def client(self) -> Any:
-        """The one client for a thread, until it is closed.
+        """The synchronous client, created on first use; use it in one thread only.
 
-        A Cluster's asks the URL's node, or one seen before, for the slots. Raises one of ERRORS if that fails.
+        For a Cluster this connects to the URL's node or one seen before, and raises one of ERRORS if that fails.
         """
         if self._client is None and self.cluster:
             nodes = [redis.cluster.ClusterNode(host, port) for host, port in self._nodes]  # type: ignore[no-untyped-call]
@@ -152,16 +152,16 @@ class Connection:
         return self._client
 
     def open_async(self, connections: int) -> Any:
-        """Return a client for an event loop, of at most so many connections to a server."""
+        """Return an asyncio client. ``connections``: largest number of connections to a server."""
         options = {**self._options, "retry": redis.asyncio.retry.Retry(NoBackoff(), 0), "max_connections": connections}
         if self.cluster:
             return redis.asyncio.cluster.RedisCluster.from_url(self._url, **options)
-        # Who finds no connection free waits for one as long as for an answer.
+        # A call waits for a free connection as long as for an answer.
         pool = redis.asyncio.BlockingConnectionPool.from_url(self._url, timeout=self.timeout_s, **options)
         return redis.asyncio.Redis.from_pool(pool)
 
     def close(self) -> None:
-        """Let go of the client."""
+        """Close the client."""
         client, self._client = self._client, None
         if client is not None:
             with contextlib.suppress(*ERRORS):
@@ -173,10 +173,10 @@ class Connection:
 def evaluate(client: Any, script: str, commands: list[tuple[Any, ...]], *, raise_on_error: bool = True) -> list[Any]:
     """Run a script once for each of ``commands`` in one pipeline; return the answers in order.
 
-    The whole script is sent each time: about a kilobyte, and no server can lack it. Redis compiles it once.
+    The whole script, about a kilobyte, is sent each time, so that it need not be loaded first. Redis compiles it once.
 
     Args:
-        raise_on_error: raise the first error, though the other commands may have been run; else it stands among the answers.
+        raise_on_error: raise the first error, although other commands may have run; otherwise return errors as answers.
     """
     batch = client.pipeline(transaction=False)
     for command in commands:

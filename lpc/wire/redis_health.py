@@ -1,6 +1,6 @@
-"""What an error of redis-py means and what to do about it; when a Redis that failed is asked again, and what is logged of it.
+"""Causes and remedies of redis-py's errors, and the health of a Redis: when to retry, and what to log.
 
-No text of Redis is shown: it may quote a command, with its key and values.
+Messages of Redis are not shown, because they may quote a command with its key and values.
 """
 
 import logging
@@ -21,36 +21,36 @@ from lpc.wire.redis_connection import ERRORS, Connection, PasswordFileError
 log = logging.getLogger(__name__)
 
 REFUSALS: Final = ("OOM", "WRONGTYPE", "NOPERM", "READONLY", "MISCONF", "NOREPLICAS", "old", "other")
-"""Causes for which Redis refuses single commands, as labels of metrics. With any other no command can be answered."""
+"""Causes for which Redis refuses single commands, as labels of metrics. All other causes affect every command."""
 
-_LOGIN: Final = "{settings}_PASSWORD_FILE, or in {settings}_URL (there % / # ? @ are written %25 %2F %23 %3F %40)"
+_LOGIN: Final = "{settings}_PASSWORD_FILE, or in {settings}_URL (where % / # ? @ are written %25 %2F %23 %3F %40)"
 _ADVICE: Final = {
     "NOPERM": "does not let this user run a command or use a key: give it the rights of docs/how-to/security.md",
     "protected": "runs in protected mode and refuses other machines: give it a user with a password, or, on a private network, "
     "set its protected-mode to no",
     "password": f"refuses this user or password: correct them in {_LOGIN}",
-    "no password": f"asks for a password: set it in {_LOGIN}",
+    "no password": f"requires a password: set it in {_LOGIN}",
     "loading": "is still loading its data: wait",
-    "cluster": "is a Cluster that is not whole: it is forming, failing over, or some of its nodes are gone; if it stays so, "
-    "see CLUSTER INFO and CLUSTER NODES",
+    "cluster": "is an incomplete Cluster: it is forming or failing over, or some nodes are down; if this lasts, see CLUSTER "
+    "INFO and CLUSTER NODES",
     "READONLY": "is a read-only replica: set {settings}_URL to the primary",
-    "OOM": "is out of memory, so nothing new is stored: raise maxmemory",
-    "WRONGTYPE": "holds a key of another type: let no other program write into this Redis",
+    "OOM": "is out of memory and does not store new data: raise maxmemory",
+    "WRONGTYPE": "contains a key of another type: use a Redis into which no other program writes",
     "MISCONF": "cannot write its data to disk: see its log",
     "NOREPLICAS": "has too few replicas connected: see its log",
     "old": "is too old: version 6.2 or later is needed",
     "single": "is not a Cluster: unset {settings}_CLUSTER",
     "moved": "is a node of a Cluster: set {settings}_CLUSTER=true",
-    "timeout": "did not answer within {timeout_s:g} s: check that it runs and that no firewall is between",
+    "timeout": "did not answer within {timeout_s:g} s: check that it runs and that no firewall blocks it",
     "away": "cannot be reached: check {settings}_URL and that the server runs",
-    "password file": "cannot be asked: the file of {settings}_PASSWORD_FILE cannot be read, {file}",
-    "certificate": "shows a certificate that {verdict} (LPC_REDIS_CA)",
-    "TLS": "ends the TLS handshake: if it asks for certificates, set LPC_CLIENT_CERTIFICATE and LPC_CLIENT_KEY to one "
-    "that its authority signed",
-    "no file": "cannot be asked: its socket, or a file of LPC_REDIS_CA, LPC_CLIENT_CERTIFICATE or LPC_CLIENT_KEY, is missing",
+    "password file": "cannot be used: the file of {settings}_PASSWORD_FILE cannot be read, {file}",
+    "certificate": "has a certificate that {verdict} (LPC_REDIS_CA)",
+    "TLS": "has aborted the TLS handshake: if it requires certificates, set LPC_CLIENT_CERTIFICATE and LPC_CLIENT_KEY to one "
+    "that its certificate authority has signed",
+    "no file": "cannot be used: its socket, or a file of LPC_REDIS_CA, LPC_CLIENT_CERTIFICATE or LPC_CLIENT_KEY, is missing",
     "other": "refused a command ({kind}): see its log",
 }
-"""What each cause means, and what to do about it."""
+"""Meaning and remedy of each cause."""
 
 _NEVER: Final = "(?!)"
 _SIGNS: Final[tuple[tuple[str, tuple[type[BaseException], ...], str], ...]] = (
@@ -76,20 +76,20 @@ _SIGNS: Final[tuple[tuple[str, tuple[type[BaseException], ...], str], ...]] = (
     ("away", (redis.ConnectionError, OSError, e.RedisClusterException, e.InvalidResponse), _NEVER),
     ("other", (BaseException,), _NEVER),
 )
-"""Types and texts of the errors of a cause. The first that fits counts; redis-py takes some codes of Redis out of the text."""
+"""Exception types and texts of each cause; the first match counts. redis-py removes some codes of Redis from the text."""
 
 
 def cause_of(error: BaseException) -> str:
-    """Return the cause of an error of redis-py: of REFUSALS, or another one if no command can be answered."""
+    """Return the cause of an error of redis-py: one of REFUSALS, or another one if all commands fail."""
     error = _answered(error)
     return next(cause for cause, kinds, text in _SIGNS if isinstance(error, kinds) or re.search(text, str(error)))
 
 
 def explain(error: BaseException, connection: Connection, what: str = "") -> str:
-    """Return a sentence for the operator on an error of redis-py. No password is in it.
+    """Return a sentence about an error of redis-py for the operator, without passwords.
 
     Args:
-        what: the server is for: "of the response caches".
+        what: what the server is used for: "of the response caches".
     """
     error = _answered(error)
     advice = _ADVICE[cause_of(error)].format(
@@ -103,7 +103,7 @@ def explain(error: BaseException, connection: Connection, what: str = "") -> str
 
 
 def _answered(error: BaseException) -> BaseException:
-    """Return what a node has answered, which a Cluster's client wraps once or twice, or what TLS or a file lacked."""
+    """Return the underlying error: a node's answer, which a Cluster's client wraps, or an error of TLS or of a file."""
     while isinstance(error, e.RedisClusterException) and not isinstance(error, e.SlotNotCoveredError):
         inner = error.__cause__ or error.__context__
         if not isinstance(inner, ERRORS):
@@ -116,18 +116,18 @@ def _answered(error: BaseException) -> BaseException:
 
 
 class Health:
-    """Whether a Redis answers. Each cause of a failure is one line in the log, until it answers again.
+    """Whether a Redis answers, and when to retry. Logs each cause of failure once until Redis answers again.
 
     Args:
-        connection: to it.
-        what: it is for, for the log.
-        count: called with the cause (of REFUSALS) of each command that it refuses while it answers others.
-        backoff: seconds to wait after so many failures in a row.
-        clock: monotonic seconds.
+        connection: the connection, for messages.
+        what: what the server is used for, for the log.
+        count: called with the cause (one of REFUSALS) of each refused command.
+        backoff: time before a retry, by the number of consecutive failures.
+        clock: monotonic, seconds.
 
     Attributes:
-        failures: in a row.
-        healthy: it was asked, and answered the last time.
+        failures: number of consecutive failures.
+        healthy: whether the last command was answered; False before the first.
     """
 
     def __init__(
@@ -146,43 +146,43 @@ class Health:
         self._count = count
         self._backoff = backoff or EqualJitterBackoff(cap=5.0, base=0.05)
         self._clock = clock
-        self._again_at = -float("inf")
+        self._retry_at = -float("inf")
         self._logged: set[str] = set()
 
     @property
     def resting(self) -> bool:
-        """Whether it has failed so lately that it is not asked."""
-        return self._clock() < self._again_at
+        """Whether it is too early for a retry."""
+        return self._clock() < self._retry_at
 
     def rest(self, seconds: float) -> None:
-        """Let nobody ask it for so long."""
-        self._again_at = self._clock() + seconds
+        """Allow no command for this time."""
+        self._retry_at = self._clock() + seconds
 
     def failed(self, error: BaseException) -> None:
-        """It could not be used."""
+        """Record that Redis could not be used."""
         self.failures += 1
         self.healthy = False
         self.rest(self._backoff.compute(min(self.failures, 16)))
         if self._is_new(reason := explain(error, self._connection, self._what)):
-            log.warning("%s. Until then it is not used; serving goes on", reason)
+            log.warning("%s. Until then serving goes on without it", reason)
 
     def refused(self, error: Exception) -> str:
-        """It refused one command; return why, of REFUSALS."""
+        """Record that Redis refused one command; return the cause, one of REFUSALS."""
         if not isinstance(error, redis.ResponseError):
-            log_bug(log, f"a command to Redis {self._what}", error)  # redis-py did not even send it
+            log_bug(log, f"a command to Redis {self._what}", error)  # redis-py did not send it
         cause, reason = cause_of(error), explain(error, self._connection, self._what)
         self._count(cause)
         if self._is_new(reason):
-            log.error("%s. Other commands are not concerned", reason)
+            log.error("%s. Other commands still work", reason)
         return cause
 
     def answered(self) -> None:
-        """It has answered."""
+        """Record that Redis has answered."""
         self.healthy = True
         if self.failures:
             self.failures = 0
             self._logged.clear()
-            log.info("Redis %s is back", self._what or f"at {self._connection.where}")
+            log.info("Redis %s answers again", self._what or f"at {self._connection.where}")
 
     def _is_new(self, reason: str) -> bool:
         known = reason in self._logged

@@ -1,4 +1,4 @@
-"""A Redis that may be away, on an event loop: nobody waits for it longer than the time-out, and nobody twice in a row."""
+"""Commands to a Redis on an event loop. A call waits at most the time-out, and fails at once shortly after a failure."""
 
 import asyncio
 import contextlib
@@ -14,29 +14,29 @@ from lpc.wire.redis_health import REFUSALS, Health, cause_of
 T = TypeVar("T")
 
 CONNECTIONS: Final = 64
-"""To one server."""
+"""Largest number of connections to one server."""
 
 
 class RedisFailed(LpcError):
-    """Redis did not do what it was asked."""
+    """Redis did not execute a command."""
 
 
 class RedisAway(RedisFailed):
-    """Redis does not answer, or did not a moment ago."""
+    """Redis does not answer, or has failed a moment ago."""
 
 
 class RedisRefused(RedisFailed):
-    """Redis refused one command: it is full, or a key holds another type. Other commands and keys are not concerned."""
+    """Redis refused one command: it is full, or a key has another type. Other commands and keys still work."""
 
 
 class RedisReach:
-    """Asks a Redis. After a failure one caller in a while tries again, and all others learn at once that it is away.
+    """Sends commands to a Redis. After a failure only one caller at a time retries; the others fail at once.
 
-    An answer may take the connection's time-out, connecting and waiting for a free connection included.
+    The connection's time-out covers connecting, waiting for a free connection, and the answer.
 
     Args:
-        connection: to the server or Cluster; not opened yet.
-        what: the server is for, for the log.
+        connection: the server or Cluster; not opened yet.
+        what: what the server is used for, for the log.
         refused: called with the cause (`redis_health.REFUSALS`) of each command that Redis refuses.
     """
 
@@ -48,19 +48,19 @@ class RedisReach:
 
     @property
     def away(self) -> bool:
-        """Whether it did not answer when it was asked last."""
+        """Whether the last call failed."""
         return self._health.failures > 0
 
     async def ask(self, question: Callable[[Any], Awaitable[T]], timeout_s: float | None = None) -> T:
-        """Return what a question to redis-py's client answers. Raises RedisAway, RedisRefused.
+        """Call ``question`` with redis-py's client and return the result. Raises RedisAway or RedisRefused.
 
-        ``timeout_s``: of long background work, for which nobody waits.
+        ``timeout_s``: longer time limit, for background work.
         """
         health, limit_s = self._health, self._connection.timeout_s
         if health.failures:
             if health.resting:
                 raise RedisAway(f"Redis {self._what} is away")
-            health.rest(limit_s)  # the others wait for what this one finds
+            health.rest(limit_s)  # other calls fail at once until this one has ended
         try:
             async with asyncio.timeout(timeout_s or limit_s):
                 if self._client is None:
@@ -76,19 +76,19 @@ class RedisReach:
         return answer
 
     async def read(self, *command: str) -> Any:
-        """Return the answer to a command that changes nothing. Raises RedisAway, RedisRefused."""
+        """Return the answer to a read-only command. Raises RedisAway or RedisRefused."""
 
         async def read(client: Any) -> Any:
             try:
                 return await client.execute_command(*command)
             except redis.ConnectionError:
-                # Perhaps it was closed while it lay idle, as by a restart, which redis-py does not see on an event loop.
+                # redis-py does not notice on an event loop that an idle connection was closed, for example by a restart.
                 return await client.execute_command(*command)
 
         return await self.ask(read)
 
     async def ask_each(self, add: Callable[[Any], object], timeout_s: float | None = None) -> list[Any]:
-        """Return the answers to the commands of one pipeline, an error in place of each that failed. Raises RedisAway.
+        """Return the answers to the commands of one pipeline, with an error for each that failed. Raises RedisAway.
 
         ``add``: adds the commands to a pipeline of redis-py.
         """
@@ -99,15 +99,15 @@ class RedisReach:
         return answers
 
     async def ask_all(self, add: Callable[[Any], object], timeout_s: float | None = None) -> list[Any]:
-        """Return the answers to the commands of one pipeline. Raises RedisAway, RedisRefused if it refuses one of them."""
+        """Return the answers to the commands of one pipeline. Raises RedisAway, or RedisRefused if one is refused."""
         return await self.ask(lambda client: _executed(client, add), timeout_s)
 
     async def run(self, script: str, keys: Sequence[str], *arguments: Any, timeout_s: float | None = None) -> Any:
-        """Return what a script answers. Raises RedisAway, RedisRefused."""
+        """Return the answer of a script. Raises RedisAway or RedisRefused."""
         return await self.ask(lambda client: client.eval(script, len(keys), *keys, *arguments), timeout_s)
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         client, self._client = self._client, None
         if client is not None:
             with contextlib.suppress(*ERRORS):

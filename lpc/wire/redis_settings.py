@@ -1,4 +1,4 @@
-"""The settings of a Redis, the same for engines and sidecars. redis-py is loaded only if there is a URL."""
+"""Settings of the fleet's Redis, shared by engines and sidecars. redis-py is imported only if a URL is set."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class RedisSettings(BaseSettings):
-    """How the fleet's Redis is reached, and who connects. A settings object derives from it."""
+    """Settings of the connection to the fleet's Redis; a base class of settings objects."""
 
-    # Inputs are not shown in errors: a Redis URL may hold a password.
+    # Errors do not quote inputs, because a Redis URL may contain a password.
     model_config = SettingsConfigDict(env_prefix="LPC_", frozen=True, hide_input_in_errors=True)
 
     redis_url: SecretStr | None = Field(
@@ -24,21 +24,21 @@ class RedisSettings(BaseSettings):
     )
     redis_password_file: Path | None = Field(
         default=None,
-        description="file that holds the password of the URL's user, read at each connection: a new one needs no restart",
+        description="file with the password of the URL's user, read at each connection, so that a new one needs no restart",
     )
     redis_ca: Path | None = Field(
-        default=None, description="PEM file of the authorities that signed the certificates of Redis; without it the system's"
+        default=None, description="PEM file of the certificate authorities of Redis; empty: those of the system"
     )
     redis_cluster: bool = Field(default=False, description="the URL is a node of a Redis Cluster")
     redis_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        default=1.0, description="time for one answer of Redis, and for a connection"
+        default=1.0, description="time limit of one answer of Redis, and of a connection, seconds"
     )
 
     client_certificate: Path | None = Field(
         default=None,
-        description="PEM file of the process's certificate chain for servers that ask for one: the sidecar, Redis (mTLS)",
+        description="PEM file of the process's certificate chain for servers that require one: the sidecar, Redis (mTLS)",
     )
-    client_key: Path | None = Field(default=None, description="PEM file of its key, without a pass phrase")
+    client_key: Path | None = Field(default=None, description="PEM file of the certificate's key, without a pass phrase")
 
     _empty_redis_is_none = field_validator(
         "redis_password_file", "redis_ca", "client_certificate", "client_key", mode="before"
@@ -59,7 +59,7 @@ class RedisSettings(BaseSettings):
             if self.redis_url is None:
                 raise ValueError("redis_password_file needs redis_url: set LPC_REDIS_URL")
             if parsed(self.redis_url).password is not None:
-                raise ValueError("the password of Redis is in redis_url and in redis_password_file: leave it in one of them")
+                raise ValueError("redis_url and redis_password_file both contain a password: remove one of them")
         return self
 
     def _redis_urls(self) -> list[SecretStr]:
@@ -67,7 +67,7 @@ class RedisSettings(BaseSettings):
 
     @property
     def speaks_tls_to_redis(self) -> bool:
-        """Whether a Redis is reached over TLS."""
+        """Whether a Redis URL uses TLS."""
         return any(url.get_secret_value().startswith("rediss://") for url in self._redis_urls())
 
     @property
@@ -76,7 +76,7 @@ class RedisSettings(BaseSettings):
         return CertificateFiles(self.client_certificate, self.client_key, self.redis_ca)
 
     def redis_connection(self) -> "Connection":
-        """Return a connection, which is not opened yet. There must be a URL. Raises ValueError if redis-py refuses it."""
+        """Return a connection, not opened yet. ``redis_url`` must be set. Raises ValueError if redis-py refuses it."""
         from lpc.wire.redis_connection import Connection
 
         assert self.redis_url is not None

@@ -1,13 +1,13 @@
-"""The terminal that tables are printed to."""
+"""The console for tables."""
 
 import sys
 
 from rich.console import Console
 
 WIDTH = 160
-"""Columns where the output is not a terminal: a file or a log has no edge at which a table must be cut."""
+"""Columns if the output is not a terminal; wide enough for every table."""
 
 
 def console() -> Console:
-    """Return a console as wide as the terminal, or wide enough for every table."""
+    """Return a console with the width of the terminal, or with WIDTH columns."""
     return Console() if sys.stdout.isatty() else Console(width=WIDTH)

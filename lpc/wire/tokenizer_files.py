@@ -1,11 +1,11 @@
-"""The files of a tokenizer as an engine offers them to the sidecar: which they may be, how large, and by which digest known."""
+"""Files of a tokenizer that an engine offers to the sidecar: allowed names, size limits and digest."""
 
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Final
 
 NEEDED: Final = "tokenizer.json"
-"""Without it there is no tokenizer that could be read without running code."""
+"""A tokenizer without this file cannot be loaded without running code."""
 NAMES: Final = (
     "added_tokens.json",
     "chat_template.jinja",
@@ -14,18 +14,18 @@ NAMES: Final = (
     NEEDED,
     "tokenizer_config.json",
 )
-"""Files that a tokenizer may have, in order: all of them data. No other name is ever written or read."""
+"""Allowed files, in order; all contain only data. Files with other names are neither read nor written."""
 MAX_BYTES: Final = 64 * 2**20
-"""Of all files together; the largest in use (vocabularies of 262,144 tokens) have 35 MB."""
+"""Limit of all files together; known tokenizers have at most 35 MB (vocabularies of 262,144 tokens)."""
 CHUNK_BYTES: Final = 128 * 2**10
-"""Of one message: a request that comes behind it waits for no more."""
+"""Bytes of one message; small, so that requests on the same connection do not wait long."""
 
 
 def digest_of(digests: Mapping[str, str]) -> str:
-    """Return a tokenizer's digest: SHA-256 of what `sha256sum` prints of its files in the order of their names.
+    """Return a tokenizer's digest: SHA-256 of the output of `sha256sum` for its files, sorted by name.
 
     Args:
-        digests: file name to SHA-256 of its content, hexadecimal.
+        digests: hexadecimal SHA-256 of each file's content, by file name.
     """
     lines = "".join(f"{digests[name]}  {name}\n" for name in sorted(digests))
     return sha256(lines.encode()).hexdigest()

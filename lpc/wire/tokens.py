@@ -1,7 +1,7 @@
-"""Bearer tokens: a file of names and digests, and who a token belongs to. Of the sidecar's callers and the gateway's clients.
+"""Bearer tokens of the sidecar's callers and the gateway's clients: reads token files and finds a token's owner.
 
-A token file has one ``name: sha256`` line per token, in hexadecimal; ``#`` begins a comment. The tokens themselves are nowhere.
-A name may have several, so that a new one is spread before the old one goes.
+A token file has one line ``name: sha256`` per token, with a hexadecimal digest; ``#`` begins a comment. It does not contain the
+tokens themselves. A name may have several tokens, so that a new one can be distributed before the old one is removed.
 """
 
 import hmac
@@ -14,22 +14,22 @@ from typing import Final
 from lpc.errors import LpcError
 
 MAX_TOKENS: Final = 1000
-"""Each is a label of metrics, and is compared with at every call (0.3 microseconds)."""
+"""Each token is compared at every call (0.3 microseconds), and each name is a label of metrics."""
 _BEARER: Final = "bearer "
 _LINE: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,62})\s*:\s*([0-9a-fA-F]{64})")
 
 
 class TokenFileError(LpcError):
-    """The token file cannot be used. The message says why, without quoting it: someone may have put a token there."""
+    """The token file is unreadable or malformed. The message does not quote it, because it may contain a token by mistake."""
 
 
 def owner_of(authorization: str, names: Mapping[bytes, str]) -> tuple[bytes, str] | None:
-    """Return digest and owner of the token in an Authorization field; None where it is none or nobody's."""
+    """Return digest and owner of the token in an Authorization header; None: there is no token, or it is unknown."""
     if authorization[: len(_BEARER)].lower() != _BEARER:
         return None
     digest = sha256(authorization[len(_BEARER) :].strip().encode()).digest()
     found: tuple[bytes, str] | None = None
-    # All of them, so that the time taken does not tell which came close.
+    # Compare all, so that the time does not reveal which one matches.
     for known, name in names.items():
         if hmac.compare_digest(known, digest):
             found = known, name
@@ -40,10 +40,10 @@ def read_tokens(path: Path, taken: Collection[str] = ()) -> dict[bytes, str]:
     """Return the name of each token's SHA-256 digest.
 
     Args:
-        taken: names that are others'.
+        taken: names that are reserved.
 
     Raises:
-        TokenFileError: it cannot be read or is malformed.
+        TokenFileError: the file is unreadable or malformed.
     """
     names: dict[bytes, str] = {}
     for where, name, digest in read_named_keys(path, TokenFileError, line="name: sha256", how="write `name: sha256` lines"):
@@ -52,18 +52,18 @@ def read_tokens(path: Path, taken: Collection[str] = ()) -> dict[bytes, str]:
         if names.setdefault(digest, name) != name:
             raise TokenFileError(f"{where}: this token belongs to two clients: make one for each")
     if len(names) > MAX_TOKENS:
-        raise TokenFileError(f"{path} holds {len(names)} tokens, at most {MAX_TOKENS} are possible")
+        raise TokenFileError(f"{path} contains {len(names)} tokens, at most {MAX_TOKENS} are allowed")
     return names
 
 
 def read_named_keys(path: Path, error: type[LpcError], *, line: str, how: str) -> Iterator[tuple[str, str, bytes]]:
-    """Yield where each line of a file of names and keys is (path and number, for messages), its name and its 32 bytes.
+    """Yield path and line number (for messages), name and 32 bytes of each line of a file of names and keys.
 
     Args:
-        path: of the file.
-        error: to raise where it cannot be read or is malformed; none of it is quoted, since it may hold a secret.
-        line: what a line is, for its message.
-        how: what to do about it.
+        path: the file.
+        error: class to raise if the file is unreadable or malformed. Messages do not quote it, because it may contain secrets.
+        line: format of a line, for messages.
+        how: the remedy, for messages.
     """
     try:
         text = path.read_text("utf-8")

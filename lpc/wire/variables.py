@@ -1,6 +1,6 @@
-"""The names of all settings, of sidecar and engine: each sees the other's variables and must not take them for typing errors.
+"""Names of all environment variables, so that processes that share an environment can warn of misspelt ones.
 
-The two settings objects do not know each other, so their names stand here too; a test compares them.
+The settings classes do not import each other, so the names are repeated here; a test compares them.
 """
 
 import re
@@ -22,7 +22,7 @@ SIDECAR: Final = """
     models, offered_tokenizers_mib, provider, redis_ca, redis_cluster, redis_password_file,
     redis_timeout_s, redis_url, served_models, state, threads, tls_client_ca, unix_socket, unix_socket_mode
 """
-"""Fields of `predictor_service.settings.ServiceSettings`, without those of every server."""
+"""Fields of `predictor_service.settings.ServiceSettings`, without those in SERVER."""
 ENGINE: Final = """
     client_certificate, client_key, guard, hints_share, keep_waiting, lmcache_url, on_unknown_engine, pooling,
     predictor_address, predictor_ca, predictor_token_file, redis_ca, redis_cluster, redis_password_file, redis_shards,
@@ -34,35 +34,38 @@ GATEWAY: Final = """
     gateway_identity_headers, gateway_lookup_timeout_s, gateway_max_held_bytes, gateway_max_requests, gateway_paths,
     gateway_salt_key_file, gateway_scopes
 """
-"""Fields of `lpc.gateway.settings.GatewaySettings`, without those of every server."""
+"""Fields of `lpc.gateway.settings.GatewaySettings`, without those in SERVER."""
 LMCACHE: Final = """
     lmcache_chunks, lmcache_disk_bytes, lmcache_prefetch_share, lmcache_token_file, lmcache_tokenizer, lmcache_watermark
 """
-"""Fields of `lpc.lmcache.settings.LMCacheSettings`, with the prefix that their variables have."""
+"""Fields of `lpc.lmcache.settings.LMCacheSettings`, with the prefix of their variables."""
 OTHERS: Final = frozenset(("LPC_CONFIG", "LPC_METRICS_DIR", "LPC_WARM_TOKEN", "LPC_WARM_ENGINE_KEY"))
-"""Variables that are not fields: the settings file, the folder of engines' metrics."""
-OURS: Final = ("LPC_TEST_",)
-"""What the tests are set with begins so."""
+"""Variables that are not fields."""
+TEST_PREFIX: Final = "LPC_TEST_"
+"""Prefix of the tests' variables."""
 
 KNOWN: Final = OTHERS | {
     f"{PREFIX}{name.upper()}" for name in re.findall(r"\w+", SERVER + SIDECAR + ENGINE + GATEWAY + LMCACHE)
 }
 
 _SERVICE: Final = re.compile(r"(LPC(?:_\w+?)?)_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)")
-"""What Kubernetes sets in every pod for a Service whose name begins with lpc-."""
+"""Variables that Kubernetes sets in every pod for a Service whose name begins with lpc-."""
 
 
 def none_if_empty(value: object) -> object:
-    """Return what a setting is: an environment variable can only be empty, not None."""
+    """Return None for an empty string: an environment variable cannot be None."""
     return None if value == "" else value
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each variable of an environment that looks like a setting and is none, with the nearest name."""
+    """Return a sentence, with the most similar name, for each variable with our prefix that is not a setting."""
     return [
         f"{name} is not a setting{nearest(name, KNOWN)}"
         for name in sorted(environment)
-        if name.startswith(PREFIX) and name not in KNOWN and not name.startswith(OURS) and not _of_kubernetes(name, environment)
+        if name.startswith(PREFIX)
+        and name not in KNOWN
+        and not name.startswith(TEST_PREFIX)
+        and not _of_kubernetes(name, environment)
     ]
 
 
@@ -72,6 +75,6 @@ def _of_kubernetes(name: str, environment: Mapping[str, str]) -> bool:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence about a name that nobody knows: which one may have been meant."""
+    """Return the end of a sentence about an unknown name: a suggestion, or where to look."""
     found = get_close_matches(name, known, n=1, cutoff=0.75)
-    return f": is {found[0]} meant?" if found else ": see docs/reference/settings.md"
+    return f": did you mean {found[0]}?" if found else ": see docs/reference/settings.md"

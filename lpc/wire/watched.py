@@ -13,18 +13,18 @@ T = TypeVar("T")
 
 
 class Watched(Generic[T]):
-    """What files hold.
+    """The latest valid contents of some files.
 
     Args:
-        paths: of the files.
-        read: returns what they hold; raises LpcError if they cannot be used.
-        what: they are, for the log.
+        paths: the files.
+        read: reads and returns the contents; raises LpcError if they are invalid.
+        what: name and verb for the log: "certificates are".
 
     Attributes:
-        current: what was read last and could be used.
+        current: the latest valid contents.
 
     Raises:
-        LpcError: they cannot be used now.
+        LpcError: the files are invalid at the start.
     """
 
     def __init__(self, paths: Sequence[Path], read: Callable[[], T], what: str) -> None:
@@ -35,7 +35,7 @@ class Watched(Generic[T]):
         self.current = read()
 
     def refresh(self) -> bool:
-        """Look at the files; return whether new ones were taken. Wrong ones are reported once per change, and the old stay."""
+        """Read the files if they have changed; return whether new contents are used. Invalid ones are logged and ignored."""
         state = self._state()
         if state == self._seen:
             return False
@@ -45,7 +45,7 @@ class Watched(Generic[T]):
         except LpcError as error:
             log.error("the new %s not used: %s", self._what, error)
             return False
-        if self._state() != state:  # written while they were read: certificate and key may not be one pair
+        if self._state() != state:  # changed while being read: certificate and key may not match
             self._seen = None
             return False
         self.current = found

@@ -70,7 +70,7 @@ def test_a_password_file_is_read_at_each_connection(locked: RedisServer, tmp_pat
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        ({"redis_url": "redis://u:p@h", "redis_password_file": "f"}, "leave it in one"),
+        ({"redis_url": "redis://u:p@h", "redis_password_file": "f"}, "remove one of them"),
         ({"redis_password_file": "f"}, "set LPC_REDIS_URL"),
     ],
 )

@@ -224,7 +224,7 @@ async def test_an_entry_of_the_wrong_type_does_not_stop_the_deletion_of_the_othe
 @pytest.mark.parametrize(
     ("options", "login", "says"),
     [
-        ({"requirepass": "right"}, "", "asks for a password"),
+        ({"requirepass": "right"}, "", "requires a password"),
         ({"requirepass": "right"}, ":wr0ng@", "refuses this user or password"),
         ({"bind": "*", "protected_mode": "yes"}, "", "runs in protected mode"),
     ],

@@ -197,7 +197,7 @@ async def test_a_sidecar_does_not_start_with_files_it_cannot_use(
         ({"client_key": "a"}, "client_certificate and client_key go together"),
         ({"redis_ca": "a", "redis_url": "redis://r"}, "begins with rediss://"),
         ({"predictor_token_file": "f", "predictor_address": "10.0.0.1:50051"}, "would travel in clear"),
-        ({"redis_password_file": "f", "redis_url": "redis://u:hunter2@r"}, "leave it in one of them"),
+        ({"redis_password_file": "f", "redis_url": "redis://u:hunter2@r"}, "remove one of them"),
     ],
 )
 def test_an_engines_settings_must_make_sense_together(given: dict[str, str], why: str) -> None:

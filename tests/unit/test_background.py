@@ -56,7 +56,7 @@ async def test_a_watched_task_that_ends_before_its_time_is_logged_and_counted(
     background.watch("returns", asyncio.create_task(returns()))
     background.watch("fails", asyncio.create_task(fails()))
     await eventually(lambda: count(failures, "returns") and count(failures, "fails"))
-    assert "the task 'returns' has ended before its time" in caplog.text
+    assert "the task 'returns' has ended unexpectedly" in caplog.text
     assert "bug in the task 'fails'" in caplog.text
     assert SECRET not in caplog.text
     await background.close()
@@ -83,5 +83,5 @@ async def test_an_error_that_nobody_takes_is_logged_without_its_message_and_coun
         thread.join()
         assert count(failures, "unawaited") == 2
     assert threading.excepthook is before
-    assert "bug in a task that nobody awaits" in caplog.text and "bug in the thread worker" in caplog.text
+    assert "bug in a task that is not awaited" in caplog.text and "bug in the thread worker" in caplog.text
     assert SECRET not in caplog.text + capsys.readouterr().err

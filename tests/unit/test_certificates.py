@@ -49,9 +49,9 @@ def broken(authority: Authority, tmp_path: Path, how: str) -> CertificateFiles:
         ("missing", r"cannot read .*nowhere\.crt: No such file"),
         ("expired", r"expired\.crt has expired: renew it"),
         ("another key", r"good\.crt and .*other\.key do not match"),
-        ("pass phrase", r"locked\.key are not a certificate and key in PEM form, or the key has a pass phrase"),
-        ("garbage", r"garbage\.crt and .*good\.key are not a certificate and key in PEM form"),
-        ("no authority", r"empty\.crt holds no certificate in PEM form"),
+        ("pass phrase", r"locked\.key are not a PEM certificate and key, or the key has a pass phrase"),
+        ("garbage", r"garbage\.crt and .*good\.key are not a PEM certificate and key"),
+        ("no authority", r"empty\.crt does not contain a PEM certificate"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named(authority: Authority, tmp_path: Path, how: str, why: str) -> None:

@@ -117,7 +117,7 @@ def test_every_known_token_is_compared_in_constant_time(tmp_path: Path, monkeypa
         (line("x" * 64, "t"), "line 1: expected"),
         (line("unix", "t"), "the name unix is taken"),
         (line("a", "t") + line("b", "t"), "line 2: this token belongs to two clients"),
-        ("".join(line(f"c{n}", str(n)) for n in range(1001)), "holds 1001 tokens, at most 1000"),
+        ("".join(line(f"c{n}", str(n)) for n in range(1001)), "contains 1001 tokens, at most 1000"),
         (b"\xff\xfe", "is not UTF-8"),
         (None, "cannot read .*: No such file"),
     ],

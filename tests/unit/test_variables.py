@@ -23,8 +23,8 @@ def test_the_names_are_those_of_the_settings_objects() -> None:
 def test_a_typing_error_is_named_with_the_nearest_name() -> None:
     found = unknown_variables({"LPC_REDIS_ULR": "redis://r", "LPC_SERVED_MODLES": "{}", "PATH": "/bin"})
     assert found == [
-        "LPC_REDIS_ULR is not a setting: is LPC_REDIS_URL meant?",
-        "LPC_SERVED_MODLES is not a setting: is LPC_SERVED_MODELS meant?",
+        "LPC_REDIS_ULR is not a setting: did you mean LPC_REDIS_URL?",
+        "LPC_SERVED_MODLES is not a setting: did you mean LPC_SERVED_MODELS?",
     ]
 
 
@@ -37,4 +37,4 @@ def test_what_kubernetes_sets_for_a_service_is_no_typing_error() -> None:
         "LPC_PREDICTOR_PORT_50051_TCP_ADDR": "10.0.0.1",
     }
     assert unknown_variables(links) == []
-    assert unknown_variables({"LPC_METRIC_PORT": "9"}) == ["LPC_METRIC_PORT is not a setting: is LPC_METRICS_PORT meant?"]
+    assert unknown_variables({"LPC_METRIC_PORT": "9"}) == ["LPC_METRIC_PORT is not a setting: did you mean LPC_METRICS_PORT?"]
