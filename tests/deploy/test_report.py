@@ -83,7 +83,7 @@ def test_a_report_of_a_prometheus_has_the_last_hours(engine: tuple[Engine, Engin
     ("arguments", "code", "said"),
     [
         ((), 2, "either --prometheus"),
-        (("--engine", "127.0.0.1:8000"), 2, "begins with http://"),
+        (("--engine", "127.0.0.1:8000"), 2, "must begin with http://"),
         (("--engine", "http://127.0.0.1:1"), 1, "refused"),
         (("--prometheus", "http://127.0.0.1:1"), 1, "refused"),
     ],

@@ -81,7 +81,7 @@ def test_a_promotion_that_cannot_be_followed_fails_once_and_a_start_takes_the_ne
     assert repository.load_newer(current) is None
     starting = ModelRepository(root, "tiny", CPU)
     assert starting.load_newest().manifest.version == "v3"
-    assert "is not followed" in caplog.text or "is not served" in caplog.text
+    assert "is ignored" in caplog.text or "is not served" in caplog.text
     assert starting.load_newer(read_manifest(root / "tiny" / "v3")) is None
     # Promoting again mends it.
     promote(root / "tiny", "v2")
@@ -136,14 +136,14 @@ def test_the_list_says_what_is_served_promoted_and_broken(root: Path) -> None:
     (root / "tiny" / "v1" / "model.onnx").unlink()
     found = json.loads(lpc(root, "list", "--json")[1])
     assert found["served"] == "v2"
-    assert "v1 is promoted and cannot be served" in found["note"]
+    assert "v1 is promoted but cannot be served" in found["note"]
 
 
 def test_the_commands_say_what_they_did_and_what_is_wrong(root: Path) -> None:
     assert "v1 is promoted" in lpc(root, "promote", "v1")[1]
     assert lpc(root, "promote", "v7") == (1, f"lpc: {root / 'tiny'} has no version v7: there are v3, v2, v1")
     assert "v3 is promoted in place of v1" in lpc(root, "rollback")[1]
-    assert "the newest version is served, v3" in lpc(root, "unpin")[1]
+    assert "sidecars serve the newest version, v3" in lpc(root, "unpin")[1]
     assert "nothing was promoted" in lpc(root, "unpin")[1]
     assert "removed 2: v2, v1" in lpc(root, "prune", "--keep", "1")[1]
     assert lpc(root, "prune", "--keep", "1")[1] == "nothing to remove"
