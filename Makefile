@@ -229,6 +229,10 @@ RELEASES := 0.26.0 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0 0.32.0 0.33.0
 engine-versions: engine ## the same tests of queue and hooks against all tested vLLM releases (1.5 GB of wheels)
 	$(ENGINE)/bin/python tests/engine/versions.py data/vllm $(RELEASES)
 
+.PHONY: test-upstream
+test-upstream: engine ## the patch that docs/contributing proposes to vLLM, on the Python files of vLLM 0.33's wheel (minutes)
+	LPC_TEST_UPSTREAM=data/vllm $(ENGINE)/bin/python -m pytest --confcutdir=tests/upstream -o filterwarnings=default tests/upstream
+
 # No Go registry is needed: gRPC and protobuf for Go are Debian's.
 GO_PACKAGES := golang-go golang-google-grpc-dev golang-google-protobuf-dev protobuf-compiler protoc-gen-go protoc-gen-go-grpc
 .PHONY: test-go

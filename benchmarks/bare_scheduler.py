@@ -90,6 +90,7 @@ class Engine:
         events: str | None = None,
         replay: str | None = None,
         background: StartBackground = BackgroundThread,
+        scheduler_cls: Any = None,
         **settings: Any,
     ) -> None:
         config = vllm_config()
@@ -106,7 +107,7 @@ class Engine:
         groups = [KVCacheGroupSpec(["layer"], FullAttentionSpec(**shape))]
         if window:
             groups.append(KVCacheGroupSpec(["window"], SlidingWindowSpec(**shape, sliding_window=window)))
-        cls: Any = AsyncScheduler if asynchronous else Scheduler
+        cls: Any = scheduler_cls or (AsyncScheduler if asynchronous else Scheduler)
         if learned:
             cls = type(
                 "Injected",

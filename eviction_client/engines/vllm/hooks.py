@@ -93,15 +93,24 @@ class Hooks:
         scales = [max(group.block_size // self._hash_block_size, 1) for group in groups]
         if adopt:
             # From here on nothing fails: the stock queue has given its blocks away.
-            free = pool.free_block_queue.get_all_free_blocks()
-            self.queue = LearnedFreeQueue(
-                free, plugin.classes, scales=scales, retained=plugin.retained, clock=plugin.now_or_latest
-            )
-            plugin.follow(self.queue)
-            pool.free_block_queue = self.queue
-            pool.free_blocks = self.free_blocks
+            self.queue = self._adopt(pool, scales)
         prefix = CachedPrefix(manager, self.queue, self._hash_block_size, self.tiers.policies, announcer)
         self.keep: Keep[Request] = Keep(plugin, prefix, enabled=plugin.settings.keep_waiting)
+        self._wrap(scheduler)
+
+    def _adopt(self, pool: Any, scales: list[int]) -> LearnedFreeQueue:
+        """Put our queue into the block pool and return it. ``scales``: see :class:`LearnedFreeQueue`."""
+        plugin = self.plugin
+        free = pool.free_block_queue.get_all_free_blocks()
+        queue = LearnedFreeQueue(free, plugin.classes, scales=scales, retained=plugin.retained, clock=plugin.now_or_latest)
+        plugin.follow(queue)
+        pool.free_block_queue = queue
+        pool.free_blocks = self.free_blocks
+        return queue
+
+    def _wrap(self, scheduler: Any) -> None:
+        """Replace the methods of the scheduler and of its KV-cache manager."""
+        manager = scheduler.kv_cache_manager
         manager.free = self.free
         manager.pop_blocks_for_free = self.pop_blocks_for_free
         scheduler.add_request, scheduler.shutdown = self.add_request, self.shutdown
