@@ -1,1 +1,1 @@
-"""What a model is: conversations, features, arrivals, artefacts and their versions. Knows neither gRPC nor an engine."""
+"""Conversations, features, arrivals, reuse curves, and model artefacts with their versions; independent of gRPC and engines."""

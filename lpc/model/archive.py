@@ -1,7 +1,7 @@
-"""A version of a model as one file, to publish and to fetch: a gzipped tar of `<model>/<version>/` and its files.
+"""A model version as one file for publishing: a gzipped tar of `<model>/<version>/` and its files.
 
-A file is taken only with a checksum that came another way: given by the user, or from the `SHA256SUMS` next to it. What is in
-it is then compared with the manifest's checksums as ever, and appears in the repository whole or not at all.
+`pull` requires the file's checksum, from the user or from the `SHA256SUMS` next to the file. It then compares the contents
+with the manifest's checksums, and installs the version atomically.
 """
 
 import gzip
@@ -23,29 +23,29 @@ from lpc.model.artifact import FILES, MANIFEST, read_manifest, verify
 
 SUMS: Final = "SHA256SUMS"
 TIMEOUT_S: Final = 60.0
-MOST_BYTES: Final = 4 * 2**30
-"""Of all files of a version."""
-KEPT: Final = frozenset((*FILES, MANIFEST))
+MAX_BYTES: Final = 4 * 2**30
+"""Limit for the total size of a version's files."""
+KNOWN_FILES: Final = frozenset((*FILES, MANIFEST))
 CHUNK: Final = 2**20
 _MEMBER: Final = re.compile(r"(\w[\w.-]*)/(\w[\w.-]*)/([\w.-]+)")
 
 Progress = Callable[[int], object]
-"""Called with bytes as they arrive."""
+"""Called with the number of bytes in each received chunk."""
 
 
 def file_name(version: Path) -> str:
-    """Return what a version's file is called."""
+    """Return the name of a version's archive."""
     return f"learned-prefix-cache-{version.parent.name}-{version.name}.tar.gz"
 
 
 def pack(version: Path, folder: Path, *, time: int) -> Path:
-    """Write a version that is sound into a file in ``folder``; return it. The same version and time give the same bytes.
+    """Write a version's archive into ``folder``; return its path. The same version and time yield the same bytes.
 
     Args:
-        time: of the files in it, seconds since the epoch.
+        time: modification time of the files in the archive, seconds since the epoch.
 
     Raises:
-        ArtifactError: a file of the version is missing or damaged, or the folder cannot be written to.
+        ArtifactError: a file of the version is missing or damaged, or the folder is not writable.
     """
     manifest = verify(version)
     target = folder / file_name(version)
@@ -66,14 +66,14 @@ def pack(version: Path, folder: Path, *, time: int) -> Path:
 
 
 def pull(source: str, models: Path, *, sha256: str | None = None, progress: Progress = lambda _: None) -> Path:
-    """Fetch a version's file and put the version into a repository; return its folder. One that is there is kept.
+    """Fetch a version's archive and install the version in a repository, if it is not there; return its folder.
 
     Args:
         source: path, or http(s) address.
-        sha256: of the file, hexadecimal; None: from the `SHA256SUMS` next to it.
+        sha256: checksum of the archive, hexadecimal; None: from the `SHA256SUMS` next to it.
 
     Raises:
-        ArtifactError: it cannot be fetched, has another checksum, or is not a version of a model; nothing has changed then.
+        ArtifactError: the archive cannot be fetched, has another checksum, or is invalid; nothing was installed.
     """
     expected = (sha256 or _published(source)).strip().lower()
     if not re.fullmatch(r"[0-9a-f]{64}", expected):
@@ -96,30 +96,30 @@ def _install(version: Path, models: Path, source: str) -> Path:
     manifest = verify(version)
     if (manifest.name, manifest.version) != (version.parent.name, version.name):
         raise ArtifactError(f"{source} holds {manifest.name} {manifest.version} under another name: fetch it again")
-    place = models / version.parent.name / version.name
-    if place.exists():
-        if read_manifest(place) != manifest:
-            raise ArtifactError(f"{place} is there already and is another one: remove it, or choose another --models")
-        verify(place)
-        return place
-    place.parent.mkdir(exist_ok=True)
-    version.rename(place)
-    return place
+    target = models / version.parent.name / version.name
+    if target.exists():
+        if read_manifest(target) != manifest:
+            raise ArtifactError(f"{target} exists and is a different model: remove it, or choose another --models")
+        verify(target)
+        return target
+    target.parent.mkdir(exist_ok=True)
+    version.rename(target)
+    return target
 
 
 def _unpacked(file: Path, scratch: Path) -> Path:
     """Unpack the files of one version; return its folder."""
     versions: set[Path] = set()
-    left = MOST_BYTES
+    left = MAX_BYTES
     try:
         with tarfile.open(file, "r:gz") as archive:
             for member in archive:
                 parts = _MEMBER.fullmatch(member.name) if member.isreg() else None
-                if parts is None or parts[3] not in KEPT:
+                if parts is None or parts[3] not in KNOWN_FILES:
                     raise ArtifactError(f"it holds {member.name!r:.80}, which is not a file of a model")
                 left -= member.size
                 if left < 0:
-                    raise ArtifactError(f"its files have more than {MOST_BYTES >> 30} GiB")
+                    raise ArtifactError(f"its files exceed {MAX_BYTES >> 30} GiB")
                 folder = scratch / "unpacked" / parts[1] / parts[2]
                 folder.mkdir(parents=True, exist_ok=True)
                 versions.add(folder)
@@ -130,17 +130,17 @@ def _unpacked(file: Path, scratch: Path) -> Path:
         if len(versions) != 1:
             raise ArtifactError(f"it holds {len(versions)} versions")
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, ArtifactError) as error:
-        raise ArtifactError(f"this is not a model's file: {error}; `make release` and `lpc models pack` make such") from error
+        raise ArtifactError(f"not a model archive: {error}; make one with `lpc models pack`") from error
     return versions.pop()
 
 
 def _published(source: str) -> str:
-    """Return the checksum that the `SHA256SUMS` next to a source gives for it."""
-    place, slash, name = source.rpartition("/")
+    """Return the checksum of a source in the `SHA256SUMS` next to it."""
+    folder, slash, name = source.rpartition("/")
     name = urllib.parse.unquote(name.partition("?")[0])
-    advice = "give --sha256, as its publisher names it"
+    advice = "give the publisher's checksum as --sha256"
     try:
-        with _opened(f"{place}{slash}{SUMS}") as file:
+        with _open(f"{folder}{slash}{SUMS}") as file:
             lines = _read(file, SUMS).decode("utf-8", "replace").splitlines()
     except ArtifactError as error:
         raise ArtifactError(f"{source} has no {SUMS} next to it ({error}): {advice}") from error
@@ -148,13 +148,13 @@ def _published(source: str) -> str:
         digest, _, of = line.partition(" ")
         if of.lstrip(" *").removeprefix("./") == name:
             return digest
-    raise ArtifactError(f"the {SUMS} next to {source} does not name it: {advice}")
+    raise ArtifactError(f"the {SUMS} next to {source} does not list it: {advice}")
 
 
 def _copy(source: str, target: Path, progress: Progress) -> str:
-    """Write a source into a file; return its SHA-256."""
+    """Copy a source to a file; return its SHA-256."""
     digest = hashlib.sha256()
-    with _opened(source) as origin, target.open("wb") as file:
+    with _open(source) as origin, target.open("wb") as file:
         while chunk := _read(origin, source):
             digest.update(chunk)
             file.write(chunk)
@@ -162,8 +162,8 @@ def _copy(source: str, target: Path, progress: Progress) -> str:
     return digest.hexdigest()
 
 
-def _opened(source: str) -> IO[bytes]:
-    """Open a path or address for reading. Raises ArtifactError: there is nothing to read."""
+def _open(source: str) -> IO[bytes]:
+    """Open a path or address for reading. Raises ArtifactError."""
     if "://" in source and not source.startswith(("http://", "https://")):
         raise ArtifactError(f"{source} is neither a file nor an http(s) address")
     try:

@@ -1,10 +1,9 @@
-"""When the turns of conversations arrive, and the gaps between them.
+"""Gaps between the turns of a conversation, with the same rules in sidecar and simulator.
 
-The law (`GapHistory`), the same in sidecar and simulator:
-- A gap is counted from arrival to arrival, seconds: logs have no completion times, so it contains the service time.
-- Several arrivals of a conversation at one instant are one turn. So every gap is above 0 and has a logarithm.
-- What is not known is NaN: a first turn has no gap before it.
-- An arrival that is noted after a later one changes nothing: the gaps are those up to the latest turn.
+- A gap is the time between two arrivals, seconds. It includes the service time, because logs have no completion times.
+- Simultaneous arrivals of a conversation are one turn, so every gap is positive and has a logarithm.
+- NaN means unknown: a first turn has no previous gap.
+- An arrival before the latest one is ignored.
 """
 
 import math
@@ -12,11 +11,11 @@ from typing import Final, NamedTuple
 
 
 class Gaps(NamedTuple):
-    """The gaps of a conversation so far; NaN where there was none, or it is not known.
+    """The gaps of a conversation; NaN if there is none or it is unknown.
 
     Attributes:
-        last: seconds between the arrivals of the turn before and of this one.
-        mean_log: mean of ln(gap) over all of them.
+        last: seconds between the arrivals of the previous turn and of this one.
+        mean_log: mean of ln(gap).
     """
 
     last: float
@@ -27,12 +26,12 @@ NO_GAPS: Final = Gaps(math.nan, math.nan)
 
 
 class GapHistory(NamedTuple):
-    """What is kept of a conversation to know its gaps.
+    """State of a conversation from which its gaps follow.
 
     Attributes:
-        latest: when its latest turn arrived, seconds of any one clock; NaN before its first.
-        last: the gap before that turn; NaN where there is none.
-        log_sum, number: of ln(gap) over all gaps so far, and of gaps.
+        latest: arrival of the latest turn, seconds; NaN before the first one.
+        last: the gap before that turn; NaN if there is none.
+        log_sum, number: sum of ln(gap), and number of gaps.
     """
 
     latest: float
@@ -41,7 +40,7 @@ class GapHistory(NamedTuple):
     number: int
 
     def arrive(self, at: float) -> "GapHistory":
-        """Return the history after an arrival; itself where that is not a further turn."""
+        """Return the history after an arrival; the same one if the arrival is not a new turn."""
         if math.isnan(self.latest):
             return self._replace(latest=at)
         gap = at - self.latest
@@ -54,4 +53,4 @@ class GapHistory(NamedTuple):
 
 
 UNSEEN: Final = GapHistory(math.nan, math.nan, 0.0, 0)
-"""Of a conversation of which no turn has arrived."""
+"""History of a conversation before its first turn."""

@@ -1,6 +1,6 @@
 """A model artefact: one folder per version, `models/<name>/<version>/{model.onnx, tokenizer.json, manifest.json}`.
 
-`lpc export` writes it, the service reads it. Nothing is loaded whose checksum differs from the manifest's.
+`lpc export` writes it, the sidecar reads it. A file whose checksum differs from the manifest's is never loaded.
 """
 
 import hashlib
@@ -17,22 +17,22 @@ from lpc.model.features import FeatureSettings
 SCHEMA: Final = 1
 MANIFEST: Final = "manifest.json"
 FILES: Final = ("model.onnx", "tokenizer.json")
-"""What every version has besides its manifest."""
+"""Files of every version, in addition to its manifest."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a version folder holds.
+    """Contents of a version folder.
 
     Attributes:
-        name, version: of the model; the folder's path repeats them.
+        name, version: name and version of the model, as in the folder's path.
         precision: "fp32", "fp16" or "int8".
         files: file name to SHA-256, hexadecimal.
-        features: how conversations become input.
-        embedding_width: of the second output.
-        encoder_id, encoder_sha256: where the encoder's weights came from.
-        head: name, digest and training figures of the head.
-        verification: how far the graph is from the fp32 PyTorch model.
+        features: settings that turn conversations into input.
+        embedding_width: width of the second output.
+        encoder_id, encoder_sha256: source of the encoder's weights.
+        head: name, digest and training metrics of the head.
+        verification: differences between the graph and the fp32 PyTorch model.
         created: UTC, ISO 8601. The newest version is served.
         made_with: versions of the exporting libraries.
     """
@@ -57,10 +57,10 @@ class Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read a version folder's manifest, without looking at the files it names.
+    """Read a version folder's manifest without reading the files that it names.
 
     Raises:
-        ArtifactError: the folder or its manifest is missing, or is not one this version of the service understands.
+        ArtifactError: the folder or its manifest is missing, invalid or of another schema.
     """
     path = folder / MANIFEST
     try:
@@ -89,10 +89,10 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify(folder: Path) -> Manifest:
-    """Read a version folder's manifest and compare every file that the service reads with its checksum.
+    """Read a version folder's manifest and compare every file that the sidecar reads with its checksum.
 
     Raises:
-        ArtifactError: as :func:`read_manifest`, or a file is missing or differs.
+        ArtifactError: see :func:`read_manifest`; or a file is missing or differs.
     """
     manifest = read_manifest(folder)
     for name in FILES:

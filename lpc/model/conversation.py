@@ -1,11 +1,10 @@
-"""What the predictor looks at: the last user prompts of a conversation and how many user turns it has had.
+"""Input of the predictor: the last user prompts of a conversation and its number of user turns.
 
 Paper (Learned Prefix Caching, NeurIPS 2025, section 3.2): the user prompts of the last N + 1 = 5 user turns, without
 the model's replies, and the number of turns so far.
 
-What counts as a user turn: one message of role `user` whose content is not blank. Messages of one turn that a gateway
-split in two (user, user) count as two, as they do in the logs the head is trained on. Tool and system messages are not
-user turns.
+A user turn is a message of role `user` whose content is not blank. If a gateway splits a turn into two messages, they count
+as two turns, as in the training data.
 """
 
 from collections import deque
@@ -17,7 +16,7 @@ from lpc.errors import InvalidRequest
 
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 INSTRUCTIONS: Final = frozenset({"system", "developer"})
-"""Roles whose text is not part of the history: the operator's, not the conversation's."""
+"""Roles whose text comes from the operator and is not part of the history."""
 
 
 class Message(NamedTuple):
@@ -29,14 +28,14 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UserTurns:
-    """What is known of a conversation when a user turn arrives.
+    """A conversation when a user turn arrives.
 
     Attributes:
         prompts: the last user prompts, oldest first: at least one, at most a window.
         turn_count: number of all user turns.
-        history_chars: characters of all messages before the last prompt but instructions (estimated from token ids).
+        history_chars: characters of all messages before the last prompt except instructions (estimated from token ids).
         last_reply_chars: characters of the replies between the last two prompts; 0 on the first turn.
-        told_apart: whether the input shows where turns begin: plain prompt text does not.
+        told_apart: whether the input shows where turns begin; plain prompt text does not.
     """
 
     prompts: tuple[str, ...]
@@ -47,23 +46,20 @@ class UserTurns:
 
 
 def is_user_turn(message: Message) -> bool:
-    """Say whether a message is a user turn: of role `user`, and not blank."""
+    """Return whether a message is a user turn: of role `user`, and not blank."""
     return message.role == "user" and bool(message.content) and not message.content.isspace()
 
 
 class TurnReader:
-    """Reads a chat message by message; knows at each user turn what a predictor may know of it.
-
-    The one place that does: what is served is read as what is learnt from.
-    """
+    """Reads a chat message by message and returns the predictor's input at each user turn, in serving and in training."""
 
     def __init__(self, window: int) -> None:
         self._prompts: deque[str] = deque(maxlen=window)
         self._count = self._history = self._last_reply = 0
-        self._seen = self._reply = 0  # characters of all messages so far but instructions, and of replies since the last turn
+        self._seen = self._reply = 0  # characters of all messages except instructions, and of replies since the last turn
 
     def read(self, message: Message) -> bool:
-        """Take the next message; say whether it is a user turn."""
+        """Add the next message; return whether it is a user turn."""
         turn = is_user_turn(message)
         if turn:
             self._prompts.append(message.content)
@@ -76,7 +72,7 @@ class TurnReader:
         return turn
 
     def turns(self) -> UserTurns | None:
-        """Return what was known when the latest user turn arrived; None before the first."""
+        """Return the predictor's input at the latest user turn; None before the first one."""
         return UserTurns(tuple(self._prompts), self._count, self._history, self._last_reply) if self._count else None
 
 
@@ -84,13 +80,13 @@ def from_messages(messages: Iterable[Message], window: int) -> UserTurns:
     """Return the last ``window`` user prompts of a chat.
 
     Raises:
-        InvalidRequest: no message, a role that is none, no user message with text, or text that is not Unicode.
+        InvalidRequest: there is no message, an unknown role, no user message with text, or text that is not Unicode.
     """
     reader = TurnReader(window)
     position = -1
     for position, message in enumerate(messages):
         if message.role not in ROLES:
-            # The role itself is not repeated: a client that mixes up its fields would have its text in our log.
+            # The message omits the role: a client that confuses its fields would put user text into the log.
             raise InvalidRequest(f"message {position} has an unknown role; known are {', '.join(sorted(ROLES))}")
         reader.read(message)
     turns = reader.turns()
@@ -104,7 +100,7 @@ def from_messages(messages: Iterable[Message], window: int) -> UserTurns:
 
 
 def from_prompt(text: str) -> UserTurns:
-    """Return plain prompt text as one user turn. Raises InvalidRequest when it is blank or not Unicode."""
+    """Return plain prompt text as one user turn. Raises InvalidRequest if it is blank or not Unicode."""
     if not text or text.isspace():
         raise InvalidRequest("the prompt is empty: send the text of at least one user turn")
     _refuse_surrogates(text)
@@ -112,7 +108,7 @@ def from_prompt(text: str) -> UserTurns:
 
 
 def lone_surrogate(text: str) -> int | None:
-    """Return where half a surrogate pair stands, which JSON can carry and no tokenizer takes; None: nowhere."""
+    """Return the position of a lone surrogate, which JSON can contain but tokenizers reject; None if there is none."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -121,28 +117,28 @@ def lone_surrogate(text: str) -> int | None:
 
 
 def _refuse_surrogates(prompt: str) -> None:
-    place = lone_surrogate(prompt)
-    if place is not None:
+    position = lone_surrogate(prompt)
+    if position is not None:
         raise InvalidRequest(
-            f"a user prompt is not valid Unicode (a lone surrogate at character {place}): repair its JSON escapes"
+            f"a user prompt is not valid Unicode (a lone surrogate at character {position}): repair its JSON escapes"
         )
 
 
 def with_turn_count(turns: UserTurns, turn_count: int | None, limit: int) -> UserTurns:
-    """Return the turns with the caller's own count, which may exceed what the input shows (a truncated history).
+    """Return the turns with the caller's count, which exceeds the input's if the caller truncates the history.
 
-    A count below what the input shows contradicts it: it is refused, since it shows a counter that starts again (per
-    request, per window), whose numbers would quietly spoil every prediction. A count made from the input stops at the limit.
+    A lower count is rejected: the caller's counter restarts (per request or per window), and its values would silently degrade
+    all predictions. Without a caller's count, the input's count is limited to ``limit``.
 
     Raises:
-        InvalidRequest: the count is not a whole number in [1, limit], or below the number of prompts seen.
+        InvalidRequest: the count is not a whole number in [1, limit], or is below the number of user turns in the input.
     """
     if turn_count is None:
         if turns.turn_count > limit:
             return replace(turns, turn_count=limit)
         return turns
     if isinstance(turn_count, bool) or not isinstance(turn_count, int):
-        # Callers outside the type checker's reach: JSON has NaN, 2.5 and true.
+        # JSON has NaN, 2.5 and true.
         raise InvalidRequest(f"turn_count must be a whole number from 1 to {limit}, got {turn_count!r:.40}")
     if not 1 <= turn_count <= limit:
         raise InvalidRequest(f"turn_count must be from 1 to {limit}, got {turn_count}")

@@ -1,7 +1,7 @@
-"""From user turns to what the model takes: token ids of the encoder and a few scalars.
+"""Converts user turns to the model's input: token ids of the encoder and a few scalars.
 
-Paper (Learned Prefix Caching, NeurIPS 2025, section 3.2): the encoder's token budget is split evenly over the prompts
-present; a prompt over its share keeps half of the share from its start and half from its end.
+Paper (Learned Prefix Caching, NeurIPS 2025, section 3.2): the encoder's token budget is split evenly over the prompts. A longer
+prompt is cut to half of its share from its start and half from its end.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,11 +13,11 @@ from tokenizers import Tokenizer
 from lpc.model.conversation import UserTurns
 
 CHARACTERS_PER_TOKEN: Final = (8, 32, 128)
-"""How many characters of each end of a long prompt are looked at per token kept: the first of these that yields enough tokens.
-Ordinary text has two to five characters per token; white space and characters that normalisation drops take more."""
+"""Characters per token to tokenise at each end of a long prompt: the first value that yields enough tokens is used. Ordinary
+text has two to five; white space and characters that normalisation drops need more."""
 
 GUARD_TOKENS: Final = 16
-"""Tokens at a cut that are looked at, not used: a cut through a word changes how that word is split, not its neighbours."""
+"""Extra tokens at a cut that are discarded, because a cut through a word changes the tokens near it."""
 
 SCALARS: Final[Mapping[str, Callable[[UserTurns], float]]] = {
     "turn_count": lambda turns: turns.turn_count,
@@ -25,15 +25,15 @@ SCALARS: Final[Mapping[str, Callable[[UserTurns], float]]] = {
     "history_chars": lambda turns: turns.history_chars,
     "last_reply_chars": lambda turns: turns.last_reply_chars,
 }
-"""Scalar features by name: what an engine knows when a turn's request arrives. Counts and characters, none negative."""
+"""Scalar features by name, known when a turn arrives: non-negative counts and characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureSettings:
-    """How a conversation becomes input of the model; part of the artefact, since a head is trained for one setting.
+    """Settings that turn a conversation into input of the model. Part of the artefact, because a head is trained for them.
 
     Raises:
-        ValueError: unknown scalars, no window, or a budget too small for it.
+        ValueError: unknown scalars, no window, or a token budget too small for the window.
     """
 
     prompt_window: int = 5
@@ -54,7 +54,7 @@ class FeatureSettings:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "FeatureSettings":
-        """Return the settings of a manifest. Raises ValueError for values that cannot be meant."""
+        """Return the settings in a manifest. Raises ValueError for invalid values."""
         return cls(
             prompt_window=int(values["prompt_window"]),
             token_budget=int(values["token_budget"]),
@@ -77,16 +77,16 @@ class Features:
 
 
 class FeatureEncoder:
-    """Turns conversations into features. Thread-safe; the tokenizer works without the interpreter lock.
+    """Converts conversations to features. Thread-safe; the tokenizer releases the interpreter lock.
 
     Raises:
-        ValueError: the tokenizer lacks `<s>` or `</s>` (or `[CLS]`, `[SEP]`), or the prefix leaves no room for prompts.
+        ValueError: the tokenizer lacks `<s>` or `</s>` (or `[CLS]`, `[SEP]`), or the prefix leaves no tokens for prompts.
     """
 
     def __init__(self, tokenizer: Tokenizer, settings: FeatureSettings) -> None:
         self.settings = settings
-        # A user who types "</s>" does not mean the end of the text. Not parsing special tokens is not enough: a Unigram
-        # vocabulary also has them as pieces, so their ids are dropped where text gave them (`<unk>` may come from text).
+        # "</s>" in user text must not become the end token. Encoding special tokens as text is not enough, because a Unigram
+        # vocabulary has them as pieces, too: their ids are dropped, except `<unk>`.
         tokenizer.encode_special_tokens = True
         self._reserved = frozenset(
             i
@@ -115,15 +115,15 @@ class FeatureEncoder:
         return Features(input_ids, tuple(float(SCALARS[name](turns)) for name in self.settings.scalars))
 
     def _share(self, prompts: int) -> int:
-        """Return the tokens of one prompt: the budget less `<s>` and prefix in equal parts, one token of each for `</s>`."""
+        """Return the tokens per prompt: an equal part of the budget minus `<s>` and prefix, and minus one for `</s>`."""
         return (self.settings.token_budget - 1 - len(self._prefix)) // prompts - 1
 
     def _fit(self, prompt: str, share: int) -> list[int]:
-        """Return at most ``share`` tokens: all of them, or the first half (one more of an odd share) and the last half.
+        """Return at most ``share`` tokens: all of them, or half from the start (one more if odd) and half from the end.
 
-        Only the ends of a long prompt count, so only they are tokenised: 5 MB cost no more than 64 KB. That is exact where
-        each end yields the tokens wanted of it and a few more. Text with more than 128 characters per token (kilobytes of
-        blanks) yields fewer tokens than it could; one character repeated over kilobytes may be grouped differently.
+        Only the ends of a long prompt are tokenised, so 5 MB cost no more than 64 KB. The result is exact if each end yields
+        enough tokens. Text with more than 128 characters per token (kilobytes of blanks) yields fewer tokens; a character
+        repeated over kilobytes may be grouped differently.
         """
         tail = share // 2
         head = share - tail

@@ -16,7 +16,7 @@ from lpc.model.probability import P_MIN
 from lpc.model.session import InferenceSettings, Provider, first_line, open_session
 
 _OUT_OF_MEMORY: Final = ("failed to allocate", "smaller than requested", "bad_alloc", "out of memory", "alloc_failed")
-"""What ONNX Runtime's messages say, in lower case, when a batch does not fit: it has no type of its own for that."""
+"""Parts of ONNX Runtime's messages, in lower case, if a batch does not fit into memory; there is no exception type for it."""
 
 
 def graph_inputs(batch: Sequence[Features]) -> dict[str, NDArray[Any]]:
@@ -36,16 +36,16 @@ class Model:
     """A model version, ready to run. Not thread-safe: one thread runs it.
 
     Attributes:
-        manifest: what the version's folder holds.
-        provider: where the session really runs, whatever was asked for.
+        manifest: manifest of the version.
+        provider: the provider that the session uses, which may differ from the setting.
     """
 
     def __init__(self, folder: Path, settings: InferenceSettings) -> None:
         """Load and warm up the artefact in a version folder.
 
         Raises:
-            ArtifactError: it is missing, damaged or cannot be run here.
-            ProviderError: CUDA was asked for and cannot be used.
+            ArtifactError: the artefact is missing or damaged, or cannot run here.
+            ProviderError: CUDA is required but unavailable.
         """
         self.manifest: Manifest = verify(folder)
         self.provider: Provider
@@ -59,7 +59,7 @@ class Model:
         expected = {"input_ids", "attention_mask", "scalars"}
         found = {node.name for node in self._session.get_inputs()}
         if found != expected:
-            raise ArtifactError(f"the graph in {folder} takes {sorted(found)}, not {sorted(expected)}: export it again")
+            raise ArtifactError(f"the graph in {folder} has inputs {sorted(found)}, not {sorted(expected)}: export it again")
         self.run([self.encode(UserTurns(("warm-up",), 1))])
 
     def encode(self, turns: UserTurns) -> Features:
@@ -70,13 +70,13 @@ class Model:
         """Return the continuation probability of each conversation, in [P_MIN, 1 - P_MIN].
 
         Raises:
-            ArtifactError: the model gave something that is not a probability.
-            MemoryError: the batch does not fit into the memory that there is.
+            ArtifactError: the model returned NaN or an infinite value.
+            MemoryError: the batch does not fit into memory.
         """
         return self._probabilities(self._outputs(batch, "probability")[0])
 
     def run_with_embeddings(self, batch: Sequence[Features]) -> tuple[list[float], list[bytes]]:
-        """Return what :meth:`run` does, and each conversation's embedding as little-endian fp16. Raises as it does."""
+        """Like :meth:`run`, but also return each conversation's embedding as little-endian fp16."""
         probability, embedding = self._outputs(batch, "probability", "embedding")
         return self._probabilities(probability), [row.tobytes() for row in embedding.astype("<f2")]
 

@@ -1,7 +1,7 @@
-"""The files of the label log, on which the sidecar that writes them and the training that reads them agree.
+"""File format of the label log, which the sidecar writes and training reads.
 
-A file is NumPy's .npz, and holds predictions of one model version: an array `embedding` [n, width] of fp16, an array [n] for
-each of `COLUMNS`, and under `metadata` what the file says of itself, as JSON. No text.
+A file is an .npz of NumPy with predictions of one model version: an array `embedding` [n, width] of fp16, an array [n] for each
+of `COLUMNS`, and `metadata` as JSON. It contains no text.
 """
 
 import json
@@ -16,14 +16,13 @@ from lpc.model.artifact import Manifest
 from lpc.model.features import SCALARS
 
 FORMAT: Final = 2
-"""Of the files."""
 
 FILES: Final = "labels-*.npz"
-"""Names of whole files."""
+"""Names of complete files."""
 
 EMBEDDING: Final = "embedding"
 COUNTS: Final = (*SCALARS, "tokens")
-"""Whole numbers, known when the turn arrived: every scalar that a head may take, and the tokens that the model was given."""
+"""Integers known when the turn arrived: all scalar features, and the tokens of the model's input."""
 
 COLUMNS: Final[Mapping[str, str]] = {
     **dict.fromkeys(COUNTS, "<i4"),
@@ -33,8 +32,8 @@ COLUMNS: Final[Mapping[str, str]] = {
     "asked_at": "<M8[ms]",
     "conversation": "S32",
 }
-"""Besides the embedding: what was answered, whether a further turn came and after how many seconds (NaN: none came), when the
-turn arrived (UTC), and 32 hexadecimal digits that the turns of a conversation share."""
+"""Columns besides the embedding: the prediction, whether another turn followed and after how many seconds (NaN: none), the
+turn's arrival (UTC), and 32 hexadecimal digits that identify the conversation."""
 
 
 def write(file: BinaryIO, manifest: Manifest, columns: Mapping[str, ArrayLike], **more: object) -> None:
@@ -42,7 +41,7 @@ def write(file: BinaryIO, manifest: Manifest, columns: Mapping[str, ArrayLike], 
 
     Args:
         columns: n values each; `embedding` [n, width].
-        more: in place of what the metadata would say.
+        more: entries that replace those of the metadata.
     """
     embedding = np.asarray(columns[EMBEDDING], "<f2")
     metadata = {
@@ -61,7 +60,7 @@ def write(file: BinaryIO, manifest: Manifest, columns: Mapping[str, ArrayLike], 
 
 
 def metadata_of(path: Path) -> dict[str, Any]:
-    """Return what a file says of itself. Raises ValueError; and what NumPy and zipfile raise where it is damaged."""
+    """Return a file's metadata. Raises ValueError, and the errors of NumPy and zipfile if the file is damaged."""
     with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
         metadata: dict[str, Any] = json.loads(str(file["metadata"])) if "metadata" in file.files else {}
         if metadata.get("format") != FORMAT:
@@ -73,7 +72,7 @@ def metadata_of(path: Path) -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, NDArray[Any]]:
-    """Return a file's columns. Raises as `metadata_of`."""
+    """Return a file's columns. Raises the same errors as `metadata_of`."""
     with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
         columns = {name: file[name] for name in (EMBEDDING, *COLUMNS)}
     for name, kind in {EMBEDDING: "<f2", **COLUMNS}.items():

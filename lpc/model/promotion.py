@@ -1,7 +1,7 @@
-"""The promoted version of a model: ``<models>/<name>/promoted.json``, a file of one object.
+"""The promoted version of a model: ``<models>/<name>/promoted.json``, a file with one object.
 
-While it is there, sidecars serve the version that it names, whatever is newer; without it, the newest. It appears and changes
-whole (written next to its place and renamed). It also remembers which versions were served before, for `lpc models rollback`.
+If it exists, sidecars serve the version that it names, else the newest one. It is replaced atomically. It also lists the
+versions served before, for `lpc models rollback`.
 """
 
 import json
@@ -13,17 +13,17 @@ from lpc.errors import ArtifactError
 from lpc.files import replacing
 
 PROMOTED: Final = "promoted.json"
-REMEMBERED: Final = 10
-"""Versions served before that are remembered."""
+HISTORY: Final = 10
+"""Maximum number of versions in `Promotion.before`."""
 
 
 @dataclass(frozen=True)
 class Promotion:
-    """What is promoted.
+    """The promoted version.
 
     Attributes:
-        version: the one to serve, a folder's name.
-        before: versions served before it, the last one first, without those that were rolled back.
+        version: folder name of the version to serve.
+        before: versions served before it, latest first, without those that were rolled back.
     """
 
     version: str
@@ -31,10 +31,10 @@ class Promotion:
 
 
 def read_promotion(folder: Path) -> Promotion | None:
-    """Return what is promoted of the model in a folder; None: nothing.
+    """Return the promotion of the model in a folder; None if no version is promoted.
 
     Raises:
-        ArtifactError: the file is there but cannot be read, or names no version.
+        ArtifactError: the file cannot be read or is invalid.
     """
     path = folder / PROMOTED
     try:
@@ -48,7 +48,7 @@ def read_promotion(folder: Path) -> Promotion | None:
             "file with `lpc models unpin`"
         ) from error
     for version in (promotion.version, *promotion.before):
-        # A name with a slash would lead out of the model's folder.
+        # A name with a slash could point outside the model's folder.
         if not isinstance(version, str) or not version or version.startswith(".") or Path(version).name != version:
             raise ArtifactError(
                 f"{path} names {version!r}, which is not a version: run `lpc models promote` or `lpc models unpin`"
@@ -57,7 +57,7 @@ def read_promotion(folder: Path) -> Promotion | None:
 
 
 def write_promotion(folder: Path, promotion: Promotion) -> None:
-    """Promote; the change is seen whole or not at all."""
-    values = {"version": promotion.version, "before": promotion.before[:REMEMBERED]}
+    """Replace the promotion atomically."""
+    values = {"version": promotion.version, "before": promotion.before[:HISTORY]}
     with replacing(folder / PROMOTED) as partial:
         partial.write_text(json.dumps(values) + "\n", "utf-8")

@@ -1,4 +1,4 @@
-"""An ONNX Runtime session, and where it really runs: what was asked for is a wish, the session knows what came of it."""
+"""Opens an ONNX Runtime session on CUDA or the CPU, and reports which one it uses."""
 
 import contextlib
 import ctypes
@@ -22,12 +22,12 @@ CUDA: Final = "CUDAExecutionProvider"
 
 
 class ProviderError(LpcError):
-    """The execution provider that was asked for cannot be used here."""
+    """The required execution provider is unavailable."""
 
 
 @dataclass(frozen=True)
 class InferenceSettings:
-    """Where and how a session runs. ``threads`` 0: one per core; ``cuda_memory_mib`` bounds the CUDA arena."""
+    """Settings of a session. ``threads`` 0: one per core; ``cuda_memory_mib`` limits the CUDA arena."""
 
     provider: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = 0
@@ -35,11 +35,11 @@ class InferenceSettings:
 
 
 def open_session(graph: Path, settings: InferenceSettings) -> tuple[ort.InferenceSession, Provider]:
-    """Return a session, and where it runs: with ``auto`` on CUDA where that works, else on the CPU, and the log says why.
+    """Return a session and its provider. ``auto`` uses CUDA if possible, else the CPU, and logs the reason.
 
     Raises:
-        ProviderError: CUDA was asked for and cannot be used.
-        Exception: the libraries' own, where the graph cannot be loaded.
+        ProviderError: CUDA is required but unavailable.
+        Exception: the library cannot load the graph.
     """
     if settings.provider != "cpu":
         found = _on_cuda(graph, settings)
@@ -55,11 +55,11 @@ def open_session(graph: Path, settings: InferenceSettings) -> tuple[ort.Inferenc
 
 
 def why_no_cuda() -> str | None:
-    """Return one clause on why no session of this process can run on CUDA; None where nothing is known against it."""
+    """Return one clause on why this process cannot use CUDA; None if no reason is known."""
     if CUDA not in ort.get_available_providers():
         return "this build of ONNX Runtime has no CUDA: install learned-prefix-cache[gpu] in place of [server]"
-    # The driver first: loading CUDA's libraries takes 200 MB, which a machine without a GPU need not spend.
-    if (why := _driver_at_fault()) is not None:
+    # Check the driver first: loading CUDA's libraries takes 200 MB, wasted on a machine without a GPU.
+    if (why := _driver_problem()) is not None:
         return why
     missing = _missing_libraries()
     if missing:
@@ -68,29 +68,29 @@ def why_no_cuda() -> str | None:
 
 
 @cache
-def _driver_at_fault() -> str | None:
-    """Return one clause on what is wrong with the NVIDIA driver or its devices; None where nothing is."""
+def _driver_problem() -> str | None:
+    """Return one clause on what is wrong with the NVIDIA driver or its devices; None if they work."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return "there is no NVIDIA driver (libcuda.so.1): install it, or give the container a GPU"
-    speaks, needs = ctypes.c_int(), str(ort.cuda_version or "")
-    driver.cuDriverGetVersion(ctypes.byref(speaks))
-    if needs and speaks.value // 1000 < int(needs.split(".")[0]):
-        spoken = f"{speaks.value // 1000}.{speaks.value % 1000 // 10}"
-        return f"the NVIDIA driver speaks CUDA {spoken}, and this ONNX Runtime needs {needs}: renew the driver"
+    version, needs = ctypes.c_int(), str(ort.cuda_version or "")
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    if needs and version.value // 1000 < int(needs.split(".")[0]):
+        supported = f"{version.value // 1000}.{version.value % 1000 // 10}"
+        return f"the NVIDIA driver supports CUDA {supported}, but this ONNX Runtime needs {needs}: update the driver"
     if code := driver.cuInit(0):
-        return f"the NVIDIA driver finds no device that can be used (cuInit: {code}): give the container a GPU"
+        return f"the NVIDIA driver finds no usable device (cuInit: {code}): give the container a GPU"
     return None
 
 
 @cache
 def _missing_libraries() -> tuple[str, ...]:
-    """Load CUDA and cuDNN, from the packages of the extra `gpu` or from the system; return the names of what is not there."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):  # it says what failed, and raises nothing
+    """Load CUDA and cuDNN from the packages of the extra `gpu` or from the system; return the names of missing libraries."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):  # preload_dlls prints failures and raises nothing
         ort.preload_dlls()
-    return tuple(re.findall(r"^Failed to load (?:.*/)?([^:/]+):", said.getvalue(), re.MULTILINE))
+    return tuple(re.findall(r"^Failed to load (?:.*/)?([^:/]+):", output.getvalue(), re.MULTILINE))
 
 
 def _on_cuda(graph: Path, settings: InferenceSettings) -> "ort.InferenceSession | str":
@@ -100,10 +100,10 @@ def _on_cuda(graph: Path, settings: InferenceSettings) -> "ort.InferenceSession 
     arena = {"gpu_mem_limit": settings.cuda_memory_mib * MIB, "arena_extend_strategy": "kSameAsRequested"}
     providers = [(CUDA, arena), "CPUExecutionProvider"]
     try:
-        # Without its fallback: that would go over to the CPU at the first failure, and tell nobody.
+        # No fallback: it would switch to the CPU silently at the first failure.
         session = ort.InferenceSession(str(graph), _options(settings), providers=providers, enable_fallback=0)
     except Exception as error:  # the libraries raise their own C++ types
-        return f"no CUDA device can be used ({first_line(error)}): check the driver with nvidia-smi"
+        return f"no CUDA device is usable ({first_line(error)}): check the driver with nvidia-smi"
     if session.get_providers()[0] != CUDA:
         return "ONNX Runtime could not use a CUDA device, see its message above: check the driver with nvidia-smi"
     return session

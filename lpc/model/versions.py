@@ -1,6 +1,6 @@
-"""The versions of a model on disk: which there are, which one is served, and changing that.
+"""Lists, promotes, rolls back and prunes the versions of a model on disk.
 
-What is promoted is served, else the newest. Everything here looks at files only and loads no model.
+The promoted version is served, else the newest. This module loads no model.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from lpc.model.artifact import Manifest, read_manifest, verify
 from lpc.model.promotion import PROMOTED, Promotion, read_promotion, write_promotion
 
 SCRATCH_AGE_S: Final = 24 * 3600
-"""An export's scratch folder that is older was left by one that was killed."""
+"""Age from which an export's scratch folder is removed, because a killed export left it."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Version:
     """A version folder.
 
     Attributes:
-        manifest: None where it cannot be read.
-        problem: why it cannot be served; "" where its files are what the manifest says.
+        manifest: None if it cannot be read.
+        problem: why it cannot be served; "" if its files match the manifest.
     """
 
     folder: Path
@@ -38,7 +38,7 @@ def newest_first(folder: Path) -> list[Path]:
     """Return the version folders of a model, newest manifest first, unreadable ones last.
 
     Raises:
-        ArtifactError: there is no such model, or its folder cannot be read.
+        ArtifactError: the model does not exist, or its folder cannot be read.
     """
     try:
         found = [path for path in folder.iterdir() if not path.name.startswith(".") and path.is_dir()]
@@ -61,7 +61,7 @@ def newest_first(folder: Path) -> list[Path]:
 
 
 def examine(version: Path) -> Version:
-    """Return what a version folder holds, every file compared with its checksum."""
+    """Return a version's manifest and problem, after comparing every file with its checksum."""
     try:
         return Version(version, verify(version), "")
     except ArtifactError as error:
@@ -72,10 +72,10 @@ def examine(version: Path) -> Version:
 
 
 def served(folder: Path) -> Path:
-    """Return the version that a sidecar which starts now serves: the promoted one if it is sound, else the newest sound one.
+    """Return the version that a starting sidecar serves: the promoted one if it is valid, else the newest valid one.
 
     Raises:
-        ArtifactError: there is none; the message is about the first that was looked at.
+        ArtifactError: no version is valid; the message is about the first candidate.
     """
     first_error: ArtifactError | None = None
     for version in candidates(folder):
@@ -89,7 +89,7 @@ def served(folder: Path) -> Path:
 
 
 def candidates(folder: Path) -> list[Path]:
-    """Return the versions in the order in which a sidecar that starts tries them. Raises ArtifactError: no such model."""
+    """Return the versions in the order in which a starting sidecar tries them. Raises ArtifactError: no such model."""
     found = newest_first(folder)
     promotion = _readable_promotion(folder)
     if promotion is None:
@@ -99,12 +99,15 @@ def candidates(folder: Path) -> list[Path]:
 
 
 def promote(folder: Path, version: str) -> None:
-    """Have sidecars serve this version, whatever is newer.
+    """Make sidecars serve this version, even if newer ones exist.
 
     Raises:
-        ArtifactError: it is not there or damaged; nothing has changed then.
+        ArtifactError: the version is missing or damaged; nothing has changed.
     """
-    _refuse_unserveable(folder, version)
+    names = [path.name for path in newest_first(folder)]
+    if version not in names:
+        raise ArtifactError(f"{folder} has no version {version}: there are {', '.join(names) or 'none'}")
+    verify(folder / version)
     before: list[str] = []
     with contextlib.suppress(ArtifactError):  # nothing was served
         before.append(served(folder).name)
@@ -114,20 +117,20 @@ def promote(folder: Path, version: str) -> None:
 
 
 def rollback(folder: Path) -> tuple[str, str]:
-    """Promote the version that was served before; return the names of the one left and the one promoted.
+    """Promote the version that was served before; return the names of the current version and of the promoted one.
 
-    Where no promotion tells what was served, it is the newest sound version that is older than the one served. A version that
-    was rolled back is not remembered as served before, so a second rollback goes one further back.
+    Without a recorded promotion, this is the newest valid version that is older than the current one. A version that was rolled
+    back is not recorded as served before, so a second rollback goes one further back.
 
     Raises:
-        ArtifactError: there is none; nothing has changed then.
+        ArtifactError: there is none; nothing has changed.
     """
     now = served(folder)
     promotion = _readable_promotion(folder)
     before = [name for name in promotion.before if name != now.name] if promotion is not None else []
-    for place, name in enumerate(before):
+    for index, name in enumerate(before):
         if not examine(folder / name).problem:
-            write_promotion(folder, Promotion(name, tuple(before[place + 1 :])))
+            write_promotion(folder, Promotion(name, tuple(before[index + 1 :])))
             return now.name, name
     created = read_manifest(now).created
     for version in newest_first(folder):
@@ -136,13 +139,17 @@ def rollback(folder: Path) -> tuple[str, str]:
             write_promotion(folder, Promotion(version.name))
             return now.name, version.name
     raise ArtifactError(
-        f"{folder} has no sound version from before {now.name}: `lpc models list` shows what there is, `lpc models promote` "
-        "serves any of it"
+        f"{folder} has no valid version older than {now.name}: list the versions with `lpc models list`, choose one with "
+        "`lpc models promote`"
     )
 
 
 def unpin(folder: Path) -> bool:
-    """Have sidecars serve the newest version again; say whether another was promoted. Raises ArtifactError: no such model."""
+    """Remove the promotion, so that sidecars serve the newest version; return whether there was one.
+
+    Raises:
+        ArtifactError: no such model.
+    """
     newest_first(folder)
     try:
         (folder / PROMOTED).unlink()
@@ -152,30 +159,30 @@ def unpin(folder: Path) -> bool:
 
 
 def prune(folder: Path, keep: int) -> list[str]:
-    """Remove all but the ``keep`` newest versions, and what killed exports left; return the names of what was removed.
+    """Remove all but the ``keep`` newest versions, and scratch folders of killed exports; return the names of removed folders.
 
-    The version served, the promoted one and those served before it stay whatever their age, and so does a folder whose manifest
-    cannot be read: somebody may be copying it.
+    The served version, the promoted one and those served before it remain at any age. A folder without a readable manifest
+    remains, too, because it may be an unfinished copy.
 
     Raises:
-        ArtifactError: no version can be served; nothing has changed then.
+        ArtifactError: no version can be served; nothing has changed.
     """
-    staying = {served(folder).name}
+    retained = {served(folder).name}
     if (promotion := read_promotion(folder)) is not None:
-        staying |= {promotion.version, *promotion.before}
+        retained |= {promotion.version, *promotion.before}
     found = [version for version in newest_first(folder) if examine(version).manifest is not None]
-    going = [version for version in found[keep:] if version.name not in staying]
-    going += [
+    removed = [version for version in found[keep:] if version.name not in retained]
+    removed += [
         path
         for path in folder.iterdir()
         if path.name.startswith(".") and path.is_dir() and time.time() - path.stat().st_mtime > SCRATCH_AGE_S
     ]
-    for path in going:
-        # Out of sight first: a sidecar that looks now must not find half a version.
+    for path in removed:
+        # Rename first, so that a sidecar never sees a partly deleted version.
         hidden = folder / f".removed-{secrets.token_hex(8)}"
         path.rename(hidden)
         shutil.rmtree(hidden)
-    return [path.name for path in going]
+    return [path.name for path in removed]
 
 
 def _readable_promotion(folder: Path) -> Promotion | None:
@@ -183,10 +190,3 @@ def _readable_promotion(folder: Path) -> Promotion | None:
         return read_promotion(folder)
     except ArtifactError:
         return None
-
-
-def _refuse_unserveable(folder: Path, version: str) -> None:
-    names = [path.name for path in newest_first(folder)]
-    if version not in names:
-        raise ArtifactError(f"{folder} has no version {version}: there are {', '.join(names) or 'none'}")
-    verify(folder / version)

@@ -87,7 +87,7 @@ def test_another_checksum_is_refused_and_leaves_nothing(tmp_path: Path, publishe
     with pytest.raises(ArtifactError, match="give 64 hexadecimal digits"):
         pull(str(published), tmp_path / "here", sha256="abc")
     (published.parent / SUMS).write_text("0  other\n")
-    with pytest.raises(ArtifactError, match="does not name it"):
+    with pytest.raises(ArtifactError, match="does not list it"):
         pull(str(published), tmp_path / "here")
 
 
@@ -117,5 +117,5 @@ def test_a_link_and_what_is_no_archive_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="which is not a file of a model"):
         pull(str(tmp_path / "a.tar.gz"), tmp_path / "here", sha256=digest)
     (tmp_path / "b.tar.gz").write_text("<html>")
-    with pytest.raises(ArtifactError, match="this is not a model's file"):
+    with pytest.raises(ArtifactError, match="not a model archive"):
         pull(str(tmp_path / "b.tar.gz"), tmp_path / "here", sha256=hashlib.sha256(b"<html>").hexdigest())

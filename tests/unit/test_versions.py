@@ -98,7 +98,7 @@ def test_rolling_back_goes_to_what_was_served_before_and_never_to_what_was_rolle
     assert read_promotion(folder) == Promotion("v4", ("v2",))
     assert rollback(folder) == ("v4", "v2")
     assert rollback(folder) == ("v2", "v1")
-    with pytest.raises(ArtifactError, match="no sound version from before v1"):
+    with pytest.raises(ArtifactError, match="no valid version older than v1"):
         rollback(folder)
     assert read_promotion(folder) == Promotion("v1")
 
