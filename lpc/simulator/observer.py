@@ -1,11 +1,10 @@
-"""The plug-in's view of an engine without a plug-in: requests, as its KV events show them.
+"""Reconstructs requests from an engine's KV events and feeds them to a plug-in that only observes.
 
-An event says that blocks were stored behind a parent block. So an event behind a block that is already there is a request that
-has hit the chain up to there. Blocks that follow one by one are its reply. An event that reports blocks which are held already
-is a hit (vLLM's ``kv_cache_report_mode=full``).
+An event reports blocks stored after a parent block. If the parent is cached, a request has hit the chain up to it. Blocks that
+follow one by one are the reply. An event for cached blocks is a hit (vLLM's ``kv_cache_report_mode=full``).
 
-What events do not show: a request that stores nothing (all of its prompt was cached, and its reply fills no block), and when a
-request ends. It counts as ended when nothing was stored behind it for `PAUSE_S`.
+Events do not show a request that stores nothing (the whole prompt was cached, and the reply fills no block), nor the end of a
+request. A request counts as ended after `PAUSE_S` without a stored block.
 """
 
 from collections import OrderedDict
@@ -24,13 +23,13 @@ from eviction_client.stores.base import BlockHash
 from lpc.simulator.kv_events import Batch
 
 PAUSE_S: Final = 2.0
-"""Seconds without a stored block after which a request has ended. A block of 16 tokens takes less than one second."""
+"""Seconds without a stored block after which a request counts as ended. A block of 16 tokens takes less than one second."""
 GPU: Final = (None, "GPU")
-"""Media of the engine's own cache."""
+"""Values of ``medium`` for the engine's own cache."""
 
 
-class Nobody:
-    """No sidecar."""
+class NoPredictor:
+    """A predictor client without a sidecar."""
 
     counters = PredictorCounters()
     healthy = False
@@ -38,22 +37,22 @@ class Nobody:
     tokenizer_state: TokenizerState = "unknown"
 
     def ask(self, request_id: Hashable, **_: object) -> None:
-        """Nobody is asked."""
+        """Do nothing."""
 
     def take(self, request_id: Hashable) -> Prediction | None:  # noqa: ARG002
-        """There is no answer."""
+        """Return None."""
         return None
 
     def forget(self, request_id: Hashable) -> None:
-        """Nothing is known."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 @dataclass(slots=True)
 class _Request:
-    """A request as far as seen. Blocks."""
+    """A running request. ``cached`` and ``prompt`` are numbers of blocks."""
 
     chain: list[BlockHash]
     cached: int
@@ -69,12 +68,12 @@ class Observer:
     """Follows the events of one engine.
 
     Args:
-        blocks: of the engine's cache.
+        blocks: capacity of the engine's cache.
 
     Attributes:
-        plugin: what the plug-in would know; None: no block has been stored yet.
-        requests: that were seen.
-        lost: messages that did not arrive.
+        plugin: the observing plug-in; None before the first stored block.
+        requests: number of ended requests.
+        lost: number of lost messages.
     """
 
     def __init__(self, blocks: int) -> None:
@@ -83,18 +82,18 @@ class Observer:
         self._blocks = blocks
         self._now = 0.0
         self._parents: dict[BlockHash, BlockHash | None] = {}
-        """Of the blocks that the engine holds."""
+        """Parent of each cached block."""
         self._first: dict[BlockHash, tuple[Sequence[int], str]] = {}
         """Tokens and cache salt of first blocks."""
         self._running: OrderedDict[BlockHash, _Request] = OrderedDict()
-        """By their last block, those that stored one longest ago first."""
+        """Running requests by their last block, the least recently active one first."""
 
     def see(self, batch: Batch) -> None:
-        """Follow a batch."""
+        """Process a batch."""
         self._now = max(self._now, batch.at)
         self.lost += batch.lost
         if batch.lost:
-            self._clear()  # what is held is not known any more
+            self._clear()  # the contents of the cache are unknown
         for event in batch.events:
             kind = event.get("type")
             if kind == "AllBlocksCleared":
@@ -103,7 +102,7 @@ class Observer:
                 if kind == "BlockStored":
                     self._stored(event)
                 elif kind == "BlockRemoved":
-                    for block in map(_named, event["block_hashes"]):
+                    for block in map(_hash, event["block_hashes"]):
                         self._parents.pop(block, None)
                         self._first.pop(block, None)
         while self._running and next(iter(self._running.values())).at < self._now - PAUSE_S:
@@ -127,14 +126,14 @@ class Observer:
                 ClientSettings(shadow=True),
                 capacity=self._blocks,
                 block_tokens=size,
-                predictor=Nobody(),
+                predictor=NoPredictor(),
                 clock=lambda: self._now,
                 background=AtOnce,
             )
-        blocks = [_named(block) for block in event["block_hashes"]]
-        parent = None if event.get("parent_block_hash") is None else _named(event["parent_block_hash"])
+        blocks = [_hash(block) for block in event["block_hashes"]]
+        parent = None if event.get("parent_block_hash") is None else _hash(event["parent_block_hash"])
         if not blocks or size != self.plugin.block_tokens or (parent is not None and parent not in self._parents):
-            return  # begins where we did not listen
+            return  # the chain began before the observer started
         hit = blocks[-1] in self._parents
         running = None if parent is None or hit else self._running.pop(parent, None)
         if parent is None:
@@ -143,7 +142,7 @@ class Observer:
             self._parents.setdefault(block, parent)
             parent = block
         if running is not None and running.replies and len(blocks) > 1:
-            self._end(running)  # the next turn: a reply grows block by block
+            self._end(running)  # several blocks after a reply are the next turn, because a reply grows block by block
             running = None
         if running is None:
             before = self._chain(self._parents[blocks[0]])
@@ -163,7 +162,7 @@ class Observer:
         self._running[blocks[-1]] = running
 
     def _chain(self, block: BlockHash | None) -> list[BlockHash]:
-        """Return the blocks from a chain's start to a block that is held."""
+        """Return the cached blocks from a chain's start to this block."""
         chain = []
         while block is not None:
             chain.append(block)
@@ -176,7 +175,7 @@ class Observer:
         self.requests += 1
         size = plugin.block_tokens
         prompt = request.chain[: request.prompt]
-        # One token more than the blocks that were seen: the last one of a prompt is never a hit.
+        # One token more than the observed blocks, because an engine always computes the last token of a prompt.
         tokens = [*request.tokens, *[0] * (len(prompt) * size + 1 - len(request.tokens))]
         plugin.started(self.requests, prompt, cached=request.cached * size)
         plugin.finished(
@@ -190,12 +189,12 @@ class Observer:
         )
 
 
-def _named(block: int | bytes) -> BlockHash:
+def _hash(block: int | bytes) -> BlockHash:
     return BlockHash(block if isinstance(block, bytes) else (block & (1 << 64) - 1).to_bytes(8, "little"))
 
 
 def _salt_of(event: Mapping[str, Any]) -> str:
-    """Return the salt of an event's blocks: SGLang names it, vLLM has it among the extra keys of a chain's first block."""
+    """Return the salt of an event's blocks. vLLM reports it among the extra keys of a chain's first block."""
     keys = event.get("extra_keys") or [None]
     named = (key for key in keys[0] or () if isinstance(key, str) and key != event.get("lora_name"))
     return str(event.get("cache_salt") or next(named, ""))

@@ -1,7 +1,7 @@
-"""What a policy is: it keeps the free blocks of one engine in its order of eviction.
+"""The interface of eviction policies: a policy orders the free blocks of one engine for eviction.
 
-A policy is made for one run: ``Policy(capacity, workload, settings)``. Every policy starts knowing nothing and learns from all
-requests that have come, whether their hits are counted or not; unless it is a bound, never from what comes after.
+A policy is created for one run: ``Policy(capacity, workload, settings)``. It starts without data and learns from all requests,
+including the warm-up. Only a bound may use later requests.
 """
 
 import heapq
@@ -15,16 +15,17 @@ from lpc.simulator.segments import Path, Segment
 from lpc.simulator.workload import Cost, Turn, Workload
 
 Chunk = tuple[int, ...]
-"""Content ids of blocks that were given up together, in the order in which they went."""
+"""Content ids of blocks evicted together, in order of eviction."""
 
 
 @dataclass(frozen=True)
 class PolicySettings:
-    """What a run can set for its policies.
+    """Settings of a run for its policies.
 
     Attributes:
-        invert: turn every prediction around (p to 1 - p): an adversary.
-        cost: what requests cost in this run, for policies that weigh it.
+        invert: invert every prediction (p to 1 - p), as an adversary.
+        guard: let the guard choose between LRU and value; else value is always used.
+        cost: cost model of the run, for policies that use it.
     """
 
     invert: bool = False
@@ -33,17 +34,17 @@ class PolicySettings:
 
 
 class Policy(ABC, Generic[B]):
-    """The free blocks with content, in the order of their eviction. Times are seconds and never go back.
+    """The free blocks with content, in order of eviction. Times are seconds and never decrease.
 
-    A turn's `next` is not a policy's to look at, unless it is a bound.
+    A policy must not read a turn's `next`, unless it is a bound.
 
     Attributes:
-        name: in the registry and in every table.
-        rule: one line: which block goes first.
-        source: where the rule comes from.
-        bound: it looks into the future.
-        piece_type: makes pieces from segment, place of the first block and number of blocks: the policy's notes on blocks are
-            its attributes.
+        name: name in the registry and in tables.
+        rule: one line: the block to evict first.
+        source: source of the rule.
+        bound: whether the policy uses future requests.
+        piece_type: creates a piece from segment, index of the first block and number of blocks. The policy stores its data per
+            block as attributes of the piece.
     """
 
     name: ClassVar[str]
@@ -58,38 +59,38 @@ class Policy(ABC, Generic[B]):
         self.settings = settings
 
     def arrive(self, turn: Turn, now: float) -> None:
-        """Learn that a request has come; it may wait, or be too large ever to run."""
+        """Called when a request arrives. It may wait, or be too large to run."""
 
     def start(self, turn: Turn, now: float) -> None:
-        """Learn that a request that has arrived has its blocks: it has taken them, or they are kept while it waits."""
+        """Called when a request has allocated its blocks, or its cached blocks are retained while it waits."""
 
     def wait(self, turn: Turn, now: float) -> None:
-        """Learn, after :meth:`start`, that a request waits and its blocks are kept."""
+        """Called after :meth:`start` if the request waits and its cached blocks are retained."""
 
     def path(self, turn: Turn) -> Path:
         """Return a turn's segments."""
         return self.workload.paths.of(turn)
 
     def finish(self, turn: Turn, now: float) -> None:
-        """Learn that a request ended, before its blocks are freed."""
+        """Called when a request ends, before its blocks are freed."""
 
     @abstractmethod
     def free(self, pieces: Sequence[B], turn: Turn, now: float) -> None:
-        """Take blocks of a request that ended, ``pieces[0]`` the deepest: the engine frees a chain tail first."""
+        """Insert the blocks of an ended request. ``pieces[0]`` is the deepest: the engine frees a chain tail first."""
 
     @abstractmethod
     def touch(self, piece: B, now: float) -> None:
-        """Give free blocks back: a request uses them again."""
+        """Remove free blocks, because a request uses them again."""
 
     def regain(self, piece: B) -> None:
-        """Learn that a request uses a piece that was given up and yet kept, for a waiting request. It is not free now."""
+        """Called when a request uses a piece that the policy evicted but a waiting request retained. It is not free now."""
 
     def first(self, now: float) -> B:
-        """Return the free piece whose deepest blocks go next; for policies that leave :meth:`evict` as it is."""
+        """Return the free piece whose deepest blocks to evict next; for policies that do not override :meth:`evict`."""
         raise NotImplementedError
 
     def evict(self, count: int, now: float) -> list[Chunk]:
-        """Give up ``count`` blocks (`Piece.give_up`), of those that are free."""
+        """Evict ``count`` free blocks by `Piece.give_up`."""
         out: list[Chunk] = []
         while count:
             piece = self.first(now)
@@ -102,7 +103,7 @@ class Policy(ABC, Generic[B]):
 
 
 def give_up_first(pieces: dict[int, B], count: int) -> list[Chunk]:
-    """Give up ``count`` blocks of pieces by the id of their first block, the first piece first; all if there are no more."""
+    """Evict up to ``count`` blocks of pieces, the first piece first. Keys are the ids of the pieces' first blocks."""
     out: list[Chunk] = []
     while pieces and count:
         piece = next(iter(pieces.values()))
@@ -115,7 +116,7 @@ def give_up_first(pieces: dict[int, B], count: int) -> list[Chunk]:
 
 
 class KeyedPolicy(Policy[B]):
-    """A policy that evicts the smallest key, fixed while blocks are free. A heap whose stale entries are passed over."""
+    """A policy that evicts the smallest key, which is constant while blocks are free. A heap with stale entries."""
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
@@ -125,28 +126,24 @@ class KeyedPolicy(Policy[B]):
 
     @abstractmethod
     def key(self, piece: B, turn: Turn, now: float) -> float:
-        """Return the key of a piece that is freed now; equal keys go in the order of freeing."""
+        """Return the key of a piece that is freed now; equal keys are evicted in the order of freeing."""
 
     def free(self, pieces: Sequence[B], turn: Turn, now: float) -> None:
-        """Push pieces."""
+        """Insert pieces."""
         for piece in pieces:
-            self.push(piece, self.key(piece, turn, now))
+            self._entries += 1
+            self._entry[piece.block_id] = self._entries
+            heapq.heappush(self._heap, (self.key(piece, turn, now), self._entries, piece))
         if len(self._heap) > 4 * len(self._entry) + 1024:
             self._heap = [entry for entry in self._heap if self._entry.get(entry[2].block_id) == entry[1]]
             heapq.heapify(self._heap)
 
-    def push(self, piece: B, key: float) -> None:
-        """Enter a piece."""
-        self._entries += 1
-        self._entry[piece.block_id] = self._entries
-        heapq.heappush(self._heap, (key, self._entries, piece))
-
     def touch(self, piece: B, now: float) -> None:
-        """Forget the piece's entry; it stays in the heap as stale."""
+        """Make the piece's entry stale."""
         del self._entry[piece.block_id]
 
     def first(self, now: float) -> B:
-        """Return the piece at the top."""
+        """Return the piece with the smallest key."""
         while self._entry.get(self._heap[0][2].block_id) != self._heap[0][1]:
             heapq.heappop(self._heap)
         return self._heap[0][2]
@@ -157,7 +154,7 @@ P = TypeVar("P", bound=type[Policy[Any]])
 
 
 def register(policy: P) -> P:
-    """Enter a policy under its name."""
+    """Add a policy to the registry."""
     if policy.name in REGISTRY:
         raise ValueError(f"two policies are named {policy.name}")
     REGISTRY[policy.name] = policy

@@ -1,6 +1,6 @@
-"""Reuse classes of one engine's requests, with the monitor that runs inside an engine (`eviction_client.reuse`).
+"""Reuse classes of one engine's requests, by the monitor that runs inside an engine (`eviction_client.reuse`).
 
-One instance serves the cache and the tiers behind it. Refits run at once, not in the background.
+One instance serves the cache and its tiers. Refits are synchronous.
 """
 
 import math
@@ -18,11 +18,11 @@ from lpc.simulator.workload import Turn, Workload
 
 REFIT_S: Final = 30.0
 REMEMBERED: Final = 4
-"""Blocks whose last use is remembered, in caches."""
+"""The monitor remembers the last use of this many times the capacity, in blocks."""
 
 
 class Run(NamedTuple):
-    """Segments of a path with one reuse class: from place ``start`` up to and without ``end``."""
+    """Segments [start, end) of a path, which have one reuse class."""
 
     start: int
     end: int
@@ -30,15 +30,15 @@ class Run(NamedTuple):
 
 
 class ReuseClasses:
-    """Classes as an engine without a sidecar makes them: by gap, by how much is new, by reply end; curves from its own reuse.
+    """Reuse classes of an engine without a sidecar: by gap, new tokens and reply end; curves from its own reuse.
 
     Args:
         capacity: blocks of the cache.
 
     Attributes:
-        classes: their number.
-        tables: their retention values; None: nothing is known.
-        path, prompt, runs: of the request that has ended last: its segments, those of its prompt, and their classes.
+        classes: number of classes.
+        tables: retention values by class; None before the first fit.
+        path, prompt, runs: segments, prompt segments and classes of the request that ended last.
     """
 
     groups: ClassVar[int] = grouping.GROUPS
@@ -53,12 +53,12 @@ class ReuseClasses:
         self._monitor = _Monitor(self.groups, remembered=REMEMBERED * capacity)
         self._fitted_at = -math.inf
         self._stretches: dict[Turn, list[Stretch]] = {}
-        """Of running requests."""
+        """Stretches of running requests."""
         self._reply_ends = grouping.ReplyEnds()
         self._followed: dict[tuple[Segment, int], tuple[int, ...]] = {}
 
     def group(self, turn: Turn, stretches: Sequence[Stretch], now: float) -> int:
-        """Return the group of a turn. ``stretches``: in blocks."""
+        """Return the group of a turn. ``stretches`` are in blocks."""
         del turn, now
         return grouping.group_of(stretches, self.workload.block_tokens)
 
@@ -67,10 +67,10 @@ class ReuseClasses:
         return {}
 
     def start(self, turn: Turn, now: float) -> None:
-        """Count reuses; find the turn's stretches; refit when it is time.
+        """Count reuses; compute the turn's stretches; refit if due.
 
-        A use is when a request takes its blocks, not when it joins the queue for them: blocks that were looked for and are
-        still waited for would seem to have missed their time, and go just before they are hit.
+        A use is the allocation of blocks, not the arrival in the queue: otherwise the blocks of a waiting request would seem
+        to have missed their next use, and be evicted just before it.
         """
         self._stretches[turn] = self._monitor.admitted(_prompt(turn, self.workload.paths.of(turn)), now)
         if now - self._fitted_at >= REFIT_S:
@@ -79,7 +79,7 @@ class ReuseClasses:
             self.tables = self._monitor.fit(now)
 
     def finish(self, turn: Turn, now: float) -> None:
-        """Note the last use, and the turn's path and classes. A turn without a start starts now."""
+        """Record the last use, and the turn's path and classes. A turn that was not started starts now."""
         if turn not in self._stretches:
             self.start(turn, now)
         self.path = self.workload.paths.of(turn)
@@ -91,7 +91,7 @@ class ReuseClasses:
         self.runs = _runs(stretches, first, len(self.path))
 
     def sample(self, path: Path, every: int) -> list[int]:
-        """Return the blocks of segments that ghost caches follow, of one in ``every``."""
+        """Return the blocks of segments in the ghost caches' sample of one in ``every``."""
         followed = self._followed
         out: list[int] = []
         for segment in path:
@@ -103,19 +103,19 @@ class ReuseClasses:
         return out
 
     def sampled_prompt(self, turn: Turn, every: int) -> list[int]:
-        """Return what ghost caches follow of a turn's prompt."""
+        """Return the sampled blocks of a turn's prompt."""
         return self.sample(_prompt(turn, self.workload.paths.of(turn)), every)
 
     def freed(self, every: int) -> list[Freed[int]]:
-        """Return what the request that has ended last leaves, as far as ghost caches follow it."""
+        """Return the sampled blocks that the last ended request freed, by class."""
         return [Freed(self.sample(self.path[run.start : run.end], every), run.reuse_class) for run in self.runs]
 
 
 class SidecarClasses(ReuseClasses):
-    """The same with the sidecar's groups, and their curves as prior.
+    """Reuse classes with the sidecar's groups, and their curves as prior.
 
     Args:
-        invert: an adversary's curves. Conversations that return are predicted not to, and the reverse.
+        invert: invert the curves, as an adversary: returning conversations are predicted to end, and the reverse.
     """
 
     groups: ClassVar[int] = GROUPS
@@ -142,14 +142,14 @@ class SidecarClasses(ReuseClasses):
 
 
 class _Monitor(ReuseMonitor):
-    """A monitor of segments, whose blocks are used together: it remembers as many as have so many blocks."""
+    """A monitor of segments instead of blocks. ``remembered`` is the limit in blocks."""
 
     def __init__(self, groups: int, *, remembered: int) -> None:
         super().__init__(groups, remembered=remembered)
         self._blocks = 0
 
     def note_use(self, prompt: Sequence[Hashable], now: float) -> None:
-        """Note the last use of a prompt's segments; forget the ones used longest ago."""
+        """Record the last use of a prompt's segments; drop the least recently used ones."""
         last_use = self._last_use
         for segment in prompt:
             if last_use.pop(segment, None) is None:
@@ -170,7 +170,7 @@ def _prompt(turn: Turn, path: Path) -> Path:
 
 
 def _runs(stretches: Sequence[Stretch], first: int, segments: int) -> list[Run]:
-    """Return the classes of a turn's stretches. Its reply belongs to the last. ``first``: as of `first_class`."""
+    """Return the classes of a turn's stretches; the last one includes the reply. ``first``: see `first_class`."""
     runs, start = [], 0
     for end, gap in stretches:
         runs.append(Run(start, end, first + gap))
@@ -188,5 +188,5 @@ def _size(segment: Hashable) -> int:
 
 
 def _sampled(content: int, every: int) -> bool:
-    # Content ids are consecutive: mixed by a multiplicative hash (Knuth 1973, section 6.4).
+    # A multiplicative hash (Knuth 1973, section 6.4), because content ids are consecutive.
     return not (content * 2654435761 >> 7) % every

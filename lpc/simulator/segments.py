@@ -1,8 +1,8 @@
-"""Segments: runs of blocks that all requests of a workload use together, held in place of single blocks.
+"""Segments: runs of blocks that all requests of a workload use together. The cache stores them instead of single blocks.
 
-Most requests extend a chain, so a prompt of a thousand blocks is a few dozen segments. Every request that has a block of a
-segment has all of them, so a cache that handles whole segments does what a cache of single blocks does. Segments are found
-once per workload, from all its requests: a radix tree that is split wherever prompts diverge, and where one or its reply ends.
+Most requests extend a chain, so a prompt of a thousand blocks has a few dozen segments. Every request with a block of a segment
+has all of its blocks, so a cache of segments behaves like a cache of blocks. Segments are computed once per workload, as a
+radix tree that is split where prompts diverge and where a prompt or reply ends.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,19 +10,19 @@ from typing import Protocol
 
 
 class Chained(Protocol):
-    """A turn, hashable by identity: content ids of its full prompt blocks, and these with the full blocks of its reply."""
+    """A turn, hashable by identity: content ids of its full prompt blocks, and of the full blocks of prompt and reply."""
 
     contents: Sequence[int]
     all_contents: Sequence[int]
 
 
 class Segment:
-    """Blocks that follow one another.
+    """Consecutive blocks.
 
     Attributes:
         contents: their content ids.
-        depth: blocks before the first in its prefix.
-        size: blocks.
+        depth: number of blocks before the first one in its prefix.
+        size: number of blocks.
     """
 
     __slots__ = ("contents", "depth", "size")
@@ -38,11 +38,7 @@ Path = tuple[Segment, ...]
 
 
 class Paths:
-    """The paths of a workload's turns.
-
-    Args:
-        turns: all of them.
-    """
+    """The paths of a workload's turns."""
 
     def __init__(self, turns: Iterable[Chained]) -> None:
         self._starting: dict[int, Segment] = {}
@@ -53,7 +49,7 @@ class Paths:
         self.extend(turns)
 
     def extend(self, turns: Iterable[Chained]) -> None:
-        """Add turns. Once a cache is in use they may share whole segments with the turns before, and no part of one."""
+        """Add turns. Once a cache is in use, they must share only whole segments with earlier turns."""
         found = list(turns)
         for turn in found:
             self._add(tuple(turn.all_contents))
@@ -62,12 +58,12 @@ class Paths:
         self._of.update((turn, self._walk(turn.all_contents)) for turn in found)
 
     def of(self, turn: Chained) -> Path:
-        """Return a turn's path; of single blocks if the turn is not of the workload."""
+        """Return a turn's path. A turn outside the workload has a path of single blocks."""
         path = self._of.get(turn)
         return self.blocks(turn.all_contents) if path is None else path
 
     def blocks(self, contents: Sequence[int]) -> Path:
-        """Return a chain as segments of one block each, the same ones for the same blocks."""
+        """Return a chain as segments of one block each; equal blocks have the same segment."""
         single = self._single
         path = []
         for depth, content in enumerate(contents):
@@ -78,7 +74,7 @@ class Paths:
         return tuple(path)
 
     def prompt_blocks(self) -> int:
-        """Return the number of different blocks that the prompts have."""
+        """Return the number of distinct blocks in all prompts."""
         seen: set[Segment] = set()
         for turn, path in self._of.items():
             prompt = len(turn.contents)
@@ -91,7 +87,7 @@ class Paths:
         while at < end:
             segment = starting.get(contents[at])
             if segment is None:
-                if contents[at] in self._known:  # within another segment: it is not always behind the same block
+                if contents[at] in self._known:  # inside another segment: the block has several predecessors
                     self._split(*self._within(contents[at]))
                     continue
                 new = contents[at:]
@@ -107,7 +103,7 @@ class Paths:
             at += segment.size
 
     def _split(self, segment: Segment, size: int) -> None:
-        """Cut a segment behind its first blocks."""
+        """Cut a segment after its first ``size`` blocks."""
         rest = Segment(segment.contents[size:], segment.depth + size)
         self._starting[rest.contents[0]] = rest
         segment.contents = segment.contents[:size]
@@ -127,7 +123,7 @@ class Paths:
 
 
 def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
-    """Return how many elements two sequences that differ, or of which one is shorter, have in common from their start."""
+    """Return the length of the common prefix of two different sequences."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,8 +1,8 @@
-"""Sessions in a closed loop: the next request follows the answer of the one before, and a new session the end of another.
+"""Sessions in a closed loop: each request follows the previous answer, and a new session follows the end of another.
 
-So the load depends on the engine: where it answers later, the next requests come later. Gaps are the log's: from the end of an
-answer to the next request, at least SHORTEST_GAP_S and at most LONGEST_GAP_S. Where the log does not say how long a request
-took, it is taken to have taken its time at nominal cost with nothing cached.
+So the load depends on the engine: a slower engine delays the next requests. Gaps come from the log, from the end of an answer
+to the next request, limited to [SHORTEST_GAP_S, LONGEST_GAP_S]. If the log has no durations, a request's duration is that at
+nominal cost with nothing cached.
 """
 
 import random
@@ -20,19 +20,19 @@ STAGGER_S: Final = 1.0
 PAUSE_S: Final = 1.0
 """From the end of a session to the start of the next one."""
 ROUND: Final = 1 << 48
-"""More than any log has content ids."""
+"""Exceeds the content ids of every log."""
 
 
 def closed_loop(
     log: Workload, sessions: int, requests: int = REQUESTS, seed: int = 0, *, warm_up: int | None = None
 ) -> Workload:
-    """Return the conversations of a workload as sessions in a closed loop. The workload's turns get their gaps.
+    """Return the conversations of a workload as sessions in a closed loop. Sets the gaps of the workload's turns.
 
     Args:
-        sessions: at a time.
-        requests: after which the run ends.
-        seed: draws the order of the sessions.
-        warm_up: requests before hits are counted; default: a quarter.
+        sessions: number of concurrent sessions.
+        requests: number of requests after which the run ends.
+        seed: seed of the order of the sessions.
+        warm_up: number of requests after which hits are counted; default: a quarter.
     """
     firsts = log.arrivals if log.closed else _with_gaps(log)
     loop = ClosedLoop(sessions, requests, requests // 4 if warm_up is None else warm_up)
@@ -56,10 +56,9 @@ def _with_gaps(log: Workload) -> list[Turn]:
 
 
 class Sessions:
-    """The sessions of one run, in an order drawn with the workload's seed, round and round.
+    """The sessions of one run in a random order, repeated endlessly.
 
-    A session that is used again is another one: it has a name of its own, and of its blocks only those that several sessions
-    of the log share are the same again.
+    A repeated session gets a new name and new blocks, except for blocks that several sessions of the log share.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -71,16 +70,16 @@ class Sessions:
         self._shared: set[int] | None = None
 
     def first(self) -> Iterator[Turn]:
-        """Yield the first turns of the sessions that the run starts with."""
+        """Yield the first turns of the initial sessions."""
         assert self._loop is not None
-        for place in range(self._loop.sessions):
-            yield self.start(place * STAGGER_S)
+        for number in range(self._loop.sessions):
+            yield self.start(number * STAGGER_S)
 
     def start(self, at: float) -> Turn:
-        """Return the first turn of the next session, which arrives at ``at`` seconds. Its turns are this run's own."""
-        again, place = divmod(self._started, len(self._firsts))
+        """Return the first turn of the next session, which arrives at ``at`` seconds. The turns are copies for this run."""
+        again, index = divmod(self._started, len(self._firsts))
         self._started += 1
-        turns = [replace(turn) for turn in chain(self._firsts[place])]
+        turns = [replace(turn) for turn in chain(self._firsts[index])]
         for before, turn in zip([None, *turns], turns, strict=False):
             if before is not None:
                 before.next = turn
@@ -94,8 +93,8 @@ class Sessions:
         if self._shared is None:
             self._shared = _shared(self._firsts)
         whole = turn.all_contents
-        # Blocks are chained, so what is shared comes first.
-        kept = next((place for place, content in enumerate(whole) if content not in self._shared), len(whole))
+        # Blocks are chained, so shared blocks come first.
+        kept = next((index for index, content in enumerate(whole) if content not in self._shared), len(whole))
         turn.all_contents = (*whole[:kept], *(content + again * ROUND for content in whole[kept:]))
         turn.contents = turn.all_contents[: len(turn.contents)]
         turn.conversation = f"{turn.conversation}#{again + 1}"
@@ -110,7 +109,7 @@ def chain(first: Turn) -> Iterator[Turn]:
 
 
 def _shared(firsts: list[Turn]) -> set[int]:
-    """Return the content ids that several sessions have."""
+    """Return the content ids that occur in several sessions."""
     seen: set[int] = set()
     shared: set[int] = set()
     for first in firsts:

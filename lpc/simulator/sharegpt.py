@@ -1,11 +1,11 @@
-"""ShareGPT conversations as the LPC paper replays them: think times drawn, about so many conversations active at a time.
+"""ShareGPT conversations as in the LPC paper: random think times, a given mean number of active conversations.
 
-Only conversations of the evaluation half are replayed, again and again if they are too few. A sample of whole conversations
-ships, so that there is something to replay on a fresh checkout: hash of the first prompt, tokens of prompts and replies, and
-the probabilities that the shipped head gives; no text. `lpc.simulator.embedded` has all, and `make sample` renews the sample.
+Only conversations of the evaluation half are replayed, repeatedly if there are too few. The package contains a sample of them
+without text: hash of the first prompt, tokens of prompts and replies, and the shipped head's probabilities. `make sample`
+writes it; `lpc.simulator.embedded` has all conversations.
 
-Stated simplifications: conversations share no blocks (identical first prompts are rare), and one ends where its context would
-pass MAX_CONTEXT tokens.
+Simplifications: conversations share no blocks (identical first prompts are rare), and a conversation ends before its context
+exceeds MAX_CONTEXT tokens.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ BLOCK_TOKENS: Final = 16
 MAX_CONTEXT: Final = 32_768
 WARM_UP_S: Final = 2400.0
 COUNTED_S: Final = 1200.0
-"""The paper's twenty minutes."""
+"""Twenty minutes, as in the paper."""
 LOGNORMAL_SIGMA: Final = 1.0
 SECONDS_PER_OUTPUT_TOKEN: Final = 0.01
 SAMPLE: Final = Path(__file__).parent / "data" / "sharegpt.parquet"
@@ -32,12 +32,12 @@ SAMPLE: Final = Path(__file__).parent / "data" / "sharegpt.parquet"
 
 @dataclass(frozen=True)
 class Lengths:
-    """Conversations as token counts.
+    """Token counts of a conversation.
 
     Attributes:
-        key: of the conversation, as the embeddings have it.
+        key: key of the conversation in the embeddings.
         prompts, replies: tokens per turn.
-        probability: that another turn follows, per turn, by the head; None where none was asked.
+        probability: per turn, the head's probability that another turn follows; None without a prediction.
     """
 
     key: str
@@ -64,10 +64,10 @@ def sharegpt(
     """Return a workload drawn with ``seed``.
 
     Args:
-        conversations: what is drawn from.
+        conversations: conversations to draw from.
         think_time: mean seconds between the end of a turn and the next.
-        law: of the think times.
-        active: conversations at a time, about.
+        law: distribution of the think times.
+        active: mean number of active conversations.
     """
     generator = np.random.default_rng(seed)
 
@@ -107,7 +107,7 @@ def _turns(conversation: Lengths, number: int, gaps: NDArray[np.float64]) -> Tur
     first: Turn | None = None
     last: Turn | None = None
     context = 0
-    place = number << 20  # content ids of a conversation's blocks: its own
+    first_id = number << 20  # content ids are unique to the conversation
     for i, (prompt, reply, p) in enumerate(
         zip(conversation.prompts, conversation.replies, conversation.probability, strict=True)
     ):
@@ -120,8 +120,8 @@ def _turns(conversation: Lengths, number: int, gaps: NDArray[np.float64]) -> Tur
             "chat",
             tokens,
             reply,
-            range(place, place + tokens // BLOCK_TOKENS),
-            range(place, place + (tokens + reply) // BLOCK_TOKENS),
+            range(first_id, first_id + tokens // BLOCK_TOKENS),
+            range(first_id, first_id + (tokens + reply) // BLOCK_TOKENS),
             gap=float(gaps[i]),
             probability=p,
         )

@@ -1,7 +1,4 @@
-"""The sidecar as the plug-in's scorer sees it, without a wire: the return model that runs in one, learning as requests come.
-
-It gets of a request what a sidecar gets, and nothing else (`lpc.training.online_returns`). It starts knowing nothing.
-"""
+"""The sidecar's return model without gRPC. It starts untrained and learns from each request (`lpc.training.online_returns`)."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +16,7 @@ Floats = NDArray[np.float64]
 
 
 def take_in(model: OnlineReturns, turn: Turn, arrival: float) -> Floats | None:
-    """Take a turn in, in the order of arrival (seconds); return its return curve at AGES, None before enough was learnt."""
+    """Add a turn, in order of arrival (seconds); return its return curve at AGES, or None before the model has enough data."""
     found = model.forecast(
         turn.conversation,
         turn.turn,
@@ -27,7 +24,7 @@ def take_in(model: OnlineReturns, turn: Turn, arrival: float) -> Floats | None:
         input_tokens=turn.input_tokens,
         output_tokens=turn.output_tokens,
         category=turn.category,
-        # The first block often is the same for all: the system prompt.
+        # All conversations may share the first block, the system prompt.
         opening=block_hash(turn.contents[min(1, len(turn.contents) - 1)]) if len(turn.contents) else b"",
         probability=turn.probability,
     )
@@ -40,15 +37,15 @@ def take_in(model: OnlineReturns, turn: Turn, arrival: float) -> Floats | None:
 
 @lru_cache(maxsize=2**20)
 def block_hash(content: int) -> bytes:
-    """Return the 32 bytes by which an engine would know a block."""
+    """Return a 32-byte hash of a block, as in an engine."""
     return hashlib.blake2b(content.to_bytes(8, "little", signed=True), digest_size=32).digest()
 
 
 class _AsTheyCome(Mapping[Turn, Floats]):
-    """Answers for the turns of one run of a closed loop, learnt as it asks: when a turn comes depends on the cache.
+    """Curves of one run of a closed loop, computed on first access, because arrivals depend on the cache.
 
     Args:
-        answer: takes a turn in, with its arrival; returns None where it has no answer.
+        answer: called with a turn and its arrival; returns None without a curve.
     """
 
     def __init__(self, answer: Callable[[Turn, float], Floats | None]) -> None:
@@ -71,10 +68,10 @@ class _AsTheyCome(Mapping[Turn, Floats]):
 
 
 def curves_of(workload: Workload) -> Mapping[Turn, Floats]:
-    """Return the return curves at AGES that a sidecar has for the turns, of those that came after enough was learnt.
+    """Return the sidecar's return curves at AGES by turn, without turns before the model has enough data.
 
-    They do not depend on the cache, so that they are learnt once for all capacities and policies, except in a closed loop. One
-    sidecar serves all engines, and learns from every request of the workload, each at its `nominal_arrivals`.
+    One sidecar serves all engines and learns from every request at its `nominal_arrivals`. Except in a closed loop, curves do
+    not depend on the cache, so they are computed once for all capacities and policies.
     """
     if workload.loop is not None:
         return _AsTheyCome(partial(take_in, OnlineReturns()))
@@ -89,8 +86,8 @@ def curves_of(workload: Workload) -> Mapping[Turn, Floats]:
 def nominal_arrivals(workload: Workload) -> list[tuple[float, Turn]]:
     """Return all turns with their arrivals, seconds, in order.
 
-    In a closed workload a turn's arrival depends on what was cached for those before. There the arrival is the one at nominal
-    cost, nothing cached and no waiting, which is tenths of a second from that of any run.
+    In a closed workload arrivals depend on the cache. These are at nominal cost, with nothing cached and no waiting. They
+    differ from those of a run by tenths of a second.
     """
     if not workload.closed:
         return [(turn.arrival, turn) for turn in workload.arrivals]

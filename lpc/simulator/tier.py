@@ -1,17 +1,17 @@
-"""vLLM's CPU offload tier behind one cache: what it stores and when, and who evicts, its own LRU or the policy that ships.
+"""vLLM's CPU offload tier behind one cache, which evicts by LRU or by retention value.
 
-As in vLLM 0.32 (`OffloadingConnector`, `CPUOffloadingManager`), with copies that take no time to be made:
+As in vLLM 0.32 (`OffloadingConnector`, `CPUOffloadingManager`), except that storing takes no time:
 
-- A block of a prompt is stored when it is computed, not when it leaves the cache, so that most blocks are in both. Replies are
-  not stored (``offload_prompt_only``, the default).
-- A request that loads nothing offers all of its prompt, also what the cache had of it; one that loads offers what lies behind.
-- Where room is short exactly as many chunks go as are missing, none of them of this request, or nothing is stored; what could
-  not be stored is offered once more when the request has ended.
-- A block is used when it is stored, and again when a request ends that offered or loaded it: its end before its start.
+- A prompt block is stored when it is computed, not when the cache evicts it, so most blocks are in both. Replies are not stored
+  (``offload_prompt_only``, the default).
+- A request that loads nothing offers its whole prompt, including cached blocks; a request that loads offers the blocks after
+  the loaded ones.
+- If capacity is missing, exactly the missing number of chunks is evicted, none of this request. If that is impossible, nothing
+  is stored, and the request offers its blocks again when it ends.
+- A block is used when it is stored, and again when a request that offered or loaded it ends, the deepest block first.
 
-With ``value`` the order is :class:`eviction_client.value_tier.ValueTier`, in the reuse classes of the cache's policy, as in an
-engine; what the policy in vLLM adds (`eviction_client.engines.vllm_cpu.policy`) is done here: LRU where that order does not
-differ. A chunk is one block.
+With ``value``, :class:`eviction_client.value_tier.ValueTier` orders the blocks by the reuse classes of the cache's policy, and
+LRU is used while it decides so, as in `eviction_client.engines.vllm_cpu.policy`. A chunk is one block.
 """
 
 import math
@@ -29,7 +29,7 @@ from lpc.simulator.workload import Turn
 TierPolicy = Literal["lru", "value"]
 TIER_POLICIES: Final[tuple[TierPolicy, ...]] = get_args(TierPolicy)
 TOKENS_S: Final = 200_000.0
-"""Tokens per second from the tier if none are given: 26 GB/s (PCIe 4.0 x16) at 128 KiB a token."""
+"""Default load rate, tokens per second: 26 GB/s (PCIe 4.0 x16) at 128 KiB per token."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class TierSpec:
     """The tier of each engine.
 
     Attributes:
-        capacity: tokens, or before a run a share of the working set.
-        tokens_s: loaded from it per second, by all requests together.
-        latency_s: seconds until the first block of a load is there.
-        policy: by which it evicts.
+        capacity: tokens; before a run also a share of the working set.
+        tokens_s: tokens loaded per second, by all requests together.
+        latency_s: seconds until the first block of a load arrives.
+        policy: eviction policy.
     """
 
     capacity: int | float
@@ -67,11 +67,11 @@ def parse_tier(text: str) -> TierSpec:
 
 
 class Offload:
-    """One tier of whole prompts. Times are seconds of the workload.
+    """A tier of prompt blocks. Times are seconds of the workload.
 
     Args:
-        block_tokens: of the workload.
-        tier: whose values order; None: LRU.
+        block_tokens: tokens per block.
+        tier: eviction order by value; None: LRU.
     """
 
     def __init__(self, spec: TierSpec, block_tokens: int, tier: ValueTier | None = None) -> None:
@@ -82,12 +82,12 @@ class Offload:
         self._busy_until = 0.0
         self._recent: OrderedDict[int, None] = OrderedDict()
         self._seen: dict[Turn, set[int]] = {}
-        """What running requests have stored, found or loaded."""
+        """Blocks that running requests have stored, found or loaded."""
         self._refused: dict[Turn, Sequence[int]] = {}
 
     @classmethod
     def behind(cls, policy: Policy[Any], spec: TierSpec, block_tokens: int) -> "Offload":
-        """Return the tier behind a cache; by value only if the cache's policy has reuse classes."""
+        """Return the tier behind a cache. It evicts by value only if the cache's policy has reuse classes."""
         tier = None
         if spec.policy == "value" and isinstance(policy, Reuse):
             tier = policy.add_tier("memory", _chunks(spec, block_tokens))
@@ -95,26 +95,26 @@ class Offload:
 
     @property
     def recent(self) -> list[int]:
-        """What it holds, what was used longest ago first."""
+        """The cached blocks, least recently used first."""
         return list(self._recent)
 
     def advance(self) -> None:
-        """Fit the order again if that is due."""
+        """Refit the eviction order if that is due."""
         if self.tier is not None:
             self.tier.step()
 
     def load(self, turn: Turn, contents: Sequence[int], start: int, now: float) -> tuple[int, float]:
-        """Load a prompt's blocks from place ``start`` on that are here without a gap, and store the others of the prompt.
+        """Load a prompt's blocks from index ``start`` up to the first missing one, and store the others of the prompt.
 
         Returns:
-            How many, and the seconds until they are in the cache.
+            The number of loaded blocks, and the seconds until they are in the cache.
         """
         end = start
         while end < len(contents) and contents[end] in self._recent:
             end += 1
         loaded = end - start
         done = now
-        if loaded:  # loads follow one another; those under way hide the latency of those behind them
+        if loaded:  # loads are sequential; a running load hides the latency of the next one
             self._busy_until = max(now, self._busy_until) + loaded * self._size / self._spec.tokens_s
             done = self._busy_until + self._spec.latency_s
         self._seen[turn] = set(contents[start:end])
@@ -122,7 +122,7 @@ class Offload:
         return loaded, done - now
 
     def end(self, turn: Turn) -> None:
-        """A request has ended: what it has used goes last."""
+        """Mark the blocks of an ended request as used."""
         refused = self._refused.pop(turn, None)
         if refused is not None:
             self._offer(turn, refused)
@@ -140,13 +140,12 @@ class Offload:
         new = [content for content in contents if content not in recent]
         missing = len(recent) + len(new) - self.capacity
         if missing > 0:
-            gone = self._chosen(missing, frozenset(contents))
-            if gone is None:
-                # What is there was found.
+            evicted = self._evict(missing, frozenset(contents))
+            if evicted is None:
                 self._seen[turn].update(content for content in contents if content in recent)
                 self._refused[turn] = contents
                 return
-            for content in gone:
+            for content in evicted:
                 del recent[content]
         self._seen[turn].update(contents)
         for content in new:
@@ -154,23 +153,23 @@ class Offload:
             if self.tier is not None:
                 self.tier.store(content)
 
-    def _chosen(self, count: int, protected: frozenset[int]) -> list[int] | None:
-        """Return so many chunks to be evicted, in order; None where there are not so many that may be."""
+    def _evict(self, count: int, protected: frozenset[int]) -> list[int] | None:
+        """Return ``count`` chunks to evict, in order; None if there are fewer that are not protected."""
         if len(self._recent) - sum(content in self._recent for content in protected) < count:
             return None
         tier = self.tier
         by_value = tier is not None and tier.decides
         order = tier.order() if tier is not None and by_value else iter(self._recent)
-        gone: list[int] = []
+        chosen: list[int] = []
         for content in order:
             if content not in protected:
                 assert isinstance(content, int)
-                gone.append(content)
-                if len(gone) == count:
+                chosen.append(content)
+                if len(chosen) == count:
                     break
         if tier is not None:
-            tier.evicted(gone, by="value" if by_value else "lru")
-        return gone
+            tier.evicted(chosen, by="value" if by_value else "lru")
+        return chosen
 
 
 def _chunks(spec: TierSpec, block_tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""The waiting queue of an engine: which request is served next, and what those that wait have lost."""
+"""The waiting queue of an engine: the order in which requests are served."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ Schedule = Literal["fcfs", "cached-first", "priority"]
 
 @dataclass(frozen=True)
 class Queueing:
-    """What an engine does with its waiting queue.
+    """Settings of an engine's waiting queue.
 
     Attributes:
-        schedule: which request is served next.
-        keep: evict last what waiting requests will hit (`lpc.simulator.keep`).
+        schedule: order in which requests are served.
+        keep: evict blocks that waiting requests will hit last (`lpc.simulator.keep`).
     """
 
     schedule: Schedule = "fcfs"
@@ -25,7 +25,7 @@ class Queueing:
 
     @property
     def label(self) -> str:
-        """Short, for tables."""
+        """Short name for tables."""
         return self.schedule + ", keep" * self.keep
 
 
@@ -39,11 +39,11 @@ class Fcfs:
         return len(self._waits)
 
     def add(self, turn: Turn, waits: Waits) -> None:
-        """Add a request that comes now."""
+        """Add an arriving request."""
         self._waits[turn] = waits
 
     def first(self) -> Turn:
-        """Return the request to be served next. There is one."""
+        """Return the request to serve next; the queue must not be empty."""
         return next(iter(self._waits))
 
     def __contains__(self, turn: Turn) -> bool:
@@ -53,15 +53,15 @@ class Fcfs:
         return self._waits[turn]
 
     def remove(self, turn: Turn) -> None:
-        """Take a request out that is served."""
+        """Remove a request that is served."""
         del self._waits[turn]
 
 
 class ByPriority(Fcfs):
-    """The lowest priority first, of equal ones the first that came, as vLLM's policy of that name."""
+    """The lowest priority first, first come, first served among equals, as vLLM's policy ``priority``."""
 
     def first(self) -> Turn:
-        """Return the request to be served next. There is one."""
+        """Return the request to serve next; the queue must not be empty."""
         return min(self._waits, key=lambda turn: turn.priority)
 
 
@@ -69,7 +69,7 @@ class CachedFirst(Fcfs):
     """The least missing prefill first, as in the plug-in (`eviction_client.cached_first`).
 
     Args:
-        missing: returns the seconds of prefill that a request would take now.
+        missing: returns the prefill time of a request if it started now, seconds.
     """
 
     def __init__(self, missing: Callable[[Turn], float]) -> None:
@@ -77,16 +77,16 @@ class CachedFirst(Fcfs):
         self._order = cached_first.CachedFirst(missing)
 
     def add(self, turn: Turn, waits: Waits) -> None:
-        """Add a request that comes now."""
+        """Add an arriving request."""
         super().add(turn, waits)
         self._order.add(turn, turn.arrival)
 
     def first(self) -> Turn:
-        """Return the request to be served next. There is one."""
+        """Return the request to serve next; the queue must not be empty."""
         self._order.refresh()
         return self._order.first()
 
     def remove(self, turn: Turn) -> None:
-        """Take a request out that is served."""
+        """Remove a request that is served."""
         self._order.remove(turn)
         super().remove(turn)

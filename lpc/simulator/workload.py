@@ -1,4 +1,4 @@
-"""What is replayed: requests with their blocks, each arriving at a given time or some time after the turn before ended."""
+"""Workloads: requests with their blocks. A request arrives at a fixed time, or some time after the previous turn's end."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +15,8 @@ class Cost:
     Attributes:
         prefill_tokens_s: tokens computed per second.
         output_token_s: seconds per output token.
-        batch_tokens: of a closed loop: prompt tokens of an engine step, which also decodes a token of each reply under way
-            (chunked prefill). None: prompts and replies do not slow each other down, as on separate devices.
+        batch_tokens: closed loop: prompt tokens per engine step, which also decodes a token of each running reply (chunked
+            prefill). None: prompts and replies do not slow each other down, as on separate devices.
     """
 
     prefill_tokens_s: float = 20_000.0
@@ -25,12 +25,12 @@ class Cost:
 
     @property
     def prompt_token_s(self) -> float:
-        """Seconds per prompt token, with its share of the decoding in its step."""
+        """Seconds per prompt token, including its share of the decoding in its step."""
         return 1 / self.prefill_tokens_s + (self.output_token_s / self.batch_tokens if self.batch_tokens else 0.0)
 
     @property
     def step_s(self) -> float:
-        """Seconds per output token while no prompt is computed, above 0."""
+        """Seconds per output token while no prompt is computed; positive."""
         return max(self.output_token_s, 1e-9)
 
     @property
@@ -41,21 +41,21 @@ class Cost:
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """One request. Of its attributes only the engine and the bounds look at `next`.
+    """One request. Only the engine and the bounds may read `next`.
 
     Attributes:
-        conversation, turn, category: whose, which (from 1), of which class.
-        input_tokens, output_tokens: prompt with its history, and reply.
+        conversation, turn, category: name of the conversation, number of the turn from 1, and category.
+        input_tokens, output_tokens: tokens of the prompt including history, and of the reply.
         contents: content ids of the full prompt blocks.
-        all_contents: those and the full blocks that the reply completes, where the log shows them.
-        index: its place in a trace; -1 in other workloads.
-        arrival: seconds; of a closed workload set when the turn before has ended.
-        gap: seconds between the end of the turn before and this one's arrival (closed workloads).
-        next: the conversation's next turn, None at its end.
-        probability: what a predictor said on arrival; None where none was asked.
+        all_contents: content ids of the full blocks of prompt and reply, as far as the log has them.
+        index: index in a trace; -1 in other workloads.
+        arrival: seconds; in a closed workload set at the end of the previous turn.
+        gap: seconds from the end of the previous turn to this arrival (closed workloads).
+        next: the conversation's next turn; None at its end.
+        probability: continuation probability predicted on arrival; None without a prediction.
         reply_end: how the reply ended, as an engine sees it; empty: unknown.
-        priority: the lower, the sooner it is served by an engine that goes by priorities.
-        named: what a response cache calls it; None where none was asked, or the log does not tell.
+        priority: an engine that schedules by priority serves lower values first.
+        named: key of the request in a response cache; None without a response cache, or if the log does not contain it.
     """
 
     conversation: str
@@ -77,12 +77,12 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """How sessions follow one another where the load depends on the engine: so many at a time, a new one when one ends.
+    """A closed loop: a fixed number of concurrent sessions; a new one starts when one ends.
 
     Attributes:
-        sessions: at a time.
-        requests: the run ends when so many have been served.
-        warm_up: hits are counted after so many.
+        sessions: number of concurrent sessions.
+        requests: number of served requests after which the run ends.
+        warm_up: number of requests after which hits are counted.
     """
 
     sessions: int
@@ -95,17 +95,17 @@ class Workload:
     """Requests to replay.
 
     Attributes:
-        name: of the data.
+        name: name of the data.
         block_tokens: tokens per block.
-        arrivals: turns that arrive by the clock, in order. In a closed workload each conversation's first.
-        closed: whether later turns follow the end of the one before by their `gap`.
-        count_from, until: hits are counted for arrivals in [count_from, until); seconds. Of a closed loop both are infinite.
-        seed: of what was drawn; 0 for a trace.
-        think_time: mean seconds, of a closed workload.
-        decodes: whether the engine that holds the cache also decodes. Mooncake's traces are of a pool that only prefills: a
-            request's blocks are in use until its prompt is computed.
-        trace: what the workload was made from, if that was a trace.
-        loop: how sessions follow one another; None where conversations start by the clock.
+        arrivals: turns with fixed arrival times, in order. In a closed workload the first turn of each conversation.
+        closed: whether later turns arrive their `gap` after the end of the previous turn.
+        count_from, until: hits are counted for arrivals in [count_from, until); seconds. In a closed loop both are infinite.
+        seed: seed of the random numbers; 0 for a trace.
+        think_time: mean seconds, in a closed workload.
+        decodes: whether the engine also decodes. Mooncake's traces come from a pool that only prefills: a request's blocks are
+            in use until its prompt is computed.
+        trace: the trace of the workload, if there is one.
+        loop: the closed loop; None if conversations start at fixed times.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Workload:
     loop: ClosedLoop | None = None
 
     def turns(self) -> Iterator[Turn]:
-        """Return all turns; those of a closed workload by conversation."""
+        """Yield all turns; in a closed workload by conversation."""
         for first in self.arrivals:
             turn: Turn | None = first
             while turn is not None:
@@ -130,19 +130,19 @@ class Workload:
 
     @cached_property
     def paths(self) -> Paths:
-        """The turns' blocks in segments; turns and their contents must not change after the first use."""
+        """The turns' blocks as segments. Turns and their contents must not change after the first use."""
         return Paths(self.turns())
 
     def working_set_tokens(self) -> int:
-        """Return the tokens of all different blocks that prompts of the workload have: what an infinite cache would hold."""
+        """Return the tokens of all distinct prompt blocks, which an infinite cache would contain."""
         return self.paths.prompt_blocks() * self.block_tokens
 
 
 def from_trace(trace: Trace, *, count_from: float | None = None, decodes: bool = True) -> Workload:
-    """Return a trace as a workload: requests arrive when they did.
+    """Return a trace as a workload with the trace's arrival times.
 
-    An engine that decodes keeps the full blocks of replies. Their ids are the trace's where it has the text. Else they are
-    those of the conversation's next prompt, if that repeats this prompt and goes on: the reply is taken to stand there.
+    An engine that decodes caches the full blocks of replies. Their ids come from the trace if it has the text; else from the
+    conversation's next prompt, if that continues this prompt: the reply is assumed to follow the prompt there.
 
     Args:
         count_from: seconds; default: half of the trace.
@@ -178,7 +178,7 @@ def from_trace(trace: Trace, *, count_from: float | None = None, decodes: bool =
 
 
 def _with_reply(turn: Turn, request: TracedRequest, block_tokens: int) -> Sequence[int]:
-    """Return the content ids of the full blocks of prompt and reply, as far as the trace shows them."""
+    """Return the content ids of the full blocks of prompt and reply, as far as the trace has them."""
     prompt = tuple(turn.contents)
     known = request.with_reply
     if known is None and turn.next is not None and tuple(turn.next.contents[: len(prompt)]) == prompt:
