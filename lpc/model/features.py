@@ -86,7 +86,7 @@ class FeatureEncoder:
     def __init__(self, tokenizer: Tokenizer, settings: FeatureSettings) -> None:
         self.settings = settings
         # "</s>" in user text must not become the end token. Encoding special tokens as text is not enough, because a Unigram
-        # vocabulary has them as pieces, too: their ids are dropped, except `<unk>`.
+        # vocabulary also has them as pieces: their ids are dropped, except `<unk>`.
         tokenizer.encode_special_tokens = True
         self._reserved = frozenset(
             i

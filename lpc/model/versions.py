@@ -161,8 +161,8 @@ def unpin(folder: Path) -> bool:
 def prune(folder: Path, keep: int) -> list[str]:
     """Remove all but the ``keep`` newest versions, and scratch folders of killed exports; return the names of removed folders.
 
-    The served version, the promoted one and those served before it remain at any age. A folder without a readable manifest
-    remains, too, because it may be an unfinished copy.
+    The served version, the promoted one and those served before it remain at any age. So does a folder without a readable
+    manifest, because it may be an unfinished copy.
 
     Raises:
         ArtifactError: no version can be served; nothing has changed.
