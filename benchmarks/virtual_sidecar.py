@@ -49,7 +49,7 @@ class PunctualLearning(ReturnLearning):
         if now >= self._refit_at:
             # After a pause refit only once: earlier refits would learn the same turns.
             self._refit()
-            self.curves.look()
+            self.curves.update()
             self._refit_at = now + REFIT_S
         return super().answer(turns)
 

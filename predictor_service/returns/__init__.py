@@ -1,1 +1,1 @@
-"""What a sidecar learns of returns while it serves: the turns it tells its return model of, the refits, the state it keeps."""
+"""The return model in service: its input, refits, saved state and published curves."""

@@ -1,4 +1,4 @@
-"""The return model in service: it answers in the thread that infers, and learns in another one."""
+"""The return model in service: predicts in the inference thread, and refits in another thread."""
 
 import asyncio
 import logging
@@ -21,27 +21,27 @@ from predictor_service.returns.curves import PublishedCurves
 log = logging.getLogger(__name__)
 
 State: TypeAlias = dict[str, NDArray[Any]]
-"""What is kept across restarts: NumPy arrays, numbers and digests only."""
+"""State saved across restarts: NumPy arrays of numbers and digests only."""
 KEEP_INTERVAL_S: Final = 300.0
-"""Seconds between two writings of the state: what a process that is killed forgets."""
+"""Interval at which the state is saved; a killed process loses at most this much."""
 
 
 class ReturnLearning(TurnObserver):
-    """What is learnt of returns. Whatever goes wrong here, predictions are answered, in group 0.
+    """Uses and trains the return model. If it fails, predictions are answered with group 0.
 
     Attributes:
-        curves: of the groups that turns are answered with, as they are sent to engines.
+        curves: the published curves of the groups.
     """
 
     def __init__(
         self, model: ReturnModel, metrics: Metrics, *, refit_s: float, kept: Path | None, clock: Callable[[], float]
     ) -> None:
-        """Start with nothing learnt.
+        """Register the model's metrics.
 
         Args:
-            refit_s: seconds between two refits.
-            kept: the file of the state; None for none.
-            clock: seconds since the Unix epoch, by which turns arrive.
+            refit_s: interval of refits, seconds.
+            kept: file of the saved state; None: it is not saved.
+            clock: time of arrival of turns, seconds since the Unix epoch.
         """
         self._model = model
         self._metrics = metrics
@@ -57,55 +57,55 @@ class ReturnLearning(TurnObserver):
         metrics.return_model_nats.set_function(lambda: model.quality.nats)
 
     def answer(self, turns: Sequence[Arrived]) -> list[int]:
-        """Take turns in that are about to be answered; return the group of each; 0: nothing is known."""
+        """Return the predicted group of each turn, and store the turns; 0: unknown."""
         try:
             groups: list[int] = self._model.answer(turns).tolist()
-        except Exception as error:  # a fault of ours must not cost the prediction
+        except Exception as error:  # a bug here must not fail the prediction
             self._failed("the return model", error)
             return [0] * len(turns)
         return groups
 
     def returned(self, turn: Turn) -> None:
-        """Learn that a turn's next one has arrived, here or at another sidecar."""
+        """Learn from the arrival of a turn's next turn, here or at another sidecar."""
         try:
             self._model.follow(turn)
         except Exception as error:
             self._failed("learning of a return", error)
 
     def forgotten(self, turn: Turn) -> None:
-        """Learn that a turn's next one will not be recognised."""
+        """Drop a turn whose next turn will not be recognised."""
         self._model.leave(turn)
 
     def restore(self) -> None:
-        """Take what was kept, if it can be."""
+        """Load the saved state; log a warning if it is damaged."""
         if self._kept is None:
             return
         try:
             found = _read(self._kept)
             if found is not None:
                 self._model.restore(found, self._clock())
-        except Exception as error:  # a damaged archive raises whatever its reader does
-            # The type alone: nothing that stands in the file gets into the log.
+        except Exception as error:  # a damaged archive can raise anything
+            # Only the type is logged: messages could quote the file.
             log.warning(
-                "what was learnt of returns, %s, cannot be used (%s): starting with nothing learnt",
+                "the saved return model %s cannot be loaded (%s): starting with an empty one",
                 self._kept,
                 type(error).__name__,
             )
             return
         if found is not None:
-            log.info("%d returns learnt before are known again", self._model.quality.returns)
-            self.curves.look()
+            log.info("loaded the return model, with %d returns", self._model.quality.returns)
+            self.curves.update()
 
     async def learn(self) -> None:
-        """Refit, in a thread, publish the curves if they have changed, and keep what was learnt now and then."""
+        """Refit the model in a thread, publish its curves, and save its state every KEEP_INTERVAL_S."""
         if time.monotonic() >= self._keep_at:
             self._keep_at = time.monotonic() + KEEP_INTERVAL_S
             await asyncio.to_thread(self.keep)
         await asyncio.to_thread(self._refit)
-        await self.curves.renew()
+        await asyncio.to_thread(self.curves.update)
 
     def keep(self) -> None:
-        """Write what was learnt into its file, if there is one."""
+        """Save the model's state, if a file is configured."""
         if self._kept is None:
             return
         try:
@@ -113,16 +113,16 @@ class ReturnLearning(TurnObserver):
         except OSError as error:
             self._metrics.task_failures.labels("returns").inc()
             if not self._unwritten:
-                log.error("what was learnt of returns could not be written (%s)", type(error).__name__)
+                log.error("the return model could not be saved (%s)", type(error).__name__)
             self._unwritten = True
         except Exception as error:
-            self._failed("keeping what was learnt of returns", error)
+            self._failed("saving the return model", error)
         else:
             self._unwritten = False
 
     def _refit(self) -> None:
         start = time.perf_counter()
-        self._model.refit(self._clock())  # where that fails, the curves stay
+        self._model.refit(self._clock())  # if it raises, the curves stay
         self._metrics.return_refit_seconds.observe(time.perf_counter() - start)
 
     def _failed(self, where: str, error: Exception) -> None:
@@ -131,14 +131,14 @@ class ReturnLearning(TurnObserver):
 
 
 def _write(path: Path, state: State) -> None:
-    """Write a state, whole or not at all; its folder is made if need be. Raises OSError."""
+    """Write a state atomically; create its folder if needed. Raises OSError."""
     path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
     with writing(path) as file:
         np.savez_compressed(file, allow_pickle=False, **state)
 
 
 def _read(path: Path) -> State | None:
-    """Return a kept state; None if there is no file. Raises OSError, ValueError and whatever a damaged archive makes."""
+    """Return a saved state; None: there is no file. Raises OSError, ValueError and any error of a damaged archive."""
     try:
         with path.open("rb") as file:
             arrays = np.load(file, allow_pickle=False)

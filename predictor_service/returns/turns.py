@@ -1,4 +1,4 @@
-"""What a conversation on the wire shows the return model: numbers and digests, never text."""
+"""Computes the return model's input from a conversation of the wire format: numbers and digests, never text."""
 
 import math
 import os
@@ -12,21 +12,16 @@ from lpc.model.returns.facts import Facts
 from lpc.v1 import predictor_pb2 as pb
 
 CHARS_PER_TOKEN: Final = 4.0
-"""By which lengths in characters are taken to tokens: of English text and the usual vocabularies."""
+"""Converts characters to tokens; typical of English text."""
 OPENING_TOKENS: Final = 1024
 OPENING_CHARS: Final = int(OPENING_TOKENS * CHARS_PER_TOKEN)
 
 _KEY: Final = os.urandom(32)
-"""Of this process: openings are counted in memory only."""
+"""Random per process, because openings are stored in memory only."""
 
 
 def facts_of(conversation: pb.Conversation, turns: UserTurns) -> Facts:
-    """Return what a conversation itself shows of its latest turn.
-
-    Args:
-        conversation: as it came.
-        turns: what was read of it.
-    """
+    """Return the facts about the latest turn that the conversation itself contains; ``turns``: its parsed user turns."""
     if conversation.WhichOneof("input") == "tokens":
         input_tokens = float(len(conversation.tokens.ids))
     else:
@@ -36,12 +31,12 @@ def facts_of(conversation: pb.Conversation, turns: UserTurns) -> Facts:
 
 
 def _category(name: str) -> str:
-    """Return a class by another name, the same in every process: what is kept across restarts holds nothing a caller wrote."""
+    """Return a digest of a category, the same in every process, because the saved state must not contain text of callers."""
     return blake2b(name.encode(), digest_size=8, person=b"category").hexdigest() if name else ""
 
 
 def _up_to_first_user(chat: pb.ChatMessages) -> str:
-    """Return instructions and the first prompt: what a conversation begins with does not change with its later turns."""
+    """Return instructions and first prompt, which stay the same in later turns."""
     contents = []
     for message in chat.messages:
         contents.append(message.content)
@@ -51,7 +46,7 @@ def _up_to_first_user(chat: pb.ChatMessages) -> str:
 
 
 def opening_of(conversation: pb.Conversation) -> bytes:
-    """Return a keyed digest of how a conversation begins: the same for all of its turns, unless it begins with few tokens."""
+    """Return a keyed digest of a conversation's start, the same for all its turns unless the start has few tokens."""
     kind = conversation.WhichOneof("input")
     if kind == "tokens":
         data = np.array(conversation.tokens.ids[:OPENING_TOKENS], "<u4").tobytes()

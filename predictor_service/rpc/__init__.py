@@ -1,1 +1,1 @@
-"""The RPC surface: service, interceptors, requests, callers, TLS, traces."""
+"""The gRPC server: service, interceptors, callers, TLS and traces."""

@@ -1,13 +1,12 @@
-"""Who calls, and how much each may: bearer tokens or client certificates, a rate for each.
+"""Authentication of callers, by bearer token or client certificate, and their limits.
 
-Operators know callers as clients: so the settings (`client_rate`), the metrics (`lpc_client_...`) and the messages call them.
+Settings (`client_rate`), metrics (`lpc_client_...`) and messages call them clients.
 
-With a token file, the token names a caller on the TCP port; a client certificate then only lets the connection in. Without a
-token file, a verified client certificate names it: the first DNS name or URI of its subjectAltName, else its common name.
-Without either, all callers on the TCP port are `anonymous`.
+With a token file (:mod:`lpc.wire.tokens`), the token names a caller on the TCP port; a client certificate then only permits the
+connection. Without a token file, a verified client certificate names the caller: the first DNS name or URI of its
+subjectAltName, else its common name. Without either, all callers on the TCP port are `anonymous`.
 
-The token file's form is :mod:`lpc.wire.tokens`'s. A peer on the Unix socket needs no token: the socket's mode, 0600, admits
-its callers.
+Callers on the Unix socket need no token, because the socket's mode restricts access.
 """
 
 import contextlib
@@ -25,7 +24,7 @@ from predictor_service.metrics import REFUSALS, Metrics
 from predictor_service.rpc.large import LARGE
 
 ANYONE: Final = "anonymous"
-"""Name of all callers on the TCP port of a sidecar without tokens."""
+"""Name of all callers on a TCP port without authentication."""
 UNIX: Final = "unix"
 """Name of all callers on the Unix socket."""
 TAKEN: Final = (ANYONE, UNIX)
@@ -34,24 +33,24 @@ WHO_ARE_YOU: Final = (
     "(engines: LPC_PREDICTOR_TOKEN_FILE)"
 )
 NAMELESS: Final = (
-    "the client certificate names no client: it needs a DNS name or a URI in its subjectAltName, or a common name, of at most "
-    "253 characters, and neither `unix` nor `anonymous`"
+    "the client certificate does not name a client: it needs a DNS name or a URI in its subjectAltName, or a common name, of "
+    "at most 253 characters, and neither `unix` nor `anonymous`"
 )
 MAX_NAME: Final = 253
-"""Characters of a name in a certificate: those of a DNS name."""
+"""Largest number of characters of a name in a certificate, as for a DNS name."""
 MAX_CALLERS: Final = 1000
-"""Callers known by certificates that are remembered. Each is a label of metrics."""
+"""Largest number of callers whose state and metrics are stored."""
 Certificate = Callable[[], Mapping[str, Iterable[bytes]]]
-"""What gRPC verified of a peer: `ServicerContext.auth_context`."""
+"""Returns the verified properties of a peer: `ServicerContext.auth_context`."""
 
 
 @dataclass(frozen=True)
 class CallerLimits:
-    """What one caller may; 0: any number.
+    """Limits of one caller; 0: unlimited.
 
     Attributes:
         rate: conversations per second.
-        bytes: of large messages in flight.
+        bytes: bytes of large messages in flight.
     """
 
     rate: float = 0.0
@@ -59,9 +58,10 @@ class CallerLimits:
 
 
 class Bucket:
-    """A token bucket that holds one second's worth, or ``holds``.
+    """A token bucket with a capacity of one second's worth, or ``holds``.
 
-    What is larger than the bucket is let in when it is full, and paid off before the next: a batch is never refused for ever.
+    A request larger than the bucket is admitted when the bucket is full, and repaid before the next one. So a large batch is
+    not refused forever.
     """
 
     def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic, *, holds: float | None = None) -> None:
@@ -72,7 +72,7 @@ class Bucket:
         self._at = clock()
 
     def take(self, count: int) -> float:
-        """Take ``count`` and return 0, or take nothing and return the seconds until they can be had."""
+        """Take ``count`` tokens and return 0, or take none and return the seconds until they are available."""
         now = self._clock()
         self._level = min(self._size, self._level + (now - self._at) * self._rate)
         self._at = now
@@ -84,12 +84,12 @@ class Bucket:
 
 
 class Caller:
-    """One caller: its name and what it has used of its limits. Lives on one event loop."""
+    """A caller and its use of the limits. Use it from one event loop only."""
 
     def __init__(self, name: str, limits: CallerLimits, metrics: Metrics) -> None:
         self.name = name
         self._limits = limits
-        # Held, so that a caller that is forgotten while its calls end does not come back as a series.
+        # Stored, so that a call that ends after its caller was removed does not create the series again.
         self._admitted = metrics.client_conversations.labels(name)
         self._over_rate, self._over_bytes = (metrics.client_refusals.labels(name, reason) for reason in REFUSALS)
         self._bucket = Bucket(limits.rate) if limits.rate else None
@@ -97,11 +97,11 @@ class Caller:
 
     @property
     def idle(self) -> bool:
-        """Whether it has no large message in flight."""
+        """Whether no large message is in flight."""
         return not self._bytes
 
     def admit(self, conversations: int) -> None:
-        """Count conversations against the rate. Raises Overloaded, and counts none of them, when it is exceeded."""
+        """Count conversations against the rate. Raises Overloaded, and counts none, if the rate is exceeded."""
         wait = self._bucket.take(conversations) if self._bucket is not None else 0.0
         if wait:
             self._over_rate.inc(conversations)
@@ -112,7 +112,7 @@ class Caller:
 
     @contextlib.contextmanager
     def carry(self, size: int) -> Iterator[None]:
-        """Hold the bytes of a message while it is answered. Raises Overloaded when it is large and others are in flight."""
+        """Count the bytes of a large message within the block. Raises Overloaded if the limit is exceeded."""
         if size <= LARGE:
             yield
             return
@@ -130,18 +130,18 @@ class Caller:
 
 
 CALLER: ContextVar[Caller] = ContextVar("caller")
-"""Of the call that the running task belongs to; set by the interceptor."""
+"""Caller of the current task's call; set by the interceptor."""
 
 
 class Callers:
-    """The callers of a sidecar. Reads the token file again when it changes: what is not in it any more is refused at once.
+    """The callers of a sidecar. Reads the token file again when it changes; removed tokens are refused at once.
 
     Args:
-        path: the token file; None: no tokens are asked for.
-        certificates: every peer on the TCP port has shown a certificate that gRPC verified.
+        path: the token file; None: no token is required.
+        certificates: whether gRPC has verified a certificate of every peer on the TCP port.
 
     Raises:
-        TokenFileError: it cannot be read, is malformed or holds no token.
+        TokenFileError: the token file is unreadable, malformed or empty.
     """
 
     def __init__(self, path: Path | None, limits: CallerLimits, metrics: Metrics, *, certificates: bool = False) -> None:
@@ -153,16 +153,16 @@ class Callers:
         if path is not None:
             self._tokens = Watched([path], lambda: read_tokens(path, TAKEN), "token file is")
             if not self._tokens.current:
-                raise TokenFileError(f"{path} holds no token: add a line `name: sha256`")
+                raise TokenFileError(f"{path} does not contain a token: add a line `name: sha256`")
 
     def enter(self, peer: str, metadata: Iterable[tuple[str, Any]] | None, certificate: Certificate = dict) -> Caller:
-        """Let a caller in and remember it as this call's `CALLER`. Raises Unauthenticated."""
+        """Authenticate a caller, and set it as this call's CALLER. Raises Unauthenticated."""
         caller = self._identify(peer, metadata or (), certificate)
         CALLER.set(caller)
         return caller
 
     def refresh(self) -> bool:
-        """Look at the token file; return whether it was taken. A wrong one is reported, and the old one stays."""
+        """Read the token file if it has changed; return whether it is used. An invalid one is logged and ignored."""
         if self._tokens is None:
             return False
         before = set(self._tokens.current.values())
@@ -188,12 +188,12 @@ class Callers:
         caller = self._callers.get(name)
         if caller is None:
             if len(self._callers) >= MAX_CALLERS:
-                self._forget_one()
+                self._remove_idle()
             caller = self._callers[name] = Caller(name, self._limits, self._metrics)
         return caller
 
-    def _forget_one(self) -> None:
-        """Forget the oldest caller that is idle."""
+    def _remove_idle(self) -> None:
+        """Remove the oldest idle caller."""
         name = next((name for name, caller in self._callers.items() if caller.idle), None)
         if name is not None:
             del self._callers[name]

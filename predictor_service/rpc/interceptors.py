@@ -1,7 +1,4 @@
-"""What holds for every method: callers are known, errors become statuses, calls are counted, bad bytes are the caller's fault.
-
-They wrap the handlers from outside, so that no method does any of it itself.
-"""
+"""Interceptors around all methods: authentication, decoding, error statuses and metrics."""
 
 import logging
 import math
@@ -30,14 +27,14 @@ Method: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class OurMethods(grpc.aio.ServerInterceptor):
-    """Wraps the handlers of lpc.v1 and lpc.cache.v1; subclasses say in what."""
+    """Base of interceptors that wrap the handlers of lpc.v1 and lpc.cache.v1."""
 
     async def intercept_service(
         self,
         continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[Method | None]]",
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "Method | None":
-        """Return the wrapped handler of a method of ours, or the handler as it is."""
+        """Return the wrapped handler, or the unchanged handler of another service."""
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith(OUR_METHODS):
             return handler
@@ -55,12 +52,12 @@ class OurMethods(grpc.aio.ServerInterceptor):
         raise NotImplementedError
 
     def _stream(self, method: str, behaviour: Any) -> Any:
-        """As :meth:`_unary`, of a call with a stream of requests."""
+        """As :meth:`_unary`, for a call with a stream of requests."""
         raise NotImplementedError
 
 
 class ServiceInterceptor(OurMethods):
-    """Wraps them in authentication, decoding, error statuses and metrics."""
+    """Authenticates callers, decodes requests, converts errors to statuses, and counts calls."""
 
     def __init__(self, metrics: Metrics, callers: Callers) -> None:
         self._metrics = metrics
@@ -108,6 +105,6 @@ class ServiceInterceptor(OurMethods):
         self._metrics.requests.labels(method, status.name).inc()
         trailer: tuple[tuple[str, str], ...] = ()
         if isinstance(error, Overloaded) and error.retry_after_s is not None:
-            # gRPC's own hint (proposal A6): clients with a retry policy wait as long.
+            # Clients with a retry policy wait for this time (gRPC proposal A6).
             trailer = (("grpc-retry-pushback-ms", str(math.ceil(error.retry_after_s * 1000))),)
         await context.abort(status, message, trailer)

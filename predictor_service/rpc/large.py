@@ -1,6 +1,6 @@
-"""Large messages: looked through for how many fields they have, and decoded, in a thread.
+"""Checks the number of fields of large messages, and decodes them, in a thread.
 
-The decoder of protobuf takes 1.5 s for 16 MiB of empty chat messages, in which no other thread runs.
+protobuf takes 1.5 s to decode 16 MiB of empty chat messages, during which no other thread runs.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from lpc.errors import InvalidRequest
 LARGE: Final = 256 * 2**10
 """Bytes above which a message is large."""
 MAX_FIELDS: Final = 2**16
-"""Fields of a large message, those of the messages in it counted; token ids are one field."""
+"""Largest number of fields of a large message, including nested messages; token ids are one field."""
 UNDECODABLE: Final = "the request is not a valid protobuf message of this method (strings must be UTF-8)"
 
 SIZE: ContextVar[int] = ContextVar("size", default=0)
-"""Bytes of the large message that the running task answers; 0: it is not large."""
+"""Size of the large message that the current task answers, bytes; 0: it is not large."""
 
 
 class Raw:
@@ -41,7 +41,7 @@ class Raw:
             raise InvalidRequest(UNDECODABLE) from None
 
     async def decoded_aside(self) -> Message:
-        """As :meth:`decoded`, of a large message in a thread, and note its size for the running task."""
+        """As :meth:`decoded`, but decode a large message in a thread, and set SIZE."""
         if len(self.data) <= LARGE:
             SIZE.set(0)
             return self.decoded()
@@ -50,12 +50,14 @@ class Raw:
 
 
 def _count(data: memoryview, kind: Any, left: int) -> int:
-    """Return how many fields are left after those of a message. Raises InvalidRequest: none, IndexError: it is cut off.
+    """Return how many of ``left`` fields remain after those of a message.
+
+    Raises InvalidRequest if there are more fields, and IndexError if the message is truncated.
 
     Args:
-        data: the message on the wire.
+        data: the encoded message.
         kind: its descriptor.
-        left: fields that it may have.
+        left: number of fields allowed.
     """
     inner, at, end = _messages_in(kind), 0, len(data)
     while at < end:
@@ -80,12 +82,12 @@ def _count(data: memoryview, kind: Any, left: int) -> int:
 
 @cache
 def _messages_in(kind: Any) -> dict[int, Any]:
-    """Return the descriptors of the messages that a message may have in it, by the tag of their fields."""
+    """Return the descriptors of a message's nested messages, by the tags of their fields."""
     return {field.number << 3 | 2: field.message_type for field in kind.fields if field.message_type is not None}
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Return the number at a place, and the place after it."""
+    """Return the number at an offset, and the offset after it."""
     if (value := data[at]) < 0x80:
         return value, at + 1
     value = 0

@@ -1,4 +1,4 @@
-"""Where the sidecar listens: gRPC on a TCP port, and on a Unix socket where one is set."""
+"""The gRPC server on a TCP port, and on a Unix socket if configured."""
 
 import asyncio
 import os
@@ -27,21 +27,21 @@ from predictor_service.settings import ServiceSettings
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["ContinuationPredictor"].full_name
 CACHE_SERVICE: Final = cache_pb.DESCRIPTOR.services_by_name["ResponseCache"].full_name
 GRACE_MS: Final = 30_000
-"""What calls in flight get when their connection is ended for its age."""
-TAKE_S: Final = 0.05
-"""Seconds in which the calls that have come are taken, before no more are."""
+"""Time that running calls get when their connection is closed because of its age."""
+ACCEPT_S: Final = 0.05
+"""Time in which calls that have arrived are accepted before the server stops."""
 FREQUENT_PINGS_MS: Final = 1_000
-"""Pings that come more often than this are taken for an attack."""
+"""More frequent pings count as an attack."""
 
 
 @dataclass(frozen=True)
 class Keepalive:
-    """When a silent peer is given up, milliseconds.
+    """When connections to silent peers are closed.
 
     Attributes:
-        idle_ms: silence on a connection after which its peer is pinged. Whatever answers HTTP/2 pings is alive, an idle engine
-            too. gRPC's default is two hours: so long would an engine whose host is gone hold its connection.
-        timeout_ms: how long a ping may go unanswered before the connection is closed.
+        idle_ms: silence after which a peer is pinged, milliseconds. With gRPC's default an engine whose host is down would hold
+            its connection for two hours.
+        timeout_ms: time without an answer to the ping after which the connection is closed, milliseconds.
     """
 
     idle_ms: int = 60_000
@@ -49,13 +49,13 @@ class Keepalive:
 
 
 class Listener:
-    """The gRPC server of one sidecar: binds its addresses when it is made, answers when it is started.
+    """The gRPC server of a sidecar. The constructor binds the addresses; :meth:`start` serves.
 
     Attributes:
-        port: of TCP.
+        port: TCP port.
 
     Raises:
-        StartError: an address is taken or is not this machine's.
+        StartError: an address is in use or is not this machine's.
     """
 
     def __init__(
@@ -70,17 +70,17 @@ class Listener:
         self._server = grpc.aio.server(
             interceptors=list(interceptors),
             options=[
-                # An occupied port must be an error, not a second server that gets half of the calls.
+                # If the port is in use, fail, instead of sharing the calls with the other server.
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", settings.max_request_bytes),
                 ("grpc.keepalive_time_ms", keepalive.idle_ms),
                 ("grpc.keepalive_timeout_ms", keepalive.timeout_ms),
-                # What gRPC 1.85 goes by instead (default 60 s), measured.
+                # gRPC 1.85 uses this instead (default 60 s), as measured.
                 ("grpc.http2.ping_timeout_ms", keepalive.timeout_ms),
                 ("grpc.keepalive_permit_without_calls", 1),
-                # Engines ping while they wait for an answer; by default gRPC hangs up on who pings more often than every 5 min.
+                # Engines ping while they wait; by default gRPC disconnects clients that ping more often than every 5 min.
                 ("grpc.http2.min_ping_interval_without_data_ms", FREQUENT_PINGS_MS),
-                # Callers are asked, give or take a tenth of the age, to open another connection.
+                # gRPC varies this age by a tenth; callers then open another connection.
                 ("grpc.max_connection_age_ms", int(connection_age_s * 1000)),
                 ("grpc.max_connection_age_grace_ms", GRACE_MS),
             ],
@@ -91,7 +91,7 @@ class Listener:
             self._listen_on_unix(settings.unix_socket)
 
     async def start(self, service: PredictorService, cache: cache_rpc.ResponseCacheServicer | None = None) -> None:
-        """Answer calls with a service, and with response caches if there are any; say on gRPC's health service what serves."""
+        """Serve calls, with response caches if given, and report both as serving on gRPC's health service."""
         rpc.add_ContinuationPredictorServicer_to_server(service, self._server)
         names = [SERVICE]
         if cache is not None:
@@ -106,17 +106,17 @@ class Listener:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def show(self, *, serving: bool) -> None:
-        """Say on gRPC's health service whether predictions can be had. The response caches serve without the model."""
+        """Report on gRPC's health service whether predictions work. The response caches serve without the model."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", SERVICE):
             await self._health.set(name, status)
 
     async def drain(self) -> None:
-        """Take no new calls, and give those in flight the time that the settings say."""
-        # Not serving first, so that load balancers stop sending while requests in flight get their answers.
+        """Refuse new calls, and wait for running ones, at most the configured time."""
+        # First report not serving, so that load balancers stop sending.
         await self._health.enter_graceful_shutdown()
-        # gRPC cancels calls that have come and were not yet taken: let the loop take them.
-        await asyncio.sleep(TAKE_S)
+        # gRPC cancels calls that have arrived but are not accepted: let the loop accept them.
+        await asyncio.sleep(ACCEPT_S)
         await self._server.stop(self._settings.drain_timeout_s)
         if self._settings.unix_socket is not None:
             self._settings.unix_socket.unlink(missing_ok=True)
@@ -129,7 +129,7 @@ class Listener:
             return self._server.add_secure_port(address, tls.credentials())
         except RuntimeError as error:
             raise StartError(
-                f"cannot listen on {address}: the port is taken or the address is not this machine's; "
+                f"cannot listen on {address}: the port is in use or the address is not this machine's; "
                 "choose another with --port or LPC_PORT"
             ) from error
 
@@ -140,10 +140,10 @@ class Listener:
             raise StartError(f"the folder of the Unix socket cannot be trusted: {error} with LPC_UNIX_SOCKET") from error
         except OSError as error:
             raise StartError(
-                f"cannot make the folder {path.parent} of the Unix socket ({error.strerror}): make it for this user, or choose "
-                "another socket with LPC_UNIX_SOCKET; set to nothing there is none"
+                f"cannot create the folder {path.parent} of the Unix socket ({error.strerror}): create it for this user, or "
+                "choose another socket with LPC_UNIX_SOCKET (empty: disabled)"
             ) from error
-        # gRPC would replace the socket of a server that is alive.
+        # gRPC would replace the socket of a running server.
         if _alive(path):
             raise StartError(f"another server listens on {path}: stop it, or choose another with LPC_UNIX_SOCKET")
         previous = os.umask(0o077)
@@ -159,7 +159,7 @@ class Listener:
         make_own(folder)
         if not is_new:
             return
-        # Who may use the socket must get through to it.
+        # Users of the socket need the execute permission of its folder.
         mode = int(self._settings.unix_socket_mode, 8)
         through = (0o010 if mode & 0o060 else 0) | (0o001 if mode & 0o006 else 0)
         folder.chmod(stat.S_IMODE(folder.stat().st_mode) | through)

@@ -1,4 +1,4 @@
-"""The tokenizers that engines offer: taken where they are not known, and kept."""
+"""Answers offers of tokenizers, and receives those that are not known."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,25 +21,25 @@ _STATES: Final[dict[State, WireState]] = {
 
 
 class TokenizerOffers:
-    """Answers offers of tokenizers. Lives on one event loop."""
+    """Answers offers of tokenizers. Use it from one event loop only."""
 
     def __init__(self, models: ServedModels, metrics: Metrics) -> None:
         self._models = models
         self._metrics = metrics
 
     async def answer(self, parts: AsyncIterator[pb.OfferTokenizerRequest], caller: str) -> pb.TokenizerStatus:
-        """Return how the sidecar stands with the tokenizer that is offered; receive it first if it is not known.
+        """Return the state of an offered tokenizer; receive it first if it is not known.
 
         Args:
             parts: the offer, then the bytes of its files.
-            caller: name of the client that offers.
+            caller: name of the client.
 
         Raises:
-            InvalidRequest: there is no offer.
+            InvalidRequest: the first message is not an offer.
         """
         first = await anext(parts, pb.OfferTokenizerRequest())
         if first.WhichOneof("part") != "offer":
-            raise InvalidRequest("the first message of a call offers the tokenizer")
+            raise InvalidRequest("the first message of the call must be the offer")
         offer = first.offer
         error = await asyncio.to_thread(self._models.look, offer.served_model, offer.digest)
         if error is None or isinstance(error, TokenizerLoading | TokenizerFailed):
@@ -69,24 +69,24 @@ class TokenizerOffers:
 
 
 async def _receive(receipt: Receipt, parts: AsyncIterator[pb.OfferTokenizerRequest]) -> None:
-    """Write the files. Raises OfferRefused, and nothing of them is kept."""
-    whole = False
+    """Write the files. Raises OfferRefused, and discards the files."""
+    complete = False
     try:
-        while not whole:
+        while not complete:
             async with asyncio.timeout(STALLED_S):
                 part = await anext(parts, pb.OfferTokenizerRequest())
             if not part.data:
                 raise OfferRefused("the engine could not read its tokenizer's files to the end: see its log")
-            whole = await asyncio.to_thread(receipt.write, part.data)
+            complete = await asyncio.to_thread(receipt.write, part.data)
     except TimeoutError:
-        raise OfferRefused("it came too slowly: offer it again") from None
+        raise OfferRefused("the upload was too slow: offer the tokenizer again") from None
     finally:
-        if not whole:
+        if not complete:
             receipt.abandon()
 
 
 def message_of(known: Known) -> pb.KnownTokenizer:
-    """Return a tokenizer as GetModelInfo names it."""
+    """Return a tokenizer as a message of GetModelInfo."""
     status = pb.TokenizerStatus(state=_STATES[known.state], message=known.failure)
     return pb.KnownTokenizer(served_model=known.name, digest=known.digest, status=status, vocabulary=known.vocabulary)
 

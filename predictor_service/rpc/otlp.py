@@ -1,9 +1,9 @@
-"""Spans by OpenTelemetry, sent by OTLP over gRPC.
+"""Tracing with OpenTelemetry, sent by OTLP over gRPC.
 
-A call has a span, below the caller's where metadata carry a W3C ``traceparent``; each of its predictions has one below that.
-Spans hold counts, times, the model's version and a status; never text, ids of conversations or tokens, or an error's message.
+Each call has a span, a child of the caller's if the metadata contain a W3C ``traceparent``; each prediction has a child span.
+Spans contain counts, times, the model's version and a status; never text, ids of conversations, token ids or error messages.
 
-Ended spans wait in a bounded queue for the thread that sends them. A collector that is slow or gone costs spans, no answer.
+A thread sends ended spans from a bounded queue. If the collector is slow or down, spans are lost; answers are not delayed.
 """
 
 import asyncio
@@ -30,40 +30,40 @@ from predictor_service.rpc.statuses import status_of
 from predictor_service.rpc.tracing import Answered, Tracing, TracingError
 
 FLUSH_S: Final = 2.0
-"""Seconds that the last spans get at shutdown."""
+"""Time for sending the last spans at shutdown."""
 PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _W3C: Final = TraceContextTextMapPropagator()
 
 
 class OtlpTracing(Tracing):
-    """Makes spans and sends them. What is not given here is set by the standard variables ``OTEL_...``.
+    """Creates spans and sends them, configured by the standard variables ``OTEL_...``.
 
     Args:
         endpoint: ``http://host:port``, or ``https://`` for TLS.
 
     Raises:
-        TracingError: a standard variable has a value that OpenTelemetry cannot use.
+        TracingError: a standard variable has an invalid value.
     """
 
     def __init__(self, endpoint: str) -> None:
         protocol = next((os.environ[name] for name in PROTOCOLS if os.environ.get(name)), "grpc")
         if protocol != "grpc":
             raise TracingError(
-                f"traces are sent by OTLP over gRPC only, and OTEL_EXPORTER_OTLP_PROTOCOL asks for {protocol}: set "
+                f"traces are sent by OTLP over gRPC only, but OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}: set "
                 "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=grpc and OTEL_EXPORTER_OTLP_TRACES_ENDPOINT to the collector's gRPC port "
                 "(usually 4317)"
             )
-        # The environment may give it another name; what the code says would come before that.
+        # The environment may override the name: attributes in code would otherwise take precedence.
         resource = {SERVICE_NAME: "lpc-predictor", SERVICE_VERSION: version("learned-prefix-cache")}
         try:
             self._exporter = OTLPSpanExporter(endpoint=endpoint)
-            # At exit the process would wait for the collector a second time.
+            # Without this the process would wait for the collector a second time at exit.
             self._provider = TracerProvider(
                 resource=Resource.create({**resource, **OTELResourceDetector().detect().attributes}), shutdown_on_exit=False
             )
             self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
-        except Exception as error:  # ValueError, RuntimeError and types of the exporter's own
-            raise TracingError(f"a variable OTEL_... cannot be used for traces: {error}") from error
+        except Exception as error:  # ValueError, RuntimeError and the exporter's own types
+            raise TracingError(f"a variable OTEL_... is invalid for traces: {error}") from error
         self._tracer = self._provider.get_tracer("predictor_service")
 
     @property
@@ -96,7 +96,7 @@ class OtlpTracing(Tracing):
             _end(span, grpc.StatusCode.OK)
 
     async def close(self) -> None:
-        """Send what is left, for at most about `FLUSH_S` seconds: closing the exporter ends a call and a wait of its own."""
+        """Send the remaining spans, in at most about FLUSH_S seconds: closing the exporter aborts its calls and waits."""
         timer = threading.Timer(FLUSH_S, self._exporter.shutdown)
         timer.start()
         await asyncio.to_thread(self._provider.shutdown)
@@ -104,7 +104,7 @@ class OtlpTracing(Tracing):
 
 
 class TracingInterceptor(OurMethods):
-    """Makes a span of each call of a method of ours."""
+    """Creates a span for each call."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
@@ -135,20 +135,20 @@ class TracingInterceptor(OurMethods):
 def _span(
     tracer: Tracer, name: str, kind: SpanKind, attributes: Mapping[str, str], parent: TraceContext | None = None
 ) -> contextlib.AbstractContextManager[Span]:
-    # An exception is not recorded: its message may quote the input.
+    # Exceptions are not recorded, because their messages may quote the input.
     return tracer.start_as_current_span(
         name, parent, kind, attributes, record_exception=False, set_status_on_exception=False, end_on_exit=True
     )
 
 
 def _caller(metadata: Iterable[tuple[str, Any]] | None) -> TraceContext:
-    """Return the context that a call's metadata name, or an empty one. ``tracestate`` is dropped: it is text of others."""
+    """Return the caller's trace context, or an empty one. ``tracestate`` is dropped, because it is text of callers."""
     shown = [value for key, value in metadata or () if key == "traceparent" and isinstance(value, str)]
     return _W3C.extract({"traceparent": shown[0]} if len(shown) == 1 else {}, TraceContext())
 
 
 def _status_of(context: Context) -> grpc.StatusCode:
-    """Return the status that a call was ended with."""
+    """Return the status with which a call has ended."""
     found = context.code()
     return next((code for code in grpc.StatusCode if found in (code, code.value[0])), grpc.StatusCode.UNKNOWN)
 

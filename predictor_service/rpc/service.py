@@ -1,4 +1,4 @@
-"""The methods of `lpc.v1.ContinuationPredictor`. The way of every conversation, whichever method it came by, is `_predict`."""
+"""The methods of `lpc.v1.ContinuationPredictor`. All conversations go through `_predict`."""
 
 import asyncio
 import contextlib
@@ -29,13 +29,13 @@ from predictor_service.rpc.tracing import Tracing
 from predictor_service.serving import Serving
 
 MAX_NAMED: Final = 100
-"""Tokenizers that GetModelInfo names."""
+"""Largest number of tokenizers in an answer of GetModelInfo."""
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class PredictorService(rpc.ContinuationPredictorServicer):
-    """Answers with the model in service."""
+    """Answers calls with the served model."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
     async def PredictBatch(self, request: pb.PredictBatchRequest, context: Context) -> pb.PredictBatchResponse:  # noqa: N802
         """Answer each conversation, with a prediction or an error of its own.
 
-        The call as a whole is refused when it is empty, larger than a model batch, or does not fit into the queue.
+        The whole call fails if it is empty, larger than a model batch, or does not fit into the queue.
         """
         count = len(request.conversations)
         if not 1 <= count <= self._limits.max_batch_items:
@@ -92,7 +92,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
             for conversation in request.conversations
         ]
         for task in tasks:
-            # Not in the task: one that is cancelled before it begins would keep its permit.
+            # Not inside the task: if it is cancelled before it begins, it would keep its permit.
             task.add_done_callback(lambda _: queue.release())
         results = await asyncio.gather(*tasks, return_exceptions=True)
         return pb.PredictBatchResponse(results=[_result(result) for result in results])
@@ -100,12 +100,12 @@ class PredictorService(rpc.ContinuationPredictorServicer):
     async def OfferTokenizer(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.OfferTokenizerRequest], context: Context
     ) -> pb.OfferTokenizerResponse:
-        """Take an engine's tokenizer, and answer how the sidecar stands with it."""
+        """Receive an engine's tokenizer if it is not known, and return its state."""
         del context
         return pb.OfferTokenizerResponse(status=await self._offers.answer(request_iterator, CALLER.get().name))
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:  # noqa: N802
-        """Name the model in service and every limit."""
+        """Return the served model and all limits."""
         del request, context
         model = self._serving.model
         manifest = model.manifest
@@ -129,23 +129,23 @@ class PredictorService(rpc.ContinuationPredictorServicer):
     async def _predict(
         self, conversation: pb.Conversation, deadline: float, *, admitted: bool = False, answers_unread: bool = False
     ) -> pb.Prediction:
-        """Answer a conversation: check, permit, prepare, queue and run, answer.
+        """Answer a conversation: check, take a permit, prepare, queue, run.
 
         Args:
-            conversation: as it came.
-            deadline: on the event loop's clock, seconds; infinite for none.
-            admitted: the caller holds this conversation's permit of the queue.
-            answers_unread: token ids that cannot be read get a group.
+            conversation: the request's conversation.
+            deadline: seconds on the event loop's clock; infinite: no deadline.
+            admitted: whether the caller holds the conversation's permit.
+            answers_unread: whether to return a group if the token ids cannot be read.
 
         Raises:
-            InvalidRequest, UnreadPrompt: it can't be answered as it is.
+            InvalidRequest, UnreadPrompt: the conversation cannot be read.
             Overloaded: the queue is full, or too long for the deadline. Expired: the deadline passed first.
-            Unavailable: the service is closing.
+            Unavailable: the service is shutting down or has failed.
         """
         with self._tracing.prediction(conversation.WhichOneof("input")) as answered:
             self._parser.check(conversation)
             patience = deadline - self._loop.time()
-            # Before any work is done for it: what is being tokenised waits for the model as well.
+            # The permit comes before any work, because conversations that are being tokenised also wait for the model.
             with contextlib.nullcontext() if admitted else self._batcher.queue.permit(patience):
                 try:
                     prepared = await self._preparation.prepare(conversation, self._serving.model, large=SIZE.get() > 0)
@@ -170,7 +170,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         return prediction
 
     async def _answer_unread(self, conversation: pb.Conversation) -> pb.Prediction:
-        """Answer by what is known besides the text: the length, the times of the conversation's turns, how it begins."""
+        """Predict the group without text: from length, times of turns and the conversation's start."""
         turn = await self._preparation.note_unread(conversation, large=SIZE.get() > 0)
         (reuse_group,) = await asyncio.to_thread(self._returns.answer, [turn])
         version = self._serving.model.manifest.version

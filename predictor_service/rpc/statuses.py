@@ -1,4 +1,4 @@
-"""Which gRPC status an error becomes: the one place that knows both."""
+"""Maps errors to gRPC statuses."""
 
 import logging
 from typing import Final
@@ -35,17 +35,17 @@ STATUSES: Final[dict[type[Exception], grpc.StatusCode]] = {
 
 
 def status_of(error: BaseException) -> grpc.StatusCode | None:
-    """Return the status of an error that a caller or operator can cause; None for any other."""
+    """Return the status of an error that a caller or operator can cause; None: it is a bug."""
     return next((STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), None)
 
 
 def refusal(error: BaseException, where: str) -> tuple[grpc.StatusCode, str]:
-    """Return the status and the message with which an error is answered. ``where``: the method.
+    """Return status and message of the answer to an error. ``where``: the method.
 
-    Any error that no caller or operator can cause is logged as a bug, without its message: that may quote the input.
+    An error that only a bug can cause is logged without its message, which may quote the input.
     """
     status = status_of(error)
     if status is not None:
         return status, str(error)
     log_bug(log, where, error)
-    return grpc.StatusCode.INTERNAL, "internal error; the sidecar's log names the place"
+    return grpc.StatusCode.INTERNAL, "internal error: see the sidecar's log"

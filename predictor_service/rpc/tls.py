@@ -1,7 +1,6 @@
-"""TLS of the sidecar's TCP port, with certificates that change while it runs.
+"""TLS of the sidecar's TCP port, with certificates that can change while it runs.
 
-gRPC asks for new certificates at every handshake; open connections keep theirs. New files that are wrong change nothing but a
-line in the log: the ones in use go on being used until they expire.
+gRPC fetches the certificates at every handshake. Invalid new files are logged, and the current certificates stay in use.
 """
 
 import grpc
@@ -11,10 +10,10 @@ from lpc.wire.watched import Watched
 
 
 class ServerTls(Watched[Pem]):
-    """The certificates in use. With an authority in ``files``, clients must show a certificate signed by it (mTLS).
+    """The current certificates. With an authority in ``files``, clients must have a certificate signed by it (mTLS).
 
     Raises:
-        CertificateError: a file cannot be used.
+        CertificateError: a file is invalid.
     """
 
     def __init__(self, files: CertificateFiles) -> None:
@@ -23,7 +22,7 @@ class ServerTls(Watched[Pem]):
         self._given = self.current
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Return what gRPC listens with."""
+        """Return the credentials for gRPC's port."""
         return grpc.dynamic_ssl_server_credentials(
             _configuration(self.current),
             self._fetch,  # type: ignore[arg-type]  # gRPC documents None, its stubs do not
@@ -32,11 +31,11 @@ class ServerTls(Watched[Pem]):
 
     @property
     def expires_at(self) -> float:
-        """When the certificate in use ends, seconds since the Unix epoch."""
+        """Expiry of the current certificate, seconds since the Unix epoch; 0: unknown."""
         return self.current.expires_at or 0.0
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
-        """Called by gRPC at each handshake, in a thread of its own; None: as before."""
+        """Called by gRPC at each handshake, in its own thread; None: unchanged."""
         pem = self.current
         if pem is self._given:
             return None

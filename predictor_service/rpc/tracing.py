@@ -1,4 +1,4 @@
-"""Spans of calls and predictions: the interface, which makes none. `otlp.py` makes some."""
+"""Interface of tracing, and an implementation without traces; `otlp.py` sends traces."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -12,15 +12,15 @@ from lpc.errors import LpcError
 from lpc.v1 import predictor_pb2 as pb
 
 Answered: TypeAlias = Callable[[pb.Prediction, int], None]
-"""Notes an answer, and of how many tokens."""
+"""Records a prediction and its number of tokens."""
 
 
 class TracingError(LpcError):
-    """Traces are asked for and cannot be made. The message says why and what to do."""
+    """Tracing is enabled but cannot start."""
 
 
 def standard_endpoint(environment: Mapping[str, str]) -> str | None:
-    """Return where OpenTelemetry's own variables send traces; None: nowhere. Raises TracingError if that is not a URL."""
+    """Return the endpoint in OpenTelemetry's variables; None: tracing is disabled. Raises TracingError: it is not a URL."""
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or environment.get("OTEL_TRACES_EXPORTER") == "none":
         return None
     names = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -37,22 +37,19 @@ class Tracing:
 
     @property
     def interceptors(self) -> Sequence[grpc.aio.ServerInterceptor]:
-        """What makes the spans of calls, to be put around all other interceptors."""
+        """Interceptors that trace calls; they must be the outermost."""
         return ()
 
     def prediction(self, form: str | None) -> AbstractContextManager[Answered]:
-        """Return the span of one prediction, which the block's end ends, and its error if there is one.
+        """Return a context manager for the span of one prediction; call its value with the answer.
 
-        Args:
-            form: of the input: chat, prompt or tokens; None where there is none.
-
-        Returns: a context manager, whose value is to be called with the answer.
+        ``form``: kind of the input (chat, prompt or tokens); None: there is no input.
         """
         del form
         return contextlib.nullcontext(_ignore)
 
     async def close(self) -> None:
-        """Send what is left, for a bounded time."""
+        """Send the remaining spans, in bounded time."""
 
 
 def _ignore(prediction: pb.Prediction, tokens: int) -> None:

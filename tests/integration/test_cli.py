@@ -105,7 +105,7 @@ def test_a_second_sidecar_on_the_same_port_is_refused(served: tuple[object, str]
         "serve", "--models", str(tiny_models), "--model", "tiny", "--port", port, LPC_UNIX_SOCKET="", LPC_METRICS_PORT="0"
     )
     assert result.returncode == 1
-    assert b"the port is taken" in result.stderr
+    assert b"the port is in use" in result.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -129,12 +129,15 @@ def test_a_signal_drains_and_exits_0(tiny_models: Path, number: signal.Signals) 
         ({"LPC_SERVED_MODELS": "{"}, """settings: give LPC_SERVED_MODELS='{"qwen3": """),
         ({"LPC_SERVED_MODELS": "[]"}, """should be a valid dictionary; give LPC_SERVED_MODELS='{"qwen3": """),
         ({"LPC_CACHE_SCOPES": "{"}, """settings: give LPC_CACHE_SCOPES='{"faq": """),
-        ({"LPC_CACHE_SCOPES": '{"faq": {"kin": "faq"}}'}, "cache_scopes.faq: kin is not a setting of a scope: is kind meant?"),
+        (
+            {"LPC_CACHE_SCOPES": '{"faq": {"kin": "faq"}}'},
+            "cache_scopes.faq: kin is not a setting of a scope: did you mean kind?",
+        ),
         ({"LPC_TLS_CERTIFICATE": "x"}, "settings: tls_certificate and tls_key go together"),
         ({"LPC_CONFIG": "/nowhere/lpc.toml"}, "the settings file /nowhere/lpc.toml does not exist (--config or LPC_CONFIG)"),
         ({"LPC_CONFIG": "/"}, "the settings file / cannot be read: Is a directory"),
-        ({"LPC_UNIX_SOCKET": "/proc/lpc/predictor.sock"}, "cannot make the folder /proc/lpc of the Unix socket"),
-        ({"LPC_METRICS_PROT": "1"}, "LPC_METRICS_PROT is not a setting: is LPC_METRICS_PORT meant?"),
+        ({"LPC_UNIX_SOCKET": "/proc/lpc/predictor.sock"}, "cannot create the folder /proc/lpc of the Unix socket"),
+        ({"LPC_METRICS_PROT": "1"}, "LPC_METRICS_PROT is not a setting: did you mean LPC_METRICS_PORT?"),
         ({"LPC_MODELS": "/nowhere"}, "no model in /nowhere/e5-small: make one with `lpc export`"),
         ({"LPC_PROVIDER": "cuda"}, "lpc: "),
     ],
@@ -155,7 +158,7 @@ def test_settings_come_from_a_file_too(tmp_path: Path) -> None:
     (tmp_path / "lpc.toml").write_text("prot = 1\n")
     result = lpc("serve", "--config", str(tmp_path / "lpc.toml"))
     assert result.returncode == 2
-    assert f"{tmp_path}/lpc.toml: prot is not a setting: is port meant?" in result.stderr.decode()
+    assert f"{tmp_path}/lpc.toml: prot is not a setting: did you mean port?" in result.stderr.decode()
     (tmp_path / "lpc.toml").write_text("port = \n")
     result = lpc("serve", LPC_CONFIG=str(tmp_path / "lpc.toml"))
     assert result.returncode == 2

@@ -198,7 +198,7 @@ async def test_a_state_that_is_damaged_or_foreign_is_one_warning_and_a_fresh_sta
         caplog.clear()
         async with sidecar(tiny_models, state=place.parent) as running_:
             warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
-            assert [record.getMessage().startswith("what was learnt of returns") for record in warnings] == [True], name
+            assert [record.getMessage().startswith("the saved return model") for record in warnings] == [True], name
             assert await running_.groups_of_both() == [0, 0], name
 
 

@@ -21,7 +21,7 @@ class Learning:
         self.groups = GroupCurves(epoch, np.repeat(np.array(hazards)[:, None], INTERVALS, axis=1))
 
 
-async def test_a_change_is_published_when_it_is_more_than_trembling() -> None:
+def test_only_a_substantial_change_is_published() -> None:
     learning = Learning()
     curves = PublishedCurves(learning)
     assert (curves.message.epoch, len(curves.message.curves), curves.version) == ("e", 0, 0)
@@ -35,12 +35,12 @@ async def test_a_change_is_published_when_it_is_more_than_trembling() -> None:
     ]:
         learning.have(*hazards)
         before = curves.version
-        await curves.renew()
+        curves.update()
         assert (curves.version != before) == changed, hazards
     assert [(curve.group, len(curve.hazards)) for curve in curves.message.curves] == [(1, INTERVALS), (2, INTERVALS)]
     before = curves.version
     learning.have(0.2, 0.3, epoch="f")
-    await curves.renew()
+    curves.update()
     assert curves.message.epoch == "f" and curves.version != before
 
 
@@ -50,7 +50,7 @@ def answered(curves: PublishedCurves, *known: int) -> pb.PredictResponse:
     return response
 
 
-def test_an_answer_brings_the_curves_that_its_caller_lacks() -> None:
+def test_an_answer_contains_the_curves_that_its_caller_lacks() -> None:
     learning = Learning()
     assert answered(PublishedCurves(learning), 0) == pb.PredictResponse()
     learning.have(0.5)

@@ -20,7 +20,7 @@ def test_the_names_are_those_of_the_settings_objects() -> None:
     assert set(re.findall(r"\w+", LMCACHE)) == {f"lmcache_{name}" for name in LMCacheSettings.model_fields}
 
 
-def test_a_typing_error_is_named_with_the_nearest_name() -> None:
+def test_a_misspelt_variable_is_reported_with_the_most_similar_name() -> None:
     found = unknown_variables({"LPC_REDIS_ULR": "redis://r", "LPC_SERVED_MODLES": "{}", "PATH": "/bin"})
     assert found == [
         "LPC_REDIS_ULR is not a setting: did you mean LPC_REDIS_URL?",
@@ -28,7 +28,7 @@ def test_a_typing_error_is_named_with_the_nearest_name() -> None:
     ]
 
 
-def test_what_kubernetes_sets_for_a_service_is_no_typing_error() -> None:
+def test_variables_of_kubernetes_services_are_not_reported() -> None:
     links = {
         "LPC_PREDICTOR_SERVICE_HOST": "10.0.0.1",
         "LPC_PREDICTOR_SERVICE_PORT": "50051",
