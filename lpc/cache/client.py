@@ -103,19 +103,11 @@ class _Client:
         address: the sidecar's address, host:port or unix:///path.
         access: returns TLS credentials and token.
         timeout_s: longest time that a lookup may take.
-        clock: returns monotonic seconds.
     """
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        access: Callable[[], Access] = Access,
-        timeout_s: float = TIMEOUT_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._address, self._access, self._timeout_s, self._clock = address, access, timeout_s, clock
-        self._breaker = CircuitBreaker(clock)
+    def __init__(self, address: str, *, access: Callable[[], Access] = Access, timeout_s: float = TIMEOUT_S) -> None:
+        self._address, self._access, self._timeout_s = address, access, timeout_s
+        self._breaker = CircuitBreaker()
         self._lock = threading.Lock()
         self._channel: Any = None
         self._metadata: tuple[tuple[str, str], ...] = ()
@@ -149,7 +141,7 @@ class _Client:
         else:
             self._breaker.responded()
         reopening_helps = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
-        return reopening_helps and self._clock() - self._opened > REOPEN_S
+        return reopening_helps and time.monotonic() - self._opened > REOPEN_S
 
 
 class ResponseCacheClient(_Client):
@@ -172,7 +164,7 @@ class ResponseCacheClient(_Client):
         """After REASON_IN_FLIGHT: wait up to ``wait_s`` for the answer that another caller requested."""
         answer = _UNAVAILABLE
         message = pb.LookupRequest(request=request, exact_only=exact_only, max_age_s=max_age_s or 0.0)
-        for timeout in _slices(message, wait_s, self._timeout_s, self._clock):
+        for timeout in _slices(message, wait_s, self._timeout_s):
             answer = self._lookup(message, timeout)
             if not self._keeps_waiting(answer):
                 break
@@ -227,7 +219,7 @@ class ResponseCacheClient(_Client):
             if self._channel is None:
                 access = self._access()
                 self._channel = access.channel(self._address, _OPTIONS)
-                self._metadata, self._opened = access.metadata, self._clock()
+                self._metadata, self._opened = access.metadata, time.monotonic()
             stub: Any = rpc.ResponseCacheStub(self._channel)
             metadata = self._metadata
         return getattr(stub, method)(message, timeout=timeout_s, metadata=metadata)
@@ -248,7 +240,7 @@ class AsyncResponseCacheClient(_Client):
                 self._channel = grpc.aio.insecure_channel(self._address, _OPTIONS)
             else:
                 self._channel = grpc.aio.secure_channel(self._address, access.credentials, _OPTIONS)
-            self._metadata, self._opened = access.metadata, self._clock()
+            self._metadata, self._opened = access.metadata, time.monotonic()
             # Connect now, so that the first lookup need not.
             self._channel.get_state(try_to_connect=True)
         return self._channel, self._metadata
@@ -266,7 +258,7 @@ class AsyncResponseCacheClient(_Client):
         """As :meth:`ResponseCacheClient.follow`."""
         answer = _UNAVAILABLE
         message = pb.LookupRequest(request=request, exact_only=exact_only, max_age_s=max_age_s or 0.0)
-        for timeout in _slices(message, wait_s, self._timeout_s, self._clock):
+        for timeout in _slices(message, wait_s, self._timeout_s):
             answer = await self._lookup(message, timeout)
             if not self._keeps_waiting(answer):
                 break
@@ -327,10 +319,10 @@ class AsyncResponseCacheClient(_Client):
             task.add_done_callback(self._closing.discard)
 
 
-def _slices(message: pb.LookupRequest, wait_s: float, timeout_s: float, clock: Callable[[], float]) -> Iterator[float]:
+def _slices(message: pb.LookupRequest, wait_s: float, timeout_s: float) -> Iterator[float]:
     """Split a wait: set `wait_ms` of each lookup, and yield its deadline in seconds."""
-    until = clock() + wait_s
-    while (left := until - clock()) > 0:
+    until = time.monotonic() + wait_s
+    while (left := until - time.monotonic()) > 0:
         message.wait_ms = max(1, int(min(left, SLICE_S) * 1000))
         yield message.wait_ms / 1000 + timeout_s
 

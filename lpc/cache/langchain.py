@@ -7,7 +7,6 @@ unknown one, unless the scope allows it.
 """
 
 import ast
-import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +28,7 @@ _STOP_REASONS: Final = ("stop", "end_turn", "eos", "eos_token")
 
 
 class LpcCache(BaseCache):
-    """Thread-safe.
+    """Thread-safe. LangChain runs the asynchronous methods in threads.
 
     Args:
         address: the sidecar's address, host:port or unix:///path.
@@ -85,18 +84,6 @@ class LpcCache(BaseCache):
             if name in kwargs:
                 setattr(message, name, str(kwargs[name]))
         self._client.invalidate(message)
-
-    async def alookup(self, prompt: str, llm_string: str) -> RETURN_VAL_TYPE | None:
-        """As :meth:`lookup`, in a thread."""
-        return await asyncio.to_thread(self.lookup, prompt, llm_string)
-
-    async def aupdate(self, prompt: str, llm_string: str, return_val: RETURN_VAL_TYPE) -> None:
-        """As :meth:`update`, in a thread."""
-        await asyncio.to_thread(self.update, prompt, llm_string, return_val)
-
-    async def aclear(self, **kwargs: Any) -> None:
-        """As :meth:`clear`, in a thread."""
-        await asyncio.to_thread(self.clear, **kwargs)
 
     def close(self) -> None:
         """Close the connection."""

@@ -18,7 +18,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from lpc.responses import layout
-from lpc.responses.canonical import REMEMBERED, EntryId, Namer, Names, Scope
+from lpc.responses.canonical import REMEMBERED, EntryId, Namer, Names, Request, Scope
+from lpc.responses.entry import Entry
+from lpc.responses.scopes import ScopeSettings
 from lpc.responses.sealing import Keyring, Unsealable
 from lpc.wire.redis_reach import RedisReach, RedisRefused
 
@@ -29,7 +31,7 @@ ERASING_S: Final = 60.0
 """Timeout of background calls."""
 DIGITS: Final = 19
 """Most digits of a generation's number, which fits into 8 bytes."""
-UNBOUNDED: Final = 2**53
+MIB: Final = 2**20
 TRIES: Final = 10
 """Attempts to replace a generation while others do the same."""
 ADMIN_S: Final = 2.0
@@ -203,11 +205,11 @@ class Store:
         self._forged = forged
         self._seen: dict[str, tuple[bytes, int]] = {}
 
-    async def find(self, names: Names, model: str, version: str, tags: Sequence[str] = ()) -> Found:
+    async def find(self, names: Names, request: Request) -> Found:
         """Look up a request by one MGET."""
         scope = names.scope
-        generations = self.generation_keys(scope, model, version)
-        tagged = [self.tag_key(scope, tag) for tag in tags]
+        generations = self.generation_keys(scope, request.model, request.model_version)
+        tagged = [self.tag_key(scope, tag) for tag in request.tags]
         keys = [*generations, *tagged, layout.key(scope, "e", layout.text(names.exact))]
         values: list[bytes | None] = await self.redis.read("MGET", *keys)
         count = len(generations)
@@ -250,24 +252,9 @@ class Store:
         return [layout.key(scope, "g"), *(layout.key(scope, "g", layout.text(name)) for name in names)]
 
     async def put(
-        self,
-        names: Names,
-        record: bytes,
-        *,
-        stamp: Stamp,
-        model: str,
-        version: str,
-        now: float,
-        life_s: float,
-        max_entries: int,
-        max_bytes: int,
-        tenant: str = "",
-        tenant_entries: int = UNBOUNDED,
-        tenant_bytes: int = UNBOUNDED,
-        vector: bytes = b"",
-        flight: bytes = b"",
+        self, names: Names, entry: Entry, record: bytes, settings: ScopeSettings, *, vector: bytes, flight: bytes
     ) -> Put:
-        """Store a record for ``life_s`` seconds and end its flight, unless its stamp is stale.
+        """Store an entry's record until it expires and end its flight, unless its stamp is stale.
 
         Raises:
             RedisFailed: the record may have been stored or not.
@@ -276,12 +263,13 @@ class Store:
         keys = [
             *(layout.key(scope, "e", name), layout.key(scope, "z"), layout.key(scope, "x")),
             *(layout.key(scope, "v", self._encoder()), layout.key(scope, "f", name), layout.key(scope, "b")),
-            *(layout.key(scope, kind, layout.text(self.namer.tenant(scope, tenant))) for kind in "zb"),
-            *self.generation_keys(scope, model, version),
+            *(layout.key(scope, kind, layout.text(self.namer.tenant(scope, entry.tenant))) for kind in "zb"),
+            *self.generation_keys(scope, entry.model, entry.version),
         ]
-        arguments = [name, record, max(1, int(life_s * 1000)), now, now + life_s, max_entries, vector, layout.key(scope, "")]
-        arguments += [flight, max_bytes, tenant_entries, tenant_bytes]
-        arguments += [self._marked(key, int(number)) for key, number in zip(keys[8:], stamp, strict=True)]
+        life_ms = max(1, int((entry.expires_at - entry.stored_at) * 1000))
+        arguments: list[Any] = [name, record, life_ms, entry.stored_at, entry.expires_at, settings.max_entries, vector]
+        arguments += [layout.key(scope, ""), flight, settings.max_mib * MIB, settings.tenant_entries, settings.tenant_mib * MIB]
+        arguments += [self._marked(key, int(number)) for key, number in zip(keys[8:], entry.stamp, strict=True)]
         stored = await self.redis.run(_PUT, keys, *arguments)
         return Put(bool(stored[0]), *stored[1:])
 
@@ -340,7 +328,7 @@ class Store:
         """Return the number of entries of a scope, which may include recently expired ones."""
         return int(await self.redis.ask(lambda client: client.zcard(layout.key(scope, "z"))))
 
-    async def register(self, client_name: str, scope: Scope, sealed: bytes, most: int = UNBOUNDED) -> bool:
+    async def register(self, client_name: str, scope: Scope, sealed: bytes, most: int) -> bool:
         """Add a scope to its client's list, unless the list has ``most`` others; return whether it is listed.
 
         ``sealed`` is the scope's encrypted name.

@@ -208,7 +208,7 @@ class ResponseCache:
         deadline = began + min(wait_s, MAX_WAIT_S)
         unless_stored = True
         while True:
-            found = await self._store.find(names, request.model, request.model_version, request.tags)
+            found = await self._store.find(names, request)
             opener = Opener(
                 *(self._keys, self._store, self._metrics, self._clock),
                 client=client,
@@ -274,7 +274,7 @@ class ResponseCache:
         if flight is not None:
             stamp, tags = flight.stamp, flight.tags
         else:
-            found = await self._store.find(names, request.model, request.model_version, request.tags)
+            found = await self._store.find(names, request)
             stamp, tags = found.stamp, found.tags
             # The generations at the time of the request are unknown: the engine may have begun before an invalidation.
             if await self._store.invalidated_s(names.scope) < answer.engine_s:
@@ -296,22 +296,8 @@ class ResponseCache:
         if len(record) > min(settings.max_mib, settings.tenant_mib) * 2**20:
             return "full"
         vector = await self._semantic.vector(names, request, settings, entry.expires_at, stamp[0])
-        put = await self._store.put(
-            names,
-            record,
-            stamp=stamp,
-            model=request.model,
-            version=request.model_version,
-            now=now,
-            life_s=life_s,
-            max_entries=settings.max_entries,
-            max_bytes=settings.max_mib * 2**20,
-            tenant=request.tenant,
-            tenant_entries=settings.tenant_entries,
-            tenant_bytes=settings.tenant_mib * 2**20,
-            vector=vector,
-            flight=b"" if flight is None else flight.token.encode(),
-        )
+        token = b"" if flight is None else flight.token.encode()
+        put = await self._store.put(names, entry, record, settings, vector=vector, flight=token)
         self._metrics.evicted(self.scopes.label(request.scope), put)
         return None if put.stored else "stale"
 

@@ -1,6 +1,7 @@
 """Prometheus metrics of the response caches. Only scopes with own settings are labels, since callers may send any name."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import nan
 from typing import Final, get_args
 
@@ -19,83 +20,60 @@ class CacheMetrics:
     """Metrics of the response caches, in the sidecar's registry. ``scopes`` are all labels of scopes."""
 
     def __init__(self, metrics: Metrics, scopes: Sequence[str]) -> None:
-        registry = metrics.registry
-        self.lookups = Counter(
+        counter = partial(Counter, registry=metrics.registry)
+        gauge = partial(Gauge, registry=metrics.registry)
+        self.lookups = counter(
             "lpc_cache_lookups",
             "Lookups in the response caches by result: the tier of a hit, or the reason of a miss.",
             ["scope", "result"],
-            registry=registry,
         )
-        self.stores = Counter(
-            "lpc_cache_stores",
-            "Answers sent to the response caches by result: stored, or the refusal.",
-            ["scope", "result"],
-            registry=registry,
+        self.stores = counter(
+            "lpc_cache_stores", "Answers sent to the response caches by result: stored, or the refusal.", ["scope", "result"]
         )
-        self.evictions = Counter(
+        self.evictions = counter(
             "lpc_cache_evictions",
             "Answers evicted because a client's scope, or a tenant in it, had too many entries or bytes.",
             ["scope", "bound"],
-            registry=registry,
         )
-        self.invalidations_refused = Counter(
-            "lpc_cache_invalidations_refused",
-            "Calls of Invalidate refused by the rate limit of their client or tenant.",
-            registry=registry,
+        self.invalidations_refused = counter(
+            "lpc_cache_invalidations_refused", "Calls of Invalidate refused by the rate limit of their client or tenant."
         )
-        self.tokens_spared = Counter(
-            "lpc_cache_tokens_spared",
-            "Tokens of answers served from the cache, as the engine counted them.",
-            ["scope", "kind"],
-            registry=registry,
+        self.tokens_spared = counter(
+            "lpc_cache_tokens_spared", "Tokens of answers served from the cache, as the engine counted them.", ["scope", "kind"]
         )
-        self.seconds_spared = Counter(
-            "lpc_cache_engine_seconds_spared",
-            "Seconds that engines took for the answers served from the cache.",
-            ["scope"],
-            registry=registry,
+        self.seconds_spared = counter(
+            "lpc_cache_engine_seconds_spared", "Seconds that engines took for the answers served from the cache.", ["scope"]
         )
         self.lookup_seconds = Histogram(
             "lpc_cache_lookup_seconds",
             "Duration of a lookup in the response caches, without the wait for another caller's answer.",
             buckets=SECONDS,
-            registry=registry,
+            registry=metrics.registry,
         )
-        self.unreadable = Counter(
+        self.unreadable = counter(
             "lpc_cache_unreadable",
             "Records of the response caches that could not be decrypted: another key or location, or damaged.",
-            registry=registry,
         )
-        self.forged = Counter(
+        self.forged = counter(
             "lpc_cache_forged",
             "Forged or outdated values in the Redis of the response caches by kind, which are ignored.",
             ["what"],
-            registry=registry,
         )
-        self.feedback = Counter("lpc_cache_feedback", "Feedback on served answers.", ["scope", "verdict"], registry=registry)
-        self.redis_up = Gauge(
-            "lpc_cache_redis_up", "1 while the Redis of the response caches answers, else 0.", registry=registry
-        )
-        self.threshold = Gauge(
+        self.feedback = counter("lpc_cache_feedback", "Feedback on served answers.", ["scope", "verdict"])
+        self.redis_up = gauge("lpc_cache_redis_up", "1 while the Redis of the response caches answers, else 0.")
+        self.threshold = gauge(
             "lpc_cache_threshold",
             "Lowest similarity that the semantic tier serves in a client's scope; NaN if it serves nothing.",
             ["client", "scope"],
-            registry=registry,
         )
-        self.error_bound = Gauge(
+        self.error_bound = gauge(
             "lpc_cache_error_bound",
             "Upper bound on the share of wrong answers among semantic hits; NaN if the tier serves nothing.",
             ["client", "scope"],
-            registry=registry,
         )
-        self.labels = Gauge(
-            "lpc_cache_labels", "Labels in the semantic tier's window of evidence.", ["client", "scope"], registry=registry
-        )
-        self.judgements = Counter(
-            "lpc_cache_judgements",
-            "Pairs of answers by verdict of the judge; unasked: the judge failed.",
-            ["scope", "verdict"],
-            registry=registry,
+        self.labels = gauge("lpc_cache_labels", "Labels in the semantic tier's window of evidence.", ["client", "scope"])
+        self.judgements = counter(
+            "lpc_cache_judgements", "Pairs of answers by verdict of the judge; unasked: the judge failed.", ["scope", "verdict"]
         )
         # Create all label values, so that the first event of each is an increase.
         for what in ("generation", "evidence"):

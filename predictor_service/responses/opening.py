@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from lpc.responses import entry as entries
@@ -17,10 +18,11 @@ THREAD_FROM: Final = 32 * 2**10
 """Size in bytes from which work on a record runs in a thread, so that it does not block the event loop."""
 
 
+@dataclass(frozen=True, slots=True)
 class Opener:
     """Opens records for one request.
 
-    Args:
+    Attributes:
         keys: encryption keys.
         store: entries in Redis.
         metrics: Prometheus metrics.
@@ -31,46 +33,34 @@ class Opener:
         max_age_s: oldest age of an answer; 0 for any.
     """
 
-    def __init__(
-        self,
-        keys: Keys,
-        store: Store,
-        metrics: CacheMetrics,
-        clock: Callable[[], float],
-        *,
-        client: str,
-        request: Request,
-        found: Found,
-        max_age_s: float,
-    ) -> None:
-        self._keys = keys
-        self._store = store
-        self._metrics = metrics
-        self._clock = clock
-        self._client = client
-        self._request = request
-        self._found = found
-        self._max_age_s = max_age_s
+    keys: Keys
+    store: Store
+    metrics: CacheMetrics
+    clock: Callable[[], float]
+    client: str
+    request: Request
+    found: Found
+    max_age_s: float
 
     async def open(self, scope: Scope, name: EntryId, record: bytes | None) -> Entry | None:
         """Return the entry of a record if this request may get it, else None. Raises RedisFailed."""
         if record is None:
             return None
-        keyring = self._keys.current
+        keyring = self.keys.current
         try:
             if len(record) < THREAD_FROM:
                 entry = entries.unseal(record, scope, name, keyring)
             else:
                 entry = await asyncio.to_thread(entries.unseal, record, scope, name, keyring)
         except Unsealable:
-            self._metrics.unreadable.inc()
+            self.metrics.unreadable.inc()
             return None
-        now, request = self._clock(), self._request
-        if not entry.belongs_to(self._client, request.scope, request.tenant):
+        now, request = self.clock(), self.request
+        if not entry.belongs_to(self.client, request.scope, request.tenant):
             return None
-        if entry.stamp != self._found.stamp or entry.expires_at <= now:
+        if entry.stamp != self.found.stamp or entry.expires_at <= now:
             return None
-        if self._max_age_s and entry.life(now)[0] > self._max_age_s:
+        if self.max_age_s and entry.life(now)[0] > self.max_age_s:
             return None
         return entry if await self._tags_valid(scope, entry) else None
 
@@ -78,7 +68,7 @@ class Opener:
         if not entry.tags:
             return True
         tags, then = zip(*entry.tags, strict=True)
-        return (self._found.tags if tags == self._request.tags else await self._store.tags(scope, tags)) == then
+        return (self.found.tags if tags == self.request.tags else await self.store.tags(scope, tags)) == then
 
 
 async def offload(size: int, work: Callable[[], T]) -> T:

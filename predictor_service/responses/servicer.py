@@ -221,14 +221,7 @@ def answer_of(response: pb.Response) -> Answer:
 
 
 def _response(answer: Answer) -> pb.Response:
-    return pb.Response(
-        chunks=answer.chunks,
-        body=answer.body,
-        prompt_tokens=answer.prompt_tokens,
-        completion_tokens=answer.completion_tokens,
-        finish_reason=answer.finish_reason,
-        engine_s=answer.engine_s,
-    )
+    return pb.Response(**answer._asdict())
 
 
 def _hit(hit: Hit) -> pb.Hit:

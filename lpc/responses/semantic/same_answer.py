@@ -33,13 +33,10 @@ class ByEmbedding:
     Args:
         embed: returns the vectors of two texts, of unit length; None if one is too long for the encoder. Raises TimeoutError
             if the model is busy.
-        near: lowest cosine similarity of equal answers.
     """
 
-    def __init__(
-        self, embed: Callable[[str, str], Awaitable[tuple[NDArray[Any], NDArray[Any]] | None]], near: float = NEAR
-    ) -> None:
-        self._embed, self._near = embed, near
+    def __init__(self, embed: Callable[[str, str], Awaitable[tuple[NDArray[Any], NDArray[Any]] | None]]) -> None:
+        self._embed = embed
 
     async def __call__(
         self,
@@ -58,9 +55,9 @@ class ByEmbedding:
         if vectors is None:
             return False
         a, b = vectors
-        return same_by_embedding(answer, other_answer, float(np.dot(a.astype(np.float32), b.astype(np.float32))), self._near)
+        return same_by_embedding(answer, other_answer, float(np.dot(a.astype(np.float32), b.astype(np.float32))))
 
 
-def same_by_embedding(answer: str, other: str, similarity: float, near: float = NEAR) -> bool:
+def same_by_embedding(answer: str, other: str, similarity: float) -> bool:
     """Return whether two answers count as the same by cosine similarity and words."""
-    return equal_text(answer, other) or (similarity >= near and veto(answer, other) not in ("numbers", "negation", "antonyms"))
+    return equal_text(answer, other) or (similarity >= NEAR and veto(answer, other) not in ("numbers", "negation", "antonyms"))
