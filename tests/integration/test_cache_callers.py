@@ -3,8 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,19 +18,13 @@ from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from predictor_service.server import Addresses, running
 from predictor_service.settings import ServiceSettings
 from tests.authority import Authority
-from tests.integration.test_response_cache_service import request, response
-from tests.response_cache import KEY_LINES
+from tests.integration.test_response_cache_service import caching, request, response
 
 OTHERS_TENANT = "client:victim"
 
 
-@asynccontextmanager
-async def sidecar(models: Path, folder: Path, url: str, **changes: Any) -> AsyncIterator[Addresses]:
-    (folder / "keys").write_text(KEY_LINES)
-    values = {"models": models, "model": "tiny", "port": 0, "metrics_port": None, "unix_socket": None, "threads": 1}
-    cache = {"cache_redis_url": url, "cache_keys": folder / "keys", "cache_redis_timeout_s": 5.0}
-    async with running(ServiceSettings(**{**values, **cache, **changes})) as addresses:
-        yield addresses
+def sidecar(models: Path, folder: Path, url: str, **changes: Any) -> AbstractAsyncContextManager[Addresses]:
+    return running(caching(models, folder, url, **changes))
 
 
 def tokens(folder: Path, *names: str) -> Path:

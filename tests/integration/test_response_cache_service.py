@@ -30,13 +30,17 @@ def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
         yield server
 
 
-@asynccontextmanager
-async def served(models: Path, folder: Path, url: str, **changes: object) -> AsyncIterator[rpc.ResponseCacheStub]:
+def caching(models: Path, folder: Path, url: str, **changes: object) -> ServiceSettings:
+    """Return the settings of a sidecar with response caches in the Redis at ``url``."""
     (folder / "keys").write_text(KEY_LINES)
     values = {"models": models, "model": "tiny", "port": 0, "metrics_port": None, "unix_socket": None, "threads": 1}
-    cache = {"cache_redis_url": url, "cache_keys": folder / "keys", "cache_gateways": "anonymous", "cache_redis_timeout_s": 5.0}
-    cache["state"] = folder
-    settings = ServiceSettings(**{**values, **cache, **changes})  # type: ignore[arg-type]
+    cache = {"cache_redis_url": url, "cache_keys": folder / "keys", "cache_redis_timeout_s": 5.0, "state": folder}
+    return ServiceSettings(**{**values, **cache, **changes})  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def served(models: Path, folder: Path, url: str, **changes: object) -> AsyncIterator[rpc.ResponseCacheStub]:
+    settings = caching(models, folder, url, **{"cache_gateways": "anonymous", **changes})
     async with running(settings) as addresses, grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}") as channel:
         yield rpc.ResponseCacheStub(channel)
 

@@ -23,11 +23,9 @@ from lpc.v1 import predictor_pb2 as predictor
 from lpc.v1 import predictor_pb2_grpc as predictor_rpc
 from predictor_service.responses import scopes_in_use
 from predictor_service.server import Parts, running
-from predictor_service.settings import ServiceSettings
 from tests.eventually import eventually
 from tests.integration import test_response_cache_service as service
-from tests.integration.test_response_cache_service import response, served
-from tests.response_cache import KEY_LINES
+from tests.integration.test_response_cache_service import caching, response, served
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -275,11 +273,7 @@ class Counting(Model):
 
 
 async def test_cache_and_predictor_share_one_forward_pass(tiny_models: Path, tmp_path: Path, redis_server: RedisServer) -> None:
-    (tmp_path / "keys").write_text(KEY_LINES)
-    values = {"models": tiny_models, "model": "tiny", "port": 0, "metrics_port": None, "unix_socket": None, "threads": 1}
-    cache = {"cache_redis_url": redis_server.url, "cache_keys": tmp_path / "keys", "cache_redis_timeout_s": 5.0}
-    cache["state"] = tmp_path
-    settings = ServiceSettings(**values, **cache, cache_scopes={"faq": ScopeSettings(mode="serve")})  # type: ignore[arg-type]
+    settings = caching(tiny_models, tmp_path, redis_server.url, cache_scopes={"faq": ScopeSettings(mode="serve")})
     chat = predictor.ChatMessages(messages=[predictor.ChatMessage(role="user", content="what is a cache")])
     asked = predictor.PredictRequest(conversation=predictor.Conversation(chat=chat))
     async with (

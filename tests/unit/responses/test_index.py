@@ -9,7 +9,7 @@ def unit(draw: np.random.Generator, rows: int, dimensions: int = 64) -> np.ndarr
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-def test_the_nearest_is_found_by_cosine_and_in_its_partition_only() -> None:
+def test_the_nearest_entries_of_a_partition_are_found() -> None:
     vectors = unit(np.random.default_rng(0), 200)
     index = PartitionIndex()
     for i, vector in enumerate(vectors):
@@ -22,7 +22,7 @@ def test_the_nearest_is_found_by_cosine_and_in_its_partition_only() -> None:
     assert index.nearest(b"other", vectors[7], 3, now=0.0) == []
 
 
-def test_what_ended_is_not_found_and_what_was_replaced_is_found_once() -> None:
+def test_expired_entries_are_not_found_and_replaced_ones_once() -> None:
     a, b = unit(np.random.default_rng(1), 2)
     index = PartitionIndex()
     index.add(b"p", b"a", a, expires_at=5.0)
