@@ -1,4 +1,4 @@
-"""A certificate authority for tests, made with openssl."""
+"""A certificate authority for tests, created with openssl."""
 
 import subprocess
 from pathlib import Path
@@ -15,7 +15,7 @@ def run(*command: str | Path) -> None:
 
 
 class Authority:
-    """Signs certificates for 127.0.0.1 and localhost, fit for servers and clients where nothing else is asked for."""
+    """Signs certificates for 127.0.0.1 and localhost, by default for servers and clients."""
 
     def __init__(self, folder: Path, name: str = "ca") -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Response caches for tests: a sidecar with the tiny model and a Redis of its own."""
+"""Response caches for tests: a sidecar with the tiny model, and its Redis."""
 
 import contextlib
 import secrets
@@ -29,10 +29,10 @@ def write_keys(path: Path) -> Path:
 def response_caches(
     folder: Path, models: Path, scopes: Mapping[str, Any] | None = None, **settings: Any
 ) -> Iterator[ResponseCaches]:
-    """Run a sidecar with response caches. ``settings``: more of the sidecar's."""
+    """Run a sidecar with response caches. ``settings``: further settings of the sidecar."""
     keys = write_keys(folder / "keys")
     with RedisServer(folder / "cache-redis") as redis:
-        # The machine may be busy; what becomes of a slow Redis is tested by one that is silent.
+        # Long, for busy machines. Tests of a slow Redis use a silent one.
         ours = {
             "cache_redis_timeout_s": 1,
             "cache_redis_url": redis.url,

@@ -1,8 +1,8 @@
-"""A clock that is set by hand."""
+"""A manual clock."""
 
 
 class Clock:
-    """Call it for seconds."""
+    """Call it for the time in seconds."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self.now = now

@@ -1,4 +1,4 @@
-"""Real clusters of two worker processes on the loopback address, and tasks for them that misbehave."""
+"""Real clusters of two worker processes on the loopback address, and tasks that misbehave."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass
 class DaskCluster:
-    """A scheduler and its workers, one thread each if not said otherwise."""
+    """A scheduler and its workers, by default with one thread each."""
 
     address: str
     log: Path
@@ -29,7 +29,7 @@ class DaskCluster:
         self.workers.append(_process("distributed.cli.dask_worker", [self.address, *options], self.log))
 
     def wait(self) -> None:
-        """Wait until the scheduler listens and every worker that was started has its place."""
+        """Wait until the scheduler listens and all started workers are registered."""
         host, port = self.address.removeprefix("tcp://").split(":")
         _until(
             lambda: _listens(host, int(port)) and self.log.read_bytes().count(b"Registered to:") >= len(self.workers), self.log
@@ -38,7 +38,7 @@ class DaskCluster:
 
 @contextmanager
 def dask_cluster(folder: Path, *, workers: int = 2, threads: int = 1, forgiving: int = 3) -> Iterator[DaskCluster]:
-    """Run a scheduler, which forgives a task so many dead workers, and so many workers; end them."""
+    """Run a scheduler, which allows so many dead workers per task, and so many workers."""
     port = str(free_port())
     options = ["--host", "127.0.0.1", "--port", port, "--no-dashboard", "--no-show"]
     made = DaskCluster(f"tcp://127.0.0.1:{port}", folder / "dask.log")
@@ -66,7 +66,7 @@ def ray_cluster(folder: Path) -> Iterator[str]:
         _until(lambda: b"Ray runtime started" in (folder / "ray.log").read_bytes(), folder / "ray.log")
         yield f"127.0.0.1:{port}"
     finally:
-        node.terminate()  # its children end with it
+        node.terminate()  # its child processes end with it
         node.wait(60)
 
 
@@ -89,5 +89,5 @@ def _process(module: str, options: list[str], log: Path, also: Mapping[str, str]
 
 
 def die() -> None:
-    """Take the worker along."""
+    """Kill the worker."""
     os._exit(9)

@@ -1,4 +1,4 @@
-"""The `lpc` command, called in this process: its output as bytes and its exit code."""
+"""Runs the `lpc` command in this process and returns its output as bytes and its exit code."""
 
 import logging
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from lpc.commands.cli import app
 
 
 class Done(NamedTuple):
-    """How it ended."""
+    """Output and exit code."""
 
     returncode: int
     stdout: bytes
@@ -27,9 +27,9 @@ class Done(NamedTuple):
 
 
 def lpc(*words: str, stdin: bytes = b"", **env: str | None) -> Done:
-    """Run it with these variables (None: without), and leave nothing of it in this process: its log's handlers, LPC_CONFIG.
+    """Run it with these variables (None: unset). Restore the log's handlers and LPC_CONFIG afterwards.
 
-    Raises whatever is not an exit.
+    Raises all exceptions except SystemExit.
     """
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level

@@ -1,4 +1,4 @@
-"""Fixtures that all tests share."""
+"""Fixtures for all tests."""
 
 import os
 import subprocess
@@ -13,12 +13,12 @@ from tests.authority import authority
 from tests.guarded_redis import guarded_redis, guarded_session
 from tests.redis_server import redis_server, redis_session
 
-# LiteLLM would fetch a list of prices when it is imported.
+# Keep LiteLLM from downloading a list of prices at import.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-# A command that uses all cores would start processes for each small simulation, where what a test replaces is not replaced.
+# One core: else each small simulation starts processes, in which the tests' monkeypatches have no effect.
 os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
 
-# A loaded machine fails no property.
+# No deadline: property tests must not fail on a loaded machine.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
@@ -27,7 +27,7 @@ __all__ = ["authority", "guarded_redis", "guarded_session", "redis_server", "red
 
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model repository with one version of the tiny model. Read only: copy it to change it."""
+    """A model repository with one version of the tiny model. Do not change it: copy it."""
     from tests.tiny_model import build_tiny_artifact  # PyTorch, which `make test-python` does not install
 
     root = tmp_path_factory.mktemp("models")
@@ -37,7 +37,7 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def forget_reported_bugs() -> None:
-    """Each test may see the first report of a place again."""
+    """Reset the reports of bugs, so that each test sees the first one."""
     bugs._reports.clear()
 
 

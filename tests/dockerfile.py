@@ -1,4 +1,4 @@
-"""Reads a Dockerfile, and carries out a stage's COPY, ENV and RUN lines below a folder, without a container engine."""
+"""Parses a Dockerfile, and runs a stage's COPY, ENV and RUN lines below a folder, without a container engine."""
 
 import json
 import os
@@ -13,14 +13,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 OURS = ("/opt/lpc", "/wheel", "/models", "/src", "/run/lpc", "/cache", "/secrets", "/scratch")
-"""Folders of the image that our lines name; below another root they are put in front of it."""
+"""Folders of the image in our lines. They are replaced by folders below the root."""
 OF_THE_SYSTEM = {"groupadd", "useradd", "install", "apt-get", "rm", "ldconfig"}
-"""Commands that change the system. A machine that is no container keeps its own."""
+"""Commands that change the system. They are skipped."""
 
 
 @dataclass
 class Stage:
-    """One FROM and what follows it: (instruction, its text with line continuations joined)."""
+    """One FROM and its instructions: (instruction, its text with line continuations joined)."""
 
     base: str
     name: str
@@ -67,14 +67,14 @@ def stages(path: Path = ROOT / "Dockerfile") -> tuple[dict[str, str], dict[str, 
 
 
 def below(root: Path, text: str) -> str:
-    """Put the image's folders that a command names below a root of this machine."""
+    """Replace the image's folders in a command by folders below a root on this machine."""
     return re.sub(rf"(?<![\w.]){'(' + '|'.join(OURS) + ')'}(?=[/\s\"':;]|$)", rf"{root}\1", text)
 
 
 def carry_out(stage: Stage, root: Path, copied: dict[str, Path]) -> None:
-    """Do a stage's COPY and RUN lines below `root`; `copied` tells the roots of the stages that it copies from.
+    """Run a stage's COPY and RUN lines below `root`. `copied`: roots of the stages that it copies from.
 
-    Raises subprocess.CalledProcessError when a command fails.
+    Raises subprocess.CalledProcessError if a command fails.
     """
     root.mkdir(parents=True, exist_ok=True)
     tools = root / "bin"

@@ -1,4 +1,4 @@
-"""An engine of OpenAI's API that says what it is told to, over real HTTP, and can die, stall and refuse. For faults only."""
+"""A scripted engine with OpenAI's API over real HTTP, for tests of faults: it can die, stall and refuse."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
 
 @dataclass
 class Received:
-    """A request as it came. ``gone``: its client hung up before the answer's end."""
+    """A received request. ``gone``: the client closed the connection before the end of the answer."""
 
     method: str
     target: str
@@ -37,13 +37,13 @@ class EngineDouble:
     """An ASGI application, served by `served`.
 
     Attributes:
-        words: of its answers; None: the request's last message, so that each question has an answer of its own.
+        words: of its answers; None: the request's last message, so that the answers to different questions differ.
         finish: the finish_reason.
-        die_after: chunks after which it cuts the connection.
+        die_after: number of chunks after which it closes the connection.
         go: it answers while this is set.
-        hold_after: chunks of a stream after which it waits for `further`, [DONE] among them.
-        seconds: that an answer takes.
-        refuse: every completion, with an error.
+        hold_after: number of chunks of a stream, including [DONE], after which it waits for `further`.
+        seconds: duration of an answer.
+        refuse: answer every completion with an error.
     """
 
     words: list[str] | None = None
@@ -85,7 +85,7 @@ class EngineDouble:
             await answering
 
     async def _answer(self, request: Received, path: str, send: Send) -> None:
-        # In one step with the wait for `go`: who sees a request and then clears `go` does not hold that request.
+        # No await before the wait for `go`: a test that sees the request and then clears `go` does not hold this request.
         self.received.append(request)
         if path == "/health":
             await whole(send, 200, b"")
@@ -162,7 +162,7 @@ class _Server(uvicorn.Server):
 
 @contextlib.asynccontextmanager
 async def served(engine: EngineDouble, port: int = 0) -> AsyncIterator[EngineDouble]:
-    """Serve an engine on a port of loopback; at the end its connections are cut."""
+    """Serve an engine on a port of loopback. Close its connections at the end."""
     with socket.create_server(("127.0.0.1", port), backlog=2048) as listener:
         config = uvicorn.Config(engine, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=0)
         server = _Server(config)

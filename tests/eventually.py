@@ -1,4 +1,4 @@
-"""Waiting until something holds that another thread or process brings about. How long it takes is nobody's promise."""
+"""Waits for conditions that other threads or processes establish, without a promise of how long they take."""
 
 import asyncio
 import inspect
@@ -10,7 +10,7 @@ LONGEST_S = 60.0
 
 
 def until(condition: Callable[[], Any], seconds: float = LONGEST_S) -> Any:
-    """Wait until a condition holds; return what it returned. Raises AssertionError."""
+    """Wait until a condition holds; return its value. Raises AssertionError."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, "it never came about"
@@ -19,7 +19,7 @@ def until(condition: Callable[[], Any], seconds: float = LONGEST_S) -> Any:
 
 
 async def eventually(condition: Callable[[], Any], seconds: float = LONGEST_S) -> Any:
-    """Wait until a condition, which may be a coroutine, holds; return what it returned. Raises AssertionError."""
+    """Wait until a condition, which may be a coroutine, holds; return its value. Raises AssertionError."""
     deadline = time.monotonic() + seconds
     while True:
         found = condition()

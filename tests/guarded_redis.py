@@ -1,4 +1,4 @@
-"""A Redis that stores reach as the user of docs/how-to/security.md, while the tests' own client stays its administrator."""
+"""A Redis with the restricted user of docs/how-to/security.md for stores, and an administrator for the tests' own client."""
 
 import contextlib
 import re
@@ -34,13 +34,13 @@ class GuardedRedis(RedisServer):
         return f"redis://engine:CHANGE-ME@127.0.0.1:{self.port}/0"
 
     def allow(self, *changes: str) -> None:
-        """Give the user what the page says, and then these changes."""
+        """Set the user's rules from the page, then apply these changes."""
         with contextlib.closing(self.client()) as admin:
             admin.execute_command("ACL", "SETUSER", "engine", "reset", *rules(), *changes)
             admin.execute_command("ACL", "LOG", "RESET")
 
     def refused(self) -> set[str]:
-        """What was refused since, but for the version that redis-py names at every connection."""
+        """Return the commands refused since :meth:`allow`, except redis-py's CLIENT SETINFO at each connection."""
         with contextlib.closing(self.client()) as admin:
             objects = {entry.get("object", entry.get(b"object")) for entry in admin.execute_command("ACL", "LOG")}
         names = {name.decode() if isinstance(name, bytes) else str(name) for name in objects}
@@ -49,14 +49,14 @@ class GuardedRedis(RedisServer):
 
 @pytest.fixture(scope="session")
 def guarded_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedRedis]:
-    """One such server for all tests."""
+    """One guarded server for all tests."""
     with GuardedRedis(tmp_path_factory.mktemp("guarded")) as server:
         yield server
 
 
 @pytest.fixture
 def guarded_redis(guarded_session: GuardedRedis) -> GuardedRedis:
-    """A running one without data, with the page's user."""
+    """A running server without data, with the page's user."""
     with contextlib.closing(guarded_session.client()) as client:
         client.flushall()
     guarded_session.allow()

@@ -1,4 +1,4 @@
-"""A model that judges answers, behind OpenAI's API over real HTTP; it says what it is told to."""
+"""A scripted model that judges answers, with OpenAI's API over real HTTP."""
 
 import json
 import threading
@@ -14,10 +14,10 @@ class JudgeDouble:
     """Served by `judging`.
 
     Attributes:
-        reply: a model's word, or the whole body.
+        reply: the model's text, or the whole body.
         status: of HTTP.
-        refuses: a field of the body with which it answers 400.
-        bodies: that came, with path and Authorization.
+        refuses: a field for which it answers 400.
+        bodies: received bodies, with path and Authorization.
         go: it answers while this is set.
         url: ends with /v1.
     """

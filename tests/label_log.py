@@ -1,9 +1,9 @@
-"""Label logs as sidecars write them, made up or from embeddings of ShareGPT, for the tests and figures of retraining.
+"""Label logs like those of sidecars, synthetic or from embeddings of ShareGPT, for tests and benchmarks of retraining.
 
     python -m tests.label_log data/sharegpt models/e5-small/<version> out/labels
 
-writes the embedded turns of ShareGPT as a log of that version: conversations begin at random over a week and their turns follow
-each other after log-normal think times; `probability` is what that version's head says.
+writes the embedded turns of ShareGPT as a log of that version: conversations begin at random times of a week, and think times
+between turns are log-normal; `probability` is the output of that version's head.
 """
 
 import sys
@@ -27,7 +27,7 @@ WEEK_DAYS = 7
 
 
 def remembered(conversation: bytes, asked_at: float, turn_count: int, prompt_chars: int) -> Turn:
-    """Return a turn that a sidecar remembers."""
+    """Return a turn as a sidecar stores it."""
     return Turn(
         conversation=conversation,
         asked_at=asked_at,
@@ -63,11 +63,11 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 def made_up_rows(
     width: int, conversations: int, *, days: float = 5.0, law: float = 2.5, until_ms: int = END_MS, seed: int = 0
 ) -> dict[str, Any]:
-    """Return turns of conversations that go on by the sign of their embedding's first component and by their turn.
+    """Return turns of conversations. Whether they continue depends on the embedding's first component and the turn's number.
 
     Args:
-        days: before ``until_ms`` in which they begin, evenly.
-        law: weight of the component; a negative one is the opposite law.
+        days: period before ``until_ms`` in which they begin, evenly distributed.
+        law: weight of the component; a negative one inverts its effect.
     """
     generator = np.random.default_rng(seed)
     rows: dict[str, list[Any]] = {
@@ -93,7 +93,7 @@ def made_up_rows(
 
 
 def write_made_up(folder: Path, manifest: Manifest, rows: dict[str, Any], files: int = 3) -> Path:
-    """Write rows over some files, of two sidecars with a folder each; return ``folder``."""
+    """Write rows into several files of two sidecars, with a folder each; return ``folder``."""
     parts = np.array_split(np.arange(len(rows["turn_count"])), files)
     for i, part in enumerate(parts):
         path = folder / f"sidecar-{i % 2}" / f"labels-{i:05d}.npz"
@@ -102,7 +102,7 @@ def write_made_up(folder: Path, manifest: Manifest, rows: dict[str, Any], files:
 
 
 def write_sharegpt(embeddings: Path, version: Path, folder: Path, rows_per_file: int = 4096) -> int:
-    """Write the embedded turns of ShareGPT as a label log of a model version; return how many."""
+    """Write the embedded turns of ShareGPT as a label log of a model version; return their number."""
     from lpc.training.embedding import load_embedded
     from lpc.training.live_head import LiveHead
 

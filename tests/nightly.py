@@ -1,6 +1,6 @@
-"""What only `make test-nightly` runs: Monte Carlo, long fault, load and fuzz tests. It sets LPC_TEST_LONG.
+"""Long tests of `make test-nightly`, which sets LPC_TEST_LONG: Monte Carlo, faults, load and fuzzing.
 
-A test marked ``nightly`` is left out without it; others ask :data:`LONG` for their size.
+Without it, tests marked ``nightly`` are skipped, and others are shorter (:data:`LONG`).
 """
 
 import os
@@ -10,7 +10,7 @@ import pytest
 
 LONG: Final = "LPC_TEST_LONG" in os.environ
 EXAMPLES: Final = 10_000 if LONG else 100
-"""Inputs that a fuzz test draws."""
+"""Number of inputs of a fuzz test."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,7 +1,7 @@
-"""One random course of requests, and what vLLM's CPU offload tier made of it: the real one and the simulator's must agree.
+"""A random course of requests for vLLM's CPU offload tier. The real tier and the simulated one must give the same digest.
 
-The environments of the two have little in common, so that they meet in digests: `tests/engine/test_cpu_tier.py` has vLLM's own
-manager run it, `tests/unit/simulator/test_offload.py` the simulator.
+They run in different environments, so the tests compare digests: `tests/engine/test_cpu_tier.py` runs vLLM's own manager,
+`tests/unit/simulator/test_offload.py` the simulator.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 CHUNKS = 24
 DIGEST = "c84a532e1dfa910e"
-"""Of vLLM's own LRU."""
+"""Digest of vLLM's own LRU."""
 
 
 class Step(NamedTuple):
@@ -21,7 +21,7 @@ class Step(NamedTuple):
     Attributes:
         now: seconds since the epoch.
         chain: content ids of its prompt.
-        had: how many of them the cache above has, from the first on.
+        had: how many of them, from the first, the cache above has.
     """
 
     number: int
@@ -31,7 +31,7 @@ class Step(NamedTuple):
 
 
 def steps() -> Iterator[Step]:
-    """Yield requests: new ones, some longer than the tier can take, and later turns."""
+    """Yield requests: new ones, some longer than the tier, and later turns."""
     rng, contents, now = random.Random(5), count(), 1e9
     chains: list[list[int]] = []
     for number in range(600):
@@ -44,18 +44,18 @@ def steps() -> Iterator[Step]:
 
 
 class Seen:
-    """What was loaded, and what the tier held in the order of its last use after each request."""
+    """Digest of the loaded chunks and of the tier's content by last use, after each request."""
 
     def __init__(self) -> None:
         self.loaded = 0
         self._digest = hashlib.sha256()
 
     def add(self, loaded: int, recent: Sequence[int]) -> None:
-        """Note one request's."""
+        """Add a request's result."""
         self.loaded += loaded
         self._digest.update(f"{loaded} {list(recent)}\n".encode())
 
     @property
     def digest(self) -> str:
-        """All of it."""
+        """The digest so far."""
         return self._digest.hexdigest()[:16]

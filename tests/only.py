@@ -1,4 +1,4 @@
-"""What happens where less is installed than here: a `sitecustomize` that hides packages from a process."""
+"""Simulates an environment with fewer packages: a `sitecustomize` that hides packages from a process."""
 
 import importlib.metadata
 import re
@@ -23,7 +23,7 @@ PathFinder.find_spec = find_installed
 
 
 def hide_all_but(installed: Iterable[str], folder: Path) -> Path:
-    """Write a `sitecustomize` into a new folder, for PYTHONPATH: only modules of these distributions and of ours are found."""
+    """Write a `sitecustomize` for PYTHONPATH into a new folder: only these distributions and ours can be imported."""
     kept = {plain(name) for name in (*installed, OWN, "pip", "setuptools")}
     owners = importlib.metadata.packages_distributions()
     missing = {module for module, names in owners.items() if not {plain(name) for name in names} & kept}
@@ -34,13 +34,13 @@ def hide_all_but(installed: Iterable[str], folder: Path) -> Path:
 
 
 def pinned(requirements: str) -> set[str]:
-    """Return the distributions that a file of `requirements/` pins."""
+    """Return the distributions pinned by a file of `requirements/`."""
     lines = (ROOT / "requirements" / requirements).read_text().splitlines()
     return {line.partition("==")[0] for line in lines if "==" in line}
 
 
 def base_install() -> set[str]:
-    """Return the distributions that `pip install learned-prefix-cache`, without an extra, brings."""
+    """Return the distributions that `pip install learned-prefix-cache` installs without extras."""
     found: set[str] = set()
     asked = [OWN]
     while asked:
@@ -55,5 +55,5 @@ def base_install() -> set[str]:
 
 
 def plain(name: str) -> str:
-    """Return a distribution's name as all its spellings have it."""
+    """Return a distribution's normalised name."""
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,4 +1,4 @@
-"""A collector of traces: OTLP's service over real gRPC, which keeps the spans that it gets."""
+"""A collector of traces: OTLP's service over real gRPC. It stores the received spans."""
 
 import threading
 from concurrent import futures
@@ -13,7 +13,7 @@ from lpc.wire.certificates import CertificateFiles
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Listens on a free port of 127.0.0.1, with TLS where files are given."""
+    """Listens on a free port of 127.0.0.1, with TLS if files are given."""
 
     def __init__(self, files: CertificateFiles | None = None) -> None:
         self.requests: list[trace_service_pb2.ExportTraceServiceRequest] = []

@@ -1,4 +1,4 @@
-"""The model in PyTorch, by `transformers`: what exports are compared with."""
+"""The model in PyTorch, by `transformers`, the reference for exports."""
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from lpc.training.head import Head
 
 
 def bert(encoder: Encoder) -> BertModel:
-    """Return the encoder as `transformers` computes it; only where positions start at the first row."""
+    """Return the encoder of `transformers`; only for models whose positions start at the first row."""
     assert encoder.first_position == 0
     words = encoder.weights["embeddings.word_embeddings.weight"]
     config = BertConfig(
@@ -29,7 +29,7 @@ def bert(encoder: Encoder) -> BertModel:
 
 
 class ContinuationModel(nn.Module):
-    """Encoder, mean pooling over unmasked tokens, L2 normalisation, head: what `lpc.training.graph` builds."""
+    """Encoder, mean pooling over unmasked tokens, L2 normalisation and head, like the graph of `lpc.training.graph`."""
 
     def __init__(self, encoder: nn.Module, head: Head) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ from benchmarks.processes import RedisServer
 
 @pytest.fixture(scope="session")
 def redis_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """One server for all tests that neither kill nor configure it."""
+    """One server for all tests that do not kill or configure it."""
     with RedisServer(tmp_path_factory.mktemp("redis")) as server:
         yield server
 

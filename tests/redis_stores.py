@@ -1,4 +1,4 @@
-"""What tests of the Redis store share: a store, what it says of a Redis that it cannot use, a proxy that loses answers."""
+"""Helpers for tests of the Redis store: a store, its messages for an unusable Redis, and a proxy that loses answers."""
 
 import contextlib
 import socket
@@ -31,12 +31,12 @@ def storing(url: str, namespace: Namespace = NAMESPACE, **options: Any) -> Itera
 
 
 def flushed(store: RedisStore, timeout: float = 40.0) -> bool:
-    """Flush until all of it is in Redis: after a failure the store waits before it asks again."""
+    """Flush until all records are in Redis: after a failure the store pauses."""
     return until(store.flush, timeout)
 
 
 class LosingProxy:
-    """Passes bytes between a client and Redis, and when told to, passes a request on but hangs up before its answer."""
+    """A proxy between a client and Redis. On demand it forwards a request but closes the connection before the answer."""
 
     def __init__(self, port: int) -> None:
         self._target = port

@@ -37,7 +37,7 @@ KEY_LINES = f"names: {NAMES}\nk1: {KEY}\n"
 
 
 class Clock:
-    """Seconds since the epoch, set by hand."""
+    """A manual clock, seconds since the epoch."""
 
     def __init__(self, now: float = 1_790_000_000.0) -> None:
         self.now = now

@@ -1,4 +1,4 @@
-"""What answers `POST /lpc/retain` in place of LMCache's coordinator, and remembers what it was asked."""
+"""A double of LMCache's coordinator: it answers `POST /lpc/retain` and records the requests."""
 
 import json
 import threading
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Coordinator:
-    """Answers POST with the statuses given, the last one for ever. ``port``: 0 is any."""
+    """Answers POST with the given statuses and then repeats the last one. ``port``: 0: any."""
 
     def __init__(self, *statuses: int, port: int = 0) -> None:
         self.asked: list[tuple[str, str | None, dict[str, Any]]] = []

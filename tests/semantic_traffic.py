@@ -1,4 +1,4 @@
-"""Traffic that tries to break the bound of the semantic tier, through the whole cache on a real Redis."""
+"""Adversarial traffic against the bound of the semantic tier, through the whole cache on a real Redis."""
 
 import json
 import random
@@ -18,7 +18,7 @@ from tests.response_cache import Caches as OneSidecar
 from tests.response_cache import GivenVectors, answer, asked
 
 Ending = Literal["text", "tool_calls", "length", "content_filter", "error", "empty", "aborted", "never"]
-"""How the engine's new answer ends; "never": the client does not hand it in."""
+"""How the engine's new answer ends; "never": the client does not store it."""
 KEPT_EVERY = 25
 """Lookups between two exchanges of evidence."""
 NEAR = np.array([1.0, 0.0, 0.0], np.float32)
@@ -27,7 +27,7 @@ REWORDED = np.array([0.998, 0.0632, 0.0], np.float32)
 
 @dataclass
 class Outcome:
-    """``bound``: the highest that a hit displayed."""
+    """``bound``: the highest bound in a hit."""
 
     served: int = 0
     wrong: int = 0
@@ -53,7 +53,7 @@ def question(i: int, *, reworded: bool = False, tenant: str = "") -> Request:
 
 
 def ended(ending: Ending, text: str) -> Answer:
-    """Return an engine's answer that ended in this way."""
+    """Return an engine's answer with this ending."""
     if ending == "text":
         return answer(text)
     if ending == "error":
@@ -81,7 +81,7 @@ async def drive(
     client: str = "gateway",
     tenant: str = "",
 ) -> Outcome:
-    """Ask rewordings. Where ``wrong``, the engine's own answer ends as ``ending`` says; else it equals the one kept."""
+    """Look up rewordings. If ``wrong``, the engine's own answer has this ``ending``; otherwise it equals the cached one."""
     outcome = Outcome()
     for i in lookups:
         request = question(i, reworded=True, tenant=tenant)

@@ -1,12 +1,12 @@
-"""The support table (docs/reference/support.json): what passing tests have shown of an engine, where a run asks for it.
+"""The support table (docs/reference/support.json): results of marked tests per engine release.
 
     pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="the block pool, random operations")
     @pytest.mark.refuses(engine="vLLM", tier="GPU pool", what="a cache in several block pools")
 
-says what a module's tests, or one test, show. With ``--support-table docs/reference/support.json`` (for several runs in
-``PYTEST_ADDOPTS``) a row is written for each ``what`` whose marked tests have all passed, and taken out where one has failed;
-the release is that of the engine on the path, or what the test says by ``record_property("version", ...)``. `make support`
-renders the page. Without the option nothing is written. An engine or tier of its own: a line in :data:`TIERS`.
+states what a module's tests, or one test, show. ``--support-table docs/reference/support.json`` (for several runs in
+``PYTEST_ADDOPTS``) writes a row for each ``what`` whose marked tests all passed, and removes it if one failed. The release is
+that of the engine on the path, or of ``record_property("version", ...)``. `make support` renders the page. Without the option
+nothing is written. A new engine or tier needs a line in :data:`TIERS`.
 """
 
 import importlib.metadata
@@ -21,9 +21,9 @@ import pytest
 
 
 class Tier(NamedTuple):
-    """Where blocks lie: ``room`` holds our part, ``distributions`` name the engine's release.
+    """A tier of an engine. ``room``: our package for it; ``distributions``: give the engine's release.
 
-    ``environment``: where that is installed, if the tests run in another one.
+    ``environment``: where the engine is installed, if the tests run in another one.
     """
 
     room: str
@@ -40,7 +40,7 @@ TIERS: Final[dict[tuple[str, str], Tier]] = {
     ("SGLang", "radix cache"): Tier("eviction_client/engines/sglang", ("sglang",)),
     ("any, by gRPC", "its own"): Tier("clients/go"),
 }
-"""In the order of the page."""
+"""Tiers in the order of the page."""
 OUTCOMES: Final = ("supports", "refuses")
 
 Key = tuple[str, str, str, str, str]
@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def installed(tier: Tier, root: Path) -> str:
-    """Return the release of an engine on the path, or in the environment of its own; "" where it has none."""
+    """Return the release of an engine on the path, or in its own environment; "" if it is not installed."""
     names = tier.distributions
     module = sys.modules.get(names[0].replace("-", "_")) if names else None
     if isinstance(version := getattr(module, "__version__", None), str):
@@ -88,7 +88,7 @@ def installed(tier: Tier, root: Path) -> str:
 
 
 class Recorder:
-    """Writes the rows of one run."""
+    """Collects and writes the rows of one run."""
 
     def __init__(self, file: Path, root: Path) -> None:
         self._file = file
@@ -126,11 +126,11 @@ class Recorder:
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """Return the rows of a support table; none where there is no file yet."""
+    """Return the rows of a support table; none without a file."""
     rows: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
     return rows
 
 
 def key_of(row: dict[str, Any]) -> Key:
-    """Return what tells a row from others."""
+    """Return the key of a row."""
     return row["engine"], row["tier"], row["version"], row["outcome"], row["what"]

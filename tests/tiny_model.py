@@ -1,4 +1,4 @@
-"""A tiny real model: a random BERT of two layers, exported by the same code as the shipped one; written without PyTorch."""
+"""A tiny real model: a random BERT of two layers, exported by the same code as the shipped one, without PyTorch."""
 
 import json
 from pathlib import Path
@@ -51,7 +51,7 @@ def build_tiny_encoder(folder: Path) -> Path:
 
 
 def _weights(words: int) -> dict[str, NDArray[np.float32]]:
-    """By the names of `transformers.BertModel`."""
+    """Return the weights by their names in `transformers.BertModel`."""
     random = np.random.default_rng(0)
 
     def matrix(outputs: int, inputs: int) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""A sidecar with other constants than an operator's: in this process, or as `python -m tests.tuned`."""
+"""A sidecar with other constants than in production: in this process, or as `python -m tests.tuned`."""
 
 import asyncio
 import json
@@ -17,14 +17,14 @@ SHIPPED = Parts()
 
 
 def tuned(values: Mapping[str, Any], parts: Parts = SHIPPED) -> tuple[ServiceSettings, Parts]:
-    """Return what `running` takes, from settings and constants by their names."""
+    """Return the arguments of `running` for settings and constants by name."""
     constants = replace(parts.constants, **{name: value for name, value in values.items() if name in NAMES})
     settings = ServiceSettings(**{name: value for name, value in values.items() if name not in NAMES})
     return settings, replace(parts, constants=constants)
 
 
 def command(**constants: Any) -> tuple[str, ...]:
-    """Return module and arguments of a process that serves with these constants."""
+    """Return module and arguments of a sidecar process with these constants."""
     return ("tests.tuned", json.dumps(constants))
 
 

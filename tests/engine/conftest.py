@@ -1,4 +1,4 @@
-"""Tests with vLLM itself, run by `make test-engine` in an environment of their own; elsewhere none is collected."""
+"""Tests with vLLM itself, run by `make test-engine` in their own environment. Elsewhere none is collected."""
 
 import importlib.util
 
@@ -10,7 +10,7 @@ if importlib.util.find_spec("vllm") is None:
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
 def asynchronous(request: pytest.FixtureRequest) -> bool:
-    """Whether vLLM's scheduler plans a step ahead."""
+    """Whether vLLM's scheduler schedules a step ahead."""
     return bool(request.param)
 
 

@@ -1,4 +1,4 @@
-"""Real block pools of vLLM, with the stock queue and with ours, driven without a model."""
+"""Real block pools of vLLM without a model, with the stock queue and with ours."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ CLASSES = 4
 
 
 def table(value: float, peak: float = 0.0) -> list[float]:
-    """Values that rise until an age, if there is one, and fall from then on."""
+    """Return values that rise until an age, if given, and then fall."""
     return [value * (1.0 + min(age, peak)) / (1.0 + max(age - peak, 0.0)) for age in KNOTS]
 
 

@@ -1,6 +1,6 @@
-"""Conversations served on real vLLM, stock or with the plug-in. Call `benchmarks.engine_run.settle` before this is imported.
+"""Serves conversations on real vLLM, stock or with the plug-in. Call `benchmarks.engine_run.settle` before the import.
 
-Time is virtual: a step takes STEP_S, think times pass at once. So all sides see the same arrivals, whatever the machine does.
+Time is virtual: a step takes STEP_S, and think times pass at once. So arrivals are the same on all sides and machines.
 """
 
 import heapq
@@ -27,12 +27,12 @@ REPLY: Final = 24
 THINK_S: Final = 100.0
 """Mean think time, seconds."""
 ACTIVE: Final = 48
-"""Conversations that are under way at a time."""
+"""Concurrent conversations."""
 
 
 @dataclass
 class Served:
-    """What one engine did with the workload."""
+    """Results of one engine."""
 
     outputs: dict[str, list[int]] = field(default_factory=dict)
     evicted: list[int] = field(default_factory=list)
@@ -58,8 +58,8 @@ def serve(
     """Serve conversations (token ids of each user turn) on real vLLM with so many blocks.
 
     Args:
-        connector: configuration of a KV connector, as of vLLM's ``--kv-transfer-config``.
-        learns: else least recent use stays in force, and nothing is kept: the order is stock's.
+        connector: configuration of a KV connector, vLLM's ``--kv-transfer-config``.
+        learns: if false, the order is always LRU, and no blocks are kept for waiting requests.
         settings: of the plug-in.
     """
     now = [1e9]
@@ -82,7 +82,7 @@ def serve(
         stock_preempt(*args, **kwargs)
 
     scheduler._preempt_request = preempt
-    # A special token in a reply would look like the start of a message to a reader of the token ids.
+    # A parser of the token ids would take a special token in a reply for the start of a message.
     plain = dict.fromkeys(range(len(SPECIAL)), -100.0)
     parameters = SamplingParams(temperature=0, max_tokens=REPLY, ignore_eos=True, detokenize=False, logit_bias=plain)
     history: dict[str, list[int]] = {name: [] for name in texts}
@@ -128,7 +128,7 @@ def serve(
 
 
 def oracle(texts: dict[str, list[list[int]]]) -> Callable[[str], int]:
-    """Return the group that a predictor would give that knows whether a request's conversation goes on."""
+    """Return a function from a request's id to its group, which depends on whether the conversation continues."""
 
     def group(request: str) -> int:
         name, _, i = request.partition("-")[0].rpartition("/")
@@ -138,7 +138,7 @@ def oracle(texts: dict[str, list[list[int]]]) -> Callable[[str], int]:
 
 
 def drawn(conversations: int) -> dict[str, list[list[int]]]:
-    """Return token ids of the user turns of conversations behind one system prompt; half of them have one turn."""
+    """Return token ids of the user turns of conversations with one system prompt. Half of them have one turn."""
     rng = random.Random(8)
     system = [rng.randrange(6, 250) for _ in range(64)]
     texts = {}

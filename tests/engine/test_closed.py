@@ -1,4 +1,4 @@
-"""Benchmark `engine --closed`, whole, with few sessions."""
+"""Benchmark `engine --closed`, end to end, with few sessions."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ def test_agents_in_a_closed_loop_get_the_same_tokens_from_all_sides(tmp_path: Pa
         assert side["evictions"] > row["blocks"]
         assert side["cached_tokens"] % BLOCK == 0
         assert side["hit_rate"] == side["cached_tokens"] / side["prompt_tokens"] < 1.0
-        # What was not cached had to be computed, at the engine's rate at best. Some of it before the first answer that counts.
+        # Tokens that were not cached had to be computed, at most at the engine's rate, some of them during warm-up.
         computed = (side["prompt_tokens"] - side["cached_tokens"]) * scale
         assert computed / side["virtual_seconds"] < 1.1 * figures["prefill_tokens_per_s"]
         assert 0.0 < side["latency_mean_s"] < side["latency_p99_s"] < side["virtual_seconds"]

@@ -1,4 +1,4 @@
-"""The check at start, and the random course behind it: what differs in another vLLM costs the values, never the engine."""
+"""The check at start-up: in an incompatible vLLM the plug-in stays off, and the engine serves."""
 
 import importlib
 import logging
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="the chec
 
 
 def takes_policies() -> bool:
-    """Whether the offload tier of this vLLM tells its policy of the requests that end."""
+    """Whether this vLLM's offload tier reports the end of requests to its policy."""
     try:
         base = importlib.import_module("vllm.v1.kv_offload.cpu.policies.base")
     except ImportError:
@@ -48,7 +48,7 @@ Drift = Callable[[pytest.MonkeyPatch], None]
 
 
 def has_another_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A release whose queue can put blocks to its middle."""
+    """A release whose queue can insert blocks in its middle."""
     monkeypatch.setattr(FreeKVCacheBlockQueue, "append_warm", FreeKVCacheBlockQueue.append_n, raising=False)
 
 
@@ -62,7 +62,7 @@ def frees_with_another_argument(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keeps_its_blocks_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A release whose queue has an attribute of its own, which its pool might use."""
+    """A release whose queue has another attribute, which its pool might use."""
     stock = FreeKVCacheBlockQueue.__init__
 
     def init(self: Any, blocks: list[KVCacheBlock]) -> None:
@@ -73,12 +73,12 @@ def keeps_its_blocks_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def evicts_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A release whose queue is no longer least recently used."""
+    """A release whose queue is not LRU."""
     monkeypatch.setattr(FreeKVCacheBlockQueue, "append_n", FreeKVCacheBlockQueue.prepend_n)
 
 
 def reads_its_queue_from_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A release whose pool takes what was freed last, past all methods of its queue."""
+    """A release whose pool evicts the block freed last, without its queue's methods."""
     stock = BlockPool.get_new_blocks
 
     def get_new_blocks(self: Any, num_blocks: int) -> list[KVCacheBlock]:
@@ -112,7 +112,7 @@ def takes_another_argument(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cannot_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A release in which there is no second pool beside the engine's."""
+    """A release that does not allow a second pool."""
     stock = BlockPool.__init__
 
     def init(self: Any, num_gpu_blocks: int, enable_caching: bool, hash_block_size: int, *more: Any, **named: Any) -> None:
@@ -144,7 +144,7 @@ DRIFT: dict[Drift, str] = {
 @pytest.mark.refuses(engine="vLLM", tier="GPU pool", what="a block pool or queue that works otherwise: stock LRU")
 @pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["sync", "async"])
 @pytest.mark.parametrize("drift", DRIFT, ids=lambda drift: drift.__name__)
-def test_an_engine_that_fails_serves_with_stock_lru_one_error_and_a_metric(
+def test_an_engine_that_fails_the_check_runs_stock_lru_and_reports_it_once(
     drift: Drift, asynchronous: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     drift(monkeypatch)
@@ -160,16 +160,14 @@ def test_an_engine_that_fails_serves_with_stock_lru_one_error_and_a_metric(
     assert REGISTRY.get_sample_value("lpc_stock_fallback", {"engine": "0"}) == 1.0
 
 
-def test_who_asks_for_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_refuse_an_incompatible_engine_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     evicts_in_another_order(monkeypatch)
     with pytest.raises(EngineUnsupported, match=r"evicts blocks in the order.*LPC_ON_UNKNOWN_ENGINE"):
         Engine(50, on_unknown_engine="refuse")
 
 
 @pytest.mark.refuses(engine="vLLM", tier="GPU pool", what="diffusion models: stock LRU")
-def test_a_configuration_without_a_place_for_the_plug_in_runs_stock(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unsupported_configuration_runs_stock(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(vllm_config().model_config, "is_diffusion", True, raising=False)
     assert not hasattr(Engine(50).scheduler, "lpc")
     assert "diffusion models have a scheduler of their own" in caplog.text
@@ -182,14 +180,14 @@ def test_the_offload_tier_passes_its_check_too() -> None:
 
 @pytest.mark.skipif(takes_policies(), reason="this vLLM's offload tier takes a policy")
 @pytest.mark.refuses(engine="vLLM", tier="CPU tier", what="a tier that takes no policy of this kind (before 0.31): its own")
-def test_an_offload_tier_of_before_0_31_stays_vllms_own() -> None:
+def test_an_offload_tier_before_0_31_keeps_vllms_own_lru() -> None:
     assert "does not accept this policy" in (placing.find_incompatibility() or "")
 
 
 AT_INFO = {**os.environ, "VLLM_LOGGING_LEVEL": "INFO"}
 
 
-def test_the_plug_ins_lines_appear_among_vllms_in_vllms_form() -> None:
+def test_the_plug_in_logs_in_vllms_format() -> None:
     program = "from benchmarks.bare_scheduler import Engine; Engine(50)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=AT_INFO, check=True)
     lines = [line for line in (done.stdout + done.stderr).splitlines() if "learned prefix cache: on" in line]

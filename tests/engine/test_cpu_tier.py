@@ -1,4 +1,4 @@
-"""The policy in vLLM's CPU offload tier: its LRU key by key, then the lowest value first, and never in the way."""
+"""The policy in vLLM's CPU offload tier: vLLM's LRU key by key, then the lowest value first; failures fall back to LRU."""
 
 import logging
 import random
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-# test_conformance.py fails where this one should not be skipped.
+# If this is skipped wrongly, test_conformance.py fails.
 pytest.importorskip("eviction_client.engines.vllm_cpu.policy", reason="not in vLLM before 0.31", exc_type=ImportError)
 
 import vllm
@@ -39,13 +39,13 @@ pytestmark = pytest.mark.supports(
 
 @pytest.mark.parametrize("seed", range(8 if LONG else 3))
 @pytest.mark.parametrize("chunks", [FEW, 20])
-def test_while_nothing_is_known_it_is_vllms_lru_key_by_key(chunks: int, seed: int) -> None:
+def test_without_curves_it_is_vllms_lru_key_by_key(chunks: int, seed: int) -> None:
     stock = course(Side(chunks, learned=False), seed, 600)
     for number, (expected, found) in enumerate(zip(stock, course(Side(chunks, learned=True), seed, 600), strict=True)):
         assert found == expected, number
 
 
-def test_the_lowest_values_leave_first_and_what_is_in_use_stays() -> None:
+def test_the_lowest_values_are_evicted_first_and_chunks_in_use_stay() -> None:
     chunks = 24
     side = Side(chunks, learned=True, tables=TABLES)
     manager, tier = side.manager, side.tier
@@ -70,18 +70,18 @@ def test_the_lowest_values_leave_first_and_what_is_in_use_stays() -> None:
     assert stored(91, fresh[:4]) == [], "there is room"
     before = list(tier.order())
     assert stored(92, fresh[4:]) is None and list(tier.order()) == before, "no room can be made"
-    # Three of the least, tail first, and the fourth is protected: it is offered itself.
+    # Three chunks of the lowest value, tail first. The fourth is protected, because the request offers it again.
     assert stored(93, [chains["low"][3], *fresh[4:7]]) == chains["low"][2::-1]
     side.end(93, [chains["low"][3]], Run(1, LOW))
     assert stored(94, fresh[7:12]) == [chains["low"][3], *reversed(chains["middle"])]
     manager.complete_load([key_of(key) for key in chains["busy"]], reader)
-    # The parts of one chain in classes of their own.
+    # The parts of one chain in different classes.
     side.end(90, chains["busy"], Run(1, HIGH), Run(4, LOWEST))
     assert stored(95, fresh[12:15]) == chains["busy"][:0:-1]
 
 
 class Driven:
-    """A tier driven at random, by value, and what must hold of each of its evictions."""
+    """Random operations on a tier ordered by value, and the invariants of each eviction."""
 
     def __init__(self, seed: int, chunks: int) -> None:
         self.rng = random.Random(seed)
@@ -162,7 +162,7 @@ class Driven:
 
 
 @pytest.mark.parametrize("chunks", [3, 8, 40])
-def test_by_value_exactly_n_leave_in_the_tiers_order_or_none(chunks: int) -> None:
+def test_by_value_exactly_n_chunks_are_evicted_in_order_or_none(chunks: int) -> None:
     driven = [Driven(seed, chunks) for seed in range(6)]
     for each in driven:
         each.run(180)
@@ -172,7 +172,7 @@ def test_by_value_exactly_n_leave_in_the_tiers_order_or_none(chunks: int) -> Non
 
 @pytest.mark.skipif(not vllm.__version__.startswith("0.32."), reason="the simulator's tier is that of vLLM 0.32")
 @pytest.mark.parametrize("learned", [False, True])
-def test_on_a_course_of_requests_it_is_what_the_simulator_takes_it_for(learned: bool) -> None:
+def test_on_a_course_of_requests_it_equals_the_simulated_tier(learned: bool) -> None:
     side = Side(offload_course.CHUNKS, learned=learned)
     manager: Any = side.manager
     seen = offload_course.Seen()
@@ -186,7 +186,7 @@ def test_on_a_course_of_requests_it_is_what_the_simulator_takes_it_for(learned: 
         manager.prepare_load(keys[had:end], context)
         manager.complete_load(keys[had:end], context)
         offered = keys[end if end > had else 0 :]
-        for _ in range(2):  # as it begins, and what was refused once more as it ends
+        for _ in range(2):  # when it begins; refused chunks again when it ends
             if offered and (output := manager.prepare_store(offered, context)) is not None:
                 manager.complete_store(output.keys_to_store, context)
                 offered = []
@@ -197,8 +197,8 @@ def test_on_a_course_of_requests_it_is_what_the_simulator_takes_it_for(learned: 
 
 
 @pytest.mark.parametrize("method", ["store", "remove", "touch", "used", "choose", "evicted", "clear", "step", "wait", "served"])
-def test_after_a_failure_of_ours_the_tier_is_vllms_lru_and_says_so_once(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fails in the middle of a course by value; from then on each eviction is the LRU's."""
+def test_after_a_failure_of_ours_the_tier_is_vllms_lru_and_logs_it_once(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tier fails in the middle of a course by value; all later evictions are LRU's."""
 
     class Broken(Exception):
         pass
@@ -253,7 +253,7 @@ def fail_a_store(driven: Driven) -> None:
     driven.manager.complete_store([key_of(b"x" * 32)], context, success=False)
 
 
-def test_what_a_later_release_adds_goes_to_its_own_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_of_a_later_release_go_to_its_own_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
     monkeypatch.setattr(LRUCachePolicy, "on_prefetch", lambda _, *args: seen.append(args), raising=False)
     policy: Any = LearnedCachePolicy(4)
@@ -266,7 +266,7 @@ def test_what_a_later_release_adds_goes_to_its_own_policy(monkeypatch: pytest.Mo
 
 @pytest.fixture
 def tiered() -> Iterator[Callable[..., Any]]:
-    """An engine without a model, but with an offload tier; its configuration as given."""
+    """Return an engine without a model, with an offload tier of this configuration."""
     from vllm.config import KVTransferConfig
 
     config = vllm_config()
@@ -285,7 +285,7 @@ def policy_of(engine: Any) -> Any:
     return engine.scheduler.connector.connector_scheduler.manager._policy
 
 
-def test_one_flag_serves_pool_and_tier(tiered: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_one_flag_enables_pool_and_tier(tiered: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     engine = tiered(connector(50))
     assert policy_of(engine).tier is engine.scheduler.lpc.plugin.tiers[0]
@@ -297,7 +297,7 @@ def test_one_flag_serves_pool_and_tier(tiered: Callable[..., Any], caplog: pytes
 
 
 @pytest.mark.supports(engine="vLLM", tier="CPU tier", what="what waiting requests will load goes last, in its scheduler")
-def test_what_waits_behind_a_cold_request_is_kept_in_the_tier_behind_what_the_pool_has(tiered: Callable[..., Any]) -> None:
+def test_a_request_behind_a_cold_one_keeps_the_tiers_chunks_that_follow_those_in_the_pool(tiered: Callable[..., Any]) -> None:
     engine = tiered(connector(50), max_seqs=1, background=AtOnce)
     tokens = list(range(6, 6 + 10 * BLOCK + 1))
     engine.add("earlier", tokens, 1)
@@ -323,7 +323,7 @@ def test_what_waits_behind_a_cold_request_is_kept_in_the_tier_behind_what_the_po
 
 
 def evicts_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A release that selects what goes another way, past the policy's own methods."""
+    """A release that chooses evictions without the policy's methods."""
     stock = CPUOffloadingManager.prepare_store
 
     def prepare_store(self: Any, keys: Any, req_context: Any) -> Any:
@@ -335,7 +335,7 @@ def evicts_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def has_no_such_hook(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A release whose manager tells its policy nothing of a request's end."""
+    """A release whose manager does not report the end of requests to its policy."""
     monkeypatch.setattr(CPUOffloadingManager, "on_request_finished", lambda *_: None)
 
 
@@ -369,7 +369,7 @@ DRIFT: dict[Callable[[pytest.MonkeyPatch], None], str] = {
 
 @pytest.mark.refuses(engine="vLLM", tier="CPU tier", what="a tier that works otherwise, or takes no policy: its own")
 @pytest.mark.parametrize("drift", DRIFT, ids=lambda drift: drift.__name__)
-def test_a_tier_that_fails_the_check_is_vllms_own_with_one_error_and_a_metric(
+def test_a_tier_that_fails_the_check_keeps_vllms_lru_and_reports_it_once(
     drift: Callable[[pytest.MonkeyPatch], None],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

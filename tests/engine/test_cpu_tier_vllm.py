@@ -1,4 +1,4 @@
-"""Real vLLM with its CPU offload tier: the same tokens, the same evictions while LRU is in force, with an oracle more hits."""
+"""Real vLLM with its CPU offload tier: the same tokens, the same evictions under LRU, and more hits with an oracle."""
 
 import json
 import os
@@ -54,8 +54,8 @@ print(json.dumps(told))
 
 
 @pytest.mark.timeout(900)
-def test_tokens_are_stocks_the_tiers_evictions_too_and_an_oracle_hits_more(tmp_path: Path) -> None:
-    """At night once more with hardly any think time, chunks that stay in flight for three steps, and preemptions."""
+def test_tokens_and_tier_evictions_equal_stocks_and_an_oracle_hits_more(tmp_path: Path) -> None:
+    """The nightly run adds short think times, chunks in flight for three steps, and preemptions."""
     model = build(tmp_path / "tiny", weights=True)
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
     command = [sys.executable, "-c", PROGRAM, str(model), "2" if LONG else "1"]

@@ -1,4 +1,4 @@
-"""`lpc gateway` before real vLLM, with sidecar and Redis, asked by the official client: each a process of its own."""
+"""`lpc gateway` before real vLLM, with sidecar and Redis, each in its own process, called by OpenAI's client."""
 
 import os
 import secrets
@@ -17,7 +17,7 @@ from tests.engine.test_serve import ROOT, Sidecar, VllmServer
 from tests.eventually import until
 
 STOPS = {"stop_token_ids": list(range(0, 262, 2)), "min_tokens": 8}
-"""Random weights never come to an end of their own."""
+"""Stop tokens: random weights never end a reply."""
 
 
 class Stack:
@@ -41,7 +41,7 @@ class Stack:
             "LPC_METRICS_PORT": str(self.metrics_port),
             "LPC_GATEWAY_ENGINES": f"http://127.0.0.1:{self.engine.port}",
             "LPC_GATEWAY_CACHE_ANONYMOUS": "true",
-            # The machine may be busy.
+            # long, for busy machines
             "LPC_GATEWAY_LOOKUP_TIMEOUT_S": "10",
             "LPC_PREDICTOR_ADDRESS": address,
         }
@@ -73,7 +73,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def said(client: openai.OpenAI, text: str, **options: Any) -> tuple[str, str | None]:
-    """Return the answer's text and what the cache said of it."""
+    """Return the answer's text and the cache's status."""
     asked: Any = {
         "model": "tiny",
         "messages": [{"role": "user", "content": text}],
@@ -93,12 +93,12 @@ def said(client: openai.OpenAI, text: str, **options: Any) -> tuple[str, str | N
 
 
 def fates(stack: Stack) -> dict[str, float]:
-    """Return how many predictions the plug-in has asked for, by what became of them."""
+    """Return the number of the plug-in's predictions by result."""
     return {fate: count for (name, fate), count in stack.engine.metrics().items() if name == "lpc_predictions_total"}
 
 
 @pytest.mark.timeout(600)
-def test_an_answer_of_vllm_is_given_again_streamed_and_not(stack: Stack) -> None:
+def test_an_answer_of_vllm_is_served_from_the_cache_streamed_and_whole(stack: Stack) -> None:
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{stack.port}/v1", api_key="none", timeout=120, max_retries=0)
     assert [model.id for model in client.models.list()] == ["tiny"]
     for question, first, then in (("body", {}, {"stream": True}), ("stream", {"stream": True}, {"stream": True})):
@@ -110,9 +110,9 @@ def test_an_answer_of_vllm_is_given_again_streamed_and_not(stack: Stack) -> None
         assert said(client, question, **first) == (text, "exact")
         assert said(client, question, **then) == (text, "exact")
         assert stack.engine.metrics()["vllm:request_success_total", "stop"] == asked
-    # The plug-in and the gateway tell the predictor of the same conversations.
+    # Plug-in and gateway report the same conversations to the sidecar.
     assert until(lambda: stack.metric('lpc_gateway_predictor_told_total{result="sent"}') == 4)
-    # The first may have ended before its answer was there: the sidecar starts at the same time.
+    # The first request may have ended before its prediction arrived, because the sidecar was starting.
     assert until(lambda: sum(fates(stack).values()) == 2)
     assert fates(stack)["answered"] + fates(stack)["forgotten"] == 2 and fates(stack)["answered"] >= 1
     with pytest.raises(openai.NotFoundError):
@@ -122,7 +122,7 @@ def test_an_answer_of_vllm_is_given_again_streamed_and_not(stack: Stack) -> None
 
 
 @pytest.mark.timeout(600)
-def test_with_everything_beside_the_engine_dead_it_is_a_proxy(stack: Stack) -> None:
+def test_without_sidecar_and_redis_the_gateway_is_a_proxy(stack: Stack) -> None:
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{stack.port}/v1", api_key="none", timeout=120, max_retries=0)
     stack.caches.kill()
     text, cache = said(client, "body")

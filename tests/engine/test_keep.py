@@ -1,4 +1,4 @@
-"""What waiting requests will hit is kept, in vLLM's real scheduler."""
+"""Cached prefixes of waiting requests are kept, in vLLM's real scheduler."""
 
 import time
 from typing import Any
@@ -27,7 +27,7 @@ def until_idle(engine: Engine) -> None:
 
 
 def engine_of(**options: Any) -> Engine:
-    """Thirty blocks, one request at a time; two prompts of ten blocks are cached, 1 longer ago than 2."""
+    """Return an engine of thirty blocks and one request at a time. Two prompts of ten blocks are cached, 1 before 2."""
     engine = Engine(31, max_seqs=1, background=AtOnce, **options)
     for name in (1, 2):
         engine.add(f"{name}", tokens_of(name, 10), 1)
@@ -37,7 +37,7 @@ def engine_of(**options: Any) -> Engine:
 
 
 def cached_behind_a_cold_one(engine: Engine) -> int:
-    """Send a cold request of fifteen blocks and behind it prompt 1 again; return its cached tokens."""
+    """Send a cold request of fifteen blocks and then prompt 1 again; return the cached tokens of prompt 1."""
     engine.add("cold", tokens_of(3, 15), 20)
     engine.add("again", tokens_of(1, 10), 1)
     engine.add("last", tokens_of(4, 1), 1)
@@ -46,7 +46,7 @@ def cached_behind_a_cold_one(engine: Engine) -> int:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_cold_request_does_not_evict_what_the_warm_one_behind_it_will_hit(asynchronous: bool) -> None:
+def test_a_cold_request_does_not_evict_the_prefix_of_the_warm_one_behind_it(asynchronous: bool) -> None:
     assert cached_behind_a_cold_one(engine_of(learned=False, asynchronous=asynchronous)) < 10 * BLOCK
     assert cached_behind_a_cold_one(engine_of(keep_waiting=False, asynchronous=asynchronous)) < 10 * BLOCK
     engine = engine_of(asynchronous=asynchronous)
@@ -64,7 +64,7 @@ def test_a_dry_run_counts_what_keeping_would_save() -> None:
     assert shown["lpc_waited_requests", "evicted"] == 1 and shown["lpc_waited_lost_tokens", ""] == 10 * BLOCK - cached > 0
 
 
-def test_lmcaches_coordinator_is_told_what_waits_and_is_not_cached_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_requests_that_are_not_cached_are_announced_to_lmcaches_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(announce, "GATHER_S", 0.02)
     coordinator = Coordinator(200)
     engine = engine_of(lmcache_url=coordinator.url())
@@ -88,7 +88,7 @@ def test_lmcaches_coordinator_is_told_what_waits_and_is_not_cached_here(monkeypa
     assert path == "/lpc/waiting" and body["requests"][0]["token_ids"] == tokens_of(4, 6)
 
 
-def test_what_an_aborted_request_waited_for_goes_in_its_turn() -> None:
+def test_the_prefix_of_an_aborted_request_is_evicted_in_its_turn() -> None:
     engine = engine_of()
     engine.add("cold", tokens_of(3, 15), 20)
     engine.add("again", tokens_of(1, 10), 1)
@@ -103,7 +103,7 @@ def test_what_an_aborted_request_waited_for_goes_in_its_turn() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 64])
-def test_outputs_are_stocks_and_more_is_hit_where_requests_wait(window: int | None) -> None:
+def test_outputs_equal_stocks_and_waiting_requests_hit_more(window: int | None) -> None:
     made = conversations(5, 60, turns=6, spread_s=20.0, reply=(20, 60))
     outcomes = {
         name: Engine(200, max_seqs=3, window=window, background=AtOnce, **options).run(made)
@@ -117,7 +117,7 @@ def test_outputs_are_stocks_and_more_is_hit_where_requests_wait(window: int | No
     assert outcomes["keep"].cached > 1.05 * outcomes["off"].cached
 
 
-def test_a_crowd_that_comes_at_once_is_looked_up_over_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_burst_of_requests_is_looked_up_over_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keep, "BLOCKS_PER_STEP", 15)
     engine = engine_of()
     engine.add("cold", tokens_of(3, 5), 50)
@@ -127,5 +127,5 @@ def test_a_crowd_that_comes_at_once_is_looked_up_over_several_steps(monkeypatch:
     for _ in range(4):
         engine.step()
         waiting.append(engine.scheduler.lpc.queue.waiting)
-    # The cold one needs nothing; two with ten blocks each exceed the budget.
+    # The cold request has no cached prefix; two with ten blocks each exceed the budget.
     assert waiting == [2, 4, 6, 6]

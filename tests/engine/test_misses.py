@@ -1,4 +1,4 @@
-"""Where prompt tokens come from, as the plug-in counts them in vLLM's real scheduler."""
+"""The plug-in's counts of prompt tokens by source, in vLLM's real scheduler."""
 
 import pytest
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="why prom
 
 
 @pytest.mark.parametrize(("asynchronous", "window"), [(False, None), (True, 64)], ids=["sync, full", "async, hybrid"])
-def test_each_prompt_token_is_counted_once_and_what_vllm_hit_as_cached(asynchronous: bool, window: int | None) -> None:
+def test_each_prompt_token_is_counted_once_and_vllms_hits_as_cached(asynchronous: bool, window: int | None) -> None:
     made = conversations(3, 200)
     engine = Engine(260 if window else 130, asynchronous=asynchronous, window=window, background=AtOnce)
     ours = engine.run(made)

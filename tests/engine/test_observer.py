@@ -1,6 +1,6 @@
 """`lpc observe` on the KV events of vLLM's real scheduler, sent by vLLM's own publisher.
 
-What it finds is compared with what a dry run of the plug-in has counted in the same engine on the same traffic.
+The tests compare its counts with those of a dry run of the plug-in in the same engine.
 """
 
 import time
@@ -24,7 +24,7 @@ BLOCKS = 260
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    """An engine in a dry run, whose events have its own time."""
+    """An engine in a dry run. Its events have its virtual time."""
     engine = Engine(
         BLOCKS, background=AtOnce, shadow=True, guard=True, events=f"ipc://{tmp_path}/events", replay=f"ipc://{tmp_path}/again"
     )
@@ -36,12 +36,12 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
 
 def listening(folder: Path, *, replay: bool = False) -> KVEvents:
     events = KVEvents(f"ipc://{folder}/events", replay=f"ipc://{folder}/again" if replay else None)
-    time.sleep(0.5)  # ZeroMQ connects in the background, and a publisher sends nothing to whom it does not know
+    time.sleep(0.5)  # ZeroMQ connects in the background, and a publisher sends only to connected subscribers
     return events
 
 
 def serve(engine: Engine, prompts: int, requests: int, every_s: float = 3.0) -> Iterator[None]:
-    """Serve so many prompts of eight blocks in turn, a suite that is run again and again."""
+    """Serve so many prompts of eight blocks in turn, like a repeated evaluation suite."""
     for number in range(requests):
         prompt = number % prompts
         engine.add(f"r{number}", [7 * prompt + 6, *(6 + (prompt * 31 + n) % 250 for n in range(135))], 3)
@@ -52,7 +52,7 @@ def serve(engine: Engine, prompts: int, requests: int, every_s: float = 3.0) -> 
 
 
 def observed(steps: Iterable[None], folder: Path) -> Observer:
-    """Follow an engine that takes these steps; return what was seen once all of its events have come."""
+    """Observe an engine during these steps; return the observations after its last event."""
     events, observer = listening(folder), Observer(BLOCKS)
     for _ in steps:
         for batch in events.batches(0.0005):
@@ -64,7 +64,7 @@ def observed(steps: Iterable[None], folder: Path) -> Observer:
     return observer
 
 
-def test_an_hour_seen_from_outside_has_the_gain_that_a_dry_run_counts(engine: Engine, tmp_path: Path) -> None:
+def test_the_observed_gain_equals_that_of_a_dry_run(engine: Engine, tmp_path: Path) -> None:
     observer = observed(serve(engine, prompts=40, requests=400, every_s=9.0), tmp_path)
     inside, outside = engine.scheduler.lpc.plugin, observer.plugin
     assert outside is not None and observer.requests == 400 and observer.lost == 0
@@ -76,22 +76,22 @@ def test_an_hour_seen_from_outside_has_the_gain_that_a_dry_run_counts(engine: En
     assert inside.failures == outside.failures == 0
 
 
-def test_conversations_are_seen_turn_by_turn(engine: Engine, tmp_path: Path) -> None:
+def test_conversations_are_observed_turn_by_turn(engine: Engine, tmp_path: Path) -> None:
     observer = observed(engine.steps(conversations(3, 120, spread_s=900.0)), tmp_path)
     inside, outside = engine.scheduler.lpc.plugin, observer.plugin
     assert outside is not None
-    # A turn that fills no block stores nothing, and is not seen.
+    # A turn that fills no block causes no event.
     assert 0.9 * len(engine.outcome.outputs) < observer.requests <= len(engine.outcome.outputs)
     for source in ("cached", "evicted", "new"):
         assert outside.misses.tokens[source] == pytest.approx(inside.misses.tokens[source], rel=0.1, abs=100)
 
 
-def test_what_was_lost_is_sent_again_and_what_is_gone_is_counted(engine: Engine, tmp_path: Path) -> None:
+def test_lost_events_are_replayed_and_unavailable_ones_are_counted(engine: Engine, tmp_path: Path) -> None:
     watcher, observer = listening(tmp_path, replay=True), Observer(BLOCKS)
     forgetful = listening(tmp_path)
     for number, _ in enumerate(serve(engine, prompts=40, requests=40)):
         if number == 10:
-            # As after an overflow: what these have not read by now is not read at all.
+            # As after an overflow: drop the unread events.
             for events in (watcher, forgetful):
                 until(lambda events=events: events._socket.poll(0))
                 while events._socket.poll(200):
@@ -108,7 +108,7 @@ def test_what_was_lost_is_sent_again_and_what_is_gone_is_counted(engine: Engine,
         events.close()
 
 
-def test_what_is_no_engine_is_one_clear_error(tmp_path: Path) -> None:
+def test_an_endpoint_that_is_not_an_engine_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(KVEventsError, match="tcp://host:5557"):
         KVEvents("no address")
     zmq = pytest.importorskip("zmq")

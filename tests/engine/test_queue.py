@@ -1,4 +1,4 @@
-"""The queue in vLLM's real block pool: a drop-in that never loses, doubles or misorders a block."""
+"""The queue in vLLM's real block pool: it never loses, duplicates or misorders a block."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ BLOCKS = 60
 
 
 def chain_of(contents: Sequence[int]) -> list[bytes]:
-    """The hashes of a chain, as a request has them."""
+    """A request with the hashes of a chain."""
     return [content.to_bytes(32, "big") for content in contents]
 
 
@@ -31,7 +31,7 @@ def ended_with(chain: Sequence[bytes], *runs: Run, retain_s: float = 0.0) -> End
 
 
 class QueueInTheRealPool(RuleBasedStateMachine):
-    """What an engine does with its pool, compared with a plain list of what each free has left."""
+    """Random operations of an engine on its pool, compared with a plain list of the freed blocks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,8 +40,8 @@ class QueueInTheRealPool(RuleBasedStateMachine):
         self.queue = adopt(self.pool, lambda: self.now)
         self.queue.retained = Retained(BLOCKS)
         self.front = order(self.pool)
-        self.free: dict[int, tuple[int, float, int]] = {}  # id -> class, last use, place in the order of frees
-        self.chain: dict[int, int] = {}  # id -> the chain that it was freed with
+        self.free: dict[int, tuple[int, float, int]] = {}  # id -> class, last use, position in the order of frees
+        self.chain: dict[int, int] = {}  # id -> the chain with which it was freed
         self.until: dict[int, tuple[float, int]] = {}
         self.running: list[tuple[list[KVCacheBlock], list[bytes]]] = []
         self.places = self.contents = self.chains = 0
@@ -54,12 +54,12 @@ class QueueInTheRealPool(RuleBasedStateMachine):
             self.chain[block.block_id] = self.chains
 
     def lowest(self, block: int) -> float:
-        """The lowest rank of the block and of those that cannot be reached without it: the shallower ones of its chain."""
+        """Return the lowest rank of the block and of the shallower blocks of its chain, which it must not outlive."""
         chain, place = self.chain[block], self.free[block][2]
         return min(self.rank(other)[0] for other in self.free if self.chain[other] == chain and self.free[other][2] >= place)
 
     def rank(self, block: int) -> tuple[float, float]:
-        """What decides when a block is evicted: the lowest first."""
+        """Return a block's rank; the lowest is evicted first."""
         reuse_class, used, place = self.free[block]
         if reuse_class in (DONE, RETAINED):
             return (-math.inf if reuse_class == DONE else math.inf), place
@@ -94,7 +94,7 @@ class QueueInTheRealPool(RuleBasedStateMachine):
     @precondition(lambda self: self.cached)
     @rule(data=st.data())
     def evict(self, data: st.DataObject) -> None:
-        """A block leaves the prefix cache and keeps its place among the free ones."""
+        """Remove a block from the prefix cache; it keeps its position in the queue."""
         self.pool.evict_blocks({data.draw(st.sampled_from(self.cached))})
 
     @precondition(lambda self: not self.running)
@@ -165,7 +165,7 @@ class QueueInTheRealPool(RuleBasedStateMachine):
 
 
 TestQueueInTheRealPool = QueueInTheRealPool.TestCase
-# Ten thousand operations; ten times as many in `make test-nightly`.
+# Ten thousand operations, ten times as many in `make test-nightly`.
 TestQueueInTheRealPool.settings = settings(max_examples=1000 if LONG else 100, stateful_step_count=100, deadline=None)
 
 
@@ -178,13 +178,13 @@ def check_links(queue: LearnedFreeQueue) -> None:
     assert count == queue.num_free_blocks
 
 
-def test_the_queue_has_the_stock_queues_methods_and_no_fewer() -> None:
+def test_the_queue_has_all_methods_of_the_stock_queue() -> None:
     public = {name for name in vars(FreeKVCacheBlockQueue) if not name.startswith("_")}
     assert all(callable(getattr(LearnedFreeQueue, name)) for name in public)
     assert issubclass(LearnedFreeQueue, FreeKVCacheBlockQueue)
 
 
-def test_built_from_blocks_the_queue_hands_them_out_in_order() -> None:
+def test_a_queue_built_from_blocks_returns_them_in_order() -> None:
     blocks = [KVCacheBlock(block_id=i) for i in range(5)]
     queue = LearnedFreeQueue(blocks)
     assert queue.num_free_blocks == 5 and queue.get_all_free_blocks() == blocks
@@ -198,7 +198,7 @@ def test_built_from_blocks_the_queue_hands_them_out_in_order() -> None:
 
 
 def hashed_chain(blocks: Sequence[KVCacheBlock], first: int, *, group: int = 0, scale: int = 1) -> list[bytes]:
-    """Give blocks the hashes of a chain, of which each covers ``scale``; return the chain."""
+    """Give blocks the hashes of a chain, ``scale`` hashes per block; return the chain."""
     chain = [content.to_bytes(32, "big") for content in range(first, first + scale * len(blocks))]
     for place, block in enumerate(blocks):
         block._block_hash = chain[(place + 1) * scale - 1] + group.to_bytes(4, "big")
@@ -214,7 +214,7 @@ def test_a_chain_is_split_where_its_runs_end() -> None:
     chain = hashed_chain(blocks, 1)
     ended = ended_with(chain, Run(2, 1), Run(5, 3), Run(6, 0))
     assert parts(LearnedFreeQueue(), blocks, ended) == [([5], 0), ([4, 3, 2], 3), ([1, 0], 1)]
-    # A shared start stays with others; the last block is not in the prefix cache yet.
+    # Others still use the shared start; the last block is not in the prefix cache yet.
     assert parts(LearnedFreeQueue(), blocks[1:5], ended) == [([4, 3, 2], 3), ([1], 1)]
     assert parts(LearnedFreeQueue(), blocks[5:], ended) == [([5], 0)]
 
@@ -237,7 +237,7 @@ def test_each_group_of_a_hybrid_model_is_split_at_its_own_block_size() -> None:
     ]
 
 
-def test_classes_are_in_force_for_one_free_even_when_that_fails() -> None:
+def test_classes_apply_to_one_free_even_if_it_fails() -> None:
     now = 100.0
     pool = pool_of(10)
     queue = adopt(pool, lambda: now)

@@ -38,7 +38,7 @@ at_night_also_asynchronous = pytest.mark.parametrize(
 
 
 def classes_of(engine: Engine) -> dict[int, int]:
-    """The reuse class of each free block with content."""
+    """Return the reuse class of each free block with content."""
     queue, found, number = engine.pool.free_block_queue, {}, None
     for block in queue:
         run = queue._run_of.get(block.block_id)
@@ -49,7 +49,7 @@ def classes_of(engine: Engine) -> dict[int, int]:
 
 
 def ages_of(engine: Engine) -> dict[int, float]:
-    """Seconds since each free block with content was last used."""
+    """Return the seconds since the last use of each free block with content."""
     queue, found, used = engine.pool.free_block_queue, {}, None
     for block in queue:
         run = queue._run_of.get(block.block_id)
@@ -76,7 +76,7 @@ def predicted(engine: Engine, group: int) -> None:
 
 
 @pytest.mark.parametrize("tell", [None, CONTINUES], ids=["no sidecar", "answers"])
-def test_until_the_guard_finds_that_value_pays_the_order_is_stocks_block_by_block(
+def test_until_the_guard_enables_the_value_the_order_equals_stocks_block_by_block(
     tell: int | None, asynchronous: bool, window: int | None
 ) -> None:
     made = conversations(1, 120)
@@ -92,7 +92,7 @@ def test_until_the_guard_finds_that_value_pays_the_order_is_stocks_block_by_bloc
 
 
 @at_night_also_asynchronous
-def test_two_groups_that_tell_the_future_hit_more_than_stock(asynchronous: bool, window: int | None) -> None:
+def test_two_groups_that_predict_perfectly_hit_more_than_stock(asynchronous: bool, window: int | None) -> None:
     made = conversations(3, 200)
     blocks = 400 if window else 260
     stock = Engine(blocks, learned=False, asynchronous=asynchronous, window=window).run(made)
@@ -105,7 +105,7 @@ def test_two_groups_that_tell_the_future_hit_more_than_stock(asynchronous: bool,
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_inverted_predictions_are_only_another_way_of_grouping(asynchronous: bool) -> None:
+def test_inverted_predictions_do_not_hit_less_than_stock(asynchronous: bool) -> None:
     made = conversations(4, 1200, spread_s=4000.0)
     right = oracle(made)
 
@@ -120,7 +120,7 @@ def test_inverted_predictions_are_only_another_way_of_grouping(asynchronous: boo
 
 @pytest.mark.timeout(600)
 @at_night_also_asynchronous
-def test_the_value_comes_into_force_where_it_hits_more(asynchronous: bool) -> None:
+def test_the_guard_enables_the_value_if_it_hits_more(asynchronous: bool) -> None:
     made = conversations(4, 600, spread_s=2000.0)
     stock = Engine(260, learned=False, asynchronous=asynchronous).run(made)
     engine = Engine(260, tell=oracle(made), guard=True, asynchronous=asynchronous, background=AtOnce)
@@ -130,7 +130,7 @@ def test_the_value_comes_into_force_where_it_hits_more(asynchronous: bool) -> No
     assert guarded.cached > 1.03 * stock.cached
 
 
-def test_a_finished_request_leaves_its_blocks_in_the_classes_of_its_stretches(asynchronous: bool) -> None:
+def test_the_blocks_of_a_finished_request_get_the_classes_of_its_stretches(asynchronous: bool) -> None:
     engine = Engine(100, asynchronous=asynchronous, background=AtOnce)
     predicted(engine, 3)
     finish(engine, "a", range(6, 6 + 3 * BLOCK))
@@ -196,7 +196,7 @@ def test_a_hint_retains_blocks_only_if_the_operator_enables_hints(
         ("kv.retain", "1.0", None, False),
     ],
 )
-def test_vllms_own_kv_hints_retain_as_our_hint_does(kind: str, version: str, payload: Any, retained: bool) -> None:
+def test_vllms_own_kv_hints_retain_like_our_hint(kind: str, version: str, payload: Any, retained: bool) -> None:
     kv_hints = pytest.importorskip("vllm.v1.kv_hints", reason="vLLM before 0.32 has no such hints")
     engine = Engine(100, hints_share=0.5)
     request = engine.add("a", range(6, 6 + 2 * BLOCK), 1)
@@ -207,7 +207,7 @@ def test_vllms_own_kv_hints_retain_as_our_hint_does(kind: str, version: str, pay
     assert engine.scheduler.lpc.plugin.failures == 0
 
 
-def test_the_kv_hints_of_the_reference_page_are_vllms_and_retain() -> None:
+def test_the_kv_hints_of_the_reference_page_are_valid_and_retain() -> None:
     kv_hints = pytest.importorskip("vllm.v1.kv_hints", reason="vLLM before 0.32 has no such hints")
     page = (Path(__file__).parents[2] / "docs/reference/hints.md").read_text()
     example = page.split("### vLLM 0.32, Python API\n\n```json\n")[1].split("```")[0]
@@ -220,7 +220,7 @@ def test_the_kv_hints_of_the_reference_page_are_vllms_and_retain() -> None:
     assert RETAINED in classes_of(engine).values()
 
 
-def test_field_and_argument_name_one_conversation_and_salts_keep_tenants_apart() -> None:
+def test_field_and_argument_name_one_conversation_and_salts_separate_tenants() -> None:
     engine = Engine(100)
     by_argument, by_field = engine.add("a", range(6, 40), 1, {"session_id": "c"}), engine.add("b", range(6, 40), 1)
     by_field.session_id = "c"
@@ -235,16 +235,16 @@ def test_field_and_argument_name_one_conversation_and_salts_keep_tenants_apart()
 
 @pytest.mark.parametrize("done", [True, "true", 0])
 @pytest.mark.parametrize("hints", [True, False])
-def test_a_request_that_is_done_leaves_its_own_blocks_first_if_the_operator_enables_hints(done: object, hints: bool) -> None:
+def test_a_done_requests_own_blocks_are_evicted_first_if_the_operator_enables_hints(done: object, hints: bool) -> None:
     engine = Engine(100, hints_share=0.1 if hints else 0.0)
     finish(engine, "a", arguments={"lpc_done": done})
     assert set(classes_of(engine).values()) == {DONE if hints and done else 0}
 
 
-def test_a_flood_of_hints_retains_no_more_than_the_share_of_the_cache(window: int | None) -> None:
+def test_many_hints_retain_no_more_than_their_share_of_the_cache(window: int | None) -> None:
     engine = Engine(200, hints_share=0.1, asynchronous=True, window=window, max_seqs=4)
     for wave in range(10):
-        for n in range(4):  # the same prompt: what runs at once may compute, and hold, the same content twice
+        for n in range(4):  # the same prompt: concurrent requests may compute, and hold, the same content twice
             engine.add(f"{wave}-{n}", range(6 + wave, 6 + wave + 2 * BLOCK), 3, {"lpc_retain_seconds": 3600})
         while engine.scheduler.has_unfinished_requests() or engine._flying:
             engine.step()
@@ -255,12 +255,12 @@ def test_a_flood_of_hints_retains_no_more_than_the_share_of_the_cache(window: in
     before, plugin = retained(), engine.scheduler.lpc.plugin
     assert 0 < len(before) <= plugin.retained.held <= 20
     assert plugin.retained.refused > 0 and plugin.failures == 0
-    for n in range(60):  # and the rest of the cache is the others'
+    for n in range(60):  # the rest of the cache is for other requests
         finish(engine, f"other-{n}", range(500 + n, 500 + n + 2 * BLOCK))
     assert retained() <= before
 
 
-def test_what_is_to_be_retained_is_told_to_lmcaches_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retention_hints_are_sent_to_lmcaches_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "AFTER_S", 0.01)
     coordinator = Coordinator(200)
     engine = Engine(100, lmcache_url=coordinator.url(), hints_share=0.1)
@@ -313,7 +313,7 @@ def test_a_deferred_free_keeps_its_classes_and_its_age_counts_from_the_free() ->
     assert list(classes_of(engine).values()) == [PREDICTED] * 5
     assert max(ages_of(engine).values()) < 1.0
     blocks = engine.pool.get_new_blocks(99)[-5:]
-    # The classes have gone with the batch: what is freed next, by nobody's request, is as used once.
+    # The classes applied to that batch only: blocks freed next, without a request, count as used once.
     for number, block in enumerate(blocks):
         give_hash(engine.pool, block, number)
     engine.pool.free_blocks(blocks)
@@ -336,7 +336,7 @@ def test_blocks_that_a_connector_still_sends_are_freed_later_with_their_classes(
     assert max(ages_of(engine).values()) < 1.0
 
 
-def test_a_failing_hook_costs_neither_request_nor_order(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_hook_affects_neither_requests_nor_order(caplog: pytest.LogCaptureFixture) -> None:
     made = conversations(5, 60)
     stock = Engine(110, learned=False).run(made)
 
@@ -351,7 +351,7 @@ def test_a_failing_hook_costs_neither_request_nor_order(caplog: pytest.LogCaptur
     assert "secret" not in caplog.text
 
 
-def test_a_dry_run_leaves_the_stock_queue_and_reports() -> None:
+def test_a_dry_run_keeps_the_stock_queue_and_reports() -> None:
     made = conversations(6, 100)
     stock = Engine(260, learned=False).run(made)
     engine = Engine(260, tell=oracle(made), shadow=True, background=AtOnce)
@@ -364,7 +364,7 @@ def test_a_dry_run_leaves_the_stock_queue_and_reports() -> None:
 
 
 @at_night_also_asynchronous
-def test_in_an_engine_with_a_background_thread_nothing_fails_and_all_is_learned_from(asynchronous: bool) -> None:
+def test_with_a_background_thread_nothing_fails_and_all_requests_are_learned(asynchronous: bool) -> None:
     made = conversations(6, 100)
     engine = Engine(260, tell=oracle(made), asynchronous=asynchronous, pooling="shared")
     engine.run(made)
@@ -373,9 +373,7 @@ def test_in_an_engine_with_a_background_thread_nothing_fails_and_all_is_learned_
     assert plugin.reuses > 50 and not plugin._stretches
 
 
-def test_an_engine_keeps_a_prefix_as_long_as_the_conversations_of_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_keeps_a_prefix_that_another_engine_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     prefix = list(range(6, 6 + 3 * BLOCK))
     with RedisServer(tmp_path) as redis:
@@ -396,7 +394,7 @@ def test_an_engine_keeps_a_prefix_as_long_as_the_conversations_of_another(
         until(lambda: hooks.plugin._pooled)
         while here.scheduler.has_unfinished_requests():
             here.step()
-        # The three blocks of the common prefix, and none of what is this engine's own.
+        # The three blocks of the common prefix, but none of this engine's private blocks.
         highest = hooks.plugin.classes - 1
         assert sorted(classes_of(here).values())[-4:] == [0, highest, highest, highest] and hooks.plugin.raised == 1
         for engine in (there, here):

@@ -30,7 +30,7 @@ SECRET = "the password is swordfish"
 
 
 class Sidecar:
-    """The real sidecar, in the project's own environment, with the tests' tiny model. No tokenizer is configured."""
+    """Start the real sidecar, in the project's own environment, with the tests' tiny model and no tokenizer."""
 
     def __init__(self, folder: Path) -> None:
         self.python = ROOT / ".venv" / "bin" / "python"
@@ -65,7 +65,7 @@ class Sidecar:
 
 
 class VllmServer:
-    """`vllm serve`, with the plug-in if it gets settings, else stock."""
+    """`vllm serve`, with the plug-in if settings are given, otherwise stock."""
 
     def __init__(self, folder: Path, model: Path, *, scheduler: str = SCHEDULER, **settings: str) -> None:
         self.port = free_port()
@@ -76,7 +76,7 @@ class VllmServer:
         command += ["--enforce-eager", "--port", str(self.port)]
         command += ["--block-size", "32", "--num-gpu-blocks-override", "160", "--max-model-len", "2048"]
         command += ["--kv-cache-memory-bytes", str(2**28), "--max-num-seqs", "8"]
-        # One thread for a model of two layers: with more, two engines on two cores mostly wait for each other's threads.
+        # One thread: with more, two engines on two cores mostly wait for each other's threads.
         threads = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         path = {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
         environment = {**os.environ, **threads, **path, "VLLM_LOGGING_LEVEL": "INFO", **settings}
@@ -106,7 +106,7 @@ class VllmServer:
         return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", timeout=60, max_retries=0)
 
     def stop(self) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it may have died; the others are to be stopped all the same
+        with contextlib.suppress(ProcessLookupError):  # it may have died; stop the others anyway
             os.killpg(self.process.pid, signal.SIGTERM)
         try:
             self.process.wait(20)
@@ -140,7 +140,7 @@ class Fleet:
         self.redis.kill()
 
     def chats(self, label: str, count: int = 24, turns: int = 3, reply: int = 160, stock: Sequence[VllmServer] = ()) -> int:
-        """Multi-turn chats on both engines at once; all requests must succeed. Returns how many. Replies: tokens."""
+        """Run multi-turn chats on both engines at once; all requests must succeed. Return their number. ``reply``: tokens."""
         engines = stock or self.engines
 
         def chat(number: int) -> int:
@@ -170,7 +170,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def scored(engine: VllmServer) -> float:
-    """Requests whose blocks got a prediction's score."""
+    """Return the number of requests whose blocks got a prediction's class."""
     return engine.metrics().get(("lpc_requests_ended_total", "prediction"), 0.0)
 
 
@@ -182,18 +182,18 @@ def test_the_first_prediction_works_with_the_tokenizer_that_the_engines_offer(fl
     for engine in fleet.engines:
         assert until(lambda engine=engine: engine.metrics()["lpc_predictions_total", "answered"] == 1, 60)
         assert engine.metrics()["lpc_predictions_unread_total", ""] == 0
-    # Both have the same: one has sent it.
+    # Both engines have the same tokenizer, so only one uploads it.
     assert len(list((fleet.folder / "tokenizers").iterdir())) == 1
     assert fleet.sidecar.log.read_text().count("prompts of served model tiny can be read (tokenizer") == 1
 
 
 def asked(engine: VllmServer) -> float:
-    """Requests that have their answer, or get none."""
+    """Return the number of requests that have an answer or will get none."""
     return sum(count for (name, _), count in engine.metrics().items() if name == "lpc_predictions_total")
 
 
 @pytest.mark.timeout(400)
-def test_two_engines_hit_and_tell_their_metrics(fleet: Fleet) -> None:
+def test_two_engines_hit_and_export_metrics(fleet: Fleet) -> None:
     rounds = 0
     before = {engine: asked(engine) for engine in fleet.engines}
     # On a busy machine the sidecar may answer many requests too late.
@@ -213,7 +213,7 @@ def test_two_engines_hit_and_tell_their_metrics(fleet: Fleet) -> None:
         assert metrics["lpc_value_enabled", ""] in (0, 1)
 
 
-def test_the_plug_in_speaks_in_vllms_log(fleet: Fleet) -> None:
+def test_the_plug_in_logs_to_vllms_log(fleet: Fleet) -> None:
     for engine in fleet.engines:
         lines = [line for line in engine.log.read_text().splitlines() if "learned prefix cache: on" in line]
         assert len(lines) == 1
@@ -222,7 +222,7 @@ def test_the_plug_in_speaks_in_vllms_log(fleet: Fleet) -> None:
 
 @pytest.fixture
 def drifted(fleet: Fleet) -> Iterator[VllmServer]:
-    """The plug-in in a vLLM whose queue evicts in another order than any release that is known."""
+    """Start the plug-in in a vLLM whose queue evicts in an unknown order."""
     address = f"127.0.0.1:{fleet.sidecar.port}"
     server = VllmServer(
         fleet.folder, fleet.model, scheduler="tests.engine.drifted.LearnedScheduler", LPC_PREDICTOR_ADDRESS=address
@@ -233,7 +233,7 @@ def drifted(fleet: Fleet) -> Iterator[VllmServer]:
 
 
 @pytest.mark.timeout(400)
-def test_a_vllm_that_fails_the_check_serves_with_stock_lru_and_says_so_once(fleet: Fleet, drifted: VllmServer) -> None:
+def test_a_vllm_that_fails_the_check_serves_with_stock_lru_and_logs_it_once(fleet: Fleet, drifted: VllmServer) -> None:
     assert fleet.chats("drifted", count=4, reply=8, stock=[drifted, drifted]) == 12
     lines = [line for line in drifted.log.read_text().splitlines() if "learned prefix cache" in line]
     assert len(lines) == 1
@@ -243,7 +243,7 @@ def test_a_vllm_that_fails_the_check_serves_with_stock_lru_and_says_so_once(flee
 
 
 @pytest.mark.timeout(400)
-def test_both_engines_scores_are_under_one_namespace_and_no_text_is_in_redis_or_logs(fleet: Fleet) -> None:
+def test_both_engines_use_one_namespace_and_redis_and_logs_contain_no_text(fleet: Fleet) -> None:
     fleet.chats("pooled")
     client = fleet.redis.client()
     assert until(lambda: len(client.keys("lpc:*:scores")) > 0)

@@ -1,4 +1,4 @@
-"""The files of the tokenizer that a vLLM has loaded are found in its folder and in the hub's cache; nothing is fetched."""
+"""The files of vLLM's tokenizer are found in its folder or in the hub's cache, without a download."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +15,13 @@ def config(source: Path | str, revision: str | None = None, download_dir: Path |
     return SimpleNamespace(model_config=model, load_config=SimpleNamespace(download_dir=download_dir and str(download_dir)))
 
 
-def test_in_a_folder_only_what_belongs_to_the_tokenizer(tmp_path: Path) -> None:
+def test_in_a_folder_only_the_tokenizers_files_are_found(tmp_path: Path) -> None:
     folder = build(tmp_path / "model")
     assert finder_of(config(folder))().keys() == {"tokenizer.json", "tokenizer_config.json"}
 
 
 @pytest.mark.parametrize("revision", [None, "main", "c0ffee"])
-def test_in_the_hubs_cache_the_revision_that_was_loaded(tmp_path: Path, revision: str | None) -> None:
+def test_in_the_hubs_cache_the_loaded_revision_is_found(tmp_path: Path, revision: str | None) -> None:
     cached = tmp_path / "models--some--model"
     folder = build(cached / "snapshots" / "c0ffee")
     (cached / "refs").mkdir()
@@ -32,7 +32,7 @@ def test_in_the_hubs_cache_the_revision_that_was_loaded(tmp_path: Path, revision
         finder_of(config("some/model", "another", tmp_path))()
 
 
-def test_a_file_of_weights_is_no_tokenizer(tmp_path: Path) -> None:
+def test_a_file_of_weights_is_not_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(NoTokenizer, match="is a file"):
         finder_of(config(tmp_path / "model.gguf"))()

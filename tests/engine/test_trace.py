@@ -1,4 +1,4 @@
-"""Benchmark `engine --trace`, whole, on a small trace."""
+"""Benchmark `engine --trace`, end to end, on a small trace."""
 
 import json
 import random
@@ -12,7 +12,7 @@ PYTHON = ROOT / ".venv" / "bin" / "python"
 
 
 def write_trace(file: Path) -> None:
-    """Half of the conversations end at once, the others go on for some turns, a minute or so apart."""
+    """Write a trace: half of the conversations have one turn, the others several, about a minute apart."""
     rng = random.Random(4)
     lines = []
     fresh = 1

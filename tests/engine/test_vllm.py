@@ -1,4 +1,4 @@
-"""Real vLLM on CPU: the same tokens, the same evictions, more hits, and nothing in the way when our services die."""
+"""Real vLLM on CPU: the same tokens, the same evictions under LRU, more hits with an oracle."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def last_line(command: list[str]) -> dict[str, Any]:
-    """Run vLLM in a process of its own; return the JSON object that it prints last."""
+    """Run vLLM in its own process; return the JSON object in the last line of its output."""
     finished = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr[-3000:]
     figures: dict[str, Any] = json.loads(finished.stdout.strip().splitlines()[-1])
@@ -31,8 +31,8 @@ def last_line(command: list[str]) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(900)
-def test_tokens_are_stocks_evictions_too_and_an_oracle_hits_more(model: Path) -> None:
-    """At night also with hardly any think time, which brings preemptions to 520 requests: two minutes a side."""
+def test_tokens_and_evictions_equal_stocks_and_an_oracle_hits_more(model: Path) -> None:
+    """The nightly run adds short think times, which cause preemptions in 520 requests: two minutes per side."""
     program = """
 import json, sys
 from pathlib import Path
@@ -64,7 +64,7 @@ print(json.dumps({
 
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
-def test_a_kv_connector_gets_and_gives_what_it_does_with_stock(model: Path, tmp_path: Path) -> None:
+def test_a_kv_connector_stores_and_loads_the_same_as_with_stock(model: Path, tmp_path: Path) -> None:
     program = """
 import json, sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""vLLM's real scheduler, synchronous and asynchronous, that serves cached first."""
+"""Cached first in vLLM's real scheduler, synchronous and asynchronous."""
 
 import itertools
 import random
@@ -40,12 +40,12 @@ def queue_of(engine: Engine) -> CachedFirstQueue:
 
 
 def busy(seed: int, count: int = 100) -> dict[str, list[Turn]]:
-    """More conversations than are served at a time."""
+    """Return more conversations than are served at a time."""
     return conversations(seed, count, spread_s=30.0)
 
 
 def started(engine: Engine, until: int, at_step: Callable[[], None] = lambda: None) -> list[str]:
-    """Run, and return the first requests that start, in order."""
+    """Run the engine; return the first requests that start, in order."""
     names: list[str] = []
     schedule = engine.scheduler.schedule
 
@@ -62,7 +62,7 @@ def started(engine: Engine, until: int, at_step: Callable[[], None] = lambda: No
     return names
 
 
-def test_every_request_gets_stocks_output(asynchronous: bool, window: int | None) -> None:
+def test_every_output_equals_stocks(asynchronous: bool, window: int | None) -> None:
     made = busy(1)
     blocks = 100 if window else 60
     stock = Engine(blocks, learned=False, asynchronous=asynchronous, window=window).run(made)
@@ -76,7 +76,7 @@ def test_every_request_gets_stocks_output(asynchronous: bool, window: int | None
 
 
 def warm_and_cold(engine: Engine, *, cold_tokens: int) -> None:
-    """One request runs; behind it a cold one waits, and behind that a warm one."""
+    """Let one request run and two wait: first a cold one, then a warm one."""
     engine.add("first", range(6, 6 + 10 * BLOCK), 2)
     while engine.scheduler.has_unfinished_requests() or engine._flying:
         engine.step()
@@ -98,7 +98,7 @@ def test_a_warm_request_starts_before_a_cold_one(
         assert values_of(engine.scheduler.lpc)["lpc_overtaking", ""] == 1
 
 
-def test_a_stream_of_warm_short_requests_starves_nobody(asynchronous: bool) -> None:
+def test_a_stream_of_short_warm_requests_starves_no_request(asynchronous: bool) -> None:
     tokens = 800
     engine = engine_of(200, asynchronous=asynchronous, max_seqs=1)
     warm_and_cold(engine, cold_tokens=tokens)
@@ -140,7 +140,7 @@ def test_preempted_requests_are_resumed_before_all_others(asynchronous: bool) ->
     assert resumed > 5 and queue.cached_first
 
 
-def test_a_request_whose_grammar_compiles_lets_others_pass_and_is_served_when_it_has(asynchronous: bool) -> None:
+def test_a_request_with_a_compiling_grammar_does_not_block_others_and_is_served_later(asynchronous: bool) -> None:
     engine = engine_of(100, asynchronous=asynchronous, max_seqs=1)
     warm_and_cold(engine, cold_tokens=200)
     queue = queue_of(engine)
@@ -158,7 +158,7 @@ def test_a_request_whose_grammar_compiles_lets_others_pass_and_is_served_when_it
 
 
 class Scheduled:
-    """What a step of a course gives out."""
+    """The scheduled requests of one step."""
 
     scheduled_spec_decode_tokens: Final[dict[str, list[int]]] = {}
     num_scheduled_tokens: Final[dict[str, int]] = {}
@@ -166,7 +166,7 @@ class Scheduled:
 
 
 class Queued:
-    """A request as the queue reads it."""
+    """The attributes of a request that the queue reads."""
 
     skip_reading_prefix_cache = False
     num_computed_tokens = 0
@@ -179,7 +179,7 @@ class Queued:
 
 
 def course(queue: Any, seed: int) -> Iterator[tuple[str, object]]:
-    """Run a random course through a queue, the same for all; yield after each operation its name and all that can be seen."""
+    """Run a random course, the same for all queues; yield each operation's name and the observable state after it."""
     rng = random.Random(seed)
     running: list[Any] = []
     numbers = iter(range(10**6))
@@ -227,7 +227,7 @@ def _raise(*_: object) -> Any:
 
 
 @pytest.mark.parametrize("part", ["cache", "clock", "nonsense"])
-def test_after_a_failure_it_is_first_come_first_served_and_no_request_is_lost(part: str, asynchronous: bool) -> None:
+def test_after_a_failure_the_order_is_first_come_first_served_and_no_request_is_lost(part: str, asynchronous: bool) -> None:
     made = busy(4, 40)
     stock = Engine(60, learned=False, asynchronous=asynchronous).run(made)
     engine = engine_of(60, asynchronous=asynchronous)
@@ -289,7 +289,7 @@ DRIFTS = {
 
 @left_alone
 @pytest.mark.parametrize("drift", DRIFTS, ids=lambda drift: drift.__name__)
-def test_what_the_check_finds_in_another_vllm_leaves_it_first_come_first_served(
+def test_a_vllm_that_fails_the_check_stays_first_come_first_served(
     drift: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler = Engine(50, learned=False).scheduler

@@ -1,4 +1,4 @@
-"""Real vLLM on CPU that serves cached first: the same tokens, also with a tier below."""
+"""Cached first in real vLLM on CPU: the same tokens, also with a tier below."""
 
 import json
 import os
@@ -43,7 +43,7 @@ print(json.dumps(rows))
 
 
 @pytest.mark.timeout(900)
-def test_tokens_are_stocks_while_requests_overtake(tmp_path: Path) -> None:
+def test_tokens_equal_stocks_while_requests_overtake(tmp_path: Path) -> None:
     model = build(tmp_path / "tiny", weights=True)
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
     command = [sys.executable, "-c", PROGRAM, str(model)]

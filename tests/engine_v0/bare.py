@@ -1,4 +1,4 @@
-"""V0's real scheduler and block manager without a model: next tokens are a hash of the last ones; time is virtual."""
+"""V0's real scheduler and block manager without a model: the next token is a hash of the last ones; time is virtual."""
 
 import heapq
 import inspect
@@ -31,7 +31,7 @@ START_S = 1.8e9
 
 
 class Told:
-    """A predictor that answers with the group that a function gives a request's id; None: it does not answer."""
+    """Answers with the group that a function returns for a request's id; None: no answer."""
 
     def __init__(self, tell: Callable[[str], int | None]) -> None:
         self.tell = tell
@@ -53,7 +53,7 @@ class Told:
 
 @dataclass
 class Turn:
-    """One request: the conversation's history is prepended. ``think_s``: after the end of the turn before."""
+    """One request; the conversation's history is prepended. ``think_s``: seconds after the end of the previous turn."""
 
     text: list[int]
     reply: int
@@ -62,7 +62,7 @@ class Turn:
 
 @dataclass
 class Outcome:
-    """Replies by request; blocks evicted, in order; tokens of prompts and those found in the cache; V0's own hit rate."""
+    """Replies by request; evicted blocks in order; prompt tokens and cached ones; V0's own hit rate."""
 
     outputs: dict[str, list[int]] = field(default_factory=dict)
     evicted: list[int] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Outcome:
 
 
 class Engine:
-    """A V0 scheduler, with the hooks or stock. ``now``: virtual seconds since the epoch."""
+    """A V0 scheduler, with our hooks or stock. ``now``: virtual seconds since the epoch."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Engine:
         self.allocator._maybe_allocate_evicted_block_id = evict
 
     def send(self, request_id: str, prompt: list[int], reply: int, arguments: dict[str, Any] | None = None) -> SequenceGroup:
-        """Hand a request over, as LLMEngine does."""
+        """Add a request, like LLMEngine."""
         try:
             from vllm.inputs import token_inputs
 
@@ -140,7 +140,7 @@ class Engine:
         return group
 
     def step(self) -> list[SequenceGroup]:
-        """Schedule, "run the model", free what has finished; return that."""
+        """Schedule, "run the model", and free the finished requests; return them."""
         self.now += STEP_S
         metadata, outputs, *_ = self.scheduler.schedule()
         done = []
@@ -163,7 +163,7 @@ class Engine:
         return done
 
     def run(self, conversations: list[list[Turn]]) -> Outcome:
-        """Serve conversations to their ends."""
+        """Serve all conversations."""
         waiting = [(START_S + turns[0].think_s, number, 0) for number, turns in enumerate(conversations)]
         heapq.heapify(waiting)
         history: list[list[int]] = [[] for _ in conversations]

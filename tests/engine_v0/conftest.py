@@ -1,4 +1,4 @@
-"""Tests with vLLM's V0 engine, run release by release by `make test-vllm-v0`; elsewhere none is collected."""
+"""Tests with vLLM's V0 engine, run per release by `make test-vllm-v0`. Elsewhere none is collected."""
 
 import importlib.util
 from pathlib import Path

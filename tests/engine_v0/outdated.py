@@ -1,7 +1,6 @@
-"""Lets the scheduler and allocator of old vLLM releases be imported beside today's torch, triton and transformers.
+"""Makes the scheduler and allocator of old vLLM releases importable with current torch, triton and transformers.
 
-Nothing of vLLM's is changed: what is put in are names that those packages had when these releases were made, and that the parts
-under test import but never call.
+It does not change vLLM. It adds names that those packages had at the time, which the tested parts import but never call.
 """
 
 import contextlib
@@ -11,11 +10,11 @@ from types import ModuleType
 from typing import Any, Final
 
 ABSENT: Final = ("vllm._C", "vllm._moe_C", "gguf")
-"""Compiled parts, since the wheel is unpacked without them, and packages that vLLM no longer asks for."""
+"""vLLM's compiled parts, which are not unpacked, and packages that current vLLM does not require."""
 
 
 class Absent(ModuleType):
-    """A module that has every name, each of a class of its own."""
+    """A module in which every name exists, each as a separate class."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -24,7 +23,7 @@ class Absent(ModuleType):
 
 
 def bring_back() -> None:
-    """Do it, once, before vLLM is imported."""
+    """Install the stubs. Call it once, before vLLM is imported."""
     with contextlib.suppress(ImportError):
         import triton.runtime.cache as cache
 
@@ -35,7 +34,8 @@ def bring_back() -> None:
 
     stock = AutoConfig.register
 
-    def register(model_type: str, config: Any, exist_ok: bool = False) -> None:  # 0.9: transformers has these models itself now
+    # 0.9 registers models that current transformers has itself
+    def register(model_type: str, config: Any, exist_ok: bool = False) -> None:
         stock(model_type, config, exist_ok=True)
 
     AutoConfig.register = staticmethod(register)  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""V0's real prefix-caching allocator under random operations, with its own evictor and with ours: all stays the same."""
+"""V0's real prefix-caching allocator under random operations: equal results with the stock evictor and with ours."""
 
 import os
 import random
@@ -25,7 +25,7 @@ OPERATIONS = 4_000 if os.environ.get("LPC_TEST_SHORT") else 40_000
 
 
 def allocators() -> tuple[Any, Any]:
-    """What block tables are given, and the GPU's part of it."""
+    """The allocator that block tables use, and its GPU part."""
     both = CpuGpuBlockAllocator.create(
         allocator_type="prefix_caching", num_gpu_blocks=BLOCKS, num_cpu_blocks=BLOCKS, block_size=BLOCK
     )
@@ -44,7 +44,7 @@ def learned(*, value_enabled: bool) -> tuple[Any, Any]:
 
 
 class Seen(NamedTuple):
-    """All that an engine can see of an allocator, and what lies behind it."""
+    """Return the observable state of an allocator, and its internal state."""
 
     operation: str
     tables: list[list[int]]
@@ -102,7 +102,7 @@ def course(both: Any, gpu: Any, seed: int) -> Iterator[Seen]:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_under_least_recent_use_all_is_as_with_the_stock_evictor_after_every_operation(seed: int) -> None:
+def test_under_lru_the_allocator_equals_stock_after_every_operation(seed: int) -> None:
     done: dict[str, int] = {}
     copied = evicted = hits = 0
     before: dict[int, int] = {}
@@ -117,7 +117,7 @@ def test_under_least_recent_use_all_is_as_with_the_stock_evictor_after_every_ope
     assert copied > OPERATIONS / 100 and evicted > OPERATIONS / 10 and hits > 2
 
 
-def test_by_value_the_allocator_keeps_its_accounts() -> None:
+def test_by_value_the_allocator_stays_consistent() -> None:
     both, gpu = learned(value_enabled=True)
     evicted = 0
     before: dict[int, int] = {}

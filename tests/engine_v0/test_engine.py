@@ -1,4 +1,4 @@
-"""How the plug-in gets into a V0 engine: where it is asked for, and what is said where it does not work."""
+"""Installation of the plug-in in a V0 engine: if it is enabled, and the messages if it does not work."""
 
 import logging
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ RELEASE = vllm.__version__.partition("+")[0]
 
 @pytest.fixture
 def stock_engine(monkeypatch: pytest.MonkeyPatch) -> type[LLMEngine]:
-    """LLMEngine as vLLM has it before and after; building one makes a scheduler and no more, since there is no model."""
+    """vLLM's LLMEngine, restored afterwards. Its construction only creates a scheduler, since there is no model."""
 
     def init(self: Any, *_: object) -> None:
         self.scheduler = [Engine(40, learned=False).scheduler]
@@ -48,7 +48,7 @@ def fallback() -> float | None:
     return REGISTRY.get_sample_value("lpc_stock_fallback", {"engine": "0"})
 
 
-def test_without_being_asked_nothing_is_touched(stock_engine: type[LLMEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_setting_nothing_is_patched(stock_engine: type[LLMEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     before = LLMEngine.__init__
     for value in (None, "", "false", "0"):
         monkeypatch.delenv("LPC_VLLM_V0", raising=False)
@@ -58,7 +58,7 @@ def test_without_being_asked_nothing_is_touched(stock_engine: type[LLMEngine], m
         assert LLMEngine.__init__ is before
 
 
-def test_where_it_is_asked_for_every_engine_gets_the_hooks(
+def test_with_the_setting_every_engine_gets_the_hooks(
     stock_engine: type[LLMEngine], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("LPC_VLLM_V0", "true")
@@ -75,7 +75,7 @@ def test_where_it_is_asked_for_every_engine_gets_the_hooks(
     hooks.plugin.close()
 
 
-def test_an_engine_that_was_being_built_when_plug_ins_were_loaded_gets_them_with_its_first_request(
+def test_an_engine_that_loads_plug_ins_during_its_construction_gets_the_hooks_with_its_first_request(
     stock_engine: type[LLMEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = built()
@@ -87,7 +87,7 @@ def test_an_engine_that_was_being_built_when_plug_ins_were_loaded_gets_them_with
 
 
 def drifted(scheduler: Any) -> None:
-    """Makes the evictor take another argument, as a fork might."""
+    """Add an argument to the evictor, as a fork might."""
     stock = adapter.gpu_allocator(scheduler.block_manager)
 
     class Evictor(type(stock.evictor)):  # type: ignore[misc]
@@ -97,7 +97,7 @@ def drifted(scheduler: Any) -> None:
 
 
 @pytest.mark.refuses(engine="vLLM V0", tier="GPU pool", what="an evictor or allocator that works otherwise: stock LRU")
-def test_an_evictor_that_takes_other_arguments_stays_with_one_error_and_a_metric(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_evictor_with_other_arguments_stays_stock_and_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     scheduler = Engine(40, learned=False).scheduler
     drifted(scheduler)
     engine = SimpleNamespace(scheduler=[scheduler])
@@ -142,7 +142,7 @@ def test_a_block_manager_without_an_allocator_of_blocks_by_id_is_refused(caplog:
 
 
 @pytest.mark.refuses(engine="vLLM V0", tier="GPU pool", what="a vLLM without a V0 engine (0.11 and later): one line")
-def test_a_vllm_without_v0_says_so_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_vllm_without_v0_logs_one_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def gone(*_: object) -> None:
         raise ModuleNotFoundError("No module named 'vllm.core'")
 

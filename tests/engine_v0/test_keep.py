@@ -1,4 +1,4 @@
-"""What waiting requests will hit is kept, in V0's real scheduler."""
+"""Cached prefixes of waiting requests are kept, in V0's real scheduler."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def until_idle(engine: Engine) -> None:
 
 
 def engine_of(**options: Any) -> Engine:
-    """Thirty blocks, one request at a time; two prompts of ten blocks are cached, 1 longer ago than 2."""
+    """Return an engine of thirty blocks and one request at a time. Two prompts of ten blocks are cached, 1 before 2."""
     engine = Engine(30, **{"guard": True, **options})
     engine.scheduler.scheduler_config.max_num_seqs = 1
     for name in (1, 2):
@@ -35,7 +35,7 @@ def engine_of(**options: Any) -> Engine:
 
 
 def cached_behind_a_cold_one(engine: Engine) -> int:
-    """Send a cold request of fifteen blocks and behind it prompt 1 again; return its cached tokens."""
+    """Send a cold request of fifteen blocks and then prompt 1 again; return the cached tokens of prompt 1."""
     before = engine.outcome.cached
     engine.send("cold", tokens_of(3, 15), 20)
     engine.send("again", tokens_of(1, 10), 1)
@@ -44,7 +44,7 @@ def cached_behind_a_cold_one(engine: Engine) -> int:
     return engine.outcome.cached - before
 
 
-def test_a_cold_request_does_not_evict_what_the_warm_one_behind_it_will_hit() -> None:
+def test_a_cold_request_does_not_evict_the_prefix_of_the_warm_one_behind_it() -> None:
     assert cached_behind_a_cold_one(engine_of(learned=False)) < 10 * BLOCK
     assert cached_behind_a_cold_one(engine_of(keep_waiting=False)) < 10 * BLOCK
     engine = engine_of()
@@ -55,7 +55,7 @@ def test_a_cold_request_does_not_evict_what_the_warm_one_behind_it_will_hit() ->
     assert engine.hooks.plugin.failures == 0 and not engine.hooks.evictor.queue.keeps
 
 
-def test_what_an_aborted_request_waited_for_is_let_go() -> None:
+def test_the_prefix_of_an_aborted_request_is_released() -> None:
     engine = engine_of()
     engine.send("cold", tokens_of(3, 15), 20)
     engine.send("again", tokens_of(1, 10), 1)
@@ -68,7 +68,7 @@ def test_what_an_aborted_request_waited_for_is_let_go() -> None:
     assert not engine.hooks.keep.waiting and engine.hooks.plugin.failures == 0
 
 
-def test_outputs_are_stocks_and_more_is_hit_where_requests_wait() -> None:
+def test_outputs_equal_stocks_and_waiting_requests_hit_more() -> None:
     talks = conversations(count=80, spread_s=20.0)
 
     def run(**options: Any) -> Any:
@@ -114,6 +114,6 @@ def test_hashes_are_the_allocators_own(extra: int | None) -> None:
     assert names.alike(PrefixCachingBlockAllocator(num_blocks=8, block_size=4))
 
 
-def test_an_allocator_with_other_hashes_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_allocator_with_other_hashes_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names, "_hash", lambda *_, **__: 1)
     assert not names.alike(PrefixCachingBlockAllocator(num_blocks=8, block_size=4))

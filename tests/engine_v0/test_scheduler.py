@@ -1,4 +1,4 @@
-"""V0's real scheduler and block manager with our evictor: under least recent use all is as in stock; by value it hits more."""
+"""V0's real scheduler and block manager with our evictor: equal to stock under LRU, more hits by value."""
 
 import random
 from typing import Any
@@ -34,13 +34,13 @@ def conversations(seed: int = 1, count: int = 60, spread_s: float = 40.0) -> lis
 
 
 def oracle(talks: list[list[Turn]]) -> Any:
-    """Group 1: the conversation goes on; 2: it has ended."""
+    """Return group 1 if the conversation continues, 2 if it is over."""
     return lambda name: 1 if int(name.split("/")[1]) + 1 < len(talks[int(name.split("/")[0])]) else 2
 
 
 @pytest.mark.parametrize("blocks", [90, 160])
 @pytest.mark.parametrize("group", [None, 1], ids=["no sidecar", "answers"])
-def test_until_the_guard_finds_that_value_pays_all_is_as_in_stock(blocks: int, group: int | None) -> None:
+def test_until_the_guard_enables_the_value_all_is_as_in_stock(blocks: int, group: int | None) -> None:
     talks = conversations()
     stock = Engine(blocks, learned=False).run(talks)
     ours = Engine(blocks, tell=lambda _: group, guard=True, keep_waiting=False)
@@ -51,7 +51,7 @@ def test_until_the_guard_finds_that_value_pays_all_is_as_in_stock(blocks: int, g
     assert ours.hooks.plugin.tables is not None and ours.hooks.plugin.failures == 0
 
 
-def test_two_groups_that_tell_the_future_hit_more_than_stock_with_the_same_tokens() -> None:
+def test_two_groups_that_predict_perfectly_hit_more_than_stock_with_the_same_tokens() -> None:
     talks = conversations(count=400, spread_s=800.0)
     stock = Engine(120, learned=False).run(talks)
     engine = Engine(120, tell=oracle(talks))
@@ -67,7 +67,7 @@ def finish(engine: Engine, name: str, prompt: list[int], arguments: dict[str, An
 
 
 def classes_of(engine: Engine) -> dict[int, int]:
-    """The reuse class of each free block with content, by its depth in tokens and content."""
+    """Return the reuse class of each free block with content, by its depth in tokens and content."""
     assert engine.hooks is not None and engine.hooks.evictor is not None
     queue, found, number = engine.hooks.evictor.queue, {}, 0
     for block in queue:
@@ -83,7 +83,7 @@ def order(engine: Engine) -> list[int]:
     return [block.block_id for block in engine.hooks.evictor.queue.eviction_order()]
 
 
-def test_a_finished_request_leaves_its_blocks_in_the_classes_of_its_stretches() -> None:
+def test_the_blocks_of_a_finished_request_get_the_classes_of_its_stretches() -> None:
     engine = Engine(40, tell=lambda _: 3)
     finish(engine, "a", list(range(3 * BLOCK)))
     new = first_class(GROUPS - 1 + 3, 0)
@@ -134,7 +134,7 @@ def test_by_value_a_preempted_requests_blocks_go_last_and_sink_if_it_does_not_re
     assert later != preempted and {classes_of(engine)[block] for block in later} == {0}
 
 
-def test_a_failing_predictor_costs_neither_request_nor_order(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_predictor_affects_neither_requests_nor_order(caplog: pytest.LogCaptureFixture) -> None:
     talks = conversations(count=20)
     stock = Engine(90, learned=False).run(talks)
     ours = Engine(90, guard=True, keep_waiting=False)
@@ -150,7 +150,7 @@ def test_a_failing_predictor_costs_neither_request_nor_order(caplog: pytest.LogC
     assert "secret" not in caplog.text
 
 
-def test_a_dry_run_leaves_the_stock_evictor_and_reports() -> None:
+def test_a_dry_run_keeps_the_stock_evictor_and_reports() -> None:
     talks = conversations()
     ours = Engine(90, tell=oracle(talks), shadow=True)
     assert ours.run(talks) == Engine(90, learned=False).run(talks)

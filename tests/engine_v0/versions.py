@@ -1,6 +1,6 @@
-"""Runs the tests of the V0 adapter against V0's own allocator and scheduler, release by release (`make test-vllm-v0`).
+"""Runs the tests of the V0 adapter against V0's own allocator and scheduler, per release (`make test-vllm-v0`).
 
-As tests/engine/versions.py: the Python sources of each release's wheel come before the installed vLLM on the path.
+Like tests/engine/versions.py, it puts the Python sources of each release's wheel before the installed vLLM on the path.
 """
 
 import os
@@ -13,7 +13,7 @@ from tests.engine.versions import ROOT, unpack
 
 
 def run(version: str, folder: Path) -> tuple[str, bool]:
-    """Return what became of the tests with a release, and whether all passed."""
+    """Return the result of the tests with a release, and whether all passed."""
     environment = {**os.environ, "PYTHONPATH": f"{unpack(version, folder)}:{ROOT}", "VLLM_LOGGING_LEVEL": "ERROR"}
     options = ("-q", "--confcutdir=tests/engine_v0", "-o", "filterwarnings=default", "-p", "no:cacheprovider", "--timeout=600")
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""SGLang as its radix cache needs it; where it is not installed (`make test-sglang` does) none of its tests is collected."""
+"""Prepares SGLang for tests of its radix cache. Without SGLang (`make test-sglang` installs it) no tests are collected."""
 
 import importlib.util
 

@@ -15,7 +15,7 @@ from eviction_client.plugin import MOST_FAILURES, Plugin
 from eviction_client.settings import ClientSettings
 from lpc.model.curve import KNOTS
 
-# For benchmarks of SGLang's, which its fixtures import and these tests do not run.
+# For SGLang's benchmarks, which its fixtures import but these tests do not run.
 sys.modules.setdefault("datasets", SimpleNamespace(load_dataset=None))  # type: ignore[arg-type]
 insert_walk = pytest.importorskip("sglang.test.kits.unified_radix_cache.insert_walk", reason="fixtures of another release")
 fixtures = pytest.importorskip("sglang.test.kits.unified_radix_cache.fixtures")

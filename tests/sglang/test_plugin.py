@@ -1,4 +1,4 @@
-"""SGLang finds the plug-in by itself, and loads next to nothing for it."""
+"""SGLang finds the plug-in by its entry point and loads little for it."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ print(*sorted(name for name in sys.modules if name.startswith("eviction_client")
 
 
 @pytest.mark.supports(engine="SGLang", tier="radix cache", what="found by SGLang by its entry point")
-def test_sglang_loads_it_by_its_entry_point_and_nothing_else_of_ours() -> None:
+def test_sglang_loads_only_the_entry_point() -> None:
     result = subprocess.run([sys.executable, "-W", "ignore", "-c", LOADED], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-2000:]
     ours = result.stdout.split("\n")[-2].split()

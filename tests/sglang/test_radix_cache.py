@@ -1,4 +1,4 @@
-"""The plug-in in SGLang's real radix cache: its Python core, and its LRU with both cores beside it."""
+"""The plug-in in SGLang's real radix cache with the Python core, compared with SGLang's LRU in both cores."""
 
 import logging
 from collections.abc import Hashable, Sequence
@@ -51,7 +51,7 @@ class Clock(list[float]):
 
 
 class Groups(Told):
-    """Answers with the group that is given for a request's id; 1 for all others."""
+    """Answers with the group given for a request's id, otherwise with 1."""
 
     def __init__(self, groups: dict[str, int]) -> None:
         super().__init__(lambda _: 1)
@@ -67,17 +67,17 @@ def clock() -> Clock:
 
 
 def kept(cache: Cache, conversations: int, length: int = 100) -> list[int]:
-    """The conversations of which something is cached."""
+    """Return the conversations with cached tokens."""
     return [i for i in range(conversations) if cache.cached(tokens(i, length))]
 
 
 def lru_only(cache: Cache) -> None:
-    """Keep least recent use in force."""
+    """Disable learning, so that the order stays LRU."""
     cache.plugin.guard_failures = MOST_FAILURES
 
 
 def values(cache: Cache, *by_group: Sequence[float]) -> None:
-    """Order by these values for the groups of predictions, from 1 on; nothing more is learned."""
+    """Order by these values of the predicted groups, from 1 on, and disable learning."""
     plugin = cache.plugin
     plugin.guard_failures = MOST_FAILURES
     plugin.value_enabled = True
@@ -91,8 +91,8 @@ def values(cache: Cache, *by_group: Sequence[float]) -> None:
 @both_cores
 @shows("least recent use in force: SGLang's own LRU, hit by hit (as with its Rust and its Python core)")
 @pytest.mark.parametrize("seed", range(3))
-def test_under_least_recent_use_the_hits_are_those_of_sglangs_own_lru(backend: str, seed: int, clock: Clock) -> None:
-    """Requests that wait and touch their prefix, chunks, aborts, retractions: all of it."""
+def test_under_lru_the_hits_equal_those_of_sglangs_own_lru(backend: str, seed: int, clock: Clock) -> None:
+    """Requests wait and match again, run in chunks, are aborted and retracted."""
     lru = Cache(2500, policy="lru", backend=backend)
     ours = Cache(2500, backend=backend, predictor=Told(lambda _: None), clock=clock, keep_waiting=False)
     lru_only(ours)
@@ -108,7 +108,7 @@ def test_under_least_recent_use_the_hits_are_those_of_sglangs_own_lru(backend: s
 
 @shows("a value that only falls with age, the same for all: LRU's hits")
 @pytest.mark.parametrize("seed", range(3))
-def test_with_one_falling_value_for_all_the_hits_are_those_of_lru(seed: int, clock: Clock) -> None:
+def test_with_one_falling_value_the_hits_equal_those_of_lru(seed: int, clock: Clock) -> None:
     lru = Cache(2500, policy="lru")
     ours = Cache(2500, predictor=Told(lambda _: None), clock=clock)
     values(ours)
@@ -151,7 +151,7 @@ def test_of_sessions_that_return_in_turn_some_stay(clock: Clock) -> None:
 
 
 @shows("a change of rule moves nothing: the order is at once that of the other rule")
-def test_a_change_of_rule_orders_all_that_is_there(clock: Clock) -> None:
+def test_a_change_of_rule_applies_to_all_nodes_at_once(clock: Clock) -> None:
     cache = Cache(550, predictor=Groups({"0": 2}), clock=clock)
     values(cache, LOW, FALLING)
     for i in range(5):
@@ -171,7 +171,7 @@ def test_a_change_of_rule_orders_all_that_is_there(clock: Clock) -> None:
 
 
 @shows("`req.priority`, which schedules, is left alone")
-def test_what_the_scheduler_reads_is_not_touched(clock: Clock) -> None:
+def test_the_priority_of_requests_does_not_change(clock: Clock) -> None:
     cache = Cache(500, predictor=Told(lambda _: 100.0), clock=clock)
     values(cache)
     for priority in (None, 0, -5, 7):
@@ -182,7 +182,7 @@ def test_what_the_scheduler_reads_is_not_touched(clock: Clock) -> None:
         assert req.priority == priority
 
 
-def test_what_a_request_uses_is_never_evicted(clock: Clock) -> None:
+def test_nodes_in_use_are_never_evicted(clock: Clock) -> None:
     cache = Cache(330, predictor=Groups({"0": 2, "0 again": 2}), clock=clock)
     values(cache, FALLING, LOW)
     cache.serve("0", tokens(0))
@@ -200,7 +200,7 @@ def test_what_a_request_uses_is_never_evicted(clock: Clock) -> None:
 
 
 @shows("what waiting requests will hit goes last, the first to come the very last, until they are served or dropped")
-def test_what_waiting_requests_will_hit_goes_last(clock: Clock) -> None:
+def test_prefixes_of_waiting_requests_are_evicted_last(clock: Clock) -> None:
     cache = Cache(330, predictor=Told(lambda _: None), clock=clock)
     for i in range(3):
         clock[0] += 1
@@ -260,7 +260,7 @@ def test_hints_hold_under_either_rule(in_force: bool, clock: Clock) -> None:
     assert cache.plugin.failures == 0
 
 
-def test_a_flood_of_hints_retains_no_more_than_its_share(clock: Clock) -> None:
+def test_many_hints_retain_no_more_than_their_share(clock: Clock) -> None:
     cache = Cache(1050, predictor=Told(lambda _: None), clock=clock, hints_share=0.2)
     for i in range(8):
         clock[0] += 1
@@ -273,7 +273,7 @@ def test_a_flood_of_hints_retains_no_more_than_its_share(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("trunk", [30, 100])
-def test_a_finished_branch_does_not_take_the_trunk_of_others_along(trunk: int, clock: Clock) -> None:
+def test_a_done_branch_does_not_evict_the_trunk_of_others(trunk: int, clock: Clock) -> None:
     cache = Cache(450 + trunk, predictor=Told(lambda _: None), clock=clock, hints_share=0.1)
     shared = tokens(50, trunk)
     for i, hint in enumerate(({}, {"lpc_done": True})):
@@ -308,7 +308,7 @@ def test_a_retracted_requests_blocks_count_as_used_now(clock: Clock) -> None:
     assert cache.plugin.failures == 0
 
 
-def test_a_reset_forgets_what_hints_retain(clock: Clock) -> None:
+def test_a_reset_releases_retained_nodes(clock: Clock) -> None:
     cache = Cache(1000, predictor=Told(lambda _: 0.0), clock=clock, hints_share=0.5)
     cache.serve("0", tokens(0), custom_params={"lpc_retain_seconds": 600})
     assert cache.plugin.retained.held > 0
@@ -320,15 +320,13 @@ def test_a_reset_forgets_what_hints_retain(clock: Clock) -> None:
 
 @shows("whatever fails in the plug-in, SGLang serves on, with an error in the log for each place")
 @pytest.mark.parametrize("broken", ["ask", "take", "order"])
-def test_a_part_that_raises_keeps_nothing_from_being_served(
-    broken: str, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_part_that_raises_does_not_affect_serving(broken: str, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     predictor = Told(lambda _: 0.0)
 
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("broken")
 
-    bugs._reports.clear()  # one report per place and process
+    bugs._reports.clear()  # one report per location and process
     lru = Cache(2500, policy="lru")
     ours = Cache(2500, predictor=predictor, clock=clock)
     if broken == "order":
@@ -362,7 +360,7 @@ def test_a_dry_run_keeps_the_order_and_counts(backend: str, clock: Clock, monkey
 
 
 @refuses("more than one rank (--tp-size, --pp-size, --attn-cp-size)")
-def test_more_than_one_rank_is_refused_with_one_message_and_plain_lru(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_with_more_than_one_rank_it_logs_one_error_and_stays_lru(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
         cache = Cache(500, predictor=Told(lambda _: 0.0), clock=clock, tp_size=2)
     errors = [record.message for record in caplog.records]
@@ -373,7 +371,7 @@ def test_more_than_one_rank_is_refused_with_one_message_and_plain_lru(clock: Clo
 
 @refuses("another radix cache than its own (--enable-lmcache, --enable-flexkv, --radix-cache-backend)")
 @pytest.mark.parametrize("flag", [None, "enable_lmcache", "radix_cache_backend"])
-def test_a_tree_of_another_kind_is_in_its_own_lru_and_is_built_once_where_that_is_foreseen(
+def test_another_kind_of_tree_keeps_its_own_lru_and_a_known_kind_is_built_only_once(
     flag: str | None, clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = Cache(500, backend="rust")

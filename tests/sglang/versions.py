@@ -1,6 +1,6 @@
-"""Runs the tests against the radix cache of other SGLang releases (`make sglang-versions`): each must pass, or be refused.
+"""Runs the tests against the radix cache of other SGLang releases (`make sglang-versions`): each must pass or be refused.
 
-The Python sources and the Rust core of each release's wheel are unpacked and put before the installed one on the path.
+It unpacks the Python sources and the Rust core of each release's wheel and puts them before the installed ones on the path.
 """
 
 import os
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def unpack(version: str, folder: Path) -> Path:
-    """Return the folder that holds a release."""
+    """Return the folder of a release."""
     target = folder / version
     if not (target / "sglang").exists():
         pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check")
@@ -28,12 +28,12 @@ def unpack(version: str, folder: Path) -> Path:
 
 
 def main(folder: Path, versions: list[str]) -> int:
-    """Print what became of each release; return 1 where one neither passes nor is refused."""
+    """Print the result of each release; return 1 if one neither passes nor is refused."""
     bad = 0
     for version in versions:
         sources = unpack(version, folder)
         reason = find_incompatibility(sources / "sglang")
-        # One that is refused must not be imported: its test only reads it.
+        # Do not import a refused release: its test only reads its files.
         test, path = ("test_radix_cache.py", f"{sources}:{ROOT}") if reason is None else ("test_older.py", str(ROOT))
         command = [sys.executable, "-m", "pytest", "-q", "--confcutdir=tests/sglang", "-o", "filterwarnings=default"]
         result = subprocess.run(

@@ -1,4 +1,4 @@
-"""Requests in flight at random, the same for several caches side by side."""
+"""Random concurrent requests, the same for several caches."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -10,12 +10,12 @@ SYSTEM = range(1_000_000, 1_000_080)
 
 
 class SideBySide:
-    """Drives caches with the same random requests; `hits` are the tokens that each request of each cache had cached.
+    """Sends the same random requests to several caches. `hits`: cached tokens of each request, by cache.
 
     Args:
-        clock: one value, moved with each step.
-        plain: no request waits, stops, or shares a prefix with what does not go on from it. Else requests are matched again
-            and again while they wait, some are aborted, some retracted, and conversations branch.
+        clock: a list of one value, advanced in each step.
+        plain: only whole requests of linear conversations. Otherwise waiting requests are matched repeatedly, some are aborted
+            or retracted, and conversations branch.
     """
 
     def __init__(self, caches: Sequence[Cache], clock: list[float], seed: int, *, plain: bool) -> None:

@@ -32,7 +32,7 @@ def test_a_prompt_is_named_by_its_ids_model_and_salt_and_the_seconds_that_are_le
     coordinator = serve(200)
     retention = Retention(coordinator.url("lpc:s3cret@"), "/models/llama", after_s=0.05)
     retention.ask([1, 2, 3], 600.0, "tenant")
-    until(lambda: retention.handed_on == 1)
+    until(lambda: retention.sent == 1)
     retention.close()
     ((path, authorization, body),) = coordinator.asked
     assert (path, authorization) == ("/lpc/retain", "Basic bHBjOnMzY3JldA==")
@@ -44,7 +44,7 @@ def test_a_prompt_that_is_not_reported_yet_is_asked_for_again(serve: Serve) -> N
     coordinator = serve(404, 404, 200)
     retention = Retention(coordinator.url(), "m", after_s=0.01)
     retention.ask([1], 600.0)
-    until(lambda: retention.handed_on == 1)
+    until(lambda: retention.sent == 1)
     retention.close()
     assert len(coordinator.asked) == 3
     assert retention.failed == 0
@@ -58,7 +58,7 @@ def test_a_coordinator_that_is_being_restarted_is_asked_again(serve: Serve) -> N
     retention.ask([1], 600.0)
     time.sleep(0.5)  # the first attempt has found nobody
     again = Coordinator(503, 200, port=coordinator.server.server_port)
-    until(lambda: retention.handed_on == 1)
+    until(lambda: retention.sent == 1)
     retention.close()
     again.server.shutdown()
     again.server.server_close()
@@ -75,7 +75,7 @@ def test_what_stays_unknown_is_given_up_and_said_once_without_the_prompt(
     until(lambda: retention.failed == 2)
     retention.close()
     assert len(coordinator.asked) == 2 * ATTEMPTS
-    assert caplog.text.count("did not take lpc_retain_seconds: HTTP 404") == 1
+    assert caplog.text.count("did not accept lpc_retain_seconds: HTTP 404") == 1
     assert "424242" not in caplog.text
 
 
