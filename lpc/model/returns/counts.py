@@ -1,4 +1,4 @@
-"""Hazards by counting: strata of turns, each leaning on the coarser one as far as it has seen too little itself."""
+"""Hazards by counting turns in strata; each stratum is shrunk towards the next coarser one."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -10,15 +10,15 @@ from lpc.model.returns.facts import Stratum
 from lpc.model.returns.hazards import FEWEST_RETURNS, INTERVALS, Floats, with_tail
 
 WEIGHT: Final = 100.0
-"""Turns at risk that the coarser stratum's hazard counts as."""
+"""Weight of the coarser stratum's hazard, as a number of turns at risk."""
 
 
 class Counts:
     """Hazards of strata.
 
     Attributes:
-        average: [INTERVALS] of all turns.
-        returns, at_risk: [INTERVALS] of all turns, weighted: what the hazards rest on.
+        average: [INTERVALS] hazards of all turns.
+        returns, at_risk: [INTERVALS] weighted counts of all turns.
     """
 
     def __init__(
@@ -31,24 +31,24 @@ class Counts:
         """Count turns.
 
         Args:
-            strata: of each turn, as `facts.strata` gives them; the first is the empty one.
-            interval: [n] in which the turn was left: its next one came, or it was watched no longer.
-            came: [n] which of these.
-            weight: [n] how much each counts.
+            strata: strata of each turn, from `facts.strata`; the first one is empty.
+            interval: [n] interval in which the next turn arrived or observation ended.
+            came: [n] whether the next turn arrived.
+            weight: [n] weight of each turn.
         """
         numbers: dict[Stratum, int] = {}
         turn: list[int] = []
         stratum: list[int] = []
-        for place, chain in enumerate(strata):
+        for index, chain in enumerate(strata):
             for name in chain:
-                turn.append(place)
+                turn.append(index)
                 stratum.append(numbers.setdefault(name, len(numbers)))
         rows, of = np.array(stratum, np.int64), np.array(turn, np.int64)
         size = max(len(numbers), 1) * INTERVALS
         cell = rows * INTERVALS + interval[of]
         left = np.bincount(cell, weight[of], minlength=size).reshape(-1, INTERVALS)
         returns = np.bincount(cell[came[of]], weight[of][came[of]], minlength=size).reshape(-1, INTERVALS)
-        # At risk in an interval: who left in a later one, who returned in it, and half of those last seen in it.
+        # At risk in an interval: turns that left in a later one, those followed in it, and half of those censored in it.
         at_risk = left[:, ::-1].cumsum(axis=1)[:, ::-1] - left + returns + 0.5 * (left - returns)
         self.returns: Floats = returns[0]
         self.at_risk: Floats = at_risk[0]
@@ -62,7 +62,7 @@ class Counts:
                 self._hazard[name] = (returns[row] + WEIGHT * above) / (at_risk[row] + WEIGHT)
 
     def hazard(self, chain: list[Stratum]) -> Floats:
-        """Return the hazards of the finest stratum that was ever seen, [INTERVALS]."""
+        """Return the hazards of the finest known stratum, [INTERVALS]."""
         for name in reversed(chain):
             found = self._hazard.get(name)
             if found is not None:
@@ -71,5 +71,5 @@ class Counts:
 
     @property
     def believable(self) -> bool:
-        """Whether enough returned for a curve to mean anything."""
+        """Whether there are enough returns for a curve."""
         return bool(self.returns.max(initial=0.0) >= FEWEST_RETURNS)

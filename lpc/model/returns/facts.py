@@ -1,4 +1,4 @@
-"""What is known of a turn besides its text when it is answered, and how forecasters see it."""
+"""Facts about a turn besides its text, and their encoding for the forecasters."""
 
 import math
 from typing import Final, NamedTuple
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from lpc.model.returns.hazards import Floats
 
 KNOTS: Final = 8
-"""Hat functions per feature: piecewise linear in the logarithm, so that a small network need not find thresholds."""
+"""Hat functions per feature: piecewise linear in the logarithm, so that a small network need not learn thresholds."""
 _RANGES: Final[dict[str, tuple[float, float]]] = {
     "turn_count": (0.0, 5.0),
     "input_tokens": (7.0, 17.0),
@@ -21,27 +21,27 @@ _RANGES: Final[dict[str, tuple[float, float]]] = {
     "openings": (0.0, 12.0),
     "log_odds": (-6.0, 6.0),
 }
-"""Lowest and highest knot of each feature: of log2(1 + value), of the log-odds as they are."""
+"""Lowest and highest knot of each feature, in log2(1 + value); for the log-odds in log-odds."""
 WIDTH: Final = len(_RANGES) * (KNOTS + 1)
-"""Inputs of the network: per feature its hats and whether it is unknown."""
+"""Inputs of the network: per feature its hat functions and a flag for unknown."""
 _LOWEST: Final[Floats] = np.array([low for low, _ in _RANGES.values()])
 _HIGHEST: Final[Floats] = np.array([high for _, high in _RANGES.values()])
 _STEP: Final[Floats] = (_HIGHEST - _LOWEST) / (KNOTS - 1)
 
 
 class Facts(NamedTuple):
-    """Of one turn. NaN: not known.
+    """Facts about one turn. NaN: unknown.
 
     Attributes:
-        turn_count: user turns of the conversation, this one included.
-        input_tokens: of the prompt with its history.
-        growth_tokens: by which it is longer than the turn before's.
-        last_gap, mean_gap: seconds between the arrivals of the last two turns, and the geometric mean of all gaps so far.
-        reply_tokens: of the reply between the last two prompts.
-        growth_before: `growth_tokens` of the turn before.
-        openings: conversations before that began alike.
-        log_odds: of the probability that the sidecar's model gives.
-        category: the request's class, in the operator's terms; may be empty.
+        turn_count: user turns of the conversation, including this one.
+        input_tokens: tokens of the prompt including history.
+        growth_tokens: difference to the previous prompt's tokens.
+        last_gap, mean_gap: seconds between the arrivals of the last two turns, and the geometric mean of all gaps.
+        reply_tokens: tokens of the reply between the last two prompts.
+        growth_before: `growth_tokens` of the previous turn.
+        openings: number of earlier conversations with the same beginning.
+        log_odds: log-odds predicted by the sidecar's text model.
+        category: category of the request; may be empty.
     """
 
     turn_count: float
@@ -72,9 +72,9 @@ Stratum = tuple[float | str, ...]
 
 
 def strata(fact: Facts) -> list[Stratum]:
-    """Return the strata that a turn belongs to, from the coarsest, which all share, to the finest.
+    """Return the strata of a turn, from the coarsest, which contains all turns, to the finest.
 
-    Each refines the one before: category; turn number; prompt length; gap before; reply before; in powers of two or so.
+    Each one refines the previous one by: category, turn number, prompt length, last gap, last reply; in octaves or coarser.
     """
     turn = int(min(fact.turn_count, 8))
     length = _octave(fact.input_tokens / 512.0, 7) // 2
@@ -85,5 +85,5 @@ def strata(fact: Facts) -> list[Stratum]:
 
 
 def _octave(value: float, highest: int) -> int:
-    """Return floor(log2(value)) in [0, highest]; -2 where it is not known."""
+    """Return floor(log2(value)) in [0, highest]; -2 if the value is unknown."""
     return -2 if math.isnan(value) else int(min(max(math.log2(max(value, 1.0)), 0.0), highest))

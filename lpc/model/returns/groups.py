@@ -1,13 +1,12 @@
-"""Requests that are predicted to be alike: return curves, clustered into a few groups with stable numbers.
+"""Reuse groups: clusters of return curves with stable numbers.
 
-Leader clustering (Hartigan 1975): a curve joins the nearest group; if none is near and there is room, it founds one. A group's
-curve follows the curves that join it, slowly, so that its number keeps its meaning. Near means: the logarithms of the retention
-values at PROBES differ by at most TOLERANCE. Measured on the Mooncake trace, hit rate at 2, 5 and 8% of the working set: 31
-groups 15.9 24.0 29.5, 63 groups (tolerance 0.5) 15.6 23.8 29.0.
+Leader clustering (Hartigan 1975): a curve joins the nearest group. If none is near and a number is free, it starts a new group.
+A group's curve moves slowly towards the curves that join it, so that its number keeps its meaning. A group is near if the
+logarithms of the retention values at PROBES differ by at most TOLERANCE. On the Mooncake trace, hit rates at 2, 5 and 8% of the
+working set are 15.9, 24.0 and 29.5% with 31 groups, and 15.6, 23.8 and 29.0% with 63 groups (tolerance 0.5).
 
-The number of a group that no curve has joined for as long as the horizon is given to a new group: an engine that knew the old
-one has no block left whose age its curve covers. So groups that a caller founded with odd requests, or that the first minutes'
-curves founded, do not fill the table for ever.
+The number of a group that no curve has joined within the horizon is reused for a new group: no engine has a block of the old
+group at an age that its curve covers. So groups of unusual requests, or of the first minutes, do not fill the table forever.
 """
 
 import secrets
@@ -20,19 +19,19 @@ from numpy.typing import NDArray
 from lpc.model.returns.hazards import AGES, EDGES, INTERVALS, Floats, hazards
 
 GROUPS: Final = 32
-"""Group 0 is of requests without a curve."""
+"""Group 0 contains the requests without a curve."""
 TOLERANCE: Final = 0.7
 FOLLOWS: Final = 0.02
-"""Share by which a group moves towards a curve that joins it."""
+"""Fraction by which a group moves towards a curve that joins it."""
 PROBES: Final = np.searchsorted(AGES, (2.0, 15.0, 60.0, 180.0, 600.0, 2400.0))
 UNUSED_S: Final = float(EDGES[-1])
 _LEAST: Final = 1e-12
-_LEAST_ROOM: Final = 1e-6
-"""Seconds: everybody has returned, and nothing is gained any more."""
+_MIN_SPENT_S: Final = 1e-6
+"""Below this, all turns have returned and nothing more is gained."""
 
 _FROM: Final = np.repeat(PROBES, len(AGES) - 1 - PROBES)
 _TO: Final = np.concatenate([np.arange(probe + 1, len(AGES)) for probe in PROBES])
-"""[pairs] of ages from each probe to every later age."""
+"""[pairs] from each probe to every later age."""
 _FIRST: Final = np.searchsorted(_FROM, PROBES)
 _WIDTHS: Final = np.diff(AGES)
 
@@ -41,9 +40,9 @@ class GroupCurves(NamedTuple):
     """A snapshot of groups.
 
     Attributes:
-        epoch: names the numbering; while it is the same, a number means the same group.
-        hazards: [groups, INTERVALS] of the groups from 1 on.
-        average: [INTERVALS] of all conversations; None before there is enough to learn from.
+        epoch: identifies the numbering; within an epoch a number means the same group.
+        hazards: [groups, INTERVALS] hazards of the groups from 1 on.
+        average: [INTERVALS] hazards of all conversations; None before there is enough data.
     """
 
     epoch: str
@@ -55,7 +54,7 @@ class CurveGroups:
     """At most GROUPS groups. Not thread-safe.
 
     Attributes:
-        epoch: of the numbering, random.
+        epoch: random identifier of the numbering.
     """
 
     def __init__(self) -> None:
@@ -66,19 +65,19 @@ class CurveGroups:
         self._count = 1
 
     def join(self, curves: Floats, at: float) -> NDArray[np.int64]:
-        """Return the groups, from 1 on, of return curves at AGES, [n, ages] -> [n]; the groups follow them.
+        """Assign return curves at AGES, [n, ages], to groups and update the groups; return the numbers [n], from 1 on.
 
         A curve with a NaN has group 0.
 
         Args:
-            at: seconds on a clock that all calls share.
+            at: current time, seconds on the same clock in all calls.
         """
         marks = signatures(curves)
         usable = np.isfinite(marks).all(axis=1)
         groups, distance = self._nearest(marks)
         groups[~usable] = 0
         for row in np.flatnonzero(usable & ~(distance <= TOLERANCE)).tolist():
-            groups[row] = self._found(curves[row], marks[row], at)
+            groups[row] = self._create(curves[row], marks[row], at)
         self._follow(groups, curves, marks, at)
         return groups
 
@@ -88,13 +87,13 @@ class CurveGroups:
         return GroupCurves(self.epoch, hazards(curves) if len(curves) else np.zeros((0, INTERVALS)))
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return copies of all as arrays by name, to be kept."""
+        """Return a copy of the state as arrays by name."""
         some = slice(1, self._count)
         curves, joined_at = self._curves[some].copy(), self._joined_at[some].copy()
         return {"groups.epoch": np.array(self.epoch), "groups.curves": curves, "groups.joined_at": joined_at}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Take kept groups. Raises KeyError, ValueError: they are damaged; nothing has changed then."""
+        """Load a state. Raises KeyError, ValueError: it is damaged; nothing has changed."""
         epoch = str(np.asarray(state["groups.epoch"], np.str_))
         curves, joined_at = (np.asarray(state[f"groups.{name}"], np.float64) for name in ("curves", "joined_at"))
         if not (
@@ -108,33 +107,33 @@ class CurveGroups:
         self._curves[some], self._signatures[some], self._joined_at[some] = curves, signatures(curves), joined_at
 
     def _nearest(self, marks: Floats) -> tuple[NDArray[np.int64], Floats]:
-        """Return the nearest groups of signatures [n, probes], and how far they are; 0 and infinity without a group."""
+        """Return the nearest groups of signatures [n, probes] and their distances; 0 and infinity without a group."""
         if self._count == 1:
             return np.zeros(len(marks), np.int64), np.full(len(marks), np.inf)
         distances = np.abs(self._signatures[None, 1 : self._count] - marks[:, None]).max(axis=2)
         return distances.argmin(axis=1) + 1, distances.min(axis=1)
 
-    def _found(self, curve: Floats, mark: Floats, at: float) -> int:
-        """Return a new group; the nearest one if it is near by now, or if there is no room."""
+    def _create(self, curve: Floats, mark: Floats, at: float) -> int:
+        """Return a new group; the nearest one if it has become near, or if no number is free."""
         (nearest,), (distance,) = self._nearest(mark[None, :])
-        place = self._place(at) if distance > TOLERANCE else 0
-        if not place:
+        number = self._free_number(at) if distance > TOLERANCE else 0
+        if not number:
             return int(nearest)
-        self._signatures[place], self._curves[place], self._joined_at[place] = mark, curve, at
-        return place
+        self._signatures[number], self._curves[number], self._joined_at[number] = mark, curve, at
+        return number
 
     def _follow(self, groups: NDArray[np.int64], curves: Floats, marks: Floats, at: float) -> None:
-        """Move groups towards the curves that join them: as far as if these came one by one, towards their mean."""
+        """Move groups towards the mean of the curves that join them, as far as if these came one by one."""
         for group in set(groups.tolist()) - {0}:
             joining = groups == group
             count = int(np.count_nonzero(joining))
             share = 1.0 - (1.0 - FOLLOWS) ** count
-            for mine, theirs in ((self._signatures, marks), (self._curves, curves)):
-                mine[group] += share * (theirs[joining].sum(axis=0) / count - mine[group])
+            for own, joined in ((self._signatures, marks), (self._curves, curves)):
+                own[group] += share * (joined[joining].sum(axis=0) / count - own[group])
             self._joined_at[group] = at
 
-    def _place(self, at: float) -> int:
-        """Return the number for a new group; 0: there is none."""
+    def _free_number(self, at: float) -> int:
+        """Return the number for a new group; 0 if none is free."""
         if self._count < GROUPS:
             self._count += 1
             return self._count - 1
@@ -151,6 +150,6 @@ def signatures(curves: Floats) -> Floats:
     both[0] = curves
     np.cumsum((1.0 - (curves[:, 1:] + curves[:, :-1]) / 2) * _WIDTHS, axis=1, out=both[1, :, 1:])
     gained, spent = both.take(_TO, axis=2) - both.take(_FROM, axis=2)
-    rates = np.maximum.reduceat(gained / np.maximum(spent, _LEAST_ROOM), _FIRST, axis=1)
+    rates = np.maximum.reduceat(gained / np.maximum(spent, _MIN_SPENT_S), _FIRST, axis=1)
     values: Floats = np.log(np.maximum(rates, _LEAST))
     return values

@@ -1,8 +1,8 @@
-"""A hazard head: a small network from facts to the hazards of all intervals, taught a little every minute.
+"""A hazard head: a small network from facts to the hazards of all intervals, trained incrementally every minute.
 
 The logistic hazard model of Kvamme, Borgan and Scheel (2019), in numpy: two hidden layers, binary cross-entropy over the
-intervals that a turn was watched through, Adam, decoupled weight decay. Each minute it goes once over the turns remembered,
-from where it stood: more passes learn these turns by heart. A few members with different starts are averaged.
+intervals in which a turn was observed, Adam, decoupled weight decay. Each minute it makes one pass over the turns in memory,
+because more passes overfit. An ensemble of members with different initial weights is averaged.
 """
 
 from typing import Final
@@ -21,21 +21,21 @@ BATCH: Final = 256
 RATE: Final = 1e-3
 DECAY: Final = 1.0
 FIRST_BIAS: Final = -4.0
-"""Log-odds of a hazard before anything is learnt: 2% per interval."""
+"""Initial log-odds of a hazard: 2% per interval."""
 FIRST_PASSES: Final = 20
-"""Over the turns remembered, the first time,"""
+"""Number of passes in the first training, ..."""
 FIRST_TURNS: Final = 100_000
-"""unless these are more in all: half a second of one core."""
+"""... limited to this number of turns in all passes: half a second of one core."""
 PIECE: Final = 64
-"""Rows of a product. OpenBLAS starts threads above 262,144 multiplications, and 64 x 81 x 48 are fewer."""
+"""Rows per matrix product. OpenBLAS starts threads above 262,144 multiplications, and 64 x 81 x 48 are fewer."""
 _NAMES: Final = ("w0", "b0", "w1", "b1", "w2", "b2")
 
 
 class HazardHead:
-    """The members. Not thread-safe; :meth:`copy` is for those who read while it is taught.
+    """The ensemble. Not thread-safe; read a :meth:`copy` while it is trained.
 
-    All members are worked on at once: weights are stacked, [MEMBERS, inputs, outputs]. Products are cut into pieces of at most
-    PIECE rows, which BLAS does in the calling thread: its own threads would wait for cores that inference has.
+    All members are computed at once with stacked weights [MEMBERS, inputs, outputs]. Products have at most PIECE rows, so that
+    BLAS uses the calling thread only: its own threads would compete with inference for cores.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -54,7 +54,7 @@ class HazardHead:
         return np.concatenate(found) if found else np.zeros((0, INTERVALS))
 
     def teach(self, inputs: Floats32, interval: NDArray[np.int64], came: NDArray[np.bool_], weight: Floats) -> None:
-        """Go once over turns (the first time FIRST_PASSES times); arguments as for `counts.Counts`, inputs [n, WIDTH]."""
+        """Make one pass over turns (FIRST_PASSES the first time); arguments as in `counts.Counts`, inputs [n, WIDTH]."""
         watched = (np.arange(INTERVALS)[None, :] < interval[:, None]).astype(np.float32)
         target = np.zeros_like(watched)
         target[np.flatnonzero(came), interval[came]] = 1.0
@@ -69,18 +69,18 @@ class HazardHead:
         self.taught = True
 
     def copy(self) -> "HazardHead":
-        """Return a head with the same weights, which no teaching of this one changes. It is for reading only."""
+        """Return a read-only copy of the weights, which further training does not change."""
         other = HazardHead.__new__(HazardHead)
         other._weights = [weights.copy() for weights in self._weights]
         other.taught = self.taught
         return other
 
     def state(self) -> dict[str, Floats32]:
-        """Return copies of the weights by name, to be kept."""
+        """Return copies of the weights by name."""
         return {f"head.{name}": weights.copy() for name, weights in zip(_NAMES, self._weights, strict=True)}
 
     def restore(self, state: dict[str, Floats32]) -> None:
-        """Take kept weights. Raises KeyError, ValueError: they are not of this head; nothing has changed then."""
+        """Load weights. Raises KeyError, ValueError: they do not fit this head; nothing has changed."""
         found = [np.array(state[f"head.{name}"], np.float32) for name in _NAMES]
         if [w.shape for w in found] != [w.shape for w in self._weights] or not all(np.isfinite(w).all() for w in found):
             raise ValueError("weights of another head")
@@ -95,36 +95,32 @@ class HazardHead:
         return first, second, second @ w2 + b2
 
     def _step(self, inputs: Floats32, target: Floats32, watched: Floats32, importance: Floats32) -> None:
-        """Descend once. All are [MEMBERS, n, …]."""
+        """Make one step of gradient descent. All arguments are [MEMBERS, n, …]."""
         gradients = [np.zeros_like(w) for w in self._weights]
         share = importance / np.maximum(importance.sum(axis=1, keepdims=True), 1e-6)
         for start in range(0, inputs.shape[1], PIECE):
             piece = (slice(None), slice(start, start + PIECE))
             first, second, log_odds = self._forward(inputs[piece])
             error = (1.0 / (1.0 + np.exp(-log_odds)) - target[piece]) * watched[piece] * share[piece][:, :, None]
-            of_second = (error @ _turned(self._weights[4])) * (second > 0)
-            of_first = (of_second @ _turned(self._weights[2])) * (first > 0)
+            of_second = (error @ self._weights[4].swapaxes(1, 2)) * (second > 0)
+            of_first = (of_second @ self._weights[2].swapaxes(1, 2)) * (first > 0)
             layers = ((inputs[piece], of_first), (first, of_second), (second, error))
-            for place, (before, after) in enumerate(layers):
-                gradients[2 * place] += _turned(before) @ after
-                gradients[2 * place + 1] += after.sum(axis=1, keepdims=True)
+            for layer, (before, after) in enumerate(layers):
+                gradients[2 * layer] += before.swapaxes(1, 2) @ after
+                gradients[2 * layer + 1] += after.sum(axis=1, keepdims=True)
         self._steps += 1
-        for place, (weights, gradient) in enumerate(zip(self._weights, gradients, strict=True)):
-            mean, square = self._mean[place], self._square[place]
+        for index, (weights, gradient) in enumerate(zip(self._weights, gradients, strict=True)):
+            mean, square = self._mean[index], self._square[index]
             mean += 0.1 * (gradient - mean)
             square += 0.001 * (gradient * gradient - square)
-            if place % 2 == 0:
+            if index % 2 == 0:
                 weights *= 1.0 - RATE * DECAY
             corrected = np.sqrt(square / (1.0 - 0.999**self._steps)) + 1e-8
             weights -= RATE / (1.0 - 0.9**self._steps) * mean / corrected
 
 
-def _turned(matrices: Floats32) -> Floats32:
-    return matrices.swapaxes(1, 2)
-
-
 def _first_weights(draw: np.random.Generator) -> list[Floats32]:
-    """Return one member's weights and biases, layer by layer."""
+    """Return one member's initial weights and biases, layer by layer."""
 
     def weights(rows: int, columns: int, scale: float) -> Floats32:
         return draw.normal(0.0, scale, (rows, columns)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The turns that a return model learns from: a bounded memory of numbers, never text."""
+"""The turns that a return model learns from: a bounded ring of numbers without text."""
 
 import zlib
 from collections import OrderedDict
@@ -14,26 +14,26 @@ from lpc.model.returns.facts import WIDTH, Facts, Stratum, inputs, strata
 from lpc.model.returns.hazards import EDGES, INTERVALS, Floats, interval_of
 
 CAPACITY: Final = 20_000
-"""Turns remembered: about 15 MiB."""
+"""Number of turns in memory: about 15 MiB."""
 SPAN_S: Final = 7200.0
-"""What the turns should span: where traffic is too dense for that, only a sample of the conversations is remembered."""
+"""Minimum time span of the turns, seconds: if traffic is denser, only a sample of the conversations is stored."""
 IDLE_S: Final = 60.0
-"""The longest pause that counts as time: neither a night without traffic nor a clock set forward makes anything forgotten."""
+"""Maximum pause that counts as time, so that neither a night without traffic nor a clock set forward makes turns decay."""
 HALF_LIFE_S: Final = 1800.0
-"""Time with traffic after which a turn counts half."""
+"""Half-life of a turn's weight, in seconds with traffic."""
 OPENINGS: Final = 10_000
-"""Openings of conversations that are counted."""
+"""Maximum number of counted conversation openings."""
 FORECASTERS: Final = 2
 NUMBERS: Final = len(Facts._fields) - 1
-"""Facts of a turn, but its category."""
+"""Number of facts of a turn, without its category."""
 
 
 class Past(NamedTuple):
-    """What is known of a conversation up to a turn, in whichever sidecar its turns arrived.
+    """State of a conversation up to a turn, in any sidecar.
 
     Attributes:
-        history: of arrivals.
-        input_tokens, growth_tokens: of that turn, as `Facts` has them.
+        history: arrivals.
+        input_tokens, growth_tokens: facts of that turn, as in `Facts`.
     """
 
     history: GapHistory
@@ -46,16 +46,16 @@ NO_PAST: Final = Past(UNSEEN, np.nan, np.nan)
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Arrived:
-    """A turn that arrived. What recognises conversations keeps it until the next turn; the memory keeps numbers only.
+    """An arrived turn. `Conversations` or `Labels` stores it until the next turn; the memory stores numbers only.
 
     Attributes:
-        conversation: an opaque name, the same for all of its turns; empty if it could not be recognised again.
-        asked_at: its arrival, seconds since the epoch.
-        facts: what is known of it; `openings` is filled in when it is answered.
-        opening: a digest of how its conversation begins; empty if not known.
-        past: of the conversation up to this turn; set by `follow`.
-        number: in the memory; -1 if it is not in the sample, None until it is answered.
-        next_at: arrival of the conversation's next turn; None until there is one.
+        conversation: an opaque name, equal for all of its turns; empty if it cannot be recognised.
+        asked_at: arrival, seconds since the epoch.
+        facts: facts about the turn; `openings` is set when it is answered.
+        opening: digest of the conversation's beginning; empty if unknown.
+        past: the conversation up to this turn; set by `follow`.
+        number: number in the memory; -1 if it is not in the sample, None before it is answered.
+        next_at: arrival of the conversation's next turn; None before it arrives.
     """
 
     conversation: bytes
@@ -67,7 +67,7 @@ class Arrived:
     next_at: float | None = None
 
     def follow(self, before: Past) -> None:
-        """Place the turn behind what is known of its conversation. If the clock was set back since, that is nothing."""
+        """Set the facts that depend on the conversation's past. If the clock was set back, the past is ignored."""
         if self.asked_at < before.history.latest - IDLE_S:
             before = NO_PAST
         history = before.history.arrive(self.asked_at)
@@ -82,15 +82,15 @@ class Arrived:
 
 
 class Conversations:
-    """The latest turns of conversations whose names are known, as in a log. A sidecar recognises them in `Labels`."""
+    """The latest turn of each conversation in a log with names. A sidecar recognises conversations in `Labels`."""
 
     def __init__(self) -> None:
         self._latest: dict[bytes, Arrived] = {}
 
     def arrive(self, turn: Arrived) -> tuple[Arrived, Arrived | None]:
-        """Place a turn, in the order of arrival; return it, and the turn that it follows, if there is one.
+        """Add a turn, in order of arrival; return it, and the previous turn if there is one.
 
-        Several arrivals at one instant are one turn: then the first one is returned.
+        Simultaneous arrivals are one turn: then the first one is returned.
         """
         before = self._latest.get(turn.conversation)
         if before is not None and turn.asked_at == before.asked_at:
@@ -105,15 +105,16 @@ class Conversations:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What became of the remembered turns so far.
+    """A snapshot of the outcomes of the turns in memory.
 
     Attributes:
-        number: turns taken in until then; the nth is in row ``n % capacity``.
-        inputs: [n, WIDTH] of the network.
-        strata: of each turn.
-        interval, came, age: [n] where each was left: the next turn came, or it was watched no longer; seconds.
-        waiting: [n] whether the next turn may still come.
-        weight: [n] by how long ago it was, in time with traffic.
+        number: number of turns added until then; turn n is in row ``n % capacity``.
+        inputs: [n, WIDTH] inputs of the network.
+        strata: strata of each turn.
+        interval, came, age: [n] interval and age (seconds) at which the next turn arrived or observation ended, and whether it
+            arrived.
+        waiting: [n] whether the next turn may still arrive.
+        weight: [n] weights, which decay in time with traffic.
     """
 
     number: int
@@ -127,16 +128,16 @@ class Outcomes:
 
 
 class TurnMemory:
-    """Remembers turns in a ring. Not thread-safe.
+    """Stores turns in a ring. Not thread-safe.
 
-    Invariants: a turn has a number that counts up; turn ``n`` is remembered while ``n`` is among the last ``capacity``, in
-    place ``n % capacity``. Conversations are not remembered: their turns carry what is known of the turns before.
+    Invariants: numbers of turns increase; turn ``n`` is in row ``n % capacity`` while it is among the last ``capacity``.
+    Conversations are not stored, because their turns contain the facts about earlier turns.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self.capacity = capacity
         self.number = 0
-        """Turns taken in so far, with those that were forgotten since."""
+        """Number of turns added, including overwritten ones."""
         self.returns = 0
         self.active_s = 0.0
         """Time with traffic."""
@@ -158,17 +159,17 @@ class TurnMemory:
         return min(self.number, self.capacity)
 
     def facts(self, turn: Arrived) -> Facts:
-        """Return what is known of a turn, before it is taken in."""
+        """Return the facts about a turn before it is added."""
         if turn.number is not None or not turn.opening:
             return turn.facts
         return turn.facts._replace(openings=self._openings.get(turn.opening, 0))
 
     def take(self, turn: Arrived, facts: Facts, row: NDArray[np.float32], forecast: Floats | None) -> None:
-        """Take a turn in, unless it was before.
+        """Add a turn, unless it was added before.
 
         Args:
-            facts, row: of the turn, and [WIDTH] its inputs.
-            forecast: [FORECASTERS, INTERVALS] predicted hazards; None if nothing was predicted.
+            facts, row: facts about the turn, and its inputs [WIDTH].
+            forecast: [FORECASTERS, INTERVALS] predicted hazards; None without a prediction.
         """
         if turn.number is not None:
             return
@@ -183,30 +184,30 @@ class TurnMemory:
             turn.number = self._remember(turn, row, forecast)
 
     def follow(self, turn: Arrived) -> float | None:
-        """Note that a turn's next one has arrived; return the gap, seconds. None: the turn was not waiting for it."""
+        """Record that a turn's next one has arrived; return the gap, seconds. None if the turn was not waiting for it."""
         if turn.next_at is None or not self._waits(turn.number):
             return None
         gap = turn.next_at - turn.past.history.latest
         if gap < -IDLE_S:  # the clock was set back
             self.leave(turn)
             return None
-        place, gap = turn.number % self.capacity, max(gap, 0.0)
-        self._age[place], self._came[place] = gap, gap < EDGES[-1]
+        row, gap = turn.number % self.capacity, max(gap, 0.0)
+        self._age[row], self._came[row] = gap, gap < EDGES[-1]
         self.returns += 1
         return gap
 
     def leave(self, turn: Arrived) -> None:
-        """Watch a turn no longer: its next one will not be recognised, and how long it was watched is not known."""
+        """End the observation of a turn at age 0, because its next one would not be recognised."""
         if self._waits(turn.number):
             self._age[turn.number % self.capacity] = 0.0
 
     def forecast(self, numbers: NDArray[np.int64]) -> Floats:
-        """Return the predictions of turns, [n, FORECASTERS, INTERVALS]; NaN where nothing was."""
+        """Return the predictions of turns, [n, FORECASTERS, INTERVALS]; NaN without a prediction."""
         result: Floats = self._forecast[numbers % self.capacity].astype(np.float64)
         return result
 
     def outcomes(self, now: float) -> Outcomes:
-        """Return copies of what became of the turns until ``now``, seconds since the epoch."""
+        """Return a copy of the turns' outcomes until ``now``, seconds since the epoch."""
         kept = slice(0, len(self))
         waiting = np.isnan(self._age[kept])
         age = np.where(waiting, np.maximum(now - self._at[kept], 0.0), self._age[kept])
@@ -223,7 +224,7 @@ class TurnMemory:
         )
 
     def state(self, now: float) -> dict[str, NDArray[np.generic]]:
-        """Return copies of what is kept: numbers and categories, without names of conversations."""
+        """Return a copy of the state: numbers and categories, without names of conversations."""
         some, outcomes = slice(0, len(self)), self.outcomes(now)
         return {
             "facts": self._values[some].copy(),
@@ -234,7 +235,7 @@ class TurnMemory:
         }
 
     def restore(self, state: dict[str, NDArray[np.generic]]) -> None:
-        """Take a kept memory; turns that waited count as watched until then. Raises KeyError, ValueError: it is damaged."""
+        """Load a state; observation of waiting turns ended when it was saved. Raises KeyError, ValueError: it is damaged."""
         values = np.asarray(state["facts"], np.float64)
         age, past = (np.asarray(state[name], np.float64) for name in ("age", "active"))
         came = np.asarray(state["came"], np.bool_)
@@ -261,7 +262,7 @@ class TurnMemory:
         passed = at - self._latest_at
         if 0 < passed < np.inf:
             self.active_s += min(passed, IDLE_S)
-        if passed > 0 or passed < -IDLE_S:  # arrivals overtake each other by a little; by more, the clock was set back
+        if passed > 0 or passed < -IDLE_S:  # a small step back is reordering; a large one is a clock set back
             self._latest_at = at
 
     def _waits(self, number: int | None) -> TypeGuard[int]:
@@ -272,18 +273,18 @@ class TurnMemory:
         )
 
     def _remember(self, turn: Arrived, row: NDArray[np.float32], forecast: Floats | None) -> int:
-        """Return the turn's number."""
-        place = self.number % self.capacity
+        """Store a turn; return its number."""
+        slot = self.number % self.capacity
         eighth = max(self.capacity // 8, 1)
-        if self.number >= self.capacity and place == 0 and 0 <= turn.asked_at - self._at[0] < SPAN_S:
-            self._every *= 2  # once around in too short a time
-        elif self._every > 1 and place % eighth == 0 and turn.asked_at - self._at[place - eighth] > SPAN_S / 2:
-            self._every //= 2  # at this pace once around would take four times as long as it should
-        self._inputs[place], self._at[place], self._active[place] = row, turn.asked_at, self.active_s
-        self._age[place], self._came[place] = np.nan, False
-        self._forecast[place] = np.nan if forecast is None else forecast
-        self._values[place], self._categories[place] = turn.facts[:-1], turn.facts.category
-        self._strata[place] = self._chain(turn.facts)
+        if self.number >= self.capacity and slot == 0 and 0 <= turn.asked_at - self._at[0] < SPAN_S:
+            self._every *= 2  # the ring filled in less than SPAN_S
+        elif self._every > 1 and slot % eighth == 0 and turn.asked_at - self._at[slot - eighth] > SPAN_S / 2:
+            self._every //= 2  # at this rate the ring would take more than four times SPAN_S to fill
+        self._inputs[slot], self._at[slot], self._active[slot] = row, turn.asked_at, self.active_s
+        self._age[slot], self._came[slot] = np.nan, False
+        self._forecast[slot] = np.nan if forecast is None else forecast
+        self._values[slot], self._categories[slot] = turn.facts[:-1], turn.facts.category
+        self._strata[slot] = self._chain(turn.facts)
         self.number += 1
         return self.number - 1
 

@@ -1,8 +1,8 @@
-"""The return model of a sidecar: two forecasters that learn while it serves, mixed by how well each has predicted.
+"""The return model of a sidecar: two online forecasters, mixed by the quality of their predictions.
 
-Counts by strata know something after minutes and follow what changes; the head knows which facts matter together and takes
-longer. Their curves are mixed by the discounted log-likelihood of what happened since to turns that they had predicted.
-Before FEWEST_TURNS turns, and while hardly anybody has returned, all turns are in group 0, of which nothing is known.
+Counts by strata are useful after minutes and adapt to changes; the head learns interactions of facts and takes longer. The
+mixture weights follow the discounted log-likelihood of outcomes that both had predicted. Before FEWEST_TURNS turns, and while
+there are hardly any returns, all turns have group 0 and no curve.
 """
 
 import math
@@ -24,25 +24,25 @@ from lpc.model.returns.memory import CAPACITY, Arrived, Outcomes, TurnMemory
 
 FEWEST_TURNS: Final = 200
 KEEP: Final = 0.995
-"""What an outcome's log-likelihood still counts after the next one, in the weights of the mixture."""
+"""Discount of an outcome's log-likelihood per later outcome, in the mixture weights."""
 EVENLY: Final = 6.0
-"""Bound of the log-odds between the forecasters: neither is ever quite given up."""
+"""Limit of the log-odds between the forecasters, so that no weight reaches 0."""
 GIVEN_UP_S: Final = 600.0
-"""Age at which a turn that nobody followed counts as predicted or not. Log-likelihood of the last 20 minutes of Mooncake's
-trace: -2.486 with 1,800 s, -2.480 with 600 s, -2.479 with 300 s: the weights follow sooner."""
+"""Age at which a turn without a successor is judged. Log-likelihood of the last 20 minutes of Mooncake's trace: -2.486 with
+1,800 s, -2.480 with 600 s, -2.479 with 300 s, because the weights adapt sooner."""
 NEWS: Final = 100
-"""The head is taught again when one in so many of the turns is new: in a quiet night it would learn them by heart."""
+"""The head is trained if at least one in this many turns is new. Otherwise it would overfit on a quiet night."""
 FORMAT: Final = 2
 
 
 class Quality(NamedTuple):
-    """How good the predictions were.
+    """Quality of the predictions.
 
     Attributes:
-        turns, returns: taken in since the start.
-        head_share: of the head in the mixture, in [0, 1].
-        nats: by which an outcome was more likely under the mixture than under the average curve; a discounted mean, NaN
-            before the first.
+        turns, returns: numbers since the start.
+        head_share: weight of the head in the mixture, in [0, 1].
+        nats: log-likelihood of outcomes under the mixture minus that under the average curve; a discounted mean, NaN before
+            the first outcome.
     """
 
     turns: int
@@ -57,18 +57,18 @@ class _Forecasters:
     head: HazardHead
 
     def hazards(self, facts: Sequence[Facts], rows: NDArray[np.float32]) -> Floats:
-        """Return [2, n, INTERVALS]: counts, head."""
+        """Return hazards [2, n, INTERVALS] of counts and head."""
         counted = np.array([self.counts.hazard(strata(fact)) for fact in facts])
         both = np.concatenate([counted, self.head.hazard(rows)])
         return with_tail(both, self.counts.returns, self.counts.at_risk).reshape(2, len(facts), INTERVALS)
 
 
 class ReturnModel:
-    """Thread-safe: :meth:`answer` for the thread that infers, :meth:`refit` for one in the background."""
+    """Thread-safe: the inference thread calls :meth:`answer`, a background thread :meth:`refit`."""
 
     def __init__(self, capacity: int = CAPACITY, seed: int = 0) -> None:
         self._learning = threading.Lock()
-        """Held while what was learnt changes. Taken before `_lock`, which is held for moments only."""
+        """Held during training. Acquired before `_lock`, which is held only briefly."""
         self._lock = threading.Lock()
         self._memory = TurnMemory(capacity)
         self._head = HazardHead(seed)
@@ -80,7 +80,7 @@ class ReturnModel:
         self._taught = 0
 
     def answer(self, turns: Sequence[Arrived]) -> NDArray[np.int64]:
-        """Take turns in; return the groups [n] of their curves: 0 before there is enough to learn from."""
+        """Add turns; return the groups [n] of their curves, or 0 before there is enough data."""
         with self._lock:
             memory, forecasters = self._memory, self._forecasters
             facts = [memory.facts(turn) for turn in turns]
@@ -88,31 +88,31 @@ class ReturnModel:
             forecast = None if forecasters is None else forecasters.hazards(facts, rows)
             for place, (turn, fact) in enumerate(zip(turns, facts, strict=True)):
                 memory.take(turn, fact, rows[place], None if forecast is None else forecast[:, place])
-                self._follow(turn)  # its next one may have come while it was being answered
+                self._follow(turn)  # the next turn may have arrived in the meantime
             if forecast is None or not turns:
                 return np.zeros(len(turns), np.int64)
             return self._groups.join(mixed(forecast, self.head_share), max(turn.asked_at for turn in turns))
 
     def group_curves(self) -> GroupCurves:
-        """Return the groups that turns have been answered with."""
+        """Return a snapshot of the groups."""
         with self._lock:
             average = None if self._forecasters is None else self._forecasters.counts.average
             return self._groups.snapshot()._replace(average=average)
 
     def follow(self, turn: Arrived) -> None:
-        """Note that a turn's next one has arrived."""
+        """Record that a turn's next one has arrived."""
         with self._lock:
             self._follow(turn)
 
     def leave(self, turn: Arrived) -> None:
-        """Note that a turn's next one will not be recognised."""
+        """End the observation of a turn, because its next one would not be recognised."""
         with self._lock:
             self._memory.leave(turn)
 
     def forecast(self, turn: Arrived) -> tuple[Floats, float] | None:
-        """Return hazards [2, INTERVALS], by counts and by head, and the head's share; the turn is not taken in.
+        """Return hazards [2, INTERVALS] of counts and head, and the head's share, without adding the turn.
 
-        None before there is enough to learn from.
+        None before there is enough data.
         """
         with self._lock:
             if self._forecasters is None:
@@ -121,7 +121,7 @@ class ReturnModel:
             return self._forecasters.hazards(facts, inputs(facts))[:, 0], self.head_share
 
     def refit(self, now: float) -> None:
-        """Learn from what has happened until ``now``, seconds since the epoch. Tenths of a second; serving goes on."""
+        """Learn from outcomes until ``now``, seconds since the epoch. Takes tenths of a second without blocking answers."""
         with self._learning:
             self._refit(now)
 
@@ -143,16 +143,16 @@ class ReturnModel:
 
     @property
     def head_share(self) -> float:
-        """The head's share of the mixture."""
+        """Weight of the head in the mixture."""
         return expit(self._balance)
 
     @property
     def quality(self) -> Quality:
-        """A snapshot."""
+        """A snapshot of the quality."""
         return Quality(self._memory.number, self._memory.returns, self.head_share, self._nats)
 
     def state(self, now: float) -> "dict[str, NDArray[np.generic]]":
-        """Return all that was learnt as arrays, without names and text."""
+        """Return the state as arrays, without names and text."""
         with self._learning:
             with self._lock:
                 memory, balance, groups = self._memory.state(now), self._balance, self._groups.state()
@@ -160,7 +160,7 @@ class ReturnModel:
         return {"format": np.array(FORMAT), "balance": np.array(balance), **memory, **head, **groups}
 
     def restore(self, state: "dict[str, NDArray[np.generic]]", now: float) -> None:
-        """Take what was kept, and learn from it at once. Raises KeyError, ValueError: it is of another form, or damaged."""
+        """Load a state and refit. Raises KeyError, ValueError: it has another format, or is damaged."""
         if int(np.asarray(state["format"], np.int64)) != FORMAT:
             raise ValueError("another format")
         memory, head, groups = TurnMemory(self._memory.capacity), HazardHead(), CurveGroups()
@@ -178,13 +178,13 @@ class ReturnModel:
             self._refit(now)
 
     def _follow(self, turn: Arrived) -> None:
-        """With the lock held."""
+        """Requires `_lock`."""
         gap, number = self._memory.follow(turn), turn.number
         if gap is not None and number is not None and not (number <= self._judged and gap >= GIVEN_UP_S):
             self._judge(np.array([number]), np.array([gap]), np.ones(1, np.bool_))
 
     def _judge(self, numbers: NDArray[np.int64], age: Floats, came: NDArray[np.bool_]) -> None:
-        """Weigh the forecasters by what they had predicted of turns. With the lock held."""
+        """Update the mixture weights by the outcomes of turns. Requires `_lock`."""
         forecast = self._memory.forecast(numbers)
         known = ~np.isnan(forecast[:, 0, 0]) & (numbers >= self._memory.number - self._memory.capacity)
         if not known.any() or self._forecasters is None:
@@ -200,9 +200,9 @@ class ReturnModel:
             self._nats = mixed if math.isnan(self._nats) else KEEP * self._nats + (1 - KEEP) * mixed
 
     def _judge_given_up(self, outcomes: Outcomes) -> None:
-        """Judge what nobody followed in time. With the lock held."""
+        """Judge the turns without a successor within GIVEN_UP_S. Requires `_lock`."""
         capacity = self._memory.capacity
-        # In order of arrival, so those whose time is up come first; what has been overwritten since is passed over.
+        # In order of arrival, so that the oldest come first, without overwritten turns.
         numbers = np.arange(max(self._judged + 1, self._memory.number - capacity, 0), outcomes.number)
         places = numbers % capacity
         late = outcomes.age[places] >= GIVEN_UP_S
@@ -215,7 +215,7 @@ class ReturnModel:
 
 
 def mixed(hazards: Floats, head_share: float) -> Floats:
-    """Return the mixture's curves at AGES, [n, ages], of hazards [2, n, INTERVALS]: by counts and by head."""
+    """Return the mixture's curves at AGES, [n, ages], for hazards [2, n, INTERVALS] of counts and head."""
     by_counts, by_head = returned(hazards.reshape(-1, INTERVALS)).reshape(*hazards.shape[:2], -1)
     curves: Floats = (1.0 - head_share) * by_counts + head_share * by_head
     return curves

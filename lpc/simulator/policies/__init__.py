@@ -1,4 +1,4 @@
-"""Eviction policies by name. To add one: write its class in a module here, register it, import the module below."""
+"""Eviction policies by name. To add one, write a class with `@register` in a module here, and import the module below."""
 
 from lpc.simulator.policies import arc, bounds, lpc, lru, random_leaf, s3fifo, slru, tlru, ttl, value, workload_aware
 from lpc.simulator.policy import REGISTRY, Policy, PolicySettings

@@ -1,4 +1,4 @@
-"""ARC: the share of recency against frequency, learnt from what was evicted too early."""
+"""ARC: balances recency and frequency by the blocks that were evicted too early."""
 
 import math
 from collections import OrderedDict
@@ -15,20 +15,20 @@ AGAIN: Final = 2
 
 
 class ArcPiece(Piece):
-    """Blocks with their list: ONCE for T1, AGAIN for T2, None before the first use has ended."""
+    """Blocks with their list: ONCE for T1, AGAIN for T2, None before the end of the first use."""
 
     used: int | None = None
 
 
 @register
 class Arc(Policy[ArcPiece]):
-    """Adaptive replacement cache: T1 (used once) and T2 (used again) in order of recency, their ghosts B1 and B2.
+    """Adaptive replacement cache: T1 (used once) and T2 (used again) in order of recency, with ghosts B1 and B2.
 
     A block found in B1 raises the target size p of T1, one found in B2 lowers it, by the ratio of the ghosts' sizes and at
-    least by one. T1 gives up a block while it is larger than p, else T2 does.
+    least by one. Blocks are evicted from T1 while it is larger than p, else from T2.
 
-    Two deviations, since an engine asks for room before it says for what, and holds blocks while requests run: p moves when a
-    block is freed for the first time, that is after the eviction which made room for it; and T1 and T2 are the free blocks.
+    Two deviations, because an engine allocates blocks before their contents are known and uses them while requests run: p
+    changes when a block is freed for the first time, after the eviction for it; and T1 and T2 contain the free blocks only.
     """
 
     name = "arc"
@@ -41,11 +41,11 @@ class Arc(Policy[ArcPiece]):
         self.p = 0.0
         self._cached: dict[int, OrderedDict[int, ArcPiece]] = {ONCE: OrderedDict(), AGAIN: OrderedDict()}
         self._sizes = {ONCE: 0, AGAIN: 0}
-        """Blocks of the lists."""
+        """Sizes of the lists in blocks."""
         self._ghosts: dict[int, OrderedDict[int, None]] = {ONCE: OrderedDict(), AGAIN: OrderedDict()}
 
     def free(self, pieces: Sequence[ArcPiece], turn: Turn, now: float) -> None:
-        """Enter blocks as most recently used; learn from the ghosts of new ones."""
+        """Insert blocks as most recently used; adapt p if new ones are ghosts."""
         for piece in pieces:
             if piece.used is not None:
                 self._enter(piece, AGAIN)
@@ -62,13 +62,13 @@ class Arc(Policy[ArcPiece]):
             again.popitem(last=False)
 
     def touch(self, piece: ArcPiece, now: float) -> None:
-        """Take the piece out of its list."""
+        """Remove the piece from its list."""
         assert piece.used is not None
         del self._cached[piece.used][piece.block_id]
         self._sizes[piece.used] -= piece.size
 
     def evict(self, count: int, now: float) -> list[Chunk]:
-        """Give up blocks, and remember their names."""
+        """Evict blocks, and add them to the ghosts."""
         sizes = self._sizes
         out: list[Chunk] = []
         while count:
@@ -92,7 +92,7 @@ class Arc(Policy[ArcPiece]):
         self._sizes[used] += piece.size
 
     def _learn(self, content: int) -> bool:
-        """Move p if the block is a ghost; return whether it was."""
+        """Adapt p if the block is a ghost; return whether it was one."""
         once, again = self._ghosts[ONCE], self._ghosts[AGAIN]
         if content in once:
             self.p = min(float(self.capacity), self.p + max(1.0, len(again) / len(once)))

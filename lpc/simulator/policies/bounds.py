@@ -1,4 +1,4 @@
-"""What no policy can do: these look into the future. They say how much there is to gain."""
+"""Bounds: policies that know future requests. They show how much other policies could gain."""
 
 import math
 from bisect import bisect_right
@@ -13,12 +13,12 @@ from lpc.simulator.workload import Turn, Workload
 
 NEVER: Final = math.inf
 CONTINUES: Final = 1e9
-"""Seconds for which a conversation that goes on is kept: longer than any trace, so that all that end go first."""
+"""Added to the key of conversations that continue, seconds: longer than any trace, so that ended ones are evicted first."""
 
 
 @register
 class Infinite(Lru):
-    """A cache that never evicts: the runner gives it room for the whole working set."""
+    """A cache that never evicts: the runner sets a capacity for the whole working set."""
 
     name = "infinite"
     rule = "nothing is evicted"
@@ -27,7 +27,7 @@ class Infinite(Lru):
 
 
 class AwaitedPiece(Piece):
-    """Blocks with the turns that are known to come of the conversations that held them, and a time for each, seconds."""
+    """Blocks with the next turns of the conversations that used them, and a time for each, seconds."""
 
     __slots__ = ("awaited",)
 
@@ -36,7 +36,7 @@ class AwaitedPiece(Piece):
         self.awaited: dict[Turn, float] = {}
 
     def used(self, turn: Turn, at: float) -> None:
-        """Replace a turn that has ended by the one that follows it, if any."""
+        """Replace an ended turn by its successor, if there is one."""
         self.awaited.pop(turn, None)
         if turn.next is not None:
             self.awaited[turn.next] = at
@@ -44,7 +44,7 @@ class AwaitedPiece(Piece):
 
 @register
 class Oracle(KeyedPolicy[AwaitedPiece]):
-    """Knows whether a conversation goes on, not when. It also knows it of those that no name links."""
+    """Knows whether a conversation continues, but not when; also for conversations without a name."""
 
     name = "oracle"
     rule = "blocks of conversations that have all ended, then least recently used"
@@ -53,7 +53,7 @@ class Oracle(KeyedPolicy[AwaitedPiece]):
     piece_type = AwaitedPiece
 
     def key(self, piece: AwaitedPiece, turn: Turn, now: float) -> float:
-        """Return the time, or if a next turn will come much more than when the latest one ended that is followed by another."""
+        """Return now if all conversations of the blocks have ended, else CONTINUES plus the last use by one that has not."""
         piece.used(turn, now)
         return CONTINUES + max(piece.awaited.values()) if piece.awaited else now
 
@@ -78,7 +78,7 @@ class Belady(KeyedPolicy[AwaitedPiece]):
                         self._uses[segment].append(turn.arrival)
 
     def key(self, piece: AwaitedPiece, turn: Turn, now: float) -> float:
-        """Return minus the time of the next use. Of a closed workload it is that of the conversations that held the piece."""
+        """Return minus the time of the next use; in a closed workload the next use by conversations that used the piece."""
         if self.workload.closed:
             self._await(piece, turn, now)
             return -min(piece.awaited.values(), default=NEVER)
@@ -88,7 +88,7 @@ class Belady(KeyedPolicy[AwaitedPiece]):
 
     @staticmethod
     def _await(piece: AwaitedPiece, turn: Turn, now: float) -> None:
-        """Note when the conversation uses the blocks next: not at its next turn, if that has a shorter or another context."""
+        """Record the conversation's next use of the blocks. A turn with a shorter or another context does not use them."""
         piece.awaited.pop(turn, None)
         at, after = now, turn.next
         while after is not None:

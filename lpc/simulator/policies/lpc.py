@@ -1,9 +1,9 @@
-"""Learned Prefix Caching (NeurIPS 2025): by the probability that the conversation continues.
+"""Learned Prefix Caching (NeurIPS 2025): evicts by the probability that the conversation continues.
 
-The paper decays a block's continuation probability with the time it lies idle: ``p' = p·d / (p·d + 1 - p)``,
-``d = exp(-(now - t_last) / tau)``. In log-odds this is ``logit(p') = logit(p) - (now - t_last) / tau``: every block sinks at
-the same rate, so the order of any two blocks is always that of ``t_last + tau · logit(p)``. One number per block is
-enough, and it never has to be updated. With a constant ``p`` the order is that of ``t_last``: least recently used.
+The paper decays a block's continuation probability with its idle time: ``p' = p·d / (p·d + 1 - p)``,
+``d = exp(-(now - t_last) / tau)``. In log-odds this is ``logit(p') = logit(p) - (now - t_last) / tau``. All blocks decay at the
+same rate, so two blocks are always ordered by ``t_last + tau · logit(p)``: a constant key per block suffices. With a constant
+``p`` the order is LRU.
 """
 
 from collections import deque
@@ -18,19 +18,19 @@ from lpc.simulator.workload import Turn, Workload
 GIVEN_UP_S: Final = 600.0
 """Age at which a turn counts as followed or not."""
 FEWEST: Final = 100
-"""Such turns before anything is believed; until then the order is that of last use."""
+"""Minimum number of such turns; with fewer, the order is LRU."""
 MEAN_GAP_S: Final = 100.0
-"""Between turns, before there is a gap."""
+"""Assumed gap between turns before one was observed."""
 LAST_TURN: Final = 12
-"""Turn numbers from here on count as one."""
+"""Higher turn numbers are counted as this one."""
 
 
 class Continuations:
-    """Of the requests so far: shares of turns that were followed, by the number of the turn, and the mean gap."""
+    """Shares of turns that were followed, by turn number, and the mean gap."""
 
     def __init__(self) -> None:
         self._latest: dict[str, list[float]] = {}
-        """Of each conversation: arrival, turn number, and whether it was followed."""
+        """Latest turn by conversation: arrival, turn number, and whether it was followed."""
         self._waiting: deque[list[float]] = deque()
         self._followed = [0.0] * LAST_TURN
         self._turns = [0] * LAST_TURN
@@ -38,7 +38,7 @@ class Continuations:
         self._gap_sum_s = 0.0
 
     def add(self, turn: Turn, now: float) -> None:
-        """Take in a turn that arrives now, seconds."""
+        """Add a turn that arrives now, seconds."""
         before = self._latest.get(turn.conversation)
         if before is not None:
             before[2] = 1.0
@@ -57,20 +57,20 @@ class Continuations:
         return self._gap_sum_s / self._gaps if self._gaps else MEAN_GAP_S
 
     def share(self, turn: int) -> float:
-        """Return the share of turns of this number that were followed; one turn counts as the mean of all numbers."""
+        """Return the share of turns with this number that were followed, smoothed by one turn of the overall mean."""
         if sum(self._turns) < FEWEST:
             return 0.5
-        place = min(turn, LAST_TURN) - 1
+        index = min(turn, LAST_TURN) - 1
         overall = sum(self._followed) / sum(self._turns)
-        return (self._followed[place] + overall) / (self._turns[place] + 1)
+        return (self._followed[index] + overall) / (self._turns[index] + 1)
 
 
 def static_key(p: float, t_last: float, tau: float) -> float:
     """Return the key of blocks whose conversation continues with probability ``p``, seconds; the smallest is evicted.
 
     Args:
-        p: calibrated probability that the conversation has a further turn; clipped.
-        t_last: when the blocks were last used, seconds.
+        p: calibrated probability that the conversation has another turn; clipped.
+        t_last: time of the blocks' last use, seconds.
         tau: mean think time, seconds (> 0). The paper's ``scale`` is 1/tau.
     """
     return t_last + tau * logit(p)
@@ -82,7 +82,7 @@ def probability_at(key: float, now: float, tau: float) -> float:
 
 
 class ScoredPiece(Piece):
-    """Blocks with a score by conversation: that of its latest turn that held them."""
+    """Blocks with a score by conversation, from the latest turn that used them."""
 
     __slots__ = ("scores",)
 
@@ -93,7 +93,7 @@ class ScoredPiece(Piece):
 
 @register
 class Lpc(KeyedPolicy[ScoredPiece]):
-    """The paper's policy with a real predictor's probabilities; with those by turn where a log has no text."""
+    """The paper's policy with a predictor's probabilities, or with shares by turn number if a log has no text."""
 
     name = "lpc"
     rule = "the smallest t + tau logit(p), p by the predictor; maximum over the conversations that share a block"
@@ -106,11 +106,11 @@ class Lpc(KeyedPolicy[ScoredPiece]):
         self._learnt = Continuations()
 
     def arrive(self, turn: Turn, now: float) -> None:
-        """Learn from the turn."""
+        """Count the turn."""
         self._learnt.add(turn, now)
 
     def finish(self, turn: Turn, now: float) -> None:
-        """Score the turn's blocks, at the tau of this time."""
+        """Score the turn's blocks with the current tau."""
         p = self.probability(turn)
         tau = self._learnt.mean_gap_s
         self._score = static_key(1 - p if self.settings.invert else p, now, tau)
@@ -121,18 +121,18 @@ class Lpc(KeyedPolicy[ScoredPiece]):
         return max(piece.scores.values())
 
     def probability(self, turn: Turn) -> float:
-        """Return the predictor's answer, or if none was asked the share of turns of this number that were followed."""
+        """Return the predicted probability; without one, the share of turns with this number that were followed."""
         return self._learnt.share(turn.turn) if turn.probability is None else turn.probability
 
 
 @register
 class LpcTurns(Lpc):
-    """The same from turn counts alone."""
+    """The paper's policy from turn counts alone."""
 
     name = "lpc-turns"
     rule = "the smallest t + tau logit(p), p by the number of turns"
     source = "Learned Prefix Caching, NeurIPS 2025, its turn-count ablation"
 
     def probability(self, turn: Turn) -> float:
-        """Return the share of turns of this number that were followed."""
+        """Return the share of turns with this number that were followed."""
         return self._learnt.share(turn.turn)

@@ -1,4 +1,4 @@
-"""LRU: what engines do."""
+"""LRU, the default of engines."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -22,13 +22,13 @@ class Lru(Policy[Piece]):
         self._pieces: OrderedDict[int, Piece] = OrderedDict()
 
     def free(self, pieces: Sequence[Piece], turn: Turn, now: float) -> None:
-        """Put the pieces at the end."""
+        """Append the pieces."""
         self._pieces.update((piece.block_id, piece) for piece in pieces)
 
     def touch(self, piece: Piece, now: float) -> None:
-        """Take the piece out."""
+        """Remove the piece."""
         del self._pieces[piece.block_id]
 
     def first(self, now: float) -> Piece:
-        """Return the least recently used."""
+        """Return the least recently used piece."""
         return next(iter(self._pieces.values()))

@@ -10,7 +10,7 @@ from lpc.simulator.workload import Turn, Workload
 
 
 class _Leaves:
-    """Segments whose last cached block is a leaf, in a list from which one is drawn in constant time."""
+    """Segments whose last cached block is a leaf, with random access in constant time."""
 
     def __init__(self) -> None:
         self.order: list[Segment] = []
@@ -24,7 +24,7 @@ class _Leaves:
         self.order.append(segment)
 
     def replace(self, segment: Segment, other: Segment) -> None:
-        """Put another segment into a segment's place."""
+        """Replace a segment by another one at the same index."""
         place = self._place[other] = self._place.pop(segment)
         self.order[place] = other
 
@@ -40,12 +40,12 @@ class _Leaves:
 
 @register
 class RandomLeaf(Policy[Piece]):
-    """A leaf drawn at random of those that were not used in this phase; a phase ends when every leaf was used in it.
+    """A random leaf of those not used in this phase; a phase ends when every leaf was used in it.
 
-    The misses of LRU on leaves, relative to the best order, can grow with the number of requests; those of this rule only with
-    the logarithm of the cache's size. A leaf is a free block behind which nothing is cached. The paper marks tokens as a
-    request reads them; here a block is marked when the last request that holds it ends, as it cannot go before. Drawn with
-    the workload's seed.
+    Relative to the best order, the misses of LRU on leaves can grow with the number of requests, those of this rule only with
+    the logarithm of the cache's size. A leaf is a free block without a cached successor. The paper marks tokens when a request
+    reads them; here a block is marked when the last request that uses it ends, because it cannot be evicted before. Random
+    numbers use the workload's seed.
     """
 
     name = "rlt"
@@ -58,16 +58,16 @@ class RandomLeaf(Policy[Piece]):
         self._random = random.Random(workload.seed)
         self._phase = 0
         self._used: dict[Segment, int] = {}
-        """By free segment, the phase in which it was last used."""
+        """Phase of the last use, by free segment."""
         self._held: dict[Segment, Held[Piece]] = {}
-        """Of free segments."""
+        """Cached blocks, by free segment."""
         self._parent: dict[Segment, Segment | None] = {}
         self._children: dict[Segment, int] = {}
-        """Free segments behind a segment."""
+        """Number of free successors, by segment."""
         self._unmarked, self._marked = _Leaves(), _Leaves()
 
     def free(self, pieces: Sequence[Piece], turn: Turn, now: float) -> None:
-        """Mark the segments; of those that became free at most the deepest is a leaf."""
+        """Mark the segments; at most the deepest of them is a leaf."""
         before: Segment | None = None
         parents: dict[Segment, Segment | None] = {}
         for segment in self.path(turn):
@@ -89,7 +89,7 @@ class RandomLeaf(Policy[Piece]):
                 self._marked.add(segment)
 
     def touch(self, piece: Piece, now: float) -> None:
-        """Take the piece's segment out of the free ones."""
+        """Remove the piece's segment."""
         segment = piece.segment
         if segment in self._held:
             self._unmarked.discard(segment)
@@ -99,7 +99,7 @@ class RandomLeaf(Policy[Piece]):
                 self._leaves(parent).add(parent)
 
     def evict(self, count: int, now: float) -> list[Chunk]:
-        """Draw leaves, block by block."""
+        """Evict random leaves, block by block."""
         out: list[Chunk] = []
         for _ in range(count):
             if not self._unmarked.order:
@@ -108,13 +108,13 @@ class RandomLeaf(Policy[Piece]):
             order = self._unmarked.order
             segment = order[self._random.randrange(len(order))]
             held = self._held[segment]
-            # Pieces that are set aside for waiting requests are not in this order.
+            # Pieces set aside for waiting requests are not in this order.
             out.append(next(piece for piece in reversed(held.pieces) if piece.waiter is None).give_up(1))
             if any(piece.waiter is None for piece in held.pieces):
                 continue
             parent = self._forget(segment)
             if parent is not None and self._leaves(parent) is self._unmarked:
-                self._unmarked.replace(segment, parent)  # in its place, so that segments are drawn like single blocks
+                self._unmarked.replace(segment, parent)  # at the same index, so that draws are those of single blocks
                 continue
             self._unmarked.discard(segment)
             if parent is not None:
@@ -125,7 +125,7 @@ class RandomLeaf(Policy[Piece]):
         return self._marked if self._used[segment] == self._phase else self._unmarked
 
     def _forget(self, segment: Segment) -> Segment | None:
-        """Forget a segment that is no longer free; return the one before it, if that is free and a leaf now."""
+        """Remove a segment that is not free; return its predecessor if that has become a free leaf."""
         del self._held[segment], self._used[segment]
         parent = self._parent.pop(segment)
         if parent is None:

@@ -1,4 +1,4 @@
-"""S3-FIFO: three queues instead of an order of uses."""
+"""S3-FIFO: three FIFO queues instead of an order by last use."""
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ MAIN: Final = 2
 
 
 class QueuedPiece(Piece):
-    """Blocks with their place.
+    """Blocks with their queue.
 
     Attributes:
-        queue: SMALL or MAIN; None before the first use has ended.
-        uses: since it entered the queue, up to the most that count.
-        passed_over: its turn in its queue came while it was in use.
+        queue: SMALL or MAIN; None before the end of the first use.
+        uses: uses since it entered the queue, at most MOST_USES.
+        passed_over: it reached the head of its queue while it was in use.
     """
 
     queue: int | None = None
@@ -29,16 +29,16 @@ class QueuedPiece(Piece):
 
 @register
 class S3Fifo(Policy[QueuedPiece]):
-    """A small queue for new blocks, a main queue for proven ones, a ghost queue of names.
+    """A small queue for new blocks, a main queue for reused ones, and a ghost queue of evicted ids.
 
-    A block that leaves the small queue goes to main if it was used more than once there (its counter starts again), else out
-    and into the ghost; one found in the ghost enters main directly. Main gives a used block another round for each use
-    counted, up to three. The small queue gives up blocks while it holds a tenth or more of all that are queued (with every
-    block free that is the paper's tenth of the cache). Until the first eviction, what comes when small has its tenth enters
-    main, as in the authors' libCacheSim: else the whole first fill would have to pass through small.
+    A block at the head of the small queue moves to main if it was used more than once there (its counter is reset), else it is
+    evicted and its id enters the ghost queue. A new block whose id is in the ghost queue enters main. Main reinserts a used
+    block once per counted use, up to three. The small queue evicts while it has at least a tenth of all queued blocks; with all
+    blocks free this is the paper's tenth of the cache. Until the first eviction, new blocks enter main once the small queue has
+    its tenth, as in the authors' libCacheSim; otherwise the whole first fill would pass through the small queue.
 
-    A place in a queue does not change by use, so blocks in use keep theirs. One whose turn comes while it is in use is set
-    aside and is the next to be looked at once it is free.
+    Use does not change a block's position, so blocks in use stay queued. A block that reaches the head while it is in use
+    leaves the queue, and returns to the head when it is free.
     """
 
     name = "s3fifo"
@@ -54,14 +54,14 @@ class S3Fifo(Policy[QueuedPiece]):
         super().__init__(capacity, workload, settings)
         self._queues: dict[int, deque[QueuedPiece]] = {SMALL: deque(), MAIN: deque()}
         self._sizes = {SMALL: 0, MAIN: 0}
-        """Blocks of the queues."""
+        """Sizes of the queues in blocks."""
         self._free: set[int] = set()
         self._ghost: OrderedDict[int, None] = OrderedDict()
         self._small_size = int(capacity * self.SMALL_SHARE)
         self._filling = True
 
     def free(self, pieces: Sequence[QueuedPiece], turn: Turn, now: float) -> None:
-        """Queue new blocks; those that had a place have it still."""
+        """Queue new blocks; other blocks retain their position."""
         passed_over: list[tuple[int, QueuedPiece]] = []
         for piece in pieces:
             if piece.queue is None:
@@ -74,7 +74,7 @@ class S3Fifo(Policy[QueuedPiece]):
             piece.passed_over = False
             self._queues[queue].appendleft(piece)
             self._sizes[queue] += piece.size
-        # Not as they are evicted: a name must not go for the sake of the room that was made for its own return.
+        # Not during eviction: an eviction for a returning block must not drop that block's own id.
         while len(self._ghost) > self.capacity - self._small_size:
             self._ghost.popitem(last=False)
 
@@ -84,11 +84,11 @@ class S3Fifo(Policy[QueuedPiece]):
         self._free.remove(piece.block_id)
 
     def regain(self, piece: QueuedPiece) -> None:
-        """Forget the place: it has left its queue."""
+        """Reset the queue, because the piece has left it."""
         piece.queue, piece.uses = None, 0
 
     def evict(self, count: int, now: float) -> list[Chunk]:
-        """Turn the queues until enough blocks have dropped out."""
+        """Advance the queues until enough blocks are evicted."""
         sizes = self._sizes
         out: list[Chunk] = []
         self._filling = False
@@ -104,26 +104,26 @@ class S3Fifo(Policy[QueuedPiece]):
         return out
 
     def _enter(self, piece: QueuedPiece) -> None:
-        """Queue new blocks, from the deepest; some in the small queue and some in main if a limit or the ghosts divide them."""
+        """Queue new blocks, the deepest first; a limit or the ghosts may divide them between small and main."""
         sizes, ghost = self._sizes, self._ghost
         small = sizes[SMALL]
-        places: list[int] = []
+        queues: list[int] = []
         for content in reversed(piece.contents):
             overflows = self._filling and small >= self._small_size
-            place = MAIN if overflows or content in ghost else SMALL
-            small += place == SMALL
+            queue = MAIN if overflows or content in ghost else SMALL
+            small += queue == SMALL
             ghost.pop(content, None)
-            places.append(place)
-        for place, alike in groupby(places):
+            queues.append(queue)
+        for queue, alike in groupby(queues):
             size = piece.size - sum(1 for _ in alike)
             deepest = piece.split(size) if size else piece
-            deepest.queue = place
-            self._queues[place].append(deepest)
-            sizes[place] += deepest.size
+            deepest.queue = queue
+            self._queues[queue].append(deepest)
+            sizes[queue] += deepest.size
             self._free.add(deepest.block_id)
 
     def _spare(self, count: int) -> int:
-        """Return how many blocks, at most ``count``, the small queue gives up before main has its turn."""
+        """Return how many blocks, at most ``count``, the small queue evicts before main."""
         small, main = self._sizes[SMALL], self._sizes[MAIN]
         spare = 1
         while spare < min(count, small) and (not main or small - spare >= int(self.SMALL_SHARE * (small - spare + main))):
@@ -131,16 +131,16 @@ class S3Fifo(Policy[QueuedPiece]):
         return spare
 
     def _turn(self, number: int, most: int) -> Chunk:
-        """Return up to ``most`` blocks of the first piece that has to go, if there is one.
+        """Evict up to ``most`` blocks of the first piece without enough uses, if there is one.
 
-        A piece of the small queue used often goes to main, a used one of main gets another round.
+        Used pieces before it move to the end of main.
         """
         queue, sizes = self._queues[number], self._sizes
         first = queue[0]
         while queue:
             piece = queue[0]
             if number == SMALL and piece is not first:
-                most = 1  # sizes have changed, so the queues are compared after each block
+                most = 1  # sizes have changed, so the caller compares the queues after each block
             if piece.block_id not in self._free:
                 queue.popleft()
                 sizes[number] -= piece.size

@@ -1,7 +1,7 @@
-"""SLRU, the textbook policy that tells blocks used once from those used again.
+"""SLRU, the textbook policy that separates blocks used once from blocks used again.
 
-A block's use is noticed when the last request that holds it ends; uses that overlap count as one. Within a request that is
-freed at one go, ties fall tail first: a tail lost costs itself, a root lost costs the chain behind it.
+A use counts when the last request that uses the block ends, so overlapping uses count as one. Blocks of one request are evicted
+tail first: losing a tail costs one block, losing a root costs the whole chain after it.
 """
 
 from collections import OrderedDict
@@ -17,17 +17,17 @@ PROTECTED: Final = 2
 
 
 class RankedPiece(Piece):
-    """Blocks with their rank, PROBATION or PROTECTED; None before the first use has ended."""
+    """Blocks with their rank, PROBATION or PROTECTED; None before the end of the first use."""
 
     rank: int | None = None
 
 
 @register
 class Slru(Policy[RankedPiece]):
-    """Segmented LRU: a block has to be used twice before it is protected from those used once.
+    """Segmented LRU: a block used twice is protected from blocks used once.
 
-    Protected blocks may take `PROTECTED_SHARE` of the cache, those in use included; what they must give up goes back to
-    probation as most recently used.
+    Protected blocks, including those in use, may fill `PROTECTED_SHARE` of the cache. Excess blocks return to probation as most
+    recently used.
     """
 
     name = "slru"
@@ -44,7 +44,7 @@ class Slru(Policy[RankedPiece]):
         self._protected_limit = int(capacity * self.PROTECTED_SHARE)
 
     def free(self, pieces: Sequence[RankedPiece], turn: Turn, now: float) -> None:
-        """Enter new blocks into probation; promote those used again."""
+        """Insert new blocks into probation; promote blocks used again."""
         probation, protected = self._ranks[PROBATION], self._ranks[PROTECTED]
         for piece in pieces:
             if piece.rank == PROBATION:
@@ -61,7 +61,7 @@ class Slru(Policy[RankedPiece]):
             self._protected -= demoted.size
 
     def touch(self, piece: RankedPiece, now: float) -> None:
-        """Take the piece out of its list."""
+        """Remove the piece from its list."""
         assert piece.rank is not None
         del self._ranks[piece.rank][piece.block_id]
 
@@ -71,7 +71,7 @@ class Slru(Policy[RankedPiece]):
             self._protected += piece.size
 
     def evict(self, count: int, now: float) -> list[Chunk]:
-        """Give up blocks on probation first."""
+        """Evict blocks on probation first."""
         out: list[Chunk] = []
         for rank, pieces in self._ranks.items():
             chunks = give_up_first(pieces, count)

@@ -10,19 +10,19 @@ from lpc.simulator.workload import Turn, Workload
 
 
 class NeededPiece(Piece):
-    """Blocks with the tokens, from the prefix's start, that the neediest of its conversations wants cached."""
+    """Blocks with the largest need of their conversations, in tokens from the prefix's start."""
 
     need = 0.0
 
 
 @register
 class TailLru(KeyedPolicy[NeededPiece]):
-    """T-LRU: first what a conversation can lose without its next turn's time to first token passing a threshold, then LRU.
+    """T-LRU: first evicts blocks that a conversation does not need to hold its next turn's TTFT threshold, then LRU.
 
-    With L tokens of history (reply included), Q tokens expected of the next prompt and room to compute X tokens within the
-    threshold, the conversation needs its first max(0, L + Q - X) tokens cached; the blocks from there on are free to go. L is
-    the history as it was, not what is left of it, or each eviction would free the next. Of a block that several requests used
-    the largest need counts. Q is the mean growth of prompts seen so far, and a need is calculated when a block is freed.
+    The conversation needs its first max(0, L + Q - X) tokens: L tokens of history including the reply, Q expected tokens of the
+    next prompt, X tokens that the engine can compute within the threshold. L is the whole history, not its cached part, or each
+    eviction would release the next block. The largest need of all requests that used a block counts. Q is the mean growth of
+    prompts so far. A need is calculated when a block is freed.
     """
 
     name = "tlru"
@@ -41,7 +41,7 @@ class TailLru(KeyedPolicy[NeededPiece]):
         self._need = 0.0
 
     def finish(self, turn: Turn, now: float) -> None:
-        """Calculate what the conversation's next turn needs."""
+        """Calculate the need of the conversation's next turn."""
         before = self._history.get(turn.conversation)
         if before is not None:
             self._growth += max(0, turn.input_tokens - before)
@@ -51,7 +51,7 @@ class TailLru(KeyedPolicy[NeededPiece]):
         self._need = max(0.0, history + expected - self._computable)
 
     def free(self, pieces: Sequence[NeededPiece], turn: Turn, now: float) -> None:
-        """Cut a piece where the need ends."""
+        """Split a piece where the need ends."""
         tokens = self.workload.block_tokens
         cut: list[NeededPiece] = []
         for piece in pieces:

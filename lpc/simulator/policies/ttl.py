@@ -18,13 +18,13 @@ class PrioritizedPiece(Piece):
 
 @register
 class Ttl(Policy[PrioritizedPiece]):
-    """Priorities 0 to 100 with a duration, as TensorRT-LLM keeps blocks: lowest priority first, LRU among equals.
+    """Priorities 0 to 100 with a duration, as in TensorRT-LLM: lowest priority first, LRU among equals.
 
-    A block freed with another priority than the default falls to it when its duration is over, as most recently used. The
-    latest request's priority replaces that of the one before.
+    After its duration a block gets the default priority, as most recently used. The latest request's priority replaces the
+    previous one.
 
-    TensorRT-LLM leaves the priorities to the caller. Here: a first turn has the default, and every further turn, which shows
-    that the user stays, adds `STEP`; it holds for `DURATION_S`, after which the user is taken to have gone.
+    In TensorRT-LLM the caller sets priorities. Here a first turn has the default, and each further turn adds `STEP` for
+    `DURATION_S`, because it shows that the user stays.
     """
 
     name = "ttl"
@@ -50,7 +50,7 @@ class Ttl(Policy[PrioritizedPiece]):
         return min(self.DEFAULT + self.STEP * (turn.turn - 1), self.HIGHEST)
 
     def free(self, pieces: Sequence[PrioritizedPiece], turn: Turn, now: float) -> None:
-        """Enter blocks under the request's priority."""
+        """Insert blocks with the request's priority."""
         self._expire(now)
         priority = self.priority(turn)
         for piece in pieces:
@@ -62,7 +62,7 @@ class Ttl(Policy[PrioritizedPiece]):
                 heapq.heappush(self._expiring, (now + self.DURATION_S, self._entries, piece))
 
     def touch(self, piece: PrioritizedPiece, now: float) -> None:
-        """Take the piece out of its queue; its duration is over with that."""
+        """Remove the piece from its queue and cancel its duration."""
         del self._by_priority[piece.priority][piece.block_id]
         self._entry.pop(piece.block_id, None)
 

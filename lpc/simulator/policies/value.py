@@ -1,7 +1,7 @@
 """Eviction by retention value at the block's age, with the modules that run inside an engine (`eviction_client`).
 
-`reuse` makes groups of requests as an engine without a sidecar does. Only the groups of `value` are the simulator's: it takes
-them from the sidecar's model, which learns from the first request on.
+`reuse` groups requests as an engine without a sidecar does. `value` uses groups of the sidecar's return model, which learns
+from the first request on.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from lpc.simulator.workload import Turn, Workload
 
 @register
 class Reuse(Policy[Piece]):
-    """What an engine does without a sidecar: classes by gap and by the length of what is new, curves from its own reuse."""
+    """The plug-in without a sidecar: classes by gap and by the number of new tokens, curves from its own reuse."""
 
     name = "reuse"
     rule = "the lowest retention value at the block's age, or least recently used while that hits more; no sidecar"
@@ -40,7 +40,7 @@ class Reuse(Policy[Piece]):
         return ReuseClasses(self.capacity, self.workload)
 
     def add_tier(self, name: str, chunks: int) -> ValueTier:
-        """Return the order of a tier of prompts below the cache, whose chunks are blocks."""
+        """Return the eviction order of a tier of prompts behind the cache. A chunk is one block."""
         tier = ValueTier(
             name,
             chunks,
@@ -57,25 +57,25 @@ class Reuse(Policy[Piece]):
         return tier
 
     def start(self, turn: Turn, now: float) -> None:
-        """Count reuses; take what a refit has found."""
+        """Count reuses; apply a refit."""
         self._now = now
         self.reuse.start(turn, now)
         self._follow()
 
     def wait(self, turn: Turn, now: float) -> None:
-        """Have the ghost caches also keep its blocks."""
+        """Also retain the request's blocks in the ghost caches."""
         self._now = now
         if self.settings.guard:
             self.ghosts.wait(turn, self.reuse.sampled_prompt(turn, self.ghosts.every))
 
     def finish(self, turn: Turn, now: float) -> None:
-        """Note the last use; let the ghost caches decide which rule orders."""
+        """Record the last use; let the ghost caches choose the rule."""
         self._now = now
         reuse = self.reuse
         reuse.finish(turn, now)
         self._follow()
         above = self.ghosts.following(self.queue.value_enabled)
-        for tier in self.tiers:  # first: what the cache has of this request is what it had before
+        for tier in self.tiers:  # before the cache's ghosts, which must not contain this request yet
             ends = [reuse.path[run.end - 1].depth + reuse.path[run.end - 1].size for run in reuse.runs]
             runs = [Run(end, run.reuse_class) for end, run in zip(ends, reuse.runs, strict=True)]
             blocks = cast("Sequence[BlockHash]", turn.all_contents)
@@ -89,7 +89,7 @@ class Reuse(Policy[Piece]):
             self.ghosts.served(turn)
 
     def free(self, pieces: Sequence[Piece], turn: Turn, now: float) -> None:
-        """Put each stretch of blocks into its class."""
+        """Insert each stretch of blocks into its class."""
         self._now = now
         at, parts = 0, []
         for start, _, number in reversed(self.reuse.runs):
@@ -100,11 +100,11 @@ class Reuse(Policy[Piece]):
         self.queue.insert_chain(parts, now)
 
     def touch(self, piece: Piece, now: float) -> None:
-        """Take the piece out of the queue."""
+        """Remove the piece from the queue."""
         self.queue.remove(piece)
 
     def first(self, now: float) -> Piece:
-        """Return what the rule in force gives up."""
+        """Return the piece to evict under the current rule."""
         self._now = now
         return self.queue.first()
 
@@ -122,7 +122,7 @@ class Reuse(Policy[Piece]):
 
 @register
 class Value(Reuse):
-    """The same with the sidecar's groups and curves as prior."""
+    """The plug-in with the sidecar's groups, and their curves as prior."""
 
     name = "value"
     rule = "the lowest retention value at the block's age, or least recently used while that hits more"
@@ -133,7 +133,7 @@ class Value(Reuse):
 
 
 def every_block(content: Any, every: int) -> bool:
-    """Return that ghost caches follow a block: `ReuseClasses.sample` has left out the others."""
+    """Return True, because `ReuseClasses.sample` has already selected the blocks."""
     del content, every
     return True
 

@@ -1,7 +1,7 @@
 """The workload-aware policy of KVCache Cache in the Wild (ATC 2025).
 
-Free blocks are kept in classes whose members age alike, each ordered by time: at an eviction only the ends of W classes are
-compared, O(W). If the value of a block first rises and then falls with its age, its least is at one of the two ends.
+Free blocks are grouped in W classes, each ordered by time. An eviction compares only the ends of the classes, O(W): if a value
+first rises and then falls with age, its minimum is at one of the two ends.
 """
 
 import math
@@ -19,20 +19,20 @@ from lpc.simulator.workload import Turn, Workload
 
 REFIT_S: Final = 60.0
 GROWTH: Final = 1.1
-"""From one fit to the next, in turns seen: so all fits together cost some ten times as much as the last one."""
+"""Growth of the number of turns between fits, so that all fits together cost about ten times as much as the last one."""
 FEWEST_GAPS: Final = 20
 LIFE_RATE: Final = 0.01
-"""Weight of an eviction in the running mean of the life of blocks."""
+"""Weight of an eviction in the running mean of the blocks' life."""
 CLAIMS: Final = 32
-"""Conversations that may claim a block."""
+"""Maximum number of conversations that claim a block."""
 
 
 class AgingPiece(Piece):
     """Blocks with the conversations that claim them.
 
     Attributes:
-        claims: by conversation, class and arrival of its latest turn that held the blocks. At most `CLAIMS`, the most valuable.
-        class_key, arrival: of the most valuable claim when they were last freed; seconds.
+        claims: class and arrival of the latest turn that used the blocks, by conversation: the `CLAIMS` most valuable ones.
+        class_key, arrival: class and arrival (seconds) of the most valuable claim when the blocks were last freed.
     """
 
     __slots__ = ("arrival", "claims", "class_key")
@@ -45,15 +45,15 @@ class AgingPiece(Piece):
 
 
 class _Class:
-    """Free pieces of one class: by the arrival of the request that used them last, the deepest of its chain first."""
+    """Free pieces of one class, by the arrival of the last request that used them, the deepest of its chain first."""
 
     def __init__(self) -> None:
         self.chains: dict[float, dict[int, AgingPiece]] = {}
         self._arrivals: list[float] = []
-        """Of the chains, sorted."""
+        """Sorted keys of ``chains``."""
 
     def ends(self) -> list[float]:
-        """Return the oldest and the newest arrival, if there is any."""
+        """Return the oldest and the newest arrival, if there are any."""
         return self._arrivals[:1] + self._arrivals[-1:]
 
     def add(self, piece: AgingPiece) -> None:
@@ -73,7 +73,7 @@ class _Class:
 
 @register
 class WorkloadAware(Policy[AgingPiece]):
-    """Per class an exponential fit of the reuse time."""
+    """Evicts by an exponential fit of the reuse time per class."""
 
     name = "wa"
     rule = "the class head of lowest log(q (1 - exp(-life / tau))) - idle / tau; q and tau per class, deepest block first"
@@ -94,12 +94,12 @@ class WorkloadAware(Policy[AgingPiece]):
         self._classes: dict[int, _Class] = {}
 
     def free(self, pieces: Sequence[AgingPiece], turn: Turn, now: float) -> None:
-        """Put each piece into the class of its most valuable claim: the request's, or another conversation's latest."""
+        """Insert each piece into the class of its most valuable claim."""
         key = self._class_of(turn, now)
         for piece in pieces:
             claims = piece.claims
             claims.pop(turn.conversation, None)
-            claims[turn.conversation] = key, turn.arrival  # last: of equal claims the latest counts
+            claims[turn.conversation] = key, turn.arrival  # last, because the latest of equal claims counts
             piece.class_key, piece.arrival = key, turn.arrival
             if len(claims) > 1:
                 ranked = sorted(claims, key=lambda name: self._value(claims[name][0], now - claims[name][1]))
@@ -109,11 +109,11 @@ class WorkloadAware(Policy[AgingPiece]):
             self._classes.setdefault(piece.class_key, _Class()).add(piece)
 
     def touch(self, piece: AgingPiece, now: float) -> None:
-        """Take the piece out of its class."""
+        """Remove the piece from its class."""
         self._classes[piece.class_key].remove(piece)
 
     def evict(self, count: int, now: float) -> list[Chunk]:
-        """Compare the ends of all classes; give up the chains that are worth least, deepest block first."""
+        """Evict the chains of lowest value at the classes' ends, deepest block first."""
         out: list[Chunk] = []
         while count:
             key, arrival = min(
@@ -130,7 +130,7 @@ class WorkloadAware(Policy[AgingPiece]):
         return out
 
     def _class_of(self, turn: Turn, now: float) -> int:
-        """Return the request's class; learn from the gap since the conversation's turn before."""
+        """Return the request's class; record the gap since the conversation's previous turn."""
         number = self._numbers_of.setdefault(turn.category, len(self._numbers_of))
         before = self._last.get(turn.conversation)
         if before is not None:
@@ -145,7 +145,7 @@ class WorkloadAware(Policy[AgingPiece]):
         return number
 
     def _value(self, number: int, age: float) -> float:
-        """Return the logarithm of the probability of reuse within a block's expected life. The least goes first."""
+        """Return the logarithm of the probability of reuse within a block's expected life."""
         log_q, tau = self._fit.get(number, self._overall)
         return log_q + math.log(-math.expm1(-self._life / tau)) - age / tau
 
@@ -163,8 +163,8 @@ def fit_exponential(gaps: Sequence[float], waiting: Sequence[float]) -> tuple[fl
     """Return the probability of reuse and its mean time by maximum likelihood (expectation maximisation).
 
     Args:
-        gaps: seconds, of those that were reused.
-        waiting: seconds for which the others have been watched: they may yet be.
+        gaps: observed reuse times, seconds.
+        waiting: seconds for which the others have been observed without a reuse.
     """
     window = np.asarray(waiting, np.float64)
     count, total = len(gaps), sum(gaps)
