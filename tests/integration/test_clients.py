@@ -43,7 +43,7 @@ async def status(call: object) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-async def test_every_method_wants_a_token_and_health_wants_none(tiny_models: Path, tokens: Path) -> None:
+async def test_every_method_except_health_requires_a_token(tiny_models: Path, tokens: Path) -> None:
     async with sidecar(tiny_models, tokens=tokens) as (stub, addresses):
         for metadata, expected in ((None, grpc.StatusCode.UNAUTHENTICATED), (bearer(A), grpc.StatusCode.OK)):
             assert await status(stub.Predict(one(chat("hello")), metadata=metadata)) is expected
@@ -57,7 +57,7 @@ async def test_every_method_wants_a_token_and_health_wants_none(tiny_models: Pat
         assert health.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_the_unix_socket_wants_no_token(tiny_models: Path, tokens: Path, tmp_path: Path) -> None:
+async def test_the_unix_socket_requires_no_token(tiny_models: Path, tokens: Path, tmp_path: Path) -> None:
     path = tmp_path / "run" / "lpc.sock"
     async with sidecar(tiny_models, tokens=tokens, unix_socket=path), grpc.aio.insecure_channel(f"unix:{path}") as channel:
         assert (await rpc.ContinuationPredictorStub(channel).Predict(one(chat("hello")))).prediction.probability > 0
@@ -107,7 +107,7 @@ async def test_a_revoked_token_is_refused_and_a_new_one_is_let_in(tiny_models: P
         assert 'client="a"' not in await _scrape(addresses)
 
 
-async def test_tokens_are_in_no_log_metric_or_refusal(
+async def test_logs_metrics_and_refusals_contain_no_tokens(
     tiny_models: Path, tokens: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)

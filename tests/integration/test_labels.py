@@ -112,7 +112,7 @@ async def test_the_three_forms_of_input_are_labelled_and_written(tiny_models: Pa
     assert found[0]["asked_at"].replace(tzinfo=UTC).timestamp() == START + 1
 
 
-async def test_a_row_is_what_embedding_the_conversation_offline_gives(tiny_models: Path, tmp_path: Path) -> None:
+async def test_a_row_equals_the_offline_embedding_of_the_conversation(tiny_models: Path, tmp_path: Path) -> None:
     async with sidecar(tiny_models, label_log=tmp_path) as running_:
         for n in range(1, len(PROMPTS) + 1):
             await running_.ask(chat(PROMPTS[:n]))
@@ -131,7 +131,7 @@ async def test_a_row_is_what_embedding_the_conversation_offline_gives(tiny_model
         assert row["last_reply_chars"] == turns.last_reply_chars == (7 if n > 1 else 0)
 
 
-async def test_a_full_disk_disturbs_no_answer_and_is_used_again(tiny_models: Path, small_disk: Path) -> None:
+async def test_a_full_disk_does_not_affect_answers(tiny_models: Path, small_disk: Path) -> None:
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(64 * 1024))
     async with sidecar(tiny_models, label_log=small_disk, label_log_rows=5) as running_:
@@ -149,7 +149,7 @@ async def test_a_full_disk_disturbs_no_answer_and_is_used_again(tiny_models: Pat
     assert len(rows_of(small_disk)) == 5
 
 
-def test_a_killed_sidecar_leaves_no_file_that_is_not_whole(tiny_models: Path, tmp_path: Path) -> None:
+def test_a_killed_sidecar_leaves_only_complete_files(tiny_models: Path, tmp_path: Path) -> None:
     """Killed while it writes file after file: what has a file's name can be read, and the rest nobody takes for one."""
     log = tmp_path / "log"
     settings = {"label_log": log, "label_horizon_s": 0.5, "command": command(label_log_rows=1)}

@@ -109,14 +109,14 @@ def mean_wait(channel: grpc.Channel, flood: tuple[str, bytes] | None = None) -> 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["harmless", *HOSTILE])
-def test_small_predictions_are_answered_while_large_bodies_come_in(channel: grpc.Channel, kind: str) -> None:
+def test_small_requests_are_answered_while_large_ones_arrive(channel: grpc.Channel, kind: str) -> None:
     send(channel, PREDICT, SMALL)
     alone = mean_wait(channel)
     # Threads of one interpreter take turns of some milliseconds: 10 to 25 times. Bodies read at once made it 1,500 times.
     assert mean_wait(channel, {"harmless": (PREDICT, HARMLESS), **HOSTILE}[kind]) < 100 * alone
 
 
-def test_a_request_with_too_many_fields_is_refused_and_says_what_to_do(channel: grpc.Channel) -> None:
+def test_a_request_with_too_many_fields_is_refused_with_a_remedy(channel: grpc.Channel) -> None:
     method, body = HOSTILE["chat of empty messages"]
     with pytest.raises(grpc.RpcError) as refused:
         channel.unary_unary(method)(body)  # type: ignore[attr-defined]

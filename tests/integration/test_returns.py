@@ -109,7 +109,7 @@ def named(chars: int, name: str, turn_count: int) -> pb.Conversation:
     return pb.Conversation(chat=pb.ChatMessages(messages=messages), conversation_id=name, turn_count=turn_count)
 
 
-async def test_who_returns_and_who_does_not_have_groups_whose_curves_say_so(tiny_models: Path) -> None:
+async def test_returning_and_ending_conversations_get_groups_with_different_curves(tiny_models: Path) -> None:
     async with sidecar(tiny_models) as running_:
         await running_.traffic(4)
         assert await running_.tells_them_apart()
@@ -122,7 +122,7 @@ async def test_who_returns_and_who_does_not_have_groups_whose_curves_say_so(tiny
 
 
 @pytest.mark.parametrize("step", [DAY_S, -DAY_S])
-async def test_a_clock_that_steps_by_a_day_raises_nothing_and_learning_goes_on(
+async def test_learning_survives_a_clock_that_steps_by_a_day(
     tiny_models: Path, step: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with sidecar(tiny_models, refit_s=0.05) as running_:
@@ -143,7 +143,7 @@ async def test_a_clock_that_steps_by_a_day_raises_nothing_and_learning_goes_on(
     assert metrics.count('method="PredictBatch",status=') == 2  # the other one is the time of its creation
 
 
-async def test_a_restart_keeps_what_was_learnt(tiny_models: Path, tmp_path: Path) -> None:
+async def test_the_return_model_survives_a_restart(tiny_models: Path, tmp_path: Path) -> None:
     state = tmp_path / "a folder" / "returns.npz"
     async with sidecar(tiny_models, state=state.parent) as running_:
         await running_.traffic(4)
@@ -202,7 +202,7 @@ async def test_a_state_that_is_damaged_or_foreign_is_one_warning_and_a_fresh_sta
             assert await running_.groups_of_both() == [0, 0], name
 
 
-async def test_the_same_turn_asked_again_is_no_return(tiny_models: Path) -> None:
+async def test_a_repeated_turn_is_not_a_return(tiny_models: Path) -> None:
     turn = named(LONG, "a", 1)
     async with sidecar(tiny_models) as running_:
         first = await running_.ask(turn)
@@ -214,7 +214,7 @@ async def test_the_same_turn_asked_again_is_no_return(tiny_models: Path) -> None
         assert running_.model.quality[:2] == (2, 1)
 
 
-async def test_a_fault_in_the_return_model_costs_no_prediction(tiny_models: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_in_the_return_model_does_not_fail_predictions(tiny_models: Path, caplog: pytest.LogCaptureFixture) -> None:
     def broken(turns: object) -> np.ndarray:
         raise FloatingPointError("a secret")
 

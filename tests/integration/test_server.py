@@ -65,7 +65,7 @@ def one(conversation: pb.Conversation) -> pb.PredictRequest:
     return pb.PredictRequest(conversation=conversation)
 
 
-async def test_a_chat_gets_a_probability_and_where_its_time_went(tiny_models: Path) -> None:
+async def test_a_chat_gets_a_probability_and_its_timing(tiny_models: Path) -> None:
     async with sidecar(tiny_models) as (stub, _):
         answer = (await stub.Predict(one(chat("hello", "hi", "what is a cache")))).prediction
     assert 0 < answer.probability < 1
@@ -74,7 +74,7 @@ async def test_a_chat_gets_a_probability_and_where_its_time_went(tiny_models: Pa
     assert answer.timing.infer_us > 0
 
 
-async def test_a_batch_keeps_its_order_and_one_bad_item_fails_alone(tiny_models: Path) -> None:
+async def test_a_batch_keeps_its_order_and_one_invalid_item_fails_alone(tiny_models: Path) -> None:
     texts = ["hello", "what is a cache " * 40, "thank you"]
     async with sidecar(tiny_models) as (stub, _):
         alone = [(await stub.Predict(one(chat(text)))).prediction.probability for text in texts]
@@ -234,7 +234,7 @@ def _break(folder: Path, damage: str) -> None:
 
 
 @pytest.mark.parametrize("damage", ["truncated", "no manifest", "not json", "wrong checksum", "missing file"])
-async def test_a_sidecar_without_a_good_version_says_what_is_wrong(tiny_models: Path, tmp_path: Path, damage: str) -> None:
+async def test_a_sidecar_without_a_valid_version_reports_the_cause(tiny_models: Path, tmp_path: Path, damage: str) -> None:
     root = tmp_path / "models"
     shutil.copytree(tiny_models, root)
     _break(root / "tiny" / "v1", damage)

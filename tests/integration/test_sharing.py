@@ -89,7 +89,7 @@ PROMPTS = ("tell me of caches, at some length, so that nobody else would begin s
 
 
 @pytest.mark.parametrize("name", ["", "conversation-1"])
-async def test_a_turn_whose_next_one_reaches_another_sidecar_has_returned(
+async def test_a_next_turn_at_another_sidecar_counts_as_a_return(
     tiny_models: Path, redis_server: RedisServer, name: str
 ) -> None:
     async with fleet(tiny_models, redis_server.url, label_log=None) as (a, b):
@@ -117,9 +117,7 @@ async def is_labelled(one: Sidecar, count: int) -> bool:
     return sum((await labelled(one)).values()) == count
 
 
-async def test_a_turn_asked_again_elsewhere_is_neither_a_return_nor_learnt_twice(
-    tiny_models: Path, redis_server: RedisServer
-) -> None:
+async def test_a_turn_repeated_at_another_sidecar_is_not_a_return(tiny_models: Path, redis_server: RedisServer) -> None:
     async with fleet(tiny_models, redis_server.url) as (a, b):
         both = [a, b]
         await a.ask(turn(*PROMPTS[:2]))
@@ -167,7 +165,7 @@ async def test_when_redis_dies_answers_go_on_and_the_log_says_it_once(
             assert (await counts(a, "lpc_turns_total"))["elsewhere"] == 1
 
 
-async def test_redis_holds_no_text_and_forgets(tiny_models: Path, redis_server: RedisServer) -> None:
+async def test_redis_contains_no_text_and_keys_expire(tiny_models: Path, redis_server: RedisServer) -> None:
     async with fleet(tiny_models, redis_server.url, size=1) as (a,):
         await a.ask(turn("zebra crossing", name="giraffe"))
         await a.ask(turn("zebra crossing", "hippopotamus"))
@@ -185,7 +183,7 @@ def seen(number: int, count: int = 1) -> SharedTurn:
     return SharedTurn(b"sidecar.", number.to_bytes(8, "big"), bytes(16), bytes(16), count, past)
 
 
-def test_of_several_turns_under_one_name_the_one_whose_count_fits_is_taken_else_the_oldest(redis_server: RedisServer) -> None:
+def test_of_several_turns_under_one_name_the_one_with_the_right_count_is_taken(redis_server: RedisServer) -> None:
     with contextlib.closing(redis_server.client()) as client:
         records.put(client, [(b"n", seen(n, count)) for n, count in enumerate((5, 2, 2))], 60)
         taken = [records.take(client, b"sidecar.", [(b"n", b"", 3)])[0] for _ in range(4)]

@@ -66,7 +66,7 @@ async def refused(address: str, **settings: object) -> bool:
     return caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_tls_serves_those_that_trust_its_authority_and_nobody_in_clear(
+async def test_tls_serves_clients_that_trust_its_authority_and_refuses_plain_text(
     tiny_models: Path, authority: Authority, tmp_path: Path
 ) -> None:
     stranger = Authority(tmp_path / "stranger").certificate
@@ -156,7 +156,7 @@ async def test_the_engines_client_takes_new_certificates_without_a_restart(tiny_
             await asyncio.to_thread(client.close)
 
 
-async def test_wrong_new_certificates_change_nothing_but_the_log(
+async def test_invalid_new_certificates_are_logged_and_ignored(
     tiny_models: Path, authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = authority.issue("good")
@@ -245,7 +245,7 @@ def test_scores_are_shared_over_mutual_tls_with_redis(authority: Authority, tmp_
             store.close()
 
 
-def test_metadata_of_an_access_is_in_no_representation(tmp_path: Path) -> None:
+def test_the_representation_of_an_access_does_not_contain_metadata(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("hunter2")
     access = access_of(ClientSettings(predictor_token_file=tmp_path / "token"))()
     assert "hunter2" not in repr(access)

@@ -81,7 +81,7 @@ async def metrics_of(addresses: Addresses) -> dict[str, float]:
     }
 
 
-async def test_the_first_prediction_works_with_no_setting_changed(
+async def test_the_first_prediction_works_with_default_settings(
     tiny_models: Path, tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -108,9 +108,7 @@ async def test_the_first_prediction_works_with_no_setting_changed(
     assert [r.message for r in caplog.records if "reads the prompts of m" in r.message]
 
 
-async def test_a_second_engine_and_a_restarted_sidecar_are_sent_nothing(
-    tiny_models: Path, tmp_path: Path, folder: Path
-) -> None:
+async def test_a_known_tokenizer_is_not_sent_again(tiny_models: Path, tmp_path: Path, folder: Path) -> None:
     for start in range(2):
         async with receiving(tiny_models, tmp_path / "tokenizers") as (_, addresses):
             for _ in range(2):
@@ -141,7 +139,7 @@ async def test_an_engine_that_dies_while_it_sends_leaves_the_sending_to_the_next
 
 
 @pytest.mark.nightly
-async def test_a_tokenizer_that_hangs_holds_up_nobody_and_its_engine_is_answered_too(
+async def test_a_tokenizer_that_hangs_delays_no_answer(
     tiny_models: Path, tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / "chat_template.jinja").write_text(BOMB)
@@ -178,7 +176,7 @@ async def test_a_tokenizer_that_hangs_holds_up_nobody_and_its_engine_is_answered
     assert sum("the predictor cannot read the prompts of m" in line for line in lines) == 1, "the engine"
 
 
-async def test_an_engine_without_files_is_told_what_to_do_and_answered_by_lengths(
+async def test_an_engine_without_files_gets_advice_and_predictions_from_lengths(
     tiny_models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def none() -> dict[str, Path]:
@@ -199,7 +197,7 @@ async def test_an_engine_without_files_is_told_what_to_do_and_answered_by_length
 
 
 @pytest.mark.parametrize("settings", [{"offered_tokenizers_mib": 0}, {"state": Path("/proc/nowhere")}])
-async def test_a_sidecar_that_takes_none_says_so(
+async def test_a_sidecar_with_offers_disabled_refuses_them(
     tiny_models: Path, tmp_path: Path, folder: Path, settings: dict[str, object]
 ) -> None:
     async with sidecar(tiny_models, **{"state": tmp_path, **settings}) as (_, addresses):

@@ -134,7 +134,7 @@ def nobody() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("collector", [nobody, black_hole])
-async def test_a_collector_that_is_gone_or_silent_costs_spans_only(
+async def test_a_collector_that_is_down_or_silent_loses_only_spans(
     tiny_models: Path, monkeypatch: pytest.MonkeyPatch, collector: "type[contextlib.AbstractContextManager[str]]"
 ) -> None:
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "8")

@@ -23,7 +23,7 @@ def count(failures: Counter, task: str) -> float:
     return float(failures.labels(task)._value.get())
 
 
-async def test_a_round_that_fails_is_logged_and_counted_and_the_next_one_comes(
+async def test_a_failed_round_is_logged_and_counted_and_the_next_one_runs(
     failures: Counter, caplog: pytest.LogCaptureFixture
 ) -> None:
     rounds = 0
@@ -62,7 +62,7 @@ async def test_a_watched_task_that_ends_before_its_time_is_logged_and_counted(
     await background.close()
 
 
-async def test_an_error_that_nobody_takes_is_logged_without_its_message_and_counted(
+async def test_an_unhandled_error_is_counted_and_logged_without_its_message(
     failures: Counter, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def fails() -> None:

@@ -26,7 +26,7 @@ def _caught(prompt: str = SECRET) -> Exception:
     raise AssertionError
 
 
-def test_a_report_names_types_and_frames_and_no_values(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_report_contains_types_and_frames_but_not_values(caplog: pytest.LogCaptureFixture) -> None:
     log_bug(logger, "the guard", _caught())
     (record,) = caplog.records
     text = logging.Formatter().format(record)

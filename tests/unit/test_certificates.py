@@ -19,7 +19,7 @@ def test_good_files_are_read_with_the_end_of_the_certificate(authority: Authorit
     assert abs(pem.expires_at - time.time() - 30 * 86_400) < 120
 
 
-def test_a_key_is_in_no_representation(authority: Authority) -> None:
+def test_a_representation_does_not_contain_the_key(authority: Authority) -> None:
     assert "PRIVATE" not in repr(read(authority.issue("quiet")))
 
 

@@ -24,7 +24,7 @@ def bearer(token: str) -> list[tuple[str, str]]:
     return [("authorization", f"Bearer {token}")]
 
 
-def test_a_bucket_holds_one_second_and_says_when_to_come_back() -> None:
+def test_a_bucket_holds_one_second_and_returns_the_wait() -> None:
     clock = Clock(0.0)
     bucket = Bucket(10, clock)
     assert [bucket.take(1) for _ in range(10)] == [0.0] * 10
@@ -36,9 +36,7 @@ def test_a_bucket_holds_one_second_and_says_when_to_come_back() -> None:
 
 
 @given(rate=st.floats(0.1, 1000), steps=st.lists(st.tuples(st.floats(0, 2), st.integers(1, 300)), min_size=1, max_size=100))
-def test_no_client_gets_more_than_its_rate_but_for_one_bucket_and_one_batch(
-    rate: float, steps: list[tuple[float, int]]
-) -> None:
+def test_a_client_exceeds_its_rate_by_at_most_one_bucket_and_one_batch(rate: float, steps: list[tuple[float, int]]) -> None:
     clock = Clock(0.0)
     bucket = Bucket(rate, clock)
     admitted = 0
@@ -154,7 +152,7 @@ def test_a_revoked_client_loses_its_series_and_a_known_one_keeps_its_limits(tmp_
     assert named == {"b"}
 
 
-def test_callers_known_by_certificates_are_bounded_and_those_with_a_large_message_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callers_are_bounded_and_those_with_a_large_message_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     from predictor_service.rpc import callers as module
 
     monkeypatch.setattr(module, "MAX_CALLERS", 3)

@@ -28,7 +28,7 @@ def trace() -> Trace:
     return made_up()
 
 
-def test_what_is_predicted_of_a_turn_does_not_depend_on_what_comes_later(trace: Trace) -> None:
+def test_a_prediction_does_not_depend_on_later_turns(trace: Trace) -> None:
     whole, half = forecast(trace), forecast(Trace("half", 512, trace.requests[:700]))
     np.testing.assert_array_equal(whole.hazard[:, :700], half.hazard)
     np.testing.assert_array_equal(whole.head_share[:700], half.head_share)

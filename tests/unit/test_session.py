@@ -16,7 +16,7 @@ def no_cuda() -> str:
     return why
 
 
-def test_auto_takes_the_cpu_where_there_is_no_cuda_and_says_why_in_one_line(
+def test_auto_uses_the_cpu_without_cuda_and_logs_one_line(
     tiny_models: Path, no_cuda: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -26,7 +26,7 @@ def test_auto_takes_the_cpu_where_there_is_no_cuda_and_says_why_in_one_line(
     assert [record.getMessage() for record in caplog.records] == [f"inference runs on the CPU: {no_cuda}"]
 
 
-def test_cuda_that_is_asked_for_and_cannot_be_used_is_one_error(tiny_models: Path, no_cuda: str) -> None:
+def test_configured_cuda_that_is_not_usable_is_an_error(tiny_models: Path, no_cuda: str) -> None:
     with pytest.raises(ProviderError) as caught:
         Model(tiny_models / "tiny" / "v1", InferenceSettings("cuda", 1))
     assert f"provider is cuda, but {no_cuda}" in str(caught.value)
