@@ -91,7 +91,7 @@ def script(habits: Habits, seed: int) -> Generator[Said, str, None]:
 
 
 def reply_of(tokens: int) -> str:
-    """Return a text of so many tokens that replaces the reply.
+    """Return a text of this many tokens that replaces the reply.
 
     The output of random weights is not always valid text that could be sent back.
     """

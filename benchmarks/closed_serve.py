@@ -65,7 +65,7 @@ def serve(
     predictor: Predictor | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Serve sessions on real vLLM with so many blocks; return the figures and a digest of each request's output.
+    """Serve sessions on real vLLM with this many blocks; return the figures and a digest of each request's output.
 
     Args:
         replay: the requests of one session after the other, each with its gap.

@@ -76,7 +76,7 @@ class Course:
 
 
 def _sessions(workload: Workload, at_once: int, requests: int) -> list[list[Turn]]:
-    """Return enough sessions to replace each that ends before so many requests are answered."""
+    """Return enough sessions to replace each that ends before this many requests are answered."""
     drawn, met = Sessions(workload), random.Random(workload.seed)
     first = [list(chain(drawn.start(0.0))) for _ in range(at_once)]
     later: list[list[Turn]] = []

@@ -62,6 +62,6 @@ class CopyingSpec(CPUOffloadingSpec):  # type: ignore[misc]
 
 
 def connector(chunks: int, *, late: int = 0, **more: Any) -> dict[str, Any]:
-    """Return the ``--kv-transfer-config`` for a tier of so many chunks. ``more``: extra configuration."""
+    """Return the ``--kv-transfer-config`` for a tier of this many chunks. ``more``: extra configuration."""
     extra = {"cpu_bytes_to_use": 1, "spec_name": "CopyingSpec", "spec_module_path": __name__, "chunks": chunks, "late": late}
     return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": {**extra, **more}}

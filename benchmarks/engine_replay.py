@@ -136,7 +136,7 @@ def clocked_engine(
     settings: dict[str, Any],
     **options: Any,
 ) -> TinyEngine:
-    """Return real vLLM with so many blocks for a trace's requests, on a virtual clock.
+    """Return real vLLM with this many blocks for a trace's requests, on a virtual clock.
 
     Args:
         predictor: of our scheduler; None: stock vLLM.
@@ -158,7 +158,7 @@ def clocked_engine(
 
 
 def admit(engine: Any, number: int, conversation: str, prompt: list[int], *, reply: int) -> None:
-    """Add a request with a reply of exactly so many tokens."""
+    """Add a request with a reply of exactly this many tokens."""
     parameters = SamplingParams(
         temperature=0, max_tokens=reply, ignore_eos=True, detokenize=False, extra_args={"session_id": conversation}
     )

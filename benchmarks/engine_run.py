@@ -60,7 +60,7 @@ def trace(
         requests: file written by `engine_trace.placed`.
         tier: chunks of a CPU offload tier below the blocks.
         tier_policy: its ``eviction_policy``; None: that of the scheduler.
-        engines, sticky: number of engines, each with so many blocks, and whether a conversation stays on one.
+        engines, sticky: number of engines, each with this many blocks, and whether a conversation stays on one.
         settings: of the plug-in.
     """
     from benchmarks.cpu_tier import connector

@@ -184,7 +184,7 @@ def log_of(path: Path | None, trace_format: str) -> Trace:
 
 
 def coarser(trace: Trace, longest: int) -> Trace:
-    """Return a trace whose prompts have at most so many blocks. If some have more, several blocks become one."""
+    """Return a trace whose prompts have at most this many blocks. If some have more, several blocks become one."""
     most = max(-(-request.input_tokens // trace.block_tokens) for request in trace.requests)
     times = -(-most // longest)
     if times == 1:

@@ -65,7 +65,7 @@ class LruList:
     def popleft_n(self, n: int) -> list[Block]:
         """Take out the n first blocks."""
         if n > self.num_free_blocks:
-            raise ValueError("not so many free blocks")
+            raise ValueError("fewer free blocks than requested")
         popped: list[Block] = []
         block: Any = self.head.next_free_block
         for _ in range(n):

@@ -124,7 +124,7 @@ class Cache:
         return matched
 
     def compute(self, req: Req, chunk: int | None = None) -> None:
-        """Compute the prompt in chunks of so many tokens."""
+        """Compute the prompt in chunks of this many tokens."""
         if req.lock is None:
             req.lock = self.tree.lock(req.last_node)
         end = len(req.full_untruncated_fill_ids)

@@ -43,7 +43,7 @@ def tokens_of(replay: Replay, number: int) -> "array[int]":
 
 
 def trace(*, requests: str, side: str, tokens: int, core: str, clock: str, predictor: str | None = None) -> dict[str, Any]:
-    """Benchmark `sglang`: one side with a cache of so many tokens. Replies are one token.
+    """Benchmark `sglang`: one side with a cache of this many tokens. Replies are one token.
 
     The sidecar gets the prompt at its length in the log. It reads the same virtual clock, which stops during calls.
 
@@ -92,7 +92,7 @@ def trace(*, requests: str, side: str, tokens: int, core: str, clock: str, predi
 
 
 def closed(*, requests: str, tokens: int, load: dict[str, Any], learned: bool, schedule: str) -> dict[str, Any]:
-    """Benchmark `sglang --closed`: serve sessions until so many requests are answered; return the figures.
+    """Benchmark `sglang --closed`: serve sessions until this many requests are answered; return the figures.
 
     SGLang's real `SchedulePolicy` orders waiting requests. One prompt is computed at a time. Running replies hold their nodes,
     and their speed is constant.

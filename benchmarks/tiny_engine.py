@@ -15,7 +15,7 @@ from eviction_client.engines.vllm.metrics import values_of
 
 
 class TinyEngine:
-    """An engine with so many blocks.
+    """An engine with this many blocks.
 
     Args:
         model: folder of the tiny Llama.
