@@ -34,27 +34,21 @@ class ScopeStats:
     days: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
 class Upkeep:
-    """Lives on one event loop. No method raises RedisFailed."""
+    """Lives on one event loop. No method raises RedisFailed.
 
-    def __init__(
-        self,
-        keys: Keys,
-        store: Store,
-        tally: Tally,
-        scopes: Scopes,
-        semantic: SimilarQuestions,
-        metrics: CacheMetrics,
-        clock: Callable[[], float],
-    ) -> None:
-        self._keys = keys
-        self._store = store
-        self._tally = tally
-        self._scopes = scopes
-        self._semantic = semantic
-        self._metrics = metrics
-        self._clock = clock
-        self._tickets = Tickets(store.namer)
+    Attributes:
+        clock: returns seconds since the epoch.
+    """
+
+    keys: Keys
+    store: Store
+    tally: Tally
+    scopes: Scopes
+    semantic: SimilarQuestions
+    metrics: CacheMetrics
+    clock: Callable[[], float]
 
     async def feedback(
         self, client: str, ticket: bytes, *, wrong: bool, reason: str, drop: bool, tenant: str = ""
@@ -63,7 +57,7 @@ class Upkeep:
 
         A semantic hit counts as wrong only once.
         """
-        served = self._tickets.read(client, tenant, Served, ticket)
+        served = Tickets(self.store.namer).read(client, tenant, Served, ticket)
         if served is None:
             return False, False
         name = await self._name_of(client, served.scope)
@@ -72,25 +66,25 @@ class Upkeep:
         counts, dropped = True, False
         try:
             if wrong and served.source != "exact" and name is not None:
-                counts = await self._semantic.complain(served, ticket, self._scopes.of(name), tenant)
+                counts = await self.semantic.complain(served, ticket, self.scopes.of(name), tenant)
             if drop:
-                self._semantic.forget(served.scope, served.entry)
-                dropped = await self._store.drop(served.scope, served.entry)
+                self.semantic.forget(served.scope, served.entry)
+                dropped = await self.store.drop(served.scope, served.entry)
         except RedisFailed:
             pass
         if counts:
-            self._metrics.feedback.labels(self._scopes.label(name or ""), verdict).inc()
-            self._tally.feedback(served.scope, f"{verdict}:{counted_reason}" if counted_reason else verdict, self._clock())
+            self.metrics.feedback.labels(self.scopes.label(name or ""), verdict).inc()
+            self.tally.feedback(served.scope, f"{verdict}:{counted_reason}" if counted_reason else verdict, self.clock())
         return counts, dropped
 
     async def invalidate_entry(self, client: str, ticket: bytes, tenant: str = "") -> tuple[bool, int]:
         """Delete one entry; return whether Redis responded, and the number of deleted entries."""
-        served = self._tickets.read(client, tenant, Served, ticket)
+        served = Tickets(self.store.namer).read(client, tenant, Served, ticket)
         if served is None:
             return True, 0
-        self._semantic.forget(served.scope, served.entry)
+        self.semantic.forget(served.scope, served.entry)
         try:
-            return True, int(await self._store.drop(served.scope, served.entry))
+            return True, int(await self.store.drop(served.scope, served.entry))
         except RedisFailed:
             return False, 0
 
@@ -113,46 +107,46 @@ class Upkeep:
         try:
             scopes = await self._of(client, scope)
             for one in scopes.values():
-                await self._store.invalidate(one, model=model, version=version, tag=tag)
+                await self.store.invalidate(one, model=model, version=version, tag=tag)
             erased = 0
             if erase:
                 for one in scopes.values():
                     if tag or model:
-                        erased += await erase_unfindable(self._store, one, self._keys.current)
+                        erased += await erase_unfindable(self.store, one, self.keys.current)
                     else:
-                        erased += await erase_scope(self._store, one)
+                        erased += await erase_scope(self.store, one)
         except RedisFailed:
             return False, 0
         return True, erased
 
     async def stats(self, client: str, scope: str | None, days: int) -> Sequence[ScopeStats]:
         """Return the statistics of a client's scope, or of all its scopes, for the last ``days`` days including today."""
-        await self._tally.flush()
+        await self.tally.flush()
         try:
             scopes = await self._of(client, scope)
         except RedisFailed:
-            return [ScopeStats(scope, self._scopes.of(scope), known=False)] if scope is not None else []
+            return [ScopeStats(scope, self.scopes.of(scope), known=False)] if scope is not None else []
         return [await self._scope_stats(name, one, min(max(days, 1), MAX_DAYS)) for name, one in sorted(scopes.items())]
 
     async def _scope_stats(self, name: str, scope: Scope, count: int) -> ScopeStats:
-        settings = self._scopes.of(name)
+        settings = self.scopes.of(name)
         try:
-            names = [day_of(self._clock(), before) for before in range(count)]
-            days = {day: await self._tally.day(scope, day) for day in names}
-            entries = await self._store.size(scope)
-            in_force = await self._semantic.in_force(scope, settings)
+            names = [day_of(self.clock(), before) for before in range(count)]
+            days = {day: await self.tally.day(scope, day) for day in names}
+            entries = await self.store.size(scope)
+            in_force = await self.semantic.in_force(scope, settings)
         except RedisFailed:
             return ScopeStats(name, settings, known=False)
         return ScopeStats(name, settings, known=True, entries=entries, in_force=in_force, days=days)
 
     async def _of(self, client: str, scope: str | None) -> dict[str, Scope]:
         if scope is not None:
-            return {scope: self._store.namer.scope(client, scope)}
-        return await self._store.registered(client, self._keys.current)
+            return {scope: self.store.namer.scope(client, scope)}
+        return await self.store.registered(client, self.keys.current)
 
     async def _name_of(self, client: str, scope: Scope) -> str | None:
         try:
-            scopes = await self._store.registered(client, self._keys.current)
+            scopes = await self.store.registered(client, self.keys.current)
         except RedisFailed:
             return None
         return next((name for name, one in scopes.items() if one == scope), None)
