@@ -181,6 +181,14 @@ def bench_gateway(
     report(lambda: gateway.run(models, model, quick=quick), output)
 
 
+@app.command("tenants")
+def bench_tenants(output: Output = None) -> None:
+    """One tenant floods a cache: what the others hit, with floors (LPC_TENANT_FLOORS) and without."""
+    from benchmarks import tenants
+
+    report(tenants.run, output)
+
+
 @app.command("prefetch")
 def bench_prefetch(
     quick: Annotated[bool, typer.Option("--quick", help="Measure fewer turns.")] = False,

@@ -54,6 +54,7 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
         "As lpc_ghost_blocks, of requests with a cache salt, by digest of the salt.",
         "tenant,cache",
     ),
+    "lpc_tenant_blocks": (Gauge, "Blocks of tenants with a floor in the cache, by digest of the salt.", "tenant"),
     "lpc_evicted_tokens": (Counter, "Prompt tokens that were evicted, by seconds since their last use, at most.", "unused"),
     "lpc_evicted_blocks": (
         Counter,

@@ -1,16 +1,20 @@
 """Settings of the client: one typed object, built at the engine's edge from flags and environment, passed down."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
-from pydantic_settings import SettingsConfigDict
+from pydantic_settings import NoDecode, SettingsConfigDict
 
+from eviction_client.tenants import MOST_TENANTS
 from lpc.wire.access import stays_on_this_machine
 from lpc.wire.certificates import CertificateFiles
 from lpc.wire.redis_settings import RedisSettings
 from lpc.wire.variables import none_if_empty
+
+Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 class ClientSettings(RedisSettings):
@@ -61,6 +65,12 @@ class ClientSettings(RedisSettings):
         "tier, that retained blocks may take, such as 0.1; 0: hints do nothing. Anyone who may use the engine's API may send "
         "them. Set it for LMCache's coordinator too",
     )
+    tenant_floors: Annotated[Mapping[str, Share], NoDecode] = Field(
+        default={},
+        description="shares of vLLM's cache that tenants do not lose to others, as digest=share with commas between, such as "
+        "d8bb14d833d59559=0.2. The digest is of the tenant's cache salt: printf %s SALT | b2sum -l 64. A floor lapses after "
+        "30 minutes without a request",
+    )
     lmcache_url: SecretStr | None = Field(
         default=None,
         description="http://[lpc:TOKEN@]host:port of LMCache's coordinator with our controller, which vLLM's plug-in tells of "
@@ -93,6 +103,21 @@ class ClientSettings(RedisSettings):
     )
 
     _empty_is_none = field_validator("predictor_ca", "predictor_token_file", "lmcache_url", mode="before")(none_if_empty)
+
+    @field_validator("tenant_floors", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        parts = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else []
+        return {digest.strip(): share for digest, _, share in (part.partition("=") for part in parts)} if parts else value or {}
+
+    @field_validator("tenant_floors")
+    @classmethod
+    def _fit_into_the_cache(cls, floors: Mapping[str, float]) -> Mapping[str, float]:
+        if not all(re.fullmatch("[0-9a-f]{16}", digest) for digest in floors):
+            raise ValueError("tenant_floors must be digest=share with commas between: printf %s SALT | b2sum -l 64")
+        if sum(floors.values()) > 1.0 or len(floors) > MOST_TENANTS:
+            raise ValueError(f"tenant_floors must have at most {MOST_TENANTS} tenants, whose shares add up to at most 1")
+        return floors
 
     @field_validator("lmcache_url")
     @classmethod

@@ -103,6 +103,8 @@ def build(stock: Callable[..., Any], ctx: Any, *args: Any, opens: OpenPlugin = o
     if reason is not None:
         stay_stock(settings, metrics, engine="SGLang", release=installed(), reason=reason, tested=TESTED)
     else:
+        if settings.tenant_floors:
+            logger.warning("learned prefix cache: LPC_TENANT_FLOORS has no effect in SGLang")
         known = "" if installed() in TESTED else " is an untested release"
         logger.info("learned prefix cache: %s; SGLang %s%s", "dry run" if settings.shadow else "on", installed(), known)
     return cache

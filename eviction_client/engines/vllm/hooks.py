@@ -31,7 +31,7 @@ from vllm.v1.request import Request
 from eviction_client.announce import Announcer
 from eviction_client.ended import Ended
 from eviction_client.engines.vllm.keep import CachedPrefix
-from eviction_client.engines.vllm.queue import FreedLater, LearnedFreeQueue
+from eviction_client.engines.vllm.queue import FlooredFreeQueue, FreedLater, LearnedFreeQueue
 from eviction_client.engines.vllm.requests import completed, hints_of, reply_end_of, session_of
 from eviction_client.engines.vllm.waiting import CachedFirstQueue
 from eviction_client.engines.vllm_cpu.placing import Tiers
@@ -102,7 +102,11 @@ class Hooks:
         """Put our queue into the block pool and return it. ``scales``: see :class:`LearnedFreeQueue`."""
         plugin = self.plugin
         free = pool.free_block_queue.get_all_free_blocks()
-        queue = LearnedFreeQueue(free, plugin.classes, scales=scales, retained=plugin.retained, clock=plugin.now_or_latest)
+        shares = plugin.settings.tenant_floors
+        kind = FlooredFreeQueue if shares else LearnedFreeQueue
+        queue = kind(free, plugin.classes, scales=scales, retained=plugin.retained, clock=plugin.now_or_latest)
+        if isinstance(queue, FlooredFreeQueue):
+            queue.set_floors(shares, self._blocks)
         plugin.follow(queue)
         pool.free_block_queue = queue
         pool.free_blocks = self.free_blocks

@@ -1,6 +1,7 @@
 """What the plug-in in vLLM shows of itself in the engine's /metrics."""
 
 from eviction_client.engines.vllm.hooks import Hooks
+from eviction_client.engines.vllm.queue import FlooredFreeQueue
 from eviction_client.metrics import Values
 from eviction_client.plugin_metrics import values_of_plugin, values_of_waited
 
@@ -15,4 +16,6 @@ def values_of(hooks: Hooks) -> Values:
     values |= values_of_waited(hooks.keep.waited)
     if hooks.queue is not None:
         values["lpc_queue_runs", ""] = hooks.queue.num_runs
+    if isinstance(hooks.queue, FlooredFreeQueue):
+        values |= {("lpc_tenant_blocks", digest): floor.held for digest, floor in hooks.queue.floors.items()}
     return values

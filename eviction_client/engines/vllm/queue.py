@@ -8,6 +8,7 @@ from typing import Any, Final
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
 from eviction_client.ended import Ended
+from eviction_client.floors import FlooredQueue
 from eviction_client.hints import Retained
 from eviction_client.value_queue import DONE, GOES_ON, ValueQueue
 
@@ -150,6 +151,21 @@ class LearnedFreeQueue(ValueQueue[KVCacheBlock], FreeKVCacheBlockQueue):
                 depth -= len(part)
                 if at == len(blocks):
                     return
+
+
+class FlooredFreeQueue(FlooredQueue[KVCacheBlock], LearnedFreeQueue):
+    """The same, in which tenants have floors."""
+
+    def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Add blocks with content that were just used, ``blocks[0]`` to be evicted first."""
+        if self._ended is not None:
+            self.own(blocks, self._ended.salt)
+        super().append_n(blocks)
+
+    def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Put blocks without content at the very front, ``blocks[0]`` to be reused first."""
+        self.disown(blocks)
+        super().prepend_n(blocks)
 
 
 def _depth_of(blocks: Sequence[KVCacheBlock], chain: Sequence[bytes], scale: int) -> int | None:

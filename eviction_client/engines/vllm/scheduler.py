@@ -121,6 +121,8 @@ class LearnedScheduler:
             clock=cls.clock,
             background=cls.background,
         )
+        if settings.tenant_floors and settings.shadow:
+            logger.warning("learned prefix cache: LPC_TENANT_FLOORS has no effect: a dry run changes no order")
         url = settings.lmcache_url
         retention = None if url is None else Retention(url.get_secret_value(), model.model)
         announces = url is not None and settings.keep_waiting and not settings.shadow

@@ -103,6 +103,8 @@ def _attach_to_all(
         if reason is not None:
             stay_stock(settings, metrics, engine="vLLM", release=release, variant=" (V0)", reason=reason, tested=TESTED)
             return
+    if settings.tenant_floors:
+        logger.warning("learned prefix cache: LPC_TENANT_FLOORS has no effect in the V0 engine")
     mode = "dry run" if settings.shadow else "on"
     tested = f"vLLM {release}" if release in TESTED else f"vLLM {release} is an untested release"
     logger.info("learned prefix cache: %s in the V0 engine; %s, check passed", mode, tested)
