@@ -79,9 +79,15 @@ async def test_who_returns_is_retained_longer_than_who_does_not(tiny_models: Pat
         await go.until(lambda state: bool(state["Connected"]))
         before = await turn(go, "short", SHORT)
         assert before["Answered"] and before["Seconds"] == 0.0, "there is no price yet"
-        await go.do("evicted", id="short", age=0.0)  # the price of room: its value to conversations that do not return
-        long, short = await turn(go, "another long", LONG), await turn(go, "another short", SHORT)
-        assert long["Seconds"] > short["Seconds"]
+
+        async def longer() -> bool:
+            """A group that is new has no curve until the sidecar publishes the next curves."""
+            await turn(go, "short", SHORT)
+            await go.do("evicted", id="short", age=0.0)  # the price of room: its value to conversations that do not return
+            long, short = await turn(go, "another long", LONG), await turn(go, "another short", SHORT)
+            return bool(long["Seconds"] > short["Seconds"])
+
+        await eventually(longer)
 
 
 async def test_a_sidecar_that_goes_leaves_no_answers_and_one_that_comes_back_is_asked_again(tiny_models: Path) -> None:
