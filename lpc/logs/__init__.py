@@ -1,1 +1,1 @@
-"""Logs that people have: traces with times, datasets of conversations, the records they are made of."""
+"""Readers of logs: traces with times, and datasets of conversations."""

@@ -1,9 +1,8 @@
-"""Records out of files: Parquet, JSON lines and JSON arrays, one file or a folder of them, never a whole file in memory.
+"""Reads records from Parquet, JSON lines and JSON arrays, in one file or a folder, without loading whole files.
 
-A record that cannot be read does not end a run: it is counted by its reason and named by its place, and the reader of
-decides how many are too many. Places are `file:3` (a line, from 1, as editors count), `file:row 3` of Parquet and
-`file:record 3` of an array (from 0, as pandas and the Hugging Face viewer count). No reason and no place holds text of a
-record.
+An unreadable record does not end a run. It is counted by reason and located, and the caller limits their number. Locations are
+`file:3` (a line, from 1, as in editors), `file:row 3` of Parquet and `file:record 3` of an array (from 0, as in pandas and the
+Hugging Face viewer). Neither reason nor location contains text of a record.
 """
 
 import json
@@ -23,23 +22,23 @@ Record = dict[str, Any]
 SUFFIXES: Final = (".parquet", ".jsonl", ".json")
 ROWS_PER_BATCH: Final = 512
 NAMED: Final = 20
-"""Places kept of each reason; all are counted."""
+"""Maximum number of locations stored per reason."""
 
 
 class DatasetError(LpcError):
-    """A dataset cannot be read. The message says why and what to do."""
+    """A dataset cannot be read."""
 
 
 class WrongRecord(Exception):
-    """A record is not what its format says. The message is the reason, the same for all records wrong in the same way."""
+    """A record does not match its format. The message is the reason, equal for all records with the same fault."""
 
 
 @dataclass
 class Skipped:
-    """Records left out: how many by reason, and where the first of each are.
+    """Skipped records: counts and first locations by reason.
 
     Attributes:
-        wrong_share, wrong_floor: a dataset is refused when it has more wrong records than the floor and than this share.
+        wrong_share, wrong_floor: a dataset is rejected if its wrong records exceed both this share and this number.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -56,22 +55,22 @@ class Skipped:
 
     @property
     def first(self) -> dict[str, str]:
-        """The place of the first record of each reason."""
+        """Location of the first record by reason."""
         return {reason: places[0] for reason, places in self.places.items()}
 
 
 def records_of(
     path: Path, columns: Collection[str], message_fields: Collection[str]
 ) -> Iterator[tuple[str, Record | WrongRecord]]:
-    """Yield the place and contents of every record of a file, or of the files of a folder in the order of their names.
+    """Yield the location and contents of every record of a file, or of a folder's files in the order of their names.
 
     Args:
-        path: a .parquet, .jsonl or .json file, or a folder that holds files of one of these kinds.
-        columns: the fields wanted. Of Parquet only these are read, of the other kinds all.
-        message_fields: the fields wanted of what is nested in the columns (Parquet only).
+        path: a .parquet, .jsonl or .json file, or a folder with files of one of these types.
+        columns: fields to read (Parquet; other types are read in full).
+        message_fields: nested fields to read (Parquet).
 
     Raises:
-        DatasetError: there is no such file, it is not of a known kind, it is empty or damaged beyond its records.
+        DatasetError: the file does not exist, has an unknown type, is empty, or is damaged as a whole.
     """
     try:
         files = _files(path)
@@ -107,14 +106,14 @@ def _files(path: Path) -> list[Path]:
                 f"{path} is none of {', '.join(SUFFIXES)}: unpack or convert it, one JSON object per line as .jsonl"
             )
         return [path]
-    # Hidden folders hold the downloads' bookkeeping (.git, .cache/huggingface).
+    # Hidden folders contain metadata of downloads (.git, .cache/huggingface).
     inside = [file for file in path.rglob("*") if not any(part.startswith(".") for part in file.relative_to(path).parts)]
     files = sorted(file for file in inside if file.suffix.lower() in SUFFIXES and file.is_file())
     kinds = sorted({file.suffix.lower() for file in files})
     if not files:
         raise DatasetError(f"no {', '.join(SUFFIXES)} file in {path}")
     if len(kinds) > 1:
-        # The same records in two kinds would count twice, and a repository's own .json files are not records.
+        # Records in two formats would count twice, and a repository's own .json files are not records.
         raise DatasetError(f"{path} holds {' and '.join(kinds)} files: give a folder with one kind, or one file")
     return files
 
@@ -147,7 +146,7 @@ def _rows(batch: Any) -> Iterator[Record | WrongRecord]:
     try:
         yield from batch.to_pylist()
     except ValueError:
-        # One string that is not UTF-8 fails its whole batch.
+        # One invalid UTF-8 string makes the whole batch fail.
         for i in range(batch.num_rows):
             try:
                 row = batch.slice(i, 1).to_pylist()[0]
@@ -157,7 +156,7 @@ def _rows(batch: Any) -> Iterator[Record | WrongRecord]:
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, Record | WrongRecord]]:
-    """Yield the number, from 1, and the object of every line of a JSONL file that is not blank."""
+    """Yield the number, from 1, and the object of every non-blank line of a JSONL file."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.isspace():
@@ -173,7 +172,7 @@ def _object(line: bytes) -> Record | WrongRecord:
 
 
 def _array(path: Path) -> Iterator[tuple[str, Record | WrongRecord]]:
-    """Yield the objects of an array. A file that ends too early gives what it has, and one wrong record for the rest."""
+    """Yield the objects of an array. A truncated file yields its complete objects and one wrong record."""
     size = path.stat().st_size
     position = -1
     with path.open("rb") as file:
@@ -186,14 +185,14 @@ def _array(path: Path) -> Iterator[tuple[str, Record | WrongRecord]]:
             for position, record in enumerate(ijson.items(file, "item")):
                 yield f"record {position}", record if isinstance(record, dict) else WrongRecord("not a JSON object")
         except ijson.JSONError:
-            # Not `from error`: its message holds the text around the fault.
+            # Not `from error`: its message contains text of the file.
             if file.tell() < size:
                 raise DatasetError(f"{path} is not JSON after record {position}: repair it or fetch it again") from None
             yield f"after record {position}", WrongRecord("file cut off")
 
 
 def _first_character(file: BinaryIO) -> bytes:
-    """Go to the first character that is not white space or byte order mark, and return it."""
+    """Seek to the first character after a byte order mark and white space; return it."""
     file.seek(3 if file.read(3) == b"\xef\xbb\xbf" else 0)
     while (byte := file.read(1)).isspace():
         pass

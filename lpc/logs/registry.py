@@ -1,4 +1,4 @@
-"""The datasets by name: those of `lpc.logs.datasets`, and an operator's own log, which is a trace too."""
+"""Datasets by name: those of `lpc.logs.datasets`, and an operator's own log."""
 
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -45,14 +45,13 @@ def load(
 
     Args:
         name: one of LOADERS.
-        path: a .parquet, .jsonl or .json file, or a folder of one kind of them. ShareGPT's comes with its package.
-        skipped: counts and names what is left out; holds the limit on wrong records.
-        records: take each record as a conversation (ShareGPT, whose conversations are cut into records).
+        path: a .parquet, .jsonl or .json file, or a folder with files of one of these types; None: ShareGPT from its package.
+        skipped: counts skipped records and sets the limit of wrong ones.
+        records: treat each record as a conversation (ShareGPT, whose conversations are split into records).
 
     Raises:
-        UsageError: the name is unknown, or does not fit what else was given.
-        DatasetError: at once for a path that is missing, and all that keeps the first conversation from
-            being read (another dataset's file, an empty one); while reading for the rest, see `reading.read`.
+        UsageError: the name is unknown or does not fit the other arguments.
+        DatasetError: the path is missing, or the first conversation cannot be read; while iterating see `reading.read`.
     """
     if name not in LOADERS:
         raise UsageError(f"unknown dataset {name}: known are {', '.join(LOADERS)}")
@@ -65,7 +64,7 @@ def load(
         path = sharegpt_path()
     loader = sharegpt_records if records else LOADERS[name]
     conversations = loader(path, skipped if skipped is not None else Skipped())
-    # The first is read here, since the caller may do minutes of work before it reads.
+    # Read the first one here, because the caller may work for minutes before it iterates.
     first = next(conversations, None)
     if first is None:
         raise DatasetError(f"{path} has no whole conversation of the dataset {name}")

@@ -1,4 +1,4 @@
-"""What an operator's log is like, by the measures of KVCache Cache in the Wild (ATC 2025)."""
+"""Statistics of a log, by the measures of KVCache Cache in the Wild (ATC 2025)."""
 
 from collections import Counter, defaultdict
 from typing import Any, Final
@@ -11,11 +11,11 @@ from lpc.simulator.sidecar import nominal_arrivals
 from lpc.simulator.workload import Workload
 
 WITHIN_S: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 28_800, 86_400)
-"""The times within which returns are counted, seconds."""
+"""Horizons for the shares of returns, seconds."""
 
 
 def trace_of(workload: Workload) -> Trace:
-    """Return what is replayed as a trace; of a closed workload with arrivals as if nothing were cached."""
+    """Return a workload as a trace; a closed one has arrivals at nominal cost, with nothing cached."""
     if workload.trace is not None:
         return workload.trace
     placed = [(at, turn) for at, turn in nominal_arrivals(workload) if at < workload.until]
@@ -33,9 +33,9 @@ def trace_of(workload: Workload) -> Trace:
 def describe(trace: Trace) -> dict[str, Any]:
     """Return reuse by class, skew, turns, returns, the ideal hit rate and the working set of a trace.
 
-    Only full blocks count. A block's *reuse time* is the time between two of its uses, its *life* that between first and last.
-    `returns` is of turns that the log shows another one after: quantiles of the seconds between the two arrivals, and the share
-    that arrives within some times. `conversations_by_turns` counts what the log shows of a conversation; it may go on later.
+    Only full blocks count. A block's *reuse time* is the time between two uses, its *life* that between the first and the last.
+    `returns` covers turns with a successor in the log: quantiles of the seconds between the two arrivals, and the share within
+    each horizon. `conversations_by_turns` counts the turns in the log; a conversation may continue after it.
     """
     size = trace.block_tokens
     first: dict[int, float] = {}

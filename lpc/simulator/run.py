@@ -1,4 +1,4 @@
-"""`lpc simulate`: runs of many policies, capacities, think times and seeds; each run is independent and reproducible."""
+"""Runs of `lpc simulate` over policies, capacities, think times and seeds. Each run is independent and reproducible."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,20 +31,21 @@ DEFAULT_POLICIES: Final = ("lru", "lpc", "wa", "reuse", "value", "oracle", "bela
 
 @dataclass(frozen=True)
 class WorkloadSpec:
-    """What to replay; a worker builds it by itself, once.
+    """Specification of a workload; each worker builds it once.
 
     Attributes:
         trace: file; None: a generated workload, or ShareGPT.
-        format: of the trace.
-        workload: one of `WORKLOADS` or `EVERYDAY`, drawn with the seed; None: a trace, or ShareGPT.
-        think_time, law, active, seed: of ShareGPT; active and seed also of agent sessions, seed of generated workloads.
-        embeddings: folder made by `lpc embed`, for ShareGPT; None: the sample that ships.
-        head: the predictor's on those embeddings; None: the one shipped.
-        count_from: second of a trace from which hits are counted; None: after the first half hour, of a
-            trace that is shorter than an hour or so its first half, of a generated workload its first 500 requests.
-        named: say of each request what a response cache would call it.
-        sessions: of a closed loop, at a time; None: requests come when the log says.
-        requests: after which a closed loop ends.
+        format: format of the trace.
+        workload: one of `WORKLOADS` or `EVERYDAY`; None: a trace, or ShareGPT.
+        think_time, law, active, seed: parameters of ShareGPT; active and seed also of agent sessions, seed also of generated
+            workloads.
+        embeddings: folder written by `lpc embed`, for ShareGPT; None: the packaged sample.
+        head: head for these embeddings; None: the packaged one.
+        count_from: second of a trace from which hits are counted; None: after half an hour, in a trace of less than about an
+            hour after its first half, in a generated workload after 500 requests.
+        named: set the response cache's key of each request.
+        sessions: concurrent sessions of a closed loop; None: requests arrive at the log's times.
+        requests: number of requests after which a closed loop ends.
     """
 
     trace: Path | None = None
@@ -69,11 +70,11 @@ class Run:
 
     Attributes:
         capacity: tokens of each engine, or a share of the working set.
-        queueing: what each engine does with its waiting queue.
-        tier: behind each engine's cache, as vLLM's CPU offloading.
-        settings: for the policies; their cost model is also the engines'.
-        responses: seconds for which a response cache before the engines has an answer, and tokens computed are counted; None:
-            there is none. The workload's spec is `named`.
+        queueing: order and retention of each engine's waiting queue.
+        tier: second tier behind each engine's cache, as vLLM's CPU offloading.
+        settings: settings of the policies; their cost model is also the engines'.
+        responses: seconds until an answer in the response cache before the engines expires; None: no response cache. The
+            workload's spec must be `named`.
     """
 
     workload: WorkloadSpec
@@ -88,20 +89,20 @@ class Run:
 
 
 def load_trace(spec: WorkloadSpec) -> Trace:
-    """Return the trace of a spec, a generated workload's too. Raises TraceError, SimulationError."""
+    """Return the trace of a spec or of its generated workload. Raises TraceError, SimulationError."""
     if spec.workload is not None:
         generated = _generate(spec).trace
         assert generated is not None
         return generated
     if spec.trace is None:
-        raise SimulationError("there is no trace: give --trace FILE and --format, or --workload NAME")
+        raise SimulationError("no trace: give --trace FILE and --format, or --workload NAME")
     return open_trace(
         spec.trace, spec.format, skip_limit=spec.skip_limit, active=spec.active or ACTIVE_SESSIONS, seed=spec.seed
     )
 
 
 def build(spec: WorkloadSpec) -> tuple[Workload, int]:
-    """Return a workload and its working set, tokens. The last one is kept, while its file stays as it is."""
+    """Return a workload and its working set in tokens. The last result is cached until its file changes."""
     changed = spec.trace.stat().st_mtime_ns if spec.trace is not None and spec.trace.exists() else 0
     return _build(spec, changed)
 
@@ -138,7 +139,7 @@ def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
 
 
 def _name(workload: Workload, spec: WorkloadSpec) -> None:
-    """Give the turns of a trace their names. Raises SimulationError: the log does not say what is equal."""
+    """Set the response cache's keys of a trace's turns. Raises SimulationError: the log does not show equal requests."""
     assert workload.trace is not None
     assert spec.trace is not None
     if spec.format == "agents":
@@ -238,7 +239,7 @@ def run_one(run: Run) -> dict[str, Any]:
 
 
 def slowdown(result: Result, stock: Result) -> float | None:
-    """Return the worst session's latency over that in another run, for the requests served in both; None if there are none."""
+    """Return the highest ratio of a session's latency to that in ``stock``, over requests served in both; None without any."""
     sums: dict[str, tuple[float, float]] = {}
     for turn, before in stock.latency_of.items():
         after = result.latency_of.get(turn)
@@ -249,14 +250,14 @@ def slowdown(result: Result, stock: Result) -> float | None:
 
 
 def _rounds(workload: Workload) -> int:
-    """Return how often sessions of the workload may start again under new names."""
+    """Return how often sessions of the workload may be repeated under new names."""
     if workload.loop is None:
         return 1
     return 1 + workload.loop.requests // sum(1 for first in workload.arrivals for _ in chain(first))
 
 
 def _with_responses(run: Run, ttl_s: float, workload: Workload, capacity: int, prefix: Result) -> dict[str, Any]:
-    """Return the tokens that engines compute per user turn with neither cache, either, both; ``prefix``: that alone."""
+    """Return the tokens that engines compute per user turn with no cache, either cache, and both."""
 
     def replay(policy: str, *, response: bool, reuse: bool) -> Result:
         return simulate(
@@ -286,18 +287,18 @@ def _with_responses(run: Run, ttl_s: float, workload: Workload, capacity: int, p
 
 
 def sweep(runs: Sequence[Run], workers: Workers = HERE) -> list[dict[str, Any]]:
-    """Run all; rows in the order of ``runs``.
+    """Execute all runs; return their rows in order.
 
-    The same runs give the same rows with any workers: each builds its workload from its spec. Those of a cluster read a
-    trace under the path that it has here.
+    The rows do not depend on the workers, because each worker builds the workload from its spec. Workers of a cluster read a
+    trace from the same path as here.
 
     Raises:
-        SimulationError, TraceError, ClusterError: what is asked for cannot be run, or not there.
+        SimulationError, TraceError, ClusterError: a run is invalid, a trace cannot be read, or the cluster fails.
     """
     for run in runs:
         if run.policy not in REGISTRY:
             raise SimulationError(f"unknown policy {run.policy!r:.40}: choose from {', '.join(REGISTRY)}")
-    # Runs of one workload go together, so that a worker builds it once.
+    # Runs of one workload are grouped, so that a worker builds it once.
     groups: dict[WorkloadSpec, list[int]] = {}
     for place, run in enumerate(runs):
         groups.setdefault(run.workload, []).append(place)

@@ -1,1 +1,1 @@
-"""From conversation logs to an exported model: datasets, embedding, head training, evaluation, export."""
+"""Training: embeds conversation logs, trains and evaluates heads, and exports models."""

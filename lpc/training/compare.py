@@ -1,11 +1,11 @@
-"""Whether a new head may take the place of the live one: both on the same turns of the newest day.
+"""Decides whether a new head may replace the live one, on the same turns of the newest day.
 
-The rule. A new head is not worse if, on the newest day,
-- its log loss and its Brier score are at most the live head's, and
-- nothing says that this is luck: the 95% interval of the difference in Brier score ends below 2% of the live head's, and that
-  of the difference in AUC does not lie below zero.
-Intervals are of a bootstrap over conversations, paired: both heads on the same draws. Log loss and Brier score are lowest for
-the true probabilities, which is what the order of eviction is made of; AUC looks at the order alone.
+A new head is not worse if, on the newest day,
+- its log loss and Brier score are at most the live head's, and
+- this is not chance: the 95% interval of the difference in Brier score ends below 2% of the live head's score, and that of the
+  difference in AUC is not entirely below zero.
+Intervals come from a paired bootstrap over conversations. Log loss and Brier score are lowest for the true probabilities, which
+eviction uses; AUC measures the order only.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ from lpc.model.probability import P_MIN
 from lpc.training.quality import resamples
 
 TOLERANCE: Final = 0.02
-"""Of the live head's Brier score: where the interval of the difference must end."""
+"""Upper limit of the interval of the difference in Brier score, relative to the live head's score."""
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Figures on n turns. brier and log_loss (nats): the lower the better; auc: the higher."""
+    """Metrics on n turns. Lower is better for brier and log_loss (nats), higher for auc."""
 
     brier: float
     log_loss: float
@@ -36,7 +36,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Difference:
-    """New less live: of the figure, and its 95% interval."""
+    """Difference of a metric, new minus live, and its 95% interval."""
 
     mean: float
     low: float
@@ -44,7 +44,7 @@ class Difference:
 
 
 def scores(probability: Floats, continues: NDArray[np.bool_]) -> Scores:
-    """Return the figures of probabilities [n]; AUC is 0.5 where only one class is there."""
+    """Return the metrics of probabilities [n]; AUC is 0.5 if there is only one class."""
     p = np.clip(probability, P_MIN, 1 - P_MIN)
     both = 0 < continues.sum() < len(continues)
     return Scores(
@@ -58,7 +58,7 @@ def scores(probability: Floats, continues: NDArray[np.bool_]) -> Scores:
 def differences(
     new: Floats, live: Floats, continues: NDArray[np.bool_], conversation: NDArray[np.str_]
 ) -> dict[str, Difference]:
-    """Return brier, log_loss and auc of new less live, on n turns of the conversations."""
+    """Return the differences of brier, log_loss and auc, new minus live, on n turns."""
 
     def of(rows: NDArray[np.intp] | slice) -> dict[str, float]:
         a, b = vars(scores(new[rows], continues[rows])), vars(scores(live[rows], continues[rows]))
@@ -74,7 +74,7 @@ def differences(
 
 
 def why_worse(found: dict[str, Difference], live: Scores) -> str:
-    """Return what the rule has against the new head; "" if it is not worse."""
+    """Return why the new head is worse; "" if it is not."""
     brier, log_loss, auc = found["brier"], found["log_loss"], found["auc"]
     if log_loss.mean > 0:
         return f"its log loss is {log_loss.mean:.4f} above the live head's"

@@ -1,8 +1,8 @@
-"""`lpc embed`: every user turn of a dataset through the encoder once, into Parquet shards; never text.
+"""`lpc embed`: encodes every user turn of a dataset once, into Parquet shards without text.
 
-A shard holds a random sample of conversations (they come in the order of half of their hash), is written whole or not at all,
-and is skipped when it exists: an interrupted run goes on where it stopped, and a head can be trained on the shards that are
-done. `embedding.json` next to them says which encoder and feature settings made them.
+A shard contains a random sample of conversations (ordered by half of their hash). It is written atomically and skipped if it
+exists, so that an interrupted run can resume and a head can be trained on the complete shards. `embedding.json` next to them
+contains the encoder and feature settings.
 """
 
 import json
@@ -31,13 +31,13 @@ from lpc.training.spread import HERE, Workers, spread
 
 EXAMPLES_PER_SHARD: Final = 2048
 BATCH_TOKENS: Final = 8192
-"""Tokens of one encoder batch, padding counted."""
+"""Tokens of one encoder batch, including padding."""
 
 DESCRIPTION: Final = "embedding.json"
 
 
 class EmbeddingError(LpcError):
-    """Embeddings cannot be made or used. The message says why and what to do."""
+    """Embeddings cannot be computed or read."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class Embedded:
 
     Attributes:
         embedding: [n, width] fp32.
-        columns: those of `lpc.model.label_rows.COUNTS`, each [n] fp32.
+        columns: columns of `lpc.model.label_rows.COUNTS`, each [n] fp32.
         continues: [n] bool.
         split: [n] of "train", "validation", "evaluation".
         conversation: [n] keys.
-        language: [n] ISO 639-1 codes, `und` where the texts are too short to tell.
+        language: [n] ISO 639-1 codes, or `und` for undetermined.
         description: contents of embedding.json.
     """
 
@@ -63,7 +63,7 @@ class Embedded:
     description: dict[str, Any]
 
     def take(self, mask: NDArray[np.bool_] | NDArray[np.intp]) -> "Embedded":
-        """Return the examples under a mask, or at these places."""
+        """Return the examples selected by a mask or by indices."""
         return Embedded(
             self.embedding[mask],
             {name: values[mask] for name, values in self.columns.items()},
@@ -89,17 +89,17 @@ def embed(
     """Embed all user turns of the conversations; return the number of examples in ``out``.
 
     Args:
-        artifact: a model version folder; its encoder, tokenizer and feature settings are used, its head is not.
-        split: only the conversations on this side; default: all.
+        artifact: a model version folder; its encoder, tokenizer and feature settings are used, but not its head.
+        split: embed only the conversations of this split; default: all.
         limit: stop after about this many examples (whole shards).
-        workers: who embeds, a shard at a time. Those of a cluster read ``artifact`` under the path that it has here; the shards
-            are written here.
+        workers: processes or cluster; a task is a shard. Workers of a cluster read ``artifact`` from the same path as here;
+            this process writes the shards.
         threads: threads of ONNX Runtime per worker.
 
     Raises:
-        EmbeddingError: ``out`` holds embeddings of another encoder, settings or dataset.
+        EmbeddingError: ``out`` contains embeddings of another encoder, settings or dataset.
         ArtifactError: the artefact is missing or broken.
-        ClusterError: the workers cannot be used.
+        ClusterError: the workers failed.
     """
     manifest = read_manifest(artifact)
     settings = manifest.features
@@ -138,7 +138,7 @@ def embed(
 
 
 def load_embedded(folder: Path) -> Embedded:
-    """Read all shards of a folder. Raises EmbeddingError when there are none."""
+    """Read all shards of a folder. Raises EmbeddingError if there are none."""
     paths = sorted(folder.glob("part-*.parquet"))
     if not paths:
         raise EmbeddingError(f"no embeddings in {folder}: make them with `lpc embed --embeddings {folder}`")
@@ -169,7 +169,7 @@ def _claim(out: Path, description: dict[str, Any]) -> None:
 
 
 def _shards(examples: list[Example]) -> list[list[Example]]:
-    # By the digits of the hash that do not decide the split: so every shard has its part of each.
+    # Sorted by the hash digits that do not decide the split, so that every shard has a part of each split.
     examples.sort(key=lambda example: (example.conversation[16:], example.conversation, example.turns.turn_count))
     return [examples[i : i + EXAMPLES_PER_SHARD] for i in range(0, len(examples), EXAMPLES_PER_SHARD)]
 

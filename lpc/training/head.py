@@ -1,4 +1,4 @@
-"""The head: from an embedding and a few scalars to the log-odds that the conversation continues.
+"""The head: computes the log-odds that a conversation continues from an embedding and a few scalars.
 
 Paper (Learned Prefix Caching, NeurIPS 2025, section 3.3): an MLP of three layers with 128 hidden units over the embedding
 and the number of turns.
@@ -18,11 +18,11 @@ HIDDEN: Final = 128
 class Head(nn.Module):
     """Embedding [batch, width] and scalars [batch, n] to log-odds [batch].
 
-    Scalars are counts and lengths: their logarithms are standardised inside. The embedding is taken as it is: scaling it up
-    to unit components (and standardising it) made the validation loss worse.
+    Scalars are counts and lengths; their logarithms are standardised inside. The embedding is not scaled: unit components or
+    standardisation increased the validation loss.
 
     Attributes:
-        metadata: what the head was trained for and on: name, encoder, feature settings, figures.
+        metadata: name, encoder, feature settings, data and metrics of the head.
     """
 
     scalar_mean: Tensor
@@ -38,7 +38,7 @@ class Head(nn.Module):
         self.output = nn.Linear(hidden, 1)
 
     def forward(self, embedding: Tensor, scalars: Tensor, dropout: float = 0.0) -> Tensor:
-        """Return the log-odds, [batch]. ``dropout``: of the embedding and of each hidden layer, in training."""
+        """Return the log-odds, [batch]. ``dropout`` applies to the embedding and each hidden layer, in training."""
         standardised = (torch.log1p(scalars) - self.scalar_mean) / self.scalar_scale
         if not dropout:
             return self.output(self.hidden(torch.cat((embedding, standardised), dim=1))).squeeze(1)  # type: ignore[no-any-return]
@@ -56,16 +56,16 @@ class Head(nn.Module):
             self.output.bias.mul_(slope).add_(offset)
 
     def to_file(self) -> HeadFile:
-        """Return what the head's file holds."""
+        """Return the contents of the head's file."""
         return HeadFile({name: tensor.detach().numpy() for name, tensor in self.state_dict().items()}, self.metadata)
 
     def save(self, path: Path) -> None:
-        """Write the head and its metadata, whole or not at all."""
+        """Write the head and its metadata atomically."""
         self.to_file().save(path)
 
     @classmethod
     def load(cls, path: Path) -> "Head":
-        """Read a head. Raises HeadError when the file is missing or is not a head."""
+        """Read a head. Raises HeadError if the file is missing or is not a head."""
         file = HeadFile.load(path)
         head = cls(file.width, file.scalars, len(file.parameters["hidden.0.bias"]), dict(file.metadata))
         head.load_state_dict({name: torch.from_numpy(values.copy()) for name, values in file.parameters.items()})

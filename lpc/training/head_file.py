@@ -1,4 +1,4 @@
-"""A head's file, and the heads that ship: what an export reads, without PyTorch."""
+"""A head's file, and the packaged heads. An export reads them without PyTorch."""
 
 import hashlib
 import json
@@ -17,29 +17,29 @@ from lpc.files import replacing
 
 FORMAT: Final = "lpc-head-2"
 SHIPPED_HEADS: Final = Path(__file__).parent / "heads"
-"""Where the package keeps the heads that it ships, as `lpc train` lays them out: ``<name>/head.safetensors`` and a card."""
+"""Folder of the packaged heads in the layout of `lpc train`: ``<name>/head.safetensors`` and a card."""
 DEFAULT_HEAD: Final = SHIPPED_HEADS / "default" / "head.safetensors"
 
 
 class HeadError(LpcError):
-    """A head's file cannot be used. The message says why and what to do."""
+    """A head cannot be trained or read."""
 
 
 @dataclass(frozen=True)
 class HeadFile:
-    """The parameters of `lpc.training.head.Head`, by the names that it gives them, fp32, and its metadata."""
+    """The parameters of `lpc.training.head.Head` by name, fp32, and its metadata."""
 
     parameters: Mapping[str, NDArray[np.float32]]
     metadata: Mapping[str, Any]
 
     @property
     def scalars(self) -> int:
-        """How many scalars the head takes."""
+        """Number of scalar inputs."""
         return len(self.parameters["scalar_mean"])
 
     @property
     def width(self) -> int:
-        """Of the embedding that it takes."""
+        """Width of the embedding."""
         return int(self.parameters["hidden.0.weight"].shape[1]) - self.scalars
 
     def digest(self) -> str:
@@ -51,15 +51,15 @@ class HeadFile:
         return digest.hexdigest()
 
     def save(self, path: Path) -> None:
-        """Write the head and its metadata, whole or not at all."""
-        # One entry of metadata: safetensors writes several in no fixed order, and the same head shall be the same file.
+        """Write the head and its metadata atomically."""
+        # One metadata entry, because safetensors writes several in random order, and equal heads must be equal files.
         parameters = {name: np.ascontiguousarray(values) for name, values in self.parameters.items()}
         with replacing(path) as partial:
             save_file(parameters, partial, {FORMAT: json.dumps(self.metadata, sort_keys=True)})
 
     @classmethod
     def load(cls, path: Path) -> "HeadFile":
-        """Read a head. Raises HeadError when the file is missing or is not a head."""
+        """Read a head. Raises HeadError if the file is missing or is not a head."""
         try:
             with safe_open(path, "np") as file:
                 header = file.metadata() or {}

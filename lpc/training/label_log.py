@@ -1,9 +1,9 @@
-"""The label log that sidecars write, as examples to learn from: files `labels-*.npz`, never text.
+"""Reads the label log of sidecars as training examples: files `labels-*.npz` without text.
 
-A log of several sidecars is a folder with a folder for each. Turns are split by time: the newest day is the evaluation side, as
-a new head has to do better there than the head that answered. A conversation stands on one side only: the older turns of one
-that the newest day holds too are left out. Sidecars label every turn the same time after it arrived, whether it continued or
-not, so the newest turns of a log are not a selection of those that did.
+The log of several sidecars is a folder with a subfolder for each. Turns are split by time: the newest day is for evaluation,
+where a new head must not be worse than the live one. A conversation is in one split only: its turns before the newest day are
+skipped if it also has turns in it. Sidecars label every turn the same time after its arrival, so the newest turns are not
+biased towards continued ones.
 """
 
 import hashlib
@@ -26,31 +26,31 @@ from lpc.training.train import FEWEST_EXAMPLES
 
 DAY: Final = np.timedelta64(24, "h")
 SHORT: Final = 0.2
-"""Share of the time that is evaluated where the log holds less than two days."""
+"""Share of the time for evaluation if the log has less than two days."""
 VALIDATION_SHARE: Final = 0.1
-"""Of the conversations before the evaluated time."""
+"""Share of the conversations before the evaluated time."""
 MOST_TURNS: Final = 250_000
-"""Read of a longer log: those of a fixed sample of conversations. 250,000 turns take 0.8 GB in training."""
+"""Maximum number of turns; of a longer log a fixed sample of conversations is read. 250,000 turns take 0.8 GB in training."""
 
 
 class LabelLogError(LpcError):
-    """A label log cannot be learnt from. The message says why and what to do."""
+    """A label log cannot be read."""
 
 
 class TooFewTurnsError(LabelLogError):
-    """There are not enough logged turns yet."""
+    """There are too few turns to train on."""
 
 
 @dataclass(frozen=True)
 class LoggedTurns:
-    """Turns that sidecars answered and whether each was followed by another, n of them.
+    """Logged turns and whether each was followed by another one, n of them.
 
     Attributes:
-        examples: split by time, as the module says.
-        probability: [n] what was answered.
-        model_version: [n] by which version of the model.
-        first, cut, last: UTC: the oldest turn, the beginning of the evaluated time, the newest turn.
-        notes: what was left out, and why; one line each.
+        examples: examples, split by time.
+        probability: [n] predictions.
+        model_version: [n] versions of the model that predicted.
+        first, cut, last: oldest turn, start of the evaluated time, newest turn; UTC.
+        notes: skipped data with reasons; one line each.
     """
 
     examples: Embedded
@@ -64,7 +64,7 @@ class LoggedTurns:
 
 @dataclass(frozen=True)
 class _Turns:
-    """Columns of a file, or of several."""
+    """Columns of one or several files."""
 
     embedding: NDArray[np.float16]
     columns: dict[str, NDArray[Any]]
@@ -77,17 +77,17 @@ class _Turns:
 
 
 def read_label_log(folder: Path, live: Manifest, *, most: int = MOST_TURNS) -> LoggedTurns:
-    """Read what a log holds of the encoder and the input of the live model.
+    """Read the files of a log whose encoder and input settings are those of the live model.
 
-    Damaged files and those of other encoders or inputs are left out and noted.
+    Other and damaged files are skipped and noted.
 
     Args:
-        live: the model to compare with, whose encoder made the embeddings.
-        most: turns to take at about most.
+        live: manifest of the live model.
+        most: approximate maximum number of turns.
 
     Raises:
-        TooFewTurnsError: there is no log yet, or it is too small.
-        LabelLogError: none of it fits the live model.
+        TooFewTurnsError: there is no log, or it is too small.
+        LabelLogError: no file fits the live model.
     """
     if not folder.is_dir():
         raise LabelLogError(f"the folder {folder} does not exist: name that of the sidecars' LPC_LABEL_LOG")
@@ -116,14 +116,14 @@ def read_label_log(folder: Path, live: Manifest, *, most: int = MOST_TURNS) -> L
 
 
 def _fitting(paths: list[Path], live: Manifest, damaged: list[str], notes: list[str]) -> dict[Path, dict[str, Any]]:
-    """Return the files that fit the live model, with what they say of themselves; note the others."""
+    """Return the metadata of the files that fit the live model; note the others."""
     fitting: dict[Path, dict[str, Any]] = {}
     others: dict[str, list[Path]] = {}
     for path in paths:
         try:
             metadata = label_rows.metadata_of(path)
             other = _other(metadata, live)
-        except Exception as error:  # whatever a damaged file makes NumPy, zipfile and zlib raise
+        except Exception as error:  # a damaged file makes NumPy, zipfile and zlib raise many types
             damaged.append(f"{path}: {_first_line(error)}")
             continue
         if other:
@@ -137,10 +137,10 @@ def _fitting(paths: list[Path], live: Manifest, damaged: list[str], notes: list[
 
 
 def _other(metadata: Mapping[str, Any], live: Manifest) -> str:
-    """Return in what a file's embeddings differ from the live model's; "" if in nothing.
+    """Return how a file's embeddings differ from the live model's; "" if they do not.
 
-    Scalars may differ, as every file has all of them, and so may the precision: heads are trained on int8 embeddings and serve
-    in fp16 as well, and the export checks how far apart they are.
+    Scalars may differ, because every file has all of them. Precision may differ, because heads trained on int8 embeddings also
+    serve in fp16, and the export checks the difference.
     """
     if metadata["encoder_sha256"] != live.encoder_sha256:
         return "encoder"
@@ -169,7 +169,7 @@ def _read(files: Mapping[Path, dict[str, Any]], share: float, damaged: list[str]
 
 def _turns(columns: dict[str, NDArray[Any]], version: str, share: float) -> _Turns:
     conversations, places = np.unique(columns.pop("conversation"), return_inverse=True)
-    # Hashed again: the writer's digits may have a structure, those by which a side is chosen must have none.
+    # Hashed again, because the digits that choose a split must be random, and the writer's may not be.
     keys = np.array([hashlib.sha256(c).hexdigest()[:32] for c in conversations.tolist()], "U32")
     taken = np.array([int(key[24:], 16) < share * 2**32 for key in keys], bool)
     embedding = columns.pop(EMBEDDING)
@@ -231,7 +231,7 @@ def _refuse_too_few(folder: Path, continues: NDArray[np.bool_], split: NDArray[n
 
 
 def newest_side(log: LoggedTurns) -> LoggedTurns:
-    """Return the evaluation side alone."""
+    """Return the evaluation split."""
     mask = log.examples.split == "evaluation"
     return replace(
         log, examples=log.examples.take(mask), probability=log.probability[mask], model_version=log.model_version[mask]

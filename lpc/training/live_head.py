@@ -1,4 +1,4 @@
-"""The head that is being served, taken out of its artefact: the part of the graph behind the embedding."""
+"""The live head, extracted from its artefact: the part of the graph after the embedding."""
 
 from pathlib import Path
 from typing import Final
@@ -18,10 +18,10 @@ PROBABILITY: Final = "probability"
 
 
 class LiveHead:
-    """A version's head as sidecars run it, for embeddings that its encoder made earlier."""
+    """A version's head as sidecars run it, applied to existing embeddings."""
 
     def __init__(self, version: Path) -> None:
-        """Read the head of a version folder that is sound. Raises ArtifactError when it has no manifest."""
+        """Read the head of a valid version folder. Raises ArtifactError if it has no manifest."""
         self._scalars = read_manifest(version).features.scalars
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
@@ -32,11 +32,11 @@ class LiveHead:
         self._session = ort.InferenceSession(graph.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
     def probabilities(self, data: Embedded) -> NDArray[np.float64]:
-        """Return the probabilities of n examples, [n], in [P_MIN, 1 - P_MIN] as the sidecar gives them."""
+        """Return the probabilities of n examples, [n], in [P_MIN, 1 - P_MIN] as the sidecar returns them."""
         names = {node.name for node in self._session.get_inputs()}
         scalars = np.stack([data.columns[name] for name in self._scalars], axis=1) if self._scalars else None
         found = np.empty(len(data.continues))
-        # One at a time: a head in eight bits (of an older export) rounds by what else is in the batch.
+        # One at a time, because the rounding of an int8 head (of an older export) depends on the batch.
         for row in range(len(found)):
             inputs = {EMBEDDING: data.embedding[row : row + 1]}
             if scalars is not None and "scalars" in names:

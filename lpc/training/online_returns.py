@@ -1,8 +1,7 @@
-"""The return model on a log that it learns from as it comes: a sidecar's life, replayed.
+"""Replays a log to the return model, which learns online as in a sidecar.
 
-Each turn is predicted when it arrives, with what a sidecar then knows: whose turn it is, its number, its tokens and class, how
-its conversation begins, and the reply before it (its own is not written yet). The model is refitted every minute and never
-sees what comes later.
+Each turn is predicted on arrival from the facts that a sidecar has then: conversation, turn number, tokens, category, the
+conversation's beginning, and the previous reply. The model is refitted every minute and never uses later requests.
 """
 
 import math
@@ -24,16 +23,16 @@ from lpc.model.returns.model import ReturnModel
 Floats = NDArray[np.float64]
 
 EPOCH_S: Final = 1.8e9
-"""Seconds since the epoch at second 0 of a log, so that times have the digits that they have in production."""
+"""Seconds since the epoch at second 0 of a log, so that times have the same precision as in production."""
 REFIT_S: Final = 60.0
-"""As a sidecar does: between two refits, if there were requests."""
+"""Interval between refits with requests, as in a sidecar."""
 HELD_OUT_S: Final = 1200.0
-"""The end of a trace on which the model is judged."""
+"""The model is evaluated on this last part of a trace."""
 HORIZONS_S: Final = (30.0, 60.0, 120.0, 300.0)
 
 
 class OnlineReturns:
-    """A return model that gets turns as they arrive and is refitted every minute by their clock."""
+    """A return model with turns in order of arrival and a refit every minute of their time."""
 
     def __init__(self) -> None:
         self.model = ReturnModel()
@@ -54,14 +53,11 @@ class OnlineReturns:
         probability: float | None = None,
         linkable: bool = True,
     ) -> tuple[Floats, float] | None:
-        """Take a turn in; return what `ReturnModel.forecast` does.
-
-        Turns come in the order of their arrival (seconds).
+        """Add a turn; return the result of `ReturnModel.forecast`. Turns must be in order of arrival (seconds).
 
         Args:
-            conversation, turn, input_tokens, output_tokens, category: of the request.
-            opening: a digest of how the conversation begins; empty if it is not known.
-            probability: by the sidecar's text model.
+            opening: digest of the conversation's beginning; empty if unknown.
+            probability: prediction of the sidecar's text model.
             linkable: whether the conversation can be recognised.
         """
         at = EPOCH_S + arrival
@@ -86,7 +82,7 @@ class OnlineReturns:
         if self._refit_at is None:
             self._refit_at = at + REFIT_S
         elif at >= self._refit_at:
-            # In a silence the refits between the first and the last leave nothing behind.
+            # In a pause, refits between the first and the last have no effect.
             last = self._refit_at + math.floor((at - self._refit_at) / REFIT_S) * REFIT_S
             with threadpool_limits(1):  # small matrices: threads would wait for each other
                 for due in dict.fromkeys((self._refit_at, last)):
@@ -96,14 +92,14 @@ class OnlineReturns:
 
 @dataclass(frozen=True)
 class Forecasts:
-    """What the model predicted of each request of a trace, in its order, [n]; NaN where it did not know enough yet.
+    """Predictions for the requests of a trace, in order, [n]; NaN before the model has enough data.
 
     Attributes:
-        hazard: [2, n, INTERVALS], by counts and by head.
-        head_share: [n] of the head in the mixture.
-        gap: seconds until the conversation's next turn; infinite where none came.
-        window: seconds for which the turn was watched.
-        judged: turns that arrived at ``since`` or later, were predicted and can be recognised again.
+        hazard: [2, n, INTERVALS] of counts and head.
+        head_share: [n] weight of the head in the mixture.
+        gap: seconds until the conversation's next turn; infinite if there is none.
+        window: seconds for which the turn was observed.
+        judged: whether the turn arrived at ``since`` or later, was predicted and can be recognised.
     """
 
     hazard: Floats
@@ -113,15 +109,15 @@ class Forecasts:
     judged: NDArray[np.bool_]
 
     def log_likelihoods(self) -> dict[str, Floats]:
-        """Return the log-likelihood of what followed each request, [n] nats, by `mixture`, `counts` and `head`.
+        """Return the log-likelihood of each request's outcome, [n] nats, by `mixture`, `counts` and `head`.
 
-        A density per second where the next turn came, a probability where not. NaN if nothing was predicted.
+        It is of a density per second if the next turn arrived, else of a probability. NaN without a prediction.
         """
         came = np.isfinite(self.gap) & (self.gap < EDGES[-1])
         return self._mixed(np.where(came, self.gap, self.window), came)
 
     def within(self, horizon: float) -> Floats:
-        """Return the probability that the next turn comes within so many seconds, [n]."""
+        """Return the probability that the next turn arrives within ``horizon`` seconds, [n]."""
         stays = self._mixed(np.full(len(self.gap), horizon), np.zeros(len(self.gap), np.bool_))["mixture"]
         result: Floats = -np.expm1(stays)
         return result
@@ -134,7 +130,7 @@ class Forecasts:
 
 
 def forecast(trace: Trace, since: float = 0.0) -> Forecasts:
-    """Replay a trace to a new return model. ``since``: seconds of the trace from which on turns are judged."""
+    """Replay a trace to a new return model. ``since``: second of the trace from which turns are judged."""
     online = OnlineReturns()
     n = len(trace.requests)
     hazard, share = np.full((2, n, INTERVALS), np.nan), np.full(n, np.nan)
@@ -146,7 +142,7 @@ def forecast(trace: Trace, since: float = 0.0) -> Forecasts:
             input_tokens=request.input_tokens,
             output_tokens=request.output_tokens,
             category=request.category,
-            # The first block often is the same for all: the system prompt.
+            # All conversations may share the first block, the system prompt.
             opening=str(request.blocks[min(1, len(request.blocks) - 1)]).encode() if request.blocks else b"",
             linkable=request.linkable,
         )
@@ -159,7 +155,7 @@ def forecast(trace: Trace, since: float = 0.0) -> Forecasts:
 
 
 def evaluate_online_returns(trace: Trace, since: float) -> dict[str, Any]:
-    """Replay a trace and judge the predictions of the turns from ``since`` on.
+    """Replay a trace and evaluate the predictions of turns from ``since`` on.
 
     Returns:
         turns: judged; log_likelihood: mean nats per judged turn by the model (`mixture`) and by its forecasters alone
@@ -174,7 +170,7 @@ def evaluate_online_returns(trace: Trace, since: float) -> dict[str, Any]:
 
 
 def calibration(found: Forecasts) -> list[dict[str, Any]]:
-    """Return the share that returns within each horizon, predicted and observed, of the judged turns watched that long."""
+    """Return the predicted and observed shares of returns within each horizon, of judged turns observed that long."""
     rows = []
     for horizon in HORIZONS_S:
         watched = found.judged & (found.window >= horizon)

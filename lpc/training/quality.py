@@ -1,4 +1,4 @@
-"""Figures of a predictor's quality, on examples it was not trained on."""
+"""Quality metrics of a predictor on examples outside its training data."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -14,16 +14,16 @@ RESAMPLES: Final = 300
 
 
 def best_threshold(probability: NDArray[np.float64], continues: NDArray[np.bool_]) -> float:
-    """Return the threshold of the highest MCC; to be chosen on validation data.
+    """Return the threshold with the highest MCC, on validation data.
 
-    Calibrated probabilities of a class that is 85% of the data are nearly all above 1/2, so 1/2 would not be a decision.
+    If a class is 85% of the data, nearly all calibrated probabilities are above 1/2, so 1/2 would separate nothing.
     """
     candidates = np.unique(np.quantile(probability, np.linspace(0.01, 0.99, 99)))
     return float(max(candidates, key=lambda t: matthews_corrcoef(continues, probability >= t)))
 
 
 def figures(probability: NDArray[np.float64], continues: NDArray[np.bool_], threshold: float) -> dict[str, Any]:
-    """Return mcc, f1_macro, auc, brier, ece, threshold; examples, the share that continues, that base rate's Brier score."""
+    """Return mcc, f1_macro, auc, brier, ece, threshold, examples, the share that continues, and the base rate's Brier score."""
     decided = probability >= threshold
     rate = continues.mean()
     return {
@@ -41,9 +41,9 @@ def figures(probability: NDArray[np.float64], continues: NDArray[np.bool_], thre
 
 def calibration_error(probability: NDArray[np.float64], continues: NDArray[np.bool_]) -> float:
     """Return the expected calibration error over bins of equal size: mean |predicted - observed|."""
-    said, seen = calibration_curve(probability, continues)
-    sizes = [len(part) for part in np.array_split(np.empty(len(probability)), len(said))]
-    return float(np.average(np.abs(said - seen), weights=sizes))
+    predicted, observed = calibration_curve(probability, continues)
+    sizes = [len(part) for part in np.array_split(np.empty(len(probability)), len(predicted))]
+    return float(np.average(np.abs(predicted - observed), weights=sizes))
 
 
 def calibration_curve(
@@ -62,7 +62,7 @@ def intervals(
     conversation: NDArray[np.str_],
     seed: int = 0,
 ) -> dict[str, list[float]]:
-    """Return 95% intervals of mcc, auc and brier by a bootstrap over conversations: turns of one are not independent."""
+    """Return 95% intervals of mcc, auc and brier by a bootstrap over conversations, whose turns are not independent."""
     drawn: dict[str, list[float]] = {"mcc": [], "auc": [], "brier": []}
     for rows in resamples(conversation, seed):
         p, y = probability[rows], continues[rows]
@@ -73,7 +73,7 @@ def intervals(
 
 
 def resamples(conversation: NDArray[np.str_], seed: int = 0) -> Iterator[NDArray[np.intp]]:
-    """Yield RESAMPLES draws of rows: as many conversations as there are, with replacement, each with all of its rows."""
+    """Yield RESAMPLES bootstrap samples of rows, drawn by conversation with replacement."""
     _, group = np.unique(conversation, return_inverse=True)
     order = np.argsort(group, kind="stable")
     members = np.split(order, np.flatnonzero(np.diff(group[order])) + 1)

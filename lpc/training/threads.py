@@ -1,4 +1,4 @@
-"""How many threads PyTorch may use."""
+"""Limits the number of PyTorch's threads."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run PyTorch on one thread, as a context or a decorator; then as before.
+    """Run PyTorch on one thread, as a context manager or a decorator.
 
-    Matrices of a small model are ten times as slow on several threads that share their cores, and sum in another order.
+    With several threads on shared cores a small model is ten times slower, and sums are in another order.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""What every dataset loader yields, and the rule that splits conversations."""
+"""Conversations of datasets, examples of turns, and the split into training, validation and evaluation."""
 
 import hashlib
 from collections.abc import Iterator
@@ -20,9 +20,9 @@ class Conversation:
     Attributes:
         id: unique in its dataset.
         messages: oldest first.
-        ended: whether the log shows the conversation's end. Where it was cut off, nobody knows whether its last user turn
-            had a successor, and that turn is not an example.
-        language: an ISO 639-1 code or a name, as the publisher has it; "" where nobody says.
+        ended: whether the log contains the conversation's end. If it was truncated, its last user turn may have had a
+            successor, so that turn is not an example.
+        language: the publisher's ISO 639-1 code or name; "" if unknown.
     """
 
     id: str
@@ -33,7 +33,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A user turn, as it is known when its request arrives, and whether another followed."""
+    """A user turn when its request arrives, and whether another one followed."""
 
     conversation: str
     split: Split
@@ -42,24 +42,23 @@ class Example:
 
 
 def conversation_key(first_prompt: str) -> str:
-    """Return the key by which a conversation is split: 32 hex digits of the hash of its normalised first prompt.
+    """Return the key that decides a conversation's split: 32 hex digits of the hash of its normalised first prompt.
 
-    The text, not the dataset's id: logs hold the same conversation several times, and popular first prompts, and neither
-    may stand on both sides.
+    The key is not the dataset's id, because duplicate conversations and popular first prompts must not be on both sides.
     """
     return hashlib.sha256(" ".join(first_prompt.casefold().split()).encode()).hexdigest()[:32]
 
 
 def split_of(key: str) -> Split:
-    """Return the side of a key: 45% training, 5% validation (a tenth of the training half), 50% evaluation."""
-    place = int(key[:16], 16) / 2**64
-    if place < TRAIN_SHARE:
+    """Return the split of a key: 45% training, 5% validation, 50% evaluation."""
+    position = int(key[:16], 16) / 2**64
+    if position < TRAIN_SHARE:
         return "train"
-    return "validation" if place < TRAIN_SHARE + VALIDATION_SHARE else "evaluation"
+    return "validation" if position < TRAIN_SHARE + VALIDATION_SHARE else "evaluation"
 
 
 def examples_of(conversation: Conversation, window: int) -> Iterator[Example]:
-    """Yield one example per user turn, each with the texts of at most ``window`` last user turns."""
+    """Yield one example per user turn, with the texts of the last ``window`` user turns."""
     reader = TurnReader(window)
     pending: UserTurns | None = None
     key, split = "", split_of("0" * 32)

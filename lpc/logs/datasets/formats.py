@@ -1,6 +1,6 @@
 """Published datasets of conversations, and your own logs as OpenAI chat messages: one loader each.
 
-A loader takes a file or folder and what counts the records left out; it raises DatasetError as `reading.read` says.
+A loader has a path and a counter of skipped records as arguments. It raises the DatasetError of `reading.read`.
 """
 
 from collections.abc import Iterator
@@ -58,10 +58,10 @@ def load_wildchat(path: Path, skipped: Skipped) -> Iterator[Conversation]:
     hashed_ip, country, state, header; 4.8M also created, openai_id, token_counter, usage, ...}], turn, language (a name:
     "English"), openai_moderation, detoxify_moderation, toxic, redacted.
 
-    conversation_hash is the hash of the contents, so conversations that say the same share it; turn_identifier is the unique
-    one. The id here is both: hash and the first turn's identifier, or the place in the file where there is none.
+    conversation_hash is the hash of the contents, so equal conversations share it; turn_identifier is unique. The id here is
+    the hash and the first turn's identifier, or its location in the file if there is none.
 
-    The first release (allenai/WildChat) has conversation_id instead, as LMSYS-Chat-1M has: read it as that.
+    The first release (allenai/WildChat) has conversation_id instead, as LMSYS-Chat-1M has: read it as `lmsys`.
     """
 
     def conversation(record: Record, place: str) -> Conversation:
@@ -78,12 +78,12 @@ def load_openai(path: Path, skipped: Skipped) -> Iterator[Conversation]:
 
     One JSON object per line and conversation: `{"messages": [{role, content}, ...]}`.
 
-    Content is a string or a list of parts, of which those with a text count, joined, as in `lpc predict`; null is what a
-    message has that only calls tools. Format: https://platform.openai.com/docs/api-reference/chat/create (messages).
-    Optional: `id` or `conversation_id`, and `language`.
+    Content is a string, a list of parts whose texts are joined, as in `lpc predict`, or null in a message that only calls
+    tools. Format: https://platform.openai.com/docs/api-reference/chat/create (messages). Optional: `id` or `conversation_id`, and
+    `language`.
 
-    One record per conversation, with all its messages, not one per request: a gateway's request log repeats the history in each
-    request, and every request but the last would teach that the user left there. Records with the same id are refused for that.
+    One record contains a conversation with all its messages. A gateway's request log repeats the history in each request, so
+    every request except the last would be an example of a user who left. Therefore repeated ids are rejected.
     """
     seen: set[str] = set()
 

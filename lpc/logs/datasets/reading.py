@@ -1,4 +1,4 @@
-"""What all loaders do with records: refuse another dataset's, turn each into what it stands for, count the wrong ones."""
+"""Parsing of records in all loaders: rejects files of other datasets, and counts wrong records."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,19 +16,17 @@ FIELDS: Final[dict[str, frozenset[str]]] = {
     "wildchat": frozenset({"conversation_hash", "conversation"}),
     "openai": frozenset({"messages"}),
 }
-"""The fields that a record of a dataset must have, and that tell it from the records of the others."""
+"""Required fields of a record by dataset; they also identify the dataset."""
 
 COLUMNS: Final = frozenset({"id", "conversation_id", "language"}).union(*FIELDS.values())
 MESSAGE_FIELDS: Final = frozenset({"role", "content", "turn_identifier", "type", "text", "from", "value"})
 
 
 def read(dataset: str, path: Path, parse: Callable[[Record, str], T], skipped: Skipped) -> Iterator[T]:
-    """Yield what ``parse`` makes of each record and its place; note in ``skipped`` those it raises WrongRecord for.
-
-    Whether too many are wrong is known at the end: a caller that stops before it does not get it.
+    """Yield ``parse(record, location)`` of each record; count records for which it raises WrongRecord in ``skipped``.
 
     Raises:
-        DatasetError: the file is missing, empty, damaged or of another dataset, or has too many wrong records.
+        DatasetError: the file is missing, empty, damaged or of another dataset; at the end, if too many records are wrong.
     """
     wrong = Skipped()
     good = 0
@@ -77,7 +75,7 @@ def messages_of(turns: object, text_of: Callable[[Record], str] | None = None) -
         text_of: the text of one message; default: its content, which must be a string.
 
     Raises:
-        WrongRecord: not a list of messages, an unknown role, content that is not text or not Unicode.
+        WrongRecord: it is not a list of messages, a role is unknown, or content is not valid Unicode text.
     """
     if not isinstance(turns, list) or not turns:
         raise WrongRecord("no messages")
@@ -101,14 +99,14 @@ def _content(turn: Record) -> str:
 
 
 def unicode_of(text: str) -> str:
-    """Return the text. Raises WrongRecord where it is not valid Unicode."""
+    """Return the text. Raises WrongRecord if it is not valid Unicode."""
     if lone_surrogate(text) is not None:
         raise WrongRecord("text is not valid Unicode")
     return text
 
 
 def id_of(record: Record, name: str) -> str:
-    """Return a record's own id. Raises WrongRecord when it has none."""
+    """Return a record's id. Raises WrongRecord if it has none."""
     value: Any = record.get(name)
     if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
         raise WrongRecord(f"{name} is not an id")
@@ -116,6 +114,6 @@ def id_of(record: Record, name: str) -> str:
 
 
 def language_of(record: Record) -> str:
-    """Return the publisher's tag of the conversation's language, or "" where there is none."""
+    """Return the publisher's language of the conversation, or "" if there is none."""
     language = record.get("language")
     return language if isinstance(language, str) else ""

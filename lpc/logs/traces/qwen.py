@@ -1,9 +1,9 @@
 """Qwen-Bailian traces (KVCache in the wild, ATC'25, arXiv 2506.02634): JSONL of one request each.
 
 Fields: `chat_id`, `parent_chat_id` (-1 for none), `timestamp` s, `input_length`, `output_length`, `type` (text, search, image,
-file), `turn`, `hash_ids` of 16-token blocks. By their publisher's description the ids are hashes of single blocks, so they are
-chained here (which changes nothing where they already are). A conversation is named for the root of its chain of parents;
-where the root arrived before the trace began, for the oldest parent named.
+file), `turn`, `hash_ids` of 16-token blocks. The publisher describes the ids as hashes of single blocks, so they are chained
+here (which has no effect on chained ids). A conversation's name is the root of its chain of parents; if the root arrived before
+the trace began, the oldest known parent.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class _Line:
 
 
 def read_qwen(path: Path, skip_limit: float = SKIP_LIMIT) -> Trace:
-    """Read a Qwen-Bailian trace. Raises TraceError, as `read_lines`."""
+    """Read a Qwen-Bailian trace. Raises TraceError: see `read_lines`."""
     skipped = Skipped()
     ids, chats = BlockIds(), set[int]()
 
@@ -50,7 +50,7 @@ def read_qwen(path: Path, skip_limit: float = SKIP_LIMIT) -> Trace:
         chats.add(line.chat)
         return line
 
-    # A parent that shares its child's time stamp comes first, as it does in the file.
+    # Sorted by turn as well, because a parent may have its child's time stamp.
     lines = sorted(read_lines(path, parse, skip_limit, skipped), key=lambda line: (line.arrival, line.turn))
     first = lines[0].arrival
     roots: dict[int, int] = {}

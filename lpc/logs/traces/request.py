@@ -1,8 +1,7 @@
-"""What every trace reader yields, and how it treats lines that are wrong.
+"""Requests of traces, and parsing of lines in all trace readers.
 
-A line that cannot be used is counted by its reason and the first of each reason is named by file and line; beyond a limit the
-whole file is refused, since figures from the rest would be quietly wrong. No message repeats what a line says: it may be a
-user's text.
+Wrong lines are counted by reason, and the first of each reason is reported by file and line. Beyond a limit the whole file is
+rejected, because results from the rest would be silently wrong. Messages contain no text of a line, which may be a user's.
 """
 
 from collections.abc import Callable, Hashable
@@ -24,7 +23,7 @@ T = TypeVar("T")
 
 
 class TraceError(LpcError):
-    """A trace cannot be used. The message says why and what to do."""
+    """A trace cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +32,19 @@ class TracedRequest:
 
     Attributes:
         arrival: seconds since the trace's first request.
-        input_tokens: tokens of the prompt, history included.
+        input_tokens: tokens of the prompt including history.
         output_tokens: tokens of the reply.
-        blocks: content ids of the prompt's blocks; equal ids mean equal prefixes up to and with that block. The last block
-            may be partial, and then its id stands for the tokens it has.
-        conversation: its name; unique in the trace.
-        turn: the request's place in its conversation, from 1; a lower bound where the log or the format hides earlier ones.
-        category: the request's class in the trace's own terms.
-        linkable: whether a later turn could be recognised as this conversation's. Where not, nobody knows whether the
-            conversation went on, and the turn is not an example of it.
-        with_reply: content ids of the blocks of prompt and reply together, where the format has the reply's text; else None.
+        blocks: content ids of the prompt's blocks; equal ids mean equal prefixes up to the end of that block. The last block
+            may be partial; then its id identifies the tokens that it has.
+        conversation: name of the conversation; unique in the trace.
+        turn: number of the turn in its conversation, from 1; a lower bound if the log lacks earlier turns.
+        category: category in the trace's own terms.
+        linkable: whether a later turn could be recognised as part of this conversation. If not, it is unknown whether the
+            conversation continued, and the turn is not an example.
+        with_reply: content ids of the blocks of prompt and reply together; None if the format lacks the reply's text.
         reply_end: how the reply ended, as the engine saw it: a tool call, the end of a turn; empty: unknown.
-        priority: which waiting request an engine that goes by priorities serves first: the lowest.
-        served_s: seconds from arrival to the end of the reply; None where the log does not say.
+        priority: an engine that schedules by priority serves lower values first.
+        served_s: seconds from arrival to the end of the reply; None if unknown.
     """
 
     arrival: float
@@ -70,8 +69,8 @@ class Trace:
         name: the file's name.
         block_tokens: tokens of a full block.
         requests: in order of arrival; the first arrives at 0.
-        start: seconds since the epoch of the first request; None where the format does not tell.
-        skipped: what was left out.
+        start: seconds since the epoch of the first request; None if unknown.
+        skipped: skipped lines.
     """
 
     name: str
@@ -87,7 +86,7 @@ class Trace:
 
 
 class _Run:
-    """Blocks that follow one another, their content ids, and by its first block each run that follows."""
+    """Consecutive blocks, their content ids, and the following runs by first block."""
 
     __slots__ = ("blocks", "following", "ids")
 
@@ -97,7 +96,7 @@ class _Run:
         self.following: dict[Any, _Run] = {}
 
     def split(self, length: int) -> None:
-        """Make a run of its own of what lies behind the first blocks."""
+        """Move the blocks after the first ``length`` ones to a new run."""
         rest = _Run(self.blocks[length:], self.ids[length:])
         rest.following = self.following
         self.following = {rest.blocks[0]: rest}
@@ -105,7 +104,7 @@ class _Run:
 
 
 class BlockIds:
-    """Chains ids or digests of single blocks into content ids: equal where all blocks up to and with this one are equal.
+    """Chains ids or digests of single blocks into content ids: equal if all blocks up to and including this one are equal.
 
     A radix tree: a prompt that extends an earlier one is compared run by run, not block by block.
     """
@@ -118,7 +117,7 @@ class BlockIds:
         """Return one content id per block; ids count up from 0 in order of first appearance.
 
         Args:
-            within: what the blocks' own ids are local to: chains of different ones share nothing.
+            within: scope of the blocks' ids; chains of different scopes share nothing.
         """
         ids: list[int] = []
         following = self._start.setdefault(within, {})
@@ -144,14 +143,14 @@ def read_lines(path: Path, parse: Callable[[dict[str, Any]], T], skip_limit: flo
     """Return ``parse(object)`` of every line of a JSONL file, in file order.
 
     Args:
-        path: the file; blank lines are passed over.
-        parse: raises WrongRecord for an object it cannot use.
-        skip_limit: the share of lines, from 0 to 1, that may be wrong; SKIP_ALWAYS lines may in any case.
-        skipped: counts the wrong lines, and names the first of each reason as ``file:line``.
+        path: the file; blank lines are ignored.
+        parse: raises WrongRecord for an invalid object.
+        skip_limit: share of lines, from 0 to 1, that may be wrong; SKIP_ALWAYS lines always may.
+        skipped: counts wrong lines, with the location ``file:line`` of the first ones per reason.
 
     Raises:
         UsageError: the share is not from 0 to 1.
-        TraceError: the file cannot be read, has no usable line, or has too many wrong ones.
+        TraceError: the file cannot be read, has no valid line, or has too many wrong ones.
     """
     if not 0 <= skip_limit <= 1:
         raise UsageError(f"skip_limit is a share of the lines from 0 to 1, got {skip_limit}")
@@ -181,7 +180,7 @@ def read_lines(path: Path, parse: Callable[[dict[str, Any]], T], skip_limit: flo
 
 
 def whole(record: dict[str, Any], name: str, at_least: int) -> int:
-    """Return a field that is a whole number. Raises WrongRecord."""
+    """Return an integer field. Raises WrongRecord."""
     value = record.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
         raise WrongRecord(f"{name} is not a whole number from {at_least}")
@@ -197,7 +196,7 @@ def seconds(record: dict[str, Any], name: str) -> float:
 
 
 def hashed_blocks(record: dict[str, Any], input_tokens: int, block_tokens: int) -> list[int]:
-    """Return the field hash_ids: one id per full block, and perhaps one for a partial last block. Raises WrongRecord."""
+    """Return the field hash_ids: one id per full block, and optionally one for a partial last block. Raises WrongRecord."""
     ids = record.get("hash_ids")
     if not isinstance(ids, list) or not all(isinstance(block, int) and not isinstance(block, bool) for block in ids):
         raise WrongRecord("hash_ids is not a list of whole numbers")

@@ -1,4 +1,4 @@
-"""The requests of a trace as turns of their conversations, by the law of `lpc.model.arrivals`."""
+"""The requests of a trace as turns of their conversations, by the rules of `lpc.model.arrivals`."""
 
 from dataclasses import dataclass
 
@@ -13,14 +13,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class TracedTurns:
-    """One row per request of a trace, in its order, [n]. Several requests of a conversation at one instant are one turn.
+    """One row per request of a trace, in order, [n]. Simultaneous requests of a conversation are one turn.
 
     Attributes:
         arrival: seconds of the trace.
-        conversation: its number, in the order in which conversations begin.
-        stands: whether the request stands for its turn: it is the last of its conversation at this instant.
+        conversation: number of the conversation, in order of their beginnings.
+        stands: whether the request represents its turn: it is the last of its conversation at this instant.
         last_gap, mean_log_gap: the conversation's gaps up to this turn; NaN at its first.
-        next_arrival: when the conversation's next turn arrives, seconds of the trace; infinite where the trace has none.
+        next_arrival: arrival of the conversation's next turn, seconds of the trace; infinite if there is none.
     """
 
     arrival: Floats
@@ -32,7 +32,7 @@ class TracedTurns:
 
 
 def turns_in(trace: Trace) -> TracedTurns:
-    """Return the turns of a trace. What a row says of the past does not depend on what comes later."""
+    """Return the turns of a trace. All columns except `stands` and `next_arrival` depend on earlier requests only."""
     n = len(trace.requests)
     arrival = np.array([request.arrival for request in trace.requests])
     conversation = np.empty(n, np.int64)
@@ -40,18 +40,18 @@ def turns_in(trace: Trace) -> TracedTurns:
     gaps = np.empty((n, 2))
     numbers: dict[str, int] = {}
     histories: dict[int, GapHistory] = {}
-    latest: dict[int, list[int]] = {}  # the places of a conversation's latest turn
-    for place, request in enumerate(trace.requests):
-        number = conversation[place] = numbers.setdefault(request.conversation, len(numbers))
+    latest: dict[int, list[int]] = {}  # rows of a conversation's latest turn
+    for row, request in enumerate(trace.requests):
+        number = conversation[row] = numbers.setdefault(request.conversation, len(numbers))
         known = histories.get(number, UNSEEN)
         history = histories[number] = known.arrive(request.arrival)
         together = latest.get(number, [])
-        if history is known:  # a further request of the same turn
+        if history is known:  # another request of the same turn
             stands[together[-1]] = False
-            together.append(place)
+            together.append(row)
         else:
             if together:
                 next_arrival[together] = request.arrival
-            latest[number] = [place]
-        gaps[place] = history.gaps
+            latest[number] = [row]
+        gaps[row] = history.gaps
     return TracedTurns(arrival, conversation, stands, gaps[:, 0], gaps[:, 1], next_arrival)
