@@ -149,7 +149,7 @@ def _by_dask(tasks: Sequence[Task], address: str) -> Iterator[tuple[int, Any]]:
 
 
 def _at_once(processors: int) -> int:
-    """Return the number of tasks to submit at once: some wait there, but not all, because the cluster stores their arguments."""
+    """Return the number of tasks to submit at once: some wait there, not all, because the cluster stores their arguments."""
     return max(2 * processors, PARTS)
 
 

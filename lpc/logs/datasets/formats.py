@@ -79,8 +79,8 @@ def load_openai(path: Path, skipped: Skipped) -> Iterator[Conversation]:
     One JSON object per line and conversation: `{"messages": [{role, content}, ...]}`.
 
     Content is a string, a list of parts whose texts are joined, as in `lpc predict`, or null in a message that only calls
-    tools. Format: https://platform.openai.com/docs/api-reference/chat/create (messages). Optional: `id` or `conversation_id`, and
-    `language`.
+    tools. Format: https://platform.openai.com/docs/api-reference/chat/create (messages). Optional: `id` or
+    `conversation_id`, and `language`.
 
     One record contains a conversation with all its messages. A gateway's request log repeats the history in each request, so
     every request except the last would be an example of a user who left. Therefore repeated ids are rejected.

@@ -5,8 +5,8 @@ of parts, of which the text parts are used). Optional: `response` (the reply's t
 (`prompt_tokens`, `completion_tokens`), `category`, `priority` (lower first, as in vLLM).
 
 - **Blocks** are chained hashes of the rendered messages in blocks of 16 tokens of 4 characters each, so that a turn's blocks
-  are a prefix of the next turn's. Token counts come from `usage` if it exists, else from this estimate; the number of blocks always
-  comes from the estimate.
+  are a prefix of the next turn's. Token counts come from `usage` if it exists, else from this estimate; the number of
+  blocks always comes from the estimate.
 - **Conversations** are identified by `session_id`. Without it, a request continues the earlier request of the same `user` with
   the longest list of messages (and response, if logged) that is a proper prefix of its own; the latest among equals.
 - **Turns** are the number of requests, or of user messages if that is higher (the log may begin in mid-conversation).
