@@ -176,7 +176,15 @@ class LearnedController(Controller):
     async def retain(self, body: RetainRequest, request: Request) -> dict[str, Any]:
         """Retain a prompt's complete chunks: rank them in memory as if used later, and pin them on disk."""
         self._bind(request)
-        return self._retain(body)
+        size = self._context.token_hasher.chunk_size
+        chunks = self.service.find_prompt(body.model_name, body.cache_salt, body.token_ids, size)
+        if not chunks:
+            raise HTTPException(404, "no chunk of this prompt is cached")
+        until = self.service.retain(chunks, body.seconds)
+        if until is None:
+            raise HTTPException(429, "retained chunks already take their share of the cache (LPC_HINTS_SHARE): try again later")
+        objects = [object_ for chunk in chunks for object_ in self.service.objects_on_disk(chunk)]
+        return {"chunks": len(chunks), "pinned": self._pin(dict.fromkeys(objects, until)), "until": until}
 
     async def wait(self, body: WaitingRequests, request: Request) -> dict[str, Any]:
         """Rank the chunks that waiting requests will load last, and fetch them from disk in order of arrival."""
@@ -238,18 +246,6 @@ class LearnedController(Controller):
 
     def _status(self) -> dict[str, Any]:
         return status(self.loop, self.retained, sidecar=self._predictor.healthy)
-
-    def _retain(self, body: RetainRequest) -> dict[str, Any]:
-        chunks = self.service.find_prompt(
-            body.model_name, body.cache_salt, body.token_ids, self._context.token_hasher.chunk_size
-        )
-        if not chunks:
-            raise HTTPException(404, "no chunk of this prompt is cached")
-        until = self.service.retain(chunks, body.seconds)
-        if until is None:
-            raise HTTPException(429, "retained chunks already take their share of the cache (LPC_HINTS_SHARE): try again later")
-        objects = [object_ for chunk in chunks for object_ in self.service.objects_on_disk(chunk)]
-        return {"chunks": len(chunks), "pinned": self._pin(dict.fromkeys(objects, until)), "until": until}
 
     def _pin(self, objects: dict[ObjectId, float]) -> int:
         """Pin objects until their expiry times; return how many are pinned: 0 if LMCache's controller of pins is disabled."""

@@ -1,7 +1,6 @@
 """Starts LMCache's coordinator with this project's controller, and checks LMCache's release."""
 
 import argparse
-import importlib.metadata
 import json
 from collections.abc import Sequence
 from typing import Any, Final
@@ -67,14 +66,6 @@ def _command() -> Any:
     if getattr(controllers, "_PACKAGES_KEY", None) != PACKAGES:
         raise LMCacheUnfit(f"this release of LMCache does not load external controllers: install {TESTED[-1]}")
     return CoordinatorCommand()
-
-
-def installed() -> str | None:
-    """Return the release of LMCache in this environment; None: it is not installed."""
-    try:
-        return importlib.metadata.version("lmcache")
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def find_incompatibility(version: str, connector: str = "") -> str | None:

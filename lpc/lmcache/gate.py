@@ -41,10 +41,6 @@ MAX_BODY_BYTES: Final = 32 << 20
 """A request with a prompt of a million tokens has about 8 MB."""
 
 
-class TooLarge(Exception):
-    """A body has more than MAX_BODY_BYTES."""
-
-
 class TokenGate:
     """ASGI middleware: passes probes and requests with the token on to an application, and refuses others."""
 
@@ -80,8 +76,8 @@ def _is_probe(scope: Scope) -> bool:
     return scope["method"] in ("GET", "HEAD") and raw_path(scope) in PROBE_PATHS
 
 
-async def _body(request: Request) -> bytes:
-    """Return the body, empty for a probe. Raises TooLarge."""
+async def _body(request: Request) -> bytes | None:
+    """Return the body, empty for a probe; None if it has more than MAX_BODY_BYTES."""
     if _is_probe(request.scope):
         return b""
     parts: list[bytes] = []
@@ -89,7 +85,7 @@ async def _body(request: Request) -> bytes:
     async for part in request.stream():
         size += len(part)
         if size > MAX_BODY_BYTES:
-            raise TooLarge
+            return None
         parts.append(part)
     return b"".join(parts)
 
@@ -106,9 +102,8 @@ def front(target: str, token: str) -> App:
     async def pass_on(request: Request) -> Response:
         http: httpx.AsyncClient = request.state.http
         headers = [(name, value) for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP]
-        try:
-            content = await _body(request)
-        except TooLarge:
+        content = await _body(request)
+        if content is None:
             return PlainTextResponse(f"the body has more than {MAX_BODY_BYTES} bytes: send less\n", 413)
         url = base.copy_with(raw_path=raw_target(request.scope))
         forwarded = http.build_request(request.method, url, headers=headers, content=content)
