@@ -24,6 +24,7 @@ RUN python -m venv /src/venv \
 COPY pyproject.toml README.md LICENSE hatch_build.py ./
 COPY proto proto
 COPY lpc lpc
+COPY lpc_apps lpc_apps
 COPY predictor_service predictor_service
 COPY eviction_client eviction_client
 RUN /src/venv/bin/pip wheel --no-cache-dir --no-deps --no-index --no-build-isolation --wheel-dir /wheel .

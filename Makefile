@@ -116,14 +116,14 @@ bench-tiers: setup engine ## real vLLM with its CPU offload tier
 TRACE := $(wildcard data/mooncake_conversation_trace.jsonl)
 head: setup ## embed ShareGPT (about 35 minutes on two cores), train both heads, evaluate them, and with TRACE=... the return model
 	$(BIN)/lpc embed
-	$(BIN)/lpc train --recipe lpc --head lpc/training/heads/lpc/head.safetensors
-	$(BIN)/lpc train --recipe default --head lpc/training/heads/default/head.safetensors
+	$(BIN)/lpc train --recipe lpc --head lpc_apps/training/heads/lpc/head.safetensors
+	$(BIN)/lpc train --recipe default --head lpc_apps/training/heads/default/head.safetensors
 	$(BIN)/lpc evaluate --picture docs/benchmarks/predictor.png $(if $(TRACE),--trace $(TRACE))
 
 .PHONY: sample
 sample: setup ## renew the sample of ShareGPT that `lpc simulate` ships (about 10 minutes on two cores)
 	$(BIN)/lpc embed --embeddings data/sharegpt-sample --split evaluation --limit 6144
-	$(BIN)/python -m lpc.simulator.embedded data/sharegpt-sample
+	$(BIN)/python -m lpc_apps.simulator.embedded data/sharegpt-sample
 
 .PHONY: workloads
 WORKLOADS :=

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from lpc.commands.options import ModelName, Models, Output, Quick
-from lpc.commands.outcome import end_with, report
 from lpc.errors import LpcError, UsageError
+from lpc_apps.commands.options import ModelName, Models, Output, Quick
+from lpc_apps.commands.outcome import end_with, report
 
 app = typer.Typer(
     help="Measurements against a plain alternative.",

@@ -26,9 +26,9 @@ from starlette.routing import Route
 from benchmarks.processes import RedisServer, Sidecar
 from eviction_client.settings import ClientSettings
 from lpc.cache.client import SILENCES
-from lpc.gateway.server import running
-from lpc.gateway.settings import GatewaySettings
 from lpc.wire.terminal import console
+from lpc_apps.gateway.server import running
+from lpc_apps.gateway.settings import GatewaySettings
 
 CHAT: Final = "/v1/chat/completions"
 REQUESTS: Final = 200

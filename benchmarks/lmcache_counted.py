@@ -13,11 +13,11 @@ from typing import Any, Final, NamedTuple
 from benchmarks.chat_users import Habits, Said, reply_of, script
 from benchmarks.prefetch import LEARNED_TRIGGER, LEARNED_WATERMARK
 from benchmarks.virtual_lmcache import CHUNK_TOKENS, NODE, TRIGGER, Found, VirtualNode, VirtualTime
-from lpc.lmcache.events import Event, Location, ObjectId
-from lpc.lmcache.fetching import Fetch
-from lpc.lmcache.loop import POLL_S, REFIT_S, TICK_S
-from lpc.lmcache.service import Service
-from lpc.lmcache.settings import LMCacheSettings
+from lpc_apps.lmcache.events import Event, Location, ObjectId
+from lpc_apps.lmcache.fetching import Fetch
+from lpc_apps.lmcache.loop import POLL_S, REFIT_S, TICK_S
+from lpc_apps.lmcache.service import Service
+from lpc_apps.lmcache.settings import LMCacheSettings
 
 PREFILL_S: Final = 1.5e-4
 """Prefill time per token."""
@@ -99,7 +99,7 @@ class World:
 
         self.time.after(said.wait_s, speak)
 
-    # The coordinator's part, like `lpc.lmcache.loop`.
+    # The coordinator's part, like `lpc_apps.lmcache.loop`.
 
     def _take(self, event: Event) -> None:
         assert self.service is not None

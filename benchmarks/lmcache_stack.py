@@ -93,7 +93,7 @@ class Coordinator(HttpServer):
 
     def __init__(self, folder: Path, *, learned: bool, options: Sequence[str] = (), **settings: object) -> None:
         port = free_port()
-        start = [program(), "-m", "lpc", "lmcache", "coordinator"] if learned else [program("lmcache"), "coordinator"]
+        start = [program(), "-m", "lpc_apps", "lmcache", "coordinator"] if learned else [program("lmcache"), "coordinator"]
         command = [*start, "--host", "127.0.0.1", "--port", str(port), "--disable-metrics", *options]
         super().__init__(port, folder / "coordinator.log", command, environment(**settings))
 

@@ -181,7 +181,7 @@ class Sidecar(Server):
     """
 
     def __init__(
-        self, folder: Path, models: Path, model: str, *, command: Sequence[str] = ("lpc", "serve"), **settings: object
+        self, folder: Path, models: Path, model: str, *, command: Sequence[str] = ("lpc_apps", "serve"), **settings: object
     ) -> None:
         self.port = free_port()
         self.socket = folder / "s.sock"

@@ -35,8 +35,8 @@ from benchmarks.sglang_run import BLOCK
 from benchmarks.tiny_llama import build
 from benchmarks.virtual_clock import VirtualClock
 from lpc.logs.traces import Trace
-from lpc.simulator.workload import from_trace
 from lpc.wire.terminal import console
+from lpc_apps.simulator.workload import from_trace
 
 ROOT: Final = Path(__file__).parents[1]
 PYTHON: Final = ROOT / ".venv-sglang" / "bin" / "python"

@@ -18,7 +18,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from lpc.lmcache.events import Entry, Event, KeyChain, Kind, ObjectId, Tier
+from lpc_apps.lmcache.events import Entry, Event, KeyChain, Kind, ObjectId, Tier
 
 NODE: Final = "node-a"
 CHUNK_TOKENS: Final = 256

@@ -24,7 +24,7 @@ from cyclonedx.schema import OutputFormat, SchemaVersion
 from packageurl import PackageURL
 
 from lpc.model.archive import SUMS, pack
-from lpc.training.export import export
+from lpc_apps.training.export import export
 
 ROOT = Path(__file__).parents[1]
 PRECISIONS = ("int8", "fp16")

@@ -8,10 +8,10 @@ from typing import Any
 from pydantic_settings import BaseSettings
 
 from eviction_client.settings import ClientSettings
-from lpc.gateway.settings import GatewaySettings
-from lpc.lmcache.settings import LMCacheSettings
 from lpc.wire.redis_settings import RedisSettings
 from lpc.wire.server_settings import ServerSettings
+from lpc_apps.gateway.settings import GatewaySettings
+from lpc_apps.lmcache.settings import LMCacheSettings
 from predictor_service.settings import ServiceSettings
 
 TARGET = Path(__file__).parent / "reference/settings.md"

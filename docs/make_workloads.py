@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.run import Run, WorkloadSpec, sweep
-from lpc.simulator.workloads import WORKLOADS
-from lpc.training.spread import Workers
+from lpc_apps.simulator.policies import REGISTRY, PolicySettings
+from lpc_apps.simulator.run import Run, WorkloadSpec, sweep
+from lpc_apps.simulator.workloads import WORKLOADS
+from lpc_apps.training.spread import Workers
 
 HERE: Final = Path(__file__).parent / "benchmarks"
 POLICIES: Final = "lru,slru,ttl,reuse,value,oracle,belady"

@@ -1,1 +1,1 @@
-"""The `lpc` command and, under `lpc.v1`, the generated wire contract."""
+"""What sidecar, client and programs share: wire contract (`lpc.v1`), model, logs, response caches."""

@@ -2,7 +2,7 @@
 
     LpcError
     ├── UsageError              an option, an argument or a setting is invalid; exit code 2 (all others: 1)
-    │   └── SimulationError     lpc.simulator.amounts: the options of a simulation are invalid
+    │   └── SimulationError     lpc_apps.simulator.amounts: the options of a simulation are invalid
     ├── InvalidRequest          a request that can never succeed
     ├── ArtifactError           a model artefact is missing, corrupted or incompatible
     ├── ProviderError           lpc.model.session: CUDA is required but unavailable
@@ -19,8 +19,8 @@
     ├── BadTarget               lpc.wire.raw_path: a request's path or query cannot be forwarded
     ├── CacheError              lpc.cache.client: a call to the response caches failed
     ├── WarmError               lpc.cache.warming: the caches cannot be warmed
-    ├── GatewayStartError       lpc.gateway.errors: the gateway cannot start
-    ├── SaltKeyError            lpc.gateway.clients: the key file for salts cannot be used
+    ├── GatewayStartError       lpc_apps.gateway.errors: the gateway cannot start
+    ├── SaltKeyError            lpc_apps.gateway.clients: the key file for salts cannot be used
     ├── KeyFileError            lpc.responses.sealing: the key file of the response caches cannot be used
     ├── PairsError              lpc.responses.semantic.calibration: a file of labelled pairs cannot be read
     ├── EvidenceError           lpc.responses.semantic.evidence_file: a file of evidence cannot be used
@@ -28,18 +28,18 @@
     │   ├── RedisAway           lpc.wire.redis_reach: Redis does not answer
     │   └── RedisRefused        lpc.wire.redis_reach: Redis rejected one command
     ├── ClientError             eviction_client.errors, with a tree of its own: engines and stores
-    ├── LMCacheUnfit            lpc.lmcache.settings: LMCache is missing, or its configuration rules out external control
-    ├── EncoderError            lpc.training.encoders.encoder: an encoder cannot be loaded
-    ├── EmbeddingError          lpc.training.embedding: embeddings cannot be computed or read
-    ├── HeadError               lpc.training.head_file: a head cannot be trained or read
-    ├── ExportError             lpc.training.export: an artefact cannot be exported
-    ├── ClusterError            lpc.training.spread: worker processes or a cluster failed
-    ├── LabelLogError           lpc.training.label_log: a label log cannot be read
-    │   └── TooFewTurnsError    lpc.training.label_log: there are too few turns to train on
-    ├── KVEventsError           lpc.simulator.kv_events: the events of an engine cannot be read
-    ├── ReportError             lpc.commands.report: metrics are unavailable or empty
-    └── PredictError            lpc.commands.predict: the input or the sidecar of `lpc predict` is invalid
-        └── Refused             lpc.commands.predict: one conversation was rejected; others may succeed
+    ├── LMCacheUnfit            lpc_apps.lmcache.settings: LMCache is missing, or its configuration rules out external control
+    ├── EncoderError            lpc_apps.training.encoders.encoder: an encoder cannot be loaded
+    ├── EmbeddingError          lpc_apps.training.embedding: embeddings cannot be computed or read
+    ├── HeadError               lpc_apps.training.head_file: a head cannot be trained or read
+    ├── ExportError             lpc_apps.training.export: an artefact cannot be exported
+    ├── ClusterError            lpc_apps.training.spread: worker processes or a cluster failed
+    ├── LabelLogError           lpc_apps.training.label_log: a label log cannot be read
+    │   └── TooFewTurnsError    lpc_apps.training.label_log: there are too few turns to train on
+    ├── KVEventsError           lpc_apps.simulator.kv_events: the events of an engine cannot be read
+    ├── ReportError             lpc_apps.commands.report: metrics are unavailable or empty
+    └── PredictError            lpc_apps.commands.predict: the input or the sidecar of `lpc predict` is invalid
+        └── Refused             lpc_apps.commands.predict: one conversation was rejected; others may succeed
 
 A message states what is wrong and what to do. It contains no text of a conversation.
 """

@@ -103,8 +103,8 @@ def write_made_up(folder: Path, manifest: Manifest, rows: dict[str, Any], files:
 
 def write_sharegpt(embeddings: Path, version: Path, folder: Path, rows_per_file: int = 4096) -> int:
     """Write the embedded turns of ShareGPT as a label log of a model version; return their number."""
-    from lpc.training.embedding import load_embedded
-    from lpc.training.live_head import LiveHead
+    from lpc_apps.training.embedding import load_embedded
+    from lpc_apps.training.live_head import LiveHead
 
     data = load_embedded(embeddings)
     manifest = read_manifest(version)

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
-from lpc.training.encoders import Encoder
-from lpc.training.head import Head
+from lpc_apps.training.encoders import Encoder
+from lpc_apps.training.head import Head
 
 
 def bert(encoder: Encoder) -> BertModel:
@@ -29,7 +29,7 @@ def bert(encoder: Encoder) -> BertModel:
 
 
 class ContinuationModel(nn.Module):
-    """Encoder, mean pooling over unmasked tokens, L2 normalisation and head, like the graph of `lpc.training.graph`."""
+    """Encoder, mean pooling over unmasked tokens, L2 normalisation and head, like the graph of `lpc_apps.training.graph`."""
 
     def __init__(self, encoder: nn.Module, head: Head) -> None:
         super().__init__()

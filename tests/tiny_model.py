@@ -9,10 +9,10 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 
 from lpc.model.features import FeatureSettings
-from lpc.training.encoders.encoder import Encoder, digest
-from lpc.training.export import export
-from lpc.training.graph import Precision
-from lpc.training.head_file import HeadFile
+from lpc_apps.training.encoders.encoder import Encoder, digest
+from lpc_apps.training.export import export
+from lpc_apps.training.graph import Precision
+from lpc_apps.training.head_file import HeadFile
 
 LINES = ["hello world", "what is a cache", "thank you", "0 1 2 3 4 5 6 7 8 9", "the quick brown fox jumps over the lazy dog"]
 SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from lpc.commands.settings import service_settings
+from lpc_apps.commands.settings import service_settings
 from predictor_service.constants import Constants
 from predictor_service.server import Parts, serve
 from predictor_service.settings import ServiceSettings

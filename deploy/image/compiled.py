@@ -4,8 +4,8 @@ import importlib
 import sys
 
 MODULES = (
-    "lpc.commands.cli",
-    "lpc.gateway.server",
+    "lpc_apps.commands.cli",
+    "lpc_apps.gateway.server",
     "predictor_service.requests.loading",
     "predictor_service.responses.opening",
     "predictor_service.rpc.otlp",

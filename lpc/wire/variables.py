@@ -34,11 +34,11 @@ GATEWAY: Final = """
     gateway_identity_headers, gateway_lookup_timeout_s, gateway_max_held_bytes, gateway_max_requests, gateway_paths,
     gateway_salt_key_file, gateway_scopes
 """
-"""Fields of `lpc.gateway.settings.GatewaySettings`, without those in SERVER."""
+"""Fields of `lpc_apps.gateway.settings.GatewaySettings`, without those in SERVER."""
 LMCACHE: Final = """
     lmcache_chunks, lmcache_disk_bytes, lmcache_prefetch_share, lmcache_token_file, lmcache_tokenizer, lmcache_watermark
 """
-"""Fields of `lpc.lmcache.settings.LMCacheSettings`, with the prefix of their variables."""
+"""Fields of `lpc_apps.lmcache.settings.LMCacheSettings`, with the prefix of their variables."""
 OTHERS: Final = frozenset(("LPC_CONFIG", "LPC_METRICS_DIR", "LPC_WARM_TOKEN", "LPC_WARM_ENGINE_KEY"))
 """Variables that are not fields."""
 TEST_PREFIX: Final = "LPC_TEST_"

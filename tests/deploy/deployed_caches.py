@@ -116,7 +116,7 @@ def from_compose(folder: Path, models: Path, address: str) -> Rendered:
         return placed(Part(command, {key: str(value) for key, value in settings.items()}), folder / name, mounts)
 
     secrets = part("secrets")
-    command = [sys.executable, "-m", "lpc", *secrets.command, "--name", address]
+    command = [sys.executable, "-m", "lpc_apps", *secrets.command, "--name", address]
     # As `docker compose up` does each time.
     for _ in range(2):
         subprocess.run(command, env=_environment(secrets), check=True, capture_output=True)
@@ -212,7 +212,7 @@ def deployed(kind: str, folder: Path, models: Path, address: str) -> Iterator[De
     for name in ("LPC_REDIS_PASSWORD_FILE",):  # of the engines' Redis, which does not run here
         sidecar.pop(name, None)
     gateway |= {"LPC_PORT": str(http), "LPC_METRICS_PORT": "", "LPC_GATEWAY_LOOKUP_TIMEOUT_S": "10"}
-    lpc = [sys.executable, "-m", "lpc"]
+    lpc = [sys.executable, "-m", "lpc_apps"]
     with contextlib.ExitStack() as stack:
         double = stack.enter_context(_engine())
         gateway["LPC_GATEWAY_ENGINES"] = double.url

@@ -13,7 +13,7 @@ from pydantic_settings import BaseSettings
 
 from benchmarks.processes import free_port
 from eviction_client.settings import ClientSettings
-from lpc.gateway.settings import GatewaySettings
+from lpc_apps.gateway.settings import GatewaySettings
 from predictor_service.settings import ServiceSettings
 from tests.deploy.test_kubernetes import check_rights
 from tests.dockerfile import ROOT, stages

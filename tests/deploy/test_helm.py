@@ -14,7 +14,7 @@ import yaml
 from pydantic_settings import BaseSettings
 
 from eviction_client.settings import ClientSettings
-from lpc.gateway.settings import GatewaySettings
+from lpc_apps.gateway.settings import GatewaySettings
 from predictor_service.settings import ServiceSettings
 from tests.deploy.chart import CHART, OF_THE_CHART_ALONE, VALUES, Object, alike, charted, helm
 from tests.deploy.test_kubernetes import OVERLAYS, RELEASES, containers, named, pods, rendered

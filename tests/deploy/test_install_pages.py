@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from eviction_client.settings import ClientSettings
-from lpc.lmcache.settings import LMCacheSettings
+from lpc_apps.lmcache.settings import LMCacheSettings
 from predictor_service.settings import ServiceSettings
 from tests.deploy.chart import CHART, charted, helm
 from tests.deploy.test_kubernetes import named

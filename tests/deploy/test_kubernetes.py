@@ -29,9 +29,9 @@ from eviction_client.predictor_client import TIMEOUT_S
 from eviction_client.settings import ClientSettings
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
-from lpc.commands.cli import app
-from lpc.gateway.settings import GatewaySettings
 from lpc.wire.redis_connection import Connection
+from lpc_apps.commands.cli import app
+from lpc_apps.gateway.settings import GatewaySettings
 from predictor_service.batching.queue import PATIENCE_SHARE
 from predictor_service.metrics import Metrics
 from predictor_service.settings import ServiceSettings
@@ -59,7 +59,7 @@ def rendered(overlay: str) -> list[Object]:
 def kustomized(tree: Path, *options: str) -> Path:
     """Copy `deploy` and write the secrets that the overlay `gateway` wants, as docs/how-to/deploy.md says; return the copy."""
     shutil.copytree(DEPLOY, tree, symlinks=True)
-    command = [sys.executable, "-m", "lpc", "secrets", tree / "overlays/gateway/secrets", "--client", "app", *options]
+    command = [sys.executable, "-m", "lpc_apps", "secrets", tree / "overlays/gateway/secrets", "--client", "app", *options]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return tree
 

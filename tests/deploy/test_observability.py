@@ -18,16 +18,16 @@ from prometheus_client import generate_latest
 from benchmarks.processes import RedisServer
 from lpc.cache.v1 import response_cache_pb2 as cache_pb
 from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
-from lpc.gateway.metrics import Metrics as GatewayMetrics
-from lpc.lmcache.events import Location
-from lpc.lmcache.loop import Loop
-from lpc.lmcache.metrics import exposition, status
-from lpc.lmcache.pins import Retained
-from lpc.lmcache.service import Service
-from lpc.lmcache.settings import LMCacheSettings
 from lpc.responses.scopes import ScopeSettings
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
+from lpc_apps.gateway.metrics import Metrics as GatewayMetrics
+from lpc_apps.lmcache.events import Location
+from lpc_apps.lmcache.loop import Loop
+from lpc_apps.lmcache.metrics import exposition, status
+from lpc_apps.lmcache.pins import Retained
+from lpc_apps.lmcache.service import Service
+from lpc_apps.lmcache.settings import LMCacheSettings
 from predictor_service.metrics import Metrics
 from predictor_service.server import running
 from predictor_service.settings import ServiceSettings

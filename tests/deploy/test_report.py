@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from benchmarks.processes import free_port
 from eviction_client.metrics import EngineMetrics
 from eviction_client.plugin_metrics import values_of_plugin
-from lpc.commands.cli import app
+from lpc_apps.commands.cli import app
 from tests.deploy.prometheus_server import prometheus
 from tests.eventually import until
 from tests.unit.test_misses import Engine, words

@@ -80,7 +80,7 @@ def test_a_pod_without_a_token_is_refused(running: Deployed, token: str | None) 
 
 def test_the_doctor_finds_a_healthy_sidecar_with_an_engines_settings(running: Deployed) -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("LPC_")}
-    command = [sys.executable, "-m", "lpc", "doctor", "--json"]
+    command = [sys.executable, "-m", "lpc_apps", "doctor", "--json"]
     done = subprocess.run(command, env={**clean, **running.engine}, capture_output=True, text=True, timeout=120)
     checks = {check["check"]: check for check in json.loads(done.stdout)["checks"]}
     for name in ("certificate", "health", "model"):

@@ -46,7 +46,7 @@ class Stack:
             "LPC_PREDICTOR_ADDRESS": address,
         }
         self.log = folder / "gateway.log"
-        command = [self.sidecar.python, "-m", "lpc", "gateway"]
+        command = [self.sidecar.python, "-m", "lpc_apps", "gateway"]
         with self.log.open("wb") as log:
             self.gateway = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=ROOT)
         self.engine.wait()

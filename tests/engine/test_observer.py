@@ -13,8 +13,8 @@ from vllm.v1.core.sched import scheduler as vllms
 
 from benchmarks.bare_scheduler import Engine, conversations
 from eviction_client.background import AtOnce
-from lpc.simulator.kv_events import KVEvents, KVEventsError
-from lpc.simulator.observer import Observer
+from lpc_apps.simulator.kv_events import KVEvents, KVEventsError
+from lpc_apps.simulator.observer import Observer
 from tests.eventually import until
 
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="KV events, from outside")

@@ -53,7 +53,7 @@ class Sidecar:
 
     def start(self) -> None:
         model = "tiny"
-        command = [self.python, "-m", "lpc", "serve", "--model", model]
+        command = [self.python, "-m", "lpc_apps", "serve", "--model", model]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, env=self._environment, stderr=log, stdout=log, cwd=ROOT)
 

@@ -59,7 +59,9 @@ def test_caches_on_a_public_address_need_tokens_or_client_certificates(host: str
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LPC_")}
     environment |= {"LPC_CACHE_REDIS_URL": f"redis://127.0.0.1:{free_port()}", "LPC_CACHE_KEYS": str(tmp_path / "keys")}
     environment |= {"LPC_HOST": host, "LPC_MODELS": str(tmp_path), "LPC_PORT": "0", "LPC_UNIX_SOCKET": ""}
-    done = subprocess.run([sys.executable, "-m", "lpc", "serve"], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-m", "lpc_apps", "serve"], env=environment, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 2
     assert "set LPC_TOKENS or LPC_TLS_CLIENT_CA (docs/how-to/security.md), or listen on 127.0.0.1" in done.stderr
 

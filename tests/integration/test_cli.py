@@ -20,7 +20,7 @@ import pytest
 from benchmarks.processes import free_port
 from tests.command import lpc
 
-LPC = [sys.executable, "-m", "lpc"]
+LPC = [sys.executable, "-m", "lpc_apps"]
 
 
 @pytest.fixture(scope="module")

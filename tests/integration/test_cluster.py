@@ -12,10 +12,10 @@ from typing import NamedTuple
 import pytest
 from typer.testing import CliRunner
 
-from lpc.commands.cli import app
 from lpc.logs.traces import TraceError
-from lpc.simulator.run import Run, WorkloadSpec, sweep
-from lpc.training.spread import ClusterError, Workers, spread, workers_of
+from lpc_apps.commands.cli import app
+from lpc_apps.simulator.run import Run, WorkloadSpec, sweep
+from lpc_apps.training.spread import ClusterError, Workers, spread, workers_of
 from tests.clusters import DaskCluster, dask_cluster, die, ray_cluster
 from tests.integration.test_simulate import qwen_file
 

@@ -15,7 +15,7 @@ from benchmarks.processes import free_port
 from lpc.model.artifact import verify
 from tests.only import ROOT, hide_all_but, pinned
 
-LPC = [sys.executable, "-m", "lpc"]
+LPC = [sys.executable, "-m", "lpc_apps"]
 QUIET = {"LPC_UNIX_SOCKET": "", "LPC_METRICS_PORT": "0", "LPC_LOG_FORMAT": "text"}
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from benchmarks.processes import RedisServer, free_port
 from eviction_client.settings import ClientSettings
-from lpc.commands import checks, cli
-from lpc.commands.checks import Finding, examine
+from lpc_apps.commands import checks, cli
+from lpc_apps.commands.checks import Finding, examine
 from tests.authority import Authority
 from tests.caching_sidecar import response_caches
 from tests.chat_templates import STYLES, tokenizer_of
@@ -178,7 +178,7 @@ async def test_the_base_install_suffices_and_nothing_heavy_is_loaded(tiny_models
     program = (
         "import atexit, sys; sys.argv = ['lpc', 'doctor', '--json'];"
         "atexit.register(lambda: print(sorted({'numpy', 'onnxruntime', 'torch', 'transformers'} & set(sys.modules))));"
-        "from lpc.commands.cli import main; main()"
+        "from lpc_apps.commands.cli import main; main()"
     )
     async with sidecar(tiny_models) as (_, addresses):
         env = {**os.environ, "PYTHONPATH": f"{only}:{ROOT}", "LPC_PREDICTOR_ADDRESS": f"127.0.0.1:{addresses.port}"}

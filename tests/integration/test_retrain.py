@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from lpc.commands.cli import app
 from lpc.model.artifact import read_manifest
 from lpc.model.versions import promote, served
-from lpc.training.encoders import EncoderError
-from lpc.training.export import ExportError
-from lpc.training.label_log import read_label_log
-from lpc.training.retrain import retrain
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
+from lpc_apps.commands.cli import app
+from lpc_apps.training.encoders import EncoderError
+from lpc_apps.training.export import ExportError
+from lpc_apps.training.label_log import read_label_log
+from lpc_apps.training.retrain import retrain
 from tests.integration.test_server import chat, one, sidecar
 from tests.label_log import DAY_MS, END_MS, made_up_rows, write_made_up
 
@@ -144,7 +144,7 @@ def test_what_keeps_it_from_training_is_said_and_nothing_is_published(root: Path
 def test_nothing_is_published_when_the_live_version_changed_meanwhile(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lpc.training import retrain as retraining
+    from lpc_apps.training import retrain as retraining
 
     first = learn(root, log_of(root, tmp_path / "log"))["version"]
     promote(root / "tiny", "v1")

@@ -9,16 +9,16 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from lpc.commands.cli import app
 from lpc.logs.datasets.conversation import split_of
-from lpc.simulator import run
-from lpc.simulator.amounts import SimulationError, parse_capacity
-from lpc.simulator.describe import describe
-from lpc.simulator.policies import REGISTRY
-from lpc.simulator.run import Run, WorkloadSpec, build, sweep
-from lpc.simulator.sharegpt import load_sample
-from lpc.simulator.workloads import WORKLOADS
-from lpc.training.spread import Workers
+from lpc_apps.commands.cli import app
+from lpc_apps.simulator import run
+from lpc_apps.simulator.amounts import SimulationError, parse_capacity
+from lpc_apps.simulator.describe import describe
+from lpc_apps.simulator.policies import REGISTRY
+from lpc_apps.simulator.run import Run, WorkloadSpec, build, sweep
+from lpc_apps.simulator.sharegpt import load_sample
+from lpc_apps.simulator.workloads import WORKLOADS
+from lpc_apps.training.spread import Workers
 from tests.integration.test_learned_policies import trace
 
 RUN = CliRunner()

@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from lpc.commands.cli import app
 from lpc.logs.datasets.conversation import conversation_key, split_of
 from lpc.model.features import SCALARS
-from lpc.training.embedding import load_embedded
-from lpc.training.evaluate import evaluate
-from lpc.training.head import Head
-from lpc.training.train import CANDIDATES, choose, train
+from lpc_apps.commands.cli import app
+from lpc_apps.training.embedding import load_embedded
+from lpc_apps.training.evaluate import evaluate
+from lpc_apps.training.head import Head
+from lpc_apps.training.train import CANDIDATES, choose, train
 
 WIDTH = 8
 
@@ -63,7 +63,7 @@ def write_embeddings(folder: Path, conversations: int = 700, seed: int = 0, widt
 @pytest.fixture(scope="module", autouse=True)
 def quick_choice() -> Iterator[None]:
     """Of the default recipe: by default fifteen heads are trained for it."""
-    with patch("lpc.training.train.FOLDS", 2), patch("lpc.training.train.CANDIDATES", CANDIDATES[:1]):
+    with patch("lpc_apps.training.train.FOLDS", 2), patch("lpc_apps.training.train.CANDIDATES", CANDIDATES[:1]):
         yield
 
 

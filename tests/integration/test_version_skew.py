@@ -22,8 +22,8 @@ from eviction_client import PredictorClient
 from eviction_client.settings import ClientSettings
 from lpc.cache.client import ResponseCacheClient
 from lpc.cache.v1 import response_cache_pb2 as cache_pb
-from lpc.commands.predict import asking
 from lpc.v1 import predictor_pb2 as pb
+from lpc_apps.commands.predict import asking
 from tests.caching_sidecar import ResponseCaches, response_caches
 from tests.eventually import eventually
 

@@ -77,7 +77,7 @@ def somewhere(tmp_path: Path) -> Path:
 def lpc(python: Path, folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     # With -m the working directory is the first place where Python looks for a package.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH" and not name.startswith("LPC_")}
-    command = [python, "-m", "lpc", *arguments]
+    command = [python, "-m", "lpc_apps", *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500)
 
 

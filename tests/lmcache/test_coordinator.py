@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.lmcache_stack import Coordinator
 from benchmarks.processes import free_port
-from lpc.lmcache.coordinator import REFUSED, find_incompatibility
+from lpc_apps.lmcache.coordinator import REFUSED, find_incompatibility
 from tests.eventually import until
 from tests.integration.lmcache.lmcache_node import NodeServer, serving
 
@@ -51,7 +51,7 @@ class Reporter:
         assert self._coordinator.ask("/events", {"batches": [batch]}) == {"applied": 1, "duplicates": 0, "stale": 0}
 
     def _entries(self, seed: int, *, tokens: bool) -> list[dict[str, Any]]:
-        from lpc.lmcache.events import KeyChain
+        from lpc_apps.lmcache.events import KeyChain
 
         return [
             {

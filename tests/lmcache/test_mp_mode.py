@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.lmcache_stack import CHUNK_BYTES, HttpServer, environment, program
 from benchmarks.processes import free_port
-from lpc.lmcache.events import KeyChain
+from lpc_apps.lmcache.events import KeyChain
 from tests.eventually import until
 from tests.lmcache.conftest import CHUNKS, Stack
 
@@ -95,7 +95,7 @@ class Front(HttpServer):
 
     def __init__(self, folder: Any, to: int, token: str) -> None:
         port = free_port()
-        command = [program(), "-m", "lpc", "lmcache", "front", "--upstream", f"127.0.0.1:{to}", "--host", "127.0.0.1"]
+        command = [program(), "-m", "lpc_apps", "lmcache", "front", "--upstream", f"127.0.0.1:{to}", "--host", "127.0.0.1"]
         (folder / "token").write_text(token)
         variables = environment(lmcache_token_file=folder / "token")
         super().__init__(port, folder / "front.log", [*command, "--port", str(port)], variables)
@@ -111,7 +111,7 @@ def test_a_front_requires_the_token_which_a_node_sends_in_its_url(stack: Stack, 
 
 
 def test_a_token_on_an_open_address_is_refused(tmp_path: Any) -> None:
-    command = [program(), "-m", "lpc", "lmcache", "coordinator", "--host", "0.0.0.0", "--port", str(free_port())]
+    command = [program(), "-m", "lpc_apps", "lmcache", "coordinator", "--host", "0.0.0.0", "--port", str(free_port())]
     (tmp_path / "token").write_text("t")
     variables = environment(lmcache_token_file=tmp_path / "token")
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)

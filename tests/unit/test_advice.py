@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lpc.commands.cli import EXTRAS, _source, app
+from lpc_apps.commands.cli import EXTRAS, _source, app
 
 
 @pytest.mark.parametrize(

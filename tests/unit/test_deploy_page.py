@@ -9,9 +9,9 @@ from google.protobuf import json_format
 
 from eviction_client.score import REMEMBERED_S
 from eviction_client.settings import ClientSettings
-from lpc.gateway.settings import GatewaySettings
-from lpc.lmcache.settings import LMCacheSettings
 from lpc.v1 import predictor_pb2 as pb
+from lpc_apps.gateway.settings import GatewaySettings
+from lpc_apps.lmcache.settings import LMCacheSettings
 from predictor_service.settings import ServiceSettings
 from tests.dockerfile import ROOT, stages
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from eviction_client.settings import ClientSettings
-from lpc.commands.engines import Finding, examine_engines
+from lpc_apps.commands.engines import Finding, examine_engines
 from tests.support import TIERS
 
 

@@ -7,12 +7,20 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("lpc", "predictor_service", "eviction_client", "benchmarks")
+PACKAGES = ("lpc", "lpc_apps", "predictor_service", "eviction_client", "benchmarks")
 PLANTED = [
-    ("lpc/wire/terminal.py", "import lpc.commands.cli", "lpc.wire is not allowed to import lpc.commands"),
+    ("lpc/wire/terminal.py", "import lpc_apps.commands.cli", "lpc.wire is not allowed to import lpc_apps.commands"),
     ("lpc/model/arrivals.py", "import predictor_service.server", "lpc.model is not allowed to import predictor_service"),
-    ("lpc/simulator/cache.py", "    from benchmarks import queue", "lpc.simulator is not allowed to import benchmarks"),
-    ("lpc/training/threads.py", "import predictor_service.logs", "lpc.training is not allowed to import predictor_service"),
+    (
+        "lpc_apps/simulator/cache.py",
+        "    from benchmarks import queue",
+        "lpc_apps.simulator is not allowed to import benchmarks",
+    ),
+    (
+        "lpc_apps/training/threads.py",
+        "import predictor_service.logs",
+        "lpc_apps.training is not allowed to import predictor_service",
+    ),
     ("predictor_service/logs.py", "import eviction_client", "predictor_service is not allowed to import eviction_client"),
     ("eviction_client/score.py", "import predictor_service", "eviction_client is not allowed to import predictor_service"),
     ("eviction_client/score.py", "import numpy", "eviction_client is not allowed to import numpy"),
@@ -23,7 +31,7 @@ PLANTED = [
         "import lpc.responses.entry",
         "predictor_service.labels is not allowed to import lpc",
     ),
-    ("lpc/training/head.py", "import lpc.training.train", "No cycles are allowed in lpc.training"),
+    ("lpc_apps/training/head.py", "import lpc_apps.training.train", "No cycles are allowed in lpc_apps.training"),
 ]
 
 

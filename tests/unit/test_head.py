@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lpc.training.head import Head
-from lpc.training.head_file import DEFAULT_HEAD, HeadError
-from lpc.training.quality import figures
-from lpc.training.train import LPC, OURS, Recipe, Side, fit, probabilities
+from lpc_apps.training.head import Head
+from lpc_apps.training.head_file import DEFAULT_HEAD, HeadError
+from lpc_apps.training.quality import figures
+from lpc_apps.training.train import LPC, OURS, Recipe, Side, fit, probabilities
 
 
 def side(n: int, seed: int) -> Side:

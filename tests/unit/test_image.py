@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lpc.commands.cli import app
+from lpc_apps.commands.cli import app
 from predictor_service.settings import ServiceSettings
 from tests.dockerfile import ROOT, stages
 

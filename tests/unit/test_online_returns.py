@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lpc.logs.traces import Trace, TracedRequest
-from lpc.training.online_returns import calibration, forecast
+from lpc_apps.training.online_returns import calibration, forecast
 
 
 def made_up(conversations: int = 900, seed: int = 0) -> Trace:

@@ -9,7 +9,7 @@ import pytest
 
 from lpc.model.artifact import Manifest
 from lpc.model.features import FeatureSettings
-from lpc.training.label_log import LabelLogError, TooFewTurnsError, newest_side, read_label_log
+from lpc_apps.training.label_log import LabelLogError, TooFewTurnsError, newest_side, read_label_log
 from predictor_service.labels.log import columns_of
 from predictor_service.labels.memory import Forecast, Label
 from tests.label_log import DAY_MS, END_MS, made_up_rows, remembered, write_file, write_made_up

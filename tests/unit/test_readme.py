@@ -20,7 +20,7 @@ def test_the_readme_has_at_most_600_words_and_names_the_test_command() -> None:
 
 
 def test_every_lpc_command_that_is_named_exists() -> None:
-    from lpc.commands.cli import app
+    from lpc_apps.commands.cli import app
 
     known = {command.name or command.callback.__name__ for command in app.registered_commands}
     known |= {group.name for group in app.registered_groups}
@@ -31,7 +31,7 @@ def test_every_lpc_command_that_is_named_exists() -> None:
 
 
 def test_the_simulators_page_lists_every_policy_with_its_rule() -> None:
-    from lpc.simulator.policies import REGISTRY
+    from lpc_apps.simulator.policies import REGISTRY
 
     page = (ROOT / "docs/reference/policies.md").read_text().partition("\n## Policies\n")[2].partition("\n## ")[0]
     rows = dict(re.findall(r"^\| `([a-z0-9-]+)` \| (.+?) \|", page, re.MULTILINE))

@@ -3,10 +3,10 @@
 import re
 
 from eviction_client.settings import ClientSettings
-from lpc.gateway.settings import GatewaySettings
-from lpc.lmcache.settings import LMCacheSettings
 from lpc.wire.server_settings import ServerSettings
 from lpc.wire.variables import ENGINE, GATEWAY, LMCACHE, SERVER, SIDECAR, unknown_variables
+from lpc_apps.gateway.settings import GatewaySettings
+from lpc_apps.lmcache.settings import LMCacheSettings
 from predictor_service.settings import ServiceSettings
 
 

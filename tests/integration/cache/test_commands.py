@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from lpc.cache.bodies import question
 from lpc.cache.client import ResponseCacheClient
 from lpc.cache.v1 import response_cache_pb2 as pb
-from lpc.commands.cli import app
+from lpc_apps.commands.cli import app
 from tests.caching_sidecar import ResponseCaches, response_caches
 from tests.engine_double import EngineDouble
 
@@ -149,7 +149,7 @@ def test_a_repeated_warm_after_a_kill_requests_no_stored_answer_again(
     path, count, stored = tmp_path / "faq.jsonl", 12, 4
     path.write_text("".join(json.dumps({"question": f"question {i}"}) + "\n" for i in range(count)))
     words = ["warm", "--file", str(path), "--served-model", "m", "--scope", "faq", "--engine", engine.url, "--rate", "1000"]
-    command = [sys.executable, "-m", "lpc", "cache", *words, "--address", caches.sidecar.address]
+    command = [sys.executable, "-m", "lpc_apps", "cache", *words, "--address", caches.sidecar.address]
     original = engine._complete
 
     async def stalls(body: dict[str, Any], chat: bool, send: Any) -> None:

@@ -10,8 +10,8 @@ import httpx
 
 from benchmarks.processes import free_port
 from eviction_client.settings import ClientSettings
-from lpc.gateway.server import running
-from lpc.gateway.settings import Bounds, GatewaySettings
+from lpc_apps.gateway.server import running
+from lpc_apps.gateway.settings import Bounds, GatewaySettings
 from tests.engine_double import EngineDouble
 
 CHAT = "/v1/chat/completions"

@@ -76,7 +76,7 @@ async def test_words_of_questions_and_answers_are_nowhere(
                     tmp_path / "gateway",
                     tiny_models,
                     "tiny",
-                    command=("lpc", "gateway"),
+                    command=("lpc_apps", "gateway"),
                     log_level="DEBUG",
                     port=ports["gateway"],
                     metrics_port=ports["gateway_metrics"],

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.processes import RedisServer, Sidecar, free_port
 from eviction_client.settings import ClientSettings
-from lpc.gateway.server import running
-from lpc.gateway.settings import GatewaySettings
+from lpc_apps.gateway.server import running
+from lpc_apps.gateway.settings import GatewaySettings
 from tests.caching_sidecar import ResponseCaches, response_caches, write_keys
 from tests.engine_double import EngineDouble, served
 from tests.eventually import eventually
@@ -137,7 +137,7 @@ async def test_a_certificate_that_cannot_be_read_is_said_at_the_start(tmp_path: 
     async with served(EngineDouble()) as engine:
         settings = GatewaySettings(port=0, metrics_port=0, gateway_engines=(engine.url,))
         async with running(settings, sidecar) as addresses, httpx.AsyncClient(trust_env=False) as client:
-            (line,) = (record.getMessage() for record in caplog.records if record.name == "lpc.gateway.server")
+            (line,) = (record.getMessage() for record in caplog.records if record.name == "lpc_apps.gateway.server")
             assert "the sidecar cannot be reached" in line and "nowhere.crt: No such file" in line
             answer = await client.post(f"http://127.0.0.1:{addresses.port}/v1/chat/completions", json=chat("plain"))
             assert answer.status_code == 200

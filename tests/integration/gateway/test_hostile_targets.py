@@ -105,7 +105,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory, tiny_models: Path) -> Iterat
     folder = tmp_path_factory.mktemp("gateway")
     with recording() as engine, recording() as stranger:
         settings = {"port": port, "metrics_port": "", "gateway_engines": f"http://{engine.address}"}
-        command = ("lpc", "gateway")
+        command = ("lpc_apps", "gateway")
         with Sidecar(folder, tiny_models, "tiny", command=command, gateway_cache="false", **settings) as gateway:
             yield Stage(gateway, port, engine, stranger)
 

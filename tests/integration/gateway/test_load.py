@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lpc.gateway.request import INLINE_BYTES, Reader
+from lpc_apps.gateway.request import INLINE_BYTES, Reader
 from tests.caching_sidecar import ResponseCaches, response_caches
 from tests.engine_double import EngineDouble, served
 from tests.eventually import eventually

@@ -35,7 +35,7 @@ def small(host: str, port: int) -> socket.socket:
 async def test_followers_do_not_wait_for_a_leader_that_reads_slowly(
     caches: ResponseCaches, monkeypatch: pytest.MonkeyPatch, stream: bool, kept: bool, limit: int
 ) -> None:
-    monkeypatch.setattr("lpc.gateway.server.listen", small)
+    monkeypatch.setattr("lpc_apps.gateway.server.listen", small)
     engine = EngineDouble(words=["word " * 200] * (LONG // 1000))
     settings = {"wait_s": 3600.0, "max_answer_bytes": limit, "sidecar": caches.sidecar.address}
     asked = chat(f"slow {stream} {kept}", stream=stream)

@@ -11,9 +11,9 @@ import pytest
 
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
-from lpc.gateway.clients import SESSION_HEADERS
 from lpc.v1 import predictor_pb2, predictor_pb2_grpc
 from lpc.wire.session import name_under_salt
+from lpc_apps.gateway.clients import SESSION_HEADERS
 from tests.caching_sidecar import ResponseCaches, response_caches
 from tests.engine_double import EngineDouble, Received, served
 from tests.eventually import eventually
@@ -195,7 +195,9 @@ async def test_a_sidecar_that_refuses_tenants_is_one_error_and_the_engine_answer
             assert len(engine.completions) == 3
             assert await gateway.metric('lpc_gateway_misses_total{reason="permission_denied"}') == 3
             assert await gateway.metric("lpc_gateway_cache_up") == 0
-        errors = [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR and r.name.startswith("lpc.gateway")]
+        errors = [
+            r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR and r.name.startswith("lpc_apps.gateway")
+        ]
         assert len(errors) == 1 and "LPC_CACHE_GATEWAYS" in errors[0]
 
 

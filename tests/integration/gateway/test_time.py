@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.processes import RedisServer
 from lpc.cache.client import SILENCES, AsyncResponseCacheClient
-from lpc.gateway.settings import GatewaySettings
 from lpc.responses.scopes import LIFE_S
+from lpc_apps.gateway.settings import GatewaySettings
 from predictor_service.server import Parts
 from predictor_service.server import running as a_sidecar
 from predictor_service.settings import ServiceSettings

@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.processes import free_port
 from eviction_client.settings import ClientSettings
-from lpc.gateway.server import running
-from lpc.gateway.settings import GatewaySettings
+from lpc_apps.gateway.server import running
+from lpc_apps.gateway.settings import GatewaySettings
 from tests.authority import Authority
 from tests.engine_double import EngineDouble, served
 from tests.eventually import eventually
@@ -18,7 +18,7 @@ from tests.eventually import eventually
 async def test_a_new_certificate_is_used_and_a_wrong_one_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("lpc.gateway.server.REFRESH_S", 0.05)
+    monkeypatch.setattr("lpc_apps.gateway.server.REFRESH_S", 0.05)
     caplog.set_level("INFO")
     old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
     files = old.issue("gateway")

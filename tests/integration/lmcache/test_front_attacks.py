@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from lpc.lmcache import gate
-from lpc.lmcache.gate import front
+from lpc_apps.lmcache import gate
+from lpc_apps.lmcache.gate import front
 from tests.integration.lmcache.lmcache_node import serving
 
 TOKEN = "s3cret"

@@ -12,13 +12,13 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from eviction_client import Prediction
-from lpc.lmcache import loop as loops
-from lpc.lmcache.events import Event, Location
-from lpc.lmcache.gate import front
-from lpc.lmcache.loop import Loop
-from lpc.lmcache.metrics import exposition, status
-from lpc.lmcache.node import Node, NodeError
-from lpc.lmcache.pins import Retained
+from lpc_apps.lmcache import loop as loops
+from lpc_apps.lmcache.events import Event, Location
+from lpc_apps.lmcache.gate import front
+from lpc_apps.lmcache.loop import Loop
+from lpc_apps.lmcache.metrics import exposition, status
+from lpc_apps.lmcache.node import Node, NodeError
+from lpc_apps.lmcache.pins import Retained
 from tests.integration.lmcache.lmcache_node import NodeServer, serving
 from tests.unit.lmcache.nodes import MIB, Prompt, event, words
 from tests.unit.lmcache.test_service import DISK, MEMORY, World, due_world, prompts

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lpc.gateway.headers import Directives, directives_of
+from lpc_apps.gateway.headers import Directives, directives_of
 
 
 @pytest.mark.parametrize(

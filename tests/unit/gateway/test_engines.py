@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from lpc.gateway.engines import AT_LEAST, Engines
-from lpc.gateway.metrics import Metrics
+from lpc_apps.gateway.engines import AT_LEAST, Engines
+from lpc_apps.gateway.metrics import Metrics
 
 URLS = [f"http://engine-{i}:8000" for i in range(4)]
 KEYS = [str(i).encode() for i in range(400)]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lpc.gateway.request import retain_seconds
+from lpc_apps.gateway.request import retain_seconds
 
 HOUR = {"type": "ephemeral", "ttl": "1h"}
 

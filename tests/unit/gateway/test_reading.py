@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpc.gateway.clients import ANONYMOUS, Tenants
-from lpc.gateway.errors import GatewayError
-from lpc.gateway.request import INLINE_BYTES, Reader, Reading, values_exceed
-from lpc.gateway.targets import CHAT
+from lpc_apps.gateway.clients import ANONYMOUS, Tenants
+from lpc_apps.gateway.errors import GatewayError
+from lpc_apps.gateway.request import INLINE_BYTES, Reader, Reading, values_exceed
+from lpc_apps.gateway.targets import CHAT
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text('ab,:[]{}"\\\n☕'),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lpc.cache.bodies import reply_of
 from lpc.cache.v1 import response_cache_pb2 as pb
-from lpc.gateway.recording import Form, Recording, replay
+from lpc_apps.gateway.recording import Form, Recording, replay
 
 USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from lpc.gateway.request import Asked, affinity, read, session_of
-from lpc.gateway.targets import CHAT, COMPLETIONS
 from lpc.responses.canonical import Namer
+from lpc_apps.gateway.request import Asked, affinity, read, session_of
+from lpc_apps.gateway.targets import CHAT, COMPLETIONS
 from predictor_service.responses.servicer import request_of
 
 

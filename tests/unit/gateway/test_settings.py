@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from lpc.gateway.clients import Client, Clients, scope_of
-from lpc.gateway.errors import GatewayError
-from lpc.gateway.headers import Headers
-from lpc.gateway.settings import GatewaySettings
-from lpc.gateway.targets import Paths
 from lpc.wire.tokens import TokenFileError
+from lpc_apps.gateway.clients import Client, Clients, scope_of
+from lpc_apps.gateway.errors import GatewayError
+from lpc_apps.gateway.headers import Headers
+from lpc_apps.gateway.settings import GatewaySettings
+from lpc_apps.gateway.targets import Paths
 
 
 def test_engines_are_named_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lpc.gateway.clients import ANONYMOUS, NAMES, SaltKeyError, Tenants, read_key, text_at
+from lpc_apps.gateway.clients import ANONYMOUS, NAMES, SaltKeyError, Tenants, read_key, text_at
 
 TENANTS = Tenants(b"k" * 32)
 

@@ -4,7 +4,7 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 
-from lpc.lmcache.events import Entry, Event, KeyChain, Kind, ObjectId, Tier
+from lpc_apps.lmcache.events import Entry, Event, KeyChain, Kind, ObjectId, Tier
 
 CHUNK = 4
 MIB = 1 << 20

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from lpc.lmcache.events import Location, reported_at, steady_clock
-from lpc.lmcache.service import END_AFTER_S, REFUSAL_PAUSE_S
-from lpc.lmcache.tier_cache import DELETION_TIMEOUT_S
+from lpc_apps.lmcache.events import Location, reported_at, steady_clock
+from lpc_apps.lmcache.service import END_AFTER_S, REFUSAL_PAUSE_S
+from lpc_apps.lmcache.tier_cache import DELETION_TIMEOUT_S
 from tests.unit.lmcache.nodes import MIB, Prompt, event, words
 from tests.unit.lmcache.test_service import DISK, MEMORY, World, due_world, end_turns, evicted, prompts
 
@@ -139,7 +139,7 @@ def test_a_hint_retains_only_the_chunks_of_its_prompt() -> None:
 
 
 def test_successive_plans_consider_all_conversations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lpc.lmcache.service.CONSIDERED_PER_PLAN", 3)
+    monkeypatch.setattr("lpc_apps.lmcache.service.CONSIDERED_PER_PLAN", 3)
     world = World()
     all_ = prompts(10, 1)
     for prompt in all_:

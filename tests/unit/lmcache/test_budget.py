@@ -1,4 +1,4 @@
-from lpc.lmcache.fetching import MAX_NEEDED, MIN_NEEDED, PrefetchBudget
+from lpc_apps.lmcache.fetching import MAX_NEEDED, MIN_NEEDED, PrefetchBudget
 
 
 def test_fetches_stay_within_the_budget() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from lpc.lmcache.events import KeyChain, ObjectId
+from lpc_apps.lmcache.events import KeyChain, ObjectId
 from tests.unit.lmcache.nodes import KEYS, Prompt, words
 
 blake3 = pytest.importorskip("blake3")

@@ -1,5 +1,5 @@
-from lpc.lmcache.conversations import Conversations
-from lpc.lmcache.tree import Conversation
+from lpc_apps.lmcache.conversations import Conversations
+from lpc_apps.lmcache.tree import Conversation
 from tests.unit.lmcache.nodes import KEYS, Prompt, event, words
 
 

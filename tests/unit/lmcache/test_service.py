@@ -6,12 +6,12 @@ import pytest
 from eviction_client import Prediction
 from eviction_client.reuse import KINDS
 from eviction_client.value_queue import Table
-from lpc.lmcache.classes import CLASSES
-from lpc.lmcache.events import Location
-from lpc.lmcache.service import END_AFTER_S, FRESH_S, PREDICT_AFTER_S, Service
-from lpc.lmcache.settings import LMCacheSettings
-from lpc.lmcache.tree import Conversation
 from lpc.model.curve import INTERVALS, value_at, values
+from lpc_apps.lmcache.classes import CLASSES
+from lpc_apps.lmcache.events import Location
+from lpc_apps.lmcache.service import END_AFTER_S, FRESH_S, PREDICT_AFTER_S, Service
+from lpc_apps.lmcache.settings import LMCacheSettings
+from lpc_apps.lmcache.tree import Conversation
 from tests.unit.lmcache.nodes import KEYS, MIB, Prompt, event, words
 
 MEMORY = Location("l1", "a")

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from lpc.errors import UsageError
-from lpc.lmcache.coordinator import TESTED, find_incompatibility, with_controller
-from lpc.lmcache.settings import LMCacheSettings, LMCacheUnfit
+from lpc_apps.lmcache.coordinator import TESTED, find_incompatibility, with_controller
+from lpc_apps.lmcache.settings import LMCacheSettings, LMCacheUnfit
 
 
 def test_the_in_process_mode_is_refused_in_every_release() -> None:
@@ -20,9 +20,9 @@ def test_an_untested_release_is_named() -> None:
 
 
 def test_the_controller_is_added_to_the_operators() -> None:
-    assert with_controller(None) == {"controller_packages": ["lpc.lmcache.controller"]}
+    assert with_controller(None) == {"controller_packages": ["lpc_apps.lmcache.controller"]}
     named = with_controller(json.dumps({"controller_packages": ["mine"], "other": 1}))
-    assert named == {"controller_packages": ["mine", "lpc.lmcache.controller"], "other": 1}
+    assert named == {"controller_packages": ["mine", "lpc_apps.lmcache.controller"], "other": 1}
     assert with_controller(json.dumps(named)) == named
 
 

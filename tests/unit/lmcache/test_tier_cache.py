@@ -3,9 +3,9 @@ import pytest
 from eviction_client import BlockHash
 from eviction_client.ghost import Freed
 from eviction_client.value_queue import DONE
-from lpc.lmcache.tier_cache import TierCache
-from lpc.lmcache.tree import Chunk, Resident
 from lpc.model.curve import KNOTS
+from lpc_apps.lmcache.tier_cache import TierCache
+from lpc_apps.lmcache.tree import Chunk, Resident
 from tests.unit.lmcache.nodes import Prompt, words
 
 

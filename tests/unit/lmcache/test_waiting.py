@@ -1,6 +1,6 @@
 """Chunks that waiting requests will load are evicted last, and fetched from disk."""
 
-from lpc.lmcache.waiting import ENGINE_TIMEOUT_S
+from lpc_apps.lmcache.waiting import ENGINE_TIMEOUT_S
 from tests.unit.lmcache.nodes import CHUNK, MIB, Prompt, words
 from tests.unit.lmcache.test_service import END_AFTER_S, FRESH_S, MEMORY, World, end_turns, prompts
 

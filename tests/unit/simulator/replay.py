@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
-from lpc.simulator.cache import BlockCache
-from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.policy import Policy
-from lpc.simulator.workload import Cost, Turn, Workload
+from lpc_apps.simulator.cache import BlockCache
+from lpc_apps.simulator.policies import REGISTRY, PolicySettings
+from lpc_apps.simulator.policy import Policy
+from lpc_apps.simulator.workload import Cost, Turn, Workload
 
 BLOCK_TOKENS = 16
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lpc.simulator.blocks import Piece
-from lpc.simulator.cache import BlockCache
-from lpc.simulator.policies import REGISTRY, Policy, PolicySettings
-from lpc.simulator.policy import Chunk
-from lpc.simulator.segments import Path, Paths
-from lpc.simulator.workload import Turn, Workload
+from lpc_apps.simulator.blocks import Piece
+from lpc_apps.simulator.cache import BlockCache
+from lpc_apps.simulator.policies import REGISTRY, Policy, PolicySettings
+from lpc_apps.simulator.policy import Chunk
+from lpc_apps.simulator.segments import Path, Paths
+from lpc_apps.simulator.workload import Turn, Workload
 from tests.nightly import LONG
 from tests.unit.simulator.replay import OneByOne, workload
 

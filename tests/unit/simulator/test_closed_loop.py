@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lpc.simulator.engine import Result, simulate
-from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.sessions import PAUSE_S, STAGGER_S, closed_loop
-from lpc.simulator.workload import Cost, Turn, Workload
+from lpc_apps.simulator.engine import Result, simulate
+from lpc_apps.simulator.policies import REGISTRY, PolicySettings
+from lpc_apps.simulator.sessions import PAUSE_S, STAGGER_S, closed_loop
+from lpc_apps.simulator.workload import Cost, Turn, Workload
 
 SIZE = 16
 COST = Cost(prefill_tokens_s=1000.0, output_token_s=0.1)

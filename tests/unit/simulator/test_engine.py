@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from lpc.logs.traces import Trace, TracedRequest
-from lpc.simulator.blocks import Piece
-from lpc.simulator.engine import Result, simulate
-from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.policy import Chunk, Policy
-from lpc.simulator.tier import TierSpec
-from lpc.simulator.workload import Cost, Turn, Workload, from_trace
+from lpc_apps.simulator.blocks import Piece
+from lpc_apps.simulator.engine import Result, simulate
+from lpc_apps.simulator.policies import REGISTRY, PolicySettings
+from lpc_apps.simulator.policy import Chunk, Policy
+from lpc_apps.simulator.tier import TierSpec
+from lpc_apps.simulator.workload import Cost, Turn, Workload, from_trace
 from tests.unit.simulator.replay import make
 
 SIZE = 16

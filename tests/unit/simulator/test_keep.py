@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lpc.simulator.blocks import Piece
-from lpc.simulator.cache import BlockCache
-from lpc.simulator.policies import REGISTRY
-from lpc.simulator.segments import Path
-from lpc.simulator.workload import Turn
+from lpc_apps.simulator.blocks import Piece
+from lpc_apps.simulator.cache import BlockCache
+from lpc_apps.simulator.policies import REGISTRY
+from lpc_apps.simulator.segments import Path
+from lpc_apps.simulator.workload import Turn
 from tests.nightly import LONG
 from tests.unit.simulator.replay import make
 

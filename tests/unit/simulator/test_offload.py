@@ -8,13 +8,13 @@ from typer.testing import CliRunner
 
 from eviction_client.ended import Ended, Run
 from eviction_client.value_tier import ValueTier
-from lpc.commands.cli import app
 from lpc.model.curve import KNOTS
-from lpc.simulator.engine import simulate
-from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.tier import Offload, TierPolicy, TierSpec
-from lpc.simulator.workload import Workload
-from lpc.simulator.workloads import WORKLOADS
+from lpc_apps.commands.cli import app
+from lpc_apps.simulator.engine import simulate
+from lpc_apps.simulator.policies import REGISTRY, PolicySettings
+from lpc_apps.simulator.tier import Offload, TierPolicy, TierSpec
+from lpc_apps.simulator.workload import Workload
+from lpc_apps.simulator.workloads import WORKLOADS
 from tests import offload_course
 from tests.unit.simulator.test_engine import SIZE, turn
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lpc.model.probability import P_MIN
-from lpc.simulator.policies.lpc import probability_at, static_key
+from lpc_apps.simulator.policies.lpc import probability_at, static_key
 
 probabilities = st.floats(P_MIN, 1 - P_MIN)
 times = st.floats(0.0, 1e6)

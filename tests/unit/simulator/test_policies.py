@@ -2,7 +2,7 @@
 
 import pytest
 
-from lpc.simulator.policies import REGISTRY
+from lpc_apps.simulator.policies import REGISTRY
 from tests.unit.simulator.replay import OneByOne, run
 
 

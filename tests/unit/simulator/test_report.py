@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from lpc.commands.cli import app
-from lpc.simulator.amounts import seconds, tokens
-from lpc.simulator.describe import describe
-from lpc.simulator.policies import REGISTRY
-from lpc.simulator.report import write_html
-from lpc.simulator.summary import QUEUE, derived, pairs, sentence
-from lpc.simulator.workload import Cost
+from lpc_apps.commands.cli import app
+from lpc_apps.simulator.amounts import seconds, tokens
+from lpc_apps.simulator.describe import describe
+from lpc_apps.simulator.policies import REGISTRY
+from lpc_apps.simulator.report import write_html
+from lpc_apps.simulator.summary import QUEUE, derived, pairs, sentence
+from lpc_apps.simulator.workload import Cost
 from tests.integration.test_learned_policies import trace
 from tests.integration.test_simulate import qwen_file
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lpc.commands.cli import app
 from lpc.model.conversation import Message
-from lpc.simulator.engine import Result
-from lpc.simulator.responses import ResponseCache, of_messages
-from lpc.simulator.workload import Turn
+from lpc_apps.commands.cli import app
+from lpc_apps.simulator.engine import Result
+from lpc_apps.simulator.responses import ResponseCache, of_messages
+from lpc_apps.simulator.workload import Turn
 from tests.unit.simulator.test_engine import closed_workload, open_workload, replay, turn
 
 

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from lpc.simulator.engine import simulate
-from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.workload import Turn, Workload
+from lpc_apps.simulator.engine import simulate
+from lpc_apps.simulator.policies import REGISTRY, PolicySettings
+from lpc_apps.simulator.workload import Turn, Workload
 from tests.nightly import LONG
 
 BLOCK = 16
@@ -63,7 +63,7 @@ def test_a_policy_evicts_segments_as_it_evicts_blocks(
     policy: str, blocks: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The monitor forgets whole segments, or single blocks: of the prompt used longest ago it may know a part in one case only.
-    monkeypatch.setattr("lpc.simulator.reuse_classes.REMEMBERED", 1000)
+    monkeypatch.setattr("lpc_apps.simulator.reuse_classes.REMEMBERED", 1000)
     found = evictions(policy, traffic(seed), blocks, blockwise=False)
 
     assert found == evictions(policy, traffic(seed), blocks, blockwise=True)

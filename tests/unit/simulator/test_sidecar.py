@@ -8,13 +8,13 @@ import pytest
 
 from lpc.model.returns.hazards import AGES
 from lpc.model.returns.memory import Arrived
-from lpc.simulator.engine import simulate
-from lpc.simulator.policies.lru import Lru
-from lpc.simulator.policy import PolicySettings
-from lpc.simulator.sidecar import block_hash, curves_of, nominal_arrivals, take_in
-from lpc.simulator.workload import Turn, Workload
-from lpc.simulator.workloads import WORKLOADS
-from lpc.training.online_returns import EPOCH_S, OnlineReturns
+from lpc_apps.simulator.engine import simulate
+from lpc_apps.simulator.policies.lru import Lru
+from lpc_apps.simulator.policy import PolicySettings
+from lpc_apps.simulator.sidecar import block_hash, curves_of, nominal_arrivals, take_in
+from lpc_apps.simulator.workload import Turn, Workload
+from lpc_apps.simulator.workloads import WORKLOADS
+from lpc_apps.training.online_returns import EPOCH_S, OnlineReturns
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from eviction_client.cached_first import AGEING
-from lpc.simulator.cache import BlockCache
-from lpc.simulator.engine import Result, simulate
-from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.segments import Path
-from lpc.simulator.waiting import Queueing
-from lpc.simulator.workload import Cost, Turn, Workload
-from lpc.simulator.workloads.agents import cliff
+from lpc_apps.simulator.cache import BlockCache
+from lpc_apps.simulator.engine import Result, simulate
+from lpc_apps.simulator.policies import REGISTRY, PolicySettings
+from lpc_apps.simulator.segments import Path
+from lpc_apps.simulator.waiting import Queueing
+from lpc_apps.simulator.workload import Cost, Turn, Workload
+from lpc_apps.simulator.workloads.agents import cliff
 from tests.unit.simulator.test_closed_loop import COST, LOGS, SIZE, loop, made
 
 STOCK = Queueing()

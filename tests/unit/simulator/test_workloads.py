@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from lpc.simulator.engine import simulate
-from lpc.simulator.policies import REGISTRY, PolicySettings
-from lpc.simulator.sessions import chain
-from lpc.simulator.workload import Turn, Workload
-from lpc.simulator.workloads import WORKLOADS
-from lpc.simulator.workloads.timeline import WARM_UP_REQUESTS, Timeline
+from lpc_apps.simulator.engine import simulate
+from lpc_apps.simulator.policies import REGISTRY, PolicySettings
+from lpc_apps.simulator.sessions import chain
+from lpc_apps.simulator.workload import Turn, Workload
+from lpc_apps.simulator.workloads import WORKLOADS
+from lpc_apps.simulator.workloads.timeline import WARM_UP_REQUESTS, Timeline
 
 NAMES = tuple(WORKLOADS)
 OPEN = tuple(name for name in NAMES if name != "cliff")

@@ -1,5 +1,0 @@
-"""`python -m lpc` is the `lpc` command."""
-
-from lpc.commands.cli import main
-
-main()

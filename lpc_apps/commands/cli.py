@@ -1,0 +1,118 @@
+"""The `lpc` command. Each of its commands is a module of this package.
+
+A command imports its dependencies when it runs, because the base install (the client) has few of them.
+"""
+
+import importlib.metadata
+import os
+import re
+import traceback
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from lpc_apps.commands import cache, lmcache, models
+from lpc_apps.commands.cache_calibrate import calibrate
+from lpc_apps.commands.demo import demo
+from lpc_apps.commands.doctor import doctor
+from lpc_apps.commands.embed import embed
+from lpc_apps.commands.evaluate import evaluate
+from lpc_apps.commands.export import export
+from lpc_apps.commands.gateway import gateway
+from lpc_apps.commands.observe import observe
+from lpc_apps.commands.outcome import end_with, fail
+from lpc_apps.commands.predict import predict
+from lpc_apps.commands.report import report
+from lpc_apps.commands.secrets import secrets
+from lpc_apps.commands.serve import serve
+from lpc_apps.commands.simulate import simulate
+from lpc_apps.commands.train import train
+
+INTERRUPTED: Final = 130
+EXTRAS: Final = ("server", "cache", "gateway", "lmcache", "observe", "otel", "train", "cluster", "ray", "minilm")
+"""The first that contains a missing package is recommended."""
+DISTRIBUTIONS: Final = {
+    "google": "protobuf",
+    "grpc": "grpcio",
+    "grpc_health": "grpcio-health-checking",
+    "grpc_reflection": "grpcio-reflection",
+    "opentelemetry": "opentelemetry-sdk",
+    "sklearn": "scikit-learn",
+}
+"""Distributions whose import name differs."""
+_OF_EXTRA: Final = re.compile(r"""([A-Za-z0-9_.-]+).*extra == ["']([a-z-]+)["'].*""")
+
+
+class Commands(TyperGroup):
+    """All commands. An error prints one line, after its traceback with --debug."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            # Typer's own: usage errors, exit codes, an aborted prompt.
+            if hasattr(error, "exit_code") or isinstance(error, (typer.Abort, EOFError)):
+                raise
+            if ctx.params["debug"]:
+                traceback.print_exc()
+            if isinstance(error, ModuleNotFoundError):
+                fail(f"this command needs the package {error.name}: pip install {_source(error.name or 'that it names')}")
+            end_with(error)
+
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"learned-prefix-cache {importlib.metadata.version('learned-prefix-cache')}")
+        raise typer.Exit
+
+
+@app.callback()
+def lpc(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print tracebacks, which may contain text of conversations.")] = False,
+) -> None:
+    """Learned prefix caching for LLM engines."""
+
+
+for command in (serve, gateway, secrets, demo, predict, doctor, report, observe, embed, train, evaluate, simulate, export):
+    app.command()(command)
+cache.app.command("calibrate")(calibrate)
+app.add_typer(cache.app, name="cache")
+app.add_typer(lmcache.app, name="lmcache")
+app.add_typer(models.app, name="models")
+
+
+def _source(package: str) -> str:
+    """Return what to install for a missing package: the project's extra that contains it, or its own name."""
+    top = package.partition(".")[0]
+    name = _normal(DISTRIBUTIONS.get(top, top))
+    found = {
+        requirement[2]
+        for line in importlib.metadata.requires("learned-prefix-cache") or ()
+        if (requirement := _OF_EXTRA.fullmatch(line)) and _normal(requirement[1]) == name
+    }
+    extra = next((extra for extra in EXTRAS if extra in found), None)
+    return f"'learned-prefix-cache[{extra}]'" if extra is not None else DISTRIBUTIONS.get(top, top)
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[._-]+", "-", name.lower())
+
+
+def main() -> None:
+    """Run the command. Ctrl-C exits with 130."""
+    # Otherwise transformers recommends installing PyTorch when it is imported.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    try:
+        app()
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            typer.echo("lpc: interrupted", err=True)
+        raise

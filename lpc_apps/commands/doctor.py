@@ -1,0 +1,48 @@
+"""`lpc doctor`: check the path from an engine to its sidecar and its Redis."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lpc_apps.commands.options import Address, JsonOutput, Output
+from lpc_apps.commands.outcome import report
+from lpc_apps.commands.settings import client_settings
+
+if TYPE_CHECKING:
+    from lpc_apps.commands.engines import Finding
+
+
+def doctor(
+    address: Address = None,
+    redis_url: Annotated[str | None, typer.Option(envvar="LPC_REDIS_URL", help="Redis of the pooled keys.")] = None,
+    output: Output = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Check engines, address, certificates, token, model, Redis, hash seed and clock, and print what to do.
+
+    Reads an engine's settings (LPC_...). Exits with 1 if a check fails.
+    """
+    from lpc_apps.commands.checks import examine
+
+    settings = client_settings(predictor_address=address, redis_url=redis_url)
+    figures = report(lambda: show(examine(settings)), output, as_json=as_json)
+    raise typer.Exit(int(not figures["ok"]))
+
+
+def show(findings: "list[Finding]") -> dict[str, Any]:
+    """Print findings as a table; return them, with `ok`: no check failed."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from lpc.wire.terminal import console
+
+    table = Table("check", "", "found", "what to do")
+    colours = {"ok": "green", "warn": "yellow", "fail": "red"}
+    for finding in findings:
+        table.add_row(
+            finding.check, f"[{colours[finding.status]}]{finding.status}[/]", escape(finding.found), escape(finding.advice)
+        )
+    console().print(table)
+    failed = any(finding.status == "fail" for finding in findings)
+    return {"ok": not failed, "checks": [asdict(finding) for finding in findings]}

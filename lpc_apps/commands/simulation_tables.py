@@ -1,0 +1,154 @@
+"""Tables of `lpc simulate`: hit rates, tiers, computed tokens, and properties of a trace."""
+
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from rich.table import Table
+
+from lpc.wire.terminal import console
+from lpc_apps.simulator.amounts import about, tokens
+from lpc_apps.simulator.policies import REGISTRY
+from lpc_apps.simulator.report import TIER_HEADS, tier_cells
+from lpc_apps.simulator.summary import BASELINE, OURS, Pair, Rows, sentence
+
+OF_OPEN: Final = ("of working set", "over LRU", "gap closed", "cache saved", "prefill, tokens/s", "TTFT mean, s")
+"""Columns without a meaning in a closed loop, which is about throughput and latency."""
+OF_CLOSED: Final = (
+    *("prompt tokens/s", "latency mean, s", "p99, s", "wait mean, s", "wait p99, s"),
+    *("warm evicted", "lost, s", "behind cold"),
+)
+"""Columns of a closed loop only."""
+OVERLOADED: Final = 1.0
+"""Utilisation of the prefill server above which its queue only grows."""
+
+
+def print_hit_rates(rows: Rows) -> None:
+    """Print one line per policy and setting."""
+    seeds = max(row["seeds"] for row in rows)
+    shown: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
+        ("policy", lambda r: _shown(r["policy"])),
+        ("capacity, tokens", lambda r: tokens(r["capacity_tokens"])),
+        ("of working set", lambda r: about(r["capacity_fraction"])),
+        ("think time, s", lambda r: "" if r["think_time_s"] is None else f"{r['think_time_s']:g}"),
+        ("hit rate", lambda r: f"{r['hit_rate']:.2%}" + (f" ± {r['spread']:.2%}" if seeds > 1 else "")),
+        ("over LRU", lambda r: "" if r["gain"] is None or r["policy"] == BASELINE else f"{r['gain']:+.1%}"),
+        ("gap closed", lambda r: "" if r["gap_closed"] is None else f"{r['gap_closed']:.0%}"),
+        ("cache saved", _saved),
+        ("tier", lambda r: f"{r['tier_rate']:.2%}"),
+        ("prompt tokens/s", lambda r: f"{r['throughput_tokens_s']:,.0f}"),
+        ("latency mean, s", lambda r: f"{r['latency_mean_s']:.1f}"),
+        ("p99, s", lambda r: f"{r['latency_p99_s']:.1f}"),
+        ("wait mean, s", lambda r: f"{r['wait_mean_s']:.1f}"),
+        ("wait p99, s", lambda r: f"{r['wait_p99_s']:.1f}"),
+        ("warm evicted", lambda r: f"{r['warm_evicted']:.0%}"),
+        ("lost, s", lambda r: f"{r['evicted_waiting_s']:,.0f}"),
+        ("behind cold", lambda r: f"{r['warm_behind_cold']:.0%}"),
+        ("worst session", lambda r: "" if r["worst_slowdown"] is None else f"{r['worst_slowdown']:.2f}x"),
+        ("prefill, tokens/s", lambda r: f"{r['prefill_throughput_tokens_s']:,.0f}"),
+        ("TTFT mean, s", lambda r: f"{r['ttft_mean_s']:.3f}"),
+    ]
+    optional = {
+        "think time, s": "think_time_s",
+        "tier": "tier_rate",
+        **dict.fromkeys(OF_CLOSED, "closed_loop"),
+        "worst session": "worst_slowdown",
+    }
+    closed = any(row["closed_loop"] for row in rows)
+    columns = [
+        (name, cell)
+        for name, cell in shown
+        if (name not in optional or any(row[optional[name]] for row in rows)) and not (closed and name in OF_OPEN)
+    ]
+    title = f"Hit rate: prompt tokens served from the cache, {_title(rows[0])}, {seeds} seed(s)"
+    _print_by_setting(title, [name for name, _ in columns], rows, lambda row: [cell(row) for _, cell in columns])
+    load = max(row["prefill_load"] for row in rows)
+    if load > OVERLOADED and not closed:
+        console().print(
+            f"Prefill needs {load:.0%} of the time: requests arrive faster than one engine can serve them. The queue and the "
+            "time to first token only grow. Hit rates stay valid. For times, raise --prefill-rate."
+        )
+
+
+def print_gain(pair: Pair) -> None:
+    """Print the gain at one size of the cache."""
+    console().print(re.sub(r"\*\*(.+?)\*\*", r"[bold]\1[/bold]", sentence(pair)))
+
+
+def print_tiers(rows: Rows) -> None:
+    """Print one line per policy of the cache and of the tier, for one workload."""
+    title = f"A tier behind the cache: prompt tokens served from both, {rows[0]['workload']}"
+    _print_by_setting(title, TIER_HEADS, rows, tier_cells)
+
+
+def print_engine_tokens(rows: Rows) -> None:
+    """Print the tokens that engines compute per user turn with a prefix cache, a response cache and both, for one workload."""
+    tier, ttl = rows[0]["responses"], rows[0]["responses_ttl_s"]
+    title = f"Engine tokens per user turn (uncached prompt and reply), {rows[0]['workload']}, {tier}, {ttl:g} s"
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        found = row["engine_tokens_per_turn"]
+        better = min(found["prefix"], found["response"])
+        return [
+            *(row["policy"], tokens(row["capacity_tokens"]), f"{row['answered']:.2%}"),
+            *(f"{found[name]:,.0f}" for name in ("none", "prefix", "response", "both")),
+            f"{found['both'] / better - 1:+.1%}" if better else "",
+        ]
+
+    caches = ("no cache", "prefix cache", "response cache", "both", "against the better")
+    _print_by_setting(title, ["policy", "capacity, tokens", "answered", *caches], rows, cells)
+
+
+def print_description(found: dict[str, Any]) -> None:
+    """Print the properties of a trace (`lpc_apps.simulator.describe`)."""
+    table = Table("", title=f"{found['trace']}: {found['requests']:,} requests in {found['duration_s'] / 60:.0f} minutes")
+    table.add_column("", justify="right")
+    for name, value in (
+        ("working set, tokens", f"{found['working_set_tokens']:,}"),
+        ("ideal hit rate (infinite cache), blocks", f"{found['ideal_hit_rate']:.1%}"),
+        ("blocks used only once", f"{found['blocks_used_once']:.1%}"),
+        ("reuses that fall on the most reused tenth of blocks", f"{found['reuses_of_top_tenth']:.1%}"),
+        ("requests that are turn 2 or later", f"{1 - found['turns'].get('1', 0) / found['requests']:.1%}"),
+        ("lines skipped", f"{sum(found['skipped'].values()):,}"),
+    ):
+        table.add_row(name, value)
+    console().print(table)
+    table = Table("class", title="By class of request")
+    for column in ("requests", "blocks", "ideal hit rate", "reuse time p50, s", "p90, s", "mean, s", "life p50, s"):
+        table.add_column(column, justify="right")
+    for name, row in found["classes"].items():
+        times = (row[key] for key in ("reuse_time_p50_s", "reuse_time_p90_s", "reuse_time_mean_s", "life_p50_s"))
+        counts = (f"{row['requests']:,}", f"{row['blocks']:,}", f"{row['ideal_hit_rate']:.1%}")
+        table.add_row(name, *counts, *(f"{time:.1f}" for time in times))
+    console().print(table)
+
+
+def _print_by_setting(title: str, heads: list[str], rows: Rows, cells: Callable[[dict[str, Any]], list[str]]) -> None:
+    """Print a line for each row, with a rule between settings (think time and size of the cache)."""
+    table = Table(title=title)
+    for head in heads:
+        table.add_column(head, justify="left" if head in ("policy", "tier's") else "right", no_wrap=True)
+    before = None
+    for row in sorted(rows, key=lambda r: (r["think_time_s"] or 0, r["capacity_tokens"])):
+        setting = (row["think_time_s"], row["capacity_tokens"])
+        if before is not None and setting != before:
+            table.add_section()
+        before = setting
+        table.add_row(*cells(row))
+    console().print(table)
+
+
+def _title(row: dict[str, Any]) -> str:
+    return f"{row['workload']}, {row['queue']}" if row["closed_loop"] else str(row["workload"])
+
+
+def _saved(row: dict[str, Any]) -> str:
+    if row["capacity_saved"] is None or row["policy"] == BASELINE:
+        return ""
+    return ("≥ " if row["capacity_saved_at_least"] else "") + f"{row['capacity_saved']:.0%}"
+
+
+def _shown(policy: str) -> str:
+    if policy == OURS:
+        return f"[bold]{policy}[/bold]"
+    return f"{policy} (bound)" if REGISTRY[policy].bound else policy

@@ -1,0 +1,119 @@
+"""Statistics of a log, by the measures of KVCache Cache in the Wild (ATC 2025)."""
+
+from collections import Counter, defaultdict
+from typing import Any, Final
+
+import numpy as np
+
+from lpc.logs.traces import Trace, TracedRequest
+from lpc.logs.traces.turns import turns_in
+from lpc_apps.simulator.sidecar import nominal_arrivals
+from lpc_apps.simulator.workload import Workload
+
+WITHIN_S: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 28_800, 86_400)
+"""Horizons for the shares of returns, seconds."""
+
+
+def trace_of(workload: Workload) -> Trace:
+    """Return a workload as a trace; a closed one has arrivals at nominal cost, with nothing cached."""
+    if workload.trace is not None:
+        return workload.trace
+    placed = [(at, turn) for at, turn in nominal_arrivals(workload) if at < workload.until]
+    start = placed[0][0]
+    requests = [
+        TracedRequest(
+            *(at - start, turn.input_tokens, turn.output_tokens, tuple(turn.contents)),
+            *(turn.conversation, turn.turn, turn.category),
+        )
+        for at, turn in placed
+    ]
+    return Trace(workload.name, workload.block_tokens, requests)
+
+
+def describe(trace: Trace) -> dict[str, Any]:
+    """Return reuse by class, skew, turns, returns, the ideal hit rate and the working set of a trace.
+
+    Only full blocks count. A block's *reuse time* is the time between two uses, its *life* that between the first and the last.
+    `returns` covers turns with a successor in the log: quantiles of the seconds between the two arrivals, and the share within
+    each horizon. `conversations_by_turns` counts the turns in the log; a conversation may continue after it.
+    """
+    size = trace.block_tokens
+    first: dict[int, float] = {}
+    last: dict[int, tuple[float, str]] = {}
+    uses: Counter[int] = Counter()
+    reuse: defaultdict[str, list[float]] = defaultdict(list)
+    hit = blocks = 0
+    hit_of: Counter[str] = Counter()
+    blocks_of: Counter[str] = Counter()
+    requests_of: Counter[str] = Counter()
+    turns: Counter[int] = Counter()
+    active: list[int] = []
+    lengths: Counter[str] = Counter()
+    for request in trace.requests:
+        full = request.blocks[: request.input_tokens // size]
+        requests_of[request.category] += 1
+        turns[request.turn] += 1
+        lengths[request.conversation] += 1
+        blocks += len(full)
+        blocks_of[request.category] += len(full)
+        unbroken = True
+        for block in full:
+            before = last.get(block)
+            if before is None:
+                unbroken = False
+                first[block] = request.arrival
+            else:
+                reuse[before[1]].append(request.arrival - before[0])
+                if unbroken:
+                    hit += 1
+                    hit_of[request.category] += 1
+            uses[block] += 1
+            last[block] = (request.arrival, request.category)
+        active.append(len(first))
+    counts = np.sort(np.array(list(uses.values())))[::-1]
+    reused = counts - 1
+    tenth = max(len(counts) // 10, 1)
+    classes = {}
+    for name in sorted(requests_of, key=lambda name: -requests_of[name]):
+        times = np.array(reuse[name]) if reuse[name] else np.zeros(1)
+        lives = np.array([last[b][0] - first[b] for b in last if last[b][1] == name and uses[b] > 1] or [0.0])
+        classes[name] = {
+            "requests": requests_of[name],
+            "blocks": blocks_of[name],
+            "ideal_hit_rate": hit_of[name] / max(blocks_of[name], 1),
+            "reuses": len(reuse[name]),
+            "reuse_time_p50_s": float(np.quantile(times, 0.5)),
+            "reuse_time_p90_s": float(np.quantile(times, 0.9)),
+            "reuse_time_mean_s": float(times.mean()),
+            "life_p50_s": float(np.quantile(lives, 0.5)),
+        }
+    return {
+        "trace": trace.name,
+        "requests": len(trace.requests),
+        "duration_s": trace.duration,
+        "block_tokens": size,
+        "working_set_tokens": len(first) * size,
+        "ideal_hit_rate": hit / max(blocks, 1),
+        "blocks_used_once": float(np.mean(counts == 1)),
+        "reuses_of_top_tenth": float(reused[:tenth].sum() / max(reused.sum(), 1)),
+        "blocks_by_uses": {str(n): int(np.sum(counts == n)) for n in range(1, 6)} | {"more": int(np.sum(counts > 5))},
+        "conversations_by_turns": {str(n): count for n, count in sorted(Counter(lengths.values()).items())},
+        "returns": _returns(trace),
+        "turns": {str(turn): count for turn, count in sorted(turns.items())},
+        "classes": classes,
+        "working_set_over_time": [active[i] * size for i in np.linspace(0, len(active) - 1, 25).astype(int)],
+        "skipped": trace.skipped.counts,
+    }
+
+
+def _returns(trace: Trace) -> dict[str, Any]:
+    turns = turns_in(trace)
+    gaps = (turns.next_arrival - turns.arrival)[turns.stands & np.isfinite(turns.next_arrival)]
+    if not len(gaps):
+        return {"count": 0, "quantiles_s": {}, "within_s": {}}
+    longest = next((at for at in WITHIN_S if at >= gaps.max()), WITHIN_S[-1])
+    return {
+        "count": len(gaps),
+        "quantiles_s": {f"p{round(100 * q)}": float(np.quantile(gaps, q)) for q in (0.1, 0.5, 0.9)},
+        "within_s": {str(at): float(np.mean(gaps <= at)) for at in WITHIN_S if at <= longest},
+    }

@@ -1,0 +1,424 @@
+"""The engine model: requests allocate blocks, run for a modelled time, and free them. They wait if the cache is in use.
+
+Time of a request = uncached tokens / prefill rate + output tokens x time per output token. One prefill server computes all
+prompts of an engine, first come, first served (other orders: `lpc_apps.simulator.waiting`). Decoding requests do not slow each
+other down. With `Cost.batch_tokens` prompts and replies of a closed loop share the engine's steps, as in vLLM.
+
+- In a closed loop (`Workload.loop`) a request allocates its blocks when its prefill starts, so hits depend on the queue.
+- In all other workloads a request allocates its blocks on arrival and holds them as long as if it were alone; only its time to
+  first token includes the queue. So all policies and rates see the same order of uses, hit rates can be compared, and one
+  engine can replay a trace of many.
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import Any, Final
+
+import numpy as np
+
+from eviction_client.waits import Waits
+from lpc_apps.simulator.cache import BlockCache
+from lpc_apps.simulator.policy import Policy
+from lpc_apps.simulator.responses import ResponseCache
+from lpc_apps.simulator.segments import Path
+from lpc_apps.simulator.sessions import PAUSE_S, Sessions
+from lpc_apps.simulator.tier import Offload, TierSpec
+from lpc_apps.simulator.waiting import ByPriority, CachedFirst, Fcfs, Queueing
+from lpc_apps.simulator.workload import Cost, Turn, Workload
+
+
+@dataclass
+class Result:
+    """Counters of all engines after the warm-up.
+
+    Attributes:
+        requests, prompt_tokens, hit_tokens: requests served, the tokens of their prompts, and those of them in the cache.
+        tier_tokens: prompt tokens loaded from the tier; hit_tokens excludes them.
+        evicted: evicted blocks.
+        waited: requests that waited for blocks.
+        refused: requests larger than the whole cache; no other counter includes them.
+        ttft, latency: seconds from arrival to the first and to the last token, one per request.
+        prefill_s: seconds that the servers spent on prompts.
+        all_prompt_tokens, all_hit_tokens: prompt_tokens and hit_tokens including the warm-up.
+        turns: users' turns, including those that a response cache answered.
+        engine_tokens: uncached prompt tokens and reply tokens that engines computed.
+        ttft_returning: seconds to the first token of every turn after its conversation's first; None without a tier.
+        load_wait_s: seconds that requests waited for loads from the tier.
+        waits: seconds from arrival to the allocation of blocks, one per request.
+        warm: requests with at least half of the prompt cached on arrival.
+        warm_evicted: warm requests that hit less when they were served than on arrival.
+        warm_behind_cold: warm requests that waited while a request that was not warm was served.
+        evicted_waiting_tokens: prompt tokens of warm requests that were cached on arrival but had to be computed.
+        latency_of: closed loop: latency by conversation and turn, including the warm-up.
+        seconds: duration after the warm-up; closed loop: from the start of the first counted request to the end of the last
+            counted prefill.
+    """
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+    tier_tokens: int = 0
+    evicted: int = 0
+    waited: int = 0
+    refused: int = 0
+    ttft: list[float] = field(default_factory=list, repr=False)
+    latency: list[float] = field(default_factory=list, repr=False)
+    prefill_s: float = 0.0
+    all_prompt_tokens: int = 0
+    all_hit_tokens: int = 0
+    turns: int = 0
+    engine_tokens: int = 0
+    ttft_returning: list[float] | None = field(default=None, repr=False)
+    load_wait_s: float = 0.0
+    waits: list[float] = field(default_factory=list, repr=False)
+    warm: int = 0
+    warm_evicted: int = 0
+    warm_behind_cold: int = 0
+    evicted_waiting_tokens: int = 0
+    latency_of: dict[tuple[str, int], float] = field(default_factory=dict, repr=False)
+    seconds: float = 0.0
+    engines: int = 1
+
+    @property
+    def hit_rate(self) -> float:
+        """Prompt tokens served from the cache / prompt tokens."""
+        return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    @property
+    def throughput(self) -> float:
+        """Prompt tokens served per second."""
+        return self.prompt_tokens / self.seconds if self.seconds > 0 else 0.0
+
+    def figures(self) -> dict[str, Any]:
+        """Return the metrics as plain numbers: tokens, rates, seconds.
+
+        `whole_hit_rate` includes the warm-up. `prefill_load` is the utilization of the prefill servers: above 1 their queues
+        grow without bound.
+        """
+        times = np.array(self.ttft) if self.ttft else np.zeros(1)
+        latency = np.array(self.latency) if self.latency else np.zeros(1)
+        waits = np.array(self.waits) if self.waits else np.zeros(1)
+        warm = max(self.warm, 1)
+        served = self.hit_tokens + self.tier_tokens
+        return {
+            "hit_rate": self.hit_rate,
+            "whole_hit_rate": self.all_hit_tokens / max(self.all_prompt_tokens, 1),
+            "saved_tokens": served,
+            "tier_rate": self.tier_tokens / max(self.prompt_tokens, 1),
+            "requests": self.requests,
+            "prompt_tokens": self.prompt_tokens,
+            "evicted_blocks": self.evicted,
+            "waited": self.waited,
+            "refused": self.refused,
+            "ttft_mean_s": float(times.mean()),
+            "ttft_p50_s": float(np.quantile(times, 0.5)),
+            "ttft_p99_s": float(np.quantile(times, 0.99)),
+            "latency_mean_s": float(latency.mean()),
+            "latency_p99_s": float(np.quantile(latency, 0.99)),
+            "wait_mean_s": float(waits.mean()),
+            "wait_p99_s": float(np.quantile(waits, 0.99)),
+            "warm_requests": self.warm,
+            "warm_evicted": self.warm_evicted / warm,
+            "warm_behind_cold": self.warm_behind_cold / warm,
+            "throughput_tokens_s": self.throughput,
+            "prefill_throughput_tokens_s": self.prompt_tokens / self.prefill_s if self.prefill_s else 0.0,
+            "prefill_load": self.prefill_s / self.seconds / self.engines if self.seconds > 0 else 0.0,
+            **({} if self.ttft_returning is None else self._tier_figures(self.ttft_returning)),
+        }
+
+    def _tier_figures(self, returning: list[float]) -> dict[str, float]:
+        times = np.array(returning) if returning else np.zeros(1)
+        return {
+            "ttft_returning_mean_s": float(times.mean()),
+            "ttft_returning_p99_s": float(np.quantile(times, 0.99)),
+            "load_wait_s": self.load_wait_s,
+        }
+
+
+END: Final = 0
+PREFILLED: Final = 1
+ARRIVE: Final = 2
+"""Order of simultaneous events: ends precede arrivals, so that a request can use blocks freed at that instant."""
+
+FCFS: Final = Queueing()
+
+PolicyFactory = Callable[[int], Policy[Any]]
+"""Returns the policy of an engine with this number of blocks."""
+
+
+@dataclass(eq=False)
+class _Engine:
+    cache: BlockCache[Any]
+    tier: Offload | None = None
+    waiting: Fcfs = field(default_factory=Fcfs)
+    cold_served: int = 0
+    prefilled_at: float = 0.0
+    """When the prefill server finishes the prompts that it has accepted."""
+    steps: float = 0.0
+    """Decoding steps until ``steps_at``: one token of each running reply per step."""
+    steps_at: float = 0.0
+    replies: dict[Turn, float] = field(default_factory=dict)
+    """Closed loop: ``steps`` at which each running reply ends."""
+
+    def decode(self, now: float, cost: Cost) -> None:
+        """Advance ``steps`` to now."""
+        mixed = min(max(self.prefilled_at - self.steps_at, 0.0), now - self.steps_at)
+        self.steps += mixed / cost.mixed_step_s + (now - self.steps_at - mixed) / cost.step_s
+        self.steps_at = now
+
+    def ends(self, turn: Turn, now: float, cost: Cost) -> float:
+        """Return when a reply ends if no further prefill starts before."""
+        self.decode(now, cost)
+        left = max(self.replies[turn] - self.steps, 0.0)
+        mixed = min(max(self.prefilled_at - now, 0.0), left * cost.mixed_step_s)
+        return now + mixed + max(left - mixed / cost.mixed_step_s, 0.0) * cost.step_s
+
+
+def simulate(
+    workload: Workload,
+    capacity_tokens: int,
+    policy: PolicyFactory,
+    *,
+    cost: Cost | None = None,
+    engines: int = 1,
+    sticky: bool = True,
+    queueing: Queueing = FCFS,
+    tier: TierSpec | None = None,
+    responses: ResponseCache | None = None,
+    reuse: bool = True,
+    on_evict: Callable[[float, Sequence[int]], None] | None = None,
+) -> Result:
+    """Replay a workload.
+
+    Args:
+        capacity_tokens: capacity of each engine's cache.
+        policy: called once per engine.
+        engines: number of engines; they share nothing.
+        sticky: route the turns of a conversation to the same engine; else round robin.
+        queueing: order and retention of each engine's waiting queue.
+        tier: second tier behind each engine's cache.
+        responses: response cache before all engines; a request that it answers touches no block.
+        reuse: serve prompts from the prefix cache; else compute every prompt in full.
+        on_evict: called with the time and the content ids of every eviction.
+
+    Raises:
+        ValueError: the capacity is below one block, or there is no engine.
+    """
+    cost = cost or Cost()
+    size = workload.block_tokens
+    if capacity_tokens < size or engines < 1:
+        raise ValueError(f"the cache must hold at least one block of {size} tokens, and at least one engine is required")
+    blocks = capacity_tokens // size
+    pool = [_Engine(BlockCache(blocks, policy(blocks), keep=queueing.keep)) for _ in range(engines)]
+    for one in pool:
+        if queueing.schedule == "cached-first":
+            one.waiting = CachedFirst(partial(_missing_s, one.cache, size, cost))
+        elif queueing.schedule == "priority":
+            one.waiting = ByPriority()
+    result = Result(engines=engines)
+    if tier is not None:
+        result.ttft_returning = []
+        for one in pool:
+            one.tier = Offload.behind(one.cache.policy, tier, size)
+    events: list[tuple[float, int, int, Turn, _Engine | None, Path, int]] = []
+    sequence = 0
+    arrived = 0
+    last = 0.0
+    homes: dict[str, _Engine] = {}
+    loop = workload.loop
+    sessions = None if loop is None else Sessions(workload)
+    counted_replies: set[Turn] = set()
+    served = refused = 0
+    counted_from, counted_until = 0.0, 0.0
+    upcoming = iter(workload.arrivals if sessions is None else sessions.first())
+    following = next(upcoming, None)
+
+    def start(engine: _Engine, turn: Turn, waits: Waits, now: float) -> bool:
+        nonlocal sequence, served, counted_from, counted_until
+        if loop is not None and engine.prefilled_at > now:
+            return False
+        blank = -(-(turn.input_tokens + turn.output_tokens) // size) - len(turn.all_contents)
+        path = engine.cache.policy.path(turn)
+        hits = min(engine.cache.hit_blocks(path), _servable(turn, size)) if reuse else 0
+        evicted = engine.cache.allocate(path, blank, now)
+        if evicted is None:
+            return False
+        engine.cache.start(turn, now)
+        if evicted and on_evict is not None:
+            on_evict(now, list(chain.from_iterable(evicted)))
+        served += 1
+        counted = workload.count_from <= turn.arrival < workload.until if loop is None else served > loop.warm_up
+        loaded, loading = 0, 0.0
+        if engine.tier is not None:
+            loaded, loading = engine.tier.load(turn, turn.contents[: _servable(turn, size)], hits, now)
+        missed = turn.input_tokens - (hits + loaded) * size
+        engine.cold_served += not waits.warm
+        prefill = missed * cost.prompt_token_s + loading
+        decode = turn.output_tokens * cost.output_token_s if workload.decodes else 0.0
+        if loop is not None:
+            engine.decode(now, cost)
+        engine.prefilled_at = max(engine.prefilled_at, now + loading) + missed * cost.prompt_token_s
+        first = engine.prefilled_at - turn.arrival
+        result.all_prompt_tokens += turn.input_tokens
+        result.all_hit_tokens += hits * size
+        if counted:
+            result.engine_tokens += missed + turn.output_tokens
+            result.requests += 1
+            result.prompt_tokens += turn.input_tokens
+            result.hit_tokens += hits * size
+            result.tier_tokens += loaded * size
+            result.evicted += sum(map(len, evicted))
+            result.waits.append(now - turn.arrival)
+            if waits.warm:
+                result.warm += 1
+                result.warm_evicted += hits * size < waits.cached
+                result.warm_behind_cold += engine.cold_served > waits.cold_before
+                result.evicted_waiting_tokens += max(waits.cached - hits * size, 0)
+            result.ttft.append(first)
+            if loop is None:
+                result.latency.append(first + decode)
+            else:
+                counted_replies.add(turn)
+            result.prefill_s += prefill
+            result.load_wait_s += loading
+            if result.ttft_returning is not None and turn.turn > 1:
+                result.ttft_returning.append(first)
+            counted_from = counted_from or now
+            counted_until = max(counted_until, engine.prefilled_at)
+        sequence += 1
+        due, kind = (now + prefill + decode, END) if loop is None else (engine.prefilled_at, PREFILLED)
+        heapq.heappush(events, (due, kind, sequence, turn, engine, path, blank))
+        return True
+
+    def begin_reply(engine: _Engine, turn: Turn, path: Path, blank: int, now: float) -> None:
+        nonlocal sequence
+        engine.decode(now, cost)
+        engine.replies[turn] = engine.steps + (turn.output_tokens if workload.decodes else 0)
+        sequence += 1
+        heapq.heappush(events, (engine.ends(turn, now, cost), END, sequence, turn, engine, path, blank))
+
+    def end_reply(engine: _Engine, turn: Turn, path: Path, blank: int, now: float) -> bool:
+        """Return whether a reply of a closed loop ends now; if not, schedule the next check."""
+        nonlocal sequence
+        ends = engine.ends(turn, now, cost)
+        if ends <= now + 1e-9:
+            del engine.replies[turn]
+            result.latency_of[turn.conversation, turn.turn] = now - turn.arrival
+            if turn in counted_replies:
+                result.latency.append(now - turn.arrival)
+            return True
+        sequence += 1
+        heapq.heappush(events, (ends, END, sequence, turn, engine, path, blank))
+        return False
+
+    def serve(engine: _Engine, now: float) -> None:
+        while engine.waiting:
+            turn = engine.waiting.first()
+            if not start(engine, turn, engine.waiting[turn], now):
+                break
+            engine.waiting.remove(turn)
+
+    def schedule_next(turn: Turn, now: float) -> None:
+        """Schedule the user's next request after an answer."""
+        if workload.closed and turn.next is not None:
+            turn.next.arrival = now + turn.next.gap
+            schedule(turn.next)
+        elif sessions is not None:
+            schedule(sessions.start(now + PAUSE_S))
+
+    def schedule(turn: Turn) -> None:
+        nonlocal sequence
+        if turn.arrival < workload.until:
+            sequence += 1
+            heapq.heappush(events, (turn.arrival, ARRIVE, sequence, turn, None, (), 0))
+
+    while (following is not None or events) and (loop is None or served + refused < loop.requests):
+        if following is not None and (not events or (following.arrival, ARRIVE) < events[0][:2]):
+            now, turn, engine = following.arrival, following, None
+            following = next(upcoming, None)
+        else:
+            now, kind, _, turn, engine, path, blank = heapq.heappop(events)
+            if kind != ARRIVE:
+                assert engine is not None
+                if engine.tier is not None:
+                    engine.tier.advance()
+                if kind == PREFILLED:
+                    begin_reply(engine, turn, path, blank, now)
+                elif loop is None or end_reply(engine, turn, path, blank, now):
+                    engine.cache.release(path, blank, turn, now)
+                    schedule_next(turn, now)
+                    for follower in () if responses is None else responses.done(turn, now):
+                        schedule_next(follower, now)
+                    if engine.tier is not None:
+                        engine.tier.end(turn)
+                serve(engine, now)
+                continue
+        if now >= workload.until:
+            continue
+        last = now
+        counted = workload.count_from <= turn.arrival if loop is None else served >= loop.warm_up
+        if responses is not None:
+            outcome = responses.ask(turn, now)
+            if outcome != "computes":
+                result.turns += counted
+                if outcome == "answered":
+                    schedule_next(turn, now)
+                continue
+        engine = _route(turn, pool, homes, sticky, arrived)
+        arrived += 1
+        engine.cache.policy.arrive(turn, now)
+        if engine.tier is not None:
+            engine.tier.advance()
+        if turn.input_tokens + turn.output_tokens > engine.cache.capacity * size:
+            refused += 1
+            result.refused += counted
+            if responses is not None:
+                responses.failed(turn)
+            if sessions is not None:
+                schedule(sessions.start(now + PAUSE_S))  # a session cannot continue without an answer
+            continue
+        result.turns += counted
+        engine.waiting.add(turn, Waits(_hit_tokens(engine.cache, size, turn), turn.input_tokens, engine.cold_served))
+        serve(engine, now)
+        if turn in engine.waiting:
+            engine.cache.wait(turn, engine.cache.policy.path(turn), now)
+            result.waited += counted
+    for at, kind, _, turn, engine, *_ in events if loop is not None else ():
+        if kind != ARRIVE and engine is not None and turn in counted_replies:
+            # Still running: finish it as if no further prompt arrived.
+            if kind == END:
+                at = engine.ends(turn, engine.steps_at, cost)
+            elif workload.decodes:
+                at += turn.output_tokens * cost.output_token_s
+            result.latency.append(at - turn.arrival)
+            result.latency_of[turn.conversation, turn.turn] = at - turn.arrival
+    result.seconds = min(workload.until, last) - workload.count_from if loop is None else counted_until - counted_from
+    return result
+
+
+def _missing_s(cache: BlockCache[Any], size: int, cost: Cost, turn: Turn) -> float:
+    """Return the prefill time of a request if it started now, seconds."""
+    return (turn.input_tokens - _hit_tokens(cache, size, turn)) / cost.prefill_tokens_s
+
+
+def _hit_tokens(cache: BlockCache[Any], size: int, turn: Turn) -> int:
+    return min(cache.hit_blocks(cache.policy.path(turn)), _servable(turn, size)) * size
+
+
+def _servable(turn: Turn, size: int) -> int:
+    """Return how many of the prompt's blocks a cache may serve. As in vLLM, at least one prompt token is computed."""
+    return min((turn.input_tokens - 1) // size, len(turn.contents))
+
+
+def _route(turn: Turn, pool: list[_Engine], homes: dict[str, _Engine], sticky: bool, arrived: int) -> _Engine:
+    if len(pool) == 1:
+        return pool[0]
+    if not sticky:
+        return pool[arrived % len(pool)]
+    home = homes.get(turn.conversation)
+    if home is None:
+        home = homes[turn.conversation] = pool[len(homes) % len(pool)]
+    return home

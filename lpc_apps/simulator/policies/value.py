@@ -1,0 +1,142 @@
+"""Eviction by retention value at the block's age, with the modules that run inside an engine (`eviction_client`).
+
+`reuse` groups requests as an engine without a sidecar does. `value` uses groups of the sidecar's return model, which learns
+from the first request on.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, cast
+
+from eviction_client.ended import Ended, Run
+from eviction_client.ghost import Ghosts
+from eviction_client.stores.base import BlockHash
+from eviction_client.value_queue import ValueQueue
+from eviction_client.value_tier import ValueTier
+from lpc_apps.simulator.blocks import EDGE, Piece
+from lpc_apps.simulator.policy import Policy, PolicySettings, register
+from lpc_apps.simulator.reuse_classes import ReuseClasses, SidecarClasses
+from lpc_apps.simulator.workload import Turn, Workload
+
+
+@register
+class Reuse(Policy[Piece]):
+    """The plug-in without a sidecar: classes by gap and by the number of new tokens, curves from its own reuse."""
+
+    name = "reuse"
+    rule = "the lowest retention value at the block's age, or least recently used while that hits more; no sidecar"
+    source = "this project: eviction_client.reuse, eviction_client.value_queue; Gittins 1979"
+    piece_type = Piece
+
+    def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
+        super().__init__(capacity, workload, settings)
+        self._now = 0.0
+        self.reuse: Final = self._classes()
+        self.ghosts: Ghosts[int] = Ghosts(capacity, self.reuse.classes, every_block, clock=self._clock)
+        self.queue: ValueQueue[Piece] = ValueQueue(Piece(EDGE, 0, 0), Piece(EDGE, 0, 0), self.reuse.classes, clock=self._clock)
+        self.queue.value_enabled = not settings.guard
+        self.tiers: list[ValueTier] = []
+
+    def _classes(self) -> ReuseClasses:
+        return ReuseClasses(self.capacity, self.workload)
+
+    def add_tier(self, name: str, chunks: int) -> ValueTier:
+        """Return the eviction order of a tier of prompts behind the cache. A chunk is one block."""
+        tier = ValueTier(
+            name,
+            chunks,
+            blocks=chunks,
+            classes=self.reuse.classes,
+            prompts_only=True,
+            guarded=self.settings.guard,
+            named=_itself,
+            sampled=every_block,
+            tables=lambda: self.reuse.tables,
+            clock=self._clock,
+        )
+        self.tiers.append(tier)
+        return tier
+
+    def start(self, turn: Turn, now: float) -> None:
+        """Count reuses; apply a refit."""
+        self._now = now
+        self.reuse.start(turn, now)
+        self._follow()
+
+    def wait(self, turn: Turn, now: float) -> None:
+        """Also retain the request's blocks in the ghost caches."""
+        self._now = now
+        if self.settings.guard:
+            self.ghosts.wait(turn, self.reuse.sampled_prompt(turn, self.ghosts.every))
+
+    def finish(self, turn: Turn, now: float) -> None:
+        """Record the last use; let the ghost caches choose the rule."""
+        self._now = now
+        reuse = self.reuse
+        reuse.finish(turn, now)
+        self._follow()
+        above = self.ghosts.following(self.queue.value_enabled)
+        for tier in self.tiers:  # before the cache's ghosts, which must not contain this request yet
+            ends = [reuse.path[run.end - 1].depth + reuse.path[run.end - 1].size for run in reuse.runs]
+            runs = [Run(end, run.reuse_class) for end, run in zip(ends, reuse.runs, strict=True)]
+            blocks = cast("Sequence[BlockHash]", turn.all_contents)
+            tier.ended(Ended(turn, turn.conversation, blocks, len(turn.contents), now, 0, runs))
+            every = tier.ghosts.every
+            prompt: Any = reuse.sample(reuse.prompt, every)
+            tier.learn(prompt, cast("Any", reuse.freed(every)), cast("Any", above))
+        if self.settings.guard:
+            every = self.ghosts.every
+            self.queue.value_enabled = self.ghosts.observe(reuse.sample(reuse.prompt, every), reuse.freed(every))
+            self.ghosts.served(turn)
+
+    def free(self, pieces: Sequence[Piece], turn: Turn, now: float) -> None:
+        """Insert each stretch of blocks into its class."""
+        self._now = now
+        at, parts = 0, []
+        for start, _, number in reversed(self.reuse.runs):
+            begin, depth = at, self.reuse.path[start].depth
+            while at < len(pieces) and pieces[at].depth >= depth:
+                at += 1
+            parts.append((pieces[begin:at], number))
+        self.queue.insert_chain(parts, now)
+
+    def touch(self, piece: Piece, now: float) -> None:
+        """Remove the piece from the queue."""
+        self.queue.remove(piece)
+
+    def first(self, now: float) -> Piece:
+        """Return the piece to evict under the current rule."""
+        self._now = now
+        return self.queue.first()
+
+    def _follow(self) -> None:
+        tables = self.reuse.tables
+        if self.queue.tables is not tables:
+            self.queue.set_tables(tables)
+            self.ghosts.set_tables(tables)
+            for tier in self.tiers:
+                tier.refitted(tables)
+
+    def _clock(self) -> float:
+        return self._now
+
+
+@register
+class Value(Reuse):
+    """The plug-in with the sidecar's groups, and their curves as prior."""
+
+    name = "value"
+    rule = "the lowest retention value at the block's age, or least recently used while that hits more"
+    source = "this project: as reuse, with groups and prior from lpc/model/returns, which learns from the first request on"
+
+    def _classes(self) -> ReuseClasses:
+        return SidecarClasses(self.capacity, self.workload, invert=self.settings.invert)
+
+
+def every_block(content: Any, every: int) -> bool:
+    """Return True, because `ReuseClasses.sample` has already selected the blocks."""
+    del content, every
+    return True
+
+
+def _itself(content: Any) -> Any:
+    return content

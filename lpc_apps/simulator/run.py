@@ -1,0 +1,321 @@
+"""Runs of `lpc simulate` over policies, capacities, think times and seeds. Each run is independent and reproducible."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from tqdm import tqdm
+
+from lpc.logs.records import Skipped
+from lpc.logs.traces import Trace, open_trace
+from lpc.logs.traces.agents import ACTIVE_SESSIONS
+from lpc.logs.traces.chat import chat_requests
+from lpc_apps.simulator.amounts import SimulationError, in_tokens
+from lpc_apps.simulator.engine import FCFS, Result, simulate
+from lpc_apps.simulator.policies import REGISTRY, PolicySettings
+from lpc_apps.simulator.responses import ResponseCache, of_blocks, of_messages
+from lpc_apps.simulator.sessions import REQUESTS, chain, closed_loop
+from lpc_apps.simulator.sharegpt import Lengths, ThinkTimes, load_sample, sharegpt
+from lpc_apps.simulator.tier import TierSpec
+from lpc_apps.simulator.waiting import Queueing
+from lpc_apps.simulator.workload import Workload, from_trace
+from lpc_apps.simulator.workloads import EVERYDAY, WORKLOADS
+from lpc_apps.training.spread import HERE, Workers, parts_for, spread
+
+LEARN_S: Final = 1800.0
+DEFAULT_POLICIES: Final = ("lru", "lpc", "wa", "reuse", "value", "oracle", "belady")
+
+
+@dataclass(frozen=True)
+class WorkloadSpec:
+    """Specification of a workload; each worker builds it once.
+
+    Attributes:
+        trace: file; None: a generated workload, or ShareGPT.
+        format: format of the trace.
+        workload: one of `WORKLOADS` or `EVERYDAY`; None: a trace, or ShareGPT.
+        think_time, law, active, seed: parameters of ShareGPT; active and seed also of agent sessions, seed also of generated
+            workloads.
+        embeddings: folder written by `lpc embed`, for ShareGPT; None: the packaged sample.
+        head: head for these embeddings; None: the packaged one.
+        count_from: second of a trace from which hits are counted; None: after half an hour, in a trace of less than about an
+            hour after its first half, in a generated workload after 500 requests.
+        named: set the response cache's key of each request.
+        sessions: concurrent sessions of a closed loop; None: requests arrive at the log's times.
+        requests: number of requests after which a closed loop ends.
+    """
+
+    trace: Path | None = None
+    format: str = "mooncake"
+    workload: str | None = None
+    think_time: float = 100.0
+    law: ThinkTimes = "exponential"
+    active: int | None = None
+    seed: int = 0
+    embeddings: Path | None = None
+    head: Path | None = None
+    count_from: float | None = None
+    skip_limit: float = 0.01
+    named: bool = False
+    sessions: int | None = None
+    requests: int = REQUESTS
+
+
+@dataclass(frozen=True)
+class Run:
+    """One simulation.
+
+    Attributes:
+        capacity: tokens of each engine, or a share of the working set.
+        queueing: order and retention of each engine's waiting queue.
+        tier: second tier behind each engine's cache, as vLLM's CPU offloading.
+        settings: settings of the policies; their cost model is also the engines'.
+        responses: seconds until an answer in the response cache before the engines expires; None: no response cache. The
+            workload's spec must be `named`.
+    """
+
+    workload: WorkloadSpec
+    policy: str
+    capacity: int | float
+    engines: int = 1
+    sticky: bool = True
+    queueing: Queueing = FCFS
+    tier: TierSpec | None = None
+    settings: PolicySettings = field(default_factory=PolicySettings)
+    responses: float | None = None
+
+
+def load_trace(spec: WorkloadSpec) -> Trace:
+    """Return the trace of a spec or of its generated workload. Raises TraceError, SimulationError."""
+    if spec.workload is not None:
+        generated = _generate(spec).trace
+        assert generated is not None
+        return generated
+    if spec.trace is None:
+        raise SimulationError("no trace: give --trace FILE and --format, or --workload NAME")
+    return open_trace(
+        spec.trace, spec.format, skip_limit=spec.skip_limit, active=spec.active or ACTIVE_SESSIONS, seed=spec.seed
+    )
+
+
+def build(spec: WorkloadSpec) -> tuple[Workload, int]:
+    """Return a workload and its working set in tokens. The last result is cached until its file changes."""
+    changed = spec.trace.stat().st_mtime_ns if spec.trace is not None and spec.trace.exists() else 0
+    return _build(spec, changed)
+
+
+@lru_cache(maxsize=1)
+def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
+    del changed  # part of the key
+    if spec.workload is not None:
+        workload = _generate(spec)
+        if spec.count_from is not None:
+            workload.count_from = _within(spec.count_from, workload.arrivals[-1].arrival)
+    elif spec.trace is None:
+        if spec.named:
+            raise SimulationError("equal requests are found in a log: give --trace and --format")
+        workload = sharegpt(
+            _conversations(spec),
+            think_time=spec.think_time,
+            law=spec.law,
+            active=spec.active or 200,
+            seed=spec.seed,
+        )
+    else:
+        trace = load_trace(spec)
+        start = spec.count_from
+        if start is None:
+            start = LEARN_S if trace.duration > 1.9 * LEARN_S else trace.duration / 2
+        workload = from_trace(trace, count_from=_within(start, trace.duration), decodes=spec.format != "mooncake")
+        if spec.named:
+            _name(workload, spec)
+    if spec.sessions is not None:
+        workload = closed_loop(workload, spec.sessions, spec.requests, spec.seed)
+        workload.name = f"{workload.name}, {spec.sessions} sessions at a time"
+    return workload, workload.working_set_tokens()
+
+
+def _name(workload: Workload, spec: WorkloadSpec) -> None:
+    """Set the response cache's keys of a trace's turns. Raises SimulationError: the log does not show equal requests."""
+    assert workload.trace is not None
+    assert spec.trace is not None
+    if spec.format == "agents":
+        raise SimulationError("agent sessions have blocks of their own, so that no two requests are known to be equal")
+    if spec.format == "chat":
+        lines = chat_requests(spec.trace, spec.skip_limit, Skipped())
+        for turn, line in zip(workload.arrivals, lines, strict=True):
+            turn.named = of_messages(line.messages)
+        return
+    for turn, request in zip(workload.arrivals, workload.trace.requests, strict=True):
+        turn.named = of_blocks(request, workload.block_tokens)
+
+
+def _conversations(spec: WorkloadSpec) -> Sequence[Lengths]:
+    if spec.embeddings is None:
+        if spec.head is not None:
+            raise SimulationError("the sample of ShareGPT has the shipped head's probabilities: give --embeddings with --head")
+        return load_sample()
+    from lpc_apps.simulator.embedded import embedded  # torch takes seconds to import
+    from lpc_apps.training.head_file import DEFAULT_HEAD
+
+    return embedded(spec.embeddings, spec.head or DEFAULT_HEAD)
+
+
+def _generate(spec: WorkloadSpec) -> Workload:
+    if spec.named:
+        raise SimulationError("generated workloads have no text of which two could be equal: give a log")
+    if spec.trace is not None:
+        raise SimulationError("replay either a log or a generated workload: give --trace or --workload, not both")
+    known = {**WORKLOADS, **EVERYDAY}
+    generator = known.get(spec.workload or "")
+    if generator is None:
+        raise SimulationError(f"unknown workload {spec.workload!r:.40}: choose from {', '.join(known)}")
+    return generator(spec.seed)
+
+
+def _within(start: float, duration: float) -> float:
+    if not 0 <= start <= duration:
+        raise SimulationError(f"hits are to be counted from second {start:g}, but the trace has {duration:.0f} s")
+    return start
+
+
+def run_one(run: Run) -> dict[str, Any]:
+    """Return one row of the result."""
+    workload, working_set = build(run.workload)
+    if workload.loop is None and run.queueing != FCFS:
+        raise SimulationError(
+            "requests wait for the server in a closed loop only: add --closed, or leave out --schedule and --keep-waiting"
+        )
+    asked = in_tokens(run.capacity, working_set)
+    policy = REGISTRY[run.policy]
+    capacity = asked
+    if run.policy == "infinite":
+        capacity = 2 * working_set * _rounds(workload) + asked
+    if capacity < workload.block_tokens:
+        raise SimulationError(
+            f"a capacity of {asked:,} tokens leaves no block of {workload.block_tokens} tokens: choose a larger one"
+        )
+    tier = None if run.tier is None else run.tier.of(working_set)
+
+    def replay(queueing: Queueing) -> Result:
+        return simulate(
+            workload,
+            capacity,
+            lambda blocks: policy(blocks, workload, run.settings),
+            cost=run.settings.cost,
+            engines=run.engines,
+            sticky=run.sticky,
+            queueing=queueing,
+            tier=tier,
+        )
+
+    result = replay(run.queueing)
+    slowest = None
+    if run.queueing.schedule != FCFS.schedule:
+        slowest = slowdown(result, replay(replace(run.queueing, schedule=FCFS.schedule)))
+    return {
+        "workload": workload.name,
+        "policy": run.policy,
+        "capacity_tokens": asked,
+        "capacity_fraction": asked / working_set,
+        "think_time_s": workload.think_time,
+        "seed": run.workload.seed,
+        "closed_loop": workload.loop is not None,
+        "queue": run.queueing.label,
+        "worst_slowdown": slowest,
+        "evicted_waiting_s": result.evicted_waiting_tokens / run.settings.cost.prefill_tokens_s,
+        "engines": run.engines,
+        "sticky": run.sticky,
+        "tier_tokens": 0 if tier is None else tier.capacity,
+        **({} if tier is None else {"tier_policy": tier.policy}),
+        "inverted": run.settings.invert,
+        "guarded": run.settings.guard,
+        **result.figures(),
+        **({} if run.responses is None else _with_responses(run, run.responses, workload, capacity, result)),
+    }
+
+
+def slowdown(result: Result, stock: Result) -> float | None:
+    """Return the highest ratio of a session's latency to that in ``stock``, over requests served in both; None without any."""
+    sums: dict[str, tuple[float, float]] = {}
+    for turn, before in stock.latency_of.items():
+        after = result.latency_of.get(turn)
+        if after is not None:
+            a, b = sums.get(turn[0], (0.0, 0.0))
+            sums[turn[0]] = a + after, b + before
+    return max((a / b for a, b in sums.values() if b), default=None)
+
+
+def _rounds(workload: Workload) -> int:
+    """Return how often sessions of the workload may be repeated under new names."""
+    if workload.loop is None:
+        return 1
+    return 1 + workload.loop.requests // sum(1 for first in workload.arrivals for _ in chain(first))
+
+
+def _with_responses(run: Run, ttl_s: float, workload: Workload, capacity: int, prefix: Result) -> dict[str, Any]:
+    """Return the tokens that engines compute per user turn with no cache, either cache, and both."""
+
+    def replay(policy: str, *, response: bool, reuse: bool) -> Result:
+        return simulate(
+            workload,
+            capacity,
+            lambda blocks: REGISTRY[policy](blocks, workload, run.settings),
+            cost=run.settings.cost,
+            engines=run.engines,
+            sticky=run.sticky,
+            responses=ResponseCache(ttl_s) if response else None,
+            reuse=reuse,
+        )
+
+    found = {
+        "none": replay("lru", response=False, reuse=False),
+        "prefix": prefix,
+        "response": replay("lru", response=True, reuse=False),
+        "both": replay(run.policy, response=True, reuse=True),
+    }
+    both = found["both"]
+    return {
+        "responses": "exact",
+        "responses_ttl_s": ttl_s,
+        "answered": 1 - both.requests / both.turns if both.turns else 0.0,
+        "engine_tokens_per_turn": {name: result.engine_tokens / max(result.turns, 1) for name, result in found.items()},
+    }
+
+
+def sweep(runs: Sequence[Run], workers: Workers = HERE) -> list[dict[str, Any]]:
+    """Execute all runs; return their rows in order.
+
+    The rows do not depend on the workers, because each worker builds the workload from its spec. Workers of a cluster read a
+    trace from the same path as here.
+
+    Raises:
+        SimulationError, TraceError, ClusterError: a run is invalid, a trace cannot be read, or the cluster fails.
+    """
+    for run in runs:
+        if run.policy not in REGISTRY:
+            raise SimulationError(f"unknown policy {run.policy!r:.40}: choose from {', '.join(REGISTRY)}")
+    # Runs of one workload are grouped, so that a worker builds it once.
+    groups: dict[WorkloadSpec, list[int]] = {}
+    for place, run in enumerate(runs):
+        groups.setdefault(run.workload, []).append(place)
+    parts = [part for places in groups.values() for part in _split(places, -(-parts_for(workers) // len(groups)))]
+    rows: list[dict[str, Any]] = [{} for _ in runs]
+    with tqdm(total=len(runs), desc="simulating", unit=" runs") as progress:
+        for place, done in spread([(_run_part, ([runs[i] for i in part],)) for part in parts], workers):
+            for i, row in zip(parts[place], done, strict=True):
+                rows[i] = row
+            progress.update(len(done))
+    return rows
+
+
+def _run_part(runs: list[Run]) -> list[dict[str, Any]]:
+    return [run_one(run) for run in runs]
+
+
+def _split(places: list[int], parts: int) -> Iterator[list[int]]:
+    for part in np.array_split(np.array(places), min(parts, len(places))):
+        yield part.tolist()

@@ -1,0 +1,185 @@
+"""What follows from the rows of simulated runs: means over seeds, comparison with LRU, the gain in a sentence."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from lpc_apps.simulator.amounts import about, percent, seconds, tokens
+
+Rows = Sequence[dict[str, Any]]
+Pair = tuple[dict[str, Any], dict[str, Any]]
+"""LRU's row and the plug-in's at one setting, of `derived`."""
+BASELINE: Final = "lru"
+ORACLE: Final = "oracle"
+OURS: Final = "value"
+STOCK: Final = "lru"
+"""Policy of the tier of engines as they are."""
+
+SAME: Final = 0.0005
+"""Hit rates nearer than this are written alike."""
+
+QUEUE: Final = ("wait_mean_s", "wait_p99_s", "warm_requests", "warm_evicted", "warm_behind_cold", "evicted_waiting_s")
+"""Figures of the waiting queue."""
+
+
+def derived(rows: Rows) -> list[dict[str, Any]]:
+    """Return per workload, policy, capacity and think time: mean and spread over seeds, and what follows from them.
+
+    gain: hit rate over LRU, minus 1. gap_closed: share of the way from LRU to the continuation oracle. capacity_saved: how much
+    smaller a cache under the policy hits what LRU hits at this size, as a share of it (interpolated on the logarithm of the
+    policy's sizes; negative: it takes a larger one; None: no size that was run hits as much). capacity_saved_at_least: even the
+    smallest that was run hits more. prefill_mean_s: seconds of computing per request.
+    """
+    groups: defaultdict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        groups[(*_setting(row), row["policy"], row.get("tier_policy", STOCK), _size(row))].append(row)
+    means = {key: float(np.mean([row["hit_rate"] for row in group])) for key, group in groups.items()}
+    result = []
+    for key, group in groups.items():
+        *setting, policy, _, size = key
+        stock = groups.get((*setting, BASELINE, STOCK, size), [])
+        lru, oracle = (means.get((*setting, name, key[-2], size)) for name in (BASELINE, ORACLE))
+        rates = [row["hit_rate"] for row in group]
+        curve = sorted((k[-1], v) for k, v in means.items() if k[:-1] == key[:-1])
+        equal = None if lru is None else _inverse([v for _, v in curve], [s for s, _ in curve], lru)
+        result.append(
+            {
+                "workload": group[0]["workload"],
+                "think_time_s": group[0]["think_time_s"],
+                "policy": policy,
+                "capacity_tokens": round(float(np.mean([row["capacity_tokens"] for row in group]))),
+                "capacity_fraction": group[0]["capacity_fraction"],
+                "engines": group[0]["engines"],
+                "sticky": group[0]["sticky"],
+                "hit_rate": means[key],
+                "spread": float(np.std(rates, ddof=1)) if len(rates) > 1 else 0.0,
+                "seeds": len(rates),
+                "gain": means[key] / lru - 1 if lru else None,
+                "gap_closed": (means[key] - lru) / (oracle - lru) if lru is not None and oracle and oracle > lru else None,
+                "capacity_saved": None if equal is None else 1 - equal / size,
+                "capacity_saved_at_least": lru is not None and lru < curve[0][1] and equal is not None and equal < size,
+                "prefill_mean_s": float(np.mean([_prefill_s(row) for row in group])),
+                "prefill_throughput_tokens_s": float(np.mean([row["prefill_throughput_tokens_s"] for row in group])),
+                "ttft_mean_s": float(np.mean([row["ttft_mean_s"] for row in group])),
+                "ttft_p99_s": float(np.mean([row["ttft_p99_s"] for row in group])),
+                "closed_loop": group[0]["closed_loop"],
+                **{
+                    key: float(np.mean([row[key] for row in group]))
+                    for key in ("throughput_tokens_s", "latency_mean_s", "latency_p99_s", "prefill_load", *QUEUE)
+                },
+                "queue": group[0]["queue"],
+                "worst_slowdown": max((row["worst_slowdown"] for row in group if row["worst_slowdown"]), default=None),
+                "tier_rate": float(np.mean([row["tier_rate"] for row in group])),
+                **(_of_responses(group) if "responses" in group[0] else {}),
+                **(_of_tier(group, stock) if "tier_policy" in group[0] else {}),
+            }
+        )
+    return result
+
+
+def _setting(row: dict[str, Any]) -> tuple[Any, ...]:
+    return (row["workload"], row["think_time_s"], row["engines"], row["sticky"], row["tier_tokens"], row["inverted"])
+
+
+def _of_responses(group: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what engines computed per user turn: the better of prefix and response cache is what both stand against."""
+    per_turn = "engine_tokens_per_turn"
+    return {
+        **{name: group[0][name] for name in ("responses", "responses_ttl_s")},
+        "answered": float(np.mean([row["answered"] for row in group])),
+        per_turn: {name: float(np.mean([row[per_turn][name] for row in group])) for name in group[0][per_turn]},
+    }
+
+
+def _of_tier(group: list[dict[str, Any]], stock: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what the tier served. served: from cache and tier; served_gain: over LRU in both."""
+
+    def served(rows: list[dict[str, Any]]) -> float:
+        return float(np.mean([row["hit_rate"] + row["tier_rate"] for row in rows]))
+
+    return {
+        "tier_policy": group[0]["tier_policy"],
+        "served": served(group),
+        "served_gain": served(group) / served(stock) - 1 if stock and served(stock) else None,
+        **{key: float(np.mean([row[key] for row in group])) for key in ("ttft_returning_mean_s", "ttft_returning_p99_s")},
+    }
+
+
+def _size(row: dict[str, Any]) -> int | float:
+    # Working sets of seeds differ a little: a share of it is the same size, and so is a number of tokens.
+    size: int | float = round(row["capacity_fraction"], 6) if row["by_fraction"] else row["capacity_tokens"]
+    return size
+
+
+def _prefill_s(row: dict[str, Any]) -> float:
+    computed = row["prefill_throughput_tokens_s"] * row["requests"]
+    return row["prompt_tokens"] / computed if computed else 0.0
+
+
+def _inverse(rates: list[float], sizes: list[float], rate: float) -> float | None:
+    """Return the size at which a rising curve reaches a rate, the smallest where it starts above; None where it never does."""
+    rising = np.maximum.accumulate(rates)
+    return float(np.exp(np.interp(rate, rising, np.log(sizes)))) if rate <= rising[-1] else None
+
+
+def pairs(rows: Rows) -> list[Pair]:
+    """Return the settings at which both were run, smallest cache and shortest think time first."""
+    found: dict[tuple[float, int], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        if row["policy"] in (BASELINE, OURS):
+            found.setdefault((row["think_time_s"] or 0.0, row["capacity_tokens"]), {})[row["policy"]] = row
+    return [(both[BASELINE], both[OURS]) for _, both in sorted(found.items()) if len(both) == 2]
+
+
+def nearest(found: list[Pair], capacity: int | float | None) -> int:
+    """Return the place of the pair whose cache is nearest to a size (tokens, or a share); None: of the one in the middle."""
+    if not found:
+        return 0
+    if capacity is None:
+        return (len(found) - 1) // 2
+    key = "capacity_tokens" if isinstance(capacity, int) else "capacity_fraction"
+    return min(range(len(found)), key=lambda place: abs(found[place][0][key] - capacity))
+
+
+def sentence(pair: Pair) -> str:
+    """Return the gain in one sentence, what counts in it between pairs of asterisks."""
+    lru, ours = pair
+    size = f"**{tokens(lru['capacity_tokens'])} tokens** ({about(lru['capacity_fraction'])} of this traffic's working set)"
+    before, after = percent(lru["hit_rate"]), percent(ours["hit_rate"])
+    more = ours["hit_rate"] - lru["hit_rate"]
+    if abs(more) < SAME or before == after:
+        same = f"**hits what LRU hits**, {before} of prompt tokens"
+        return f"With a cache of {size} the plug-in {same}: nothing is gained at this size."
+    if more < 0:
+        return (
+            f"With a cache of {size} the plug-in serves **{after}** of prompt tokens from the cache, "
+            f"**less than LRU's {before}**: nothing is gained at this size."
+        )
+    said = [
+        f"With a cache of {size} the plug-in serves **{after}** of prompt tokens from the cache instead of LRU's "
+        f"{before}{_times(ours['gain'])}"
+    ]
+    saved = 1000 * (lru["prefill_mean_s"] - ours["prefill_mean_s"])
+    if saved > 0:
+        said.append(f"saves **{seconds(saved)} of prefill** per 1,000 requests")
+    first = seconds(lru["ttft_mean_s"]), seconds(ours["ttft_mean_s"])
+    if ours["ttft_mean_s"] < lru["ttft_mean_s"] and first[0] != first[1]:
+        said.append(f"sends the first token after **{first[1]}** instead of {first[0]}")
+    smaller = ours["capacity_saved"]
+    if smaller is not None and smaller >= 0.01:
+        least = "at least " if ours["capacity_saved_at_least"] else ""
+        said.append(f"hits as much as LRU does with a cache {least}**{about(smaller)} smaller**")
+    return f"{_listed(said)}."
+
+
+def _times(gain: float | None) -> str:
+    if gain is None:
+        return ""
+    return f" ({1 + gain:.1f} times as many)" if gain >= 0.495 else f" ({about(gain)} more)"
+
+
+def _listed(parts: Iterable[str]) -> str:
+    *most, last = parts
+    return f"{', '.join(most)}, and {last}" if most else last

@@ -1,0 +1,92 @@
+"""The waiting queue of an engine: the order in which requests are served."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from eviction_client import cached_first
+from eviction_client.waits import Waits
+from lpc_apps.simulator.workload import Turn
+
+Schedule = Literal["fcfs", "cached-first", "priority"]
+
+
+@dataclass(frozen=True)
+class Queueing:
+    """Settings of an engine's waiting queue.
+
+    Attributes:
+        schedule: order in which requests are served.
+        keep: evict blocks that waiting requests will hit last (`lpc_apps.simulator.keep`).
+    """
+
+    schedule: Schedule = "fcfs"
+    keep: bool = False
+
+    @property
+    def label(self) -> str:
+        """Short name for tables."""
+        return self.schedule + ", keep" * self.keep
+
+
+class Fcfs:
+    """First come, first served."""
+
+    def __init__(self) -> None:
+        self._waits: dict[Turn, Waits] = {}
+
+    def __len__(self) -> int:
+        return len(self._waits)
+
+    def add(self, turn: Turn, waits: Waits) -> None:
+        """Add an arriving request."""
+        self._waits[turn] = waits
+
+    def first(self) -> Turn:
+        """Return the request to serve next; the queue must not be empty."""
+        return next(iter(self._waits))
+
+    def __contains__(self, turn: Turn) -> bool:
+        return turn in self._waits
+
+    def __getitem__(self, turn: Turn) -> Waits:
+        return self._waits[turn]
+
+    def remove(self, turn: Turn) -> None:
+        """Remove a request that is served."""
+        del self._waits[turn]
+
+
+class ByPriority(Fcfs):
+    """The lowest priority first, first come, first served among equals, as vLLM's policy ``priority``."""
+
+    def first(self) -> Turn:
+        """Return the request to serve next; the queue must not be empty."""
+        return min(self._waits, key=lambda turn: turn.priority)
+
+
+class CachedFirst(Fcfs):
+    """The least missing prefill first, as in the plug-in (`eviction_client.cached_first`).
+
+    Args:
+        missing: returns the prefill time of a request if it started now, seconds.
+    """
+
+    def __init__(self, missing: Callable[[Turn], float]) -> None:
+        super().__init__()
+        self._order = cached_first.CachedFirst(missing)
+
+    def add(self, turn: Turn, waits: Waits) -> None:
+        """Add an arriving request."""
+        super().add(turn, waits)
+        self._order.add(turn, turn.arrival)
+
+    def first(self) -> Turn:
+        """Return the request to serve next; the queue must not be empty."""
+        self._order.refresh()
+        return self._order.first()
+
+    def remove(self, turn: Turn) -> None:
+        """Remove a request that is served."""
+        self._order.remove(turn)
+        super().remove(turn)

