@@ -1,4 +1,4 @@
-"""Simulated runs as pictures (PNG) and as one page (HTML, one file that needs neither network nor script)."""
+"""Pictures (PNG) and report (one HTML file without network access or scripts) of simulated runs."""
 
 import io
 import re
@@ -14,27 +14,27 @@ from lpc_apps.simulator.policies import REGISTRY
 from lpc_apps.simulator.summary import BASELINE, OURS, Pair, Rows, pairs, sentence
 from lpc_apps.simulator.workload import Cost
 
-if TYPE_CHECKING:  # matplotlib takes its time to import
+if TYPE_CHECKING:  # matplotlib is slow to import
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 TEMPLATE: Final = Path(__file__).with_name("report.html")
 WIDTH: Final = 9.4
-"""Inches of a picture."""
+"""Width of a picture, inches."""
 LETTERS: Final = 92
-"""Of a line above a picture."""
+"""Characters per line of a title."""
 TIER_HEADS: Final = ["policy", "tier's", "tokens", "cache", "tier", "both", "over stock", "TTFT, s", "returning", "p99"]
-"""Of the columns of `tier_cells`."""
+"""Headings of `tier_cells`."""
 TURNS: Final = (1, 2, 3, 4, 5, 9, 17)
-"""The first of each group of conversations by turns."""
+"""Lower bounds of the groups of conversations by turns."""
 
 
 def draw_hit_rates(rows: Rows, chosen: int = 0) -> "Figure":
-    """Return hit rate against the size of the cache (or the think time, if that is what varies), a line for each policy.
+    """Draw the hit rate against cache size (or think time, if that varies), one line per policy.
 
     Args:
-        rows: of one workload, by `lpc_apps.simulator.summary.derived`.
-        chosen: the place, among `lpc_apps.simulator.summary.pairs`, of the gain in the heading.
+        rows: from `lpc_apps.simulator.summary.derived`, of one workload.
+        chosen: index in `lpc_apps.simulator.summary.pairs` of the gain in the heading.
     """
     axis, ticks = _axis(rows)
     figure, (axes,) = _figure(1, 5.0)
@@ -57,7 +57,7 @@ def draw_hit_rates(rows: Rows, chosen: int = 0) -> "Figure":
 
 
 def draw_traffic(found: dict[str, Any]) -> "Figure":
-    """Return what traffic is like (`lpc_apps.simulator.describe`): turns, times of return, uses of blocks."""
+    """Draw the properties of traffic (`lpc_apps.simulator.describe`): turns, return times, uses of blocks."""
     figure, (turns, returns, uses) = _figure(3, 3.2)
     _bars(turns, _by_turns(found), "conversations by turns")
     times = {int(time): share for time, share in found["returns"]["within_s"].items()}
@@ -73,7 +73,7 @@ def draw_traffic(found: dict[str, Any]) -> "Figure":
 
 
 def write_png(figure: "Figure", path: Path) -> None:
-    """Write a figure for dense screens."""
+    """Write a figure at high resolution."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=144, format="png")
 
@@ -82,11 +82,11 @@ def write_html(rows: Rows, found: dict[str, Any], cost: Cost, path: Path, chosen
     """Write the page.
 
     Args:
-        rows: of one workload, by `lpc_apps.simulator.summary.derived`.
-        found: what the workload is like, by `lpc_apps.simulator.describe`.
-        cost: by which times were calculated.
-        chosen: the place, among `lpc_apps.simulator.summary.pairs`, of the size that is the reader's.
-        behind: the rows of all policies of the tier behind the cache; none: there is no tier.
+        rows: from `lpc_apps.simulator.summary.derived`, of one workload.
+        found: properties of the workload, from `lpc_apps.simulator.describe`.
+        cost: cost model of the runs.
+        chosen: index in `lpc_apps.simulator.summary.pairs` of the reader's cache size.
+        behind: rows of all tier policies; empty: no tier.
     """
     import jinja2
     from markupsafe import Markup, escape
@@ -123,7 +123,7 @@ def write_html(rows: Rows, found: dict[str, Any], cost: Cost, path: Path, chosen
 
 
 def tier_cells(row: dict[str, Any]) -> list[str]:
-    """Return a row of `lpc_apps.simulator.summary.derived` under TIER_HEADS: what cache and tier served."""
+    """Return the cells of TIER_HEADS for a row of `lpc_apps.simulator.summary.derived`."""
     return [
         *(row["policy"], row["tier_policy"], tokens(row["capacity_tokens"])),
         *(f"{row[key]:.2%}" for key in ("hit_rate", "tier_rate", "served")),
@@ -150,7 +150,7 @@ def _svg(figure: "Figure") -> str:
 
 
 def _axis(rows: Rows) -> tuple[str, dict[float, str]]:
-    """Return the column on the x axis, and its values with their names."""
+    """Return the column of the x axis, and its values with labels."""
     if len({row["think_time_s"] for row in rows}) > 1:
         return "think_time_s", {row["think_time_s"]: seconds(row["think_time_s"]) for row in rows}
     sizes = {row["capacity_tokens"]: row["capacity_fraction"] for row in rows}
@@ -158,7 +158,7 @@ def _axis(rows: Rows) -> tuple[str, dict[float, str]]:
 
 
 def _ordered(rows: Rows) -> list[str]:
-    """Return the policies: the plug-in, LRU, then the others, the one that hits most first."""
+    """Return the policies: the plug-in, LRU, then the others by hit rate."""
     rates: defaultdict[str, list[float]] = defaultdict(list)
     for row in rows:
         rates[row["policy"]].append(row["hit_rate"])

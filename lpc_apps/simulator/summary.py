@@ -1,4 +1,4 @@
-"""What follows from the rows of simulated runs: means over seeds, comparison with LRU, the gain in a sentence."""
+"""Summaries of simulated runs: means over seeds, comparisons with LRU, and the gain in a sentence."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -10,15 +10,15 @@ from lpc_apps.simulator.amounts import about, percent, seconds, tokens
 
 Rows = Sequence[dict[str, Any]]
 Pair = tuple[dict[str, Any], dict[str, Any]]
-"""LRU's row and the plug-in's at one setting, of `derived`."""
+"""Rows of `derived` for LRU and for the plug-in at one setting."""
 BASELINE: Final = "lru"
 ORACLE: Final = "oracle"
 OURS: Final = "value"
 STOCK: Final = "lru"
-"""Policy of the tier of engines as they are."""
+"""The tier policy of stock engines."""
 
 SAME: Final = 0.0005
-"""Hit rates nearer than this are written alike."""
+"""Hit rates that differ by less are called equal."""
 
 QUEUE: Final = ("wait_mean_s", "wait_p99_s", "warm_requests", "warm_evicted", "warm_behind_cold", "evicted_waiting_s")
 """Figures of the waiting queue."""
@@ -84,7 +84,7 @@ def _setting(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _of_responses(group: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what engines computed per user turn: the better of prefix and response cache is what both stand against."""
+    """Return the tokens that engines computed per user turn."""
     per_turn = "engine_tokens_per_turn"
     return {
         **{name: group[0][name] for name in ("responses", "responses_ttl_s")},
@@ -94,7 +94,7 @@ def _of_responses(group: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _of_tier(group: list[dict[str, Any]], stock: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what the tier served. served: from cache and tier; served_gain: over LRU in both."""
+    """Return the tier's figures. served: share from cache and tier; served_gain: over LRU in both."""
 
     def served(rows: list[dict[str, Any]]) -> float:
         return float(np.mean([row["hit_rate"] + row["tier_rate"] for row in rows]))
@@ -108,7 +108,7 @@ def _of_tier(group: list[dict[str, Any]], stock: list[dict[str, Any]]) -> dict[s
 
 
 def _size(row: dict[str, Any]) -> int | float:
-    # Working sets of seeds differ a little: a share of it is the same size, and so is a number of tokens.
+    # Working sets differ between seeds, so equal shares differ in tokens, and equal tokens in shares.
     size: int | float = round(row["capacity_fraction"], 6) if row["by_fraction"] else row["capacity_tokens"]
     return size
 
@@ -119,13 +119,13 @@ def _prefill_s(row: dict[str, Any]) -> float:
 
 
 def _inverse(rates: list[float], sizes: list[float], rate: float) -> float | None:
-    """Return the size at which a rising curve reaches a rate, the smallest where it starts above; None where it never does."""
+    """Return the size at which a rising curve reaches a rate: the smallest if it starts above it, None if it never does."""
     rising = np.maximum.accumulate(rates)
     return float(np.exp(np.interp(rate, rising, np.log(sizes)))) if rate <= rising[-1] else None
 
 
 def pairs(rows: Rows) -> list[Pair]:
-    """Return the settings at which both were run, smallest cache and shortest think time first."""
+    """Return the settings with runs of both policies, smallest cache and shortest think time first."""
     found: dict[tuple[float, int], dict[str, dict[str, Any]]] = {}
     for row in rows:
         if row["policy"] in (BASELINE, OURS):
@@ -134,7 +134,7 @@ def pairs(rows: Rows) -> list[Pair]:
 
 
 def nearest(found: list[Pair], capacity: int | float | None) -> int:
-    """Return the place of the pair whose cache is nearest to a size (tokens, or a share); None: of the one in the middle."""
+    """Return the index of the pair whose cache is nearest to a size (tokens, or a share); None: the middle one."""
     if not found:
         return 0
     if capacity is None:
@@ -144,7 +144,7 @@ def nearest(found: list[Pair], capacity: int | float | None) -> int:
 
 
 def sentence(pair: Pair) -> str:
-    """Return the gain in one sentence, what counts in it between pairs of asterisks."""
+    """Return the gain in one sentence, with emphasis between pairs of asterisks."""
     lru, ours = pair
     size = f"**{tokens(lru['capacity_tokens'])} tokens** ({about(lru['capacity_fraction'])} of this traffic's working set)"
     before, after = percent(lru["hit_rate"]), percent(ours["hit_rate"])

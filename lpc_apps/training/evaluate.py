@@ -1,4 +1,4 @@
-"""Predictors side by side on the evaluation half of embedded conversations."""
+"""Comparison of predictors on the evaluation half of embedded conversations."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +19,14 @@ from lpc_apps.training.train import probabilities, side_of, threshold_of
 
 TURN_BUCKETS: Final = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, None))
 FEWEST_OF_LANGUAGE: Final = 300
-"""Turns of the evaluation half; languages with fewer are counted together."""
+"""Languages with fewer turns in the evaluation half are counted together."""
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A predictor's probabilities on the evaluation half, [n], and its threshold of decision."""
+    """A predictor's probabilities on the evaluation half, [n], and its decision threshold."""
 
     probability: Floats
     threshold: float
@@ -37,8 +37,8 @@ class Evaluation:
     """Predictors on the same n turns.
 
     Attributes:
-        dataset: whose turns.
-        continues: [n], whether each turn was followed by another.
+        dataset: name of the data.
+        continues: [n], whether the conversation continued.
         judged: by predictor.
         figures: by predictor: those of `lpc_apps.training.quality.figures`, `intervals` of some, and `groups`: figures by turn
             and language.
@@ -51,7 +51,7 @@ class Evaluation:
 
 
 def evaluate(embeddings: Path, heads: dict[str, Path]) -> Evaluation:
-    """Judge `turns`, `length`, `scalars` and each head.
+    """Evaluate `turns`, `length`, `scalars` and each head.
 
     `turns`: logistic regression on the turn count and its logarithm. `length`: on the conversation's characters so far, which
     tell where a log's records were cut for their length. `scalars`: on turn count, lengths of prompt, history and

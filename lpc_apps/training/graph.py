@@ -22,7 +22,7 @@ from lpc_apps.training.head_file import HeadFile
 Precision = Literal["fp32", "fp16", "int8"]
 PRECISIONS: Final[tuple[Precision, ...]] = ("fp32", "fp16", "int8")
 DTYPES: Final = {"fp32": np.float32, "fp16": np.float16, "int8": np.float32}
-"""Of the encoder's constants as they are built; int8 is made from the fp32 matrices by ONNX Runtime."""
+"""Types of the encoder's constants. ONNX Runtime derives int8 from the fp32 matrices."""
 OPSET: Final = 17
 IR_VERSION: Final = 8
 MICROSOFT: Final = "com.microsoft"
@@ -30,7 +30,7 @@ WORDS: Final = "embeddings.word_embeddings.weight"
 
 
 class _Graph:
-    """Nodes and constants in the order in which they are added."""
+    """Nodes and constants, in order of addition."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -41,7 +41,7 @@ class _Graph:
         return name
 
     def add(self, kind: str, inputs: Sequence[str], name: str, *, domain: str = "", **attributes: Any) -> str:
-        """Add a node with one output, named as the node is; return the name."""
+        """Add a node whose one output has the node's name; return the name."""
         self.nodes.append(helper.make_node(kind, list(inputs), [name], name, domain=domain or None, **attributes))
         return name
 
@@ -55,7 +55,7 @@ def write_onnx(encoder: Encoder, head: HeadFile, precision: Precision, path: Pat
     graph = _Graph()
     hidden = _encoder(graph, encoder, precision)
     encoder_nodes = len(graph.nodes)
-    # Pooling, normalisation and head stay in fp32: sums over 512 tokens and a probability want the range.
+    # Pooling, normalisation and head stay in fp32: sums over 512 tokens and a probability need the range.
     _pooling(graph, hidden)
     _head(graph, head)
     tokens: list[str | int] = ["batch", "tokens"]
@@ -81,7 +81,7 @@ def write_onnx(encoder: Encoder, head: HeadFile, precision: Precision, path: Pat
     if precision != "int8":
         onnx.save(model, path)
         return
-    logging.disable(logging.WARNING)  # it advises a pre-processing that fuses what is fused here
+    logging.disable(logging.WARNING)  # it recommends a fusion that is already done here
     quantize_dynamic(
         model,
         path,
@@ -164,13 +164,13 @@ def _encoder(graph: _Graph, encoder: Encoder, precision: Precision) -> str:
 
 
 def _pooling(graph: _Graph, hidden: str) -> None:
-    """Add the mean over unmasked tokens, brought to length 1: the output `embedding`."""
+    """Add the mean over unmasked tokens, normalised to length 1: the output `embedding`."""
     mask = graph.add("Cast", ["attention_mask"], "mask.float", to=TensorProto.FLOAT)
     last = graph.constant("last", np.array([-1]))
     column = graph.add("Unsqueeze", [mask, last], "mask.column")
     tokens = graph.constant("tokens.axis", np.array([1]))
     total = graph.add("ReduceSum", [graph.add("Mul", [hidden, column], "masked"), tokens], "total", keepdims=0)
-    # A mean has the same direction as the sum, and only that is kept.
+    # Mean and sum have the same direction, and only that remains after normalisation.
     length = graph.add("ReduceL2", [total], "length", axes=[-1], keepdims=1)
     least = graph.constant("least", np.array(1e-12, np.float32))
     graph.add("Div", [total, graph.add("Max", [length, least], "length.positive")], "embedding")
@@ -184,7 +184,7 @@ def _head(graph: _Graph, head: HeadFile) -> None:
         return graph.constant(f"head.{name}", values.T if values.ndim == 2 else values)
 
     def layer(inputs: str, name: str) -> str:
-        # No Gemm: the quantizer would take it apart, under names that it then does not find among those to leave alone.
+        # Not Gemm: the quantizer splits it into nodes whose names are not on its exclusion list.
         product = graph.add("MatMul", [inputs, parameter(f"{name}.weight")], f"head.{name}.product")
         return graph.add("Add", [product, parameter(f"{name}.bias")], f"head.{name}")
 

@@ -1,4 +1,4 @@
-"""What an exported graph must compute, in NumPy and fp32: the yardstick of every export.
+"""The reference for exported graphs: the same computation in NumPy and fp32.
 
 It shares nothing with the graph but the weights; a test compares it with `transformers.BertModel` in PyTorch.
 """

@@ -29,7 +29,7 @@ from lpc_apps.training.quality import best_threshold, figures
 from lpc_apps.training.threads import one_thread
 
 FEWEST_EXAMPLES: Final = 50
-"""Of each split and class: below it neither a head nor a figure means anything."""
+"""Smallest number of examples per split and class for a meaningful head or figure."""
 FOLDS: Final = 5
 
 RecipeName = Literal["lpc", "default"]
@@ -37,11 +37,11 @@ RecipeName = Literal["lpc", "default"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a head is trained.
+    """Hyperparameters of a head.
 
     Attributes:
-        scalars: columns next to the embedding.
-        minority_up: weight the rarer class up to the other's weight.
+        scalars: columns in addition to the embedding.
+        minority_up: give both classes the same total weight.
         dropout: share of components dropped, of the embedding and of each hidden layer.
         weight_decay: decoupled (AdamW).
         decay: lower the learning rate to zero along a cosine.
@@ -74,7 +74,7 @@ class Side:
     label: Tensor
 
     def take(self, mask: Tensor) -> "Side":
-        """Return the examples under a mask."""
+        """Return the examples selected by a mask."""
         return Side(self.embedding[mask], self.scalars[mask], self.label[mask])
 
 
@@ -121,7 +121,7 @@ def learn(data: Embedded, *, recipe: RecipeName, seed: int) -> Head:
 
 
 def choose(data: Embedded, candidates: tuple[Recipe, ...], *, seed: int) -> Recipe:
-    """Return the recipe of the lowest cross-validated log-loss on the training and validation splits.
+    """Return the recipe with the lowest cross-validated log loss on the training and validation splits.
 
     Folds are by conversation. The validation split alone (a twentieth of the conversations) tells such recipes apart by
     less than its own noise.
@@ -186,7 +186,7 @@ def probabilities(head: Head, side: Side) -> np.ndarray[Any, np.dtype[np.float64
 
 
 def threshold_of(head: Head, validation: Side) -> float:
-    """Return the head's best threshold of decision on validation data."""
+    """Return the head's best decision threshold on validation data."""
     return best_threshold(probabilities(head, validation), _labels(validation))
 
 

@@ -29,7 +29,7 @@ from lpc.logs.traces.request import SKIP_LIMIT, Trace, TracedRequest, hashed_blo
 
 BLOCK_TOKENS: Final = 512
 SHARED_AFTER: Final = 16
-"""Different blocks that may follow a block before it counts as shared by many conversations; its users' forks are fewer."""
+"""A block with more different successors counts as shared by many conversations; forks of one user are fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +76,14 @@ def read_mooncake(path: Path, skip_limit: float = SKIP_LIMIT) -> Trace:
 
 
 def turn_bucket(turn: int) -> str:
-    """Return the class of a turn number, where a trace names none: turn1, turn2, turn3-4, turn5-8, turn9+."""
+    """Return the class of a turn number for traces without classes: turn1, turn2, turn3-4, turn5-8, turn9+."""
     if turn <= 2:
         return f"turn{turn}"
     return "turn3-4" if turn <= 4 else "turn5-8" if turn <= 8 else "turn9+"
 
 
 class _Conversations:
-    """Recovers conversations, one instant at a time: requests of one instant do not continue each other."""
+    """Recovers conversations, one instant at a time, because requests of one instant do not continue each other."""
 
     def __init__(self) -> None:
         self._latest: dict[int, _Place] = {}  # by the last full block of the prompt
@@ -91,7 +91,7 @@ class _Conversations:
         self._count = 0
 
     def add(self, lines: list[_Line]) -> list[tuple[_Line, _Place]]:
-        """Return the place of each request that arrived at the next instant."""
+        """Return the conversation and turn of each request of the next instant."""
         placed = [(line, self._place(line)) for line in lines]
         for line, place in placed:
             if place.linkable:

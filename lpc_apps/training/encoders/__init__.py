@@ -1,4 +1,4 @@
-"""Sentence encoders and where their weights come from."""
+"""Sentence encoders by source."""
 
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A sentence encoder: weights, tokenizer, and where they come from."""
+"""Sentence encoders: weights, tokenizer and origin."""
 
 import hashlib
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ class Encoder:
 
     Attributes:
         weights: by their names in `transformers.BertModel`, fp32; matrices [output features, input features].
-        heads: of attention; each is width / heads wide.
+        heads: number of attention heads; each has width / heads components.
         epsilon: of layer normalisation.
         first_position: row of the position embeddings that the first token takes: 0 in BERT, 2 in RoBERTa.
-        tokenizer: adds nothing by itself; `<s>`, `<pad>`, `</s>` are special tokens of its vocabulary.
-        id: names source and model.
+        tokenizer: without post-processing; its vocabulary has the special tokens `<s>`, `<pad>`, `</s>`.
+        id: source and model.
         sha256: of the weights' file, hexadecimal.
-        prefix: what its training put before every text: "query: " for the e5 family.
+        prefix: text before every input, as in training: "query: " for the e5 family.
     """
 
     weights: Mapping[str, NDArray[np.float32]]
@@ -41,17 +41,17 @@ class Encoder:
 
     @property
     def width(self) -> int:
-        """Of its embeddings."""
+        """Width of the embeddings."""
         return int(self.weights["embeddings.word_embeddings.weight"].shape[1])
 
     @property
     def layers(self) -> int:
-        """How many layers there are."""
+        """Number of layers."""
         return sum(name.endswith("attention.self.query.weight") for name in self.weights)
 
     @property
     def positions(self) -> NDArray[np.float32]:
-        """What is added to the word embeddings of tokens 0, 1, ...: position and the one token type that text has."""
+        """Sum of position and token-type embeddings for tokens 0, 1, ..."""
         table = self.weights["embeddings.position_embeddings.weight"][self.first_position :]
         return np.asarray(table + self.weights["embeddings.token_type_embeddings.weight"][0], np.float32)
 
