@@ -1,13 +1,13 @@
 """Floors: blocks of the cache that a tenant does not lose to others.
 
-A tenant's blocks are those that its requests have left in the cache, free or in use again. While they are at most as many as
-its floor, they are *protected*: they go only if no other block is free. Above the floor the queue's own order decides.
+A tenant's blocks are those that its finished requests left in the cache, free or in use again. Up to the floor they are
+*protected*: they are evicted only if no other block is free. Above the floor the queue's own order decides.
 
-A protected block whose turn comes is set aside, once, so that the others cost nothing; the blocks set aside of a tenant are in
-the order of their turns. What a tenant then has above its floor goes next, from these first. A floor lapses when its tenant has
-ended no request for `LAPSE_S`, and holds again from the next one on.
+When the order reaches a protected block, the block is set aside, once. Blocks set aside keep that order. If the tenant then
+exceeds its floor, these are evicted first. A floor lapses if no request of its tenant has ended for `LAPSE_S`; the next
+end restores it.
 
-Cost: a look-up for each block that is evicted, and for each that a request of a tenant with a floor leaves.
+Cost: one look-up per evicted block, and one per block that a request of a tenant with a floor frees.
 """
 
 from collections import OrderedDict
@@ -30,11 +30,11 @@ class Floor(Generic[B]):
     """The floor of one tenant.
 
     Attributes:
-        blocks: that are protected.
-        limit: the same, or less than any number of blocks while the floor has lapsed.
+        blocks: number of protected blocks.
+        limit: the same; -1 while the floor has lapsed.
         held: blocks of the tenant in the cache.
-        used: when a request of the tenant ended last.
-        aside: protected blocks whose turn has come, by id.
+        used: end of the tenant's last request, seconds.
+        aside: protected blocks that were set aside, by id.
     """
 
     __slots__ = ("aside", "blocks", "held", "limit", "used")
@@ -55,7 +55,7 @@ class FlooredQueue(ValueQueue[B]):
     """
 
     def set_floors(self, shares: Mapping[str, float], capacity: int) -> None:
-        """Give tenants, by digest of their cache salts, shares of so many blocks. The queue has no block with content."""
+        """Set the tenants' shares of the capacity, by digest of their cache salts, while no block has content."""
         self.floors: Mapping[str, Floor[B]] = {digest: Floor(int(share * capacity)) for digest, share in shares.items()}
         self._floor_of: dict[int, Floor[B]] = {}
         """By id of a block."""
@@ -64,7 +64,7 @@ class FlooredQueue(ValueQueue[B]):
         """Whether some tenant may have set blocks aside and be above its floor."""
 
     def own(self, blocks: Iterable[B], salt: str) -> None:
-        """Note that a tenant's request leaves these blocks with content."""
+        """Assign blocks that a tenant's request frees with content."""
         floor = self.floors.get(_digest_of(salt)) if salt else None
         if floor is None:
             return
@@ -77,14 +77,14 @@ class FlooredQueue(ValueQueue[B]):
         self._over |= bool(floor.aside) and floor.held > floor.limit
 
     def disown(self, blocks: Iterable[B]) -> None:
-        """Note that these blocks have no content."""
+        """Remove blocks that have lost their content."""
         for block in blocks:
             floor = self._floor_of.pop(block.block_id, None)
             if floor is not None:
                 floor.held -= 1
 
     def step(self) -> bool:
-        """As :meth:`ValueQueue.step`; also end floors whose tenants are silent."""
+        """As :meth:`ValueQueue.step`; also let floors of silent tenants lapse."""
         now = self._clock()
         for floor in self.floors.values():
             if floor.limit != _NOTHING and now - floor.used > LAPSE_S:
@@ -132,13 +132,13 @@ class FlooredQueue(ValueQueue[B]):
             super().remove(block)
 
     def eviction_order(self, kept: list[B] | None = None) -> Iterator[B]:
-        """Walk all blocks, those set aside last; protected blocks whose turn has not come are where it would come."""
+        """Iterate over all blocks, those set aside last. Other protected blocks are at their place in the order."""
         yield from super().eviction_order(kept)
         for floor in self.floors.values():
             yield from floor.aside.values()
 
     def _drain(self, taken: list[B], n: int) -> None:
-        """Give up what tenants have set aside above their floors, until there are n; blocks without content go before them."""
+        """Evict blocks set aside above the floors, after blocks without content, until ``taken`` has n."""
         while len(taken) < n and self.head.next_free_block is not self._start[_NEXT][_HEAD]:
             taken += super().popleft_n(1)
         for floor in self.floors.values():
@@ -149,7 +149,7 @@ class FlooredQueue(ValueQueue[B]):
         self._over = False
 
     def _give_up(self, floor: Floor[B]) -> B:
-        """Take out the first block that a tenant has set aside."""
+        """Remove and return the first block that a tenant has set aside."""
         number, block = floor.aside.popitem(last=False)
         del self._floor_of[number]
         floor.held -= 1

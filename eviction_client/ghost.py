@@ -1,8 +1,8 @@
 """Two ghost caches with the real cache's traffic, one under each rule, and the guard's decision between the rules.
 
-A ghost cache holds block hashes and no content. Both follow a sample of the blocks, chosen by hash, at the same share of the
-capacity, so each hits what a whole cache under its rule would. They are the real queue (:mod:`eviction_client.value_queue`)
-with the same reuse classes and tables. Every request is over at once, so all their blocks are free.
+A ghost cache holds block hashes without content. Both hold a sample of the blocks, chosen by hash, and the same share of the
+capacity, so that the hit rate estimates that of a full cache. They use the real queue (:mod:`eviction_client.value_queue`) with
+the same reuse classes and tables. Requests take no time in them, so all blocks are always free.
 """
 
 import time
@@ -16,13 +16,13 @@ from eviction_client.value_queue import Table, ValueQueue
 H = TypeVar("H", bound=Hashable)
 
 SAMPLED: Final = 4
-"""One block in so many is followed."""
+"""Sampling: one block in this many."""
 FEWEST_BLOCKS: Final = 64
-"""Blocks of a ghost cache; if one in SAMPLED gives fewer, more are followed."""
+"""Smallest ghost cache, blocks; small caches are sampled more densely."""
 
 
 def sampled(block: bytes, every: int) -> bool:
-    """Return whether a block is followed, of one in ``every``, a power of two: hashes are uniformly distributed."""
+    """Return whether a block is in the sample of one in ``every``, a power of two. Hashes are uniformly distributed."""
     return not block[-1] & (every - 1)
 
 
@@ -34,7 +34,7 @@ class Freed(NamedTuple, Generic[H]):
 
 
 class GhostHits(NamedTuple):
-    """Sampled blocks of a prompt: all, and those that each ghost cache had."""
+    """Sampled blocks of a prompt: all, and the hits of each ghost cache."""
 
     asked: int = 0
     value: int = 0
@@ -42,7 +42,7 @@ class GhostHits(NamedTuple):
 
 
 class GhostBlock(Block, Generic[H]):
-    """A block of which only the hash is known."""
+    """A block without content."""
 
     __slots__ = ("content",)
 
@@ -52,7 +52,7 @@ class GhostBlock(Block, Generic[H]):
 
 
 class GhostCache(Generic[H]):
-    """A cache of ``room`` block hashes under one rule. When ``room`` falls the next use takes out what is too much."""
+    """A cache of ``room`` block hashes under one rule. After ``room`` falls, the next use evicts the excess."""
 
     def __init__(self, room: int, classes: int, *, value_enabled: bool, clock: Callable[[], float]) -> None:
         self.room = room
@@ -63,18 +63,18 @@ class GhostCache(Generic[H]):
         self._numbers = 0
 
     def hits(self, prompt: Sequence[H], above: "GhostCache[H] | None" = None) -> int:
-        """Return how many of a prompt's blocks are cached, from its start without a gap, here or in the cache above."""
+        """Return the number of leading blocks of a prompt that are here or in the cache above."""
         held, more = self._blocks, above._blocks if above is not None else ()
         missing = (depth for depth, block in enumerate(prompt) if block not in held and block not in more)
         return next(missing, len(prompt))
 
     def wait(self, request: Hashable, prompt: Sequence[H], above: "GhostCache[H] | None" = None) -> None:
-        """Keep what a request that waits from now on will hit, here and not in the cache above."""
+        """Retain the blocks that a waiting request will hit here and not in the cache above."""
         hit = prompt[: self.hits(prompt, above)]
         self.queue.wait(request, [self._blocks[block].block_id for block in hit if above is None or block not in above._blocks])
 
     def use(self, freed: Sequence[Freed[H]]) -> None:
-        """Hold a finished request's blocks, in place of those that the rule evicts first."""
+        """Insert a finished request's blocks and evict as the rule says."""
         queue, held = self.queue, self._blocks
         left = self.room
         chain: list[tuple[list[GhostBlock[H]], int]] = []
@@ -110,13 +110,13 @@ class Ghosts(Generic[H]):
     """Both ghost caches and the guard. Not thread-safe.
 
     Args:
-        capacity: blocks that the real cache has for free blocks.
-        sampled: whether a block is followed, of one in ``every``.
+        capacity: of the real cache for free blocks, blocks.
+        sampled: returns whether a block is in the sample of one in ``every``.
 
     Attributes:
-        every: one block in so many is followed.
-        asked, value_hits, lru_hits: sampled blocks of prompts: all, and those that each ghost cache had.
-        latest: the same of the last request.
+        every: one block in this many is sampled.
+        asked, value_hits, lru_hits: sampled blocks of prompts: all, and the hits of each ghost cache.
+        latest: the same for the last request.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Ghosts(Generic[H]):
         self._lru: GhostCache[H] = GhostCache(room, classes, value_enabled=False, clock=clock)
 
     def renewed(self) -> "Ghosts[H]":
-        """Return empty ones that know nothing of the traffic; what these have counted goes on."""
+        """Return empty ghost caches and a new guard with the counters of these."""
         capacity, classes, sampled, clock = self._made_of
         fresh = Ghosts(capacity, classes, sampled, clock=clock)
         fresh.asked, fresh.value_hits, fresh.lru_hits = self.asked, self.value_hits, self.lru_hits
@@ -152,41 +152,41 @@ class Ghosts(Generic[H]):
         return self._value if value_enabled else self._lru
 
     def resize(self, capacity: float) -> None:
-        """Give both caches the room that the real cache has for free blocks now."""
+        """Set the capacity to that of the real cache for free blocks now."""
         self._value.room = self._lru.room = max(int(capacity) // self.every, 1)
 
     @property
     def price(self) -> float:
-        """Mean retention value of what the cache under the value evicts, uses per second; 0: nothing yet."""
+        """Mean retention value of the blocks that the value cache evicts, uses per second; 0: nothing evicted yet."""
         return self._value.queue.price
 
     def set_tables(self, tables: Sequence[Table] | None) -> None:
-        """Take the classes' values; None: nothing is known."""
+        """Set the classes' values; None: unknown."""
         self._value.queue.set_tables(tables)
 
     def wait(self, request: Hashable, prompt: Sequence[H], *, above: GhostCache[H] | None = None) -> None:
-        """Have both keep what a waiting request will hit, as the real cache does.
+        """Retain the blocks that a waiting request will hit, as the real cache does.
 
         Args:
             prompt: its full blocks.
-            above: a cache that is asked first. What it has is not kept here.
+            above: cache with priority. Blocks in it are not retained here.
         """
         followed = [block for block in prompt if self._sampled(block, self.every)]
         for cache in (self._value, self._lru):
             cache.wait(request, followed, above)
 
     def served(self, request: Hashable) -> None:
-        """Note that a request has ended: while it ran its blocks were in use."""
+        """Release the blocks retained for a request, which has ended."""
         for cache in (self._value, self._lru):
             cache.queue.served(request)
 
     def observe(self, prompt: Sequence[H], freed: Sequence[Freed[H]], *, above: GhostCache[H] | None = None) -> bool:
-        """Show a finished request to both; return whether the value is to order the real cache.
+        """Apply a finished request to both caches; return whether the value should order the real cache.
 
         Args:
             prompt: the full blocks of its prompt.
-            freed: all blocks that it leaves, from the chain's start.
-            above: a cache that is asked first. What it has counts as hit by both.
+            freed: all its blocks, from the chain's start.
+            above: cache with priority. Its hits count as hits of both.
         """
         followed = [block for block in prompt if self._sampled(block, self.every)]
         value_hits, lru_hits = self._value.hits(followed, above), self._lru.hits(followed, above)

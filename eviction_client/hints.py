@@ -1,4 +1,4 @@
-"""What an application knows better than any predictor, sent with a request, and how much of a cache it may decide.
+"""Hints that applications send with requests, and the limits on their effect.
 
 Anyone who may use the API can send a hint. So an operator enables hints (``LPC_HINTS_SHARE``), and two rules bound them:
 
@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 from eviction_client.stores.base import BlockHash
 
 SWEEP_S: Final = 1.0
-"""Shortest time between two searches for retentions that are over: one takes milliseconds in a large account."""
+"""Shortest interval between searches for expired retentions, which take milliseconds in a large account."""
 
 B = TypeVar("B")
 
@@ -37,7 +37,7 @@ class Hints:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any] | None) -> "Hints":
-        """Read ``lpc_retain_seconds`` and ``lpc_done``. A value that cannot be read is not a hint."""
+        """Read ``lpc_retain_seconds`` and ``lpc_done``. Invalid values are ignored."""
         if not arguments:
             return NO_HINTS
         done = arguments.get("lpc_done", False)
@@ -52,13 +52,13 @@ NO_HINTS: Final = Hints()
 
 
 class Owners:
-    """Which blocks one conversation alone has used. Not thread-safe.
+    """Blocks that only one conversation has used. Not thread-safe.
 
-    A conversation is known by its session. Without one each request is a conversation of its own, so that a request owns only
-    the blocks that it was the first to use.
+    The session identifies a conversation. Without a session each request is its own conversation and owns only the blocks that
+    it was the first to use.
 
     Args:
-        blocks: the latest so many blocks are remembered, at most twice as many.
+        blocks: number of recent blocks to store, at most twice as many.
     """
 
     _SHARED: Final = object()
@@ -69,7 +69,7 @@ class Owners:
         self._earlier: dict[BlockHash, object] = {}
 
     def used(self, session: str | None, chain: Sequence[BlockHash]) -> int:
-        """Note that a request has used a chain; return the place from which on nobody else has used its blocks."""
+        """Record that a request has used a chain; return the depth from which no other conversation has used it."""
         user: object = session or object()
         users, earlier, shared = self._users, self._earlier, self._SHARED
         own_from = 0
@@ -86,16 +86,16 @@ class Owners:
 
 
 class Retained(Generic[B]):
-    """The blocks of one cache that a hint retains: at most a share of it. Not thread-safe.
+    """The blocks of one cache that hints retain, up to a limit. Not thread-safe.
 
-    A block counts until its time is over or :meth:`release` is called, so that the account never counts too few.
+    A block counts until its time is over or :meth:`release` is called, so the account never counts too few.
 
     Args:
         limit: blocks (or tokens, or bytes) that hints may retain.
 
     Attributes:
-        held: blocks that count now, at most ``limit``.
-        granted, refused: blocks that hints asked for so far.
+        held: blocks retained now, at most ``limit``.
+        granted, refused: blocks of hints so far.
     """
 
     def __init__(self, limit: float) -> None:
@@ -107,7 +107,7 @@ class Retained(Generic[B]):
         self._swept_at = -math.inf
 
     def hold(self, sizes: Mapping[Any, int], until: float, now: float) -> bool:
-        """Retain all of these blocks until a time, seconds since the epoch, or none of them; return whether it did."""
+        """Retain all of these blocks until a time (seconds since the epoch), or none; return whether they are retained."""
         if not self.fits(sizes, now):
             self.refused += sum(sizes.values())
             return False
@@ -128,7 +128,7 @@ class Retained(Generic[B]):
         return self.held + more <= self.limit
 
     def release(self, blocks: Iterable[Hashable]) -> None:
-        """Count these no longer: they are gone, or have a place in the order that no hint has given them."""
+        """Remove blocks from the account: evicted, or ordered without a hint."""
         if self._until:
             for block in blocks:
                 before = self._until.pop(block, None)
@@ -136,7 +136,7 @@ class Retained(Generic[B]):
                     self.held -= before[1]
 
     def clear(self) -> None:
-        """Count nothing."""
+        """Remove all blocks from the account."""
         self._until.clear()
         self.held = 0
 

@@ -1,10 +1,10 @@
 """Why prompt tokens were not cached, counted block by block from hashes alone.
 
-Each token of a prompt is counted under one source (`SOURCES`). A block that an earlier request has used and that the engine
-did not find was evicted. A block that is unknown begins something new, unless the same conversation has sent something else at
-this place before. What is remembered is bounded, so blocks that were used long ago count as new.
+Each token of a prompt has one source (`SOURCES`). A block that an earlier request used and that the engine did not find was
+evicted. An unknown block is new, or changed if the same conversation had another block at this position. The history is
+bounded, so blocks that were last used long ago count as new.
 
-The methods belong to the background (:mod:`eviction_client.plugin`); the counters may be read from any thread.
+Only the background calls the methods (:mod:`eviction_client.plugin`); any thread may read the counters.
 """
 
 from bisect import bisect_right
@@ -30,30 +30,30 @@ SOURCES: Final = (
 )
 """Where prompt tokens come from: the cache, or why not.
 
-- ``evicted``: an earlier request has used the block, and it was gone.
+- ``evicted``: an earlier request used the block, and the cache no longer had it.
 - ``new``: no request has used the block before.
-- ``changed``: new, and the conversation's last prompt was another one at this place: an edited history, a time stamp, another
-  order of tools. Known for conversations with a session only.
-- ``reply_changed``: as ``changed``, within the last reply: its reasoning was left out, for example.
+- ``changed``: new, and the conversation's previous prompt differed at this position: an edited history, a time stamp, another
+  order of tools. Only for conversations with a session.
+- ``reply_changed``: as ``changed``, within the last reply: without its reasoning, for example.
 - ``other_salt``: the first block was used under another cache salt, adapter or media.
-- ``other_engine``: another engine of the fleet has used the block lately, as the store of shared blocks tells.
-- ``short``: the end of a prompt that fills no block, or its last block. Engines compute at least one token.
+- ``other_engine``: another engine of the fleet has used the block recently, according to the store of shared blocks.
+- ``short``: the incomplete last block of a prompt, or its last full block, because engines compute at least one token.
 """
 UNUSED: Final = (*(f"{bound:g}" for bound in GAPS), "+Inf")
 """Upper bounds of the time since the last use of evicted blocks, seconds."""
 CHANGED_FROM: Final = (0, 1024, 8192)
-"""Tokens before the place where a prompt was changed: at least so many."""
+"""Lower bounds of the tokens before a change."""
 REMEMBERED: Final = 4
-"""Blocks of replies that are remembered, in caches."""
+"""Stored blocks of replies, in multiples of the cache."""
 TIMES: Final = (2, 4)
-"""Larger caches that are followed under LRU, in caches."""
+"""Sizes of the larger LRU ghost caches, in multiples of the cache."""
 MOST_SESSIONS: Final = 50_000
 MOST_FIRST_BLOCKS: Final = 10_000
 _UNKNOWN: Final = 0
 
 
 class _Chain(NamedTuple):
-    """The last chain of a conversation: blocks of its prompt, and with the reply."""
+    """The last chain of a conversation: number of blocks of the prompt, and with the reply."""
 
     prompt: int
     blocks: int
@@ -65,18 +65,18 @@ class Misses:
     Args:
         capacity: blocks of the engine's cache.
         block_tokens: of a block.
-        every: one block in so many is followed in the larger caches.
+        every: one block in this many is sampled in the larger caches.
         clock: seconds; never goes back.
 
     Attributes:
         tokens: by source.
         unused: evicted tokens by the time since their last use; see `UNUSED`.
-        changed: tokens of ``changed`` by the place where the prompt was changed; see `CHANGED_FROM`.
+        changed: tokens of ``changed`` by the position of the change; see `CHANGED_FROM`.
         followed: sampled evicted blocks: ``all``, and those that other caches would have had: ``lru`` and ``value`` of the same
             size, ``lru_2`` and ``lru_4`` of twice and four times the size.
         tenants: tokens by source, by digest of the cache salt, of at most MOST_TENANTS and OTHERS.
-        judged: sampled blocks of prompts by digest of the cache salt, of the same tenants: ``asked``, and those that the ghost
-            caches under ``value`` and ``lru`` had.
+        judged: sampled blocks of prompts by digest of the cache salt, of the same tenants: ``asked``, and the hits of the ghost
+            caches ``value`` and ``lru``.
     """
 
     def __init__(self, capacity: int, block_tokens: int, *, every: int, clock: Callable[[], float]) -> None:
@@ -95,16 +95,16 @@ class Misses:
         self._arrived: dict[Hashable, list[Stretch]] = {}
         self._cached: dict[Hashable, int] = {}
         self._replies: OrderedDict[BlockHash, float] = OrderedDict()
-        """When blocks of replies were made that no prompt has had yet."""
+        """Times of reply blocks that no prompt has contained yet."""
         self._sessions: OrderedDict[str, _Chain] = OrderedDict()
         self._first: OrderedDict[int, BlockHash] = OrderedDict()
         """The last first block by its tokens."""
 
     def arrived(self, request_id: Hashable, prompt: Sequence[BlockHash], stretches: Iterable[Stretch], at: float) -> None:
-        """Note what is known of a prompt's blocks.
+        """Record what is known of a prompt's blocks.
 
         Args:
-            stretches: all of the prompt, as the reuse monitor has found them. It knows nothing of replies.
+            stretches: of the whole prompt, from the reuse monitor, which does not know replies.
             at: seconds since the epoch.
         """
         pieces: list[Stretch] = []
@@ -119,7 +119,7 @@ class Misses:
         self._arrived[request_id] = pieces
 
     def served(self, request_id: Hashable, cached: int) -> None:
-        """Note that a request is served, with so many tokens of its prompt cached."""
+        """Record the number of cached tokens of a request that is served."""
         if request_id in self._arrived:
             self._cached[request_id] = cached
 
@@ -150,7 +150,7 @@ class Misses:
         self._remember(ended, prompt, in_use)
 
     def judge(self, salt: str, hits: GhostHits) -> None:
-        """Count what the ghost caches had of a prompt under a salt, so that a tenant that loses by the rule is seen."""
+        """Count the ghost caches' hits by tenant, which shows tenants that lose by the rule."""
         if salt:
             self.judged.setdefault(self._tenant(salt), Counter()).update(hits._asdict())
 
@@ -203,7 +203,7 @@ class Misses:
         return "new"
 
     def _follow(self, prompt: Sequence[BlockHash], start: int, end: int, ghosts: Mapping[str, GhostCache[BlockHash]]) -> None:
-        """Note which caches would have had the blocks from ``start`` to before ``end``."""
+        """Count which caches would have had the blocks in [start, end)."""
         followed = [(depth, block) for depth, block in enumerate(prompt) if sampled(block, self._every)]
         blocks = [block for _, block in followed]
         before = sum(depth < start for depth, _ in followed)

@@ -1,12 +1,12 @@
-"""From a request's admission to the reuse classes of its blocks: the part of a plug-in that is the same in every engine.
+"""The engine-independent part of a plug-in: from a request's admission to the reuse classes of its blocks.
 
 The engine's scheduler calls :meth:`Plugin.admitted`, :meth:`Plugin.started` and :meth:`Plugin.finished`, which append to a
-bounded queue: microseconds. What costs more is done in the background (:mod:`eviction_client.background`), in the order in
-which the scheduler has called: reuse is counted, the ghost caches choose the rule, curves are fitted, the store is asked and
-written. The scheduler's next :meth:`Plugin.follow` hands rule and values to its queue.
+bounded queue within microseconds. A background thread (:mod:`eviction_client.background`) processes these events in order: it
+counts reuse, lets the ghost caches choose the rule, fits the curves, and reads and writes the store. The scheduler's next
+:meth:`Plugin.follow` passes rule and values to its queue.
 
-Keys in the store have the form that all engines of a fleet use, a time: the end of a request and the class's *retain seconds*,
-the first age at which its value falls below the price of room in this cache.
+A key in the store is a time, so that all engines of a fleet can compare it: the end of a request plus the *retain seconds* of
+its class, the first age at which the class's value falls below the price of memory in this cache.
 """
 
 import logging
@@ -40,22 +40,22 @@ logger = logging.getLogger(__name__)
 
 REFIT_S: Final = 30.0
 REMEMBERED: Final = 4
-"""Blocks whose last use is remembered, in caches."""
+"""Blocks whose last use is stored, in multiples of the cache."""
 MAX_WAITING: Final = 20_000
-"""Admissions and ends that may wait for the background; over it the oldest are not learned from."""
+"""Events that may wait for the background; beyond it the oldest are dropped."""
 MAX_RUNNING: Final = 10_000
-"""Running requests whose stretches are known; over it the oldest's blocks lie in the class of blocks used once."""
+"""Running requests whose stretches are stored; beyond it the oldest request's blocks count as used once."""
 MAX_ASKED: Final = 256
-"""Blocks about which one question asks the store."""
+"""Blocks per query of the store."""
 MAX_POOLED: Final = 10_000
-"""Answers of the store that are remembered."""
+"""Cached answers of the store."""
 TRIM_EVERY_S: Final = 100.0
 MOST_FAILURES: Final = 3
-"""Failures of the background after which least recent use is in force until the engine restarts."""
+"""Failures of the background after which LRU applies until the engine restarts."""
 IN_USE_FOLLOWS: Final = 0.02
-"""Share by which the mean of the blocks in use follows at each end of a request."""
+"""Weight of each request in the running mean of blocks in use."""
 NOTICEABLE_S: Final = 1.0
-"""A pooled key that lies less than this beyond the own one changes nothing."""
+"""A pooled key changes the class only if it is later than the own key by at least this."""
 
 
 class Predictor(BasePredictor, Protocol):
@@ -63,26 +63,26 @@ class Predictor(BasePredictor, Protocol):
 
     @property
     def reuse_curves(self) -> ReuseCurves | None:
-        """The predicted curves of the groups that predictions name; None: the sidecar has sent none."""
+        """The predicted curves of the groups in predictions; None: not received."""
 
 
 class Ordered(Protocol):
-    """What orders blocks by the rule and the values in force, as :class:`eviction_client.value_queue.ValueQueue` does."""
+    """A queue that orders blocks by the current rule and values, such as :class:`eviction_client.value_queue.ValueQueue`."""
 
     value_enabled: bool
 
     @property
     def tables(self) -> Sequence[Table] | None:
-        """The classes' values, as last set."""
+        """The classes' values."""
 
     def set_tables(self, tables: Sequence[Table] | None) -> None:
-        """Take the classes' values; None: nothing is known."""
+        """Set the classes' values; None: unknown."""
 
 
 class _Started(NamedTuple):
-    """A request whose prompt is looked at, with the full blocks of it.
+    """A request whose prompt lookup has happened, with the full blocks of its prompt.
 
-    ``kept``: it waits, and these are kept for it; ``cached``: as of :class:`_Served`, if it is served already.
+    ``kept``: it waits, and these blocks are retained for it; ``cached``: see :class:`_Served`, if it has already started.
     """
 
     request_id: Hashable
@@ -93,39 +93,39 @@ class _Started(NamedTuple):
 
 
 class _Served(NamedTuple):
-    """A request whose prompt is computed from now on, with so many of its tokens cached."""
+    """A request whose prefill starts, with the number of its cached tokens."""
 
     request_id: Hashable
     cached: int
 
 
 class Plugin:
-    """Gives the blocks of one engine their reuse classes. Methods are for the scheduler's thread, but for ``on_tick``'s.
+    """Assigns reuse classes to the blocks of one engine. Call its methods from the scheduler's thread.
 
     Args:
         capacity: blocks of the engine's cache.
         block_tokens: tokens of a block, as the engine hashes them.
-        predictor: asked at admission; closed with the plug-in.
-        store: where the keys of shared blocks are pooled; None: they are not. Closed with the plug-in.
-        clock: seconds since the epoch, the same in all engines of a fleet. If it steps back, time stands still.
-        background: starts what runs the rounds of learning.
+        predictor: called at admission; closed with the plug-in.
+        store: of the pooled keys of shared blocks; None: no pooling. Closed with the plug-in.
+        clock: seconds since the epoch, synchronised in a fleet. If it steps back, time stands still.
+        background: starts the learning thread.
 
     Attributes:
         classes: reuse classes, for queues that follow the plug-in.
-        value_enabled: the retention value orders; else least recent use.
-        tables: the classes' values; None: nothing is known.
-        ended: requests by what their group came from: a prediction, none in time, or aborted.
-        hinted: finished requests with hints: ``retain``, ``done``, and ``off``, which the settings do not allow.
-        retained: blocks of the engine's cache that hints retain. The engine's queue uses this account.
-        raised: stretches that lie in another class because another conversation holds them.
-        implausible: answers of the store that cannot be keys.
-        failures: exceptions kept from the engine; ``guard_failures``: those of the background's learning.
+        value_enabled: whether the retention value orders the blocks; otherwise LRU does.
+        tables: the classes' values; None: unknown.
+        ended: requests by origin of their group: a prediction, no answer in time, or aborted.
+        hinted: finished requests by hint: ``retain``, ``done``, or ``off`` if the settings disable hints.
+        retained: blocks of the engine's cache that hints retain; shared with the engine's queue.
+        raised: stretches in another class because another conversation holds them.
+        implausible: answers of the store that are not valid keys.
+        failures: exceptions hidden from the engine; ``guard_failures``: those of the background's learning.
         refits: of the curves.
         seconds: time spent in the scheduler's thread.
-        clock: of :meth:`now`.
+        clock: see :meth:`now`.
         on_tick: called about every second, in the background.
         tiers: below the engine's cache.
-        misses: where prompt tokens came from.
+        misses: sources of prompt tokens.
     """
 
     def __init__(
@@ -161,13 +161,13 @@ class Plugin:
         self._events: deque[_Started | _Served | Ended] = deque(maxlen=MAX_WAITING)
         self._appended = self._handled = 0
         self._stretches: OrderedDict[Hashable, list[Stretch]] = OrderedDict()
-        """Of running requests. Written by the background only."""
+        """Stretches of running requests. Only the background writes it."""
         self._retain_s: Sequence[float] = [0.0] * self.classes
         self._by_retain: Sequence[tuple[float, int]] = []
         self._conversations = Conversations()
         self._lately: deque[BlockHash] = deque(maxlen=MAX_ASKED)
         self._pooled: OrderedDict[BlockHash, float] = OrderedDict()
-        """Keys that other conversations give blocks. Written by the background only."""
+        """Blocks' keys from other conversations. Only the background writes it."""
         self._to_ask = False
         self._monitor = ReuseMonitor(grouping.WITH_PREDICTED, remembered=REMEMBERED * capacity)
         self.ghosts: Ghosts[BlockHash] = Ghosts(capacity, self.classes, sampled, clock=self.now)
@@ -179,26 +179,26 @@ class Plugin:
     # The scheduler's thread.
 
     def admitted(self, request_id: Hashable, token_ids: Sequence[int], *, session: str | None, category: str = "") -> None:
-        """Ask the predictor about a request. ``token_ids``: its prompt. Must not change afterwards."""
+        """Request a prediction. ``token_ids``: the prompt, which must not change afterwards."""
         self.predictor.ask(request_id, token_ids=token_ids, category=category, conversation_id=session or "")
 
     def started(
         self, request_id: Hashable, blocks: Sequence[BlockHash], *, kept: bool = False, cached: int | None = None
     ) -> None:
-        """Have the prompt of a request looked at: when it begins to wait, if its blocks are kept from then on, else when it has
-        taken them.
+        """Count the reuse of a prompt's blocks: when the request begins to wait if its blocks are retained from then on,
+        otherwise when it has allocated them.
 
-        Blocks that are waited for and not kept would seem to have missed their time, and go just before they are hit. Measured
-        on recorded agents in a closed loop, 96 sessions and 2M tokens: 0.0% of hits in place of 30.9.
+        If reuse were counted at the start of the wait without retaining the blocks, they would seem overdue and be evicted just
+        before their use. Measured on recorded agents in a closed loop, 96 sessions and 2M tokens: 0.0% of hits instead of 30.9.
 
         Args:
-            blocks: hashes of the prompt's full blocks. Must not change afterwards.
-            cached: as of :meth:`served`, if it is served already.
+            blocks: hashes of the prompt's full blocks, which must not change afterwards.
+            cached: see :meth:`served`, if the request has already started.
         """
         self._append(_Started(request_id, blocks, self.now(), kept, cached))
 
     def served(self, request_id: Hashable, cached: int) -> None:
-        """Note that a request that was `started` is served, with so many tokens of its prompt cached, here or in a tier."""
+        """Record that a `started` request is served. ``cached``: tokens of its prompt in the cache or a tier."""
         self._append(_Served(request_id, cached))
 
     def finished(
@@ -214,18 +214,18 @@ class Plugin:
         token_ids: Sequence[int] = (),
         salt: str = "",
     ) -> Ended:
-        """Return the reuse classes of a request that has ended, and what its hints ask for.
+        """Return the reuse classes of a finished request, and its hints.
 
-        A request that ends before its prompt was looked at has blocks that are used for the first time.
+        If a request ends before its prompt was `started`, its blocks count as used for the first time.
 
         Args:
-            completed: it came to its end; else (aborted, failed) its prediction counts for nothing.
-            blocks: hashes of its chain from the start, as far as computed. Must not change afterwards.
-            prompt_blocks: how many of these its prompt filled.
-            reply_end: equal for replies that end alike; see `eviction_client.grouping.ReplyEnds`.
-            session: names the conversation in all engines, if the caller knows it.
-            token_ids: its prompt. Must not change afterwards.
-            salt: which keeps tenants apart.
+            completed: False if it was aborted or failed; its prediction is then ignored.
+            blocks: hashes of its computed blocks from the start, which must not change afterwards.
+            prompt_blocks: number of these that the prompt filled.
+            reply_end: equal for replies with the same end; see `eviction_client.grouping.ReplyEnds`.
+            session: name of the conversation in all engines, if known.
+            token_ids: the prompt, which must not change afterwards.
+            salt: cache salt, which separates tenants.
         """
         now = self.now()
         prediction = self.predictor.take(request_id)
@@ -255,21 +255,21 @@ class Plugin:
         return ended
 
     def follow(self, queue: Ordered, *, value_enabled: bool | None = None) -> None:
-        """Give a queue the rule and the values in force. ``value_enabled``: a rule of the queue's own."""
+        """Set a queue's rule and values to the current ones. ``value_enabled``: overrides the rule."""
         queue.value_enabled = self.value_enabled if value_enabled is None else value_enabled
         if queue.tables is not self.tables:
             queue.set_tables(self.tables)
 
     def in_use(self, blocks: int) -> None:
-        """Note how many blocks requests hold now. Called when one ends."""
+        """Record the number of blocks in use. Called when a request ends."""
         self._in_use += IN_USE_FOLLOWS * (blocks - self._in_use)
 
     def now(self) -> float:
-        """Return the time, seconds since the epoch. It never goes back."""
+        """Return the time, seconds since the epoch; monotonic."""
         return self.clock.now()
 
     def now_or_latest(self) -> float:
-        """Return the time, or the latest that is known if the clock fails. Does not raise."""
+        """Return the time, or the latest known time if the clock fails. Never raises."""
         try:
             return self.now()
         except Exception as error:
@@ -279,7 +279,7 @@ class Plugin:
     def add_tier(
         self, name: str, chunks: int, *, blocks: int, prompts_only: bool, named: Callable[[Any], bytes] = bytes
     ) -> ValueTier:
-        """Return a tier below the engine's cache; see :class:`ValueTier`."""
+        """Add and return a tier below the engine's cache; see :class:`ValueTier`."""
         tier = ValueTier(
             name,
             chunks,
@@ -296,25 +296,25 @@ class Plugin:
         return tier
 
     def drop_tier(self, tier: ValueTier) -> None:
-        """Have nothing more to do with a tier."""
+        """Remove a tier."""
         self.tiers = [other for other in self.tiers if other is not tier]
 
     def failed(self, error: Exception) -> None:
-        """Count an exception that was kept from the engine; log its frames, without values, once for what caught it."""
+        """Count an exception that the engine does not see; log its traceback, without values, once per origin."""
         self.failures += 1
         caught = error.__traceback__
         where = "?" if caught is None else caught.tb_frame.f_code.co_qualname
         log_bug(logger, f"learned prefix cache, {where} (serving goes on)", error)
 
     def settle(self, timeout: float = 5.0) -> bool:
-        """Wait until the background has seen everything so far; for tests and tools."""
+        """Wait until the background has processed all events; for tests and tools."""
         until = time.monotonic() + timeout
         while self._handled < self._appended and time.monotonic() < until:
             time.sleep(0.005)
         return self._handled >= self._appended
 
     def close(self) -> None:
-        """Let go of predictor, store and background."""
+        """Close predictor and store, and stop the background."""
         self.predictor.close()
         self._background.close()
         if self.store is not None:
@@ -332,13 +332,13 @@ class Plugin:
 
     def _append(self, event: "_Started | _Served | Ended") -> None:
         if len(self._events) == MAX_WAITING:
-            self._handled += 1  # the oldest goes
+            self._handled += 1  # the oldest is dropped
         self._events.append(event)
         self._appended += 1
         self._background.wake()
 
     def _runs(self, stretches: Sequence[Stretch], first: int, blocks: Sequence[BlockHash], now: float) -> list[Run]:
-        """Return the classes of a chain; what lies behind its prompt belongs to the last stretch."""
+        """Return the classes of a chain. The reply belongs to the last stretch."""
         if not blocks:
             return []
         most = len(blocks)
@@ -354,11 +354,11 @@ class Plugin:
         return runs
 
     def _raised(self, reuse_class: int, blocks: Sequence[BlockHash], deepest: int, now: float) -> int:
-        """Return the class of a stretch: another one, if other conversations give its deepest block a later key."""
-        key = self._pooled.get(blocks[deepest]) if self._pooled else None  # in SGLang a look at a hash makes all of them
+        """Return the class of a stretch: a different one if other conversations give its deepest block a later key."""
+        key = self._pooled.get(blocks[deepest]) if self._pooled else None  # in SGLang reading one hash computes all of them
         if key is None or not self.value_enabled:
             return reuse_class
-        if not now - OLDEST_S <= key <= now + HORIZON_S:  # NaN is not, either
+        if not now - OLDEST_S <= key <= now + HORIZON_S:  # also false for NaN
             self.implausible += 1
             return reuse_class
         wanted, by_retain = key - now, self._by_retain
@@ -369,7 +369,7 @@ class Plugin:
         return min(by_retain[max(place - 1, 0) : place + 1], key=lambda entry: abs(entry[0] - wanted))[1]
 
     def _asked(self, hints: Hints, session: str | None, blocks: Sequence[BlockHash]) -> tuple[float, int]:
-        """Return how long hints retain a request's blocks, and from which depth on they are done with; note their use."""
+        """Return the seconds for which hints retain a request's blocks, and the depth from which its blocks are done."""
         if self._owners is None:
             self.hinted["off"] += hints is not NO_HINTS
             return 0.0, len(blocks)
@@ -385,9 +385,9 @@ class Plugin:
     # The background.
 
     def _round(self) -> None:
-        """One round.
+        """Run one round of learning.
 
-        If the guard cannot judge, the rule that it last chose must not stay in force: the order is least recent use.
+        If the guard fails, its last choice must not stay in force, so the order becomes LRU.
         """
         try:
             if self.guard_failures < MOST_FAILURES:
@@ -412,7 +412,7 @@ class Plugin:
             self.failed(error)
 
     def _learn(self) -> None:
-        """Learn from all that was left."""
+        """Process all events."""
         curves = self.predictor.reuse_curves
         if curves is not None:
             self._monitor.follow(curves.epoch, grouping.priors_of(curves.hazards))
@@ -427,7 +427,7 @@ class Plugin:
                     self._end(event)
             finally:
                 self._handled += 1
-            # Offer the interpreter lock to the scheduler's thread, which would else wait for the switch interval, 5 ms.
+            # Release the interpreter lock; otherwise the scheduler's thread waits for the switch interval, 5 ms.
             time.sleep(0)
         now = self.now()
         if now - self._fitted_at >= REFIT_S:
@@ -451,14 +451,14 @@ class Plugin:
             self.misses.served(admitted.request_id, admitted.cached)
         if self.store is not None:
             self._lately.extend(admitted.prompt[end - 1] for end, _ in stretches)
-            if stretches and not stretches[-1].gap:  # whether the first unknown block is known elsewhere
+            if stretches and not stretches[-1].gap:  # another engine may know the first unknown block
                 self._lately.append(admitted.prompt[stretches[-2].end if len(stretches) > 1 else 0])
             self._to_ask = True
 
     def _end(self, ended: Ended) -> None:
         stretches = self._stretches.pop(ended.request_id, [])
         prompt = ended.blocks[: ended.prompt_blocks]
-        if stretches and stretches[-1].end > len(prompt):  # aborted before its prompt was computed
+        if stretches and stretches[-1].end > len(prompt):  # aborted during its prefill
             stretches = [Stretch(min(end, len(prompt)), gap) for end, gap in stretches]
             stretches = [s for n, s in enumerate(stretches) if s.end > (stretches[n - 1].end if n else 0)]
         self._monitor.finished(prompt, stretches, ended.first_class, ended.at)
@@ -472,7 +472,7 @@ class Plugin:
             in_use=self._in_use,
         )
         above = self.ghosts.following(self.value_enabled)
-        for tier in self.tiers:  # first: what the pool has of this request is what it had before
+        for tier in self.tiers:  # first, while the ghost caches of the pool have not seen this request
             tier.learn(prompt, freed, above)
         enabled = self.ghosts.observe(prompt, freed)
         self._explain(self.misses.judge, ended.salt, self.ghosts.latest)
@@ -486,7 +486,7 @@ class Plugin:
                 self.store.record(name, blocks, key)
 
     def _explain(self, explain: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Have misses counted. If that fails, the guard can still judge."""
+        """Count misses. A failure does not stop the guard."""
         try:
             explain(*args, **kwargs)
         except Exception as error:
@@ -522,7 +522,7 @@ class Plugin:
         self.tables = tables
 
     def _pool(self) -> None:
-        """Write what was recorded; ask the store about the deepest blocks of the stretches that have arrived."""
+        """Write recorded keys to the store, and query it for the deepest blocks of new stretches."""
         store = self.store
         if store is None:
             return
@@ -535,9 +535,9 @@ class Plugin:
             store.flush()
 
     def _distrust(self) -> None:
-        """After a failure: least recent use orders, and evidence is collected from the start.
+        """After a failure switch to LRU and discard the guard's evidence.
 
-        Without a guard nothing collects evidence, and least recent use stays in force; so it does after MOST_FAILURES.
+        LRU stays in force without a guard, which would collect new evidence, and after MOST_FAILURES.
         """
         self.value_enabled = False
         self.guard_failures += 1

@@ -1,10 +1,10 @@
-"""Tenants, as cache salts keep them apart. A salt is secret, so a tenant is shown by a digest of it."""
+"""Tenants, identified by their cache salts. A salt is secret, so a digest of it stands for the tenant."""
 
 from hashlib import blake2b
 from typing import Final
 
 MOST_TENANTS: Final = 20
-"""Tenants with counters of their own; all others count as one."""
+"""Tenants with their own counters; all others count as one."""
 OTHERS: Final = "others"
 
 

@@ -1,34 +1,33 @@
-"""The free queue: blocks without a user, evicted by retention value at their age, or least recently used first.
+"""The free queue: blocks without a user, in order of retention value at their age, or of last use (LRU).
 
 One doubly linked list holds all free blocks, threaded through the blocks' own ``prev_free_block`` / ``next_free_block`` as in
 vLLM's ``FreeKVCacheBlockQueue``. It consists of *runs*: blocks of one reuse class that were freed together, deepest first.
 
 Invariants:
- 1. Blocks without content (``prepend_n``) lie before all runs.
- 2. The runs of a class lie next to each other in the order of their last use, oldest first. Classes lie in any order.
- 3. Only the first block of a run, its *head*, knows the run (``_run_of``), so taking another block out is plain unlinking.
-    When a head is taken out the next block becomes the head; if that one heads another run, the run has ended.
+ 1. Blocks without content (``prepend_n``) come before all runs.
+ 2. The runs of a class are contiguous, in order of last use, oldest first. Classes are in any order.
+ 3. Only the first block of a run, its *head*, knows the run (``_run_of``), so removing another block is plain unlinking.
+    When a head is removed, the next block becomes the head; if it is the head of another run, the run has ended.
  4. Every free block with content is in exactly one run.
 
-Four classes beyond the reuse classes, under either rule:
- - ``DONE``: before everything else with content. No later use is expected.
- - ``GOES_ON``: of requests that the engine has put off. They are used again within seconds; if not, the blocks sink.
- - ``RETAINED``: behind these, until their time is over (:meth:`ValueQueue.expire`).
- - ``KEPT``: behind everything, what waiting requests will hit (:meth:`ValueQueue.wait`). Of these go first the blocks of the
-   request that came last, the deepest first. A block gets there when its turn to be evicted comes, so that the others cost
-   nothing; when no request waits for it any more it goes next.
+Four classes exist in addition to the reuse classes, under either rule:
+ - ``DONE``: evicted before all other blocks with content. No later use is expected.
+ - ``GOES_ON``: blocks of preempted requests, which resume within seconds. Otherwise they age.
+ - ``RETAINED``: evicted after these, until their time is over (:meth:`ValueQueue.expire`).
+ - ``KEPT``: evicted last, blocks that waiting requests will hit (:meth:`ValueQueue.wait`). The blocks of the latest request go
+   first, the deepest first. A block enters this class when the eviction order reaches it, so other blocks cost nothing. It is
+   evicted next when no request waits for it any more.
 
-Eviction: a value that first rises and then falls with age takes its minimum over a class at its oldest or its newest run, so
-only these two are compared, over all classes. A fitted curve may have several peaks; then a run between the two ends may be
-worth less than both, and is evicted a little late. A run is not evicted while a *deeper* one of the same chain is there: that
-one goes first, because a request could not reach it any more. (The classes' values, fitted one by one, may say otherwise.
-Measured on `chat-exponential` at 2%, where LRU hits 23.5: 21.8 without this rule, 22.6 with it; elsewhere 0 to 0.2 more.)
-Least recent use is the same comparison with the order of the frees in
-place of the value, so a change of rule moves nothing.
+Eviction: a value that first rises and then falls with age has its minimum over a class at the oldest or the newest run, so only
+these two are compared, over all classes. A fitted curve may have several peaks. A run between the two ends may then be worth
+less than both, and is evicted a little late. A run is not evicted before a *deeper* run of the same chain, which no request
+could reach any more. (The classes' values, fitted one by one, may be in another order. Measured on `chat-exponential` at 2%,
+where LRU hits 23.5: 21.8 without this rule, 22.6 with it; elsewhere 0 to 0.2 more.) LRU is the same comparison with the order
+of the frees in place of the value, so a change of rule moves no block.
 
-Values change slowly: they are calculated for one instant, which :meth:`ValueQueue.renew` moves on, and in between only for the
-classes whose ends have changed. Cost, C classes: ``insert`` of n blocks O(n), ``remove`` O(1), ``popleft_n`` O(n) and
-O(log C) for each run that is evicted, ``renew`` O(C), ``wait`` and ``served`` O(blocks of the request).
+Values change slowly. They are calculated for one instant, which :meth:`ValueQueue.renew` advances; between renewals only the
+classes whose ends have changed are recalculated. Cost with C classes: ``insert`` of n blocks O(n), ``remove`` O(1),
+``popleft_n`` O(n) and O(log C) per evicted run, ``renew`` O(C), ``wait`` and ``served`` O(blocks of the request).
 """
 
 import heapq
@@ -43,7 +42,7 @@ from eviction_client.queue import B, FreeList
 from lpc.model.curve import KNOTS, value_at
 
 RENEWED_S: Final = 0.25
-"""Seconds for which calculated values are used."""
+"""Seconds until calculated values are renewed."""
 
 KEPT: Final = -4
 GOES_ON: Final = -3
@@ -51,12 +50,12 @@ DONE: Final = -2
 RETAINED: Final = -1
 _EXTRA: Final = 4
 _PRICED_BLOCKS: Final = 1000.0
-"""Blocks evicted over which the price is averaged."""
+"""Evicted blocks over which the price is averaged."""
 _STALE_FROM: Final = 4
-"""Entries of the heap of classes' ends, per class, from which on those that have changed are thrown out."""
+"""Entries per class at which stale ones are removed from the heap of classes' ends."""
 _EXPIRED_PER_STEP: Final = 16
 _SWEPT_FROM: Final = 1024
-"""Retentions from which on those that have ended before their time are searched for."""
+"""Number of retentions at which those that ended early are removed from the heap."""
 
 # A run is a list. Making a list takes a fifth of the time of making an instance, and every free makes one.
 Run = list[Any]
@@ -68,9 +67,9 @@ _PREVIOUS: Final = 4
 _NEXT: Final = 5
 _DEEPER: Final = 6
 _VALUE: Final = 7
-_VALUED: Final = 8  # number of the renewal that the value is of
+_VALUED: Final = 8  # number of the renewal for which the value was calculated
 
-# What is known of a block that waiting requests need: how many do, the first of them (None: it is served), the block's id.
+# A block that waiting requests need: their number, the first of them (None: it is served), the block's id.
 Need = list[Any]
 _COUNT: Final = 0
 _FIRST: Final = 1
@@ -79,15 +78,15 @@ _BLOCK: Final = 2
 Table = Sequence[float]
 """A class's retention value at `lpc.model.curve.KNOTS`."""
 SOON: Final[Table] = tuple(10.0 / (1.0 + age) for age in KNOTS)
-"""Of ``GOES_ON``: more than any class has that is not used every second."""
+"""Value of ``GOES_ON``: above that of any class not used every second."""
 
 
 _FIXED: Final = {DONE: -math.inf, RETAINED: sys.float_info.max, KEPT: math.inf}
-"""Values of classes that know no age."""
+"""Values of classes without an age."""
 
 
 class Waiter:
-    """A waiting request: what it needs, and the run of its blocks that are kept."""
+    """A waiting request: the blocks that it needs, and the run of its retained blocks."""
 
     __slots__ = ("needs", "run")
 
@@ -97,7 +96,7 @@ class Waiter:
 
 
 class ValueQueue(FreeList[B]):
-    """Free blocks in classes. Not thread-safe: it belongs to the engine's scheduler thread.
+    """Free blocks in classes. Not thread-safe; only the scheduler's thread uses it.
 
     Args:
         head, tail: sentinels with block_id -1. They are linked, never returned.
@@ -105,7 +104,7 @@ class ValueQueue(FreeList[B]):
         clock: seconds; never goes back.
 
     Attributes:
-        price: mean retention value of the latest blocks evicted while the value ordered, uses per second; 0: of none.
+        price: mean retention value of the latest blocks evicted by value, uses per second; 0: none yet.
     """
 
     def __init__(self, head: B, tail: B, classes: int, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -115,7 +114,7 @@ class ValueQueue(FreeList[B]):
         self._end: Run = [tail, 0.0, math.inf, None, None, None, None, 0.0, -1]
         self._start: Run = [head, 0.0, -1, None, None, self._end, None, 0.0, -1]
         self._end[_PREVIOUS] = self._start
-        # Entry -1 is the sentinels': they start no run, but end the one before them.
+        # Entry -1 is for the sentinels, which start no run but end the one before them.
         self._run_of: dict[int, Run] = {-1: self._end}
         self._oldest: list[Run | None] = [None] * (classes + _EXTRA)
         self._newest: list[Run | None] = [None] * (classes + _EXTRA)
@@ -125,24 +124,24 @@ class ValueQueue(FreeList[B]):
         self._as_of = -math.inf
         self._renewals = 0
         self._least: list[tuple[float, int, Run] | None] = [None] * (classes + _EXTRA)
-        """By class the end with the lower value: value, the run's number, run; None: the class is empty."""
+        """By class, the end with the lower value: value, number of the run, run; None: the class is empty."""
         self._worst: list[tuple[float, int, Run]] = []
-        """Heap of what is and was in ``_least``."""
+        """Heap of present and past entries of ``_least``."""
         self._stale: set[int] = set()
         self._going: tuple[Run, float | None] | None = None
-        """The run that was evicted from last, and the value to price its blocks by, while it is still to be evicted first,
-        if no class has become stale since; a step that decodes takes a block at a time."""
+        """The run of the latest eviction, and the price of its blocks, while it remains first and no class is stale. A step
+        that decodes takes single blocks."""
         self._retained: list[tuple[float, int, Run, int]] = []
-        """Heap of the retained runs: end of the time, number, run, class afterwards."""
+        """Heap of the retained runs: end of retention, number, run, class afterwards."""
         self._swept_from = _SWEPT_FROM
         self._waiters: dict[Hashable, Waiter] = {}
-        """Waiting requests, the first first."""
+        """Waiting requests, oldest first."""
         self._needed: dict[int, Need] = {}
         """By block id."""
 
     @property
     def value_enabled(self) -> bool:
-        """Whether the retention value orders the blocks; else least recent use does."""
+        """Whether the retention value orders the blocks; otherwise LRU does."""
         return self._value_enabled
 
     @value_enabled.setter
@@ -158,7 +157,7 @@ class ValueQueue(FreeList[B]):
 
     @property
     def waiting(self) -> int:
-        """Requests that :meth:`wait` has named and :meth:`served` has not."""
+        """Number of waiting requests."""
         return len(self._waiters)
 
     @property
@@ -172,7 +171,7 @@ class ValueQueue(FreeList[B]):
         return len(self._run_of) - 1
 
     def set_tables(self, tables: Sequence[Table] | None) -> None:
-        """Take the classes' values at `KNOTS`; None: nothing is known, and least recent use orders."""
+        """Set the classes' values at `KNOTS`; None: unknown, and LRU applies."""
         self._tables = tables
         self._as_of, self._going = -math.inf, None
 
@@ -194,14 +193,14 @@ class ValueQueue(FreeList[B]):
             if run is None or run[_NUMBER] != self._number or run[_USED] != last_use:
                 run = self._begin(blocks[0], reuse_class, last_use)
                 run[_DEEPER] = deeper
-            self._link(blocks, run[_NEXT][_HEAD])  # what was freed in one go with the run before is one run
+            self._link(blocks, run[_NEXT][_HEAD])  # blocks freed together with the previous run extend it
             deeper = run
 
     def retain(self, blocks: Sequence[B], reuse_class: int, until: float) -> None:
-        """Add freed blocks behind everything; when their time is over they lie in a class as if just used.
+        """Add freed blocks that are retained until a time, and then belong to a class as if just used.
 
         Args:
-            until: seconds, as the clock's.
+            until: seconds on the clock.
         """
         if not blocks:
             return
@@ -214,16 +213,16 @@ class ValueQueue(FreeList[B]):
             self._swept_from = max(_SWEPT_FROM, 2 * len(self._retained))
 
     def step(self) -> bool:
-        """Do what is due before a step of the engine: end retentions, a few at a time; calculate the values for the present.
+        """Prepare a step of the engine: end a few expired retentions and renew the values.
 
-        Return whether retentions are left that are over.
+        Return whether expired retentions remain.
         """
         more = self.expire(_EXPIRED_PER_STEP)
         self.renew()
         return more
 
     def expire(self, budget: int) -> bool:
-        """Move at most ``budget`` runs to their classes whose retention is over; return whether there are more."""
+        """Move at most ``budget`` runs with expired retention to their classes; return whether more remain."""
         if not self._retained:
             return False
         now = self._clock()
@@ -243,7 +242,7 @@ class ValueQueue(FreeList[B]):
         return bool(self._retained) and self._retained[0][0] <= now
 
     def _begin(self, first: B, reuse_class: int, last_use: float) -> Run:
-        """Begin a class's newest run, whose blocks are not linked yet; return it."""
+        """Create and return a class's newest run, whose blocks are not linked yet."""
         newest = self._newest[reuse_class]
         previous = self._end[_PREVIOUS] if newest is None else newest
         following = previous[_NEXT]
@@ -256,7 +255,7 @@ class ValueQueue(FreeList[B]):
         return run
 
     def remove(self, block: B) -> None:
-        """Take a block out, because a request uses it again. Raises ValueError if it is not free."""
+        """Remove a block that a request uses again. Raises ValueError if it is not free."""
         before, after = block.prev_free_block, block.next_free_block
         if before is None or after is None:
             raise ValueError(f"block {block.block_id} is not free")
@@ -268,7 +267,7 @@ class ValueQueue(FreeList[B]):
             self._behead(block, after)
 
     def popleft_n(self, n: int) -> list[B]:
-        """Take out the n blocks to be evicted first, in order.
+        """Remove and return the first n blocks in eviction order.
 
         Raises:
             ValueError: fewer than n are free. Nothing is changed.
@@ -325,11 +324,11 @@ class ValueQueue(FreeList[B]):
         return popped
 
     def wait(self, request: Hashable, blocks: Iterable[int]) -> None:
-        """Keep blocks that a request will hit that waits from now on: they go last, those of the first to come the very last.
+        """Retain the blocks that a waiting request will hit: evicted last, those of the oldest request after the others.
 
         Args:
             request: not waiting yet.
-            blocks: their ids; with content, free or in use.
+            blocks: ids of blocks with content, free or in use.
         """
         waiter = self._waiters[request] = Waiter()
         needed = self._needed
@@ -341,7 +340,7 @@ class ValueQueue(FreeList[B]):
             waiter.needs.append(need)
 
     def served(self, request: Hashable) -> None:
-        """Note that a request has taken its blocks, or does not wait any more; nothing if it did not."""
+        """Release the blocks of a request that has allocated them or stopped waiting; ignored if it did not wait."""
         waiter = self._waiters.pop(request, None)
         if waiter is None:
             return
@@ -362,7 +361,7 @@ class ValueQueue(FreeList[B]):
             self._keep(kept)
 
     def _sift(self, block: Any, behind: Any, n: int, popped: list[B], kept: list[B]) -> Any:
-        """As :meth:`_pop_from`; what waiting requests need goes into ``kept``."""
+        """As :meth:`_pop_from`, but move blocks that waiting requests need to ``kept``."""
         needed = self._needed
         before, most = block.prev_free_block, len(popped) + n
         while block is not behind and len(popped) < most:
@@ -375,7 +374,7 @@ class ValueQueue(FreeList[B]):
         return block
 
     def _keep(self, blocks: Sequence[B]) -> None:
-        """Put blocks, the deepest first, to those kept for the first request that needs them; needed by none, they go next."""
+        """Move blocks, deepest first, to the run of the oldest request that needs them; without one they are evicted next."""
         self.num_free_blocks -= len(blocks)
         for waiter, alike in groupby(blocks, self._first_that_needs):
             stretch = list(alike)
@@ -395,10 +394,10 @@ class ValueQueue(FreeList[B]):
         return waiter
 
     def eviction_order(self, kept: list[B] | None = None) -> Iterator[B]:
-        """Walk all blocks in the order in which :meth:`popleft_n` would take them now. The queue must not change.
+        """Iterate over all blocks in the order of :meth:`popleft_n`. The queue must not change.
 
         Args:
-            kept: gets the blocks whose turn has come and that waiting requests need, for :meth:`set_aside`.
+            kept: receives the blocks passed over because waiting requests need them, for :meth:`set_aside`.
         """
         block: Any = self.head.next_free_block
         while block is not self._start[_NEXT][_HEAD]:
@@ -418,7 +417,7 @@ class ValueQueue(FreeList[B]):
                 ends.append((value, number, run, oldest, newest))
         heapq.heapify(ends)
         walked: set[int] = set()
-        """Numbers of the runs walked."""
+        """Numbers of the runs visited."""
         while ends:
             _, _, run, oldest, newest = heapq.heappop(ends)
             chain = [run]
@@ -450,7 +449,7 @@ class ValueQueue(FreeList[B]):
             yield from last.get(waiter, ())
 
     def set_aside(self, kept: Sequence[B]) -> None:
-        """Put blocks that a walk has passed over behind everything, so that no later walk meets them there: O(1) for each."""
+        """Move blocks that an iteration has passed over to the end, so that later ones do not meet them: O(1) each."""
         for block in kept:
             self.remove(block)
         self.num_free_blocks += len(kept)
@@ -464,7 +463,7 @@ class ValueQueue(FreeList[B]):
             block = block.next_free_block
 
     def first(self) -> B:
-        """Return the block to be evicted first, which stays. Raises ValueError when there is none."""
+        """Return the first block in eviction order without removing it. Raises ValueError if there is none."""
         if not self.num_free_blocks:
             raise ValueError("no block is free")
         if self._needed:
@@ -478,7 +477,7 @@ class ValueQueue(FreeList[B]):
 
     @staticmethod
     def _pop_from(block: Any, end: Any, n: int, popped: list[B]) -> Any:
-        """Unlink up to n blocks from ``block`` to before ``end``; return the first that is left."""
+        """Unlink up to n blocks from ``block`` to before ``end``; return the first remaining one."""
         before = block.prev_free_block
         for _ in repeat(None, n):
             if block is end:
@@ -493,7 +492,7 @@ class ValueQueue(FreeList[B]):
 
     @staticmethod
     def _deepest(run: Run) -> Run:
-        """Return the deepest run of a run's chain that is still there."""
+        """Return the deepest remaining run of a run's chain."""
         while (deeper := run[_DEEPER]) is not None:
             if deeper[_NEXT] is None:  # it has ended
                 run[_DEEPER] = deeper[_DEEPER]
@@ -502,7 +501,7 @@ class ValueQueue(FreeList[B]):
         return run
 
     def _lowest(self) -> tuple[float, int, Run]:
-        """Return the run to be evicted first, with its value and number. There is one."""
+        """Return value, number and run of the next eviction. The queue has a run."""
         self._going = None
         if self._as_of == -math.inf:
             self.renew()
@@ -518,7 +517,7 @@ class ValueQueue(FreeList[B]):
         return worst[0]
 
     def renew(self) -> None:
-        """Calculate the values for the present. An engine does so once per step, before it allocates: O(C)."""
+        """Recalculate all values for now, O(C). An engine calls this once per step, before it allocates."""
         if self._value_enabled and self._tables is not None:
             now = self._clock()
             if now - self._as_of < RENEWED_S:
@@ -537,7 +536,7 @@ class ValueQueue(FreeList[B]):
             self._value_ends(number)
 
     def _value_ends(self, number: int) -> None:
-        """Find the end of a class that is evicted first."""
+        """Recalculate which end of a class is evicted first."""
         oldest, newest = self._oldest[number], self._newest[number]
         before = self._least[number]
         if oldest is None or newest is None:
@@ -559,7 +558,7 @@ class ValueQueue(FreeList[B]):
         return newest if high < low else oldest
 
     def _value(self, run: Run) -> float:
-        """Return a run's value at present, and note it."""
+        """Calculate, store and return a run's present value."""
         reuse_class: int = run[_CLASS]
         value: float
         if reuse_class >= 0 or reuse_class == GOES_ON:
@@ -574,7 +573,7 @@ class ValueQueue(FreeList[B]):
         return value
 
     def _behead(self, block: B, after: Any) -> None:
-        """Note that a run has lost its head, which stood before ``after``."""
+        """Update a run that has lost its head, which preceded ``after``."""
         run = self._run_of.pop(block.block_id)
         if after.block_id in self._run_of:
             self._forget(run)

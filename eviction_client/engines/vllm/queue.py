@@ -19,10 +19,10 @@ UNCACHED: Final = 4
 
 
 class FreedLater(list[KVCacheBlock]):
-    """Blocks that are to be freed later, and the request that held them. Reversed, as vLLM frees them, they still know it.
+    """Blocks whose free is delayed, with the request that held them. vLLM reverses the list, which keeps the request.
 
     Attributes:
-        ended: the request that has ended; None: it goes on.
+        ended: the finished request; None: it continues.
     """
 
     def __init__(self, blocks: Iterable[KVCacheBlock], ended: Ended | None) -> None:
@@ -34,11 +34,11 @@ class FreedLater(list[KVCacheBlock]):
 
 
 class LearnedFreeQueue(ValueQueue[KVCacheBlock], FreeKVCacheBlockQueue):
-    """vLLM's free queue by reuse classes. A drop-in: while least recent use is in force it is the stock queue.
+    """vLLM's free queue with reuse classes: a drop-in replacement, equal to the stock queue while LRU is in force.
 
     Args:
         classes: reuse classes.
-        scales: by KV-cache group the hashes of a chain that one block covers.
+        scales: hashes of a chain per block, by KV-cache group.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class LearnedFreeQueue(ValueQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         super().prepend_n(blocks)
 
     def placing(self, ended: Ended | None, free: Callable[..., None], *arguments: Any) -> None:
-        """Call ``free(*arguments)``, vLLM's own; the blocks with content that it appends are those of a request.
+        """Call vLLM's ``free(*arguments)``, whose blocks belong to a request.
 
-        vLLM's frees end in ``append_n(blocks)``, which has no parameter for it. It is kept for the length of this call.
+        vLLM's frees end in ``append_n(blocks)``, which has no parameter for the request, so it is stored during this call.
 
         Args:
-            ended: the request that has ended; None: it goes on, and its blocks go last.
+            ended: the finished request; None: it continues, and its blocks are evicted last.
         """
         self._ended, self._class = ended, GOES_ON if ended is None else 0
         try:
@@ -106,24 +106,24 @@ class LearnedFreeQueue(ValueQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         self.append_n((block,))
 
     def popleft(self) -> KVCacheBlock:
-        """Take out the block to be evicted first. Raises ValueError, in vLLM's words, when there is none."""
+        """Remove and return the first block in eviction order. Raises vLLM's ValueError if there is none."""
         if not self.num_free_blocks:
             raise ValueError("No free blocks available")
         return self.popleft_n(1)[0]
 
     def get_all_free_blocks(self) -> list[KVCacheBlock]:
-        """Return all free blocks in eviction order. Their links are by class, so this is not the order of the links."""
+        """Return all free blocks in eviction order, which is not the order of the links."""
         return list(self.eviction_order())
 
     def iter_blocks_after(self, cursor: KVCacheBlock | None) -> Iterator[KVCacheBlock]:  # noqa: ARG002
-        """Iterate free blocks in eviction order, from the front: blocks freed since may lie before any cursor."""
+        """Iterate over free blocks in eviction order from the front, because blocks freed since may precede any cursor."""
         return self.eviction_order()
 
     def _parts(self, blocks: Sequence[KVCacheBlock], ended: Ended) -> Iterator[tuple[Sequence[KVCacheBlock], int]]:
-        """Split a request's freed blocks, the deepest first, by their reuse class.
+        """Split a request's freed blocks, the deepest first, by reuse class.
 
-        Shared blocks are always the start of a chain, so those that are freed are its end: the depth of the first gives that
-        of all. If the hashes disagree, all blocks get the class of the chain's end.
+        Shared blocks are the start of a chain, so the freed blocks are its end, and the depth of the first determines the
+        others. If the hashes disagree, all blocks get the class of the chain's end.
         """
         if len(ended.runs) < 2:
             yield blocks, ended.runs[0].reuse_class if ended.runs else 0
@@ -154,7 +154,7 @@ class LearnedFreeQueue(ValueQueue[KVCacheBlock], FreeKVCacheBlockQueue):
 
 
 class FlooredFreeQueue(FlooredQueue[KVCacheBlock], LearnedFreeQueue):
-    """The same, in which tenants have floors."""
+    """The free queue with floors of tenants."""
 
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Add blocks with content that were just used, ``blocks[0]`` to be evicted first."""
@@ -169,9 +169,9 @@ class FlooredFreeQueue(FlooredQueue[KVCacheBlock], LearnedFreeQueue):
 
 
 def _depth_of(blocks: Sequence[KVCacheBlock], chain: Sequence[bytes], scale: int) -> int | None:
-    """Return the place in its chain, in blocks, of the first of the blocks that a request has freed, the deepest first.
+    """Return the depth, in blocks, of the first of the blocks that a request has freed, the deepest first.
 
-    None: they are not the contiguous part of the chain that they should be.
+    None: they are not a contiguous part of the chain.
     """
     end = len(chain) // scale
     deepest, last = _name(blocks[0]), _name(blocks[-1])
@@ -183,7 +183,7 @@ def _depth_of(blocks: Sequence[KVCacheBlock], chain: Sequence[bytes], scale: int
 
 
 def _name(block: KVCacheBlock) -> bytes:
-    """Return the hash that stands for a block's content in its request's chain."""
+    """Return the hash of a block in its request's chain."""
     name: bytes = (block.block_hash or b"")[:-GROUP_BYTES]
     return name
 

@@ -1,4 +1,4 @@
-"""What the plug-in reads of a vLLM request."""
+"""Attributes of a vLLM request that the plug-in reads."""
 
 from typing import Any, Final
 
@@ -13,12 +13,12 @@ _COMPLETED: Final = frozenset(
 
 
 def completed(request: Request) -> bool:
-    """Say whether a finished request came to its end; else it was aborted or failed."""
+    """Return whether a finished request is complete, and not aborted or failed."""
     return request.status in _COMPLETED
 
 
 def reply_end_of(request: Request) -> int | None:
-    """Return the last token of a reply that has come to its end, before the token that ended it; None: it was cut off."""
+    """Return the last token of a complete reply before its stop token; None if the reply was cut off."""
     if request.status != RequestStatus.FINISHED_STOPPED or len(request.output_token_ids) < 2:
         return None
     last: int = request.output_token_ids[-2]
@@ -43,9 +43,9 @@ def hints_of(request: Request) -> Hints:
 
 
 def session_of(request: Request) -> str | None:
-    """Name of the conversation: vLLM's session id, or ``session_id`` among the extra arguments where vLLM has none.
+    """Name of the conversation: vLLM's session id, or ``session_id`` among the extra arguments if vLLM has none.
 
-    Under a cache salt, which keeps tenants apart, it is a digest of both: tenants may use the same ids, and the salt is secret.
+    With a cache salt it is a digest of both, because tenants may use the same ids and the salt is secret.
     """
     session = getattr(request, "session_id", None)
     if session is None and (arguments := arguments_of(request)):

@@ -1,7 +1,7 @@
-"""The scheduler that vLLM is given by ``--scheduler-cls eviction_client.engines.vllm.LearnedScheduler``.
+"""The scheduler for vLLM's ``--scheduler-cls eviction_client.engines.vllm.LearnedScheduler``.
 
-It is vLLM's own, built by vLLM's own class; the plug-in is attached to it once the check at start has passed. Before that, only
-what no release can be without is imported of vLLM, so that whatever a new one has moved, it starts.
+It is an instance of vLLM's own class, to which the plug-in attaches after the check at start. Before the check this module
+imports only essential parts of vLLM, so that it starts even if a new release has moved others.
 """
 
 import copy
@@ -48,11 +48,11 @@ class LearnedScheduler:
 
     @staticmethod
     def open_predictor(settings: ClientSettings, served_model: str, tokenizer: FindFiles) -> Predictor:
-        """Return what is asked for predictions. ``tokenizer``: finds the files of the engine's, for the sidecar."""
+        """Return the predictor. ``tokenizer``: finds the engine's tokenizer files, for the sidecar."""
         return PredictorClient.of(settings, served_model, tokenizer)
 
     def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
-        """Build the scheduler that vLLM would, and attach to it."""
+        """Build vLLM's scheduler and attach to it."""
         join_vllms_logging()
         settings = cls.settings or ClientSettings()
         for unknown in unknown_variables(os.environ):
@@ -77,7 +77,7 @@ class LearnedScheduler:
             if reason is None:
                 cls._attach(scheduler, settings, vllm_config, metrics, tiers)
         except LpcError:
-            raise  # a setting that cannot be
+            raise  # an invalid setting
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
         if reason is None:
@@ -91,7 +91,7 @@ class LearnedScheduler:
 
     @staticmethod
     def _report(tiers: placing.Tiers, settings: ClientSettings, plugin: Plugin) -> None:
-        """Say what became of the CPU offload tier, where there is one."""
+        """Log whether the plug-in is active in the CPU offload tier, if there is one."""
         if tiers.reason is None:
             for policy in tiers.policies:
                 logger.info("learned prefix cache: also on in the CPU offload tier, %d chunks", policy.cache_capacity)
@@ -143,7 +143,7 @@ class LearnedScheduler:
 
 
 def _cached_first(scheduler: Any, plugin: Plugin, settings: ClientSettings) -> Any:
-    """Put our waiting queue into a scheduler and return it, or log why it stays first come, first served, and return None.
+    """Install and return the cached-first waiting queue, or log why it stays first come, first served, and return None.
 
     Raises:
         EngineUnsupported: the check failed, and LPC_ON_UNKNOWN_ENGINE is ``refuse``.

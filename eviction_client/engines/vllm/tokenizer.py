@@ -1,4 +1,4 @@
-"""The files of the tokenizer that a vLLM has loaded."""
+"""Files of vLLM's tokenizer."""
 
 from typing import Any
 
@@ -7,6 +7,6 @@ from eviction_client.offer import FindFiles
 
 
 def finder_of(vllm_config: Any) -> FindFiles:
-    """Return what finds the files of an engine's tokenizer, in whatever thread."""
+    """Return a thread-safe function that finds the engine's tokenizer files."""
     model, loading = vllm_config.model_config, getattr(vllm_config, "load_config", None)
     return finder(str(model.tokenizer), getattr(model, "tokenizer_revision", None), [getattr(loading, "download_dir", None)])

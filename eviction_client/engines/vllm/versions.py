@@ -1,6 +1,6 @@
-"""The vLLM that is installed: its release, and configurations of it in which the plug-in has no place.
+"""The installed vLLM: its release, and configurations that the plug-in does not support.
 
-Whether the plug-in works in it is not read off the release but tried at start: :mod:`eviction_client.engines.vllm.conformance`.
+Support does not depend on the release number but on the check at start: :mod:`eviction_client.engines.vllm.conformance`.
 """
 
 from typing import Any, Final
@@ -13,7 +13,7 @@ RELEASE: Final = vllm_version.partition("+")[0]
 
 
 def unsuitable(vllm_config: Any) -> str | None:
-    """Return why the plug-in has no place in this configuration; None where it has."""
+    """Return why the plug-in does not support this configuration; None if it does."""
     if vllm_config.model_config.is_diffusion:
         return "diffusion models have a scheduler of their own"
     if getattr(getattr(vllm_config, "attention_config", None), "hisparse_config", None) is not None:

@@ -1,13 +1,12 @@
 """vLLM's waiting queue, cached first.
 
-The queue is vLLM's own deque, in vLLM's own order. Only the choice of the next request differs: :meth:`peek_request` returns
-the request that is first in the order of :mod:`eviction_client.cached_first`, and :meth:`pop_request` then takes it out.
-Requests that vLLM puts to the front because they have begun (preempted, resumed) are chosen before all others, in vLLM's order.
-Requests that it looks at and skips in a step (structured output, LoRA limits, transfers) return to their places. The queues in
-which vLLM itself keeps requests apart are not touched.
+The queue is vLLM's deque, in vLLM's order. Only the choice of the next request differs: :meth:`peek_request` returns the first
+request in the order of :mod:`eviction_client.cached_first`, and :meth:`pop_request` removes it. Requests that vLLM prepends
+because they have started (preempted, resumed) precede all others, in vLLM's order. Requests that vLLM skips in a step
+(structured output, LoRA limits, transfers) return to their positions. vLLM's other queues are not changed.
 
-Nothing here raises into the scheduler. After a failure the queue is first come, first served: no request is lost, since vLLM's
-own deque holds them all.
+Nothing here raises into the scheduler. After a failure the queue is first come, first served. No request is lost, because
+vLLM's deque contains all of them.
 """
 
 import time
@@ -26,13 +25,13 @@ from eviction_client.prefill import PrefillSpeed, cached_prefix
 
 
 class CachedPrompts:
-    """How much of a prompt the block pool holds. It only looks: no block is touched, no statistics change.
+    """Counts a prompt's cached blocks in the block pool, without touching blocks or statistics.
 
     Args:
         find: ``BlockPool.get_cached_block``.
-        group: the KV-cache group whose blocks stand for the prompt.
-        block_size: tokens of its blocks.
-        hash_block_size: tokens that a hash of a request covers.
+        group: KV-cache group whose blocks represent the prompt.
+        block_size: tokens per block of the group.
+        hash_block_size: tokens per block hash of a request.
     """
 
     def __init__(self, find: Callable[[Any, list[int]], object], group: int, block_size: int, hash_block_size: int) -> None:
@@ -43,10 +42,10 @@ class CachedPrompts:
 
     @classmethod
     def of(cls, scheduler: Any) -> "CachedPrompts":
-        """Return it for a scheduler.
+        """Return the counter for a scheduler.
 
         Raises:
-            ValueError: no KV-cache group keeps all blocks of a prompt.
+            ValueError: no KV-cache group caches all blocks of a prompt.
         """
         manager = scheduler.kv_cache_manager
         for group in manager.coordinator.single_type_managers:
@@ -56,7 +55,7 @@ class CachedPrompts:
         raise ValueError("its model has no full attention")
 
     def blocks(self, request: Request, known: int) -> int:
-        """Return how many blocks are cached from a prompt's start. ``known``: the answer given last."""
+        """Return the number of cached blocks from a prompt's start. ``known``: the previous result."""
         if request.skip_reading_prefix_cache:
             return 0
         hashes: Any = request.block_hashes
@@ -66,7 +65,7 @@ class CachedPrompts:
         return cached_prefix(lambda place: find(hashes[place], group) is not None, len(hashes), known)
 
     def missing(self, request: Request, blocks: int) -> float:
-        """Return the share of a request's tokens that is to be computed when so many blocks are cached."""
+        """Return the share of a request's tokens that must be computed if this many blocks are cached."""
         computed = max(blocks * self._size, request.num_computed_tokens)
         share: float = 1.0 - computed / max(request.num_tokens, 1)
         return min(max(share, 0.0), 1.0)
@@ -74,12 +73,12 @@ class CachedPrompts:
 
 @dataclass(eq=False, slots=True)
 class Waiting:
-    """A request that waits.
+    """A waiting request.
 
     Attributes:
-        prefill_s: seconds that its whole prompt takes at the speed that the engine had when it arrived. Fixed, so that the
-            bound on overtaking holds while the speed changes.
-        blocks: of its prompt that were cached when it was looked at last.
+        prefill_s: prefill time of its whole prompt at the engine's speed at its arrival, seconds. Fixed, so that the bound on
+            overtaking holds when the speed changes.
+        blocks: cached blocks of its prompt at the latest count.
     """
 
     request: Request
@@ -88,18 +87,18 @@ class Waiting:
 
 
 class CachedFirstQueue(FCFSRequestQueue):
-    """vLLM's waiting queue with another choice of the next request. All methods belong to the scheduler's thread.
+    """vLLM's waiting queue with another choice of the next request. Only the scheduler's thread calls it.
 
-    Invariant: the deque holds all requests that wait; each of them is in ``_begun`` or in ``_waiting`` and the order.
+    Invariant: the deque contains all waiting requests; each is either in ``_begun``, or in ``_waiting`` and the order.
 
     Args:
-        prompts: what is cached of them.
-        now: returns the time in seconds, which never goes back.
-        failed: called with an exception; from then on it is first come, first served.
+        prompts: counts cached blocks.
+        now: returns monotonic seconds.
+        failed: called with an exception, after which the queue is first come, first served.
 
     Attributes:
-        overtaking: requests served before one that had arrived earlier.
-        seconds: that all this has taken since they were last set to 0.
+        overtaking: requests served before an earlier one.
+        seconds: time spent here since it was last set to 0.
     """
 
     def __init__(self, prompts: CachedPrompts, now: Callable[[], float], failed: Callable[[Exception], None]) -> None:
@@ -114,18 +113,18 @@ class CachedFirstQueue(FCFSRequestQueue):
         self._waiting: dict[Request, Waiting] = {}
         self._begun: set[Request] = set()
         self._popped: dict[Request, tuple[Waiting, Place, bool]] = {}
-        """In this step, with their places and whether they overtook: vLLM may skip them and put them back."""
+        """Requests popped in this step, with position and whether they overtook. vLLM may skip them and put them back."""
         self._next: Request | None = None
-        """The choice, which holds until it is taken out or the step ends: vLLM peeks, allocates and pops."""
+        """The choice until it is popped or the step ends: vLLM peeks, allocates and pops."""
         self._refreshed = False
         """In this step."""
         self._step_began = 0.0
         self._prompt_tokens = 0
-        """That the last step computes, if requests waited behind it; else 0."""
+        """Prompt tokens of the last step if requests waited; otherwise 0."""
 
     @property
     def cached_first(self) -> bool:
-        """Whether this is the order; False after a failure."""
+        """Whether the order is cached first; False after a failure."""
         return self._order is not None
 
     def add_request(self, request: Request) -> None:
@@ -134,13 +133,13 @@ class CachedFirstQueue(FCFSRequestQueue):
         self._try(self._add, request)
 
     def peek_request(self) -> Request:
-        """Return the request to be served next, the same until it is popped or the step ends."""
+        """Return the next request, the same until it is popped or the step ends."""
         if self._next is None and len(self) > 1:
             self._next = self._try(self._choose)
         return super().peek_request() if self._next is None else self._next
 
     def pop_request(self) -> Request:
-        """Take out the request that was peeked at."""
+        """Remove and return the peeked request."""
         request, self._next = self._next, None
         first = self[0] if self else None
         if request is None:
@@ -151,13 +150,13 @@ class CachedFirstQueue(FCFSRequestQueue):
         return request
 
     def prepend_request(self, request: Request) -> None:
-        """Put a request to the front; back in its place if it was popped in this step."""
+        """Prepend a request, or return it to its position if it was popped in this step."""
         super().prepend_request(request)
         self._next = None
         self._try(self._put_back, request)
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
-        """Put requests to the front in the opposite order; back in their places if they were popped in this step."""
+        """Prepend requests in reverse order, or return them to their positions if they were popped in this step."""
         returned = list(requests)
         super().prepend_requests(returned)
         self._next = None
@@ -170,29 +169,29 @@ class CachedFirstQueue(FCFSRequestQueue):
         self._forget(request)
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
-        """Remove those of these requests that wait."""
+        """Remove the waiting ones of these requests."""
         removed = list(requests)
         super().remove_requests(removed)
         for request in removed:
             self._forget(request)
 
     def step_begins(self) -> None:
-        """Choose again, and count what the last step has computed."""
+        """Discard the choice, and count the tokens of the last step."""
         self._next, self._refreshed = None, False
         if self or self._prompt_tokens:
             self._try(self._time)
 
     def step_ends(self, scheduled: Any) -> None:
-        """Count those that were taken out for good, and the prompt tokens that the step computes."""
+        """Count the requests that have started and the prompt tokens of this step."""
         self._next = None
         for _, _, overtook in self._popped.values():
             self.overtaking += overtook
         self._popped.clear()
         self._prompt_tokens = 0
-        if self:  # so the engine has work until the next step, and the time until then is the step's
+        if self:  # the engine then has work until the next step, so the time until then is the step's
             self._try(self._count, scheduled)
 
-    # What may fail is called through this only.
+    # All calls that may fail go through this.
 
     def _try(self, function: Callable[..., Any], *args: Any) -> Any:
         if self._order is None:
@@ -260,7 +259,7 @@ class CachedFirstQueue(FCFSRequestQueue):
         self._order.remove(waiting)
 
     def _missing(self, waiting: Waiting) -> float:
-        """Return the seconds of prefill that a request would take now."""
+        """Return the prefill time that a request needs now, seconds."""
         waiting.blocks = self._prompts.blocks(waiting.request, waiting.blocks)
         return waiting.prefill_s * self._prompts.missing(waiting.request, waiting.blocks)
 
@@ -270,16 +269,16 @@ class CachedFirstQueue(FCFSRequestQueue):
         self._step_began = now
 
     def _count(self, scheduled: Any) -> None:
-        # A request that generates computes one token, and as many more as were drafted.
+        # A decoding request computes one token and the drafted ones.
         drafted = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
         self._prompt_tokens = scheduled.total_num_scheduled_tokens - len(scheduled.num_scheduled_tokens) - drafted
 
 
 def adopt(scheduler: Any, plugin: Plugin) -> CachedFirstQueue:
-    """Put the queue into a scheduler that has passed the check (:func:`eviction_client.engines.vllm.conformance.why_fcfs`).
+    """Install the queue in a scheduler that has passed the check (:func:`eviction_client.engines.vllm.conformance.why_fcfs`).
 
     Raises:
-        Exception: the engine has no such parts. Then nothing has changed.
+        Exception: the engine lacks these parts. Nothing has changed then.
     """
     queue = CachedFirstQueue(CachedPrompts.of(scheduler), plugin.now, plugin.failed)
     stock_schedule = scheduler.schedule
