@@ -142,7 +142,7 @@ def _certificate(settings: ClientSettings, reachable: bool) -> Iterator[Finding]
                 raise ssl.SSLError("closed")
     except ssl.SSLCertVerificationError as error:
         advice = "renew or replace it on the sidecar, or correct LPC_PREDICTOR_CA"
-        yield Finding("certificate", "fail", f"the sidecar's {verdict(error.verify_code)}", advice)
+        yield Finding("certificate", "fail", f"the sidecar's certificate {verdict(error.verify_code)}", advice)
     except (ssl.SSLError, OSError):
         yield Finding(
             "certificate",

@@ -94,7 +94,7 @@ def running(container: Container) -> Iterator[None]:
     user, group = container.user
     become = [f"--reuid={user}", f"--regid={group}", f"--groups={group}"]
     setpriv = ["setpriv", *become, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"] if CAN_BE_OTHERS else []
-    program = [sys.executable, "-m", *container.command]
+    program = [sys.executable, "-m", "lpc_apps", *container.command[1:]]
     paths = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
     log = Path(container.environment["HOME"]).parent / "log"
     with log.open("w") as output:

@@ -91,7 +91,7 @@ async def test_tls_that_is_well_or_near_its_end_or_wrong(tiny_models: Path, auth
         none = (await looked(predictor_address=address, predictor_ca=authority.certificate))["certificate"]
         assert none.status == "fail" and "LPC_CLIENT_CERTIFICATE" in none.advice
         other = (await looked(predictor_address=address, predictor_ca=stranger.certificate))["certificate"]
-        assert other.status == "fail" and "not signed by the authority" in other.found
+        assert other.status == "fail" and "not signed by the given authority" in other.found
         expired = (await looked(predictor_address=address, **of(authority.issue("old", days=-1))))["certificate"]
         assert expired.status == "fail" and "has expired" in expired.found
         files = replace(authority.issue("engine"), key=tmp_path / "nowhere")

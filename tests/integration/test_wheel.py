@@ -1,4 +1,4 @@
-"""The wheel as a user has it: three packages, and a command that works in any folder."""
+"""The wheel as a user has it: four packages, and a command that works in any folder."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import pytest
 from tests.integration.test_train import write_embeddings
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"lpc", "predictor_service", "eviction_client"}
+PACKAGES = {"lpc", "lpc_apps", "predictor_service", "eviction_client"}
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "hatch_build.py", "proto", *PACKAGES)
 EVERYBODYS = ("training", "simulator", "benchmarks", "tests")
 """Folders that a user may well have where the command is run."""
@@ -81,7 +81,7 @@ def lpc(python: Path, folder: Path, *arguments: str | Path) -> subprocess.Comple
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500)
 
 
-def test_the_wheel_installs_exactly_three_packages(wheel: Path) -> None:
+def test_the_wheel_installs_exactly_its_packages(wheel: Path) -> None:
     tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert {name for name in tops if not name.endswith(".dist-info")} == PACKAGES
 
