@@ -3,6 +3,7 @@
 The tests compare its counts with those of a dry run of the plug-in in the same engine.
 """
 
+import contextlib
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -53,13 +54,13 @@ def serve(engine: Engine, prompts: int, requests: int, every_s: float = 3.0) -> 
 
 def observed(steps: Iterable[None], folder: Path) -> Observer:
     """Observe an engine during these steps; return the observations after its last event."""
-    events, observer = listening(folder), Observer(BLOCKS)
-    for _ in steps:
-        for batch in events.batches(0.0005):
+    observer = Observer(BLOCKS)
+    with contextlib.closing(listening(folder)) as events:
+        for _ in steps:
+            for batch in events.batches(0.0005):
+                observer.see(batch)
+        for batch in events.batches(1.0):
             observer.see(batch)
-    for batch in events.batches(1.0):
-        observer.see(batch)
-    events.close()
     observer.finish()
     return observer
 
@@ -112,13 +113,12 @@ def test_an_endpoint_that_is_not_an_engine_is_one_clear_error(tmp_path: Path) ->
     with pytest.raises(KVEventsError, match="tcp://host:5557"):
         KVEvents("no address")
     zmq = pytest.importorskip("zmq")
-    context = zmq.Context()
-    publisher = context.socket(zmq.PUB)
-    publisher.bind(f"ipc://{tmp_path}/events")
-    for frames in ([b"a", b"b"], [b"", b"\0" * 8, b"text"]):
-        events = listening(tmp_path)
-        publisher.send_multipart(frames)
-        with pytest.raises(KVEventsError, match="not KV events"):
-            list(events.batches(2.0))
-        events.close()
-    context.destroy(linger=0)
+    with zmq.Context() as context, context.socket(zmq.PUB) as publisher:
+        publisher.linger = 0
+        publisher.bind(f"ipc://{tmp_path}/events")
+        for frames in ([b"a", b"b"], [b"", b"\0" * 8, b"text"]):
+            # A socket that a failure leaves open would block the garbage collector in some later test.
+            with contextlib.closing(listening(tmp_path)) as events:
+                publisher.send_multipart(frames)
+                with pytest.raises(KVEventsError, match="does not send KV events"):
+                    list(events.batches(2.0))
