@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from lpc.errors import UsageError
 from lpc_apps.commands.options import Cluster, Embeddings, Head, Jobs, JsonOutput, Output, Seed, TraceFormat
 from lpc_apps.commands.outcome import fail, report
 
@@ -90,7 +91,7 @@ def simulate(
         Literal["exact"] | None,
         _option(TIER, "Add a response cache before the engines and count the tokens that engines compute."),
     ] = None,
-    ttl: Annotated[float, _option(TIER, "Seconds until a cached response expires.", min=0.001)] = 3600,
+    ttl: Annotated[float, _option(TIER, "Seconds until a cached response expires.")] = 3600,
     prefill_rate: Annotated[float, _option(COST, "Prompt tokens computed per second.", min=0.001)] = 20_000,
     output_token_ms: Annotated[float, _option(COST, "Milliseconds per output token.", min=0)] = 10,
     jobs: Jobs = None,
@@ -134,6 +135,8 @@ def simulate(
     if describe:
         report(lambda: simulation.describe(spec, picture), output, picture, as_json=as_json)
         return
+    if responses is not None and not 0 < ttl < float("inf"):
+        raise UsageError("--ttl is seconds above 0")
     template = Run(
         spec,
         policy="lru",  # simulation.simulate sets policy and capacity

@@ -1,6 +1,6 @@
 """The groups' curves in answers and GetModelInfo; a new version is published when they have changed."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from hashlib import blake2b
 from typing import Final
 
@@ -29,8 +29,7 @@ class PublishedCurves:
         """``snapshot``: returns the current groups; called in a thread."""
         self._snapshot = snapshot
         self._published = GroupCurves("", np.zeros((0, 0)))
-        self._values: Sequence[list[float]] = []
-        """Values of the average curve, then of each group; empty before the first fit."""
+        self._latest = self._published
         self.message = pb.ReuseCurves()
         self.version = 0
         self.update()
@@ -47,15 +46,15 @@ class PublishedCurves:
 
         The price of memory is the value of a block that an LRU cache evicts: that of the average curve at the evicted age.
         """
-        if not 0 < group < len(self._values):
+        latest = self._latest
+        if latest.average is None or not 0 < group <= len(latest.hazards):
             return None
-        return retain_seconds(self._values[group], value_at(self._values[0], evicted_age_s))
+        price = value_at(values(latest.average.tolist()), evicted_age_s)
+        return retain_seconds(values(latest.hazards[group - 1].tolist()), price)
 
     def update(self) -> bool:
         """Publish the current curves; return whether they have changed."""
-        found = self._snapshot()
-        if found.average is not None:
-            self._values = [values(row) for row in (found.average.tolist(), *found.hazards.tolist())]
+        self._latest = found = self._snapshot()
         if not _differ(self._published, found):
             return False
         self._published, self.message = found, message_of(found)

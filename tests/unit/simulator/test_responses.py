@@ -104,7 +104,7 @@ def test_with_both_caches_engines_compute_less_than_with_the_better_of_the_two(c
     [
         (("--responses", "exact"), "equal requests are found in a log"),
         (("--workload", "documents", "--responses", "exact"), "no text of which two could be equal"),
-        (("--responses", "exact", "--ttl", "0"), "Invalid value for '--ttl'"),
+        (("--responses", "exact", "--ttl", "0"), "--ttl is seconds above 0"),
         (("--responses", "exact", "--tier", "5%"), "give --responses or --tier"),
         (("--tier-policy", "value"), "give one with --tier"),
     ],
