@@ -94,6 +94,7 @@ class Keep(Generic[R]):
         if (
             not beyond
             or not self._enabled
+            or self._plugin.lru_forced
             or len(waits) >= KEPT_REQUESTS
             or (len(waits) + len(beyond) == 1 and not self._passed_over)
         ):

@@ -33,6 +33,7 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     "lpc_predictions": (Counter, "Requests asked of the predictor, and what became of them.", "fate"),
     "lpc_requests_ended": (Counter, "Ended requests by what their group came from.", "by"),
     "lpc_value_enabled": (Gauge, "1 while retention values order the cache, 0 while it is LRU.", ""),
+    "lpc_lru_forced": (Gauge, "1 while the operator's file forces the engine's own order.", ""),
     "lpc_reuse_classes": (Gauge, "Reuse classes with a curve of their own.", ""),
     "lpc_reuses": (Counter, "Reuses of blocks that the curves are learned from.", ""),
     "lpc_refits": (Counter, "Times that the curves were fitted again.", ""),

@@ -11,6 +11,7 @@ its class, the first age at which the class's value falls below the price of mem
 
 import logging
 import math
+import os
 import time
 from bisect import bisect_left
 from collections import OrderedDict, deque
@@ -112,8 +113,9 @@ class Plugin:
 
     Attributes:
         classes: reuse classes, for queues that follow the plug-in.
-        value_enabled: whether the retention value orders the blocks; otherwise LRU does.
-        tables: the classes' values; None: unknown.
+        value_enabled: whether the guard lets the retention value order the blocks; otherwise LRU does.
+        lru_forced: whether the file ``lru_file`` of the settings exists. Then `tables` is None, nothing is kept for waiting
+            requests, and they are served first come, first served.
         ended: requests by origin of their group: a prediction, no answer in time, or aborted.
         hinted: finished requests by hint: ``retain``, ``done``, or ``off`` if the settings disable hints.
         retained: blocks of the engine's cache that hints retain; shared with the engine's queue.
@@ -144,7 +146,9 @@ class Plugin:
         self.store = store
         self.classes = grouping.WITH_PREDICTED * KINDS
         self.value_enabled = not settings.guard
-        self.tables: Sequence[Table] | None = None
+        self.lru_forced = False
+        self._obey()
+        self._tables: Sequence[Table] | None = None
         self.ended = {"prediction": 0, "unanswered": 0, "aborted": 0}
         self.hinted = {"retain": 0, "done": 0, "off": 0}
         self.retained: Retained[Any] = Retained(settings.hints_share * capacity)
@@ -257,8 +261,9 @@ class Plugin:
     def follow(self, queue: Ordered, *, value_enabled: bool | None = None) -> None:
         """Set a queue's rule and values to the current ones. ``value_enabled``: overrides the rule."""
         queue.value_enabled = self.value_enabled if value_enabled is None else value_enabled
-        if queue.tables is not self.tables:
-            queue.set_tables(self.tables)
+        tables = self.tables
+        if queue.tables is not tables:
+            queue.set_tables(tables)
 
     def in_use(self, blocks: int) -> None:
         """Record the number of blocks in use. Called when a request ends."""
@@ -321,6 +326,11 @@ class Plugin:
             self.store.close()
 
     @property
+    def tables(self) -> Sequence[Table] | None:
+        """The classes' values; None: unknown, or LRU is forced."""
+        return None if self.lru_forced else self._tables
+
+    @property
     def reuses(self) -> int:
         """Reuses counted so far."""
         return self._monitor.reused
@@ -328,7 +338,7 @@ class Plugin:
     @property
     def fitted_classes(self) -> int:
         """Classes with a curve of their own."""
-        return self._monitor.seen if self.tables is not None else 0
+        return self._monitor.seen if self._tables is not None else 0
 
     def _append(self, event: "_Started | _Served | Ended") -> None:
         if len(self._events) == MAX_WAITING:
@@ -403,6 +413,7 @@ class Plugin:
             at = time.monotonic()
             if at - self._ticked_at >= TICK_S:
                 self._ticked_at = at
+                self._obey()
                 for callback in self.on_tick:
                     callback()
             if self.store is not None and at - self._trimmed_at >= TRIM_EVERY_S:
@@ -410,6 +421,14 @@ class Plugin:
                 self.store.trim(self.now())
         except Exception as error:
             self.failed(error)
+
+    def _obey(self) -> None:
+        """Switch to the engine's own order while the operator's file exists, and back."""
+        forced = os.path.exists(self.settings.lru_file)  # noqa: PTH110 -- unlike Path.exists, it never raises
+        if forced != self.lru_forced:
+            self.lru_forced = forced
+            what = "exists: the order is LRU" if forced else "is gone: the guard chooses the order again"
+            logger.warning("learned prefix cache: the file %s %s", self.settings.lru_file, what)
 
     def _learn(self) -> None:
         """Process all events."""
@@ -439,7 +458,7 @@ class Plugin:
         self._stretches[admitted.request_id] = stretches
         self._explain(self.misses.arrived, admitted.request_id, admitted.prompt, stretches, admitted.at)
         if admitted.kept:
-            above = self.ghosts.following(self.value_enabled)
+            above = self.ghosts.following(self.value_enabled and not self.lru_forced)
             for tier in self.tiers:
                 tier.ghosts.wait(admitted.request_id, admitted.prompt, above=above)
             self.ghosts.wait(admitted.request_id, admitted.prompt)
@@ -471,7 +490,7 @@ class Plugin:
             elsewhere=self._pooled,
             in_use=self._in_use,
         )
-        above = self.ghosts.following(self.value_enabled)
+        above = self.ghosts.following(self.value_enabled and not self.lru_forced)
         for tier in self.tiers:  # first, while the ghost caches of the pool have not seen this request
             tier.learn(prompt, freed, above)
         enabled = self.ghosts.observe(prompt, freed)
@@ -519,7 +538,7 @@ class Plugin:
                 time.sleep(0)
             by_retain = sorted((seconds, number) for number, seconds in enumerate(retain_s))
             self._retain_s, self._by_retain = retain_s, by_retain
-        self.tables = tables
+        self._tables = tables
 
     def _pool(self) -> None:
         """Write recorded keys to the store, and query it for the deepest blocks of new stretches."""
@@ -541,7 +560,7 @@ class Plugin:
         """
         self.value_enabled = False
         self.guard_failures += 1
-        self.tables = None
+        self._tables = None
         for tier in self.tiers:
             tier.distrust()
         self._stretches.clear()

@@ -28,6 +28,7 @@ def values_of_plugin(plugin: Plugin) -> Values:
         ("lpc_failures", ""): plugin.failures,
         ("lpc_stock_fallback", ""): 0.0,
         ("lpc_value_enabled", ""): float(plugin.value_enabled and plugin.tables is not None),
+        ("lpc_lru_forced", ""): float(plugin.lru_forced),
         ("lpc_reuse_classes", ""): plugin.fitted_classes,
         ("lpc_reuses", ""): plugin.reuses,
         ("lpc_refits", ""): plugin.refits,

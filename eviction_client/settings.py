@@ -48,6 +48,11 @@ class ClientSettings(RedisSettings):
     shadow: bool = Field(
         default=False, description="dry run: keep the engine's own order and only report what the plug-in's would hit"
     )
+    lru_file: Path = Field(
+        default=Path("/tmp/lpc-lru"),
+        description="while this file exists, the engine has its own order, as without the plug-in, but predictions and ghost "
+        "caches go on. The plug-in looks for it every second: touch it to roll back without a restart",
+    )
     keep_waiting: bool = Field(
         default=True, description="evict last what waiting requests will hit, those needed soonest the very last"
     )

@@ -351,6 +351,28 @@ def test_a_failing_hook_affects_neither_requests_nor_order(caplog: pytest.LogCap
     assert "secret" not in caplog.text
 
 
+def test_while_the_operators_file_exists_evictions_and_service_equal_stocks(asynchronous: bool, tmp_path: Path) -> None:
+    made = conversations(1, 120)
+    stock = Engine(60, learned=False, asynchronous=asynchronous).run(made)
+    switch = tmp_path / "lru"
+    switch.touch()
+    engine = Engine(
+        60, tell=oracle(made), asynchronous=asynchronous, background=AtOnce, schedule="cached-first", lru_file=switch
+    )
+    forced = engine.run(made)
+    plugin = engine.scheduler.lpc.plugin
+    assert (forced.evicted, forced.outputs) == (stock.evicted, stock.outputs)
+    assert engine.scheduler.waiting.overtaking == 0 and values_of(engine.scheduler.lpc)["lpc_lru_forced", ""] == 1
+    assert plugin.tables is None and plugin.reuses > 0 and plugin.failures == 0
+    switch.unlink()
+    plugin._ticked_at = -math.inf
+    predicted(engine, 3)
+    finish(engine, "looks for the file")
+    engine.now += 1.0
+    finish(engine, "follows")
+    assert engine.pool.free_block_queue.tables is plugin.tables is not None
+
+
 def test_a_dry_run_keeps_the_stock_queue_and_reports() -> None:
     made = conversations(6, 100)
     stock = Engine(260, learned=False).run(made)

@@ -3,6 +3,7 @@
 import hashlib
 import math
 from collections.abc import Hashable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -320,3 +321,22 @@ def test_a_failure_of_what_shows_metrics_does_not_change_the_order(monkeypatch: 
     bench.plugin._ticked_at = -math.inf
     bench.serve("s", chain("s", 0, 1))
     assert bench.plugin.value_enabled and (bench.plugin.failures, bench.plugin.guard_failures) == (1, 0)
+
+
+def test_the_operators_file_forces_lru_until_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("eviction_client.plugin.TICK_S", 0.0)
+    switch = tmp_path / "lru"
+    bench = Bench(lru_file=switch)
+    bench.loop(40, 6, every_s=2.0)
+    assert bench.plugin.tables is not None and not bench.plugin.lru_forced
+    switch.touch()
+    bench.serve("s", chain("s", 0, 1))
+    assert bench.plugin.tables is None and bench.plugin.lru_forced
+    assert bench.plugin.fitted_classes == 2, "it goes on learning"
+    switch.unlink()
+    bench.serve("t", chain("t", 0, 1))
+    assert bench.plugin.tables is not None
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert bench.plugin.failures == 0

@@ -91,7 +91,7 @@ class Hooks:
         matched = self._stock_match(params)
         after = time.perf_counter()
         try:
-            if joins is not None and self._keep is not None:
+            if joins is not None and self._keep is not None and not self.plugin.lru_forced:
                 self._wait(joins, matched.last_device_node)
         except Exception as error:
             self.plugin.failed(error)

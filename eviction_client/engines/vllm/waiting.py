@@ -95,13 +95,20 @@ class CachedFirstQueue(FCFSRequestQueue):
         prompts: counts cached blocks.
         now: returns monotonic seconds.
         failed: called with an exception, after which the queue is first come, first served.
+        fcfs_forced: returns whether first come, first served is forced now.
 
     Attributes:
         overtaking: requests served before an earlier one.
         seconds: time spent here since it was last set to 0.
     """
 
-    def __init__(self, prompts: CachedPrompts, now: Callable[[], float], failed: Callable[[Exception], None]) -> None:
+    def __init__(
+        self,
+        prompts: CachedPrompts,
+        now: Callable[[], float],
+        failed: Callable[[Exception], None],
+        fcfs_forced: Callable[[], bool] = lambda: False,
+    ) -> None:
         super().__init__()
         self.overtaking = 0
         self.seconds = 0.0
@@ -109,6 +116,7 @@ class CachedFirstQueue(FCFSRequestQueue):
         self._prompts = prompts
         self._now = now
         self._failed = failed
+        self._fcfs_forced = fcfs_forced
         self._order: CachedFirst[Waiting] | None = CachedFirst(self._missing)
         self._waiting: dict[Request, Waiting] = {}
         self._begun: set[Request] = set()
@@ -259,7 +267,9 @@ class CachedFirstQueue(FCFSRequestQueue):
         self._order.remove(waiting)
 
     def _missing(self, waiting: Waiting) -> float:
-        """Return the prefill time that a request needs now, seconds."""
+        """Return the prefill that a request needs now, seconds; 0 for all if first come, first served is forced."""
+        if self._fcfs_forced():
+            return 0.0
         waiting.blocks = self._prompts.blocks(waiting.request, waiting.blocks)
         return waiting.prefill_s * self._prompts.missing(waiting.request, waiting.blocks)
 
@@ -280,7 +290,7 @@ def adopt(scheduler: Any, plugin: Plugin) -> CachedFirstQueue:
     Raises:
         Exception: the engine lacks these parts. Nothing has changed then.
     """
-    queue = CachedFirstQueue(CachedPrompts.of(scheduler), plugin.now, plugin.failed)
+    queue = CachedFirstQueue(CachedPrompts.of(scheduler), plugin.now, plugin.failed, lambda: plugin.lru_forced)
     stock_schedule = scheduler.schedule
     for request in scheduler.waiting:
         queue.add_request(request)
