@@ -44,7 +44,7 @@ def test_sglangs_own_random_operations_leave_its_tree_intact(
             ClientSettings(), capacity=4, block_tokens=BLOCK_TOKENS, predictor=Told(lambda _: 0.0), background=AtOnce
         )
         plugin.guard_failures = MOST_FAILURES
-        plugin.value_enabled, plugin.tables = value_enabled, [[1.0 + age for age in KNOTS]] * plugin.classes
+        plugin.value_enabled, plugin._tables = value_enabled, [[1.0 + age for age in KNOTS]] * plugin.classes
         attached.append(Hooks(cache, plugin, adopt=True))
         return cache, allocator, slots
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Hashable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,7 +86,7 @@ def values(cache: Cache, *by_group: Sequence[float]) -> None:
     for group, table in enumerate(by_group, 1):
         first = first_class(grouping.GROUPS - 1 + group)
         tables[first : first + KINDS] = [list(table)] * KINDS
-    plugin.tables = tables
+    plugin._tables = tables
 
 
 @both_cores
@@ -104,6 +105,19 @@ def test_under_lru_the_hits_equal_those_of_sglangs_own_lru(backend: str, seed: i
     assert ours.tree.evictable_size() == lru.tree.evictable_size()
     assert (lru.tree._tree_core_backend, ours.tree._tree_core_backend) == (backend, "python")
     assert ours.plugin.failures == 0
+
+
+@shows("while the operator's file exists: SGLang's own LRU, whatever waits and whatever the values are")
+def test_while_the_operators_file_exists_the_hits_equal_those_of_lru(clock: Clock, tmp_path: Path) -> None:
+    (tmp_path / "lru").touch()
+    lru = Cache(2500, policy="lru")
+    ours = Cache(2500, predictor=Told(lambda _: None), clock=clock, lru_file=tmp_path / "lru")
+    values(ours, RISING)
+    side = SideBySide([lru, ours], clock, 1, plain=False)
+    side.run(250)
+    assert len(lru.evicted) > 20
+    assert side.hits[1] == side.hits[0] and sum(side.hits[0]) > 0
+    assert ours.plugin.lru_forced and ours.plugin.failures == 0
 
 
 @shows("a value that only falls with age, the same for all: LRU's hits")
@@ -164,7 +178,7 @@ def test_a_change_of_rule_applies_to_all_nodes_at_once(clock: Clock) -> None:
     cache.serve("6", tokens(6))
     assert kept(cache, 7) == [2, 3, 4, 5, 6], "the oldest goes first"
     cache.plugin.value_enabled = True
-    cache.plugin.tables = [list(RISING)] * cache.plugin.classes
+    cache.plugin._tables = [list(RISING)] * cache.plugin.classes
     clock[0] += 1
     cache.serve("7", tokens(7))
     assert kept(cache, 8) == [2, 3, 4, 5, 7], "the youngest is worth least"
@@ -331,7 +345,7 @@ def test_a_part_that_raises_does_not_affect_serving(broken: str, clock: Clock, c
     ours = Cache(2500, predictor=predictor, clock=clock)
     if broken == "order":
         values(ours)
-        ours.plugin.tables = []  # no class has a value
+        ours.plugin._tables = []  # no class has a value
     else:
         lru_only(ours)
         setattr(predictor, broken, fail)
