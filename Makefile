@@ -65,19 +65,6 @@ redis-server:
 	  $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq redis-server; } || \
 	  { echo "redis-server is needed by the tests: install it with your system's package manager"; exit 1; }
 
-# Ray is 80 MB that nothing else needs: an environment of its own, above the tests'.
-RAY := .venv-ray
-test-ray: setup $(RAY)/.installed ## simulation and embedding on a real Ray cluster
-	PYTHONPATH=$(CURDIR) LPC_TEST_LONG=1 $(RAY)/bin/python -m pytest tests/integration/test_cluster.py -k ray
-
-$(RAY)/.installed: requirements/ray.txt | $(VENV)/.installed
-	$(PYTHON) -m venv $(RAY)
-	for site in $(RAY)/lib/python*/site-packages; do \
-	  echo $(CURDIR)/$(VENV)/lib/$$(basename $$(dirname $$site))/site-packages > $$site/tests.pth; done
-	$(RAY)/bin/pip $(LOCKED) --quiet -r requirements/ray.txt
-	@touch $@
-
-.PHONY: test-ray
 LOCK :=
 lock: ## renew the locked requirements and their hashes (LOCK=--keep: the same versions where they fit)
 	$(BIN)/pip $(LOCKED) --quiet -r requirements/tools.txt

@@ -13,7 +13,6 @@ from typing import Any, Final
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
 from lpc_apps.simulator.run import Run, WorkloadSpec, sweep
 from lpc_apps.simulator.workloads import WORKLOADS
-from lpc_apps.training.spread import Workers
 
 HERE: Final = Path(__file__).parent / "benchmarks"
 POLICIES: Final = "lru,slru,ttl,reuse,value,oracle,belady"
@@ -40,7 +39,7 @@ def rows_of(policies: Sequence[str], names: Sequence[str], seeds: Sequence[int],
         for policy, inverted in asked
         for share in SHARES
     ]
-    rows = sweep(runs, Workers(jobs))
+    rows = sweep(runs, jobs)
     for run, row in zip(runs, rows, strict=True):
         row["share"] = run.capacity
     return rows

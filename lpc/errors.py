@@ -33,7 +33,7 @@
     ├── EmbeddingError          lpc_apps.training.embedding: embeddings cannot be computed or read
     ├── HeadError               lpc_apps.training.head_file: a head cannot be trained or read
     ├── ExportError             lpc_apps.training.export: an artefact cannot be exported
-    ├── ClusterError            lpc_apps.training.spread: worker processes or a cluster failed
+    ├── WorkerError             lpc_apps.training.spread: a worker process died
     ├── LabelLogError           lpc_apps.training.label_log: a label log cannot be read
     │   └── TooFewTurnsError    lpc_apps.training.label_log: there are too few turns to train on
     ├── KVEventsError           lpc_apps.simulator.kv_events: the events of an engine cannot be read

@@ -6,7 +6,7 @@ From pyproject.toml, for Linux and Python 3.11 to 3.13:
     models.txt  the images' model                         train.txt   the image that trains
     build.txt   what builds the package
 From the names in NAMED:
-    ray.txt, python.txt, tools.txt, docs.txt
+    python.txt, tools.txt, docs.txt
 From the pins in the file itself, which a person chooses:
     engine.txt, lmcache.txt, sglang.txt, client.txt, kubectl.txt
 
@@ -29,11 +29,10 @@ LOCKED = {
     "models.txt": ["--extra", "server", "--constraint", "requirements/dev.txt"],
     "server.txt": ["--extra", "cpu", "--extra", "otel", "--extra", "cache", "--extra", "gateway"],
     "gpu.txt": ["--extra", "gpu", "--extra", "otel", "--extra", "cache", "--extra", "gateway"],
-    "train.txt": ["--extra", "train", "--extra", "cluster"],
+    "train.txt": ["--extra", "train"],
 }
 NAMED = {
     "build.txt": [*tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"], "editables"],
-    "ray.txt": ["ray==2.60.0"],
     # With run.txt, for another Python: `make test-python`.
     "python.txt": ["hypothesis", "pytest", "pytest-asyncio", "pytest-timeout"],
     "tools.txt": ["uv"],

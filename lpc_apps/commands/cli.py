@@ -30,7 +30,7 @@ from lpc_apps.commands.simulate import simulate
 from lpc_apps.commands.train import train
 
 INTERRUPTED: Final = 130
-EXTRAS: Final = ("server", "cache", "gateway", "lmcache", "observe", "otel", "train", "cluster", "ray", "minilm")
+EXTRAS: Final = ("server", "cache", "gateway", "lmcache", "observe", "otel", "train", "minilm")
 """The first that contains a missing package is recommended."""
 DISTRIBUTIONS: Final = {
     "google": "protobuf",

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from lpc.logs.datasets.conversation import Split
-from lpc_apps.commands.options import Cluster, Embeddings, Encoder, JsonOutput, Models, Output, Precision
+from lpc_apps.commands.options import Embeddings, Encoder, JsonOutput, Models, Output, Precision
 from lpc_apps.commands.outcome import report
 
 
@@ -27,8 +27,7 @@ def embed(
     precision: Precision = "int8",
     split: Annotated[Split | None, typer.Option(help="Only conversations of this half.")] = None,
     limit: Annotated[int | None, typer.Option(help="Stop after about this many turns.")] = None,
-    jobs: Annotated[int, typer.Option(help="Processes. One process already uses all cores by threads.")] = 1,
-    cluster: Cluster = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes. One process already uses all cores by threads.")] = 1,
     threads: Annotated[int, typer.Option(help="Threads per process; 0: one per core.")] = 0,
     output: Output = None,
     as_json: JsonOutput = False,
@@ -47,10 +46,8 @@ def embed(
     from lpc_apps.training.encoders import load_encoder
     from lpc_apps.training.export import export
     from lpc_apps.training.head import Head
-    from lpc_apps.training.spread import workers_of
 
     def embedded() -> dict[str, Any]:
-        workers = workers_of(None if cluster and jobs == 1 else jobs, cluster)
         skipped = Skipped()
         # First, so that a wrong name or path fails before the encoder is loaded.
         conversations = load(dataset, source, skipped, records=records)
@@ -75,7 +72,7 @@ def embed(
             dataset=" ".join([dataset, *([source.resolve().name] if source else []), *(["by record"] if records else [])]),
             split=split,
             limit=limit,
-            workers=workers,
+            jobs=jobs,
             threads=threads,
         )
         for reason, number in skipped.counts.items():

@@ -10,8 +10,7 @@ JsonOutput = Annotated[bool, typer.Option("--json", help="Print the figures to s
 Quick = Annotated[bool, typer.Option("--quick", help="End within 50 seconds.")]
 Seed = Annotated[int, typer.Option(min=0, help="First random seed; equal seeds give equal results.")]
 
-Jobs = Annotated[int | None, typer.Option(help="Processes at once; default: one per core.")]
-Cluster = Annotated[str | None, typer.Option(help="Workers of a cluster: dask=tcp://HOST:8786 or ray=ray://HOST:10001.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Processes at once; default: one per core.")]
 
 Models = Annotated[Path, typer.Option(help="Model repository.")]
 ModelName = Annotated[str, typer.Option("--model", help="Name of the sidecar's model in the repository.")]

@@ -5,13 +5,12 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from lpc.errors import UsageError
-from lpc_apps.commands.options import Cluster, Embeddings, Head, Jobs, JsonOutput, Output, Seed, TraceFormat
+from lpc_apps.commands.options import Embeddings, Head, Jobs, JsonOutput, Output, Seed, TraceFormat
 from lpc_apps.commands.outcome import fail, report
 
-LOG, CLOSED, CACHE, TIER, COST, RESULT = (
+LOG, CLOSED, CACHE, COST, RESULT = (
     *("The log or workload", "Closed loop: agents that wait for answers", "Cache and policies"),
-    *("Behind and before the cache", "Cost", "Results"),
+    *("Cost", "Results"),
 )
 """Headings of --help."""
 
@@ -66,8 +65,7 @@ def simulate(
         str | None,
         _option(
             CACHE,
-            "Names with commas, or all: lru, slru, s3fifo, arc, rlt, tlru, ttl, "
-            "lpc, lpc-turns, wa, reuse, value, infinite, oracle, belady.",
+            "Names with commas, or all: lru, slru, ttl, lpc, wa, reuse, value, infinite, oracle, belady.",
         ),
     ] = None,
     capacity: Annotated[str | None, _option(CACHE, "Tokens or shares of the working set: 160K,2%.")] = None,
@@ -78,24 +76,9 @@ def simulate(
     guard: Annotated[
         bool, _option(CACHE, "Let the plug-in's guard choose between LRU and value; without it, value always applies.")
     ] = True,
-    tier: Annotated[
-        str | None,
-        _option(
-            TIER,
-            "A tier behind each engine's cache, stored and loaded as by vLLM's CPU offloading: "
-            "CAPACITY[:TOKENS_PER_SECOND[:LATENCY_MS]], such as 5% or 2M:50K:5.",
-        ),
-    ] = None,
-    tier_policy: Annotated[str, _option(TIER, "Policies by which the tier evicts, with commas: lru, value.")] = "lru",
-    responses: Annotated[
-        Literal["exact"] | None,
-        _option(TIER, "Add a response cache before the engines and count the tokens that engines compute."),
-    ] = None,
-    ttl: Annotated[float, _option(TIER, "Seconds until a cached response expires.")] = 3600,
     prefill_rate: Annotated[float, _option(COST, "Prompt tokens computed per second.", min=0.001)] = 20_000,
     output_token_ms: Annotated[float, _option(COST, "Milliseconds per output token.", min=0)] = 10,
     jobs: Jobs = None,
-    cluster: Cluster = None,
     picture: Annotated[Path | None, _option(RESULT, "PNG to write: hit rate by cache size.")] = None,
     html: Annotated[
         Path | None, _option(RESULT, "HTML report to write, one file: the gain, and the properties of the traffic.")
@@ -113,10 +96,8 @@ def simulate(
         fail(f"{error.name} is not installed: pip install 'learned-prefix-cache[sim]'")
     from lpc_apps.simulator.policies import PolicySettings
     from lpc_apps.simulator.run import Run, WorkloadSpec
-    from lpc_apps.simulator.tier import parse_tier
     from lpc_apps.simulator.waiting import Queueing
     from lpc_apps.simulator.workload import Cost
-    from lpc_apps.training.spread import workers_of
 
     spec = WorkloadSpec(
         trace=trace,
@@ -129,14 +110,11 @@ def simulate(
         head=head,
         count_from=count_from,
         skip_limit=skip_limit,
-        named=responses is not None,
         requests=requests,
     )
     if describe:
         report(lambda: simulation.describe(spec, picture), output, picture, as_json=as_json)
         return
-    if responses is not None and not 0 < ttl < float("inf"):
-        raise UsageError("--ttl is seconds above 0")
     template = Run(
         spec,
         policy="lru",  # simulation.simulate sets policy and capacity
@@ -144,13 +122,11 @@ def simulate(
         engines=replicas,
         sticky=sticky,
         queueing=Queueing(schedule, keep_waiting),
-        tier=parse_tier(tier) if tier is not None else None,
         settings=PolicySettings(
             invert=invert,
             guard=guard,
             cost=Cost(prefill_tokens_s=prefill_rate, output_token_s=output_token_ms / 1000, batch_tokens=batch_tokens),
         ),
-        responses=ttl if responses is not None else None,
     )
     report(
         lambda: simulation.simulate(
@@ -161,8 +137,7 @@ def simulate(
             cache=cache,
             think_times=think_time,
             seeds=seeds,
-            tier_policy=tier_policy,
-            workers=workers_of(jobs, cluster),
+            jobs=jobs,
             picture=picture,
             html=html,
         ),

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lpc.wire.terminal import console
-from lpc_apps.commands.simulation_tables import print_description, print_engine_tokens, print_gain, print_hit_rates, print_tiers
+from lpc_apps.commands.simulation_tables import print_description, print_gain, print_hit_rates
 from lpc_apps.simulator.amounts import SimulationError, parse_capacity
 from lpc_apps.simulator.describe import describe as figures_of
 from lpc_apps.simulator.describe import trace_of
@@ -13,9 +13,7 @@ from lpc_apps.simulator.policies import REGISTRY
 from lpc_apps.simulator.report import draw_hit_rates, draw_traffic, write_html, write_png
 from lpc_apps.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, build, load_trace, sweep
 from lpc_apps.simulator.summary import derived, nearest, pairs
-from lpc_apps.simulator.tier import TIER_POLICIES, TierPolicy, TierSpec
 from lpc_apps.simulator.workloads import EVERYDAY, WORKLOADS
-from lpc_apps.training.spread import Workers
 
 DEFAULT_SHARES = "1%,2%,3%,5%,8%,20%,50%"
 DEFAULT_SIZES = "80K,160K,320K"
@@ -30,8 +28,7 @@ def simulate(
     cache: str | None,
     think_times: str,
     seeds: int,
-    tier_policy: str,
-    workers: Workers,
+    jobs: int | None,
     picture: Path | None,
     html: Path | None,
 ) -> dict[str, Any]:
@@ -41,20 +38,17 @@ def simulate(
         template: what all runs have in common.
 
     Raises:
-        SimulationError, TraceError, EmbeddingError, HeadError, ClusterError: an option cannot be used, or a run failed.
+        SimulationError, TraceError, EmbeddingError, HeadError, WorkerError: an option cannot be used, or a run failed.
     """
-    spec, behind = template.workload, template.tier
+    spec = template.workload
     names = _names(policies)
     workloads = _workloads(spec.workload)
-    at_a_time = _sessions(sessions, spec, behind is not None)
+    at_a_time = _sessions(sessions, spec)
     drawn = spec.trace is None and spec.workload is None
     sizes = [parse_capacity(part) for part in _parts(capacity or (DEFAULT_SIZES if drawn else DEFAULT_SHARES))]
     own = parse_capacity(cache) if cache else None
     if own is not None and own not in sizes:
         sizes.append(own)
-    tier_policies = _tier_policies(tier_policy, behind)
-    if behind is not None and template.responses is not None:
-        raise SimulationError("tokens computed are counted without a tier behind the cache: give --responses or --tier")
     times = [_number(part, "think time") for part in _parts(think_times)] if drawn else [spec.think_time]
     if spec.trace is not None and spec.format != "agents" and sessions is None and seeds > 1:
         raise SimulationError(
@@ -75,7 +69,6 @@ def simulate(
             workload=replace(spec, workload=workload, think_time=time, seed=spec.seed + seed, sessions=count),
             policy=name,
             capacity=size,
-            tier=None if behind is None else replace(behind, policy=order),
         )
         for workload in workloads
         for count in at_a_time
@@ -83,42 +76,29 @@ def simulate(
         for seed in range(seeds)
         for size in sizes
         for name in names
-        for order in tier_policies
     ]
     if drawn and spec.embeddings is None:
         console().print(
             "ShareGPT: the bundled sample. For all of it: lpc embed (half an hour), then --embeddings data/sharegpt. "
             "For your own traffic: --trace FILE --format chat"
         )
-    rows = sweep(runs, workers)
+    rows = sweep(runs, jobs)
     for run, row in zip(runs, rows, strict=True):
         row["by_fraction"] = isinstance(run.capacity, float)
     summary = derived(rows)
-    # Policies of the cache are compared under the tier's first policy; print_tiers compares the tier's policies.
-    first = [row for row in summary if behind is None or row["tier_policy"] == tier_policies[0]]
     for workload in dict.fromkeys(row["workload"] for row in summary):
-        print_hit_rates([row for row in first if row["workload"] == workload])
-        if behind is not None:
-            print_tiers([row for row in summary if row["workload"] == workload])
-        if template.responses is not None:
-            print_engine_tokens([row for row in first if row["workload"] == workload])
-        choices = pairs([row for row in first if row["workload"] == workload])
+        of_workload = [row for row in summary if row["workload"] == workload]
+        print_hit_rates(of_workload)
+        choices = pairs(of_workload)
         if choices and (own is not None or len(workloads) == 1):
             print_gain(choices[nearest(choices, own)])
-    chosen = nearest(pairs(first), own)
+    chosen = nearest(pairs(summary), own)
     if picture is not None:
-        write_png(draw_hit_rates(first, chosen), picture)
+        write_png(draw_hit_rates(summary, chosen), picture)
         console().print(f"picture: {picture}")
     if html is not None:
         replayed, _ = build(runs[0].workload)
-        write_html(
-            first,
-            figures_of(trace_of(replayed)),
-            template.settings.cost,
-            html,
-            chosen,
-            behind=() if behind is None else summary,
-        )
+        write_html(summary, figures_of(trace_of(replayed)), template.settings.cost, html, chosen)
         console().print(f"page: {html}")
     return {"rows": rows, "summary": summary}
 
@@ -134,28 +114,16 @@ def describe(spec: WorkloadSpec, picture: Path | None) -> dict[str, Any]:
     return found
 
 
-def _sessions(text: str | None, spec: WorkloadSpec, tiers: bool) -> list[int | None]:
+def _sessions(text: str | None, spec: WorkloadSpec) -> list[int | None]:
     """Return the numbers of concurrent sessions; None: no closed loop."""
     if text is None:
         return [None]
-    if spec.named or tiers:
-        raise SimulationError("a closed loop has one cache and nothing else: leave out --tier and --responses, or --closed")
     if spec.count_from is not None:
         raise SimulationError("a closed loop counts hits after a quarter of its --requests: leave out --count-from")
     counts = [_number(part, "number of sessions") for part in _parts(text)]
     if any(count < 1 or count != int(count) for count in counts):
         raise SimulationError(f"{text!r:.40} is not a list of numbers of sessions: give whole numbers from 1")
     return [int(count) for count in counts]
-
-
-def _tier_policies(text: str, behind: TierSpec | None) -> list[TierPolicy]:
-    names = _parts(text)
-    known = [policy for name in names for policy in TIER_POLICIES if policy == name]
-    if len(known) < len(names):
-        raise SimulationError(f"{text!r:.40} is not a list of policies of a tier: choose from {', '.join(TIER_POLICIES)}")
-    if behind is None and known != ["lru"]:
-        raise SimulationError("there is no tier behind the cache: give one with --tier, such as --tier 5%")
-    return known
 
 
 def _workloads(names: str | None) -> list[str | None]:

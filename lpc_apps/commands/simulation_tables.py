@@ -1,4 +1,4 @@
-"""Tables of `lpc simulate`: hit rates, tiers, computed tokens, and properties of a trace."""
+"""Tables of `lpc simulate`: hit rates, and properties of a trace."""
 
 import re
 from collections.abc import Callable
@@ -9,7 +9,6 @@ from rich.table import Table
 from lpc.wire.terminal import console
 from lpc_apps.simulator.amounts import about, tokens
 from lpc_apps.simulator.policies import REGISTRY
-from lpc_apps.simulator.report import TIER_HEADS, tier_cells
 from lpc_apps.simulator.summary import BASELINE, OURS, Pair, Rows, sentence
 
 OF_OPEN: Final = ("of working set", "over LRU", "gap closed", "cache saved", "prefill, tokens/s", "TTFT mean, s")
@@ -35,7 +34,6 @@ def print_hit_rates(rows: Rows) -> None:
         ("over LRU", lambda r: "" if r["gain"] is None or r["policy"] == BASELINE else f"{r['gain']:+.1%}"),
         ("gap closed", lambda r: "" if r["gap_closed"] is None else f"{r['gap_closed']:.0%}"),
         ("cache saved", _saved),
-        ("tier", lambda r: f"{r['tier_rate']:.2%}"),
         ("prompt tokens/s", lambda r: f"{r['throughput_tokens_s']:,.0f}"),
         ("latency mean, s", lambda r: f"{r['latency_mean_s']:.1f}"),
         ("p99, s", lambda r: f"{r['latency_p99_s']:.1f}"),
@@ -50,7 +48,6 @@ def print_hit_rates(rows: Rows) -> None:
     ]
     optional = {
         "think time, s": "think_time_s",
-        "tier": "tier_rate",
         **dict.fromkeys(OF_CLOSED, "closed_loop"),
         "worst session": "worst_slowdown",
     }
@@ -75,30 +72,6 @@ def print_gain(pair: Pair) -> None:
     console().print(re.sub(r"\*\*(.+?)\*\*", r"[bold]\1[/bold]", sentence(pair)))
 
 
-def print_tiers(rows: Rows) -> None:
-    """Print one line per policy of the cache and of the tier, for one workload."""
-    title = f"A tier behind the cache: prompt tokens served from both, {rows[0]['workload']}"
-    _print_by_setting(title, TIER_HEADS, rows, tier_cells)
-
-
-def print_engine_tokens(rows: Rows) -> None:
-    """Print the tokens that engines compute per user turn with a prefix cache, a response cache and both, for one workload."""
-    tier, ttl = rows[0]["responses"], rows[0]["responses_ttl_s"]
-    title = f"Engine tokens per user turn (uncached prompt and reply), {rows[0]['workload']}, {tier}, {ttl:g} s"
-
-    def cells(row: dict[str, Any]) -> list[str]:
-        found = row["engine_tokens_per_turn"]
-        better = min(found["prefix"], found["response"])
-        return [
-            *(row["policy"], tokens(row["capacity_tokens"]), f"{row['answered']:.2%}"),
-            *(f"{found[name]:,.0f}" for name in ("none", "prefix", "response", "both")),
-            f"{found['both'] / better - 1:+.1%}" if better else "",
-        ]
-
-    caches = ("no cache", "prefix cache", "response cache", "both", "against the better")
-    _print_by_setting(title, ["policy", "capacity, tokens", "answered", *caches], rows, cells)
-
-
 def print_description(found: dict[str, Any]) -> None:
     """Print the properties of a trace (`lpc_apps.simulator.describe`)."""
     table = Table("", title=f"{found['trace']}: {found['requests']:,} requests in {found['duration_s'] / 60:.0f} minutes")
@@ -106,6 +79,7 @@ def print_description(found: dict[str, Any]) -> None:
     for name, value in (
         ("working set, tokens", f"{found['working_set_tokens']:,}"),
         ("ideal hit rate (infinite cache), blocks", f"{found['ideal_hit_rate']:.1%}"),
+        ("requests equal to an earlier one, at most", f"{found['repeated_requests']:.1%}"),
         ("blocks used only once", f"{found['blocks_used_once']:.1%}"),
         ("reuses that fall on the most reused tenth of blocks", f"{found['reuses_of_top_tenth']:.1%}"),
         ("requests that are turn 2 or later", f"{1 - found['turns'].get('1', 0) / found['requests']:.1%}"),
@@ -127,7 +101,7 @@ def _print_by_setting(title: str, heads: list[str], rows: Rows, cells: Callable[
     """Print a line for each row, with a rule between settings (think time and size of the cache)."""
     table = Table(title=title)
     for head in heads:
-        table.add_column(head, justify="left" if head in ("policy", "tier's") else "right", no_wrap=True)
+        table.add_column(head, justify="left" if head == "policy" else "right", no_wrap=True)
     before = None
     for row in sorted(rows, key=lambda r: (r["think_time_s"] or 0, r["capacity_tokens"])):
         setting = (row["think_time_s"], row["capacity_tokens"])

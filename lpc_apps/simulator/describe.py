@@ -36,6 +36,7 @@ def describe(trace: Trace) -> dict[str, Any]:
     Only full blocks count. A block's *reuse time* is the time between two uses, its *life* that between the first and the last.
     `returns` covers turns with a successor in the log: quantiles of the seconds between the two arrivals, and the share within
     each horizon. `conversations_by_turns` counts the turns in the log; a conversation may continue after it.
+    `repeated_requests` is the share with the length and blocks of an earlier prompt: at most what a response cache can answer.
     """
     size = trace.block_tokens
     first: dict[int, float] = {}
@@ -49,11 +50,14 @@ def describe(trace: Trace) -> dict[str, Any]:
     turns: Counter[int] = Counter()
     active: list[int] = []
     lengths: Counter[str] = Counter()
+    prompts: set[tuple[int, int]] = set()
     for request in trace.requests:
         full = request.blocks[: request.input_tokens // size]
         requests_of[request.category] += 1
         turns[request.turn] += 1
         lengths[request.conversation] += 1
+        # Ids are chained: the last one identifies all blocks before it.
+        prompts.add((request.input_tokens, request.blocks[-1] if request.blocks else -1 - requests_of.total()))
         blocks += len(full)
         blocks_of[request.category] += len(full)
         unbroken = True
@@ -94,6 +98,7 @@ def describe(trace: Trace) -> dict[str, Any]:
         "block_tokens": size,
         "working_set_tokens": len(first) * size,
         "ideal_hit_rate": hit / max(blocks, 1),
+        "repeated_requests": 1 - len(prompts) / len(trace.requests),
         "blocks_used_once": float(np.mean(counts == 1)),
         "reuses_of_top_tenth": float(reused[:tenth].sum() / max(reused.sum(), 1)),
         "blocks_by_uses": {str(n): int(np.sum(counts == n)) for n in range(1, 6)} | {"more": int(np.sum(counts > 5))},

@@ -22,10 +22,8 @@ import numpy as np
 from eviction_client.waits import Waits
 from lpc_apps.simulator.cache import BlockCache
 from lpc_apps.simulator.policy import Policy
-from lpc_apps.simulator.responses import ResponseCache
 from lpc_apps.simulator.segments import Path
 from lpc_apps.simulator.sessions import PAUSE_S, Sessions
-from lpc_apps.simulator.tier import Offload, TierSpec
 from lpc_apps.simulator.waiting import ByPriority, CachedFirst, Fcfs, Queueing
 from lpc_apps.simulator.workload import Cost, Turn, Workload
 
@@ -36,17 +34,12 @@ class Result:
 
     Attributes:
         requests, prompt_tokens, hit_tokens: requests served, the tokens of their prompts, and those of them in the cache.
-        tier_tokens: prompt tokens loaded from the tier; hit_tokens excludes them.
         evicted: evicted blocks.
         waited: requests that waited for blocks.
         refused: requests larger than the whole cache; no other counter includes them.
         ttft, latency: seconds from arrival to the first and to the last token, one per request.
         prefill_s: seconds that the servers spent on prompts.
         all_prompt_tokens, all_hit_tokens: prompt_tokens and hit_tokens including the warm-up.
-        turns: users' turns, including those that a response cache answered.
-        engine_tokens: uncached prompt tokens and reply tokens that engines computed.
-        ttft_returning: seconds to the first token of every turn after its conversation's first; None without a tier.
-        load_wait_s: seconds that requests waited for loads from the tier.
         waits: seconds from arrival to the allocation of blocks, one per request.
         warm: requests with at least half of the prompt cached on arrival.
         warm_evicted: warm requests that hit less when they were served than on arrival.
@@ -60,7 +53,6 @@ class Result:
     requests: int = 0
     prompt_tokens: int = 0
     hit_tokens: int = 0
-    tier_tokens: int = 0
     evicted: int = 0
     waited: int = 0
     refused: int = 0
@@ -69,10 +61,6 @@ class Result:
     prefill_s: float = 0.0
     all_prompt_tokens: int = 0
     all_hit_tokens: int = 0
-    turns: int = 0
-    engine_tokens: int = 0
-    ttft_returning: list[float] | None = field(default=None, repr=False)
-    load_wait_s: float = 0.0
     waits: list[float] = field(default_factory=list, repr=False)
     warm: int = 0
     warm_evicted: int = 0
@@ -102,12 +90,10 @@ class Result:
         latency = np.array(self.latency) if self.latency else np.zeros(1)
         waits = np.array(self.waits) if self.waits else np.zeros(1)
         warm = max(self.warm, 1)
-        served = self.hit_tokens + self.tier_tokens
         return {
             "hit_rate": self.hit_rate,
             "whole_hit_rate": self.all_hit_tokens / max(self.all_prompt_tokens, 1),
-            "saved_tokens": served,
-            "tier_rate": self.tier_tokens / max(self.prompt_tokens, 1),
+            "saved_tokens": self.hit_tokens,
             "requests": self.requests,
             "prompt_tokens": self.prompt_tokens,
             "evicted_blocks": self.evicted,
@@ -126,15 +112,6 @@ class Result:
             "throughput_tokens_s": self.throughput,
             "prefill_throughput_tokens_s": self.prompt_tokens / self.prefill_s if self.prefill_s else 0.0,
             "prefill_load": self.prefill_s / self.seconds / self.engines if self.seconds > 0 else 0.0,
-            **({} if self.ttft_returning is None else self._tier_figures(self.ttft_returning)),
-        }
-
-    def _tier_figures(self, returning: list[float]) -> dict[str, float]:
-        times = np.array(returning) if returning else np.zeros(1)
-        return {
-            "ttft_returning_mean_s": float(times.mean()),
-            "ttft_returning_p99_s": float(np.quantile(times, 0.99)),
-            "load_wait_s": self.load_wait_s,
         }
 
 
@@ -152,7 +129,6 @@ PolicyFactory = Callable[[int], Policy[Any]]
 @dataclass(eq=False)
 class _Engine:
     cache: BlockCache[Any]
-    tier: Offload | None = None
     waiting: Fcfs = field(default_factory=Fcfs)
     cold_served: int = 0
     prefilled_at: float = 0.0
@@ -186,9 +162,6 @@ def simulate(
     engines: int = 1,
     sticky: bool = True,
     queueing: Queueing = FCFS,
-    tier: TierSpec | None = None,
-    responses: ResponseCache | None = None,
-    reuse: bool = True,
     on_evict: Callable[[float, Sequence[int]], None] | None = None,
 ) -> Result:
     """Replay a workload.
@@ -199,9 +172,6 @@ def simulate(
         engines: number of engines; they share nothing.
         sticky: route the turns of a conversation to the same engine; else round robin.
         queueing: order and retention of each engine's waiting queue.
-        tier: second tier behind each engine's cache.
-        responses: response cache before all engines; a request that it answers touches no block.
-        reuse: serve prompts from the prefix cache; else compute every prompt in full.
         on_evict: called with the time and the content ids of every eviction.
 
     Raises:
@@ -219,10 +189,6 @@ def simulate(
         elif queueing.schedule == "priority":
             one.waiting = ByPriority()
     result = Result(engines=engines)
-    if tier is not None:
-        result.ttft_returning = []
-        for one in pool:
-            one.tier = Offload.behind(one.cache.policy, tier, size)
     events: list[tuple[float, int, int, Turn, _Engine | None, Path, int]] = []
     sequence = 0
     arrived = 0
@@ -242,7 +208,7 @@ def simulate(
             return False
         blank = -(-(turn.input_tokens + turn.output_tokens) // size) - len(turn.all_contents)
         path = engine.cache.policy.path(turn)
-        hits = min(engine.cache.hit_blocks(path), _servable(turn, size)) if reuse else 0
+        hits = min(engine.cache.hit_blocks(path), _servable(turn, size))
         evicted = engine.cache.allocate(path, blank, now)
         if evicted is None:
             return False
@@ -251,25 +217,20 @@ def simulate(
             on_evict(now, list(chain.from_iterable(evicted)))
         served += 1
         counted = workload.count_from <= turn.arrival < workload.until if loop is None else served > loop.warm_up
-        loaded, loading = 0, 0.0
-        if engine.tier is not None:
-            loaded, loading = engine.tier.load(turn, turn.contents[: _servable(turn, size)], hits, now)
-        missed = turn.input_tokens - (hits + loaded) * size
+        missed = turn.input_tokens - hits * size
         engine.cold_served += not waits.warm
-        prefill = missed * cost.prompt_token_s + loading
+        prefill = missed * cost.prompt_token_s
         decode = turn.output_tokens * cost.output_token_s if workload.decodes else 0.0
         if loop is not None:
             engine.decode(now, cost)
-        engine.prefilled_at = max(engine.prefilled_at, now + loading) + missed * cost.prompt_token_s
+        engine.prefilled_at = max(engine.prefilled_at, now) + prefill
         first = engine.prefilled_at - turn.arrival
         result.all_prompt_tokens += turn.input_tokens
         result.all_hit_tokens += hits * size
         if counted:
-            result.engine_tokens += missed + turn.output_tokens
             result.requests += 1
             result.prompt_tokens += turn.input_tokens
             result.hit_tokens += hits * size
-            result.tier_tokens += loaded * size
             result.evicted += sum(map(len, evicted))
             result.waits.append(now - turn.arrival)
             if waits.warm:
@@ -283,9 +244,6 @@ def simulate(
             else:
                 counted_replies.add(turn)
             result.prefill_s += prefill
-            result.load_wait_s += loading
-            if result.ttft_returning is not None and turn.turn > 1:
-                result.ttft_returning.append(first)
             counted_from = counted_from or now
             counted_until = max(counted_until, engine.prefilled_at)
         sequence += 1
@@ -343,44 +301,26 @@ def simulate(
             now, kind, _, turn, engine, path, blank = heapq.heappop(events)
             if kind != ARRIVE:
                 assert engine is not None
-                if engine.tier is not None:
-                    engine.tier.advance()
                 if kind == PREFILLED:
                     begin_reply(engine, turn, path, blank, now)
                 elif loop is None or end_reply(engine, turn, path, blank, now):
                     engine.cache.release(path, blank, turn, now)
                     schedule_next(turn, now)
-                    for follower in () if responses is None else responses.done(turn, now):
-                        schedule_next(follower, now)
-                    if engine.tier is not None:
-                        engine.tier.end(turn)
                 serve(engine, now)
                 continue
         if now >= workload.until:
             continue
         last = now
         counted = workload.count_from <= turn.arrival if loop is None else served >= loop.warm_up
-        if responses is not None:
-            outcome = responses.ask(turn, now)
-            if outcome != "computes":
-                result.turns += counted
-                if outcome == "answered":
-                    schedule_next(turn, now)
-                continue
         engine = _route(turn, pool, homes, sticky, arrived)
         arrived += 1
         engine.cache.policy.arrive(turn, now)
-        if engine.tier is not None:
-            engine.tier.advance()
         if turn.input_tokens + turn.output_tokens > engine.cache.capacity * size:
             refused += 1
             result.refused += counted
-            if responses is not None:
-                responses.failed(turn)
             if sessions is not None:
                 schedule(sessions.start(now + PAUSE_S))  # a session cannot continue without an answer
             continue
-        result.turns += counted
         engine.waiting.add(turn, Waits(_hit_tokens(engine.cache, size, turn), turn.input_tokens, engine.cold_served))
         serve(engine, now)
         if turn in engine.waiting:

@@ -23,8 +23,6 @@ WIDTH: Final = 9.4
 """Width of a picture, inches."""
 LETTERS: Final = 92
 """Characters per line of a title."""
-TIER_HEADS: Final = ["policy", "tier's", "tokens", "cache", "tier", "both", "over stock", "TTFT, s", "returning", "p99"]
-"""Headings of `tier_cells`."""
 TURNS: Final = (1, 2, 3, 4, 5, 9, 17)
 """Lower bounds of the groups of conversations by turns."""
 
@@ -78,7 +76,7 @@ def write_png(figure: "Figure", path: Path) -> None:
     figure.savefig(path, dpi=144, format="png")
 
 
-def write_html(rows: Rows, found: dict[str, Any], cost: Cost, path: Path, chosen: int = 0, *, behind: Rows = ()) -> None:
+def write_html(rows: Rows, found: dict[str, Any], cost: Cost, path: Path, chosen: int = 0) -> None:
     """Write the page.
 
     Args:
@@ -86,7 +84,6 @@ def write_html(rows: Rows, found: dict[str, Any], cost: Cost, path: Path, chosen
         found: properties of the workload, from `lpc_apps.simulator.describe`.
         cost: cost model of the runs.
         chosen: index in `lpc_apps.simulator.summary.pairs` of the reader's cache size.
-        behind: rows of all tier policies; empty: no tier.
     """
     import jinja2
     from markupsafe import Markup, escape
@@ -107,11 +104,6 @@ def write_html(rows: Rows, found: dict[str, Any], cost: Cost, path: Path, chosen
         tables=[
             ("prompt tokens hit", [name.replace("\n", " · ") for name in ticks.values()], _hits(rows, axis, list(ticks))),
             *([("plug-in against LRU", [ticks[pair[0][axis]] for pair in choices], _effects(choices))] if choices else []),
-            *(
-                [("the tier behind the cache", TIER_HEADS[1:], [(row[0], row[1:]) for row in map(tier_cells, behind)])]
-                if behind
-                else []
-            ),
         ],
         rules=[REGISTRY[name] for name in _ordered(rows)],
         prefill=f"{cost.prefill_tokens_s:,.0f}",
@@ -120,16 +112,6 @@ def write_html(rows: Rows, found: dict[str, Any], cost: Cost, path: Path, chosen
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, "utf-8")
-
-
-def tier_cells(row: dict[str, Any]) -> list[str]:
-    """Return the cells of TIER_HEADS for a row of `lpc_apps.simulator.summary.derived`."""
-    return [
-        *(row["policy"], row["tier_policy"], tokens(row["capacity_tokens"])),
-        *(f"{row[key]:.2%}" for key in ("hit_rate", "tier_rate", "served")),
-        "" if row["served_gain"] is None else f"{row['served_gain']:+.1%}",
-        *(f"{row[key]:.3f}" for key in ("ttft_mean_s", "ttft_returning_mean_s", "ttft_returning_p99_s")),
-    ]
 
 
 def _figure(columns: int, height: float) -> "tuple[Figure, Sequence[Axes]]":

@@ -1,6 +1,6 @@
 """Reuse classes of one engine's requests, by the monitor that runs inside an engine (`eviction_client.reuse`).
 
-One instance serves the cache and its tiers. Refits are synchronous.
+Refits are synchronous.
 """
 
 import math

@@ -9,21 +9,17 @@ from typing import Any, Final
 import numpy as np
 from tqdm import tqdm
 
-from lpc.logs.records import Skipped
 from lpc.logs.traces import Trace, open_trace
 from lpc.logs.traces.agents import ACTIVE_SESSIONS
-from lpc.logs.traces.chat import chat_requests
 from lpc_apps.simulator.amounts import SimulationError, in_tokens
 from lpc_apps.simulator.engine import FCFS, Result, simulate
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
-from lpc_apps.simulator.responses import ResponseCache, of_blocks, of_messages
 from lpc_apps.simulator.sessions import REQUESTS, chain, closed_loop
 from lpc_apps.simulator.sharegpt import Lengths, ThinkTimes, load_sample, sharegpt
-from lpc_apps.simulator.tier import TierSpec
 from lpc_apps.simulator.waiting import Queueing
 from lpc_apps.simulator.workload import Workload, from_trace
 from lpc_apps.simulator.workloads import EVERYDAY, WORKLOADS
-from lpc_apps.training.spread import HERE, Workers, parts_for, spread
+from lpc_apps.training.spread import parts_for, spread
 
 LEARN_S: Final = 1800.0
 DEFAULT_POLICIES: Final = ("lru", "lpc", "wa", "reuse", "value", "oracle", "belady")
@@ -43,7 +39,6 @@ class WorkloadSpec:
         head: head for these embeddings; None: the packaged one.
         count_from: second of a trace from which hits are counted; None: after half an hour, in a trace of less than about an
             hour after its first half, in a generated workload after 500 requests.
-        named: set the response cache's key of each request.
         sessions: concurrent sessions of a closed loop; None: requests arrive at the log's times.
         requests: number of requests after which a closed loop ends.
     """
@@ -59,7 +54,6 @@ class WorkloadSpec:
     head: Path | None = None
     count_from: float | None = None
     skip_limit: float = 0.01
-    named: bool = False
     sessions: int | None = None
     requests: int = REQUESTS
 
@@ -71,10 +65,7 @@ class Run:
     Attributes:
         capacity: tokens of each engine, or a share of the working set.
         queueing: order and retention of each engine's waiting queue.
-        tier: second tier behind each engine's cache, as vLLM's CPU offloading.
         settings: settings of the policies; their cost model is also the engines'.
-        responses: seconds until an answer in the response cache before the engines expires; None: no response cache. The
-            workload's spec must be `named`.
     """
 
     workload: WorkloadSpec
@@ -83,9 +74,7 @@ class Run:
     engines: int = 1
     sticky: bool = True
     queueing: Queueing = FCFS
-    tier: TierSpec | None = None
     settings: PolicySettings = field(default_factory=PolicySettings)
-    responses: float | None = None
 
 
 def load_trace(spec: WorkloadSpec) -> Trace:
@@ -115,8 +104,6 @@ def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
         if spec.count_from is not None:
             workload.count_from = _within(spec.count_from, workload.arrivals[-1].arrival)
     elif spec.trace is None:
-        if spec.named:
-            raise SimulationError("equal requests are found in a log: give --trace and --format")
         workload = sharegpt(
             _conversations(spec),
             think_time=spec.think_time,
@@ -130,27 +117,10 @@ def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
         if start is None:
             start = LEARN_S if trace.duration > 1.9 * LEARN_S else trace.duration / 2
         workload = from_trace(trace, count_from=_within(start, trace.duration), decodes=spec.format != "mooncake")
-        if spec.named:
-            _name(workload, spec)
     if spec.sessions is not None:
         workload = closed_loop(workload, spec.sessions, spec.requests, spec.seed)
         workload.name = f"{workload.name}, {spec.sessions} sessions at a time"
     return workload, workload.working_set_tokens()
-
-
-def _name(workload: Workload, spec: WorkloadSpec) -> None:
-    """Set the response cache's keys of a trace's turns. Raises SimulationError: the log does not show equal requests."""
-    assert workload.trace is not None
-    assert spec.trace is not None
-    if spec.format == "agents":
-        raise SimulationError("agent sessions have blocks of their own, so that no two requests are known to be equal")
-    if spec.format == "chat":
-        lines = chat_requests(spec.trace, spec.skip_limit, Skipped())
-        for turn, line in zip(workload.arrivals, lines, strict=True):
-            turn.named = of_messages(line.messages)
-        return
-    for turn, request in zip(workload.arrivals, workload.trace.requests, strict=True):
-        turn.named = of_blocks(request, workload.block_tokens)
 
 
 def _conversations(spec: WorkloadSpec) -> Sequence[Lengths]:
@@ -165,8 +135,6 @@ def _conversations(spec: WorkloadSpec) -> Sequence[Lengths]:
 
 
 def _generate(spec: WorkloadSpec) -> Workload:
-    if spec.named:
-        raise SimulationError("generated workloads have no text of which two could be equal: give a log")
     if spec.trace is not None:
         raise SimulationError("replay either a log or a generated workload: give --trace or --workload, not both")
     known = {**WORKLOADS, **EVERYDAY}
@@ -198,7 +166,6 @@ def run_one(run: Run) -> dict[str, Any]:
         raise SimulationError(
             f"a capacity of {asked:,} tokens leaves no block of {workload.block_tokens} tokens: choose a larger one"
         )
-    tier = None if run.tier is None else run.tier.of(working_set)
 
     def replay(queueing: Queueing) -> Result:
         return simulate(
@@ -209,7 +176,6 @@ def run_one(run: Run) -> dict[str, Any]:
             engines=run.engines,
             sticky=run.sticky,
             queueing=queueing,
-            tier=tier,
         )
 
     result = replay(run.queueing)
@@ -229,12 +195,9 @@ def run_one(run: Run) -> dict[str, Any]:
         "evicted_waiting_s": result.evicted_waiting_tokens / run.settings.cost.prefill_tokens_s,
         "engines": run.engines,
         "sticky": run.sticky,
-        "tier_tokens": 0 if tier is None else tier.capacity,
-        **({} if tier is None else {"tier_policy": tier.policy}),
         "inverted": run.settings.invert,
         "guarded": run.settings.guard,
         **result.figures(),
-        **({} if run.responses is None else _with_responses(run, run.responses, workload, capacity, result)),
     }
 
 
@@ -256,44 +219,13 @@ def _rounds(workload: Workload) -> int:
     return 1 + workload.loop.requests // sum(1 for first in workload.arrivals for _ in chain(first))
 
 
-def _with_responses(run: Run, ttl_s: float, workload: Workload, capacity: int, prefix: Result) -> dict[str, Any]:
-    """Return the tokens that engines compute per user turn with no cache, either cache, and both."""
+def sweep(runs: Sequence[Run], jobs: int | None = 1) -> list[dict[str, Any]]:
+    """Execute all runs on ``jobs`` processes (None: one per core); return their rows in order.
 
-    def replay(policy: str, *, response: bool, reuse: bool) -> Result:
-        return simulate(
-            workload,
-            capacity,
-            lambda blocks: REGISTRY[policy](blocks, workload, run.settings),
-            cost=run.settings.cost,
-            engines=run.engines,
-            sticky=run.sticky,
-            responses=ResponseCache(ttl_s) if response else None,
-            reuse=reuse,
-        )
-
-    found = {
-        "none": replay("lru", response=False, reuse=False),
-        "prefix": prefix,
-        "response": replay("lru", response=True, reuse=False),
-        "both": replay(run.policy, response=True, reuse=True),
-    }
-    both = found["both"]
-    return {
-        "responses": "exact",
-        "responses_ttl_s": ttl_s,
-        "answered": 1 - both.requests / both.turns if both.turns else 0.0,
-        "engine_tokens_per_turn": {name: result.engine_tokens / max(result.turns, 1) for name, result in found.items()},
-    }
-
-
-def sweep(runs: Sequence[Run], workers: Workers = HERE) -> list[dict[str, Any]]:
-    """Execute all runs; return their rows in order.
-
-    The rows do not depend on the workers, because each worker builds the workload from its spec. Workers of a cluster read a
-    trace from the same path as here.
+    The rows do not depend on the processes, because each one builds the workload from its spec.
 
     Raises:
-        SimulationError, TraceError, ClusterError: a run is invalid, a trace cannot be read, or the cluster fails.
+        SimulationError, TraceError, WorkerError: a run is invalid, a trace cannot be read, or a process died.
     """
     for run in runs:
         if run.policy not in REGISTRY:
@@ -302,10 +234,10 @@ def sweep(runs: Sequence[Run], workers: Workers = HERE) -> list[dict[str, Any]]:
     groups: dict[WorkloadSpec, list[int]] = {}
     for place, run in enumerate(runs):
         groups.setdefault(run.workload, []).append(place)
-    parts = [part for places in groups.values() for part in _split(places, -(-parts_for(workers) // len(groups)))]
+    parts = [part for places in groups.values() for part in _split(places, -(-parts_for(jobs) // len(groups)))]
     rows: list[dict[str, Any]] = [{} for _ in runs]
     with tqdm(total=len(runs), desc="simulating", unit=" runs") as progress:
-        for place, done in spread([(_run_part, ([runs[i] for i in part],)) for part in parts], workers):
+        for place, done in spread([(_run_part, ([runs[i] for i in part],)) for part in parts], jobs):
             for i, row in zip(parts[place], done, strict=True):
                 rows[i] = row
             progress.update(len(done))

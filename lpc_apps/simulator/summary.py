@@ -14,8 +14,6 @@ Pair = tuple[dict[str, Any], dict[str, Any]]
 BASELINE: Final = "lru"
 ORACLE: Final = "oracle"
 OURS: Final = "value"
-STOCK: Final = "lru"
-"""The tier policy of stock engines."""
 
 SAME: Final = 0.0005
 """Hit rates that differ by less are called equal."""
@@ -34,13 +32,12 @@ def derived(rows: Rows) -> list[dict[str, Any]]:
     """
     groups: defaultdict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        groups[(*_setting(row), row["policy"], row.get("tier_policy", STOCK), _size(row))].append(row)
+        groups[(*_setting(row), row["policy"], _size(row))].append(row)
     means = {key: float(np.mean([row["hit_rate"] for row in group])) for key, group in groups.items()}
     result = []
     for key, group in groups.items():
-        *setting, policy, _, size = key
-        stock = groups.get((*setting, BASELINE, STOCK, size), [])
-        lru, oracle = (means.get((*setting, name, key[-2], size)) for name in (BASELINE, ORACLE))
+        *setting, policy, size = key
+        lru, oracle = (means.get((*setting, name, size)) for name in (BASELINE, ORACLE))
         rates = [row["hit_rate"] for row in group]
         curve = sorted((k[-1], v) for k, v in means.items() if k[:-1] == key[:-1])
         equal = None if lru is None else _inverse([v for _, v in curve], [s for s, _ in curve], lru)
@@ -71,40 +68,13 @@ def derived(rows: Rows) -> list[dict[str, Any]]:
                 },
                 "queue": group[0]["queue"],
                 "worst_slowdown": max((row["worst_slowdown"] for row in group if row["worst_slowdown"]), default=None),
-                "tier_rate": float(np.mean([row["tier_rate"] for row in group])),
-                **(_of_responses(group) if "responses" in group[0] else {}),
-                **(_of_tier(group, stock) if "tier_policy" in group[0] else {}),
             }
         )
     return result
 
 
 def _setting(row: dict[str, Any]) -> tuple[Any, ...]:
-    return (row["workload"], row["think_time_s"], row["engines"], row["sticky"], row["tier_tokens"], row["inverted"])
-
-
-def _of_responses(group: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the tokens that engines computed per user turn."""
-    per_turn = "engine_tokens_per_turn"
-    return {
-        **{name: group[0][name] for name in ("responses", "responses_ttl_s")},
-        "answered": float(np.mean([row["answered"] for row in group])),
-        per_turn: {name: float(np.mean([row[per_turn][name] for row in group])) for name in group[0][per_turn]},
-    }
-
-
-def _of_tier(group: list[dict[str, Any]], stock: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the tier's figures. served: share from cache and tier; served_gain: over LRU in both."""
-
-    def served(rows: list[dict[str, Any]]) -> float:
-        return float(np.mean([row["hit_rate"] + row["tier_rate"] for row in rows]))
-
-    return {
-        "tier_policy": group[0]["tier_policy"],
-        "served": served(group),
-        "served_gain": served(group) / served(stock) - 1 if stock and served(stock) else None,
-        **{key: float(np.mean([row[key] for row in group])) for key in ("ttft_returning_mean_s", "ttft_returning_p99_s")},
-    }
+    return (row["workload"], row["think_time_s"], row["engines"], row["sticky"], row["inverted"])
 
 
 def _size(row: dict[str, Any]) -> int | float:

@@ -55,7 +55,6 @@ class Turn:
         probability: continuation probability predicted on arrival; None without a prediction.
         reply_end: how the reply ended, as an engine sees it; empty: unknown.
         priority: an engine that schedules by priority serves lower values first.
-        named: key of the request in a response cache; None without a response cache, or if the log does not contain it.
     """
 
     conversation: str
@@ -72,7 +71,6 @@ class Turn:
     probability: float | None = None
     reply_end: str = ""
     priority: int = 0
-    named: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

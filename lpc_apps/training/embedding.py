@@ -27,7 +27,7 @@ from lpc.model.artifact import read_manifest
 from lpc.model.features import SCALARS, FeatureEncoder, FeatureSettings
 from lpc.model.inference import graph_inputs
 from lpc.model.label_rows import COUNTS
-from lpc_apps.training.spread import HERE, Workers, spread
+from lpc_apps.training.spread import spread
 
 EXAMPLES_PER_SHARD: Final = 2048
 BATCH_TOKENS: Final = 8192
@@ -83,7 +83,7 @@ def embed(
     dataset: str,
     split: Split | None = None,
     limit: int | None = None,
-    workers: Workers = HERE,
+    jobs: int = 1,
     threads: int = 2,
 ) -> int:
     """Embed all user turns of the conversations; return the number of examples in ``out``.
@@ -92,14 +92,13 @@ def embed(
         artifact: a model version folder; its encoder, tokenizer and feature settings are used, but not its head.
         split: embed only the conversations of this split; default: all.
         limit: stop after about this many examples (whole shards).
-        workers: processes or cluster; a task is a shard. Workers of a cluster read ``artifact`` from the same path as here;
-            this process writes the shards.
-        threads: threads of ONNX Runtime per worker.
+        jobs: number of processes; a task is a shard.
+        threads: threads of ONNX Runtime per process.
 
     Raises:
         EmbeddingError: ``out`` contains embeddings of another encoder, settings or dataset.
         ArtifactError: the artefact is missing or broken.
-        ClusterError: the workers failed.
+        WorkerError: a process died.
     """
     manifest = read_manifest(artifact)
     settings = manifest.features
@@ -130,7 +129,7 @@ def embed(
         progress.update(sum(len(s) for p, s in todo if p in set(done)))
         left = [(path, shard) for path, shard in todo if path not in set(done)]
         tasks = [(_embed_shard, (artifact, settings, shard, threads)) for _, shard in left]
-        for place, table in spread(tasks, workers):
+        for place, table in spread(tasks, jobs):
             with replacing(left[place][0]) as partial:
                 pq.write_table(table, partial, compression="zstd")
             progress.update(len(table))
@@ -175,8 +174,6 @@ def _shards(examples: list[Example]) -> list[list[Example]]:
 
 
 def _embed_shard(artifact: Path, settings: FeatureSettings, shard: Sequence[Example], threads: int) -> pa.Table:
-    if not (artifact / "model.onnx").exists():
-        raise EmbeddingError(f"this worker has no {artifact}: give it the model repository under the path that it has at home")
     encoder = FeatureEncoder(Tokenizer.from_file(str(artifact / "tokenizer.json")), settings)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads

@@ -39,7 +39,7 @@ from tests.dockerfile import ROOT, stages
 
 DEPLOY = ROOT / "deploy"
 OVERLAYS = ("minimal", "cpu", "gpu", "node", "redis-cluster", "mtls", "learning", "gateway")
-EXAMPLES = ("vllm", "vllm-one-pod", "lmcache", "dask", "ray")
+EXAMPLES = ("vllm", "vllm-one-pod", "lmcache")
 Object = dict[str, Any]
 
 # The oldest and the newest release whose schemas the validator has, of those with autoscaling/v2 and gRPC probes.

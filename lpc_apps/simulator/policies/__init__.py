@@ -1,20 +1,16 @@
 """Eviction policies by name. To add one, write a class with `@register` in a module here, and import the module below."""
 
-from lpc_apps.simulator.policies import arc, bounds, lpc, lru, random_leaf, s3fifo, slru, tlru, ttl, value, workload_aware
+from lpc_apps.simulator.policies import bounds, lpc, lru, slru, ttl, value, workload_aware
 from lpc_apps.simulator.policy import REGISTRY, Policy, PolicySettings
 
 __all__ = [
     "REGISTRY",
     "Policy",
     "PolicySettings",
-    "arc",
     "bounds",
     "lpc",
     "lru",
-    "random_leaf",
-    "s3fifo",
     "slru",
-    "tlru",
     "ttl",
     "value",
     "workload_aware",

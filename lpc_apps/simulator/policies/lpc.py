@@ -123,16 +123,3 @@ class Lpc(KeyedPolicy[ScoredPiece]):
     def probability(self, turn: Turn) -> float:
         """Return the predicted probability; without one, the share of turns with this number that were followed."""
         return self._learnt.share(turn.turn) if turn.probability is None else turn.probability
-
-
-@register
-class LpcTurns(Lpc):
-    """The paper's policy from turn counts alone."""
-
-    name = "lpc-turns"
-    rule = "the smallest t + tau logit(p), p by the number of turns"
-    source = "Learned Prefix Caching, NeurIPS 2025, its turn-count ablation"
-
-    def probability(self, turn: Turn) -> float:
-        """Return the share of turns with this number that were followed."""
-        return self._learnt.share(turn.turn)

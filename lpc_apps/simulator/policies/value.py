@@ -5,13 +5,10 @@ from the first request on.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from eviction_client.ended import Ended, Run
 from eviction_client.ghost import Ghosts
-from eviction_client.stores.base import BlockHash
 from eviction_client.value_queue import ValueQueue
-from eviction_client.value_tier import ValueTier
 from lpc_apps.simulator.blocks import EDGE, Piece
 from lpc_apps.simulator.policy import Policy, PolicySettings, register
 from lpc_apps.simulator.reuse_classes import ReuseClasses, SidecarClasses
@@ -34,27 +31,9 @@ class Reuse(Policy[Piece]):
         self.ghosts: Ghosts[int] = Ghosts(capacity, self.reuse.classes, every_block, clock=self._clock)
         self.queue: ValueQueue[Piece] = ValueQueue(Piece(EDGE, 0, 0), Piece(EDGE, 0, 0), self.reuse.classes, clock=self._clock)
         self.queue.value_enabled = not settings.guard
-        self.tiers: list[ValueTier] = []
 
     def _classes(self) -> ReuseClasses:
         return ReuseClasses(self.capacity, self.workload)
-
-    def add_tier(self, name: str, chunks: int) -> ValueTier:
-        """Return the eviction order of a tier of prompts behind the cache. A chunk is one block."""
-        tier = ValueTier(
-            name,
-            chunks,
-            blocks=chunks,
-            classes=self.reuse.classes,
-            prompts_only=True,
-            guarded=self.settings.guard,
-            named=_itself,
-            sampled=every_block,
-            tables=lambda: self.reuse.tables,
-            clock=self._clock,
-        )
-        self.tiers.append(tier)
-        return tier
 
     def start(self, turn: Turn, now: float) -> None:
         """Count reuses; apply a refit."""
@@ -74,15 +53,6 @@ class Reuse(Policy[Piece]):
         reuse = self.reuse
         reuse.finish(turn, now)
         self._follow()
-        above = self.ghosts.following(self.queue.value_enabled)
-        for tier in self.tiers:  # before the cache's ghosts, which must not contain this request yet
-            ends = [reuse.path[run.end - 1].depth + reuse.path[run.end - 1].size for run in reuse.runs]
-            runs = [Run(end, run.reuse_class) for end, run in zip(ends, reuse.runs, strict=True)]
-            blocks = cast("Sequence[BlockHash]", turn.all_contents)
-            tier.ended(Ended(turn, turn.conversation, blocks, len(turn.contents), now, 0, runs))
-            every = tier.ghosts.every
-            prompt: Any = reuse.sample(reuse.prompt, every)
-            tier.learn(prompt, cast("Any", reuse.freed(every)), cast("Any", above))
         if self.settings.guard:
             every = self.ghosts.every
             self.queue.value_enabled = self.ghosts.observe(reuse.sample(reuse.prompt, every), reuse.freed(every))
@@ -113,8 +83,6 @@ class Reuse(Policy[Piece]):
         if self.queue.tables is not tables:
             self.queue.set_tables(tables)
             self.ghosts.set_tables(tables)
-            for tier in self.tiers:
-                tier.refitted(tables)
 
     def _clock(self) -> float:
         return self._now
@@ -136,7 +104,3 @@ def every_block(content: Any, every: int) -> bool:
     """Return True, because `ReuseClasses.sample` has already selected the blocks."""
     del content, every
     return True
-
-
-def _itself(content: Any) -> Any:
-    return content

@@ -12,12 +12,10 @@ from lpc_apps.simulator.blocks import Piece
 from lpc_apps.simulator.engine import Result, simulate
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
 from lpc_apps.simulator.policy import Chunk, Policy
-from lpc_apps.simulator.tier import TierSpec
 from lpc_apps.simulator.workload import Cost, Turn, Workload, from_trace
 from tests.unit.simulator.replay import make
 
 SIZE = 16
-MEMORY = TierSpec(10 * SIZE, 10_000.0)
 COST = Cost(prefill_tokens_s=1000.0, output_token_s=0.1)
 
 
@@ -120,17 +118,6 @@ def test_round_robin_sends_requests_to_the_engines_in_turn() -> None:
     assert engines == [["a", "b", "b", "b"], ["c", "a", "a"]]
     # The second turn of a met the other engine; its third hit, and so did those of b.
     assert result.hit_tokens == 3 * 2 * SIZE
-
-
-def test_the_tier_serves_what_was_evicted() -> None:
-    turns = [turn([1, 2, 3], conversation="a"), turn([7, 8, 9], 1.0), turn([1, 2, 3], 2.0, conversation="a")]
-    result = replay(open_workload(*turns), 4, tier=MEMORY)
-
-    # For 7, 8, 9 and their blank block, 3, 2 and 1 were evicted.
-    assert (result.hit_tokens, result.tier_tokens) == (0, 48)
-    assert result.ttft[2] == pytest.approx(1 / 1000 + 48 / 10_000)
-    assert result.figures()["saved_tokens"] == 48
-    assert replay(open_workload(*turns), 4).tier_tokens == 0
 
 
 def crowd() -> Workload:

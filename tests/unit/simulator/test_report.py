@@ -41,7 +41,7 @@ def test_times_are_written_as_people_write_them(value: float, text: str) -> None
 
 
 def row(policy: str, capacity: int, rate: float, **more: Any) -> dict[str, Any]:
-    fixed = {"workload": "w", "think_time_s": None, "seed": 0, "engines": 1, "sticky": True, "tier_tokens": 0, "tier_rate": 0.0}
+    fixed = {"workload": "w", "think_time_s": None, "seed": 0, "engines": 1, "sticky": True}
     fixed |= {"inverted": False, "by_fraction": False, "capacity_fraction": capacity / 1_000_000}
     computed = 1_000_000 * (1 - rate)
     fixed |= {"requests": 100, "prompt_tokens": 1_000_000, "prefill_throughput_tokens_s": 1_000_000 / (computed / 20_000)}
