@@ -166,7 +166,7 @@ $(LMCACHE)/.installed: requirements/lmcache.txt pyproject.toml | $(ENGINE)/.inst
 	$(LMCACHE)/bin/pip install --disable-pip-version-check --quiet --no-deps --editable .
 	@touch $@
 
-test-lmcache: setup lmcache redis-server ## real vLLM with LMCache in MP mode: eviction, pins, tokens, and all of ours killed (four minutes)
+test-lmcache: setup lmcache redis-server ## real vLLM with LMCache in MP mode: eviction, tokens, and all of ours killed (four minutes)
 	@test -d models/e5-small || $(BIN)/lpc export --models models
 	LPC_TEST_LMCACHE=1 $(BIN)/pytest tests/lmcache -o timeout=900
 

@@ -68,18 +68,13 @@ class ClientSettings(RedisSettings):
         allow_inf_nan=False,
         description="act on the hints lpc_retain_seconds and lpc_done of requests: the largest share of the cache, and of each "
         "tier, that retained blocks may take, such as 0.1; 0: hints do nothing. Anyone who may use the engine's API may send "
-        "them. Set it for LMCache's coordinator too",
+        "them",
     )
     tenant_floors: Annotated[Mapping[str, Share], NoDecode] = Field(
         default={},
         description="shares of vLLM's cache that tenants do not lose to others, as digest=share with commas between, such as "
         "d8bb14d833d59559=0.2. The digest is of the tenant's cache salt: printf %s SALT | b2sum -l 64. A floor lapses after "
         "30 minutes without a request",
-    )
-    lmcache_url: SecretStr | None = Field(
-        default=None,
-        description="http://[lpc:TOKEN@]host:port of LMCache's coordinator with our controller, which vLLM's plug-in tells of "
-        "lpc_retain_seconds and of waiting requests; empty: both count in the engine alone",
     )
     on_unknown_engine: Literal["refuse", "stock"] = Field(
         default="stock",
@@ -103,7 +98,7 @@ class ClientSettings(RedisSettings):
         description="Redis keys over which pooled keys are spread, equal in the whole fleet; on a cluster about 4 per primary",
     )
 
-    _empty_is_none = field_validator("predictor_ca", "predictor_token_file", "lmcache_url", mode="before")(none_if_empty)
+    _empty_is_none = field_validator("predictor_ca", "predictor_token_file", mode="before")(none_if_empty)
 
     @field_validator("tenant_floors", mode="before")
     @classmethod
@@ -119,13 +114,6 @@ class ClientSettings(RedisSettings):
         if sum(floors.values()) > 1.0 or len(floors) > MOST_TENANTS:
             raise ValueError(f"tenant_floors must have at most {MOST_TENANTS} tenants, whose shares add up to at most 1")
         return floors
-
-    @field_validator("lmcache_url")
-    @classmethod
-    def _is_http(cls, url: SecretStr | None) -> SecretStr | None:
-        if url is not None and not re.fullmatch(r"https?://[^/\s]*[^/@\s][/]?", url.get_secret_value()):
-            raise ValueError("lmcache_url must be http://host:port of LMCache's coordinator, with lpc:TOKEN@ before the host")
-        return url
 
     @model_validator(mode="after")
     def _fleet_has_a_redis(self) -> Self:

@@ -24,7 +24,7 @@ SIDECAR: Final = """
 """
 """Fields of `predictor_service.settings.ServiceSettings`, without those in SERVER."""
 ENGINE: Final = """
-    client_certificate, client_key, guard, hints_share, keep_waiting, lmcache_url, lru_file, on_unknown_engine, pooling,
+    client_certificate, client_key, guard, hints_share, keep_waiting, lru_file, on_unknown_engine, pooling,
     predictor_address, predictor_ca, predictor_token_file, redis_ca, redis_cluster, redis_password_file, redis_shards,
     redis_timeout_s, redis_url, schedule, served_model, shadow, tenant_floors
 """
@@ -36,7 +36,7 @@ GATEWAY: Final = """
 """
 """Fields of `lpc_apps.gateway.settings.GatewaySettings`, without those in SERVER."""
 LMCACHE: Final = """
-    lmcache_chunks, lmcache_disk_bytes, lmcache_prefetch_share, lmcache_token_file, lmcache_tokenizer, lmcache_watermark
+    lmcache_chunks, lmcache_prefetch_share, lmcache_token_file, lmcache_tokenizer, lmcache_watermark
 """
 """Fields of `lpc_apps.lmcache.settings.LMCacheSettings`, with the prefix of their variables."""
 OTHERS: Final = frozenset(("LPC_CONFIG", "LPC_METRICS_DIR", "LPC_WARM_TOKEN", "LPC_WARM_ENGINE_KEY"))

@@ -35,13 +35,12 @@ class Loop:
     """Runs a service.
 
     Args:
-        node_of: returns the node with a name, or any node for an empty name; None: no such node is registered.
+        node_of: returns the node with a name; None: no such node is registered.
         served_model: model name sent to the sidecar; empty: the name in LMCache.
 
     Attributes:
         failures: number of failures of each kind.
         dropped: number of events dropped because the queue was full.
-        ready: whether deletions and fetches may be sent.
     """
 
     def __init__(
@@ -50,7 +49,6 @@ class Loop:
         self.service = service
         self.failures = {"tick": 0, "delete": 0, "fetch": 0, "refit": 0}
         self.dropped = 0
-        self.ready = True
         self._predictor = predictor
         self._node_of = node_of
         self._served_model = served_model
@@ -108,8 +106,6 @@ class Loop:
                 until = time.monotonic() + EVENTS_SLICE_S
         self.service.follow(self._predictor.reuse_curves)
         self._collect()
-        if not self.ready:
-            return
         plan = self.service.plan()
         for conversation in plan.ask:
             self._ask(conversation)

@@ -7,17 +7,16 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from lpc_apps.lmcache.loop import Loop
-from lpc_apps.lmcache.pins import Retained
 
 PREFIX: Final = "lpc_lmcache"
-TIER_GAUGES: Final = ("capacity_bytes", "used_bytes", "value_enabled", "retained_bytes")
-TIER_COUNTERS: Final = ("deleted_bytes", "lost_bytes", "refused_bytes")
+TIER_GAUGES: Final = ("capacity_bytes", "used_bytes", "value_enabled")
+TIER_COUNTERS: Final = ("deleted_bytes", "lost_bytes")
 FETCH_GAUGES: Final = ("budget_bytes", "held_bytes", "waiting_bytes", "needed_probability")
 FETCH_COUNTERS: Final = ("prefetched_bytes", "used_bytes", "useless_bytes", "refused")
 COUNTERS: Final = ("returning_turns", "memory_chunks", "disk_chunks", "unread_stores", "dropped_events", "reuses")
 
 
-def status(loop: Loop, retained: Retained, *, sidecar: bool) -> dict[str, Any]:
+def status(loop: Loop, *, sidecar: bool) -> dict[str, Any]:
     """Return all metrics. ``sidecar``: whether it answers."""
     service = loop.service
     return {
@@ -32,8 +31,6 @@ def status(loop: Loop, retained: Retained, *, sidecar: bool) -> dict[str, Any]:
                 "price": cache.price,
                 "deleted_bytes": cache.deleted,
                 "lost_bytes": cache.lost,
-                "retained_bytes": cache.retained.held,
-                "refused_bytes": cache.retained.refused,
             }
             for location, cache in service.caches.items()
         ],
@@ -54,12 +51,10 @@ def status(loop: Loop, retained: Retained, *, sidecar: bool) -> dict[str, Any]:
         "returning_turns": service.counters.turns,
         "memory_chunks": service.counters.memory_chunks,
         "disk_chunks": service.counters.disk_chunks,
-        "waiting_requests": len(service.waiting),
         "known_chunks": len(service.conversations),
         "unread_stores": service.conversations.unread,
         "reuses": service.classes.reuses,
         "reuse_classes": service.classes.fitted,
-        "retained_objects": len(retained),
         "dropped_events": loop.dropped,
         "failures": loop.failures,
         "sidecar": sidecar,
@@ -84,7 +79,6 @@ class _Collector:
                 yield family
         for name in COUNTERS:
             yield CounterMetricFamily(f"{PREFIX}_{name}", name.replace("_", " "), value=now[name])
-        yield GaugeMetricFamily(f"{PREFIX}_retained_objects", "pins with an expiry time", value=now["retained_objects"])
         yield GaugeMetricFamily(f"{PREFIX}_predictor_connected", "1 while the sidecar answers", value=now["sidecar"])
         failures = CounterMetricFamily(f"{PREFIX}_failures", "calls and ticks that failed", labels=("what",))
         for what, count in now["failures"].items():

@@ -5,23 +5,21 @@ Without predictions the reuse classes come from the events alone. Until the guar
 failure, the order is LRU.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Final
 
 from eviction_client import Prediction
 from eviction_client.ghost import Freed
-from eviction_client.hints import MAX_RETAIN_S
 from eviction_client.prior import ReuseCurves
 from eviction_client.value_queue import DONE
 from lpc_apps.lmcache.classes import CLASSES, Classes
 from lpc_apps.lmcache.conversations import LONGEST_TURN_S, Conversations
-from lpc_apps.lmcache.events import ChunkId, Event, KeyChain, Location, ObjectId
+from lpc_apps.lmcache.events import Event, KeyChain, Location, ObjectId
 from lpc_apps.lmcache.fetching import Candidate, Fetch, Fetching
 from lpc_apps.lmcache.settings import LMCacheSettings
 from lpc_apps.lmcache.tier_cache import DELETION_TIMEOUT_S, TierCache, TierCaches
 from lpc_apps.lmcache.tree import Chunk, Conversation, Resident
-from lpc_apps.lmcache.waiting import Waiting
 
 PREDICT_AFTER_S: Final = 1.5
 """Time after a turn's last event at which its prediction is requested; by then its chunks have been reported."""
@@ -94,27 +92,21 @@ class Service:
 
     Args:
         clock: seconds since the epoch.
-        pinned: returns those of the given objects that are pinned; they are not deleted from disk.
     """
 
     def __init__(
         self,
         settings: LMCacheSettings,
         *,
-        hints_share: float = 0.0,
         clock: Callable[[], float],
         keys: KeyChain | None = None,
-        pinned: Callable[[list[ObjectId]], set[ObjectId]] = lambda _: set(),
     ) -> None:
         self.settings = settings
-        self._chain = KeyChain() if keys is None else keys
-        self.conversations = Conversations(settings.chunks, self._chain)
+        self.conversations = Conversations(settings.chunks, KeyChain() if keys is None else keys)
         self.classes = Classes(settings.chunks)
         self.fetching = Fetching(PREFETCH_USED_SHARE, settings.prefetch_share, PREFETCH_LONGEST_S)
-        self.caches = TierCaches(settings.watermark, hints_share, CLASSES, clock)
-        self.waiting = Waiting()
+        self.caches = TierCaches(settings.watermark, CLASSES, clock)
         self.counters = Counters()
-        self.pinned = pinned
         self._clock = clock
         self._states: dict[Conversation, State] = {}
         self._to_consider: list[Conversation] = []
@@ -122,16 +114,13 @@ class Service:
         """Time until which a node gets no fetches."""
         self._loaded: set[Chunk] = set()
         """Chunks that a look-up has loaded from disk; its read, which is still to be reported, does not hit memory."""
-        self.to_pin: dict[ObjectId, float] = {}
-        """Objects of retained chunks that were stored on disk after the hint, with the end of retention."""
 
     # Input.
 
     def declare(self, location: Location, capacity: int, backend: str = "", revision: int = 0) -> None:
         """Set the capacity of one of a tier's backends, bytes; 0: unlimited. ``revision``: as for `TierCaches.declare`."""
         capacity = self.caches.declare(location, capacity, backend, revision)
-        capacity = capacity or ((self.settings.disk_bytes or 0) if location.tier == "l2" else 0)
-        self.caches[location].resize(capacity)
+        self.caches[location].capacity = capacity
         if location.tier == "l1":
             self.fetching.declare(location.node, int(capacity * self.settings.watermark))
 
@@ -163,7 +152,7 @@ class Service:
         self.classes.follow(curves)
 
     def refit(self) -> Generator[None, None, None]:
-        """Fit the reuse curves in steps of well under a millisecond. Between the steps only `retain` may be called."""
+        """Fit the reuse curves in steps of well under a millisecond. No other method may be called between the steps."""
         yield from self.classes.refit(self._clock())
         self.caches.set_tables(self.classes.tables)
 
@@ -179,50 +168,6 @@ class Service:
             state.answered = True
             state.group = 0 if prediction is None else prediction.group
 
-    def wait(self, engine: str, requests: Sequence[tuple[str, list[Chunk] | None]]) -> None:
-        """Replace the requests that wait in an engine; see :meth:`Waiting.replace`."""
-        self.waiting.replace(engine, requests, self._clock())
-
-    def find_prompt(self, model: str, salt: str, tokens: Sequence[int], chunk_size: int) -> list[Chunk]:
-        """Return the known chunks at the start of a prompt."""
-        found: list[Chunk] = []
-        for hash_ in self._chain.hashes(tokens, chunk_size):
-            chunk = self.conversations.find(ChunkId(model, salt, hash_.hex()))
-            if chunk is None:
-                break
-            found.append(chunk)
-        return found
-
-    def retain(self, chunks: Sequence[Chunk], seconds: float) -> float | None:
-        """Rank chunks as if they were used ``seconds`` from now; return that time, seconds since the epoch.
-
-        Returns None and changes nothing if hints would exceed their share of a tier that holds the chunks.
-        """
-        now = self._clock()
-        until = now + min(max(seconds, 0.0), MAX_RETAIN_S)
-        sizes: dict[TierCache, dict[Chunk, int]] = {}
-        for cache in self.caches.values():
-            if here := {chunk: resident.bytes for chunk in chunks if (resident := cache.find(chunk)) is not None}:
-                sizes[cache] = here
-        for cache, here in sizes.items():
-            if not cache.retained.fits(here, now):
-                cache.retained.refused += sum(here.values())
-                return None
-        for cache, here in sizes.items():
-            cache.retain(here, until)
-        for chunk in chunks:
-            chunk.retained_until = max(chunk.retained_until, until)
-        return until
-
-    def objects_on_disk(self, chunk: Chunk) -> list[ObjectId]:
-        """Return a chunk's objects on disk or remote storage."""
-        objects: dict[ObjectId, None] = {}
-        for location, cache in self.caches.items():
-            resident = cache.find(chunk) if location.tier == "l2" else None
-            if resident is not None:
-                objects.update(dict.fromkeys(resident.objects))
-        return list(objects)
-
     # Output.
 
     def plan(self) -> Plan:
@@ -232,20 +177,15 @@ class Service:
         self._forget_ended()
         self._end_turns(plan, now)
         self.fetching.settle(now)
-        self.waiting.settle(now)
         if self.settings.prefetch_share:
-            self._fetch_for_waiting(plan, now)
             self._fetch(plan, now)
         for location, cache in self.caches.items():
-            if location.tier == "l2" and self.settings.disk_bytes is None:
+            if location.tier == "l2":
                 continue
             wanted: float = sum(fetch.bytes for fetch in plan.fetch if location == Location("l1", fetch.node))
             wanted -= cache.deleting_bytes(now)
             victims = cache.victims(wanted, lambda resident, location=location: self._may_go(resident, location, now))  # type: ignore[misc]
             objects = [object_ for victim in victims for object_ in victim.objects]
-            if location.tier == "l2" and objects:
-                pinned = self.pinned(objects)
-                objects = [object_ for object_ in objects if object_ not in pinned]
             if objects:
                 plan.delete[location] = objects
         return plan
@@ -320,23 +260,11 @@ class Service:
             prompt = [chunk.block for chunk in chain]
             freed = [Freed([chunk.block for chunk in chunks], number) for chunks, number in parts]
             memory = self.caches[Location("l1", conversation.node)]
-            for disk in self.caches.behind(conversation.node):
-                disk.use((chunks[::-1], number) for chunks, number in reversed(parts))
-                if self.settings.disk_bytes is not None:  # before memory.learn, which adds this turn to memory's ghost cache
-                    disk.learn(prompt, freed, memory.ghost)
             memory.use((chunks[::-1], number) for chunks, number in reversed(parts))
             memory.learn(prompt, freed)
         except Exception:
             self.fall_back_to_lru()
             raise
-
-    def _fetch_for_waiting(self, plan: Plan, now: float) -> None:
-        """Start fetches for waiting requests in order of arrival, regardless of their value."""
-        for conversation in self.waiting.conversations():
-            candidate = self._candidate(conversation, now) if self.fetching.free(conversation.node) > 0 else None
-            if candidate is not None:
-                fetch = self.fetching.begin(conversation.node, candidate, now + PREFETCH_LONGEST_S, now)
-                plan.fetch += [] if fetch is None else [fetch]
 
     def _candidate(self, conversation: Conversation, now: float) -> Candidate | None:
         """Return what a fetch of a conversation would load; None: nothing, or it must not be fetched now."""
@@ -392,7 +320,7 @@ class Service:
     def _may_go(self, resident: Resident, location: Location, now: float) -> bool:
         if now - resident.deletion_requested_at < DELETION_TIMEOUT_S:
             return False
-        if location.tier == "l2" or now - resident.stored_at >= FRESH_S:
+        if now - resident.stored_at >= FRESH_S:
             return True
         disks = self.caches.behind(location.node)
         return not disks or any(disk in resident.chunk.residents for disk in disks)
@@ -412,11 +340,6 @@ class Service:
             if (chunk := self.conversations.find(entry.object.chunk)) is not None
         ]
         new = cache.store(entries)
-        for chunk, object_, _ in entries:
-            if chunk.retained_until > event.at and (resident := cache.find(chunk)) is not None:
-                held = cache.retain({chunk: resident.bytes}, chunk.retained_until)
-                if held and event.tier == "l2":
-                    self.to_pin[object_] = chunk.retained_until
         if event.tier == "l1":
             self._loaded_to_memory(cache, event.node, set(new).intersection(known))
 

@@ -19,7 +19,7 @@ class LMCacheUnfit(LpcError):
 class LMCacheSettings(BaseSettings):
     """Settings of the coordinator's controller and of the gate, from environment variables with the prefix ``LPC_LMCACHE_``.
 
-    The sidecar's address, the served model's name and the share of hints come from the plug-in's settings.
+    The sidecar's address and the served model's name come from the plug-in's settings.
     """
 
     model_config = SettingsConfigDict(env_prefix="LPC_LMCACHE_", frozen=True, extra="ignore", hide_input_in_errors=True)
@@ -28,12 +28,6 @@ class LMCacheSettings(BaseSettings):
         default=0.7,
         description="share of a node's memory above which chunks are deleted; must be below LMCache's "
         "--eviction-trigger-watermark (0.8), or LMCache's own LRU evicts first",
-    )
-    disk_bytes: int | None = Field(
-        default=None,
-        ge=0,
-        description="also delete chunks from disk or remote storage; the value is its capacity in bytes if LMCache declares "
-        "none; 0: delete only if LMCache declares one; empty: never delete",
     )
     prefetch_share: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = Field(
         default=0.5,
@@ -52,7 +46,7 @@ class LMCacheSettings(BaseSettings):
         description="file with the token that callers of coordinator and nodes must send; empty: none, for a closed network",
     )
 
-    _empty_is_none = field_validator("disk_bytes", "tokenizer", "token_file", mode="before")(none_if_empty)
+    _empty_is_none = field_validator("tokenizer", "token_file", mode="before")(none_if_empty)
 
     def token(self) -> str | None:
         """Return the token in ``token_file``; None: no token is required. Raises LMCacheUnfit: it is empty or unreadable."""

@@ -10,14 +10,12 @@ Invariants: `Chunk.residents` names exactly the tier caches that hold the chunk;
 that cache holds it.
 """
 
-import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple
 
 from eviction_client import BlockHash
-from eviction_client.ghost import Freed, GhostCache, Ghosts, sampled
-from eviction_client.hints import Retained
+from eviction_client.ghost import Freed, Ghosts, sampled
 from eviction_client.value_queue import DONE, GOES_ON, Table, ValueQueue
 from lpc.model.curve import value_at
 from lpc_apps.lmcache.events import NO_TOKENS, ChunkId, Location, ObjectId
@@ -29,7 +27,7 @@ node did not delete, because it was being read or written, is requested again.""
 FREE_DOWN_TO: Final = 0.95
 """Eviction frees down to this share of the watermark, so that not every chunk costs a call."""
 EXPIRED_PER_PLAN: Final = 1000
-"""Largest number of retained runs that one plan expires."""
+"""Largest number of runs ranked last whose time one plan ends."""
 
 
 class _Deletions(NamedTuple):
@@ -46,7 +44,6 @@ class TierCache:
     Args:
         capacity: bytes; 0 if unlimited.
         watermark: share of the capacity above which chunks are evicted. Must be below LMCache's own watermark.
-        hints_share: share of the capacity that hints may retain.
         classes: number of reuse classes.
         clock: monotonic, seconds.
 
@@ -54,15 +51,13 @@ class TierCache:
         used: bytes stored.
         deleted: bytes deleted on request of this service.
         lost: bytes that LMCache evicted by itself.
-        retained: bytes that hints retain, by chunk.
         price: moving average of the retention value of evicted chunks, uses per second; 0: unknown.
         queue: the eviction order.
         ghosts: the guard's ghost caches; None before the first use, and if the capacity is unlimited.
     """
 
-    def __init__(self, capacity: int, watermark: float, hints_share: float, classes: int, clock: Callable[[], float]) -> None:
-        self.retained: Retained[Chunk] = Retained(0.0)
-        self._hints_share = hints_share
+    def __init__(self, capacity: int, watermark: float, classes: int, clock: Callable[[], float]) -> None:
+        self.capacity = capacity
         self._classes = classes
         self._clock = clock
         self.watermark = watermark
@@ -71,7 +66,6 @@ class TierCache:
         self.lost = 0
         self.price = 0.0
         self.ghosts: Ghosts[BlockHash] | None = None
-        self.resize(capacity)
         self._here: dict[Chunk, Resident] = {}
         self.clear()
 
@@ -84,11 +78,6 @@ class TierCache:
     def find(self, chunk: Chunk) -> Resident | None:
         """Return a chunk's state in this tier; None if the tier does not hold it."""
         return self._here.get(chunk)
-
-    def resize(self, capacity: int) -> None:
-        """Set the capacity, bytes."""
-        self.capacity = capacity
-        self.retained.limit = self._hints_share * capacity if capacity else math.inf
 
     # Contents.
 
@@ -141,14 +130,12 @@ class TierCache:
         self._here = {}
         self._entered = 0
         self._deletions: list[_Deletions] = []
-        self.retained.clear()
         self.used = 0
         return lost
 
     def _remove(self, resident: Resident) -> None:
         self.queue.remove(resident)
         del self._here[resident.chunk], resident.chunk.residents[self]
-        self.retained.release((resident.chunk,))
 
     # Eviction order.
 
@@ -169,10 +156,7 @@ class TierCache:
         chain: list[tuple[list[Resident], int]] = []
         for chunks, reuse_class in parts:
             here = [self._dequeue(chunk, reuse_class) for chunk in chunks if chunk in self._here]
-            chain.append(([resident for resident in here if resident.retained_until <= now], reuse_class))
-            for until, retained in groupby(here, key=_retained_until):
-                if until > now:
-                    self.queue.retain(list(retained), reuse_class, until)
+            chain.append((here, reuse_class))
         self.queue.insert_chain(chain, now)
 
     def rank_last(self, chunks: Iterable[Chunk], until: float, *, reuse_class: int | None = None) -> None:
@@ -181,24 +165,6 @@ class TierCache:
         for number, some in groupby(here, key=_class):
             after = number if reuse_class is None else reuse_class
             self.queue.retain([self._dequeue(resident.chunk, after) for resident in some], after, until)
-
-    def retain(self, sizes: dict[Chunk, int], until: float) -> bool:
-        """Retain all of these chunks for a hint, or none if hints would exceed their share; return whether it did."""
-        if not self.retained.hold(sizes, until, self._clock()):
-            return False
-        for chunk in sizes:
-            resident = self._here[chunk]
-            resident.retained_until = max(resident.retained_until, until)
-        self.rank_last(sizes, until)
-        return True
-
-    def wait(self, request: Hashable, chunks: Iterable[Chunk]) -> None:
-        """Rank the chunks that a waiting request will load last; see :meth:`ValueQueue.wait`."""
-        self.queue.wait(request, [self._here[chunk].block_id for chunk in chunks if chunk in self._here])
-
-    def served(self, request: Hashable) -> None:
-        """Release the chunks of a request that does not wait any more."""
-        self.queue.served(request)
 
     def _dequeue(self, chunk: Chunk, reuse_class: int) -> Resident:
         resident = self._here[chunk]
@@ -238,15 +204,13 @@ class TierCache:
             return []
         over += self.capacity * self.watermark * (1.0 - FREE_DOWN_TO)
         found: list[Resident] = []
-        kept: list[Resident] = []
-        for resident in self.queue.eviction_order(kept):
+        for resident in self.queue.eviction_order():
             if over <= 0:
                 break
             if may_go(resident):
                 found.append(resident)
                 over -= resident.bytes
                 self._update_price(resident)
-        self.queue.set_aside(kept)
         return found
 
     # Price and guard.
@@ -257,21 +221,14 @@ class TierCache:
             value = value_at(tables[resident.reuse_class], max(self._clock() - resident.last_use, 0.0))
             self.price += (value - self.price) / (len(self._here) if self.price else 1)
 
-    @property
-    def ghost(self) -> GhostCache[BlockHash] | None:
-        """Ghost cache under the current rule, value or LRU."""
-        return None if self.ghosts is None else self.ghosts.following(self.queue.value_enabled)
-
-    def learn(
-        self, prompt: Sequence[BlockHash], freed: Sequence[Freed[BlockHash]], above: GhostCache[BlockHash] | None = None
-    ) -> None:
-        """Let the guard observe a finished request and choose the order. ``above``: ghost cache of the tier before this one."""
+    def learn(self, prompt: Sequence[BlockHash], freed: Sequence[Freed[BlockHash]]) -> None:
+        """Let the guard observe a finished request and choose the order."""
         if not self.capacity or not self._here:
             return
         if self.ghosts is None:
             self.ghosts = Ghosts(self._capacity_in_chunks(), self._classes, sampled, clock=self._clock)
             self.ghosts.set_tables(self.queue.tables)
-        self.queue.value_enabled = self.ghosts.observe(prompt, freed, above=above)
+        self.queue.value_enabled = self.ghosts.observe(prompt, freed)
 
     def set_tables(self, tables: Sequence[Table] | None) -> None:
         """Set the value tables of the classes; None: unknown."""
@@ -295,9 +252,9 @@ class TierCache:
 class TierCaches(dict[Location, TierCache]):
     """Tier caches by location, created on first access. Arguments: those of :class:`TierCache`."""
 
-    def __init__(self, watermark: float, hints_share: float, classes: int, clock: Callable[[], float]) -> None:
+    def __init__(self, watermark: float, classes: int, clock: Callable[[], float]) -> None:
         super().__init__()
-        self._arguments = watermark, hints_share, classes, clock
+        self._arguments = watermark, classes, clock
         self._tables: Sequence[Table] | None = None
         self._declared: dict[Location, tuple[int, dict[str, int]]] = {}
 
@@ -356,7 +313,3 @@ def _deeper(resident: Resident) -> int:
 
 def _class(resident: Resident) -> int:
     return resident.reuse_class
-
-
-def _retained_until(resident: Resident) -> float:
-    return resident.retained_until

@@ -2,7 +2,6 @@
 
 import math
 from array import array
-from collections.abc import Hashable, Iterable
 from hashlib import blake2b
 from typing import Protocol
 
@@ -12,16 +11,10 @@ from lpc_apps.lmcache.events import ChunkId, ObjectId
 
 
 class Cache(Protocol):
-    """The methods of :class:`lpc_apps.lmcache.tier_cache.TierCache` that are called through `Chunk.residents`."""
+    """The method of :class:`lpc_apps.lmcache.tier_cache.TierCache` that is called through `Chunk.residents`."""
 
     def forget(self, chunk: "Chunk") -> None:
         """Stop counting a chunk."""
-
-    def wait(self, request: Hashable, chunks: "Iterable[Chunk]") -> None:
-        """Rank the chunks that a waiting request will load last."""
-
-    def served(self, request: Hashable) -> None:
-        """Release the chunks of a request that does not wait any more."""
 
 
 class Resident(Block):
@@ -33,10 +26,9 @@ class Resident(Block):
         last_use: time of the last use.
         stored_at: time of the store.
         deletion_requested_at: time of the latest request to delete it.
-        retained_until: a hint ranks the chunk as if it were last used at this time.
     """
 
-    __slots__ = ("chunk", "deletion_requested_at", "last_use", "objects", "retained_until", "reuse_class", "stored_at")
+    __slots__ = ("chunk", "deletion_requested_at", "last_use", "objects", "reuse_class", "stored_at")
 
     def __init__(self, number: int, chunk: "Chunk", at: float) -> None:
         super().__init__(number)
@@ -46,7 +38,6 @@ class Resident(Block):
         self.last_use = at
         self.stored_at = at
         self.deletion_requested_at = -math.inf
-        self.retained_until = 0.0
 
     @property
     def bytes(self) -> int:
@@ -64,10 +55,9 @@ class Chunk:
         tokens: its tokens; empty if unknown.
         holders: conversations that contain it, first the one that stored it.
         residents: its state in each tier that holds it; the tier caches maintain this.
-        retained_until: end of a hint's retention, seconds since the epoch; also holds in tiers that store the chunk later.
     """
 
-    __slots__ = ("block", "depth", "hash", "holders", "id", "parent", "residents", "retained_until", "tokens")
+    __slots__ = ("block", "depth", "hash", "holders", "id", "parent", "residents", "tokens")
 
     def __init__(self, id_: ChunkId, parent: "Chunk | None", depth: int, tokens: "array[int]") -> None:
         self.id = id_
@@ -78,7 +68,6 @@ class Chunk:
         self.tokens = tokens
         self.holders: dict[Conversation, None] = {}
         self.residents: dict[Cache, Resident] = {}
-        self.retained_until = 0.0
 
 
 class Conversation:

@@ -25,7 +25,6 @@ from lpc_apps.gateway.metrics import Metrics as GatewayMetrics
 from lpc_apps.lmcache.events import Location
 from lpc_apps.lmcache.loop import Loop
 from lpc_apps.lmcache.metrics import exposition, status
-from lpc_apps.lmcache.pins import Retained
 from lpc_apps.lmcache.service import Service
 from lpc_apps.lmcache.settings import LMCacheSettings
 from predictor_service.metrics import Metrics
@@ -63,7 +62,7 @@ def lmcache_metrics() -> str:
         def take(self, request_id: Hashable) -> None: ...
         def forget(self, request_id: Hashable) -> None: ...
 
-    return exposition(status(Loop(service, Nobody(), lambda _: None), Retained(time.time), sidecar=True)).decode()
+    return exposition(status(Loop(service, Nobody(), lambda _: None), sidecar=True)).decode()
 
 
 OF_THE_GATEWAY = set(re.findall(r"# TYPE (\S+)", generate_latest(GatewayMetrics().registry).decode()))

@@ -1,16 +1,14 @@
 """Cached prefixes of waiting requests are kept, in vLLM's real scheduler."""
 
-import time
 from typing import Any
 
 import pytest
 from vllm.v1.request import RequestStatus
 
 from benchmarks.bare_scheduler import BLOCK, Engine, conversations
-from eviction_client import announce, keep
+from eviction_client import keep
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm.metrics import values_of
-from tests.retaining import Coordinator
 
 pytestmark = pytest.mark.supports(
     engine="vLLM", tier="GPU pool", what="what waiting requests will hit goes last, in its scheduler without a model"
@@ -62,30 +60,6 @@ def test_a_dry_run_counts_what_keeping_would_save() -> None:
     cached = cached_behind_a_cold_one(engine)
     shown = values_of(engine.scheduler.lpc)
     assert shown["lpc_waited_requests", "evicted"] == 1 and shown["lpc_waited_lost_tokens", ""] == 10 * BLOCK - cached > 0
-
-
-def test_waiting_requests_that_are_not_cached_are_announced_to_lmcaches_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(announce, "GATHER_S", 0.02)
-    coordinator = Coordinator(200)
-    engine = engine_of(lmcache_url=coordinator.url())
-    engine.add("cold", tokens_of(3, 15), 20)
-    engine.add("cached", tokens_of(1, 10), 1)
-    engine.add("missing", tokens_of(4, 6), 1)
-    engine.step()
-    engine.step()
-
-    def named() -> list[str]:
-        return [request["request_id"] for request in coordinator.asked[-1][2]["requests"]] if coordinator.asked else ["?"]
-
-    for expected in ["missing"], []:
-        deadline = time.monotonic() + 20
-        while named() != expected and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert named() == expected
-        until_idle(engine)
-    engine.scheduler.shutdown()
-    path, _, body = coordinator.asked[0]
-    assert path == "/lpc/waiting" and body["requests"][0]["token_ids"] == tokens_of(4, 6)
 
 
 def test_the_prefix_of_an_aborted_request_is_evicted_in_its_turn() -> None:

@@ -13,7 +13,7 @@ from vllm.v1.request import RequestStatus
 from benchmarks.bare_scheduler import BLOCK, Engine, conversations, oracle
 from benchmarks.processes import RedisServer
 from benchmarks.told import CONTINUES, OVER
-from eviction_client import grouping, retention
+from eviction_client import grouping
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm.queue import LearnedFreeQueue
@@ -25,7 +25,6 @@ from eviction_client.value_queue import DONE, GOES_ON, RETAINED
 from lpc.model.curve import KNOTS
 from tests.engine.pools import give_hash
 from tests.eventually import until
-from tests.retaining import Coordinator
 
 pytestmark = pytest.mark.supports(
     engine="vLLM", tier="GPU pool", what="its scheduler without a model, synchronous and asynchronous, full and hybrid"
@@ -258,21 +257,6 @@ def test_many_hints_retain_no_more_than_their_share_of_the_cache(window: int | N
     for n in range(60):  # the rest of the cache is for other requests
         finish(engine, f"other-{n}", range(500 + n, 500 + n + 2 * BLOCK))
     assert retained() <= before
-
-
-def test_retention_hints_are_sent_to_lmcaches_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "AFTER_S", 0.01)
-    coordinator = Coordinator(200)
-    engine = Engine(100, lmcache_url=coordinator.url(), hints_share=0.1)
-    finish(engine, "a")
-    finish(engine, "b", arguments={"lpc_done": True})
-    finish(engine, "c", arguments={"lpc_retain_seconds": 200})
-    until(lambda: coordinator.asked)
-    engine.scheduler.shutdown()
-    ((path, _, body),) = coordinator.asked
-    assert path == "/lpc/retain"
-    assert 190.0 < body["seconds"] <= 200.0
-    assert len(body["token_ids"]) >= 32
 
 
 @pytest.mark.parametrize("guard", [True, False])

@@ -57,11 +57,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             Coordinator(
                 folder,
                 learned=True,
-                options=("--metadata-path", str(folder / "pins.json")),
                 predictor_address=sidecar.address,
                 served_model=MODEL,
                 lmcache_tokenizer=folder / "model",
-                hints_share=0.9,
             )
         )
         node = running.enter_context(
@@ -73,8 +71,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
                 node,
                 plug_in=True,
                 predictor_address=sidecar.address,
-                lmcache_url=coordinator.url,
-                hints_share=0.5,
             )
         )
         yield Stack(sidecar, redis, coordinator, node, engine)

@@ -15,9 +15,7 @@ from lpc_apps.lmcache.events import KeyChain
 from tests.eventually import until
 from tests.lmcache.conftest import CHUNKS, Stack
 
-pytestmark = pytest.mark.supports(
-    engine="LMCache", tier="MP mode", what="eviction by value, retention, tokens, and all of it killed"
-)
+pytestmark = pytest.mark.supports(engine="LMCache", tier="MP mode", what="eviction by value, tokens, and all of it killed")
 
 
 def text(seed: int, tokens: int) -> str:
@@ -74,13 +72,6 @@ def test_blocks_loaded_from_disk_give_the_same_answer(stack: Stack) -> None:
     assert stack.engine.complete(prompt) == before
 
 
-def test_a_retention_hint_to_vllm_pins_chunks_until_it_expires(stack: Stack) -> None:
-    assert stack.coordinator.ask("/cache/pins")["total"] == 0
-    stack.engine.complete(text(4, 1400), lpc_retain_seconds=15)
-    until(lambda: stack.coordinator.ask("/cache/pins")["total"] >= 5)
-    until(lambda: stack.coordinator.ask("/cache/pins")["total"] == 0)
-
-
 def test_nothing_of_a_prompt_is_logged(stack: Stack) -> None:
     tokens = ids(stack, FIRST)
     log = stack.coordinator.log
@@ -104,7 +95,7 @@ class Front(HttpServer):
 def test_a_front_requires_the_token_which_a_node_sends_in_its_url(stack: Stack, tmp_path: Any) -> None:
     with Front(tmp_path, stack.coordinator.port, "s3cret") as front:
         with pytest.raises(urllib.error.HTTPError, match="401"):
-            front.ask("/cache/pins")
+            front.ask("/lpc/status")
         with httpx.Client(trust_env=False) as client:
             answer = client.post(f"http://lpc:s3cret@127.0.0.1:{front.port}/events", json={"batches": []})
         assert answer.status_code == 200

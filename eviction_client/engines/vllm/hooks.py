@@ -28,7 +28,6 @@ from typing import Any, Final
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
-from eviction_client.announce import Announcer
 from eviction_client.ended import Ended
 from eviction_client.engines.vllm.keep import CachedPrefix
 from eviction_client.engines.vllm.queue import FlooredFreeQueue, FreedLater, LearnedFreeQueue
@@ -37,7 +36,6 @@ from eviction_client.engines.vllm.waiting import CachedFirstQueue
 from eviction_client.engines.vllm_cpu.placing import Tiers
 from eviction_client.keep import Keep
 from eviction_client.plugin import Plugin
-from eviction_client.retention import Retention
 from eviction_client.value_queue import RENEWED_S
 
 STEP_S: Final = 1.04 * RENEWED_S
@@ -51,8 +49,6 @@ class Hooks:
     Args:
         adopt: put our queue into the block pool; else (dry run) the engine's own order stays.
         tiers: below the block pool, in which our policy is.
-        retention: forwards to LMCache what hints want kept; None: nothing is forwarded.
-        announcer: sends LMCache the waiting requests; None: nothing is sent.
 
     Raises:
         Exception: the engine has no such parts. Then nothing was attached.
@@ -70,12 +66,8 @@ class Hooks:
         *,
         adopt: bool,
         tiers: Tiers | None = None,
-        retention: Retention | None = None,
-        announcer: Announcer | None = None,
     ) -> None:
         self.plugin = plugin
-        self.retention = retention
-        self.announcer = announcer
         self.tiers = tiers or Tiers()
         self.queue: LearnedFreeQueue | None = None
         self.cached_first: CachedFirstQueue | None = None
@@ -94,7 +86,7 @@ class Hooks:
         if adopt:
             # From here on nothing fails: the stock queue has given its blocks away.
             self.queue = self._adopt(pool, scales)
-        prefix = CachedPrefix(manager, self.queue, self._hash_block_size, self.tiers.policies, announcer)
+        prefix = CachedPrefix(manager, self.queue, self._hash_block_size, self.tiers.policies)
         self.keep: Keep[Request] = Keep(plugin, prefix, enabled=plugin.settings.keep_waiting)
         self._wrap(scheduler)
 
@@ -153,9 +145,6 @@ class Hooks:
         """``Scheduler.shutdown``, which also lets go of predictor and store."""
         self._stock_shutdown(*args, **kwargs)
         self.plugin.close()
-        for channel in (self.retention, self.announcer):
-            if channel is not None:
-                channel.close()
 
     def admitted(self, request: Request) -> None:
         """Ask the predictor, unless there are no token ids or they will change (streamed input)."""
@@ -247,9 +236,6 @@ class Hooks:
                     token_ids=request.prompt_token_ids or (),
                     salt=request.cache_salt or "",
                 )
-                if self.retention is not None and ended.retain_s:
-                    tokens = request.all_token_ids[: request.num_computed_tokens]
-                    self.retention.ask(tokens, ended.retain_s, ended.salt)
         except Exception as error:
             self.plugin.failed(error)
             ended = ended or Ended(None, None, (), 0, 0.0, 0, ())

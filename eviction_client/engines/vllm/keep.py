@@ -10,7 +10,6 @@ from typing import Any
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
-from eviction_client.announce import Announcer, Prompt
 from eviction_client.engines.vllm.queue import LearnedFreeQueue
 from eviction_client.keep import Found, Keeper
 
@@ -23,7 +22,6 @@ class CachedPrefix:
         queue: keeps the blocks; None: they are only looked at.
         hash_block_size: tokens of a block, as the engine hashes them.
         policies: of the tiers below, which keep what lies behind that prefix.
-        announcer: sends LMCache the requests whose prompts are not all cached here; None: nothing is sent.
     """
 
     def __init__(
@@ -32,13 +30,11 @@ class CachedPrefix:
         queue: LearnedFreeQueue | None,
         hash_block_size: int,
         policies: Sequence[Any] = (),
-        announcer: Announcer | None = None,
     ) -> None:
         self._queue = queue
         self._find_hit: Callable[..., tuple[Any, ...]] = manager.coordinator.find_longest_cache_hit
         self._hash_block_size = hash_block_size
         self._policies = policies
-        self._announcer = announcer
 
     def find(self, request: Request, budget: int) -> tuple[int, Found]:  # noqa: ARG002
         """Return the blocks looked up, and what the request needs."""
@@ -52,9 +48,6 @@ class CachedPrefix:
             size = self._hash_block_size
             chain = request.block_hashes[: (request.num_tokens - 1) // size]
             needs += [(policy, policy.find(chain, tokens // size)) for policy in self._policies]
-        if self._announcer is not None and tokens < request.num_prompt_tokens - self._hash_block_size:
-            prompt = Prompt(request.prompt_token_ids, request.cache_salt or "")
-            needs.append((self._announcer, [prompt]))
         looked_up = max(len(needed), sum(len(found) for _, found in needs))
         return looked_up, Found(tokens, request.num_prompt_tokens, self.prompt(request), needs)
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from eviction_client.announce import Announcer
 from eviction_client.background import BackgroundThread, StartBackground
 from eviction_client.engines.fallback import stay_stock
 from eviction_client.engines.vllm.logs import join_vllms_logging
@@ -22,7 +21,6 @@ from eviction_client.metrics import EngineMetrics
 from eviction_client.offer import FindFiles
 from eviction_client.plugin import Plugin, Predictor
 from eviction_client.predictor_client import PredictorClient
-from eviction_client.retention import Retention
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockStore, open_store
 from lpc.errors import LpcError
@@ -123,21 +121,12 @@ class LearnedScheduler:
         )
         if settings.tenant_floors and settings.shadow:
             logger.warning("learned prefix cache: LPC_TENANT_FLOORS has no effect: a dry run changes no order")
-        url = settings.lmcache_url
-        retention = None if url is None else Retention(url.get_secret_value(), model.model)
-        announces = url is not None and settings.keep_waiting and not settings.shadow
-        announcer = Announcer(url.get_secret_value(), model.model) if url is not None and announces else None
         try:
-            attached = scheduler.lpc = hooks.Hooks(
-                scheduler, plugin, adopt=not settings.shadow, tiers=tiers, retention=retention, announcer=announcer
-            )
+            attached = scheduler.lpc = hooks.Hooks(scheduler, plugin, adopt=not settings.shadow, tiers=tiers)
             tiers.link(scheduler, plugin)
             attached.cached_first = _cached_first(scheduler, plugin, settings)
         except BaseException:
             plugin.close()
-            for channel in (retention, announcer):
-                if channel is not None:
-                    channel.close()
             raise
         plugin.on_tick.append(lambda: metrics.update(shown.values_of(attached)))
 

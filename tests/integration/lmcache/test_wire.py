@@ -13,12 +13,11 @@ from starlette.responses import PlainTextResponse, Response
 
 from eviction_client import Prediction
 from lpc_apps.lmcache import loop as loops
-from lpc_apps.lmcache.events import Event, Location
+from lpc_apps.lmcache.events import Event
 from lpc_apps.lmcache.gate import front
 from lpc_apps.lmcache.loop import Loop
 from lpc_apps.lmcache.metrics import exposition, status
 from lpc_apps.lmcache.node import Node, NodeError
-from lpc_apps.lmcache.pins import Retained
 from tests.integration.lmcache.lmcache_node import NodeServer, serving
 from tests.unit.lmcache.nodes import MIB, Prompt, event, words
 from tests.unit.lmcache.test_service import DISK, MEMORY, World, due_world, prompts
@@ -231,29 +230,12 @@ async def test_capacities_and_restarts_are_never_dropped(client: httpx.AsyncClie
 async def test_metrics_contain_counts_and_no_hashes(client: httpx.AsyncClient) -> None:
     world, all_ = filled()
     loop = Loop(world.service, Sidecar(), lambda _: None)
-    retained = Retained(lambda: world.now)
-    now = status(loop, retained, sidecar=True)
+    now = status(loop, sidecar=True)
     text = exposition(now).decode()
     assert 'lpc_lmcache_used_bytes{node="a",tier="l1"} 8.388608e+06' in text
     assert "lpc_lmcache_prefetch_used_bytes_total" in text
     for output in (text, str(now)):
         assert not any(object_.hash in output for prompt in all_ for objects in prompt.objects for object_ in objects)
-
-
-async def test_expiry_times_of_pins_survive_a_restart() -> None:
-    now = [100.0]
-    retained = Retained(lambda: now[0])
-    assert retained.extend(OBJECTS, 160.0) == OBJECTS
-    assert retained.extend(OBJECTS, 130.0) == []  # pinned already with a later expiry
-    again = Retained(lambda: now[0])
-    again.restore(retained.capture())
-    now[0] = 159.0
-    assert again.expired() == []
-    now[0] = 160.0
-    assert again.expired() == again.expired() == OBJECTS  # until they are removed
-    again.forget(OBJECTS)
-    assert again.expired() == []
-    assert Location("l2", "") != DISK
 
 
 TOKEN = "s3cret"

@@ -126,18 +126,6 @@ def test_capacities_of_backends_add_up_and_a_new_revision_replaces_them() -> Non
     assert world.service.caches[MEMORY].capacity == 20 * MIB
 
 
-def test_a_hint_retains_only_the_chunks_of_its_prompt() -> None:
-    """Conversations with the same prefix are not ranked again."""
-    world = World(prefetch_share=0)
-    start = words(1, 1)
-    for seed in range(2, 40):
-        world.serve(Prompt(*start, *words(seed, 1)), first=0 if seed == 2 else 1)
-    chunks = world.service.find_prompt("llama", "", [*start, *words(5, 1)], 4)
-    assert world.service.retain(chunks, 600.0)
-    here = world.service.caches[MEMORY]._here
-    assert [chunk for chunk, resident in here.items() if resident.retained_until > world.now] == chunks
-
-
 def test_successive_plans_consider_all_conversations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lpc_apps.lmcache.service.CONSIDERED_PER_PLAN", 3)
     world = World()

@@ -28,7 +28,6 @@ class World:
         self.now = 1000.0
         self.service = Service(
             LMCacheSettings(**{"watermark": 0.7, "prefetch_share": 0.5, **settings}),
-            hints_share=0.3,
             clock=lambda: self.now,
             keys=KEYS,
         )
@@ -191,21 +190,6 @@ def test_a_chunk_that_is_still_copied_to_disk_is_not_deleted() -> None:
     assert world.gone(*all_) != []
 
 
-def test_disk_is_evicted_only_if_configured_and_never_pinned_objects() -> None:
-    for evict in (False, True):
-        world = World(prefetch_share=0, disk_bytes=4 * MIB if evict else None)
-        world.service.declare(DISK, 0)
-        all_ = prompts(4)
-        pinned = {object_ for objects in all_[0].objects for object_ in objects}
-        world.service.pinned = pinned.intersection
-        for prompt in all_:
-            world.serve(prompt)
-            world.pass_(10)
-        planned = world.service.plan().delete.get(DISK, [])
-        assert bool(planned) is evict
-        assert not pinned & set(planned)
-
-
 def evicted(world: World, prompt: Prompt) -> None:
     """Memory evicts a conversation that is on disk."""
     world.service.apply(event("delete", prompt.entries(), world.now))
@@ -317,45 +301,3 @@ def test_a_restart_of_the_node_clears_memory_but_not_disk() -> None:
     world.service.fence("a")
     assert MEMORY not in world.service.caches and not world.service.fetching.budgets
     assert world.service.caches[DISK].used == 2 * MIB
-
-
-def test_retained_chunks_rank_as_if_used_later() -> None:
-    world = World(prefetch_share=0)
-    all_ = prompts(3)
-    for prompt in all_:
-        world.serve(prompt)
-        world.pass_(30)
-    chunks = world.service.find_prompt("llama", "", all_[0].tokens, 4)
-    assert len(chunks) == 2
-    until = world.service.retain(chunks, 300.0)
-    assert until == world.now + 300.0
-    world.serve(Prompt(*words(9, 2)))
-    world.pass_(20)
-    assert set(world.gone(*all_)) == {1}
-    assert world.service.retain(chunks, 1e9) == world.now + 3600.0
-
-
-def test_hints_retain_at_most_their_share_of_memory() -> None:
-    world = World(prefetch_share=0)
-    all_ = prompts(3)
-    for prompt in all_:
-        world.serve(prompt)
-    taken = [world.service.retain(world.service.find_prompt("llama", "", prompt.tokens, 4), 600.0) for prompt in all_]
-    cache = world.service.caches[MEMORY]
-    assert taken == [world.now + 600.0, None, None]
-    assert (cache.retained.held, cache.retained.refused) == (2 * MIB, 4 * MIB)
-    assert sum(resident.retained_until > world.now for resident in cache._here.values()) == 2
-
-
-def test_retained_chunks_stored_on_disk_later_are_pinned() -> None:
-    world = World(prefetch_share=0)
-    (prompt,) = prompts(1)
-    world.serve(prompt, on_disk=False)
-    until = world.service.retain(world.service.find_prompt("llama", "", prompt.tokens, 4), 60.0)
-    assert not world.service.to_pin
-    world.service.apply(event("store", prompt.entries(size=MIB), world.now, tier="l2"))
-    assert world.service.to_pin == {object_: until for objects in prompt.objects for object_ in objects}
-    world.service.to_pin.clear()
-    world.pass_(61.0)
-    world.service.apply(event("store", prompt.entries(size=MIB), world.now, tier="l2"))
-    assert not world.service.to_pin

@@ -18,7 +18,7 @@ class Clock:
 
 def made(watermark: float, capacity: int = 100) -> tuple[TierCache, Clock]:
     clock = Clock()
-    return TierCache(capacity, watermark, 0.0, 2, clock), clock
+    return TierCache(capacity, watermark, 2, clock), clock
 
 
 def chunks(*seeds: int) -> list[Chunk]:
