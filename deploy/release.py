@@ -1,8 +1,8 @@
 """Makes everything that a release publishes (`make release`), into `dist/`: the same bytes for the same commit.
 
-Wheel and sdist, the model artefacts for CPU (int8) and GPU (fp16) as `lpc models pull` takes them, a CycloneDX bill of
-materials of each image's Python packages, the tags of the images with the command that builds each, and SHA256SUMS of it all.
-Times in the files are the commit's, or SOURCE_DATE_EPOCH. Publishing is left to who may: the last lines say how.
+Wheel and sdist, a CycloneDX bill of materials of each image's Python packages, the tags of the images with the command that
+builds each, and SHA256SUMS of it all. Times in the files are the commit's, or SOURCE_DATE_EPOCH. Publishing is left to who may:
+the last lines say how.
 """
 
 import hashlib
@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,11 +22,8 @@ from cyclonedx.output import make_outputter
 from cyclonedx.schema import OutputFormat, SchemaVersion
 from packageurl import PackageURL
 
-from lpc.model.archive import SUMS, pack
-from lpc_apps.training.export import export
-
 ROOT = Path(__file__).parents[1]
-PRECISIONS = ("int8", "fp16")
+SUMS = "SHA256SUMS"
 BILLS = ("server", "gpu", "train")
 IMAGES = {
     "lpc-sidecar:{version}-cpu": "--target cpu",
@@ -45,9 +41,6 @@ def main(dist: Path) -> None:
         shutil.rmtree(dist)
     dist.mkdir(parents=True)
     packages(dist, time)
-    with tempfile.TemporaryDirectory() as models:
-        for precision in PRECISIONS:
-            pack(export(Path(models), precision=precision, created=datetime.fromtimestamp(time, UTC)), dist, time=time)
     for name in BILLS:
         (dist / f"sbom-{name}.cdx.json").write_text(bill(name, version, time))
     (dist / "images.txt").write_text(
@@ -56,7 +49,7 @@ def main(dist: Path) -> None:
     sums(dist)
     print((dist / SUMS).read_text())
     print(f"to publish: twine upload {dist}/*.whl {dist}/learned_prefix_cache-*.tar.gz; attach the rest to the release's page,")
-    print(f"build and push the images of {dist}/images.txt; users fetch a model with `lpc models pull ADDRESS`")
+    print(f"build and push the images of {dist}/images.txt")
 
 
 def epoch() -> int:

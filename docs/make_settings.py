@@ -34,7 +34,7 @@ PARTS: tuple[tuple[str, type[BaseSettings], str], ...] = (
     (
         "The sidecar",
         ServiceSettings,
-        "Traces go to `OTEL_EXPORTER_OTLP_ENDPOINT` if that is set, with OpenTelemetry's other standard variables.",
+        "What only `lpc serve` reads.",
     ),
     (
         "Redis and the client certificate",

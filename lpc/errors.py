@@ -12,7 +12,6 @@
     ├── ServiceError            predictor_service.errors, with a tree of its own: a call to the sidecar failed
     ├── StartError              predictor_service.errors: the sidecar cannot start
     ├── ForeignFolder           predictor_service.own_folder: another user owns a folder that the sidecar must own
-    ├── TracingError            predictor_service.rpc.tracing: tracing is enabled but cannot start
     ├── TokenizerError          predictor_service.requests.loading: a tokenizer cannot be read
     ├── OfferRefused            predictor_service.requests.offered: a tokenizer offered by an engine was rejected
     ├── TokenFileError          lpc.wire.tokens: the token file cannot be used

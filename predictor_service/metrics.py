@@ -6,7 +6,7 @@ from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from lpc.wire.redis_health import REFUSALS as REDIS_REFUSALS
+from lpc.wire.redis_settings import REFUSALS as REDIS_REFUSALS
 from predictor_service.errors import UnreadPrompt
 from predictor_service.labels.memory import Label, Reason, Turn, TurnObserver
 

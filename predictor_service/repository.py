@@ -8,9 +8,8 @@ from typing import TypeAlias
 from lpc.errors import ArtifactError, LpcError
 from lpc.model.artifact import MANIFEST, Manifest, read_manifest
 from lpc.model.inference import Model
-from lpc.model.promotion import PROMOTED, Promotion, read_promotion
 from lpc.model.session import InferenceSettings, ProviderError
-from lpc.model.versions import candidates, newest_first
+from lpc.model.versions import PROMOTED, Promotion, candidates, newest_first, read_promotion
 
 log = logging.getLogger(__name__)
 

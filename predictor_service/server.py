@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -43,13 +42,12 @@ from predictor_service.rpc.interceptors import ServiceInterceptor
 from predictor_service.rpc.listening import Keepalive, Listener
 from predictor_service.rpc.service import PredictorService
 from predictor_service.rpc.tls import ServerTls
-from predictor_service.rpc.tracing import Tracing, TracingError, standard_endpoint
 from predictor_service.serving import Serving
 from predictor_service.settings import ServiceSettings
-from predictor_service.sharing.registry import TurnRegistry
 
 if TYPE_CHECKING:
     from predictor_service.responses.making import Caches
+    from predictor_service.sharing.registry import TurnRegistry
 
 log = logging.getLogger(__name__)
 
@@ -104,19 +102,17 @@ async def running(settings: ServiceSettings, parts: Parts = Parts()) -> AsyncIte
     """Run a sidecar within the block, then drain it.
 
     Raises:
-        StartError: an address is in use, a certificate or the token file is invalid, or tracing cannot start.
+        StartError: an address is in use, a certificate or the token file is invalid.
         ArtifactError: no version of the model can be loaded.
         ProviderError: CUDA is configured but not usable.
     """
     metrics = Metrics()
     tls, callers = _credentials(settings, metrics)
-    tracing = _tracing()
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(lost_errors(metrics.task_failures))
-        stack.push_async_callback(tracing.close)
         # Bind addresses before loading the model, which takes long.
-        interceptors = [*tracing.interceptors, ServiceInterceptor(metrics, callers)]
-        listener = Listener(settings, tls, interceptors, parts.keepalive, parts.constants.connection_age_s)
+        interceptor = ServiceInterceptor(metrics, callers)
+        listener = Listener(settings, tls, interceptor, parts.keepalive, parts.constants.connection_age_s)
         metrics_port = _serve_metrics(settings, metrics, stack)
         served_models = _served_models(settings, parts, metrics, stack)
         budget = _budget(settings, metrics)
@@ -124,7 +120,7 @@ async def running(settings: ServiceSettings, parts: Parts = Parts()) -> AsyncIte
         returns = await _returns(settings, parts, metrics, stack)
         labels = _labels(settings, parts, metrics, returns, stack)
         batcher = _batcher(settings, parts, budget, returns, metrics, stack)
-        service = _service(settings, parts, serving, batcher, served_models, labels, returns, metrics, tracing, stack)
+        service = _service(settings, parts, serving, batcher, served_models, labels, returns, metrics, stack)
         caches = _caches(settings, parts, serving, batcher, metrics, stack)
         await asyncio.to_thread(served_models.wait, TOKENIZERS_TIMEOUT_S)
         await listener.start(service, None if caches is None else caches.service)
@@ -193,24 +189,6 @@ def _credentials(settings: ServiceSettings, metrics: Metrics) -> tuple[ServerTls
     if settings.tokens is not None and tls is None and not is_loopback(settings.host):
         log.warning("tokens are required on %s without TLS, so they are sent in clear: set LPC_TLS_CERTIFICATE", settings.host)
     return tls, callers
-
-
-def _tracing() -> Tracing:
-    try:
-        endpoint = standard_endpoint(os.environ)
-        if endpoint is None:
-            return Tracing()
-        # OpenTelemetry is an optional extra.
-        from predictor_service.rpc.otlp import OtlpTracing
-
-        return OtlpTracing(endpoint)
-    except ModuleNotFoundError as error:
-        raise StartError(
-            f"OTEL_EXPORTER_OTLP_ENDPOINT enables traces, but the package {error.name} is missing: "
-            "pip install 'learned-prefix-cache[otel]', or set OTEL_TRACES_EXPORTER=none"
-        ) from error
-    except TracingError as error:
-        raise StartError(str(error)) from error
 
 
 def _serve_metrics(settings: ServiceSettings, metrics: Metrics, stack: contextlib.AsyncExitStack) -> int | None:
@@ -309,9 +287,12 @@ def _caches(
 
 def _registry(
     settings: ServiceSettings, labels: Labels, metrics: Metrics, stack: contextlib.AsyncExitStack
-) -> TurnRegistry | None:
+) -> "TurnRegistry | None":
     if settings.redis_url is None or not labels.capacity:
         return None
+    # redis-py takes half a second to import.
+    from predictor_service.sharing.registry import TurnRegistry
+
     registry = TurnRegistry(settings.redis_connection(), labels, metrics)
     stack.push_async_callback(asyncio.to_thread, registry.close)
     return registry
@@ -347,7 +328,6 @@ def _service(
     labels: Labels,
     returns: ReturnLearning,
     metrics: Metrics,
-    tracing: Tracing,
     stack: contextlib.AsyncExitStack,
 ) -> PredictorService:
     """Build the path of a request."""
@@ -360,7 +340,7 @@ def _service(
     preparation = Preparation(parser, labels, metrics, registry=registry, threads=threads, clock=parts.clock)
     stack.callback(preparation.close)
     published = _limits(settings, constants, served_models)
-    return PredictorService(serving, parser, preparation, batcher, labels, returns, published, metrics, tracing)
+    return PredictorService(serving, parser, preparation, batcher, labels, returns, published, metrics)
 
 
 def _limits(settings: ServiceSettings, constants: Constants, served_models: ServedModels) -> pb.Limits:

@@ -8,7 +8,6 @@ MODULES = (
     "lpc_apps.gateway.server",
     "predictor_service.requests.loading",
     "predictor_service.responses.opening",
-    "predictor_service.rpc.otlp",
     "predictor_service.server",
     "transformers.models.auto.tokenization_auto",
     "transformers.tokenization_utils_tokenizers",

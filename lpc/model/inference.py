@@ -1,6 +1,7 @@
 """One loaded model version: its feature encoder and its ONNX Runtime session."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,8 +51,10 @@ class Model:
         self.manifest: Manifest = verify(folder)
         self.provider: Provider
         try:
-            self._features = FeatureEncoder(Tokenizer.from_file(str(folder / "tokenizer.json")), self.manifest.features)
-            self._session, self.provider = open_session(folder / "model.onnx", settings)
+            with ThreadPoolExecutor(1) as aside:  # both take about half a second
+                session = aside.submit(open_session, folder / "model.onnx", settings)
+                self._features = FeatureEncoder(Tokenizer.from_file(str(folder / "tokenizer.json")), self.manifest.features)
+                self._session, self.provider = session.result()
         except LpcError:
             raise
         except Exception as error:  # the libraries raise bare Exception and their own C++ types

@@ -1,9 +1,11 @@
-"""Lists, promotes, rolls back and prunes the versions of a model on disk.
+"""Lists, promotes, rolls back and prunes the versions of a model on disk. This module loads no model.
 
-The promoted version is served, else the newest. This module loads no model.
+The promoted version is served, else the newest. ``<models>/<name>/promoted.json`` names it, and the versions served before, for
+`lpc models rollback`. The file is replaced atomically.
 """
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
@@ -13,11 +15,60 @@ from pathlib import Path
 from typing import Final
 
 from lpc.errors import ArtifactError
+from lpc.files import replacing
 from lpc.model.artifact import Manifest, read_manifest, verify
-from lpc.model.promotion import PROMOTED, Promotion, read_promotion, write_promotion
 
+PROMOTED: Final = "promoted.json"
+HISTORY: Final = 10
+"""Maximum number of versions in `Promotion.before`."""
 SCRATCH_AGE_S: Final = 24 * 3600
 """Age from which an export's scratch folder is removed, because a killed export left it."""
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """The promoted version.
+
+    Attributes:
+        version: folder name of the version to serve.
+        before: versions served before it, latest first, without those that were rolled back.
+    """
+
+    version: str
+    before: tuple[str, ...] = ()
+
+
+def read_promotion(folder: Path) -> Promotion | None:
+    """Return the promotion of the model in a folder; None if no version is promoted.
+
+    Raises:
+        ArtifactError: the file cannot be read or is invalid.
+    """
+    path = folder / PROMOTED
+    try:
+        values = json.loads(path.read_text("utf-8"))
+        promotion = Promotion(values["version"], tuple(values["before"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ArtifactError(
+            f"{path} cannot be read ({type(error).__name__}): name the version again with `lpc models promote`, or remove the "
+            "file with `lpc models unpin`"
+        ) from error
+    for version in (promotion.version, *promotion.before):
+        # A name with a slash could point outside the model's folder.
+        if not isinstance(version, str) or not version or version.startswith(".") or Path(version).name != version:
+            raise ArtifactError(
+                f"{path} names {version!r}, which is not a version: run `lpc models promote` or `lpc models unpin`"
+            )
+    return promotion
+
+
+def write_promotion(folder: Path, promotion: Promotion) -> None:
+    """Replace the promotion atomically."""
+    values = {"version": promotion.version, "before": promotion.before[:HISTORY]}
+    with replacing(folder / PROMOTED) as partial:
+        partial.write_text(json.dumps(values) + "\n", "utf-8")
 
 
 @dataclass(frozen=True)
@@ -43,9 +94,7 @@ def newest_first(folder: Path) -> list[Path]:
     try:
         found = [path for path in folder.iterdir() if not path.name.startswith(".") and path.is_dir()]
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise ArtifactError(
-            f"no model in {folder}: make one with `lpc export`, fetch one with `lpc models pull`, or set models and model"
-        ) from error
+        raise ArtifactError(f"no model in {folder}: make one with `lpc export`, or set models and model") from error
     except OSError as error:
         raise ArtifactError(
             f"the models in {folder} cannot be read ({error.strerror}): let user {os.getuid()}, as which this runs, read them"

@@ -10,7 +10,7 @@ TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as JSON: time (RFC 3339, UTC), level, logger, message; if present, trace_id, span_id, exception."""
+    """Formats a record as JSON: time (RFC 3339, UTC), level, logger, message; if present, exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one line of JSON."""
@@ -19,7 +19,6 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
-            **_trace(),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
@@ -33,14 +32,3 @@ def configure(level: str, form: Literal["json", "text"]) -> None:
     handler.setFormatter(formatter)
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
-
-
-def _trace() -> dict[str, str]:
-    """Return trace and span of the current task. OpenTelemetry is imported only if tracing is enabled."""
-    api = sys.modules.get("opentelemetry.trace")
-    if api is None:
-        return {}
-    context = api.get_current_span().get_span_context()
-    if not context.is_valid:
-        return {}
-    return {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}

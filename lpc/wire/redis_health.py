@@ -20,9 +20,6 @@ from lpc.wire.redis_connection import ERRORS, Connection, PasswordFileError
 
 log = logging.getLogger(__name__)
 
-REFUSALS: Final = ("OOM", "WRONGTYPE", "NOPERM", "READONLY", "MISCONF", "NOREPLICAS", "old", "other")
-"""Causes for which Redis refuses single commands, as labels of metrics. All other causes affect every command."""
-
 _LOGIN: Final = "{settings}_PASSWORD_FILE, or in {settings}_URL (where % / # ? @ are written %25 %2F %23 %3F %40)"
 _ADVICE: Final = {
     "NOPERM": "does not let this user run a command or use a key: give it the rights of docs/how-to/security.md",

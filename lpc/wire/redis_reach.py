@@ -9,7 +9,8 @@ import redis
 
 from lpc.errors import LpcError
 from lpc.wire.redis_connection import ERRORS, Connection
-from lpc.wire.redis_health import REFUSALS, Health, cause_of
+from lpc.wire.redis_health import Health, cause_of
+from lpc.wire.redis_settings import REFUSALS
 
 T = TypeVar("T")
 
@@ -37,7 +38,7 @@ class RedisReach:
     Args:
         connection: the server or Cluster; not opened yet.
         what: what the server is used for, for the log.
-        refused: called with the cause (`redis_health.REFUSALS`) of each command that Redis refuses.
+        refused: called with the cause (`redis_settings.REFUSALS`) of each command that Redis refuses.
     """
 
     def __init__(self, connection: Connection, what: str, refused: Callable[[str], object] = lambda _cause: None) -> None:

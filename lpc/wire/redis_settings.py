@@ -1,7 +1,7 @@
 """Settings of the fleet's Redis, shared by engines and sidecars. redis-py is imported only if a URL is set."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Final, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -11,6 +11,10 @@ from lpc.wire.variables import none_if_empty
 
 if TYPE_CHECKING:
     from lpc.wire.redis_connection import Connection, RedisUrl
+
+
+REFUSALS: Final = ("OOM", "WRONGTYPE", "NOPERM", "READONLY", "MISCONF", "NOREPLICAS", "old", "other")
+"""Causes for which Redis refuses single commands, as labels of metrics. All other causes affect every command."""
 
 
 class RedisSettings(BaseSettings):

@@ -30,14 +30,12 @@ from lpc_apps.commands.simulate import simulate
 from lpc_apps.commands.train import train
 
 INTERRUPTED: Final = 130
-EXTRAS: Final = ("server", "cache", "gateway", "lmcache", "observe", "otel", "train", "minilm")
+EXTRAS: Final = ("server", "cache", "gateway", "lmcache", "observe", "train", "minilm")
 """The first that contains a missing package is recommended."""
 DISTRIBUTIONS: Final = {
     "google": "protobuf",
     "grpc": "grpcio",
     "grpc_health": "grpcio-health-checking",
-    "grpc_reflection": "grpcio-reflection",
-    "opentelemetry": "opentelemetry-sdk",
     "sklearn": "scikit-learn",
 }
 """Distributions whose import name differs."""

@@ -1,6 +1,5 @@
-"""`lpc models`: list, fetch, promote and remove versions of a model."""
+"""`lpc models`: list, promote and remove versions of a model."""
 
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 
     from lpc.model.versions import Version
 
-app = typer.Typer(help="List and fetch the versions of a model, and choose the one to serve.", no_args_is_help=True)
+app = typer.Typer(help="List the versions of a model, and choose the one to serve.", no_args_is_help=True)
 
 
 @app.command("list")
@@ -72,50 +71,12 @@ def prune_versions(
     _say(f"removed {len(gone)}: {', '.join(gone)}" if gone else "nothing to remove")
 
 
-@app.command("pull")
-def pull_version(
-    source: Annotated[str, typer.Argument(help="Path or http(s) URL of a packed version.")],
-    models: Models = Path("models"),
-    sha256: Annotated[
-        str | None, typer.Option("--sha256", help="Checksum of the file; default: from SHA256SUMS next to it.")
-    ] = None,
-) -> None:
-    """Fetch a packed version and verify it. An existing version is kept."""
-    from tqdm import tqdm
-
-    from lpc.model.archive import pull
-    from lpc.model.versions import served
-
-    with tqdm(desc="fetching", unit="B", unit_scale=True) as progress:
-        folder = pull(source, models, sha256=sha256, progress=progress.update)
-    _say(f"{folder}")
-    if (now := served(folder.parent)) != folder:
-        _say(f"note: sidecars serve {now.name}, which is promoted or newer; `lpc models promote {folder.name}` changes that")
-
-
-@app.command("pack")
-def pack_version(
-    version: Annotated[str, typer.Argument(help="Name from `lpc models list`.")],
-    models: Models = Path("models"),
-    model: ModelName = "e5-small",
-    folder: Annotated[Path, typer.Option(help="Folder for the file.")] = Path(),
-) -> None:
-    """Write a version to one file, for `lpc models pull`."""
-    from lpc.model.archive import pack
-    from lpc.model.artifact import file_sha256, read_manifest
-
-    created = read_manifest(models / model / version).created
-    file = pack(models / model / version, folder, time=int(datetime.fromisoformat(created).timestamp()))
-    _say(f"{file}\nsha256 {file_sha256(file)}")
-
-
 def _list(models: Path, name: str) -> dict[str, Any]:
     """Print the versions as a table; return them."""
     from tqdm import tqdm
 
     from lpc.errors import ArtifactError
-    from lpc.model.promotion import read_promotion
-    from lpc.model.versions import examine, newest_first, served
+    from lpc.model.versions import examine, newest_first, read_promotion, served
     from lpc.wire.terminal import console
 
     folder = models / name

@@ -47,4 +47,4 @@ def _make_default(models: Path) -> None:
     export = [sys.executable, "-m", "lpc_apps", "export", "--models", str(models)]
     done = subprocess.run(export, stdout=subprocess.DEVNULL, check=False)
     if done.returncode:
-        fail("the export failed: run `lpc export`, or fetch a model with `lpc models pull`")
+        fail("the export failed: run `lpc export` to see why")

@@ -40,13 +40,13 @@ def client_settings(**flags: object) -> "ClientSettings":
 
 def service_settings(config: Path | None, **flags: object) -> "ServiceSettings":
     """Return the sidecar's settings and set up its log; as :func:`client_settings`, and from a TOML file."""
-    from predictor_service import logs
+    from lpc.wire import log_lines
     from predictor_service.settings import ServiceSettings
 
     if config is not None:
         os.environ["LPC_CONFIG"] = str(config)
     settings = _read(ServiceSettings, flags)
-    logs.configure(settings.log_level, settings.log_format)
+    log_lines.configure(settings.log_level, settings.log_format)
     _warn_of_unknown()
     return settings
 

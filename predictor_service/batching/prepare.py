@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from lpc.model.conversation import UserTurns, with_turn_count
 from lpc.model.features import Features
@@ -24,7 +24,9 @@ from predictor_service.labels.names import WINDOW, Names, names_of
 from predictor_service.metrics import Metrics
 from predictor_service.requests.parser import RequestParser, ids_of
 from predictor_service.returns.turns import facts_of, opening_of
-from predictor_service.sharing.registry import TurnRegistry
+
+if TYPE_CHECKING:
+    from predictor_service.sharing.registry import TurnRegistry
 
 TOKENIZER_THREADS: Final = {"cpu": 1, "cuda": 8}
 """One thread tokenises far faster than a CPU infers, and a second one would take cores from inference; a GPU needs more."""
@@ -62,7 +64,7 @@ class Preparation:
         labels: Labels,
         metrics: Metrics,
         *,
-        registry: TurnRegistry | None,
+        registry: "TurnRegistry | None",
         threads: int,
         clock: Callable[[], float],
     ) -> None:

@@ -1,6 +1,5 @@
-"""Interceptors around all methods: authentication, decoding, error statuses and metrics."""
+"""The interceptor around all methods: authentication, decoding, error statuses and metrics."""
 
-import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,18 +15,18 @@ from predictor_service.rpc.callers import Callers
 from predictor_service.rpc.large import Raw
 from predictor_service.rpc.statuses import refusal
 
-log = logging.getLogger(__name__)
-
 OUR_METHODS = ("/lpc.v1.", "/lpc.cache.v1.")
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-
-
 Method: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
-class OurMethods(grpc.aio.ServerInterceptor):
-    """Base of interceptors that wrap the handlers of lpc.v1 and lpc.cache.v1."""
+class ServiceInterceptor(grpc.aio.ServerInterceptor):
+    """Authenticates callers, decodes requests, converts errors to statuses, and counts calls."""
+
+    def __init__(self, metrics: Metrics, callers: Callers) -> None:
+        self._metrics = metrics
+        self._callers = callers
 
     async def intercept_service(
         self,
@@ -38,37 +37,17 @@ class OurMethods(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith(OUR_METHODS):
             return handler
-        method = handler_call_details.method.removeprefix("/")
-        decode, encode = self._decoder(handler.request_deserializer), handler.response_serializer
+        method = handler_call_details.method.rpartition("/")[2]
+        deserialize, encode = handler.request_deserializer, handler.response_serializer
+
+        def decode(data: bytes) -> Raw:
+            return Raw(data, deserialize)  # type: ignore[arg-type]
+
         if handler.stream_unary is not None:
             return grpc.stream_unary_rpc_method_handler(self._stream(method, handler.stream_unary), decode, encode)
         return grpc.unary_unary_rpc_method_handler(self._unary(method, handler.unary_unary), decode, encode)
 
-    def _decoder(self, deserialize: Any) -> Any:
-        return deserialize
-
     def _unary(self, method: str, behaviour: Any) -> Any:
-        """Return the wrapped behaviour of a unary call. ``method``: package, service and name, without the leading slash."""
-        raise NotImplementedError
-
-    def _stream(self, method: str, behaviour: Any) -> Any:
-        """As :meth:`_unary`, for a call with a stream of requests."""
-        raise NotImplementedError
-
-
-class ServiceInterceptor(OurMethods):
-    """Authenticates callers, decodes requests, converts errors to statuses, and counts calls."""
-
-    def __init__(self, metrics: Metrics, callers: Callers) -> None:
-        self._metrics = metrics
-        self._callers = callers
-
-    def _decoder(self, deserialize: Any) -> Any:
-        return lambda data: Raw(data, deserialize)
-
-    def _unary(self, method: str, behaviour: Any) -> Any:
-        method = method.rpartition("/")[2]
-
         async def call(request: Raw, context: Context) -> Message:
             start = time.perf_counter()
             try:
@@ -85,8 +64,6 @@ class ServiceInterceptor(OurMethods):
         return call
 
     def _stream(self, method: str, behaviour: Any) -> Any:
-        method = method.rpartition("/")[2]
-
         async def call(requests: AsyncIterator[Raw], context: Context) -> Message:
             try:
                 self._callers.enter(context.peer(), context.invocation_metadata(), context.auth_context)

@@ -4,7 +4,6 @@ import asyncio
 import os
 import socket
 import stat
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,7 +11,6 @@ from typing import Final
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from lpc.cache.v1 import response_cache_pb2 as cache_pb
 from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
@@ -62,13 +60,13 @@ class Listener:
         self,
         settings: ServiceSettings,
         tls: ServerTls | None,
-        interceptors: Sequence[grpc.aio.ServerInterceptor],
+        interceptor: grpc.aio.ServerInterceptor,
         keepalive: Keepalive,
         connection_age_s: float,
     ) -> None:
         self._settings = settings
         self._server = grpc.aio.server(
-            interceptors=list(interceptors),
+            interceptors=[interceptor],
             options=[
                 # If the port is in use, fail, instead of sharing the calls with the other server.
                 ("grpc.so_reuseport", 0),
@@ -98,7 +96,6 @@ class Listener:
             cache_rpc.add_ResponseCacheServicer_to_server(cache, self._server)
             names.append(CACHE_SERVICE)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         await self._server.start()
         if self._settings.unix_socket is not None:
             self._settings.unix_socket.chmod(int(self._settings.unix_socket_mode, 8))

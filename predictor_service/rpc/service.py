@@ -25,7 +25,6 @@ from predictor_service.rpc.large import SIZE
 from predictor_service.rpc.offers import TokenizerOffers
 from predictor_service.rpc.offers import message_of as known_tokenizer
 from predictor_service.rpc.statuses import refusal
-from predictor_service.rpc.tracing import Tracing
 from predictor_service.serving import Serving
 
 MAX_NAMED: Final = 100
@@ -47,7 +46,6 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         returns: ReturnLearning,
         limits: pb.Limits,
         metrics: Metrics,
-        tracing: Tracing,
     ) -> None:
         self._serving = serving
         self._parser = parser
@@ -58,7 +56,6 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         self._limits = limits
         self._unread = UnreadPrompts(metrics)
         self._offers = TokenizerOffers(parser.served_models, metrics)
-        self._tracing = tracing
         self._loop = asyncio.get_running_loop()
 
     async def Predict(self, request: pb.PredictRequest, context: Context) -> pb.PredictResponse:  # noqa: N802
@@ -142,32 +139,27 @@ class PredictorService(rpc.ContinuationPredictorServicer):
             Overloaded: the queue is full, or too long for the deadline. Expired: the deadline passed first.
             Unavailable: the service is shutting down or has failed.
         """
-        with self._tracing.prediction(conversation.WhichOneof("input")) as answered:
-            self._parser.check(conversation)
-            patience = deadline - self._loop.time()
-            # The permit comes before any work, because conversations that are being tokenised also wait for the model.
-            with contextlib.nullcontext() if admitted else self._batcher.queue.permit(patience):
-                try:
-                    prepared = await self._preparation.prepare(conversation, self._serving.model, large=SIZE.get() > 0)
-                except UnreadPrompt as error:
-                    self._unread.note(conversation.tokens, error)
-                    if not answers_unread:
-                        raise
-                    prediction = await self._answer_unread(conversation)
-                    answered(prediction, 0)
-                    return prediction
-                outcome = await self._batcher.predict(prepared, deadline)
-            inferred, manifest, tokens = outcome.inferred, prepared.model.manifest, len(prepared.features.input_ids)
-            prediction = pb.Prediction(
-                probability=inferred.probability,
-                model_version=manifest.version,
-                reuse_group=inferred.reuse_group,
-                turn_count=prepared.turn.turn_count,
-                timing=pb.Timing(queue_us=outcome.queue_us, tokenize_us=prepared.microseconds, infer_us=outcome.infer_us),
-            )
-            answered(prediction, tokens)
+        self._parser.check(conversation)
+        patience = deadline - self._loop.time()
+        # The permit comes before any work, because conversations that are being tokenised also wait for the model.
+        with contextlib.nullcontext() if admitted else self._batcher.queue.permit(patience):
+            try:
+                prepared = await self._preparation.prepare(conversation, self._serving.model, large=SIZE.get() > 0)
+            except UnreadPrompt as error:
+                self._unread.note(conversation.tokens, error)
+                if not answers_unread:
+                    raise
+                return await self._answer_unread(conversation)
+            outcome = await self._batcher.predict(prepared, deadline)
+        inferred, manifest, tokens = outcome.inferred, prepared.model.manifest, len(prepared.features.input_ids)
         self._labels.answered(prepared.turn, Forecast(inferred.probability, inferred.embedding, tokens, manifest))
-        return prediction
+        return pb.Prediction(
+            probability=inferred.probability,
+            model_version=manifest.version,
+            reuse_group=inferred.reuse_group,
+            turn_count=prepared.turn.turn_count,
+            timing=pb.Timing(queue_us=outcome.queue_us, tokenize_us=prepared.microseconds, infer_us=outcome.infer_us),
+        )
 
     async def _answer_unread(self, conversation: pb.Conversation) -> pb.Prediction:
         """Predict the group without text: from length, times of turns and the conversation's start."""

@@ -18,7 +18,8 @@ from typing import Any, Final, NamedTuple, Self
 from lpc.model.arrivals import GapHistory
 from lpc.model.returns.memory import Past
 from lpc.wire.redis_connection import evaluate
-from lpc.wire.redis_health import REFUSALS, cause_of
+from lpc.wire.redis_health import cause_of
+from lpc.wire.redis_settings import REFUSALS
 from predictor_service.labels.names import MAX_SAME_NAME
 
 ID_BYTES: Final = 8

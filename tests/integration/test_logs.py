@@ -18,7 +18,7 @@ import pytest
 
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
-from predictor_service import logs
+from lpc.wire import log_lines
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.integration.test_server import chat, one
 
@@ -80,7 +80,7 @@ def root() -> Iterator[logging.Logger]:
 
 @pytest.mark.filterwarnings("default")
 def test_tracebacks_and_warnings_stay_one_line(root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
-    logs.configure("INFO", "json")
+    log_lines.configure("INFO", "json")
     try:
         raise ValueError("two\nlines")
     except ValueError:

@@ -1,4 +1,4 @@
-"""`make release` makes the same bytes again. The whole of it, with both models: run it twice and compare SHA256SUMS."""
+"""`make release` makes the same bytes again. The whole of it: run it twice and compare SHA256SUMS."""
 
 import json
 import re

@@ -1,7 +1,6 @@
 """The sidecar over real gRPC, with a tiny real model."""
 
 import asyncio
-import contextlib
 import shutil
 import socket
 import threading
@@ -14,7 +13,6 @@ import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from lpc.errors import ArtifactError
 from lpc.model.conversation import UserTurns
@@ -41,17 +39,6 @@ async def sidecar(
         options = [("grpc.max_send_message_length", -1)]
         async with grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}", options) as channel:
             yield rpc.ContinuationPredictorStub(channel), addresses
-
-
-@contextlib.asynccontextmanager
-async def traced(
-    models: Path, endpoint: str, parts: Parts = SHIPPED, **changes: object
-) -> AsyncIterator[tuple[rpc.ContinuationPredictorStub, Addresses]]:
-    """A sidecar that sends its traces to an endpoint."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
-        async with sidecar(models, parts, **changes) as running_:
-            yield running_
 
 
 def chat(*texts: str) -> pb.Conversation:
@@ -114,16 +101,11 @@ async def test_model_info_names_the_model_and_every_limit(tiny_models: Path) -> 
     assert all(getattr(info.limits, field.name) > 0 for field in info.limits.DESCRIPTOR.fields)
 
 
-async def test_health_and_reflection_are_served(tiny_models: Path) -> None:
+async def test_health_is_served(tiny_models: Path) -> None:
     async with sidecar(tiny_models) as (_, addresses), grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}") as channel:
         health = health_pb2_grpc.HealthStub(channel)
         answer = await health.Check(health_pb2.HealthCheckRequest(service="lpc.v1.ContinuationPredictor"))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
-        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
-        listed = (await call.read()).list_services_response.service
-        call.cancel()
-    assert "lpc.v1.ContinuationPredictor" in {service.name for service in listed}
 
 
 async def test_the_unix_socket_serves_is_private_and_goes_with_the_server(tiny_models: Path, tmp_path: Path) -> None:

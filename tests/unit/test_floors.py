@@ -18,10 +18,10 @@ PLANTED = [
     ),
     (
         "lpc_apps/training/threads.py",
-        "import predictor_service.logs",
+        "import predictor_service.constants",
         "lpc_apps.training is not allowed to import predictor_service",
     ),
-    ("predictor_service/logs.py", "import eviction_client", "predictor_service is not allowed to import eviction_client"),
+    ("predictor_service/constants.py", "import eviction_client", "predictor_service is not allowed to import eviction_client"),
     ("eviction_client/score.py", "import predictor_service", "eviction_client is not allowed to import predictor_service"),
     ("eviction_client/score.py", "import numpy", "eviction_client is not allowed to import numpy"),
     ("lpc/model/features.py", "import grpc", "lpc.model is not allowed to import grpc"),

@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 
 from lpc.errors import ArtifactError
 from lpc.model.artifact import read_manifest
-from lpc.model.promotion import PROMOTED, Promotion, read_promotion
 from lpc.model.session import InferenceSettings
-from lpc.model.versions import promote, prune, rollback, served, unpin
+from lpc.model.versions import PROMOTED, Promotion, promote, prune, read_promotion, rollback, served, unpin
 from lpc_apps.commands.cli import app
 from predictor_service.repository import ModelRepository
 

@@ -26,7 +26,6 @@ from tests.eventually import eventually
 from tests.integration.gateway.conftest import CHAT, chat
 from tests.integration.test_canary import monitored
 from tests.judge_double import JudgeDouble, judging
-from tests.otlp_collector import Collector
 
 ASKED, SAID, KEY = "quokkaquestion", "axolotlanswer", "pangolinkey"
 UNJUDGED = 'lpc_cache_judgements_total{scope="default",verdict="same"} 0.0'
@@ -54,8 +53,7 @@ async def test_words_of_questions_and_answers_are_nowhere(
     (tmp_path / "gateway").mkdir()
     ports = {"sidecar": free_port(), "gateway": free_port(), "gateway_metrics": free_port()}
     redis = RedisServer(tmp_path / "redis", appendonly="yes", appendfsync="always")
-    with Collector() as collector, judging(JudgeDouble("SAME")) as judge, redis, monitored(redis) as told:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
+    with judging(JudgeDouble("SAME")) as judge, redis, monitored(redis) as told:
         of_judge = {"judge_url": judge.url, "judge_model": "j", "judge_key_file": str(secrets / "judge")}
         scope = {"mode": "shadow", "judge": "model", "evidence": str(evidence), **of_judge}
         sidecar = Sidecar(
@@ -90,21 +88,18 @@ async def test_words_of_questions_and_answers_are_nowhere(
                     await eventually(lambda: UNJUDGED not in scrape(ports["sidecar"]))
                     metrics = [scrape(ports["sidecar"]), scrape(ports["gateway_metrics"])]
                     held = b"".join(key + (redis.client().dump(key) or b"") for key in redis.client().scan_iter())
-                collector.wait_for(5)
         logs = [sidecar.log, gateway.log, redis.log]
     # What was done is what was meant to be done.
     assert heard == ["miss", "exact", "miss", "exact", "miss", "none", "none", "none"]
     assert ASKED in judge.bodies[0]["messages"][1]["content"] and SAID in judge.bodies[0]["messages"][1]["content"]
     assert all("DEBUG" in log for log in logs[:2]) and any(b":v:" in line for line in told) and b"lpc:rc:" in held
     assert 'lpc_gateway_answers_total{cache="exact"' in metrics[1]
-    assert collector.spans
-    spans = b"".join(request.SerializeToString() for request in collector.requests)
     files = written(tmp_path, secrets)
     assert any("appendonly" in str(path) and content for path, content in files.items())
     for word in (ASKED, SAID, KEY):
         for where, text in {"logs": logs, "metrics": metrics}.items():
             assert word not in str(text), where
-        for where, data in {"told": b"".join(told), "held": held, "traces": spans, **files}.items():
+        for where, data in {"told": b"".join(told), "held": held, **files}.items():
             assert word.encode() not in data, where
 
 
