@@ -21,7 +21,8 @@ from benchmarks.tiny_engine import TinyEngine
 from benchmarks.trace_replay import Replay, number_of
 from benchmarks.virtual_clock import VirtualClock
 from eviction_client.background import AtOnce
-from eviction_client.plugin import MOST_FAILURES, Predictor
+from eviction_client.plugin import MOST_FAILURES
+from eviction_client.predictor import Predictor
 from eviction_client.settings import ClientSettings
 
 STEP_S: Final = 0.05

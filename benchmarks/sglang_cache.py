@@ -21,7 +21,8 @@ from sglang.srt.server_args import ServerArgs, set_global_server_args_for_schedu
 from eviction_client.background import AtOnce
 from eviction_client.engines.sglang.building import build
 from eviction_client.engines.sglang.chain import BLOCK_TOKENS
-from eviction_client.plugin import Plugin, Predictor
+from eviction_client.plugin import Plugin
+from eviction_client.predictor import Predictor
 from eviction_client.settings import ClientSettings
 
 BACKENDS: Final = ("rust", "python")

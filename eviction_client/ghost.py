@@ -144,7 +144,7 @@ class Ghosts(Generic[H]):
         capacity, classes, sampled, clock = self._made_of
         fresh = Ghosts(capacity, classes, sampled, clock=clock)
         fresh.asked, fresh.value_hits, fresh.lru_hits = self.asked, self.value_hits, self.lru_hits
-        fresh.guard.switches = self.guard.switches + self.guard.trusting
+        fresh.guard.switches = self.guard.switches + self.guard.value_enabled
         return fresh
 
     def following(self, value_enabled: bool) -> GhostCache[H]:
@@ -194,7 +194,7 @@ class Ghosts(Generic[H]):
             cache.use([Freed([b for b in run.blocks if self._sampled(b, self.every)], run.reuse_class) for run in freed])
         self.latest = GhostHits(len(followed), value_hits, lru_hits)
         if not followed:
-            return self.guard.trusting
+            return self.guard.value_enabled
         self.asked += len(followed)
         self.value_hits += value_hits
         self.lru_hits += lru_hits

@@ -103,7 +103,7 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
         "",
     ),
     "lpc_tier_evictions": (Counter, "Chunks evicted from offload tiers, by whose order.", "by"),
-    "lpc_regret": (
+    "lpc_lru_advantage": (
         Gauge,
         "Sampled blocks per request that LRU's ghost cache hits more than the value's; negative: the value pays.",
         "",

@@ -26,8 +26,7 @@ from eviction_client.ended import Ended, Run
 from eviction_client.ghost import Freed, Ghosts, sampled
 from eviction_client.hints import MAX_RETAIN_S, NO_HINTS, Hints, Owners, Retained
 from eviction_client.misses import Misses
-from eviction_client.predictor import BasePredictor
-from eviction_client.prior import ReuseCurves
+from eviction_client.predictor import Predictor
 from eviction_client.reuse import KINDS, ReuseMonitor, Stretch, first_class
 from eviction_client.score import OLDEST_S, done_key
 from eviction_client.settings import ClientSettings
@@ -57,14 +56,6 @@ IN_USE_FOLLOWS: Final = 0.02
 """Weight of each request in the running mean of blocks in use."""
 NOTICEABLE_S: Final = 1.0
 """A pooled key changes the class only if it is later than the own key by at least this."""
-
-
-class Predictor(BasePredictor, Protocol):
-    """A predictor whose sidecar sends reuse curves."""
-
-    @property
-    def reuse_curves(self) -> ReuseCurves | None:
-        """The predicted curves of the groups in predictions; None: not received."""
 
 
 class Ordered(Protocol):
@@ -108,7 +99,7 @@ class Plugin:
         block_tokens: tokens of a block, as the engine hashes them.
         predictor: called at admission; closed with the plug-in.
         store: of the pooled keys of shared blocks; None: no pooling. Closed with the plug-in.
-        clock: seconds since the epoch, synchronised in a fleet. If it steps back, time stands still.
+        clock: seconds since the epoch; None: the system's, see :class:`MonotoneClock`.
         background: starts the learning thread.
 
     Attributes:
@@ -138,7 +129,7 @@ class Plugin:
         block_tokens: int,
         predictor: Predictor,
         store: BlockStore | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         background: StartBackground = BackgroundThread,
     ) -> None:
         self.settings = settings

@@ -3,7 +3,6 @@
 from eviction_client.metrics import Values
 from eviction_client.offer import STATES
 from eviction_client.plugin import Plugin
-from eviction_client.waits import Waited
 
 FATES = ("answered", "late", "failed", "refused", "forgotten")
 
@@ -34,7 +33,7 @@ def values_of_plugin(plugin: Plugin) -> Values:
         ("lpc_refits", ""): plugin.refits,
         ("lpc_guard_switches", ""): ghosts.guard.switches,
         ("lpc_guard_failures", ""): plugin.guard_failures,
-        ("lpc_regret", ""): ghosts.guard.regret,
+        ("lpc_lru_advantage", ""): ghosts.guard.lru_advantage,
         ("lpc_ghost_blocks", "asked"): ghosts.asked,
         ("lpc_ghost_blocks", "value"): ghosts.value_hits,
         ("lpc_ghost_blocks", "lru"): ghosts.lru_hits,
@@ -55,11 +54,4 @@ def values_of_plugin(plugin: Plugin) -> Values:
         values["lpc_tier_value_enabled", tier.name] = float(tier.value_enabled)
         for by, count in tier.evictions.items():
             values["lpc_tier_evictions", by] = values.get(("lpc_tier_evictions", by), 0.0) + count
-    return values
-
-
-def values_of_waited(waited: Waited) -> Values:
-    """Return what it shows of the requests that have waited."""
-    values: Values = {("lpc_waited_requests", what): count for what, count in waited.requests.items()}
-    values["lpc_waited_lost_tokens", ""] = waited.lost_tokens
     return values

@@ -6,9 +6,10 @@ from typing import Protocol
 from eviction_client.messages import Prediction
 from eviction_client.offer import TokenizerState
 from eviction_client.predictor_client import PredictorCounters
+from eviction_client.prior import ReuseCurves
 
 
-class BasePredictor(Protocol):
+class Predictor(Protocol):
     """A part of :class:`eviction_client.predictor_client.PredictorClient`. Never blocks, never raises."""
 
     def ask(self, request_id: Hashable, *, token_ids: Sequence[int], category: str = "", conversation_id: str = "") -> None:
@@ -22,6 +23,10 @@ class BasePredictor(Protocol):
 
     def close(self) -> None:
         """Close the connection."""
+
+    @property
+    def reuse_curves(self) -> ReuseCurves | None:
+        """The predicted curves of the groups in predictions; None: not received."""
 
     @property
     def healthy(self) -> bool:

@@ -35,15 +35,15 @@ class ValueGuard:
     """Decides between the rules; least recent use is in force at the start. Not thread-safe.
 
     Attributes:
-        trusting: the value is in force.
+        value_enabled: the value is in force.
         switches: changes of the rule in force.
-        regret: blocks per request that LRU hits more than the value, of the sampled ones, a discounted mean; negative: it pays.
+        lru_advantage: sampled blocks per request that LRU hits more than the value, a discounted mean; negative: it pays.
     """
 
     def __init__(self) -> None:
-        self.trusting = False
+        self.value_enabled = False
         self.switches = 0
-        self.regret = 0.0
+        self.lru_advantage = 0.0
         self._sum = self._squares = self._weight = self._account = 0.0
 
     def observe(self, value_hits: int, lru_hits: int) -> bool:
@@ -56,13 +56,13 @@ class ValueGuard:
         self._sum = KEEP * self._sum + counted
         self._squares = KEEP * self._squares + difference * difference
         self._weight = KEEP * self._weight + 1.0
-        self.regret -= (difference + self.regret) / self._weight
-        self._account = ACCOUNT_KEEP * self._account + (counted if self.trusting else 0.0)
+        self.lru_advantage -= (difference + self.lru_advantage) / self._weight
+        self._account = ACCOUNT_KEEP * self._account + (counted if self.value_enabled else 0.0)
         # Discounting twice halves the weight of the squares: the variance of a discounted sum of chance.
         chance = Z * math.sqrt(self._squares / 2.0)
         wanted = max(chance, LEAST) + DEBT * max(-self._account, 0.0)
-        if (self._sum < -chance) if self.trusting else (self._sum > wanted):
-            self.trusting = not self.trusting
+        if (self._sum < -chance) if self.value_enabled else (self._sum > wanted):
+            self.value_enabled = not self.value_enabled
             self.switches += 1
             self._sum = 0.0
-        return self.trusting
+        return self.value_enabled

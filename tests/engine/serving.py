@@ -18,7 +18,8 @@ from benchmarks.tiny_engine import TinyEngine
 from benchmarks.tiny_llama import SPECIAL
 from benchmarks.told import CONTINUES, OVER, Told
 from eviction_client.background import AtOnce
-from eviction_client.plugin import MOST_FAILURES, Predictor
+from eviction_client.plugin import MOST_FAILURES
+from eviction_client.predictor import Predictor
 from eviction_client.settings import ClientSettings
 
 STEP_S: Final = 0.05

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.tiny_llama import build
-from eviction_client.engines.vllm.tokenizer import finder_of
+from eviction_client.engines.vllm.scheduler import finder_of
 from eviction_client.offer import NoTokenizer, hash_files
 
 

@@ -207,11 +207,11 @@ def fail(*_: object, **__: object) -> None:
     raise KeyError(SECRET)
 
 
-def trusting_bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+def value_bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     """A bench whose guard has found that the value pays, and finds so at each request."""
 
     def pays(guard: ValueGuard, *_: int) -> bool:
-        guard.trusting = True
+        guard.value_enabled = True
         return True
 
     monkeypatch.setattr(ValueGuard, "observe", pays)
@@ -234,7 +234,7 @@ def trusting_bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 def test_after_a_failure_of_the_background_the_order_is_lru(
     part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench = trusting_bench(monkeypatch)
+    bench = value_bench(monkeypatch)
     with monkeypatch.context() as broken:
         broken.setattr(part, fail)
         bench.now += 2 * REFIT_S
@@ -248,13 +248,13 @@ def test_after_a_failure_of_the_background_the_order_is_lru(
 
 
 def test_the_value_comes_back_only_with_new_evidence_and_never_after_three_failures(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = trusting_bench(monkeypatch)
+    bench = value_bench(monkeypatch)
     for failures in (1, 2, 3):
         with monkeypatch.context() as broken:
             broken.setattr("eviction_client.ghost.Ghosts.observe", fail)
             bench.serve(f"failing {failures}", chain("f", failures, 1))
         with monkeypatch.context() as shows_nothing:
-            shows_nothing.setattr(ValueGuard, "observe", lambda guard, *_: guard.trusting)
+            shows_nothing.setattr(ValueGuard, "observe", lambda guard, *_: guard.value_enabled)
             bench.serve(f"without evidence {failures}", chain("w", failures, 1))
             assert not bench.plugin.value_enabled, "the guard has begun again"
         bench.loop(60, 6, every_s=2.0)
@@ -316,7 +316,7 @@ def test_what_cannot_be_a_key_is_counted_and_ignored(key: float) -> None:
 
 
 def test_a_failure_of_what_shows_metrics_does_not_change_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = trusting_bench(monkeypatch)
+    bench = value_bench(monkeypatch)
     bench.plugin.on_tick.append(fail)
     bench.plugin._ticked_at = -math.inf
     bench.serve("s", chain("s", 0, 1))

@@ -17,7 +17,8 @@ from eviction_client.background import AtOnce
 from eviction_client.ended import Ended
 from eviction_client.engines.vllm.hooks import Hooks
 from eviction_client.engines.vllm.queue import LearnedFreeQueue
-from eviction_client.plugin import Plugin, Predictor
+from eviction_client.plugin import Plugin
+from eviction_client.predictor import Predictor
 from eviction_client.settings import ClientSettings
 
 NO_REQUEST = object()

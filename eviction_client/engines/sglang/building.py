@@ -10,8 +10,9 @@ from eviction_client.engines.sglang.chain import BLOCK_TOKENS
 from eviction_client.engines.sglang.versions import TESTED, find_incompatibility, installed, unsuitable
 from eviction_client.engines.tokenizer_files import finder
 from eviction_client.metrics import EngineMetrics
-from eviction_client.plugin import Plugin, Predictor
+from eviction_client.plugin import Plugin
 from eviction_client.plugin_metrics import values_of_plugin
+from eviction_client.predictor import Predictor
 from eviction_client.predictor_client import PredictorClient
 from eviction_client.settings import ClientSettings
 from lpc.errors import LpcError

@@ -29,12 +29,11 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
 from eviction_client.ended import Ended
-from eviction_client.engines.vllm.keep import CachedPrefix
+from eviction_client.engines.vllm.keep import Keep
 from eviction_client.engines.vllm.queue import FlooredFreeQueue, FreedLater, LearnedFreeQueue
 from eviction_client.engines.vllm.requests import completed, hints_of, reply_end_of, session_of
 from eviction_client.engines.vllm.waiting import CachedFirstQueue
 from eviction_client.engines.vllm_cpu.placing import Tiers
-from eviction_client.keep import Keep
 from eviction_client.plugin import Plugin
 from eviction_client.value_queue import RENEWED_S
 
@@ -86,8 +85,7 @@ class Hooks:
         if adopt:
             # From here on nothing fails: the stock queue has given its blocks away.
             self.queue = self._adopt(pool, scales)
-        prefix = CachedPrefix(manager, self.queue, self._hash_block_size, self.tiers.policies)
-        self.keep: Keep[Request] = Keep(plugin, prefix, enabled=plugin.settings.keep_waiting)
+        self.keep = Keep(plugin, manager, self.queue, self._hash_block_size, self.tiers.policies)
         self._wrap(scheduler)
 
     def _adopt(self, pool: Any, scales: list[int]) -> LearnedFreeQueue:
@@ -158,7 +156,7 @@ class Hooks:
                     session=session_of(request),
                     category="" if lora is None else lora.lora_name,
                 )
-                self.keep.join(request.request_id, request)
+                self.keep.join(request)
         except Exception as error:
             self.plugin.failed(error)
         self.plugin.seconds += time.perf_counter() - started

@@ -1,56 +1,118 @@
-"""What a waiting request will hit in vLLM: the cached prefix that vLLM finds for it, and in the tier below what follows that.
+"""Keeps the cached prefixes of waiting requests: they are evicted last, that of the oldest request last of all.
 
-vLLM's look-up cannot stop half-way, so one request may exceed the budget: a prompt of 100,000 tokens takes about as long as
-vLLM's own look-up of it.
+Only the :data:`KEPT_REQUESTS` oldest waiting requests count. A request counts from a step of the scheduler on, with the prefix
+that is cached then, in the block pool and in the tiers below. A request that waits alone counts only after a step has passed it
+over, so that nothing is done for an engine that serves at once. When a request starts, its lost tokens are counted: in a dry
+run, those that keeping would save.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
 
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
 from eviction_client.engines.vllm.queue import LearnedFreeQueue
-from eviction_client.keep import Found, Keeper
+from eviction_client.plugin import Plugin
+from eviction_client.waits import KEPT_REQUESTS, Waited, Waits
+
+BLOCKS_PER_STEP: Final = 1024
+"""Blocks looked up before one step; the remaining requests are looked up before later steps. vLLM's look-up cannot stop
+half-way, so one request may exceed it: a prompt of 100,000 tokens takes about as long as vLLM's own look-up of it."""
 
 
-class CachedPrefix:
-    """Looks it up. See :class:`eviction_client.keep.Lookup`.
+class Keep:
+    """The waiting requests of one scheduler.
 
     Args:
         manager: the scheduler's KV-cache manager.
-        queue: keeps the blocks; None: they are only looked at.
-        hash_block_size: tokens of a block, as the engine hashes them.
-        policies: of the tiers below, which keep what lies behind that prefix.
+        queue: keeps the blocks; None: they are only looked up.
+        block_tokens: tokens of a block, as the engine hashes them.
+        policies: of the tiers below, which keep the chunks that follow the prefix in the pool.
+
+    Attributes:
+        waited: statistics of the requests that have waited.
+        counted: the requests that count.
+        beyond: the other waiting requests, oldest first.
     """
 
     def __init__(
         self,
+        plugin: Plugin,
         manager: Any,
         queue: LearnedFreeQueue | None,
-        hash_block_size: int,
+        block_tokens: int,
         policies: Sequence[Any] = (),
     ) -> None:
+        self.waited = Waited()
+        self.counted: dict[str, Waits] = {}
+        self.beyond: dict[str, Request] = {}
+        self._plugin = plugin
         self._queue = queue
         self._find_hit: Callable[..., tuple[Any, ...]] = manager.coordinator.find_longest_cache_hit
-        self._hash_block_size = hash_block_size
+        self._block_tokens = block_tokens
         self._policies = policies
+        self._enabled = plugin.settings.keep_waiting
+        self._passed_over = False
 
-    def find(self, request: Request, budget: int) -> tuple[int, Found]:  # noqa: ARG002
-        """Return the blocks looked up, and what the request needs."""
-        blocks: tuple[list[KVCacheBlock], ...] = ()
-        tokens = 0
+    def join(self, request: Request) -> None:
+        """Add a request that starts to wait."""
+        self.beyond[request.request_id] = request
+
+    def before_step(self) -> None:
+        """Look up and count the oldest waiting requests, unless there is only one and it may be served at once."""
+        counted, beyond = self.counted, self.beyond
+        if (
+            not beyond
+            or not self._enabled
+            or self._plugin.lru_forced
+            or (len(counted) + len(beyond) == 1 and not self._passed_over)
+        ):
+            return
+        budget = BLOCKS_PER_STEP
+        while beyond and budget > 0 and len(counted) < KEPT_REQUESTS:
+            budget -= self._count(beyond.pop(next(iter(beyond))))
+
+    def started(self, requests: Iterable[tuple[str, int]]) -> None:
+        """Record the requests that a step has started, with the cached tokens of their prompts. Ignores unknown requests."""
+        for request_id, cached in requests:
+            request = self.beyond.pop(request_id, None)
+            if request is not None:
+                self._plugin.started(request_id, self._prompt(request), cached=cached)
+            elif (waits := self.counted.get(request_id)) is not None:
+                self.waited.served(waits, cached)
+                self._plugin.served(request_id, cached)
+                self.leave(request_id)
+        self._passed_over = bool(self.beyond or self.counted)
+
+    def leave(self, request_id: str) -> None:
+        """Remove a request if it waits."""
+        if self.counted.pop(request_id, None) is None:
+            self.beyond.pop(request_id, None)
+            return
+        if self._queue is not None:
+            self._queue.served(request_id)
+        for policy in self._policies:
+            policy.served(request_id)
+
+    def _count(self, request: Request) -> int:
+        """Keep what a request will hit; return the number of blocks looked up."""
+        request_id, size = request.request_id, self._block_tokens
+        blocks: Sequence[int] = ()
+        chunks: list[Sequence[Any]] = [() for _ in self._policies]
+        cached = 0
         if not request.skip_reading_prefix_cache:
-            blocks, tokens, *_ = self._find_hit(request.block_hashes, request.num_tokens - 1)
-        needed: Sequence[Any] = [block.block_id for group in blocks for block in group if not block.is_null]
-        needs: list[tuple[Keeper, Sequence[Any]]] = [] if self._queue is None else [(self._queue, needed)]
-        if self._policies and not request.skip_reading_prefix_cache:
-            size = self._hash_block_size
+            groups, cached, *_ = self._find_hit(request.block_hashes, request.num_tokens - 1)
+            blocks = [block.block_id for group in groups for block in group if not block.is_null]
             chain = request.block_hashes[: (request.num_tokens - 1) // size]
-            needs += [(policy, policy.find(chain, tokens // size)) for policy in self._policies]
-        looked_up = max(len(needed), sum(len(found) for _, found in needs))
-        return looked_up, Found(tokens, request.num_prompt_tokens, self.prompt(request), needs)
+            chunks = [policy.find(chain, cached // size) for policy in self._policies]
+        self.counted[request_id] = Waits(cached, request.num_prompt_tokens, self.waited.requests["cold"])
+        if self._queue is not None:
+            self._queue.wait(request_id, blocks)
+        for policy, found in zip(self._policies, chunks, strict=True):
+            policy.wait(request_id, found)
+        self._plugin.started(request_id, self._prompt(request), kept=True)
+        return len(blocks) + sum(map(len, chunks))
 
-    def prompt(self, request: Request) -> Any:
+    def _prompt(self, request: Request) -> Any:
         """Return the hashes of a prompt's full blocks."""
-        return request.block_hashes[: request.num_prompt_tokens // self._hash_block_size]
+        return request.block_hashes[: request.num_prompt_tokens // self._block_tokens]

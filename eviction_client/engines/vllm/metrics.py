@@ -3,7 +3,7 @@
 from eviction_client.engines.vllm.hooks import Hooks
 from eviction_client.engines.vllm.queue import FlooredFreeQueue
 from eviction_client.metrics import Values
-from eviction_client.plugin_metrics import values_of_plugin, values_of_waited
+from eviction_client.plugin_metrics import values_of_plugin
 
 
 def values_of(hooks: Hooks) -> Values:
@@ -13,7 +13,8 @@ def values_of(hooks: Hooks) -> Values:
     values["lpc_cached_first", ""] = float(waiting is not None and waiting.cached_first)
     values["lpc_overtaking", ""] = 0 if waiting is None else waiting.overtaking
     values["lpc_tier_stock_fallback", ""] = float(hooks.tiers.fallen_back)
-    values |= values_of_waited(hooks.keep.waited)
+    values |= {("lpc_waited_requests", what): count for what, count in hooks.keep.waited.requests.items()}
+    values["lpc_waited_lost_tokens", ""] = hooks.keep.waited.lost_tokens
     if hooks.queue is not None:
         values["lpc_queue_runs", ""] = hooks.queue.num_runs
     if isinstance(hooks.queue, FlooredFreeQueue):

@@ -13,13 +13,14 @@ from typing import Any, ClassVar
 
 from eviction_client.background import BackgroundThread, StartBackground
 from eviction_client.engines.fallback import stay_stock
-from eviction_client.engines.vllm.logs import join_vllms_logging
+from eviction_client.engines.tokenizer_files import finder
 from eviction_client.engines.vllm.versions import RELEASE, TESTED, unsuitable
 from eviction_client.engines.vllm_cpu import placing
 from eviction_client.errors import EngineUnsupported
 from eviction_client.metrics import EngineMetrics
 from eviction_client.offer import FindFiles
-from eviction_client.plugin import Plugin, Predictor
+from eviction_client.plugin import Plugin
+from eviction_client.predictor import Predictor
 from eviction_client.predictor_client import PredictorClient
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockStore, open_store
@@ -41,7 +42,7 @@ class LearnedScheduler:
     """
 
     settings: ClassVar[ClientSettings | None] = None
-    clock: ClassVar[Callable[[], float]] = staticmethod(time.time)
+    clock: ClassVar[Callable[[], float] | None] = None
     background: ClassVar[StartBackground] = BackgroundThread
 
     @staticmethod
@@ -51,7 +52,7 @@ class LearnedScheduler:
 
     def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
         """Build vLLM's scheduler and attach to it."""
-        join_vllms_logging()
+        _join_vllms_logging()
         settings = cls.settings or ClientSettings()
         for unknown in unknown_variables(os.environ):
             logger.warning("learned prefix cache: %s", unknown)
@@ -106,7 +107,6 @@ class LearnedScheduler:
     ) -> None:
         import eviction_client.engines.vllm.hooks as hooks
         import eviction_client.engines.vllm.metrics as shown
-        from eviction_client.engines.vllm.tokenizer import finder_of
 
         model = vllm_config.model_config
         served = model.served_model_name if isinstance(model.served_model_name, str) else model.model
@@ -170,3 +170,25 @@ def _store(settings: ClientSettings, vllm_config: Any, scheduler: Any) -> BlockS
     if settings.pools == "shared":
         settings = settings.model_copy(update={"redis_url": None})
     return open_store(settings, namespace)
+
+
+def finder_of(vllm_config: Any) -> FindFiles:
+    """Return a thread-safe function that finds the files of the engine's tokenizer."""
+    model, loading = vllm_config.model_config, getattr(vllm_config, "load_config", None)
+    return finder(str(model.tokenizer), getattr(model, "tokenizer_revision", None), [getattr(loading, "download_dir", None)])
+
+
+def _join_vllms_logging() -> None:
+    """Send the plug-in's log lines to vLLM's handlers at vLLM's level, unless handlers of theirs or of the root are set.
+
+    vLLM gives handlers to its own loggers only.
+    """
+    vllms = logging.getLogger("vllm")
+    for package in ("eviction_client", "lpc"):
+        ours = logging.getLogger(package)
+        if ours.hasHandlers():
+            continue
+        for handler in vllms.handlers:
+            ours.addHandler(handler)
+        if ours.level == logging.NOTSET:
+            ours.setLevel(vllms.level)
