@@ -2,7 +2,7 @@
 
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import count, takewhile
 from typing import Any
 
@@ -11,7 +11,6 @@ import pytest
 # If this is skipped wrongly, test_conformance.py fails.
 pytest.importorskip("eviction_client.engines.vllm_cpu.policy", reason="not in vLLM before 0.31", exc_type=ImportError)
 
-import vllm
 from vllm.v1.kv_offload.base import ReqContext
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.cpu.policies.lru import LRUCachePolicy
@@ -26,8 +25,7 @@ from eviction_client.engines.vllm_cpu.policy import LearnedCachePolicy
 from eviction_client.errors import EngineUnsupported
 from eviction_client.value_queue import DONE
 from eviction_client.value_tier import ValueTier
-from tests import offload_course
-from tests.engine.tier_course import FEW, HIGH, LOW, LOWEST, MIDDLE, STEP_S, TABLES, Side, course, fail, key_of
+from tests.engine.tier_course import FEW, TABLES, Side, course, fail, key_of
 from tests.nightly import LONG
 
 pytestmark = pytest.mark.supports(
@@ -43,41 +41,6 @@ def test_without_curves_it_is_vllms_lru_key_by_key(chunks: int, seed: int) -> No
     stock = course(Side(chunks, learned=False), seed, 600)
     for number, (expected, found) in enumerate(zip(stock, course(Side(chunks, learned=True), seed, 600), strict=True)):
         assert found == expected, number
-
-
-def test_the_lowest_values_are_evicted_first_and_chunks_in_use_stay() -> None:
-    chunks = 24
-    side = Side(chunks, learned=True, tables=TABLES)
-    manager, tier = side.manager, side.tier
-    assert tier is not None
-    classes = {"high": HIGH, "low": LOW, "middle": MIDDLE, "busy": LOWEST, "high too": HIGH}
-    chains = {name: [f"{name}{n}".encode().rjust(32) for n in range(4)] for name in classes}
-    for number, (name, chain) in enumerate(chains.items()):
-        side.now += 10 * STEP_S
-        keys = [key_of(key) for key in chain]
-        context = side.context(number, chain)
-        assert manager.prepare_store(keys, context) is not None
-        manager.complete_store(keys, context)
-        side.end(number, chain, Run(4, classes[name]))
-    reader = side.context(90, chains["busy"])
-    manager.prepare_load([key_of(key) for key in chains["busy"]], reader)
-
-    def stored(request: int, contents: Sequence[bytes]) -> list[bytes] | None:
-        output = manager.prepare_store([key_of(key) for key in contents], side.context(request, contents))
-        return None if output is None else [key[:-4] for key in output.evicted_keys]
-
-    fresh = [f"fresh{n}".encode().rjust(32) for n in range(chunks)]
-    assert stored(91, fresh[:4]) == [], "there is room"
-    before = list(tier.order())
-    assert stored(92, fresh[4:]) is None and list(tier.order()) == before, "no room can be made"
-    # Three chunks of the lowest value, tail first. The fourth is protected, because the request offers it again.
-    assert stored(93, [chains["low"][3], *fresh[4:7]]) == chains["low"][2::-1]
-    side.end(93, [chains["low"][3]], Run(1, LOW))
-    assert stored(94, fresh[7:12]) == [chains["low"][3], *reversed(chains["middle"])]
-    manager.complete_load([key_of(key) for key in chains["busy"]], reader)
-    # The parts of one chain in different classes.
-    side.end(90, chains["busy"], Run(1, HIGH), Run(4, LOWEST))
-    assert stored(95, fresh[12:15]) == chains["busy"][:0:-1]
 
 
 class Driven:
@@ -168,32 +131,6 @@ def test_by_value_exactly_n_chunks_are_evicted_in_order_or_none(chunks: int) -> 
         each.run(180)
     assert sum(each.evictions for each in driven) > 60
     assert chunks > 8 or sum(each.refusals for each in driven) > 0
-
-
-@pytest.mark.skipif(not vllm.__version__.startswith("0.32."), reason="the simulator's tier is that of vLLM 0.32")
-@pytest.mark.parametrize("learned", [False, True])
-def test_on_a_course_of_requests_it_equals_the_simulated_tier(learned: bool) -> None:
-    side = Side(offload_course.CHUNKS, learned=learned)
-    manager: Any = side.manager
-    seen = offload_course.Seen()
-    for number, side.now, chain, had in offload_course.steps():
-        blocks = [content.to_bytes(32, "big") for content in chain]
-        keys = [key_of(block) for block in blocks]
-        context = side.context(number, blocks)
-        end = had
-        while end < len(keys) and manager.lookup(keys[end], context).name == "HIT":
-            end += 1
-        manager.prepare_load(keys[had:end], context)
-        manager.complete_load(keys[had:end], context)
-        offered = keys[end if end > had else 0 :]
-        for _ in range(2):  # when it begins; refused chunks again when it ends
-            if offered and (output := manager.prepare_store(offered, context)) is not None:
-                manager.complete_store(output.keys_to_store, context)
-                offered = []
-        side.end(number, blocks)
-        lru = manager._policy if not learned else manager._policy.lru
-        seen.add(max(end - had, 0), [int.from_bytes(key[:-4], "big") for key in sorted(lru.chunks, key=lru._ranks.__getitem__)])
-    assert seen.digest == offload_course.DIGEST
 
 
 @pytest.mark.parametrize("method", ["store", "remove", "touch", "used", "choose", "evicted", "clear", "step", "wait", "served"])

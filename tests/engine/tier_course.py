@@ -21,7 +21,7 @@ FEW: Final = 12
 """Chunks of the tiers of the random course: most stores evict, some find too few evictable chunks."""
 OPERATIONS: Final = 240
 STEP_S: Final = 0.4
-LOWEST, LOW, MIDDLE, HIGH = range(4)
+MIDDLE: Final = 2
 TABLES: Final[list[Table]] = [[value / (1.0 + age) for age in KNOTS] for value in (1e-9, 1e-6, 1e-3, 1.0)]
 
 

@@ -78,9 +78,6 @@ def store(bench: Bench) -> BlockStore:
 scores = st.integers(-40, 40).map(lambda n: n / 2)
 held = st.lists(st.sampled_from(BLOCKS), min_size=1, max_size=4, unique=True)
 records = st.lists(st.tuples(st.sampled_from([A, B, C]), held, scores), max_size=8)
-of_different_conversations = st.permutations([A, B, C]).flatmap(
-    lambda order: st.tuples(*(st.tuples(st.just(conversation), held, scores) for conversation in order))
-)
 law = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -96,28 +93,12 @@ def test_every_store_pools_by_the_one_law(bench: Bench, records: list) -> None:
 
 
 @law
-@given(of_different_conversations)
-def test_pooling_is_the_maximum_over_conversations(bench: Bench, records: tuple) -> None:
-    pooled = bench.after(records)
-    for candidate, found in zip(BLOCKS, pooled, strict=True):
-        assert found == max((score for _, blocks, score in records if candidate in blocks), default=None)
-
-
-@law
 @given(st.lists(st.tuples(st.just(A), held, scores), max_size=6))
 def test_a_later_turn_of_the_only_conversation_replaces_the_score(bench: Bench, records: list) -> None:
     latest: dict[BlockHash, float] = {}
     for _, blocks, score in records:
         latest.update(dict.fromkeys(blocks, score))
     assert bench.after(records) == [latest.get(candidate) for candidate in BLOCKS]
-
-
-@law
-@given(records, records)
-def test_a_shared_block_never_sinks(bench: Bench, before: list, after: list) -> None:
-    sharing = [(A, BLOCKS, 0.0), (B, BLOCKS, 0.0)]
-    for low, high in zip(bench.after([*sharing, *before]), bench.after([*sharing, *before, *after]), strict=True):
-        assert low is not None and high is not None and low <= high
 
 
 @law

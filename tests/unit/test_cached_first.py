@@ -91,22 +91,3 @@ def test_a_request_is_overtaken_only_by_those_that_arrive_within_its_whole_prefi
         for older in waiting:
             if older < number:
                 assert arrivals[number] <= arrivals[older] + whole[older] / AGEING + 1e-6
-
-
-def test_a_long_cold_request_is_served_in_a_stream_of_warm_short_ones() -> None:
-    """Warm requests arrive faster than they are served, for ever."""
-    prefill_s = 2.0
-    order: CachedFirst[int] = CachedFirst(lambda number: prefill_s if number == 0 else 0.001)
-    order.add(0, 0.0)
-    now, arrived = 0.0, 0
-    while True:
-        now += 1.0  # one is served, two arrive
-        while 0.5 * (arrived + 1) <= now:
-            arrived += 1
-            order.add(arrived, 0.5 * arrived)
-        chosen = order.first()
-        order.remove(chosen)
-        if chosen == 0:
-            break
-        assert 0.5 * chosen <= prefill_s / AGEING
-    assert now <= 2 * prefill_s / AGEING + 1
