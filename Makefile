@@ -84,10 +84,7 @@ $(DOCS)/.installed: requirements/docs.txt
 # ARGS: options of the benchmark, e.g. make bench-engine ARGS='--closed'; `python -m benchmarks NAME --help` lists them.
 ARGS :=
 BENCHMARK = $(BIN)/python -m benchmarks $(@:bench-%=%) $(ARGS)
-.PHONY: bench-queue bench-predict bench-load bench-engine bench-tiers
-bench-queue: setup ## the free queue against a plain LRU list: time per block
-	$(BENCHMARK)
-
+.PHONY: bench-predict bench-load bench-engine bench-tiers
 bench-predict: setup ## the sidecar over gRPC against the bare ONNX Runtime session
 	$(BENCHMARK)
 
@@ -155,7 +152,7 @@ sglang-versions: sglang ## the same against other SGLang releases, which pass or
 
 # LMCache in MP mode, on top of vLLM's environment as well: its own requirements name CUDA, which runs nowhere here.
 LMCACHE := .venv-lmcache
-.PHONY: lmcache test-lmcache bench-prefetch
+.PHONY: lmcache test-lmcache
 lmcache: $(LMCACHE)/.installed ## build .venv-lmcache: LMCache's node, coordinator and connector for CPU (a minute after `make engine`)
 
 $(LMCACHE)/.installed: requirements/lmcache.txt pyproject.toml | $(ENGINE)/.installed
@@ -169,10 +166,6 @@ $(LMCACHE)/.installed: requirements/lmcache.txt pyproject.toml | $(ENGINE)/.inst
 test-lmcache: setup lmcache redis-server ## real vLLM with LMCache in MP mode: eviction, tokens, and all of ours killed (four minutes)
 	@test -d models/e5-small || $(BIN)/lpc export --models models
 	LPC_TEST_LMCACHE=1 $(BIN)/pytest tests/lmcache -o timeout=900
-
-bench-prefetch: setup lmcache ## time to first token of returning turns with LMCache alone and with ours (half an hour)
-	@test -d models/e5-small || $(BIN)/lpc export --models models
-	$(BENCHMARK)
 
 .PHONY: test-image test-containers test-podmonitor deploy-tools settings support audit digests
 test-image: setup ## the Dockerfile's RUN lines in clean environments, then the image's command and health check (no engine)

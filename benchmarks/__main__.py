@@ -1,7 +1,7 @@
 """`python -m benchmarks NAME`, run from the root of the repository: measurements against a plain alternative."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -20,14 +20,6 @@ OwnLog = Annotated[Path | None, typer.Option("--trace", help="A log with times. 
 Format = Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")]
 
 
-@app.command("queue")
-def bench_queue(quick: Quick = False, output: Output = None) -> None:
-    """The free queue against a plain LRU list: time per block."""
-    from benchmarks import queue
-
-    report(lambda: queue.run(quick=quick), output)
-
-
 @app.command("predict")
 def bench_predict(
     quick: Quick = False, output: Output = None, models: Models = Path("models"), model: ModelName = "e5-small"
@@ -36,20 +28,6 @@ def bench_predict(
     from benchmarks import predict as predict_bench
 
     report(lambda: predict_bench.run(models, model, quick=quick), output)
-
-
-@app.command("inference")
-def bench_inference(
-    quick: Quick = False,
-    output: Output = None,
-    models: Models = Path("models"),
-    model: ModelName = "e5-small",
-    provider: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to run; auto: CUDA if present.")] = "auto",
-) -> None:
-    """The model alone, on CPU or GPU: predictions per second, latency by batch and length, memory."""
-    from benchmarks import inference
-
-    report(lambda: inference.run(models, model, provider, quick=quick), output)
 
 
 @app.command("engine")
@@ -115,21 +93,6 @@ def bench_tiers(
     report(lambda: tiers.run(trace, trace_format, models, model, pool=pool, limit=limit, quick=quick), output)
 
 
-@app.command("pooling")
-def bench_pooling(
-    trace: OwnLog = None,
-    trace_format: Format = "mooncake",
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer requests.")] = False,
-    output: Output = None,
-    models: Models = Path("models"),
-    model: ModelName = "e5-small",
-) -> None:
-    """Two real vLLM engines (`make engine`), without and with pooling of shared blocks through Redis."""
-    from benchmarks import pooling
-
-    report(lambda: pooling.run(trace, trace_format, models, model, quick=quick), output)
-
-
 @app.command("sglang")
 def bench_sglang(
     trace: OwnLog = None,
@@ -157,7 +120,6 @@ def bench_load(
     minutes: Annotated[float, typer.Option(help="Duration of the load, minutes.")] = 10.0,
     clients: Annotated[int, typer.Option(help="Number of clients, each with its own connection.")] = 64,
     factor: Annotated[float, typer.Option(help="Load, as a multiple of saturation.")] = 1.5,
-    picture: Annotated[Path | None, typer.Option(help="PNG file to write.")] = None,
     output: Output = None,
     models: Models = Path("models"),
     model: ModelName = "e5-small",
@@ -165,9 +127,7 @@ def bench_load(
     """The sidecar under overload: it must refuse requests and not collapse. Exits with 1 if it collapses."""
     from benchmarks import load
 
-    figures = report(
-        lambda: load.run(models, model, minutes=minutes, clients=clients, factor=factor, picture=picture), output, picture
-    )
+    figures = report(lambda: load.run(models, model, minutes=minutes, clients=clients, factor=factor), output)
     raise SystemExit(not figures["passed"])
 
 
@@ -187,23 +147,6 @@ def bench_tenants(output: Output = None) -> None:
     from benchmarks import tenants
 
     report(tenants.run, output)
-
-
-@app.command("prefetch")
-def bench_prefetch(
-    quick: Annotated[bool, typer.Option("--quick", help="Measure fewer turns.")] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the first round's users; it differs in each round.")] = 1,
-    rounds: Annotated[
-        int | None, typer.Option("--rounds", min=1, help="Rounds of both sides, in alternating order. [default: 2; quick 1]")
-    ] = None,
-    output: Output = None,
-    models: Models = Path("models"),
-    model: ModelName = "e5-small",
-) -> None:
-    """LMCache alone and with our controller (`make lmcache`): time to first token of returning turns, and use of prefetches."""
-    from benchmarks import prefetch
-
-    report(lambda: prefetch.run(models, model, quick=quick, seed=seed, rounds=rounds or (1 if quick else 2)), output)
 
 
 if __name__ == "__main__":

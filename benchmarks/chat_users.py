@@ -1,17 +1,12 @@
-"""Simulated users who chat with an engine over HTTP, think, and return. Measures each answer's time to first token."""
+"""Simulated users who chat with an engine, think, and return."""
 
-import asyncio
 import math
 import random
-import time
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from collections.abc import Generator
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-import httpx
-
 ALPHABET: Final = "abcdefgh "
-DONE: Final = "[DONE]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,37 +39,6 @@ class Said(NamedTuple):
     prompt: str
 
 
-@dataclass(slots=True)
-class Turn:
-    """One request. ``at``: monotonic seconds; ``number``: of the turn, from 1; ``ttft_s``: time to first token."""
-
-    at: float
-    number: int
-    prompt_tokens: int
-    ttft_s: float
-
-
-@dataclass
-class Talk:
-    """All turns so far, and the number of failed requests."""
-
-    turns: list[Turn] = field(default_factory=list)
-    failed: int = 0
-
-
-async def talk(base_url: str, model: str, habits: Habits, seed: int, enough: Callable[[Talk], bool]) -> Talk:
-    """Let the users chat until ``enough`` returns true; return all turns. The seed determines the prompts."""
-    done = Talk()
-    async with httpx.AsyncClient(base_url=base_url, timeout=120.0, trust_env=False) as client:
-        users = [asyncio.create_task(_user(client, model, habits, seed * 10_000 + n, done)) for n in range(habits.users)]
-        while not enough(done) and not all(user.done() for user in users):
-            await asyncio.wait(users, timeout=0.2)
-        for user in users:
-            user.cancel()
-        await asyncio.gather(*users, return_exceptions=True)
-    return done
-
-
 def script(habits: Habits, seed: int) -> Generator[Said, str, None]:
     """Yield a user's requests, conversation after conversation, without end. Receives the replies, empty after a failure."""
     draws = random.Random(seed)
@@ -96,39 +60,6 @@ def reply_of(tokens: int) -> str:
     The output of random weights is not always valid text that could be sent back.
     """
     return f"{tokens:04d}" * (tokens // 4)
-
-
-async def _user(client: httpx.AsyncClient, model: str, habits: Habits, seed: int, done: Talk) -> None:
-    says = script(habits, seed)
-    said = next(says)
-    while True:
-        await asyncio.sleep(said.wait_s)
-        started = time.monotonic()
-        reply = ""
-        try:
-            reply, ttft = await _ask(client, model, said.prompt, habits.reply)
-            done.turns.append(Turn(started, said.number, len(said.prompt), ttft))
-        except (httpx.HTTPError, ValueError):
-            done.failed += 1
-        said = says.send(reply)
-
-
-async def _ask(client: httpx.AsyncClient, model: str, prompt: str, tokens: int) -> tuple[str, float]:
-    """Return a reply and the seconds until its first token. Raises httpx.HTTPError, ValueError."""
-    body = {"model": model, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True}
-    started = time.monotonic()
-    first = math.nan
-    parts: list[str] = []
-    async with client.stream("POST", "/v1/completions", json=body) as answer:
-        answer.raise_for_status()
-        async for line in answer.aiter_lines():
-            if line.startswith("data: ") and not line.endswith(DONE):
-                if math.isnan(first):
-                    first = time.monotonic() - started
-                parts.append(line)
-    if math.isnan(first):
-        raise ValueError("an answer without a token")
-    return reply_of(len(parts)), first
 
 
 def _text(draws: random.Random, length: int) -> str:

@@ -1,4 +1,4 @@
-"""One side of benchmarks `engine --trace` and `pooling`: real vLLM with a model serves the requests of a trace.
+"""One side of benchmarks `engine --trace` and `tiers`: real vLLM with a model serves the requests of a trace.
 
 A reply is one token, as in an engine that only prefills. Time is virtual: requests arrive by the trace; a step takes STEP_S.
 The sidecar reads the same clock, which stops during calls, so that answers do not depend on the machine's load. The engine gets
@@ -8,9 +8,7 @@ only BLOCK tokens of each block of the trace: more would take hours on a CPU.
 import hashlib
 import json
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,8 +37,7 @@ def serve(
     clock: VirtualClock,
     *,
     count_from: float,
-    predictors: Sequence[Predictor | None] = (None,),
-    sticky: bool = False,
+    predictor: Predictor | None = None,
     connector: dict[str, Any] | None = None,
     learns: bool = True,
     **settings: Any,
@@ -48,48 +45,41 @@ def serve(
     """Serve a trace on real vLLM; return the figures, and digests of all tokens and evictions in order.
 
     Args:
-        blocks: capacity of each engine.
+        blocks: capacity of the engine.
         count_from: second from which on arriving requests count.
-        predictors: of our schedulers, one per engine; None: stock vLLM.
-        sticky: send all requests of a conversation to one engine; otherwise to the engines in turn.
+        predictor: of our scheduler; None: stock vLLM.
         connector: vLLM's ``--kv-transfer-config`` for a tier below the blocks (`cpu_tier.connector`).
         learns: if false, the order is always LRU, and no blocks are kept for waiting requests.
         settings: of the plug-in.
     """
     tier: dict[str, Any] = {"kv_transfer_config": connector} if connector else {}
-    engines = [
-        clocked_engine(
-            *(model, replay, blocks, clock, predictor, {"keep_waiting": learns, **settings}),
-            max_model_len=replay.longest + 1,
-            max_num_seqs=TOGETHER,
-            max_num_batched_tokens=BATCH_TOKENS,
-            **tier,
-        )
-        for predictor in predictors
-    ]
+    tiny = clocked_engine(
+        *(model, replay, blocks, clock, predictor, {"keep_waiting": learns, **settings}),
+        max_model_len=replay.longest + 1,
+        max_num_seqs=TOGETHER,
+        max_num_batched_tokens=BATCH_TOKENS,
+        **tier,
+    )
+    engine = tiny.engine
     if not learns:
-        for tiny in engines:
-            tiny.scheduler.lpc.plugin.guard_failures = MOST_FAILURES
-    homes: dict[str, int] = {}
+        tiny.scheduler.lpc.plugin.guard_failures = MOST_FAILURES
     outputs: dict[int, list[int]] = {}
     counts = {"cached_tokens": 0, "prompt_tokens": 0, "cached_tokens_in_all": 0, "prompt_tokens_in_all": 0}
     start = now = clock()
     upcoming = iter(enumerate(replay.requests))
     following = next(upcoming, None)
     started = time.perf_counter()
-    while (busy := [tiny.engine for tiny in engines if tiny.engine.has_unfinished_requests()]) or following is not None:
+    while (busy := engine.has_unfinished_requests()) or following is not None:
         if following is not None and not busy:
             now = max(now, start + following[1].arrival)
         clock.set(now)
         while following is not None and start + following[1].arrival <= now:
             number, request = following
-            home = homes.setdefault(request.conversation, len(homes)) if sticky else number
-            engine = engines[home % len(engines)].engine
             admit(engine, number, request.conversation, replay.prompt(number), reply=1)
             following = next(upcoming, None)
         now += STEP_S
         clock.set(now)
-        for output in chain.from_iterable(tiny.engine.step() for tiny in engines):
+        for output in engine.step():
             if not output.finished:
                 continue
             number = number_of(output.request_id)
@@ -103,28 +93,22 @@ def serve(
     figures: dict[str, Any] = {
         **counts,
         "requests": len(outputs),
-        "evictions": sum(len(tiny.evicted) for tiny in engines),
+        "evictions": len(tiny.evicted),
         "tokens_sha256": hashlib.sha256(json.dumps(sorted(outputs.items())).encode()).hexdigest(),
-        "evictions_sha256": _digest(chain.from_iterable(tiny.evicted for tiny in engines)),
-        "tier_evictions": sum(len(tiny.tier_evicted) for tiny in engines),
-        "tier_evictions_sha256": _digest(chain.from_iterable(tiny.tier_evicted for tiny in engines)),
+        "evictions_sha256": _digest(tiny.evicted),
+        "tier_evictions": len(tiny.tier_evicted),
+        "tier_evictions_sha256": _digest(tiny.tier_evicted),
         "seconds": round(time.perf_counter() - started, 1),
     }
-    ours = [tiny for tiny, predictor in zip(engines, predictors, strict=True) if predictor is not None]
-    if ours:
-        counters = Counter[str]()
-        for tiny in ours:
-            counters.update(tiny.counters())
-        answered = sum(tiny.scheduler.lpc.plugin.ended["prediction"] for tiny in ours)
-        curves = ours[0].scheduler.lpc.plugin.predictor.reuse_curves
+    if predictor is not None:
+        plugin = tiny.scheduler.lpc.plugin
+        curves = plugin.predictor.reuse_curves
         figures |= {
-            "counters": counters,
-            "answered_share": answered / max(len(outputs), 1),
+            "counters": tiny.counters(),
+            "answered_share": plugin.ended["prediction"] / max(len(outputs), 1),
             "predicted_groups": 0 if curves is None else len(curves.hazards),
         }
-    busy.clear()
-    for tiny in engines:
-        tiny.close()
+    tiny.close()
     return figures
 
 

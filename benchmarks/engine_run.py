@@ -18,7 +18,6 @@ SETTINGS: Final = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     # Requests that end in the same step reach the offload tier in the order of a set of their names.
     "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",
-    # Engines that pool must have equal block hashes.
     "PYTHONHASHSEED": "0",
     # Two layers of 64 are too small to parallelise: threads that synchronise at every layer are slow on busy cores.
     "OMP_NUM_THREADS": "1",
@@ -50,18 +49,13 @@ def trace(
     predictor: str | None = None,
     tier: int | None = None,
     tier_policy: str | None = None,
-    engines: int = 1,
-    sticky: bool = False,
-    settings: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Benchmarks `engine --trace`, `tiers` and `pooling`: one side at one capacity.
+    """Benchmarks `engine --trace` and `tiers`: one side at one capacity.
 
     Args:
         requests: file written by `engine_trace.placed`.
         tier: chunks of a CPU offload tier below the blocks.
         tier_policy: its ``eviction_policy``; None: that of the scheduler.
-        engines, sticky: number of engines, each with this many blocks, and whether a conversation stays on one.
-        settings: of the plug-in.
     """
     from benchmarks.cpu_tier import connector
     from benchmarks.engine_replay import serve
@@ -71,12 +65,10 @@ def trace(
     return serve(
         *(Path(model), replay, blocks, VirtualClock(Path(clock))),
         count_from=count_from,
-        predictors=[predictor_of(side, replay, predictor) for _ in range(engines)],
-        sticky=sticky,
+        predictor=predictor_of(side, replay, predictor),
         connector=connector(tier, **named) if tier else None,
         guard=side != "oracle",
         learns=side != "lru",
-        **(settings or {}),
     )
 
 

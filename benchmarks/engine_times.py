@@ -7,22 +7,26 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from vllm.v1.core.block_pool import BlockPool
 
 from benchmarks import bare_scheduler
 from benchmarks.bare_scheduler import Engine, conversations
-from benchmarks.queue import TABLES
 from benchmarks.tiny_llama import BLOCK
 from benchmarks.told import CONTINUES
 from eviction_client.ended import Ended, Run
 from eviction_client.engines.vllm.queue import LearnedFreeQueue
 from eviction_client.predictor_client import PredictorClient
+from lpc.model.curve import EDGES, values
 
 STEP_BLOCKS: Final = 1500
 """Blocks of 16 tokens in the measurement of scheduler steps: enough that no request waits."""
+TABLES: Final[Sequence[Sequence[float]]] = [
+    values([min((high - low) / (mean + low), 0.9) for low, high in itertools.pairwise(EDGES)]) for mean in range(20, 660, 10)
+]
+"""Value tables of classes whose blocks return after 20 to 650 seconds, the later ones less often."""
 CLASSES: Final = len(TABLES)
 WAITING: Final = 256
 WAITING_TOKENS: Final = 100_000

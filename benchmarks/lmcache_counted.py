@@ -1,7 +1,7 @@
-"""The users of benchmark `prefetch` and the decisions of our service on a virtual clock.
+"""LMCache alone and with our controller, and users who think between turns, on a virtual clock.
 
 The service is the one in LMCache's coordinator, without a sidecar. :mod:`benchmarks.virtual_lmcache` describes the model. The
-counts are the same on every machine; only benchmark `prefetch` measures real latency.
+counts are the same on every machine.
 """
 
 import statistics
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from benchmarks.chat_users import Habits, Said, reply_of, script
-from benchmarks.prefetch import LEARNED_TRIGGER, LEARNED_WATERMARK
 from benchmarks.virtual_lmcache import CHUNK_TOKENS, NODE, TRIGGER, Found, VirtualNode, VirtualTime
 from lpc_apps.lmcache.events import Event, Location, ObjectId
 from lpc_apps.lmcache.fetching import Fetch
@@ -19,6 +18,13 @@ from lpc_apps.lmcache.loop import POLL_S, REFIT_S, TICK_S
 from lpc_apps.lmcache.service import Service
 from lpc_apps.lmcache.settings import LMCacheSettings
 
+WARM_UP: Final = 260
+"""Warm-up turns, which do not count."""
+HABITS: Final = Habits(think_s=12.0)
+LEARNED_TRIGGER: Final = 0.95
+"""LMCache's own watermark on our side: higher than ours by what is stored until our controller reacts."""
+LEARNED_WATERMARK: Final = 0.73
+"""Our watermark: on average as much memory is filled as under LMCache's own eviction."""
 PREFILL_S: Final = 1.5e-4
 """Prefill time per token."""
 LEAST_S: Final = 0.06

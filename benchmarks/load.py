@@ -22,7 +22,6 @@ from typing import Any, Final, Literal
 import grpc
 import grpc.aio
 import numpy as np
-from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks import BenchmarkError
@@ -130,7 +129,6 @@ async def overload(
     clients: int,
     per_second: float,
     seconds: float,
-    progress: Callable[[float], None],
 ) -> tuple[list[Sent], list[float]]:
     """Send ``per_second`` requests for ``seconds``; return them, and the sidecar's MiB at the end of each window."""
     start = time.perf_counter()
@@ -152,7 +150,6 @@ async def overload(
             at += rng.expovariate(per_second)
         if clock() >= WINDOW_S * (len(memory) + 1):
             memory.append(sidecar.rss_mib)
-            progress(clock())
     await asyncio.gather(*(engine.close() for engine in engines))
     memory.append(sidecar.rss_mib)
     return everything, memory
@@ -198,7 +195,6 @@ def run(
     clients: int = 64,
     factor: float = 1.5,
     saturation_s: float = 30.0,
-    picture: Path | None = None,
 ) -> dict[str, Any]:
     """Measure; print the figures of every ten seconds and the verdicts; return them.
 
@@ -215,26 +211,15 @@ def run(
     with tempfile.TemporaryDirectory(prefix="lpc-load-") as folder, Sidecar(Path(folder), models, model) as sidecar:
         most = asyncio.run(saturation(sidecar.address, requests, clients, saturation_s))
         screen.print(f"saturation: {most:.1f} predictions/s, {clients} clients; now {factor * most:.1f} for {minutes:g} min")
-        with Progress(console=screen, transient=True) as bar:
-            task = bar.add_task("bench load", total=seconds)
-            everything, memory = asyncio.run(
-                overload(
-                    sidecar,
-                    requests,
-                    clients=clients,
-                    per_second=factor * most,
-                    seconds=seconds,
-                    progress=lambda now: bar.update(task, completed=now),
-                )
-            )
+        everything, memory = asyncio.run(
+            overload(sidecar, requests, clients=clients, per_second=factor * most, seconds=seconds)
+        )
     rows = windows(everything, memory, seconds)
     figures = _summary(everything, rows, seconds) | {"saturation_per_second": round(most, 1)}
     figures |= {"minutes": minutes, "clients": clients, "factor": factor, "windows": rows}
     figures["verdicts"] = verdicts(figures)
     figures["passed"] = all(figures["verdicts"].values())
     _print(figures)
-    if picture is not None:
-        _draw(figures, picture)
     return figures
 
 
@@ -273,33 +258,3 @@ def _print(figures: dict[str, Any]) -> None:
             screen.print(f"{name.replace('_', ' ')}: {value:g}")
     for verdict, held in figures["verdicts"].items():
         screen.print(f"{'ok  ' if held else 'FAIL'} {verdict}")
-
-
-def _draw(figures: dict[str, Any], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    rows = figures["windows"]
-    at = [row["second"] / 60 for row in rows]
-    figure, (rate, latency, memory) = plt.subplots(3, 1, figsize=(9, 8), sharex=True, constrained_layout=True)
-    for name in ("offered", "answered", "refused", "expired"):
-        rate.plot(at, [row[name] / WINDOW_S for row in rows], label=name)
-    rate.axhline(figures["saturation_per_second"], color="0.7", linestyle="--", label="saturation")
-    busiest = 1.25 * max(row["offered"] for row in rows) / WINDOW_S
-    rate.set(
-        ylabel="requests/s", ylim=(0, busiest), title=f"{figures['factor']:g} times saturation, {figures['clients']} clients"
-    )
-    rate.legend(ncols=5, loc="upper center", fontsize="small")
-    for name, label in (("p50_s", "p50"), ("p99_s", "p99")):
-        latency.plot(at, [row[name] for row in rows], label=label)
-    latency.axhline(PATIENCE_S, color="0.7", linestyle="--", label="an engine's patience")
-    latency.set(ylabel="latency of the answered, s", ylim=(0, None))
-    latency.legend()
-    memory.plot(at, [row["rss_mib"] for row in rows])
-    highest = 1.25 * figures["rss_highest_mib"]
-    memory.set(ylabel="sidecar's memory, MiB", ylim=(0, highest), xlabel="minutes")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100)
-    plt.close(figure)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from benchmarks.lmcache_counted import Memory, side
-from benchmarks.prefetch import HABITS, WARM_UP
+from benchmarks.lmcache_counted import HABITS, WARM_UP, Memory, side
 
 MEMORY = Memory(192, 1 << 18, 0.033)
 
