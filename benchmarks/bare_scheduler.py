@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.config import KVEventsConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256_cbor
@@ -87,8 +86,6 @@ class Engine:
         asynchronous: bool = False,
         window: int | None = None,
         max_seqs: int = 8,
-        events: str | None = None,
-        replay: str | None = None,
         background: StartBackground = BackgroundThread,
         scheduler_cls: Any = None,
         **settings: Any,
@@ -98,8 +95,6 @@ class Engine:
         config.scheduler_config.async_scheduling = asynchronous
         config.cache_config.num_gpu_blocks = blocks
         config.cache_config.enable_prefix_caching = True
-        if events is not None:
-            config.kv_events_config = KVEventsConfig(True, "zmq", endpoint=events, replay_endpoint=replay)
         self.now = 1e9
         self.told = Told(tell)
         self.asynchronous = asynchronous

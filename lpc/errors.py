@@ -35,7 +35,6 @@
     ├── WorkerError             lpc_apps.training.spread: a worker process died
     ├── LabelLogError           lpc_apps.training.label_log: a label log cannot be read
     │   └── TooFewTurnsError    lpc_apps.training.label_log: there are too few turns to train on
-    ├── KVEventsError           lpc_apps.simulator.kv_events: the events of an engine cannot be read
     ├── ReportError             lpc_apps.commands.report: metrics are unavailable or empty
     └── PredictError            lpc_apps.commands.predict: the input or the sidecar of `lpc predict` is invalid
         └── Refused             lpc_apps.commands.predict: one conversation was rejected; others may succeed

@@ -20,7 +20,6 @@ from lpc_apps.commands.embed import embed
 from lpc_apps.commands.evaluate import evaluate
 from lpc_apps.commands.export import export
 from lpc_apps.commands.gateway import gateway
-from lpc_apps.commands.observe import observe
 from lpc_apps.commands.outcome import end_with, fail
 from lpc_apps.commands.predict import predict
 from lpc_apps.commands.report import report
@@ -30,7 +29,7 @@ from lpc_apps.commands.simulate import simulate
 from lpc_apps.commands.train import train
 
 INTERRUPTED: Final = 130
-EXTRAS: Final = ("server", "cache", "gateway", "lmcache", "observe", "train", "minilm")
+EXTRAS: Final = ("server", "cache", "gateway", "lmcache", "train", "minilm")
 """The first that contains a missing package is recommended."""
 DISTRIBUTIONS: Final = {
     "google": "protobuf",
@@ -79,7 +78,7 @@ def lpc(
     """Learned prefix caching for LLM engines."""
 
 
-for command in (serve, gateway, secrets, demo, predict, doctor, report, observe, embed, train, evaluate, simulate, export):
+for command in (serve, gateway, secrets, demo, predict, doctor, report, embed, train, evaluate, simulate, export):
     app.command()(command)
 cache.app.command("calibrate")(calibrate)
 app.add_typer(cache.app, name="cache")
