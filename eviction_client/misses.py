@@ -59,6 +59,18 @@ class _Chain(NamedTuple):
     blocks: int
 
 
+class Tenant(NamedTuple):
+    """Counters of one cache salt.
+
+    Attributes:
+        tokens: of prompts by source.
+        sampled: blocks of prompts: ``asked``, and the hits of the ghost caches ``value`` and ``lru``.
+    """
+
+    tokens: Counter[str]
+    sampled: Counter[str]
+
+
 class Misses:
     """Counts the prompt tokens of one engine by source.
 
@@ -74,9 +86,7 @@ class Misses:
         changed: tokens of ``changed`` by the position of the change; see `CHANGED_FROM`.
         followed: sampled evicted blocks: ``all``, and those that other caches would have had: ``lru`` and ``value`` of the same
             size, ``lru_2`` and ``lru_4`` of twice and four times the size.
-        tenants: tokens by source, by digest of the cache salt, of at most MOST_TENANTS and OTHERS.
-        judged: sampled blocks of prompts by digest of the cache salt, of the same tenants: ``asked``, and the hits of the ghost
-            caches ``value`` and ``lru``.
+        tenants: by digest of the cache salt, at most MOST_TENANTS and OTHERS.
     """
 
     def __init__(self, capacity: int, block_tokens: int, *, every: int, clock: Callable[[], float]) -> None:
@@ -84,8 +94,7 @@ class Misses:
         self.unused = dict.fromkeys(UNUSED, 0)
         self.changed = dict.fromkeys(map(str, CHANGED_FROM), 0)
         self.followed = dict.fromkeys(("all", "lru", "value", *(f"lru_{times}" for times in TIMES)), 0)
-        self.tenants: dict[str, dict[str, int]] = {}
-        self.judged: dict[str, Counter[str]] = {}
+        self.tenants: dict[str, Tenant] = {}
         self.block_tokens = block_tokens
         self._capacity = capacity
         self._every = every
@@ -152,7 +161,7 @@ class Misses:
     def judge(self, salt: str, hits: GhostHits) -> None:
         """Count the ghost caches' hits by tenant, which shows tenants that lose by the rule."""
         if salt:
-            self.judged.setdefault(self._tenant(salt), Counter()).update(hits._asdict())
+            self._tenant(salt).sampled.update(hits._asdict())
 
     def _count(
         self,
@@ -185,9 +194,7 @@ class Misses:
         for source, tokens in counts.items():
             self.tokens[source] += tokens
         if ended.salt:
-            of_tenant = self.tenants.setdefault(self._tenant(ended.salt), dict.fromkeys(SOURCES, 0))
-            for source, tokens in counts.items():
-                of_tenant[source] += tokens
+            self._tenant(ended.salt).tokens.update(counts)
         if evicted_to > cached:
             self._follow(prompt, cached // size, evicted_to // size, ghosts)
 
@@ -236,7 +243,8 @@ class Misses:
     def _content(self, ended: Ended) -> int:
         return hash(tuple(ended.token_ids[: self.block_tokens]))
 
-    def _tenant(self, salt: str) -> str:
-        known = self.judged.keys() | self.tenants.keys()
+    def _tenant(self, salt: str) -> Tenant:
         name = digest_of(salt)
-        return name if name in known or len(known) < MOST_TENANTS else OTHERS
+        if name not in self.tenants and len(self.tenants) >= MOST_TENANTS:
+            name = OTHERS
+        return self.tenants.setdefault(name, Tenant(Counter(dict.fromkeys(SOURCES, 0)), Counter()))

@@ -45,10 +45,9 @@ def values_of_plugin(plugin: Plugin) -> Values:
     values |= {("lpc_evicted_tokens", unused): tokens for unused, tokens in misses.unused.items()}
     values |= {("lpc_evicted_blocks", cache): blocks for cache, blocks in misses.followed.items()}
     values |= {("lpc_changed_tokens", before): tokens for before, tokens in misses.changed.items()}
-    for tenant, sources in list(misses.tenants.items()):
-        values |= {("lpc_tenant_prompt_tokens", f"{tenant},{source}"): tokens for source, tokens in sources.items()}
-    for tenant, hits in list(misses.judged.items()):
-        values |= {("lpc_tenant_ghost_blocks", f"{tenant},{cache}"): blocks for cache, blocks in hits.items()}
+    for digest, tenant in list(misses.tenants.items()):
+        values |= {("lpc_tenant_prompt_tokens", f"{digest},{source}"): tokens for source, tokens in tenant.tokens.items()}
+        values |= {("lpc_tenant_ghost_blocks", f"{digest},{cache}"): blocks for cache, blocks in tenant.sampled.items()}
     values |= {("lpc_tokenizer_state", state): float(state == plugin.predictor.tokenizer_state) for state in STATES}
     for tier in plugin.tiers:
         values["lpc_tier_value_enabled", tier.name] = float(tier.value_enabled)

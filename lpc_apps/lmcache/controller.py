@@ -22,10 +22,11 @@ from lmcache.v1.mp_coordinator.controllers.base import Controller
 from lmcache.v1.mp_coordinator.views.instance_registry import InstanceRegistry
 
 from eviction_client import ClientSettings, PredictorClient
+from eviction_client.clock import MonotoneClock
 from eviction_client.offer import NoTokenizer
 from lpc.wire.access import access_of
 from lpc.wire.tokenizer_files import NAMES
-from lpc_apps.lmcache.events import ALGORITHM, NO_TOKENS, Entry, Event, Location, ObjectId, reported_at, steady_clock
+from lpc_apps.lmcache.events import ALGORITHM, NO_TOKENS, Entry, Event, Location, ObjectId, reported_at
 from lpc_apps.lmcache.loop import Loop
 from lpc_apps.lmcache.metrics import exposition, status
 from lpc_apps.lmcache.node import Node
@@ -55,7 +56,7 @@ class LearnedController(Controller):
             access=access_of(client),
             tokenizer=None if settings.tokenizer is None else partial(_tokenizer_files, settings.tokenizer),
         )
-        self._clock = steady_clock()
+        self._clock = MonotoneClock().now
         self.service = Service(settings, clock=self._clock)
         self.loop = Loop(self.service, self._predictor, self._node_of, client.served_model)
 

@@ -9,7 +9,6 @@ share hashes exactly as far as they share all tokens from the start. Source: ``l
 """
 
 import struct
-import time
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, NamedTuple
@@ -96,12 +95,6 @@ class Event(NamedTuple):
     def location(self) -> Location:
         """Tier that holds the objects."""
         return Location(self.tier, "" if self.shared else self.node)
-
-
-def steady_clock() -> Callable[[], float]:
-    """Return a clock of seconds since the epoch that ignores later changes of the system clock, so that ages stay right."""
-    offset = time.time() - time.monotonic()
-    return lambda: offset + time.monotonic()
 
 
 def reported_at(timestamp: float, now: float) -> float:

@@ -140,10 +140,10 @@ def test_the_same_text_under_another_salt_is_not_new_and_each_salt_is_a_tenant()
         engine.serve(words(9), salt=f"tenant {number}")
     tenants = engine.plugin.misses.tenants
     assert len(tenants) == MOST_TENANTS + 1
-    assert sum(sum(tokens.values()) for tokens in tenants.values()) == 9 * (4 + 2 * MOST_TENANTS)
-    assert tenants[OTHERS]["other_salt"] == 8 * (2 * MOST_TENANTS + 2 - MOST_TENANTS)
+    assert sum(sum(tenant.tokens.values()) for tenant in tenants.values()) == 9 * (4 + 2 * MOST_TENANTS)
+    assert tenants[OTHERS].tokens["other_salt"] == 8 * (2 * MOST_TENANTS + 2 - MOST_TENANTS)
     assert not any("tenant" in name for name in tenants)
-    assert engine.plugin.misses.judged.keys() == tenants.keys()
+    assert all(tenant.sampled for tenant in tenants.values())
 
 
 def test_what_the_ghost_caches_hit_is_known_by_tenant() -> None:
@@ -152,9 +152,9 @@ def test_what_the_ghost_caches_hit_is_known_by_tenant() -> None:
         engine.serve(words(41), salt="returns")
         engine.serve(words(41, 100 * number), salt="floods")
         engine.serve(words(41), salt="")
-    judged, ghosts = engine.plugin.misses.judged, engine.plugin.ghosts
-    assert judged.keys() == {digest_of("returns"), digest_of("floods")}
-    returns, floods = judged[digest_of("returns")], judged[digest_of("floods")]
+    tenants, ghosts = engine.plugin.misses.tenants, engine.plugin.ghosts
+    assert tenants.keys() == {digest_of("returns"), digest_of("floods")}
+    returns, floods = (tenants[digest_of(salt)].sampled for salt in ("returns", "floods"))
     assert returns["lru"] == returns["value"] == 99 / 100 * returns["asked"] > 0
     assert floods["lru"] == floods["value"] == 0 < floods["asked"]
     unsalted = 100 * sum(sampled(block, ghosts.every) for block in hashed(words(41)))

@@ -9,12 +9,14 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
+
+from vllm import __version__ as vllm_version
 
 from eviction_client.background import BackgroundThread, StartBackground
 from eviction_client.engines.fallback import stay_stock
 from eviction_client.engines.tokenizer_files import finder
-from eviction_client.engines.vllm.versions import RELEASE, TESTED, unsuitable
+from eviction_client.engines.vllm import TESTED
 from eviction_client.engines.vllm_cpu import placing
 from eviction_client.errors import EngineUnsupported
 from eviction_client.metrics import EngineMetrics
@@ -28,6 +30,8 @@ from lpc.errors import LpcError
 from lpc.wire.variables import unknown_variables
 
 logger = logging.getLogger(__name__)
+
+RELEASE: Final = vllm_version.partition("+")[0]
 
 
 class LearnedScheduler:
@@ -71,7 +75,7 @@ class LearnedScheduler:
         try:
             import eviction_client.engines.vllm.conformance as conformance
 
-            reason = unsuitable(vllm_config) or conformance.find_incompatibility(scheduler)
+            reason = _unsuitable(vllm_config) or conformance.find_incompatibility(scheduler)
             milliseconds = 1000 * (time.perf_counter() - started)
             if reason is None:
                 cls._attach(scheduler, settings, vllm_config, metrics, tiers)
@@ -170,6 +174,15 @@ def _store(settings: ClientSettings, vllm_config: Any, scheduler: Any) -> BlockS
     if settings.pools == "shared":
         settings = settings.model_copy(update={"redis_url": None})
     return open_store(settings, namespace)
+
+
+def _unsuitable(vllm_config: Any) -> str | None:
+    """Return why the plug-in does not support this configuration; None if it does."""
+    if vllm_config.model_config.is_diffusion:
+        return "diffusion models have a scheduler of their own"
+    if getattr(getattr(vllm_config, "attention_config", None), "hisparse_config", None) is not None:
+        return "HiSparse keeps blocks in several pools, which frees cross"
+    return None
 
 
 def finder_of(vllm_config: Any) -> FindFiles:

@@ -1,10 +1,8 @@
 """Failures around the service: nodes that leave or refuse, wrong clocks, equal prompts of tenants, full tables."""
 
-import time
-
 import pytest
 
-from lpc_apps.lmcache.events import Location, reported_at, steady_clock
+from lpc_apps.lmcache.events import Location, reported_at
 from lpc_apps.lmcache.service import END_AFTER_S, REFUSAL_PAUSE_S
 from lpc_apps.lmcache.tier_cache import DELETION_TIMEOUT_S
 from tests.unit.lmcache.nodes import MIB, Prompt, event, words
@@ -142,14 +140,6 @@ def test_successive_plans_consider_all_conversations(monkeypatch: pytest.MonkeyP
             asked.add(fetch.conversation)
             world.service.fetching.drop(fetch.conversation, refused=True)
     assert len(asked) == 10
-
-
-def test_ages_ignore_changes_of_the_system_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = steady_clock()
-    before = clock()
-    assert abs(before - time.time()) < 60.0
-    monkeypatch.setattr(time, "time", lambda: before - 7200.0)
-    assert 0.0 <= clock() - before < 60.0
 
 
 @pytest.mark.parametrize(
