@@ -102,7 +102,7 @@ head: setup ## embed ShareGPT (about 35 minutes on two cores), train both heads,
 	$(BIN)/lpc embed
 	$(BIN)/lpc train --recipe lpc --head lpc_apps/training/heads/lpc/head.safetensors
 	$(BIN)/lpc train --recipe default --head lpc_apps/training/heads/default/head.safetensors
-	$(BIN)/lpc evaluate --picture docs/benchmarks/predictor.png $(if $(TRACE),--trace $(TRACE))
+	$(BIN)/lpc evaluate $(if $(TRACE),--trace $(TRACE))
 
 .PHONY: sample
 sample: setup ## renew the sample of ShareGPT that `lpc simulate` ships (about 10 minutes on two cores)

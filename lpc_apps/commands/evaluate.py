@@ -18,7 +18,6 @@ def evaluate(
     heads: Annotated[Path | None, typer.Option(help="Folder with one folder per head; default: the bundled heads.")] = None,
     trace: Annotated[Path | None, typer.Option(help="A log with times; default: none.")] = None,
     trace_format: TraceFormat = "mooncake",
-    picture: Annotated[Path | None, typer.Option(help="PNG to write.")] = None,
     output: Output = None,
     as_json: JsonOutput = False,
 ) -> None:
@@ -26,17 +25,10 @@ def evaluate(
 
     Reads data/sharegpt unless --embeddings names another folder.
     """
-    report(
-        lambda: _evaluate(embeddings or Path("data/sharegpt"), heads, trace, trace_format, picture),
-        output,
-        picture,
-        as_json=as_json,
-    )
+    report(lambda: _evaluate(embeddings or Path("data/sharegpt"), heads, trace, trace_format), output, as_json=as_json)
 
 
-def _evaluate(
-    embeddings: Path, heads: Path | None, trace: Path | None, trace_format: str, picture: Path | None
-) -> dict[str, Any]:
+def _evaluate(embeddings: Path, heads: Path | None, trace: Path | None, trace_format: str) -> dict[str, Any]:
     from lpc.logs.traces import open_trace
     from lpc_apps.training.evaluate import evaluate as compare
     from lpc_apps.training.head_file import SHIPPED_HEADS, HeadError
@@ -53,9 +45,6 @@ def _evaluate(
     if log is not None:
         figures["returns"] = evaluate_online_returns(log, log.duration - HELD_OUT_S)
         _print_returns(log.name, figures["returns"])
-    if picture is not None:
-        _draw(found, picture)
-        console().print(f"picture: {picture}")
     return figures
 
 
@@ -103,47 +92,3 @@ def _print_returns(trace: str, found: dict[str, Any]) -> None:
         shares = ("" if row[name] is None else f"{row[name]:.1%}" for name in ("predicted", "observed"))
         table.add_row(f"{row['within_s']:.0f}", f"{row['turns']:,}", *shares)
     console().print(table)
-
-
-def _draw(found: "Evaluation", path: Path) -> None:
-    """Write a PNG with reliability, AUC by turn, and MCC of all predictors."""
-    import matplotlib
-    import numpy as np
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    from lpc_apps.training.quality import calibration_curve
-
-    judged, result = found.judged, found.figures
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.6), constrained_layout=True)
-    left.plot([0.5, 1], [0.5, 1], color="0.7", linewidth=1)
-    for name, one in judged.items():
-        predicted, observed = calibration_curve(one.probability, found.continues)
-        left.plot(predicted, observed, marker="o", markersize=3, label=f"{name} (ECE {result[name]['ece']:.3f})")
-    left.set(xlabel="predicted probability of a next turn", ylabel="observed share", title="Reliability, bins of equal size")
-    left.legend()
-    names = [name for name in result["turns"]["groups"] if name.startswith("turn")]
-    width = 0.8 / len(judged)
-    for k, name in enumerate(judged):
-        at = np.arange(len(names)) + k * width - 0.4 + width / 2
-        middle.bar(at, [result[name]["groups"][group]["auc"] for group in names], width, label=name)
-    middle.axhline(0.5, color="0.7", linewidth=1)
-    middle.set(ylim=(0.4, None), ylabel="AUC", title="By turn")
-    middle.set_xticks(range(len(names)), [name.removeprefix("turns ").removeprefix("turn ") for name in names])
-    middle.legend()
-    for k, name in enumerate(judged):
-        low, high = result[name]["intervals"]["mcc"]
-        right.errorbar(
-            result[name]["mcc"], k, xerr=[[result[name]["mcc"] - low], [high - result[name]["mcc"]]], fmt="o", capsize=4
-        )
-    right.set(
-        yticks=range(len(judged)),
-        yticklabels=list(judged),
-        xlabel="MCC, 95% interval",
-        title="At the threshold of the validation data",
-    )
-    right.invert_yaxis()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)

@@ -6,8 +6,7 @@ import urllib.parse
 import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -17,9 +16,6 @@ from eviction_client.tenants import OTHERS
 from lpc.errors import LpcError, UsageError
 from lpc_apps.commands.options import JsonOutput, Output
 from lpc_apps.commands.outcome import report as printed
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 TIMEOUT_S: Final = 20.0
 MOST_BYTES: Final = 64 << 20
@@ -68,7 +64,6 @@ def report(
         typer.Option(metavar="URL", help="An engine, http://host:port: everything since its start. Repeatable."),
     ] = None,
     hours: Annotated[float, typer.Option(min=0.01, help="With --prometheus: how many hours back.")] = 6.0,
-    picture: Annotated[Path | None, typer.Option(help="PNG to write.")] = None,
     output: Output = None,
     as_json: JsonOutput = False,
 ) -> None:
@@ -80,13 +75,9 @@ def report(
         sums = of_prometheus(prometheus, hours) if prometheus is not None else of_engines(engine or [])
         figures = figures_of(sums)
         show(figures)
-        if picture is not None:
-            from lpc_apps.simulator.report import write_png
-
-            write_png(draw(figures), picture)
         return figures
 
-    printed(measure, output, picture, as_json=as_json)
+    printed(measure, output, as_json=as_json)
 
 
 def of_engines(addresses: list[str]) -> Sums:
@@ -250,23 +241,3 @@ def _missed(tokens: Mapping[str, int]) -> int:
 def _verdict(judged: Mapping[str, int] | None) -> str:
     """Return the share of blocks that the ghost cache under the value hit, less that under LRU."""
     return f"{(judged['value'] - judged['lru']) / judged['asked']:+.1%}" if judged and judged["asked"] else ""
-
-
-def draw(figures: dict[str, Any]) -> "Figure":
-    """Draw the shares by source, and what other caches would have had."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.4, 4.2), layout="constrained")
-    sources, caches = figure.subplots(1, 2, width_ratios=(3, 2))
-    rows = figures["by_source"]
-    bars = sources.barh(list(rows), [100 * row["share"] for row in rows.values()], color=["tab:green"] + ["tab:red"] * 7)
-    sources.bar_label(bars, fmt="%.1f", padding=3)
-    sources.invert_yaxis()
-    sources.set(xlabel="prompt tokens, %", title=f"{figures['prompt_tokens']:,} prompt tokens")
-    had = {CACHES[cache]: 100 * (share or 0.0) for cache, share in figures["evicted_share_that_other_caches_had"].items()}
-    caches.bar_label(caches.barh(list(had), list(had.values())), fmt="%.1f", padding=3)
-    caches.invert_yaxis()
-    caches.set(xlabel="of what was evicted, %", title="other caches would have had")
-    for axes in (sources, caches):
-        axes.set_xlim(0, 1.15 * axes.get_xlim()[1])
-    return figure

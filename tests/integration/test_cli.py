@@ -196,22 +196,8 @@ def test_models_that_may_not_be_read_are_not_said_to_be_missing(tmp_path: Path, 
     assert re.search(rf"the models in {root} cannot be read \(Permission denied\): let user \d+", as_another(newest_first))
 
 
-@pytest.mark.parametrize("flags", [["-h"], ["models", "-h"], ["serve", "-h"], ["--help"]])
-def test_help_has_a_short_flag_everywhere(flags: list[str]) -> None:
-    result = lpc(*flags)
-    assert result.returncode == 0
-    assert b"Usage:" in result.stdout
-
-
 def test_the_version_is_the_packages() -> None:
     assert lpc("--version").stdout.decode() == f"learned-prefix-cache {importlib.metadata.version('learned-prefix-cache')}\n"
-
-
-def test_shells_are_told_how_to_complete() -> None:
-    program = str(Path(sys.executable).with_name("lpc"))
-    env = {**os.environ, "_LPC_COMPLETE": "complete_bash", "COMP_WORDS": "lpc mod", "COMP_CWORD": "1"}
-    shown = subprocess.run([program], env=env, capture_output=True, text=True, timeout=90)
-    assert shown.stdout.split() == ["models"]
 
 
 def test_predict_on_a_terminal_says_that_it_waits(served: tuple[object, str]) -> None:
@@ -227,18 +213,6 @@ def test_predict_on_a_terminal_says_that_it_waits(served: tuple[object, str]) ->
     os.close(theirs)
 
 
-def test_a_published_model_is_pulled_and_a_damaged_one_is_not(tmp_path: Path, tiny_models: Path) -> None:
-    packed = lpc("models", "pack", "v1", "--models", str(tiny_models), "--model", "tiny", "--folder", str(tmp_path))
-    assert packed.returncode == 0, packed.stderr
-    (file,) = tmp_path.glob("*.tar.gz")
-    digest = packed.stdout.split()[-1].decode()
-    assert lpc("models", "pull", str(file), "--sha256", digest, "--models", str(tmp_path / "here")).returncode == 0
-    assert (tmp_path / "here/tiny/v1/model.onnx").is_file()
-    refused = lpc("models", "pull", str(file), "--sha256", "0" * 64, "--models", str(tmp_path / "none"))
-    assert refused.returncode == 1
-    assert b"nothing was installed" in refused.stderr and b"Traceback" not in refused.stderr
-
-
 @pytest.mark.parametrize("flag", ["--output", "--html", "--picture"])
 def test_a_file_that_cannot_be_written_is_refused_before_the_work_begins(tmp_path: Path, flag: str) -> None:
     for place in ("/proc/lpc/page", str(tmp_path)):
@@ -246,12 +220,6 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work_begins(tmp_pat
         assert (refused.returncode, refused.stdout) == (1, b"")
         assert refused.stderr.startswith(f"lpc: cannot write {place}: ".encode()), refused.stderr
     assert not list(tmp_path.iterdir())
-
-
-def test_what_the_disk_refuses_is_one_line(tmp_path: Path, tiny_models: Path) -> None:
-    (tmp_path / "file").touch()
-    refused = lpc("models", "pack", "v1", "--models", str(tiny_models), "--model", "tiny", "--folder", str(tmp_path / "file"))
-    assert refused.returncode == 1 and len(refused.stderr.splitlines()) == 1, refused.stderr
 
 
 def test_ctrl_c_says_so_and_leaves_nothing(tmp_path: Path) -> None:

@@ -50,7 +50,6 @@ def test_a_line_that_fails_is_named_and_the_others_are_answered(served: tuple[ob
         ["predict", "--address", "127.0.0.1:1"],
         ["predict", "/nowhere/chat.json"],
         ["models", "rollback", "--models", "/nowhere"],
-        ["models", "pull", "/nowhere/model.tar"],
         ["export", "--head", "/nowhere/head"],
         ["train", "--embeddings", "/nowhere"],
         ["evaluate", "--embeddings", "/nowhere"],

