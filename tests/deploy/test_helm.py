@@ -17,7 +17,7 @@ from eviction_client.settings import ClientSettings
 from lpc_apps.gateway.settings import GatewaySettings
 from predictor_service.settings import ServiceSettings
 from tests.deploy.chart import CHART, OF_THE_CHART_ALONE, VALUES, Object, alike, charted, helm
-from tests.deploy.test_kubernetes import OVERLAYS, RELEASES, containers, named, pods, rendered
+from tests.deploy.test_kubernetes import OVERLAYS, OWN_LABELS, RELEASES, containers, named, pods, rendered
 from tests.dockerfile import ROOT
 
 OPERATORS = {"PodMonitor", "PrometheusRule"}
@@ -208,6 +208,12 @@ def test_who_calls_by_name_may_ask_for_names() -> None:
     for name in ("lpc-predictor", "lpc-gateway"):
         found = peers(charted("minimal", *GATEWAY, "--set", "openshift=true"), name, "to")
         assert ("openshift-dns", [5353, 5353]) in found and "kube-system" not in dict(found), name
+
+
+def test_every_object_has_the_recommended_labels() -> None:
+    shared = {"part-of", "managed-by", "version", "instance"}
+    for one in charted("everything"):
+        assert OWN_LABELS | {f"app.kubernetes.io/{name}" for name in shared} <= set(one["metadata"]["labels"]), one["metadata"]
 
 
 def test_two_releases_do_not_meet() -> None:

@@ -41,14 +41,13 @@ def test_links_targets_and_settings_exist(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "block"), BLOCKS)
 def test_engines_are_told_what_the_plug_in_and_the_sidecar_are_called(name: str, block: str) -> None:
-    told = words(yaml.safe_load(block))
     assert set(re.findall(r"--scheduler-cls[= ]([\w.]+)", block)) <= {SCHEDULER}
     engine = named(charted("cpu"), "ConfigMap", "lpc-engine")
     environment = dict(re.findall(r'name: (\w+), value: "([^"]*)"', block))
     assert {key: value for key, value in environment.items() if key in engine["data"]}.items() <= engine["data"].items()
     assert set(re.findall(r"configMapRef: \{name: ([\w-]+)", block)) <= {engine["metadata"]["name"]}
-    labels = {word for word in told if word.startswith("lpc.")}
-    assert labels <= {"lpc.client", "lpc.lmcache"}
+    assert set(re.findall(r"learned-prefix-cache\.io(?:/|~1)([\w./-]*)", block)) <= {"client", "lmcache"}
+    assert not {word for word in words(yaml.safe_load(block)) if word.startswith("lpc.")}
 
 
 @pytest.mark.skipif(not VLLM.exists(), reason="vLLM is installed by `make engine`")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import warnings
 from collections.abc import Iterator
 from functools import cache
@@ -40,6 +41,7 @@ from tests.dockerfile import ROOT, stages
 DEPLOY = ROOT / "deploy"
 OVERLAYS = ("minimal", "cpu", "gpu", "node", "redis-cluster", "mtls", "learning", "gateway")
 EXAMPLES = ("vllm", "vllm-one-pod", "lmcache")
+OWN_LABELS = {"app.kubernetes.io/name", "app.kubernetes.io/component"}
 Object = dict[str, Any]
 
 # The oldest and the newest release whose schemas the validator has, of those with autoscaling/v2 and gRPC probes.
@@ -127,6 +129,19 @@ def test_every_pod_is_restricted_and_bounded(objects: list[Object]) -> None:
             assert container["name"] == "vllm" or container["securityContext"]["readOnlyRootFilesystem"] is True, owner
             assert set(container["resources"]["requests"]) == {"cpu", "memory"}, owner
             assert "memory" in container["resources"]["limits"], owner
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_object_has_the_recommended_labels(overlay: str) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    shared = {"part-of": "learned-prefix-cache", "managed-by": "kustomize", "version": version}
+    objects = rendered(overlay)
+    for one in objects:
+        labels = {f"app.kubernetes.io/{name}": value for name, value in shared.items()}
+        assert labels.items() <= one["metadata"]["labels"].items(), one["metadata"]["name"]
+        assert one["kind"] == "Namespace" or set(one["metadata"]["labels"]) >= OWN_LABELS, one["metadata"]["name"]
+    for owner, pod in pods(objects):
+        assert OWN_LABELS | {"app.kubernetes.io/part-of"} <= set(pod["metadata"]["labels"]), owner
 
 
 def test_what_serves_has_probes(objects: list[Object]) -> None:

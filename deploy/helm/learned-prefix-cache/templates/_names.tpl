@@ -16,6 +16,13 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end -}}
 
+{{/* All recommended labels of an object of the chart's own. Takes a list: the root, its name, its component. */}}
+{{- define "lpc.named" -}}
+app.kubernetes.io/name: {{ index . 1 }}
+app.kubernetes.io/component: {{ index . 2 }}
+{{ include "lpc.labels" (index . 0) }}
+{{- end -}}
+
 {{- define "lpc.image" -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default (printf "%s-%s" .Chart.AppVersion (ternary "gpu" "cpu" .Values.gpu.enabled)) }}
 {{- end -}}

@@ -5,6 +5,8 @@ metadata:
   labels:
     {{- /* The name becomes the job of the metrics, by which the alert rules know the sidecars. */}}
     {{- include "lpc.selector" . | nindent 4 }}
+    app.kubernetes.io/component: predictor
+    app.kubernetes.io/part-of: learned-prefix-cache
     {{- with .Values.podLabels }}{{ toYaml . | nindent 4 }}{{ end }}
   annotations:
     checksum/settings: {{ include "lpc.settings" . | sha256sum }}

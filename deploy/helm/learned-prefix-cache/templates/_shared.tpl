@@ -24,6 +24,7 @@ Takes a list: the root, the file, the image of the file's containers, and by kin
 {{- include "lpc.peers" (list $root $spec) }}
 {{- end }}
 {{- if $pod }}
+{{- $_ := set $pod.metadata.labels "app.kubernetes.io/part-of" "learned-prefix-cache" }}
 {{- range $pod.spec.topologySpreadConstraints }}
 {{- $_ := set .labelSelector.matchLabels "app.kubernetes.io/instance" $root.Release.Name }}
 {{- end }}
