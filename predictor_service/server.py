@@ -19,6 +19,7 @@ from lpc.wire.access import is_loopback
 from lpc.wire.background import Background, lost_errors
 from lpc.wire.certificates import CertificateError
 from lpc.wire.listening import served
+from lpc.wire.tokenizer_files import MAX_BYTES
 from lpc.wire.tokens import TokenFileError
 from predictor_service.batching.batcher import Batcher
 from predictor_service.batching.budget import TokenBudget
@@ -30,10 +31,8 @@ from predictor_service.errors import StartError
 from predictor_service.labels.log import LabelWriter
 from predictor_service.labels.memory import EXPIRE_INTERVAL_S, Labels, TurnObserver
 from predictor_service.metrics import LabelMetrics, Metrics
-from predictor_service.own_folder import ForeignFolder
 from predictor_service.repository import LoadModel, ModelRepository
 from predictor_service.requests.loading import LoadLimits, TokenizerLoader
-from predictor_service.requests.offered import OfferedTokenizers
 from predictor_service.requests.parser import RequestLimits, RequestParser
 from predictor_service.requests.served_models import STATES, ServedModels
 from predictor_service.returns.learning import ReturnLearning
@@ -250,13 +249,7 @@ async def _returns(
 
 
 def _served_models(settings: ServiceSettings, parts: Parts, metrics: Metrics, stack: contextlib.AsyncExitStack) -> ServedModels:
-    offered = None
-    if settings.offered_tokenizers_mib:
-        try:
-            offered = OfferedTokenizers(settings.tokenizers_folder, settings.offered_tokenizers_mib * 2**20)
-        except ForeignFolder as error:
-            raise StartError(f"offered tokenizers cannot be trusted: {error} with LPC_STATE") from error
-    served_models = ServedModels(settings.served_models, offered, TokenizerLoader(parts.tokenizer_limits))
+    served_models = ServedModels(settings.served_models, TokenizerLoader(parts.tokenizer_limits))
     for state in STATES:
         metrics.tokenizers.labels(state).set_function(partial(served_models.count, state))
     stack.callback(served_models.close)
@@ -339,11 +332,11 @@ def _service(
     threads = TOKENIZER_THREADS[provider]
     preparation = Preparation(parser, labels, metrics, registry=registry, threads=threads, clock=parts.clock)
     stack.callback(preparation.close)
-    published = _limits(settings, constants, served_models)
+    published = _limits(settings, constants)
     return PredictorService(serving, parser, preparation, batcher, labels, returns, published, metrics)
 
 
-def _limits(settings: ServiceSettings, constants: Constants, served_models: ServedModels) -> pb.Limits:
+def _limits(settings: ServiceSettings, constants: Constants) -> pb.Limits:
     return pb.Limits(
         max_request_bytes=settings.max_request_bytes,
         max_messages=constants.max_messages,
@@ -351,5 +344,5 @@ def _limits(settings: ServiceSettings, constants: Constants, served_models: Serv
         max_batch_items=constants.max_batch_items,
         max_queue_items=settings.max_queue_items,
         max_turn_count=constants.max_turn_count,
-        max_tokenizer_bytes=0 if served_models.offered is None else served_models.offered.max_one,
+        max_tokenizer_bytes=MAX_BYTES if settings.offered_tokenizers else 0,
     )

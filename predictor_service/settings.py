@@ -87,8 +87,8 @@ class ServiceSettings(RedisSettings, ServerSettings):
 
     state: Path | None = Field(
         None,
-        description="Folder on a persistent volume for the return model, the tokenizers that engines offer and the verdicts of "
-        "response caches. Empty: the return model is lost at a restart, and the rest is in `<tmp>/lpc-<uid>`.",
+        description="Folder on a persistent volume for the return model and the verdicts of response caches. Empty: the "
+        "return model is lost at a restart, and the verdicts are in `<tmp>/lpc-<uid>`.",
     )
 
     redis_url: SecretStr | None = Field(
@@ -145,11 +145,8 @@ class ServiceSettings(RedisSettings, ServerSettings):
         description="Folder (or hub name) of the tokenizer by served model name, for requests with token ids. Takes precedence "
         "over the tokenizer that the engine's plug-in offers; needed only if no plug-in offers one.",
     )
-    offered_tokenizers_mib: int = Field(
-        128,
-        ge=0,
-        description="Limit of all offered tokenizers on disk, MiB; the least recently used are removed. One takes 2 to 35 MiB. "
-        "0: offers are disabled.",
+    offered_tokenizers: bool = Field(
+        True, description="Whether engines may send their tokenizers. The sidecar keeps the eight used last in memory."
     )
 
     _empty_is_none_here = field_validator(
@@ -226,11 +223,6 @@ class ServiceSettings(RedisSettings, ServerSettings):
     def returns_file(self) -> Path | None:
         """File of the return model; None: it is not saved."""
         return None if self.state is None else self.state / "returns.npz"
-
-    @property
-    def tokenizers_folder(self) -> Path:
-        """Folder of the tokenizers that engines offer."""
-        return (self.state or OWN_FOLDER) / "tokenizers"
 
     @property
     def verdicts_file(self) -> Path:

@@ -19,7 +19,7 @@ SIDECAR: Final = """
     cache_redis_password_file, cache_redis_timeout_s, cache_redis_url, cache_scopes, client_certificate,
     client_key, client_rate,
     cuda_memory_mib, label_horizon_s, label_log, label_log_mib, label_memory_turns, max_batch_tokens, max_queue_items, model,
-    models, offered_tokenizers_mib, provider, redis_ca, redis_cluster, redis_password_file,
+    models, offered_tokenizers, provider, redis_ca, redis_cluster, redis_password_file,
     redis_timeout_s, redis_url, served_models, state, threads, tls_client_ca, unix_socket, unix_socket_mode
 """
 """Fields of `predictor_service.settings.ServiceSettings`, without those in SERVER."""

@@ -270,7 +270,7 @@ def _judged(answer: pb.Prediction | str, known: pb.KnownTokenizer, *, takes_offe
         return Finding(
             "token request", "warn", f"{answered}: no engine has offered a tokenizer yet", f"{advice}LPC_SERVED_MODELS"
         )
-    advice = "set LPC_SERVED_MODELS, or LPC_OFFERED_TOKENIZERS_MIB above 0, in the sidecar"
+    advice = "set LPC_SERVED_MODELS, or LPC_OFFERED_TOKENIZERS=true, in the sidecar"
     return Finding(
         "token request",
         "fail",

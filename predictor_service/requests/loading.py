@@ -235,6 +235,7 @@ def main(source: str, target: Path, *, offered: bool) -> int:
         if lengths.max(initial=0) > MAX_TOKEN:
             raise ValueError(f"it has a token of {lengths.max()} characters, more than {MAX_TOKEN}")
         decoder = decoder_of(backend)
+        Tokenizer.from_str(decoder)  # if it kills a process, then not the sidecar
         markup = learn_markup(marking, renderer(tokenizer))
         (target / BACKEND).write_text(decoder)
         np.save(target / LENGTHS, lengths)

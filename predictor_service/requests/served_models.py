@@ -1,21 +1,23 @@
 """Tokenizers of the models that engines serve: configured by the operator by name, or offered by engines by digest.
 
 Each is loaded once, in the background, so that no request waits for it. Until it is loaded, and if loading fails, requests for
-it fail at once; a failed load is repeated after RETRY_S. A configured tokenizer takes precedence over an offered one.
+it fail at once. A failed load of a configured tokenizer is repeated after RETRY_S; an offered one is accepted again then.
+Offered tokenizers are stored in memory only: engines send them again to a restarted sidecar. A configured one takes precedence.
 """
 
 import logging
+import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from predictor_service.errors import TokenizerFailed, TokenizerLoading, UnknownServedModel, UnreadPrompt
 from predictor_service.requests.loading import TokenizerError, TokenizerLoader
-from predictor_service.requests.offered import OfferedTokenizers, OfferRefused
 from predictor_service.requests.served_model import ServedModel
 
 log = logging.getLogger(__name__)
@@ -29,8 +31,8 @@ MAX_LOADED: Final = 8
 """Offered tokenizers in memory, above which the least recently used is dropped."""
 MAX_LOADED_TOKENS: Final = 2**20
 """Sum of their vocabularies; 262,144 tokens take 80 MB."""
-MAX_LOADING: Final = 16
-"""Offered tokenizers that are being loaded or queued for it."""
+MAX_LOADING: Final = 4
+"""Offered tokenizers that are being received or loaded."""
 MAX_KNOWN: Final = 100
 """Offered tokenizers whose state is stored."""
 
@@ -72,23 +74,17 @@ class _Entry:
 
 
 class ServedModels:
-    """Finds the tokenizer of a request. Thread-safe; except :meth:`wait` no method blocks longer than an access to the disk.
+    """Finds the tokenizer of a request. Thread-safe; except :meth:`wait` no method blocks.
 
     Args:
         paths: folder or hub name of the configured tokenizers, by served model.
-        offered: storage of offered tokenizers; None: offers are disabled.
         loader: loads tokenizers; closed by :meth:`close`.
         clock: monotonic, seconds.
     """
 
     def __init__(
-        self,
-        paths: Mapping[str, str],
-        offered: OfferedTokenizers | None = None,
-        loader: TokenizerLoader | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, paths: Mapping[str, str], loader: TokenizerLoader | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.offered = offered
         self._loader = loader or TokenizerLoader()
         self._clock = clock
         self._lock = threading.Lock()
@@ -113,27 +109,59 @@ class ServedModels:
             TokenizerFailed: the tokenizer cannot be loaded.
         """
         with self._lock:
-            entry = self._configured.get(name) or self._find(name, digest)
+            entry = self._configured.get(name) or self._offered.get(digest)
             if entry is None:
-                raise self._absent(name, digest)
+                raise self._unknown(name)
             entry.used_at = self._clock()
             if entry.model is not None:
                 return entry.model
             if not entry.failure:
                 raise TokenizerLoading(f"the tokenizer of served model {name[:100]} is being loaded: try again in some seconds")
             failure = entry.failure
-            if entry.used_at >= entry.retry_at:
+            if entry.used_at >= entry.retry_at and not entry.digest:
                 entry.failure = ""
                 self._begin(entry)
         raise TokenizerFailed(failure)
 
     def look(self, name: str, digest: str) -> UnreadPrompt | None:
-        """Return why token ids of a model cannot be read; None: they can."""
+        """Return why token ids of a model cannot be read; None: they can. UnknownServedModel: it may be sent (again)."""
         try:
             self.get(name, digest)
         except UnreadPrompt as error:
+            with self._lock:
+                entry = None if name in self._configured else self._offered.get(digest)
+                if isinstance(error, TokenizerFailed) and entry is not None and self._clock() >= entry.retry_at:
+                    return self._unknown(name)
             return error
         return None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another offered tokenizer may be received."""
+        with self._lock:
+            return sum(entry.state == "loading" for entry in self._offered.values()) < MAX_LOADING
+
+    def expect(self, name: str, digest: str) -> None:
+        """Note that a tokenizer, unknown or failed, is being received. :meth:`received` or :meth:`give_up` follows."""
+        with self._lock:
+            known = self._offered.get(digest)
+            failures = 0 if known is None else known.failures
+            self._offered[digest] = _Entry(name, digest, "", self._clock(), failures=failures)
+            for old in self._least_recent_first()[: max(len(self._offered) - MAX_KNOWN, 0)]:
+                del self._offered[old.digest]
+
+    def give_up(self, digest: str) -> None:
+        """Note that an expected tokenizer was not received."""
+        with self._lock:
+            self._offered.pop(digest, None)
+
+    def received(self, digest: str, folder: Path) -> None:
+        """Load a received tokenizer from a folder, in the background, and delete the folder."""
+        with self._lock:
+            entry = self._offered[digest]
+            entry.source = str(folder)
+            if self._begin(entry) is None:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def known(self) -> list[Known]:
         """Return all known tokenizers: the configured ones, then the offered ones, most recently used first."""
@@ -158,18 +186,7 @@ class ServedModels:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._loader.close()
 
-    # The lock must be held in the methods below.
-
-    def _find(self, name: str, digest: str) -> _Entry | None:
-        entry = self._offered.get(digest)
-        if entry is None and self.offered is not None and (folder := self.offered.find(digest)) is not None:
-            if sum(other.state == "loading" for other in self._offered.values()) >= MAX_LOADING:
-                raise TokenizerLoading("other tokenizers are being loaded: try again in a minute")
-            entry = self._offered[digest] = _Entry(name, digest, str(folder), self._clock())
-            for old in list(self._least_recent_first())[: max(len(self._offered) - MAX_KNOWN, 0)]:
-                del self._offered[old.digest]
-            self._begin(entry)
-        return entry
+    # The lock must be held in the methods below, except `_load`.
 
     def _drop_unused(self) -> None:
         """Drop the least recently used offered tokenizers above MAX_LOADED and MAX_LOADED_TOKENS."""
@@ -180,12 +197,10 @@ class ServedModels:
                 del self._offered[old.digest]
                 tokens -= vocabulary
 
-    def _least_recent_first(self) -> Iterator[_Entry]:
-        yield from sorted((e for e in self._offered.values() if e.state != "loading"), key=lambda entry: entry.used_at)
+    def _least_recent_first(self) -> list[_Entry]:
+        return sorted((e for e in self._offered.values() if e.state != "loading"), key=lambda entry: entry.used_at)
 
-    def _absent(self, name: str, digest: str) -> UnreadPrompt:
-        if self.offered is not None and self.offered.receives(digest):
-            return TokenizerLoading(f"the tokenizer of served model {name[:100]} is being received: try again in some seconds")
+    def _unknown(self, name: str) -> UnknownServedModel:
         known = ", ".join(self.names) or "none"
         return UnknownServedModel(
             f"no tokenizer is configured for the served model {name[:100]!r} (configured: {known}), and none has been offered: "
@@ -199,22 +214,21 @@ class ServedModels:
 
     def _load(self, entry: _Entry) -> None:
         model, failure = None, ""
-        name, origin = entry.name[:100], f"tokenizer {entry.digest[:12]}, from its engine" if entry.digest else entry.source
-        if entry.digest and self.offered is not None and not self.offered.intact(entry.digest):
-            with self._lock:
-                self._offered.pop(entry.digest, None)
-            return
+        name, origin = entry.name[:100], "its engine" if entry.digest else entry.source
         try:
-            if entry.digest and self.offered is not None:
-                with self._one_offered, self.offered.attempt(entry.digest):
+            if entry.digest:
+                with self._one_offered:
                     loaded = self._loader.load(entry.source, offered=True)
             else:
                 loaded = self._loader.load(entry.source, offered=False)
             model = ServedModel(name, loaded.backend, loaded.markup, loaded.lengths)
-        except (TokenizerError, OfferRefused) as error:
-            failure = f"the tokenizer of served model {name} cannot be loaded from {entry.source}: {error}"
+        except TokenizerError as error:
+            failure = f"the tokenizer of served model {name} cannot be loaded from {origin}: {error}"
         except Exception as error:  # record any failure, so that not every request repeats the load
-            failure = f"the tokenizer of served model {name} cannot be loaded from {entry.source}: {type(error).__name__}"
+            failure = f"the tokenizer of served model {name} cannot be loaded from {origin}: {type(error).__name__}"
+        finally:
+            if entry.digest:
+                shutil.rmtree(entry.source, ignore_errors=True)
         with self._lock:
             entry.model, entry.failure = model, failure
             entry.failures += model is None
@@ -226,4 +240,4 @@ class ServedModels:
         elif model.markup is None:
             log.warning("served model %s has no usable chat template: its prompts count as one user turn", name)
         if model is not None:
-            log.info("prompts of served model %s can be read (%s)", name, origin)
+            log.info("prompts of served model %s can be read (tokenizer from %s)", name, origin)

@@ -94,6 +94,8 @@ class Caller:
         self._over_rate, self._over_bytes = (metrics.client_refusals.labels(name, reason) for reason in REFUSALS)
         self._bucket = Bucket(limits.rate) if limits.rate else None
         self._bytes = 0
+        self.uploads: Bucket | None = None
+        """Limit of offered tokenizers; None before the first."""
 
     @property
     def idle(self) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import math
 from collections.abc import AsyncIterator
 from typing import Any, Final, TypeAlias
@@ -14,11 +15,10 @@ from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.batching.batcher import Batcher
 from predictor_service.batching.prepare import Preparation
-from predictor_service.errors import UnreadPrompt
+from predictor_service.errors import TokenizerLoading, UnreadPrompt
 from predictor_service.labels.memory import Forecast, Labels
 from predictor_service.metrics import Metrics
 from predictor_service.requests.parser import RequestParser
-from predictor_service.requests.unread import UnreadPrompts
 from predictor_service.returns.learning import ReturnLearning
 from predictor_service.rpc.callers import CALLER
 from predictor_service.rpc.large import SIZE
@@ -27,6 +27,10 @@ from predictor_service.rpc.offers import message_of as known_tokenizer
 from predictor_service.rpc.statuses import refusal
 from predictor_service.serving import Serving
 
+log = logging.getLogger(__name__)
+
+MAX_LOGGED: Final = 100
+"""Largest number of pairs of served model and reason that are logged, of prompts that cannot be read."""
 MAX_NAMED: Final = 100
 """Largest number of tokenizers in an answer of GetModelInfo."""
 
@@ -54,8 +58,9 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         self._labels = labels
         self._returns = returns
         self._limits = limits
-        self._unread = UnreadPrompts(metrics)
-        self._offers = TokenizerOffers(parser.served_models, metrics)
+        self._metrics = metrics
+        self._unread_logged: set[tuple[str, str]] = set()
+        self._offers = TokenizerOffers(parser.served_models, metrics, accepted=limits.max_tokenizer_bytes > 0)
         self._loop = asyncio.get_running_loop()
 
     async def Predict(self, request: pb.PredictRequest, context: Context) -> pb.PredictResponse:  # noqa: N802
@@ -99,7 +104,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
     ) -> pb.OfferTokenizerResponse:
         """Receive an engine's tokenizer if it is not known, and return its state."""
         del context
-        return pb.OfferTokenizerResponse(status=await self._offers.answer(request_iterator, CALLER.get().name))
+        return pb.OfferTokenizerResponse(status=await self._offers.answer(request_iterator, CALLER.get()))
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:  # noqa: N802
         """Return the served model and all limits."""
@@ -146,7 +151,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
             try:
                 prepared = await self._preparation.prepare(conversation, self._serving.model, large=SIZE.get() > 0)
             except UnreadPrompt as error:
-                self._unread.note(conversation.tokens, error)
+                self._note_unread(conversation.tokens.served_model[:100], error)
                 if not answers_unread:
                     raise
                 return await self._answer_unread(conversation)
@@ -169,6 +174,15 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         return pb.Prediction(
             model_version=version, reuse_group=reuse_group, turn_count=turn.turn_count, unread=True, timing=pb.Timing()
         )
+
+    def _note_unread(self, name: str, error: UnreadPrompt) -> None:
+        """Count a prompt whose token ids cannot be read, and log each pair of served model and reason once."""
+        self._metrics.unread_prompts.labels(error.reason).inc()
+        logged = self._unread_logged
+        if isinstance(error, TokenizerLoading) or (name, error.reason) in logged or len(logged) >= MAX_LOGGED:
+            return
+        logged.add((name, error.reason))
+        log.warning("cannot read prompts of served model %s: %s (counted in lpc_unread_prompts_total)", name, error)
 
     def _deadline(self, context: Context) -> float:
         remaining = context.time_remaining()

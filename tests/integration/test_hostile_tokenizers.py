@@ -20,7 +20,7 @@ from benchmarks.processes import Sidecar
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.tokenizer_files import CHUNK_BYTES, NAMES, digest_of
-from predictor_service.requests.offered import MAX_HOURLY
+from predictor_service.rpc.offers import MAX_HOURLY
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.nightly import EXAMPLES
 
@@ -28,7 +28,6 @@ OFFERS = max(3, EXAMPLES // 100)
 GROWTH_MIB = 600
 """Of the sidecar: eight tokenizers and some prompts at a time."""
 GOOD = pb.PredictRequest(conversation=pb.Conversation(prompt="hello world"))
-BOMB = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
 Files = dict[str, bytes]
 Metadata = tuple[tuple[str, str]]
@@ -53,10 +52,6 @@ class Offering:
             found.append(self._offer(files))
         return found
 
-    def send(self, files: Files) -> None:
-        """Offer files and return while they are loaded."""
-        assert self._offer(files).state == pb.TOKENIZER_STATE_LOADING
-
     def ask(self, files: Files, ids: list[int]) -> str:
         """Ask about token ids; return what the answer is: a prediction or an error."""
         tokens = pb.TokenIds(ids=ids, served_model="m", tokenizer=digest(files))
@@ -66,9 +61,6 @@ class Offering:
         except grpc.RpcError:
             return "error"
         return "prediction"
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def _offer(self, files: Files) -> pb.TokenizerStatus:
         named = [pb.TokenizerFile(name=name, bytes=len(content)) for name, content in files.items()]
@@ -198,36 +190,13 @@ def test_a_hostile_tokenizer_is_read_or_refused_once_and_small_requests_are_answ
         except (ValueError, KeyError, TypeError, RecursionError):
             break  # of what the first change has broken
     stream = Offering(stub, client)
-    try:
-        last = stream.offer(files)[-1]
-        assert last.state in (pb.TOKENIZER_STATE_READY, pb.TOKENIZER_STATE_FAILED, pb.TOKENIZER_STATE_REFUSED)
-        assert stub.Predict(GOOD, timeout=60, metadata=client).prediction.probability > 0
-        for _ in range(3):
-            assert [status.state for status in stream.offer(files)] == [last.state], "neither sent nor read again"
-        assert stream.ask(files, ids * 1000) in ("prediction", "error")
-    finally:
-        stream.close()
+    last = stream.offer(files)[-1]
+    assert last.state in (pb.TOKENIZER_STATE_READY, pb.TOKENIZER_STATE_FAILED, pb.TOKENIZER_STATE_REFUSED)
+    assert stub.Predict(GOOD, timeout=60, metadata=client).prediction.probability > 0
+    for _ in range(3):
+        assert [status.state for status in stream.offer(files)] == [last.state], "neither sent nor read again"
+    assert stream.ask(files, ids * 1000) in ("prediction", "error")
     assert stub.Predict(GOOD, timeout=60, metadata=client).prediction.probability > 0
     assert process.running
     assert process.rss_mib - before < GROWTH_MIB
     assert "internal error" not in process.log and "panicked" not in process.log
-
-
-def test_a_tokenizer_whose_loading_kills_the_sidecar_does_not_kill_it_again(
-    sidecar: tuple[Sidecar, rpc.ContinuationPredictorStub], clients: list[Metadata], originals: list[Files]
-) -> None:
-    process, stub = sidecar
-    files = with_template(BOMB)(originals[0])
-    first = Offering(stub, clients[-1])
-    first.send(files)
-    while not list(process.socket.parent.glob("tokenizers/.loading-*")):
-        time.sleep(0.01)
-    process.kill()
-    first.close()
-    process.start()
-    again = Offering(stub, clients[-1])
-    (status,) = again.offer(files)[-1:]
-    again.close()
-    assert status.state == pb.TOKENIZER_STATE_FAILED
-    assert "the sidecar died while it loaded this tokenizer: delete" in status.message
-    assert stub.Predict(GOOD, timeout=60, metadata=clients[-1]).prediction.probability > 0

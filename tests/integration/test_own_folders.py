@@ -1,4 +1,4 @@
-"""Folders of the Unix socket and of offered tokenizers that another user made first: a sidecar does not start with them."""
+"""Folders of the Unix socket that another user made first: a sidecar does not start with them."""
 
 import os
 from pathlib import Path
@@ -37,24 +37,21 @@ async def test_a_folder_that_another_user_made_is_refused(tiny_models: Path, tmp
         os.chown(folder if place == "folder" else folder.parent, STRANGER, STRANGER)
     said = await refusal(tiny_models, unix_socket=folder / "predictor.sock")
     assert f"belongs to user {STRANGER}" in said and "choose another folder with LPC_UNIX_SOCKET" in said
-    said = await refusal(tiny_models, state=folder)
-    assert f"belongs to user {STRANGER}" in said and "choose another folder with LPC_STATE" in said
 
 
-async def test_folders_that_it_makes_are_its_own(tiny_models: Path, tmp_path: Path) -> None:
-    socket, kept = tmp_path / "run" / "s.sock", tmp_path / "made" / "tokenizers"
+async def test_the_folder_that_it_makes_is_its_own(tiny_models: Path, tmp_path: Path) -> None:
+    socket = tmp_path / "run" / "s.sock"
     settings = ServiceSettings(
         models=tiny_models,
         model="tiny",
         port=0,
         metrics_port=None,
         unix_socket=socket,
-        state=kept.parent,
         threads=1,
     )
     for _ in range(2):
         async with running(settings):
-            assert socket.parent.stat().st_mode & 0o777 == kept.stat().st_mode & 0o777 == 0o700
+            assert socket.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_folder_open_to_all_users_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

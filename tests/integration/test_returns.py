@@ -154,7 +154,7 @@ async def test_the_return_model_survives_a_restart(tiny_models: Path, tmp_path: 
         assert await running_.tells_them_apart()
         await running_.traffic(1)
         assert running_.model.quality.returns > learnt
-    assert sorted(path.name for path in state.parent.iterdir()) == ["returns.npz", "tokenizers"]  # and nothing half-written
+    assert sorted(path.name for path in state.parent.iterdir()) == ["returns.npz"]  # and nothing half-written
 
 
 def _damaged(state: Path) -> dict[str, bytes]:

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,9 @@ from transformers import PreTrainedTokenizerFast
 from eviction_client.offer import NoTokenizer, hash_files
 from eviction_client.predictor_client import PredictorClient
 from lpc.v1 import predictor_pb2 as pb
-from lpc.v1 import predictor_pb2_grpc as rpc
+from lpc.wire.tokenizer_files import MAX_BYTES
 from predictor_service.requests.loading import LoadLimits
+from predictor_service.rpc.offers import MAX_HOURLY
 from predictor_service.server import Addresses, Parts
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.eventually import eventually
@@ -60,15 +61,6 @@ async def send(address: str, folder: Path) -> None:
     client.close()
 
 
-Running = tuple[rpc.ContinuationPredictorStub, Addresses]
-
-
-@asynccontextmanager
-async def receiving(models: Path, kept: Path, parts: Parts | None = None, **settings: object) -> AsyncIterator[Running]:
-    async with sidecar(models, parts or Parts(), state=kept.parent, **settings) as running:
-        yield running
-
-
 async def metrics_of(addresses: Addresses) -> dict[str, float]:
     reader, writer = await asyncio.open_connection("127.0.0.1", addresses.metrics_port)
     writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
@@ -86,7 +78,7 @@ async def test_the_first_prediction_works_with_default_settings(
 ) -> None:
     caplog.set_level(logging.INFO)
     ids = ids_of(tokenizer_of(STYLES["chatml"]), *TURNS)
-    async with receiving(tiny_models, tmp_path / "tokenizers") as (stub, addresses):
+    async with sidecar(tiny_models) as (stub, addresses):
         client = engine(f"127.0.0.1:{addresses.port}", folder)
         try:
             await eventually(lambda: client.tokenizer_state == "ready")
@@ -108,34 +100,75 @@ async def test_the_first_prediction_works_with_default_settings(
     assert [r.message for r in caplog.records if "reads the prompts of m" in r.message]
 
 
-async def test_a_known_tokenizer_is_not_sent_again(tiny_models: Path, tmp_path: Path, folder: Path) -> None:
-    for start in range(2):
-        async with receiving(tiny_models, tmp_path / "tokenizers") as (_, addresses):
-            for _ in range(2):
-                await send(f"127.0.0.1:{addresses.port}", folder)
-            counted = await metrics_of(addresses)
-        assert counted["lpc_tokenizer_offers_total['received']"] == (start == 0)
-        assert counted["lpc_tokenizer_offers_total['known']"] >= 1 + start
+async def test_a_known_tokenizer_is_not_sent_again(tiny_models: Path, folder: Path) -> None:
+    async with sidecar(tiny_models) as (_, addresses):
+        for _ in range(2):
+            await send(f"127.0.0.1:{addresses.port}", folder)
+        counted = await metrics_of(addresses)
+    assert counted["lpc_tokenizer_offers_total['received']"] == 1
+    assert counted["lpc_tokenizer_offers_total['known']"] >= 1
 
 
-async def test_an_engine_that_dies_while_it_sends_leaves_the_sending_to_the_next(
-    tiny_models: Path, tmp_path: Path, folder: Path
+def offer_of(files: Mapping[str, int], digest: str = "0" * 64) -> pb.OfferTokenizerRequest:
+    named = [pb.TokenizerFile(name=name, bytes=size) for name, size in files.items()]
+    return pb.OfferTokenizerRequest(offer=pb.TokenizerOffer(served_model="m", digest=digest, files=named))
+
+
+@pytest.mark.parametrize("ends", ["cancels", "stalls"])
+async def test_an_engine_that_does_not_finish_leaves_the_sending_to_the_next(
+    tiny_models: Path, folder: Path, ends: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if ends == "stalls":
+        monkeypatch.setattr("predictor_service.rpc.offers.STALLED_S", 3.0)
     files = hash_files(files_of(folder)())
-    offer = pb.TokenizerOffer(
-        served_model="m", digest=files.digest, files=[pb.TokenizerFile(name=n, bytes=b) for n, b in files.sizes.items()]
-    )
-    async with receiving(tiny_models, tmp_path / "tokenizers") as (stub, addresses):
+    async with sidecar(tiny_models) as (stub, addresses):
         sending = stub.OfferTokenizer()
-        await sending.write(pb.OfferTokenizerRequest(offer=offer))
+        await sending.write(offer_of(files.sizes, files.digest))
         await sending.write(pb.OfferTokenizerRequest(data=b"{"))
-        await eventually(lambda: list((tmp_path / "tokenizers").glob(".partial-*/*")))
         client = engine(f"127.0.0.1:{addresses.port}", folder)
         await eventually(lambda: client.tokenizer_state == "loading")
-        sending.cancel()
+        if ends == "cancels":
+            sending.cancel()
         await eventually(lambda: client.tokenizer_state == "ready")
         client.close()
-    assert [path.name for path in (tmp_path / "tokenizers").iterdir()] == [files.digest]
+        sending.cancel()
+
+
+@pytest.mark.parametrize(
+    ("files", "digest", "why"),
+    [
+        ({"../../tokenizer.json": 1}, "0" * 64, "any of added_tokens.json, "),
+        ({"tokenizer.json": 1, "code.py": 1}, "0" * 64, "any of"),
+        ({"tokenizer_config.json": 1}, "0" * 64, "with tokenizer.json"),
+        ({"tokenizer_config.json": 1, "tokenizer.json": 1}, "0" * 64, "in this order"),
+        ({"tokenizer.json": MAX_BYTES + 1}, "0" * 64, "has 67108865 bytes, this sidecar accepts 67108864"),
+        ({"tokenizer.json": 1}, "../secret", "64 hexadecimal digits"),
+    ],
+)
+async def test_an_invalid_offer_is_refused(tiny_models: Path, files: dict[str, int], digest: str, why: str) -> None:
+    async with sidecar(tiny_models) as (stub, _):
+        status = (await stub.OfferTokenizer(iter([offer_of(files, digest)]))).status
+    assert status.state == pb.TOKENIZER_STATE_REFUSED and why in status.message
+
+
+async def test_an_upload_that_differs_from_its_offer_is_discarded_and_uploads_per_hour_are_bounded(
+    tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    async with sidecar(tiny_models) as (stub, _):
+
+        async def said(number: int, data: bytes) -> str:
+            parts = [offer_of({"tokenizer.json": 3}, f"{number:064}"), pb.OfferTokenizerRequest(data=data)]
+            status = (await stub.OfferTokenizer(iter(parts))).status
+            assert status.state == pb.TOKENIZER_STATE_REFUSED
+            return status.message
+
+        assert "do not have the offered digest" in await said(0, b"{ }")
+        assert "more bytes than were offered" in await said(1, b"{ } ")
+        for number in range(2, MAX_HOURLY):
+            await said(number, b"{ }")
+        assert "has sent 32 tokenizers within an hour" in await said(99, b"{ }")
+    assert not [path for path in os.listdir(tmp_path) if path.startswith("lpc-offered-")]  # noqa: PTH208
 
 
 @pytest.mark.nightly
@@ -148,7 +181,7 @@ async def test_a_tokenizer_that_hangs_delays_no_answer(
     (hanging / "chat_template.jinja").write_text(BOMB)
     ids = ids_of(tokenizer_of(STYLES["chatml"]), "hello")
     parts = Parts(tokenizer_limits=LoadLimits(offered_s=8))
-    async with receiving(tiny_models, tmp_path / "tokenizers", parts) as (stub, addresses):
+    async with sidecar(tiny_models, parts) as (stub, addresses):
         client = engine(f"127.0.0.1:{addresses.port}", folder)
         try:
             await eventually(lambda: client.tokenizer_state == "loading")
@@ -182,7 +215,7 @@ async def test_an_engine_without_files_gets_advice_and_predictions_from_lengths(
     def none() -> dict[str, Path]:
         raise NoTokenizer("tekken.json cannot be sent")
 
-    async with receiving(tiny_models, tmp_path / "tokenizers") as (_, addresses):
+    async with sidecar(tiny_models) as (_, addresses):
         client = PredictorClient(f"127.0.0.1:{addresses.port}", served_model="m", timeout_s=60, tokenizer=none)
         await eventually(lambda: client.tokenizer_state == "none")
         for turn in range(1, 4):
@@ -196,11 +229,8 @@ async def test_an_engine_without_files_gets_advice_and_predictions_from_lengths(
     assert sum("LPC_SERVED_MODELS" in line and "cannot read the prompts of m" in line for line in lines) == 1
 
 
-@pytest.mark.parametrize("settings", [{"offered_tokenizers_mib": 0}, {"state": Path("/proc/nowhere")}])
-async def test_a_sidecar_with_offers_disabled_refuses_them(
-    tiny_models: Path, tmp_path: Path, folder: Path, settings: dict[str, object]
-) -> None:
-    async with sidecar(tiny_models, **{"state": tmp_path, **settings}) as (_, addresses):
+async def test_a_sidecar_with_offers_disabled_refuses_them(tiny_models: Path, folder: Path) -> None:
+    async with sidecar(tiny_models, offered_tokenizers=False) as (_, addresses):
         client = engine(f"127.0.0.1:{addresses.port}", folder)
         await eventually(lambda: client.tokenizer_state == "refused")
         client.ask("r", token_ids=[1])
@@ -210,4 +240,3 @@ async def test_a_sidecar_with_offers_disabled_refuses_them(
         counted = await metrics_of(addresses)
     assert answer is not None and answer.unread
     assert counted["lpc_tokenizer_offers_total['refused']"] == 1
-    assert not (tmp_path / "tokenizers").exists()

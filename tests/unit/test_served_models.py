@@ -12,12 +12,10 @@ from typing import Any
 
 import pytest
 
-from eviction_client.offer import hash_files
 from lpc.errors import InvalidRequest
-from predictor_service.errors import TokenizerFailed, TokenizerLoading
+from predictor_service.errors import TokenizerFailed, TokenizerLoading, UnknownServedModel
 from predictor_service.requests.decoders import check_decoder
 from predictor_service.requests.loading import MAX_TOKEN, LoadLimits, TokenizerError, TokenizerLoader
-from predictor_service.requests.offered import OfferedTokenizers
 from predictor_service.requests.served_model import ServedModel
 from predictor_service.requests.served_models import RETRY_S, ServedModels
 from tests.chat_templates import STYLES, tokenizer_of
@@ -216,20 +214,19 @@ class FailingLoader(TokenizerLoader):
         raise TokenizerError("it hangs")
 
 
-def test_retries_of_an_offered_tokenizer_back_off(folder: Path, tmp_path: Path) -> None:
-    store = OfferedTokenizers(tmp_path / "kept", 2**20)
-    files = hash_files({path.name: path for path in folder.iterdir() if path.is_file()})
-    shutil.copytree(folder, tmp_path / "kept" / files.digest, ignore=lambda *_: {"kept"})
-    now, loads = [0.0], []
-    served = ServedModels({}, store, FailingLoader(), clock=lambda: now[0])
+def test_an_offered_tokenizer_that_fails_is_accepted_again_later_and_later(folder: Path) -> None:
+    now, sent = [0.0], []
+    served = ServedModels({}, FailingLoader(), clock=lambda: now[0])
     for at in range(0, 2 * 86_400, 60):
         now[0] = float(at)
-        try:
-            served.get("m", files.digest)
-        except TokenizerLoading:
-            loads.append(at)
+        if isinstance(served.look("m", "0" * 64), UnknownServedModel):
+            sent.append(at)
+            served.expect("m", "0" * 64)
+            copy = shutil.copytree(folder, folder / f"copy {at}", ignore=shutil.ignore_patterns("copy*"))
+            served.received("0" * 64, copy)
             loaded(served)
-        except TokenizerFailed:
-            pass
+            assert not copy.exists()
+        with pytest.raises(TokenizerFailed):
+            served.get("m", "0" * 64)
     served.close()
-    assert len(loads) < 8, loads
+    assert 2 < len(sent) < 8, sent
