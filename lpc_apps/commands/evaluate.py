@@ -49,7 +49,7 @@ def _evaluate(embeddings: Path, heads: Path | None, trace: Path | None, trace_fo
 
 
 def _print_evaluation(found: "Evaluation") -> None:
-    """Print a table of all predictors, and one by turn and language."""
+    """Print a table of all predictors."""
     from rich.table import Table
 
     out, result = console(), found.figures
@@ -68,14 +68,6 @@ def _print_evaluation(found: "Evaluation") -> None:
             f"{1 - row['brier'] / row['brier_base_rate']:.1%}",
             f"{row['ece']:.3f}",
         )
-    out.print(table)
-    table = Table(title="AUC / MCC by group")
-    for column in ("group", "turns", "continue", *result):
-        table.add_column(column, justify="left" if column == "group" else "right")
-    for name in next(iter(result.values()))["groups"]:
-        rows = [result[predictor]["groups"][name] for predictor in result]
-        known = (f"{rows[0]['examples']:,}", f"{rows[0]['continue_share']:.0%}")
-        table.add_row(name, *known, *(f"{row['auc']:.3f} / {row['mcc']:.3f}" for row in rows))
     out.print(table)
 
 

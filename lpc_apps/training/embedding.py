@@ -22,7 +22,6 @@ from tqdm import tqdm
 from lpc.errors import LpcError
 from lpc.files import replacing
 from lpc.logs.datasets.conversation import Conversation, Example, Split, examples_of
-from lpc.logs.datasets.language import language_of
 from lpc.model.artifact import read_manifest
 from lpc.model.features import SCALARS, FeatureEncoder, FeatureSettings
 from lpc.model.inference import graph_inputs
@@ -50,7 +49,6 @@ class Embedded:
         continues: [n] bool.
         split: [n] of "train", "validation", "evaluation".
         conversation: [n] keys.
-        language: [n] ISO 639-1 codes, or `und` for undetermined.
         description: contents of embedding.json.
     """
 
@@ -59,7 +57,6 @@ class Embedded:
     continues: NDArray[np.bool_]
     split: NDArray[np.str_]
     conversation: NDArray[np.str_]
-    language: NDArray[np.str_]
     description: dict[str, Any]
 
     def take(self, mask: NDArray[np.bool_] | NDArray[np.intp]) -> "Embedded":
@@ -70,7 +67,6 @@ class Embedded:
             self.continues[mask],
             self.split[mask],
             self.conversation[mask],
-            self.language[mask],
             self.description,
         )
 
@@ -150,7 +146,6 @@ def load_embedded(folder: Path) -> Embedded:
         table["continues"].to_numpy(),
         np.asarray(table["split"].to_pylist()),
         np.asarray(table["conversation"].to_pylist()),
-        np.asarray(table["language"].to_pylist()),
         json.loads((folder / DESCRIPTION).read_text()),
     )
 
@@ -193,7 +188,6 @@ def _embed_shard(artifact: Path, settings: FeatureSettings, shard: Sequence[Exam
             "continues": pa.array([e.continues for e in shard]),
             "split": pa.array([e.split for e in shard]),
             "conversation": pa.array([e.conversation for e in shard]),
-            "language": pa.array([language_of(" ".join(e.turns.prompts)) for e in shard]),
         }
     )
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,6 @@ from lpc_apps.training.embedding import Embedded, load_embedded
 from lpc_apps.training.head import Head
 from lpc_apps.training.quality import best_threshold, figures, intervals
 from lpc_apps.training.train import probabilities, side_of, threshold_of
-
-TURN_BUCKETS: Final = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, None))
-FEWEST_OF_LANGUAGE: Final = 300
-"""Languages with fewer turns in the evaluation half are counted together."""
 
 Floats = NDArray[np.float64]
 
@@ -40,8 +36,7 @@ class Evaluation:
         dataset: name of the data.
         continues: [n], whether the conversation continued.
         judged: by predictor.
-        figures: by predictor: those of `lpc_apps.training.quality.figures`, `intervals` of some, and `groups`: figures by turn
-            and language.
+        figures: by predictor: those of `lpc_apps.training.quality.figures`, and `intervals` of some.
     """
 
     dataset: str
@@ -51,10 +46,9 @@ class Evaluation:
 
 
 def evaluate(embeddings: Path, heads: dict[str, Path]) -> Evaluation:
-    """Evaluate `turns`, `length`, `scalars` and each head.
+    """Evaluate `turns`, `scalars` and each head.
 
-    `turns`: logistic regression on the turn count and its logarithm. `length`: on the conversation's characters so far, which
-    tell where a log's records were cut for their length. `scalars`: on turn count, lengths of prompt, history and
+    `turns`: logistic regression on the turn count and its logarithm. `scalars`: on turn count, lengths of prompt, history and
     last reply, tokens, and their logarithms, without text. Thresholds of all are chosen on validation data. Intervals are
     95%, of a bootstrap over conversations.
 
@@ -69,20 +63,15 @@ def evaluate(embeddings: Path, heads: dict[str, Path]) -> Evaluation:
     columns = data.columns
     judged = {
         "turns": _regression(data, columns["turn_count"]),
-        "length": _regression(data, columns["history_chars"] + columns["prompt_chars"]),
         "scalars": _regression(data, *(columns[name] for name in COUNTS)),
     }
     judged |= {name: _head(data, Head.load(path)) for name, path in heads.items()}
-    groups = _groups(evaluation)
     found: dict[str, Any] = {}
     for name, (probability, threshold) in tqdm(
         ((name, (j.probability, j.threshold)) for name, j in judged.items()), "bootstrap", total=len(judged), leave=False
     ):
         found[name] = figures(probability, evaluation.continues, threshold)
         found[name]["intervals"] = intervals(probability, evaluation.continues, threshold, evaluation.conversation)
-        found[name]["groups"] = {
-            label: figures(probability[mask], evaluation.continues[mask], threshold) for label, mask in groups.items()
-        }
     return Evaluation(str(data.description["dataset"]), evaluation.continues, judged, found)
 
 
@@ -101,20 +90,3 @@ def _regression(data: Embedded, *columns: NDArray[np.float32]) -> Judged:
     model.fit(inputs[train], data.continues[train])
     probability = model.predict_proba(inputs)[:, 1]
     return Judged(probability[evaluation], best_threshold(probability[validation], data.continues[validation]))
-
-
-def _groups(evaluation: Embedded) -> dict[str, NDArray[np.bool_]]:
-    """Return masks by turn bucket and by language."""
-    turns = evaluation.columns["turn_count"]
-    groups = {}
-    for low, high in TURN_BUCKETS:
-        name = f"turn {low}" if low == high else f"turns {low}-{high}" if high else f"turns {low} and later"
-        groups[name] = (turns >= low) & (turns <= (high or np.inf))
-    languages, counts = np.unique(evaluation.language, return_counts=True)
-    large = [str(languages[i]) for i in np.argsort(-counts) if counts[i] >= FEWEST_OF_LANGUAGE]
-    for language in large:
-        groups[f"language {language}"] = evaluation.language == language
-    others = ~np.isin(evaluation.language, large)
-    if others.sum() >= FEWEST_OF_LANGUAGE:
-        groups["other languages"] = others
-    return {name: mask for name, mask in groups.items() if 0 < evaluation.continues[mask].sum() < mask.sum()}

@@ -207,7 +207,6 @@ def _split(folder: Path, turns: _Turns, live: Manifest, notes: list[str]) -> Log
         turns.columns["continues"],
         split,
         turns.key,
-        np.full(len(split), "und"),
         {
             "dataset": f"label log, {_day(first)} to {_day(last)}",
             "encoder": live.encoder_id,

@@ -161,8 +161,7 @@ def test_embeddings_resume_and_hold_no_text(tiny_models: Path, tmp_path: Path, m
     assert shards[0].stat().st_mtime_ns == stamp
     assert np.array_equal(load_embedded(out).embedding, before.embedding)
     strings = {name for name in pq.read_schema(shards[0]).names if pq.read_schema(shards[0]).field(name).type == "string"}
-    assert strings == {"split", "conversation", "language"}
-    assert all(len(code) <= 3 for code in before.language)
+    assert strings == {"split", "conversation"}
     assert all(len(key) == 32 and int(key, 16) >= 0 for key in before.conversation)
     with pytest.raises(EmbeddingError, match="holds embeddings with another dataset"):
         embed(conversations, artifact, out, dataset="other")

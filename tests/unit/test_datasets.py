@@ -4,12 +4,9 @@ import json
 from itertools import islice
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpc.errors import UsageError
-from lpc.logs import registry
 from lpc.logs.datasets.conversation import Conversation, conversation_key, examples_of
 from lpc.logs.datasets.sharegpt import load_sharegpt
 from lpc.logs.records import Skipped
@@ -92,14 +89,3 @@ def test_malformed_records_are_counted_and_named(tmp_path: Path) -> None:
     assert [conversation.id for conversation in loaded] == ["a", "last"]
     assert sum(skipped.counts.values()) == 3
     assert skipped.first["malformed record (ValueError)"] == "sharegpt.json:record 2"
-
-
-def test_as_records_every_segment_is_a_conversation_that_ends(tmp_path: Path) -> None:
-    path = tmp_path / "sharegpt.json"
-    path.write_text(json.dumps([segment("a", 0, 4), segment("b", 2, 2), segment("a", 4, 6)]))
-    found = list(registry.load("sharegpt", path, records=True))
-    assert [(one.id, len(one.messages), one.ended) for one in found] == [("a_0", 4, True), ("b_2", 2, True), ("a_4", 6, True)]
-    # Counts begin again with each record.
-    assert [[turn.turns.turn_count for turn in examples_of(one, 5)] for one in found] == [[1, 2], [1], [1, 2, 3]]
-    with pytest.raises(UsageError, match="only the conversations of sharegpt are cut into records, not those of lmsys"):
-        registry.load("lmsys", path, records=True)

@@ -22,13 +22,11 @@ class Conversation:
         messages: oldest first.
         ended: whether the log contains the conversation's end. If it was truncated, its last user turn may have had a
             successor, so that turn is not an example.
-        language: the publisher's ISO 639-1 code or name; "" if unknown.
     """
 
     id: str
     messages: tuple[Message, ...]
     ended: bool = True
-    language: str = ""
 
 
 @dataclass(frozen=True, slots=True)

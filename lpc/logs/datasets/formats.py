@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lpc.logs.datasets.conversation import Conversation
-from lpc.logs.datasets.reading import id_of, language_of, messages_of, read
+from lpc.logs.datasets.reading import id_of, messages_of, read
 from lpc.logs.records import Record, Skipped, WrongRecord
 
 
@@ -27,7 +27,7 @@ def load_arena(path: Path, skipped: Skipped) -> Iterator[Conversation]:
     """
 
     def conversation(record: Record, _place: str) -> Conversation:
-        return Conversation(id_of(record, "question_id"), messages_of(record["conversation_a"]), language=language_of(record))
+        return Conversation(id_of(record, "question_id"), messages_of(record["conversation_a"]))
 
     return read("arena", path, conversation, skipped)
 
@@ -43,7 +43,7 @@ def load_lmsys(path: Path, skipped: Skipped) -> Iterator[Conversation]:
     """
 
     def conversation(record: Record, _place: str) -> Conversation:
-        return Conversation(id_of(record, "conversation_id"), messages_of(record["conversation"]), language=language_of(record))
+        return Conversation(id_of(record, "conversation_id"), messages_of(record["conversation"]))
 
     return read("lmsys", path, conversation, skipped)
 
@@ -68,7 +68,7 @@ def load_wildchat(path: Path, skipped: Skipped) -> Iterator[Conversation]:
         messages = messages_of(record["conversation"])
         turn = record["conversation"][0].get("turn_identifier")
         name = f"{id_of(record, 'conversation_hash')}/{place if turn is None else turn}"
-        return Conversation(name, messages, language=language_of(record))
+        return Conversation(name, messages)
 
     return read("wildchat", path, conversation, skipped)
 
@@ -80,7 +80,7 @@ def load_openai(path: Path, skipped: Skipped) -> Iterator[Conversation]:
 
     Content is a string, a list of parts whose texts are joined, as in `lpc predict`, or null in a message that only calls
     tools. Format: https://platform.openai.com/docs/api-reference/chat/create (messages). Optional: `id` or
-    `conversation_id`, and `language`.
+    `conversation_id`.
 
     One record contains a conversation with all its messages. A gateway's request log repeats the history in each request, so
     every request except the last would be an example of a user who left. Therefore repeated ids are rejected.
@@ -94,7 +94,7 @@ def load_openai(path: Path, skipped: Skipped) -> Iterator[Conversation]:
         if name in seen:
             raise WrongRecord("id repeated (write one record per conversation, with all its messages)")
         seen.add(name)
-        return Conversation(name, messages, language=language_of(record))
+        return Conversation(name, messages)
 
     return read("openai", path, conversation, skipped)
 

@@ -18,7 +18,7 @@ FIELDS: Final[dict[str, frozenset[str]]] = {
 }
 """Required fields of a record by dataset; they also identify the dataset."""
 
-COLUMNS: Final = frozenset({"id", "conversation_id", "language"}).union(*FIELDS.values())
+COLUMNS: Final = frozenset({"id", "conversation_id"}).union(*FIELDS.values())
 MESSAGE_FIELDS: Final = frozenset({"role", "content", "turn_identifier", "type", "text", "from", "value"})
 
 
@@ -111,9 +111,3 @@ def id_of(record: Record, name: str) -> str:
     if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
         raise WrongRecord(f"{name} is not an id")
     return unicode_of(str(value))
-
-
-def language_of(record: Record) -> str:
-    """Return the publisher's language of the conversation, or "" if there is none."""
-    language = record.get("language")
-    return language if isinstance(language, str) else ""

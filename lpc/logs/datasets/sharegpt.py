@@ -4,8 +4,7 @@ The package's JSON is truncated after 125 MB, so it is parsed object by object. 
 the id `<conversation>_<index of the segment's first message>`. Consecutive segments are stitched together; they may overlap by
 one message. A conversation with a missing segment has no known end after it, nor has the last conversation of the file.
 
-The publisher split conversations for language models with 2,048 tokens (FastChat's `split_long_conversation`). Papers that use
-the file unchanged treat each segment as a conversation that ends there, as `sharegpt_records` does.
+The publisher split conversations for language models with 2,048 tokens (FastChat's `split_long_conversation`).
 """
 
 from collections.abc import Iterator
@@ -59,13 +58,6 @@ def load_sharegpt(path: Path | None = None, skipped: Skipped | None = None) -> I
         conversation = _stitch(name, sorted(parts, key=lambda part: part[0]), skipped)
         if conversation is not None:
             yield Conversation(name, conversation.messages, conversation.ended and name != last)
-
-
-def sharegpt_records(path: Path | None = None, skipped: Skipped | None = None) -> Iterator[Conversation]:
-    """Yield every segment of a ShareGPT file as a complete conversation. Arguments and errors: see `load_sharegpt`."""
-    segments = read("sharegpt", path or sharegpt_path(), _segment, skipped if skipped is not None else Skipped())
-    for name, start, messages in segments:
-        yield Conversation(f"{name}_{start}", tuple(messages))
 
 
 def _segment(record: Record, _place: str) -> tuple[str, int, list[Message]]:
