@@ -190,6 +190,15 @@ def test_a_chunk_that_is_still_copied_to_disk_is_not_deleted() -> None:
     assert world.gone(*all_) != []
 
 
+def test_nothing_is_deleted_from_disk() -> None:
+    world = World(prefetch_share=0)
+    world.service.declare(DISK, 4 * MIB)
+    for prompt in prompts(4):
+        world.serve(prompt)
+        world.pass_(10)
+    assert world.service.plan().delete.keys() == {MEMORY}
+
+
 def evicted(world: World, prompt: Prompt) -> None:
     """Memory evicts a conversation that is on disk."""
     world.service.apply(event("delete", prompt.entries(), world.now))
