@@ -17,8 +17,6 @@ class Namespace:
         hash_seed: seed of the first block's hash (PYTHONHASHSEED or the version's default), as text.
         block_size: tokens per block (> 0).
         model: name and revision of the served model.
-        lora: name of a LoRA adapter that all requests of the engine use; None without one, or if hashes include it.
-        salt: cache salt of the deployment; None without one, or if hashes include it.
 
     Raises:
         ValueError: ``block_size`` is not positive.
@@ -28,8 +26,6 @@ class Namespace:
     hash_seed: str
     block_size: int
     model: str
-    lora: str | None = None
-    salt: str | None = None
 
     def __post_init__(self) -> None:
         if self.block_size <= 0:

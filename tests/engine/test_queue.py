@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from eviction_client.ended import Ended, Run
 from eviction_client.engines.vllm.queue import FreedLater, LearnedFreeQueue
@@ -176,12 +176,6 @@ def check_links(queue: LearnedFreeQueue) -> None:
         assert following is not None and following.prev_free_block is block
         block, count = following, count + 1
     assert count == queue.num_free_blocks
-
-
-def test_the_queue_has_all_methods_of_the_stock_queue() -> None:
-    public = {name for name in vars(FreeKVCacheBlockQueue) if not name.startswith("_")}
-    assert all(callable(getattr(LearnedFreeQueue, name)) for name in public)
-    assert issubclass(LearnedFreeQueue, FreeKVCacheBlockQueue)
 
 
 def test_a_queue_built_from_blocks_returns_them_in_order() -> None:

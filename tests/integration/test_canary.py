@@ -263,7 +263,7 @@ def test_stores_get_hashes_only(redis_server: RedisServer, caplog: pytest.LogCap
     settings = ClientSettings(redis_url=redis_server.url if kind == "redis" else None)  # type: ignore[arg-type]
     blocks = [BlockHash(bytes([n]) * 32) for n in range(8)]
     with monitored(redis_server) as heard, contextlib.closing(redis_server.client()) as client:
-        store = open_store(settings, Namespace("sha256_cbor", "0", 16, CANARY, lora=CANARY, salt=CANARY))
+        store = open_store(settings, Namespace("sha256_cbor", "0", 16, CANARY))
         store.record(ConversationId(CANARY), blocks, 1.0)
         store.shared(blocks)
         assert store.flush()

@@ -32,8 +32,6 @@ def test_two_engines_of_one_namespace_pool_their_scores(redis_server: RedisServe
         Namespace("sha256_cbor", "1", 16, "a-model"),
         Namespace("sha256_cbor", "0", 32, "a-model"),
         Namespace("sha256_cbor", "0", 16, "b-model"),
-        Namespace("sha256_cbor", "0", 16, "a-model", lora="l"),
-        Namespace("sha256_cbor", "0", 16, "a-model", salt="s"),
         Namespace("sha256_cbor", "016", 16, "a-model"),
     ],
 )

@@ -57,16 +57,6 @@ def test_a_sidecars_groups_keep_their_numbers_even_before_their_curves_come() ->
     assert groups.known == [7, 8]
 
 
-def test_unusable_curves_are_said_once_and_their_groups_are_not_known() -> None:
-    groups = Groups(Clock())
-    groups.number(answer(1, 1, message((1, flat(0.5)))))
-    with pytest.raises(BadCurves):
-        groups.number(answer(2, 1, message((1, flat(0.5)), epoch="")))
-    assert groups.known == [1, 2]
-    assert groups.number(answer(2, 1)) == 0
-    assert groups.number(answer(1, 1)) == 1
-
-
 def test_another_sidecars_group_is_the_one_whose_curve_is_nearest() -> None:
     groups = Groups(Clock())
     groups.number(answer(1, 1, message((1, flat(0.0)), (2, flat(0.01)), (3, flat(0.3)), epoch="A")))
