@@ -148,5 +148,5 @@ def test_token_ids_are_read_with_no_setting_changed(manifests: str, models: Path
         assert answer.turn_count == 2 and 0 < answer.probability < 1
         assert 'lpc_tokenizers{state="ready"} 1.0' in metrics
         # What it keeps lies in the volume that outlives the container.
-        kept = {path.relative_to(folder).parts[0] for path in folder.rglob("tokenizer.json")}
-        assert kept == {"engine", "cache" if manifests != "one pod" else "predictor-cache"}
+        kept = {path.relative_to(folder).parts[0] for path in folder.rglob("returns.npz")}
+        assert kept == {"cache" if manifests != "one pod" else "predictor-cache"}
