@@ -19,7 +19,6 @@ from lpc_apps.commands.cli import EXTRAS, _source, app
         ("blake3", "lmcache"),
         ("sklearn.metrics", "train"),
         ("torch", "train"),
-        ("distributed", "cluster"),
     ],
 )
 def test_a_missing_package_is_advised_by_the_extra_that_has_it(package: str, extra: str) -> None:
