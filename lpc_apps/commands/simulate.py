@@ -22,7 +22,6 @@ def _option(panel: str, help: str, *names: str, **rest: Any) -> Any:  # noqa: A0
 def simulate(
     trace: Annotated[Path | None, _option(LOG, "A log with times; default: ShareGPT with drawn think times.")] = None,
     trace_format: TraceFormat = "mooncake",
-    skip_limit: Annotated[float, _option(LOG, "Share of a trace's lines that may be invalid.")] = 0.01,
     count_from: Annotated[float | None, _option(LOG, "Count hits from this second of a trace on; default: 1800.")] = None,
     workload: Annotated[
         str | None,
@@ -51,8 +50,8 @@ def simulate(
         int, _option(CLOSED, "Requests after which the run ends; hits are counted after a quarter.", min=2)
     ] = 4_000,
     schedule: Annotated[
-        Literal["fcfs", "cached-first", "priority"],
-        _option(CLOSED, "Next waiting request: the first, the one with the least missing prefill, or the lowest priority."),
+        Literal["fcfs", "cached-first"],
+        _option(CLOSED, "Next waiting request: the first, or the one with the least missing prefill."),
     ] = "fcfs",
     keep_waiting: Annotated[
         bool, _option(CLOSED, "Evict last the blocks that waiting requests will hit.", "--keep-waiting")
@@ -109,7 +108,6 @@ def simulate(
         embeddings=embeddings,
         head=head,
         count_from=count_from,
-        skip_limit=skip_limit,
         requests=requests,
     )
     if describe:

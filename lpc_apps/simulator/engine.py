@@ -24,7 +24,7 @@ from lpc_apps.simulator.cache import BlockCache
 from lpc_apps.simulator.policy import Policy
 from lpc_apps.simulator.segments import Path
 from lpc_apps.simulator.sessions import PAUSE_S, Sessions
-from lpc_apps.simulator.waiting import ByPriority, CachedFirst, Fcfs, Queueing
+from lpc_apps.simulator.waiting import CachedFirst, Fcfs, Queueing
 from lpc_apps.simulator.workload import Cost, Turn, Workload
 
 
@@ -186,8 +186,6 @@ def simulate(
     for one in pool:
         if queueing.schedule == "cached-first":
             one.waiting = CachedFirst(partial(_missing_s, one.cache, size, cost))
-        elif queueing.schedule == "priority":
-            one.waiting = ByPriority()
     result = Result(engines=engines)
     events: list[tuple[float, int, int, Turn, _Engine | None, Path, int]] = []
     sequence = 0

@@ -53,7 +53,6 @@ class WorkloadSpec:
     embeddings: Path | None = None
     head: Path | None = None
     count_from: float | None = None
-    skip_limit: float = 0.01
     sessions: int | None = None
     requests: int = REQUESTS
 
@@ -85,9 +84,7 @@ def load_trace(spec: WorkloadSpec) -> Trace:
         return generated
     if spec.trace is None:
         raise SimulationError("no trace: give --trace FILE and --format, or --workload NAME")
-    return open_trace(
-        spec.trace, spec.format, skip_limit=spec.skip_limit, active=spec.active or ACTIVE_SESSIONS, seed=spec.seed
-    )
+    return open_trace(spec.trace, spec.format, active=spec.active or ACTIVE_SESSIONS, seed=spec.seed)
 
 
 def build(spec: WorkloadSpec) -> tuple[Workload, int]:

@@ -8,7 +8,7 @@ from eviction_client import cached_first
 from eviction_client.waits import Waits
 from lpc_apps.simulator.workload import Turn
 
-Schedule = Literal["fcfs", "cached-first", "priority"]
+Schedule = Literal["fcfs", "cached-first"]
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,6 @@ class Fcfs:
     def remove(self, turn: Turn) -> None:
         """Remove a request that is served."""
         del self._waits[turn]
-
-
-class ByPriority(Fcfs):
-    """The lowest priority first, first come, first served among equals, as vLLM's policy ``priority``."""
-
-    def first(self) -> Turn:
-        """Return the request to serve next; the queue must not be empty."""
-        return min(self._waits, key=lambda turn: turn.priority)
 
 
 class CachedFirst(Fcfs):

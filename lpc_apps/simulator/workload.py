@@ -54,7 +54,6 @@ class Turn:
         next: the conversation's next turn; None at its end.
         probability: continuation probability predicted on arrival; None without a prediction.
         reply_end: how the reply ended, as an engine sees it; empty: unknown.
-        priority: an engine that schedules by priority serves lower values first.
     """
 
     conversation: str
@@ -70,7 +69,6 @@ class Turn:
     next: "Turn | None" = None
     probability: float | None = None
     reply_end: str = ""
-    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +159,6 @@ def from_trace(trace: Trace, *, count_from: float | None = None, decodes: bool =
             len(turns),
             request.arrival,
             reply_end=request.reply_end,
-            priority=request.priority,
         )
         before = latest.get(request.conversation)
         if before is not None:

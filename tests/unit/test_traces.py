@@ -105,7 +105,7 @@ def test_a_prefix_that_many_prompts_share_makes_no_conversation(read: Read) -> N
 
 @pytest.mark.skipif(not MOONCAKE.exists(), reason="the Mooncake trace is not at hand")
 def test_the_real_trace_has_a_third_of_its_requests_in_later_turns_and_a_cut_changes_none_of_them(tmp_path: Path) -> None:
-    trace = open_trace(MOONCAKE, "mooncake", skip_limit=0)
+    trace = open_trace(MOONCAKE, "mooncake")
     assert (len(trace.requests), trace.skipped.counts) == (12_031, {})
     assert sum(request.turn > 1 for request in trace.requests) == 3_975
     assert 3_500 < trace.duration < 3_600
@@ -193,7 +193,6 @@ GOOD = {"mooncake": mooncake(0, 1, 2), "qwen": qwen(1, 0), "chat": chat(0, "hell
         ("qwen", GOOD["qwen"] | {"parent_chat_id": None}, "parent_chat_id is not a whole number from -1"),
         ("chat", chat("yesterday", "a"), "time is not ISO 8601"),
         ("chat", chat(1_700_000_000_000, "a"), "time is in milliseconds: give seconds"),
-        ("chat", chat(0, "a", priority="high"), "priority is not a whole number from -2147483648"),
         ("chat", {"time": 0, "messages": "a"}, "no messages"),
         ("chat", {"time": 0, "messages": ["a"]}, "a message is not an object"),
         ("chat", {"time": 0, "messages": [{"role": ["user"], "content": "a"}]}, "unknown role"),
@@ -233,13 +232,9 @@ def test_no_message_repeats_a_line(read: Read) -> None:
     assert secret not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"format": "csv"}, "use one of mooncake, qwen, chat"), ({"format": "qwen", "skip_limit": 1.5}, "from 0 to 1")],
-)
-def test_options_that_make_no_sense_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        open_trace(write(tmp_path, GOOD["qwen"]), **options)
+def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="use one of mooncake, qwen, chat"):
+        open_trace(write(tmp_path, GOOD["qwen"]), "csv")
 
 
 @pytest.mark.parametrize("format", ["mooncake", "qwen", "chat"])

@@ -11,9 +11,9 @@ from lpc.logs.traces.agents import ACTIVE_SESSIONS, read_agent_sessions
 from lpc.logs.traces.chat import read_chat
 from lpc.logs.traces.mooncake import read_mooncake
 from lpc.logs.traces.qwen import read_qwen
-from lpc.logs.traces.request import SKIP_LIMIT, Trace, TracedRequest, TraceError
+from lpc.logs.traces.request import Trace, TracedRequest, TraceError
 
-__all__ = ["FORMATS", "SKIP_LIMIT", "Trace", "TraceError", "TracedRequest", "open_trace"]
+__all__ = ["FORMATS", "Trace", "TraceError", "TracedRequest", "open_trace"]
 
 FORMATS: Final = ("mooncake", "qwen", "chat", "agents")
 
@@ -22,7 +22,6 @@ def open_trace(
     path: Path,
     format: str,  # noqa: A002 (the word of the command line)
     *,
-    skip_limit: float = SKIP_LIMIT,
     active: int = ACTIVE_SESSIONS,
     seed: int = 0,
 ) -> Trace:
@@ -31,21 +30,20 @@ def open_trace(
     Args:
         path: a JSONL file; for agent sessions a tar.
         format: one of FORMATS.
-        skip_limit: share of lines, from 0 to 1, that may be wrong; 10 lines always may. No limit applies to agent sessions:
-            none may be wrong.
         active, seed: for agent sessions, which have no common clock: number of concurrent sessions, and seed of their order.
 
     Raises:
         UsageError: the format is unknown.
-        TraceError: the file cannot be read, has no request, or has too many wrong lines.
+        TraceError: the file cannot be read, has no request, or has too many wrong lines: more than 1% and 10. Of agent
+            sessions none may be wrong.
     """
     match format:
         case "mooncake":
-            return read_mooncake(path, skip_limit)
+            return read_mooncake(path)
         case "qwen":
-            return read_qwen(path, skip_limit)
+            return read_qwen(path)
         case "chat":
-            return read_chat(path, skip_limit)
+            return read_chat(path)
         case "agents":
             return read_agent_sessions(path, active=active, seed=seed)
     raise UsageError(f"unknown trace format {format!r:.40}: use one of {', '.join(FORMATS)}")

@@ -2,7 +2,7 @@
 
 Fields: `time` (seconds since the epoch, or ISO 8601, UTC without an offset), `messages` (`role`, `content`: a string or a list
 of parts, of which the text parts are used). Optional: `response` (the reply's text), `session_id`, `user`, `usage`
-(`prompt_tokens`, `completion_tokens`), `category`, `priority` (lower first, as in vLLM).
+(`prompt_tokens`, `completion_tokens`), `category`.
 
 - **Blocks** are chained hashes of the rendered messages in blocks of 16 tokens of 4 characters each, so that a turn's blocks
   are a prefix of the next turn's. Token counts come from `usage` if it exists, else from this estimate; the number of
@@ -24,7 +24,6 @@ from lpc.logs.datasets.conversation import Conversation
 from lpc.logs.datasets.reading import messages_of, unicode_of
 from lpc.logs.records import Record, Skipped, WrongRecord
 from lpc.logs.traces.request import (
-    SKIP_LIMIT,
     BlockIds,
     Trace,
     TracedRequest,
@@ -40,7 +39,6 @@ LATEST_S: Final = 1e11
 """Higher values (from the year 5138) are milliseconds by mistake."""
 SETTLED_S: Final = 3600.0
 """A conversation with a request in the last seconds of the log may not have ended."""
-LOWEST_PRIORITY: Final = -(2**31)
 """Priority of the request to serve first."""
 CATEGORY: Final = "chat"
 """Category of requests without one."""
@@ -58,13 +56,12 @@ class ChatRequest:
     input_tokens: int | None
     output_tokens: int | None
     category: str
-    priority: int
 
 
-def read_chat(path: Path, skip_limit: float = SKIP_LIMIT) -> Trace:
+def read_chat(path: Path) -> Trace:
     """Read a gateway's log as a trace. Raises TraceError: see `read_lines`."""
     skipped = Skipped()
-    lines = chat_requests(path, skip_limit, skipped)
+    lines = chat_requests(path, skipped)
     start = lines[0].time
     ids, conversations = BlockIds(), _Conversations()
     requests = []
@@ -82,13 +79,12 @@ def read_chat(path: Path, skip_limit: float = SKIP_LIMIT) -> Trace:
                 turn,
                 line.category,
                 with_reply=ids.chain(_block_digests(answered)) if answered else None,
-                priority=line.priority,
             )
         )
     return Trace(path.name, BLOCK_TOKENS, requests, start=start, skipped=skipped)
 
 
-def chat_conversations(path: Path, skip_limit: float = SKIP_LIMIT, skipped: Skipped | None = None) -> Iterator[Conversation]:
+def chat_conversations(path: Path, skipped: Skipped | None = None) -> Iterator[Conversation]:
     """Yield each conversation of a gateway's log: its request with the most messages, and that one's response.
 
     A conversation that was active in the last SETTLED_S seconds of the log has no known end.
@@ -96,7 +92,7 @@ def chat_conversations(path: Path, skip_limit: float = SKIP_LIMIT, skipped: Skip
     Raises:
         TraceError: see `read_lines`.
     """
-    lines = chat_requests(path, skip_limit, skipped if skipped is not None else Skipped())
+    lines = chat_requests(path, skipped if skipped is not None else Skipped())
     places = _Conversations()
     longest: dict[str, ChatRequest] = {}
     latest: dict[str, float] = {}
@@ -140,9 +136,9 @@ class _Conversations:
         return conversation
 
 
-def chat_requests(path: Path, skip_limit: float, skipped: Skipped) -> list[ChatRequest]:
+def chat_requests(path: Path, skipped: Skipped) -> list[ChatRequest]:
     """Return the log's requests in order of time. Raises TraceError: see `read_lines`."""
-    return sorted(read_lines(path, _parse, skip_limit, skipped), key=lambda line: line.time)
+    return sorted(read_lines(path, _parse, skipped), key=lambda line: line.time)
 
 
 def _parse(record: Record) -> ChatRequest:
@@ -163,7 +159,6 @@ def _parse(record: Record) -> ChatRequest:
         whole(usage, "prompt_tokens", 1) if usage.get("prompt_tokens") is not None else None,
         whole(usage, "completion_tokens", 0) if usage.get("completion_tokens") is not None else None,
         _name(record, "category") or CATEGORY,
-        whole(record, "priority", LOWEST_PRIORITY) if record.get("priority") is not None else 0,
     )
 
 

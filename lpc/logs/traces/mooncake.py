@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lpc.logs.records import Skipped
-from lpc.logs.traces.request import SKIP_LIMIT, Trace, TracedRequest, hashed_blocks, read_lines, seconds, whole
+from lpc.logs.traces.request import Trace, TracedRequest, hashed_blocks, read_lines, seconds, whole
 
 BLOCK_TOKENS: Final = 512
 SHARED_AFTER: Final = 16
@@ -51,10 +51,10 @@ class _Place:
     linkable: bool
 
 
-def read_mooncake(path: Path, skip_limit: float = SKIP_LIMIT) -> Trace:
+def read_mooncake(path: Path) -> Trace:
     """Read a Mooncake trace. Raises TraceError, as `read_lines`."""
     skipped = Skipped()
-    lines = sorted(read_lines(path, _parse, skip_limit, skipped), key=lambda line: line.arrival)
+    lines = sorted(read_lines(path, _parse, skipped), key=lambda line: line.arrival)
     first = lines[0].arrival
     conversations = _Conversations()
     requests = []

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from lpc.logs.records import Skipped, WrongRecord
 from lpc.logs.traces.request import (
-    SKIP_LIMIT,
     BlockIds,
     Trace,
     TracedRequest,
@@ -38,7 +37,7 @@ class _Line:
     blocks: tuple[int, ...]
 
 
-def read_qwen(path: Path, skip_limit: float = SKIP_LIMIT) -> Trace:
+def read_qwen(path: Path) -> Trace:
     """Read a Qwen-Bailian trace. Raises TraceError: see `read_lines`."""
     skipped = Skipped()
     ids, chats = BlockIds(), set[int]()
@@ -51,7 +50,7 @@ def read_qwen(path: Path, skip_limit: float = SKIP_LIMIT) -> Trace:
         return line
 
     # Sorted by turn as well, because a parent may have its child's time stamp.
-    lines = sorted(read_lines(path, parse, skip_limit, skipped), key=lambda line: (line.arrival, line.turn))
+    lines = sorted(read_lines(path, parse, skipped), key=lambda line: (line.arrival, line.turn))
     first = lines[0].arrival
     roots: dict[int, int] = {}
     requests = []

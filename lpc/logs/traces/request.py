@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from lpc.errors import LpcError, UsageError
+from lpc.errors import LpcError
 from lpc.logs.records import Skipped, WrongRecord, json_lines
 
 SKIP_LIMIT: Final = 0.01
@@ -43,7 +43,6 @@ class TracedRequest:
             conversation continued, and the turn is not an example.
         with_reply: content ids of the blocks of prompt and reply together; None if the format lacks the reply's text.
         reply_end: how the reply ended, as the engine saw it: a tool call, the end of a turn; empty: unknown.
-        priority: an engine that schedules by priority serves lower values first.
         served_s: seconds from arrival to the end of the reply; None if unknown.
     """
 
@@ -58,7 +57,6 @@ class TracedRequest:
     with_reply: tuple[int, ...] | None = None
     reply_end: str = ""
     served_s: float | None = None
-    priority: int = 0
 
 
 @dataclass(frozen=True)
@@ -139,21 +137,17 @@ class BlockIds:
         return tuple(ids)
 
 
-def read_lines(path: Path, parse: Callable[[dict[str, Any]], T], skip_limit: float, skipped: Skipped) -> list[T]:
+def read_lines(path: Path, parse: Callable[[dict[str, Any]], T], skipped: Skipped) -> list[T]:
     """Return ``parse(object)`` of every line of a JSONL file, in file order.
 
     Args:
         path: the file; blank lines are ignored.
         parse: raises WrongRecord for an invalid object.
-        skip_limit: share of lines, from 0 to 1, that may be wrong; SKIP_ALWAYS lines always may.
         skipped: counts wrong lines, with the location ``file:line`` of the first ones per reason.
 
     Raises:
-        UsageError: the share is not from 0 to 1.
         TraceError: the file cannot be read, has no valid line, or has too many wrong ones.
     """
-    if not 0 <= skip_limit <= 1:
-        raise UsageError(f"skip_limit is a share of the lines from 0 to 1, got {skip_limit}")
     parsed: list[T] = []
     lines = wrong = 0
     try:
@@ -171,10 +165,10 @@ def read_lines(path: Path, parse: Callable[[dict[str, Any]], T], skip_limit: flo
     reasons = "; ".join(f"{reason}: {count} (first: {skipped.first[reason]})" for reason, count in skipped.counts.items())
     if not parsed:
         raise TraceError(f"{path} has no request of this format ({reasons or 'it is empty'}): check the file and --format")
-    if wrong > max(SKIP_ALWAYS, skip_limit * lines):
+    if wrong > max(SKIP_ALWAYS, SKIP_LIMIT * lines):
         raise TraceError(
-            f"{wrong} of {lines} lines of {path} are wrong, more than {max(SKIP_ALWAYS, int(skip_limit * lines))}: {reasons}. "
-            "Fix the file, check --format, or raise --skip-limit"
+            f"{wrong} of {lines} lines of {path} are wrong, more than {max(SKIP_ALWAYS, int(SKIP_LIMIT * lines))}: {reasons}. "
+            "Fix the file, or check --format"
         )
     return parsed
 
