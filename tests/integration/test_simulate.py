@@ -1,6 +1,7 @@
 """`lpc simulate` from files to tables, pictures and JSON."""
 
 import json
+import os
 import re
 import tarfile
 from pathlib import Path
@@ -18,6 +19,7 @@ from lpc_apps.simulator.policies import REGISTRY
 from lpc_apps.simulator.run import Run, WorkloadSpec, build, sweep
 from lpc_apps.simulator.sharegpt import load_sample
 from lpc_apps.simulator.workloads import WORKLOADS
+from lpc_apps.training.spread import WorkerError, spread
 from tests.integration.test_learned_policies import trace
 
 RUN = CliRunner()
@@ -88,6 +90,11 @@ def test_the_same_seed_gives_the_same_rows_whatever_the_parallelism(qwen: Path) 
     assert alone == together
     run._build.cache_clear()
     assert sweep(runs) == alone
+
+
+def test_a_process_that_dies_ends_the_run_with_the_cause() -> None:
+    with pytest.raises(WorkerError, match="a worker process died"):
+        list(spread([(os._exit, (1,)), (os._exit, (1,))], 2))
 
 
 def test_a_description_tells_reuse_skew_turns_and_the_ideal(qwen: Path, tmp_path: Path) -> None:
