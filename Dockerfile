@@ -64,8 +64,17 @@ RUN /opt/lpc/bin/pip install --no-cache-dir --no-compile --no-deps --no-index /w
 FROM python AS trainer
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+# Address of the repository, and of its documentation.
+ARG SOURCE=
+ARG DOCUMENTATION=
 LABEL org.opencontainers.image.title="learned-prefix-cache trainer" \
       org.opencontainers.image.description="Embeds logs, trains the head, exports the model artefact" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.source="${SOURCE}" \
+      org.opencontainers.image.documentation="${DOCUMENTATION}" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY requirements/train.txt /opt/lpc/requirements.txt
 COPY requirements/cuda.txt /opt/lpc/cuda.txt
@@ -112,10 +121,15 @@ RUN install -d -o 10001 -g 10001 /models \
 FROM ${PYTHON_IMAGE} AS cpu
 ARG VERSION=0.1.0
 ARG REVISION=unknown
+# Address of the repository, and of its documentation.
+ARG SOURCE=
+ARG DOCUMENTATION=
 LABEL org.opencontainers.image.title="learned-prefix-cache sidecar (CPU)" \
       org.opencontainers.image.description="Predicts whether a conversation continues, for prefix cache eviction" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.source="${SOURCE}" \
+      org.opencontainers.image.documentation="${DOCUMENTATION}" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.base.name="docker.io/library/python:3.11.14-slim-bookworm"
 RUN groupadd --gid 10001 lpc \
@@ -148,10 +162,15 @@ CMD ["serve"]
 FROM ${PYTHON_IMAGE} AS gpu
 ARG VERSION=0.1.0
 ARG REVISION=unknown
+# Address of the repository, and of its documentation.
+ARG SOURCE=
+ARG DOCUMENTATION=
 LABEL org.opencontainers.image.title="learned-prefix-cache sidecar (CUDA)" \
       org.opencontainers.image.description="Predicts whether a conversation continues, for prefix cache eviction" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.source="${SOURCE}" \
+      org.opencontainers.image.documentation="${DOCUMENTATION}" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.base.name="docker.io/library/python:3.11.14-slim-bookworm"
 RUN groupadd --gid 10001 lpc \
@@ -186,7 +205,16 @@ CMD ["serve"]
 FROM ${ENGINE_IMAGE} AS engine
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+# Address of the repository, and of its documentation.
+ARG SOURCE=
+ARG DOCUMENTATION=
 LABEL org.opencontainers.image.title="vLLM with the learned-prefix-cache eviction client" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.source="${SOURCE}" \
+      org.opencontainers.image.documentation="${DOCUMENTATION}" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=wheel /wheel /tmp/lpc
 COPY --from=python /etc/ssl/certs/ca-certificates.crt /tmp/lpc/authorities.pem

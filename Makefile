@@ -235,7 +235,7 @@ test-python: redis-server ## unit tests of client and sidecar, and an export, wi
 	  $(foreach name,$(WITH_ALL),--ignore tests/unit/test_$(name).py)
 	$(OTHER)/bin/lpc export --models $(OTHER)/models
 
-release: setup ## dist/: wheel, sdist, SBOMs, image tags, checksums; the same bytes for the same commit
+release: setup deploy-tools ## dist/: wheel, sdist, Helm chart, rules, SBOMs, image tags, checksums; the same bytes for the same commit
 	$(BIN)/python -m deploy.release
 
 clean: ## remove what was built (the environment, the stubs, the model artefacts)

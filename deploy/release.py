@@ -1,21 +1,26 @@
 """Makes everything that a release publishes (`make release`), into `dist/`: the same bytes for the same commit.
 
-Wheel and sdist, a CycloneDX bill of materials of each image's Python packages, the tags of the images with the command that
-builds each, and SHA256SUMS of it all. Times in the files are the commit's, or SOURCE_DATE_EPOCH. Publishing is left to who may:
-the last lines say how.
+Wheel and sdist, the Helm chart, Prometheus' rules, a CycloneDX bill of materials of each image's Python packages, the command
+that builds each image, and SHA256SUMS of it all. Times in the files are the commit's, or SOURCE_DATE_EPOCH. Publishing:
+docs/contributing/publish.md.
 """
 
+import gzip
 import hashlib
+import io
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import tempfile
 import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import NAMESPACE_URL, uuid5
 
+import yaml
 from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.output import make_outputter
@@ -23,6 +28,8 @@ from cyclonedx.schema import OutputFormat, SchemaVersion
 from packageurl import PackageURL
 
 ROOT = Path(__file__).parents[1]
+CHART = ROOT / "deploy/helm/learned-prefix-cache"
+RUNBOOK = "docs/how-to/runbook.md"
 SUMS = "SHA256SUMS"
 BILLS = ("server", "gpu", "train")
 IMAGES = {
@@ -35,21 +42,24 @@ IMAGES = {
 
 def main(dist: Path) -> None:
     """Make all, and say what to do with it."""
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    version, repository = project["project"]["version"], project["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"]
     time = epoch()
     if dist.exists():
         shutil.rmtree(dist)
     dist.mkdir(parents=True)
     packages(dist, time)
+    chart(dist, repository, time)
+    (dist / "prometheus-rules.yml").write_text(rules(repository))
     for name in BILLS:
         (dist / f"sbom-{name}.cdx.json").write_text(bill(name, version, time))
+    labels = labelled(version, repository)
     (dist / "images.txt").write_text(
-        "".join(f"{tag} docker build {flags} --tag {tag} .\n".format(version=version) for tag, flags in IMAGES.items())
+        "".join(f"{tag} docker build {flags} {labels} --tag {tag} .\n".format(version=version) for tag, flags in IMAGES.items())
     )
     sums(dist)
     print((dist / SUMS).read_text())
-    print(f"to publish: twine upload {dist}/*.whl {dist}/learned_prefix_cache-*.tar.gz; attach the rest to the release's page,")
-    print(f"build and push the images of {dist}/images.txt")
+    print("to publish: docs/contributing/publish.md")
 
 
 def epoch() -> int:
@@ -71,6 +81,51 @@ def packages(dist: Path, time: int) -> None:
         env={**os.environ, "SOURCE_DATE_EPOCH": str(time), "PATH": tools},
         check=True,
     )
+
+
+def labelled(version: str, repository: str) -> str:
+    """Return the build arguments that become an image's labels."""
+    commit = ["git", "rev-parse", "HEAD"]
+    revision = subprocess.run(commit, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    arguments = {"VERSION": version, "REVISION": revision}
+    if repository:
+        arguments |= {"SOURCE": repository, "DOCUMENTATION": f"{repository}/blob/main/docs/index.md"}
+    return " ".join(f"--build-arg {name}={value}" for name, value in arguments.items())
+
+
+def rules(repository: str) -> str:
+    """Return Prometheus' rules, whose alerts link to the repository's runbook."""
+    text = (ROOT / "deploy/prometheus/rules.yml").read_text()
+    return text.replace(RUNBOOK, f"{repository}/blob/main/{RUNBOOK}") if repository else text
+
+
+def chart(dist: Path, repository: str, time: int) -> None:
+    """Write the Helm chart as `helm package` does, with addresses in the repository, and with one time in all entries."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / CHART.name
+        shutil.copytree(CHART, copy)
+        if repository:
+            about = yaml.safe_load((copy / "Chart.yaml").read_text()) | {"home": repository, "sources": [repository]}
+            (copy / "Chart.yaml").write_text(yaml.safe_dump(about, sort_keys=False))
+            values = (copy / "values.yaml").read_text()
+            (copy / "values.yaml").write_text(values.replace(RUNBOOK, f"{repository}/blob/main/{RUNBOOK}"))
+        helm = shutil.which("helm", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+        if helm is None:
+            raise SystemExit("helm is needed: make deploy-tools")
+        subprocess.run([helm, "package", copy, "--destination", folder], check=True, capture_output=True)
+        (made,) = Path(folder).glob("*.tgz")
+        with tarfile.open(made) as package:
+            files = {entry.name: package.extractfile(entry) for entry in package.getmembers()}
+            contents = {name: file.read() for name, file in files.items() if file is not None}
+        with (
+            (dist / made.name).open("wb") as out,
+            gzip.GzipFile(filename="", fileobj=out, mode="wb", mtime=time) as packed,
+            tarfile.open(fileobj=packed, mode="w") as package,
+        ):
+            for name, content in sorted(contents.items()):
+                entry = tarfile.TarInfo(name)
+                entry.size, entry.mtime = len(content), time
+                package.addfile(entry, io.BytesIO(content))
 
 
 def bill(requirements: str, version: str, time: int) -> str:

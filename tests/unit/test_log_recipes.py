@@ -49,7 +49,35 @@ def langfuse(turn: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("name", "record"), [("litellm", litellm), ("langfuse", langfuse)])
+def otel(turn: int) -> dict[str, Any]:
+    """As a span of OpenTelemetry's GenAI conventions in OTLP's JSON, the fields that the script needs."""
+
+    def parts(message: dict[str, str]) -> dict[str, Any]:
+        return {"role": message["role"], "parts": [{"type": "text", "content": message["content"]}]}
+
+    reply = [{**parts({"role": "assistant", "content": "Use sorted. " * 20}), "finish_reason": "stop"}]
+    attributes = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.conversation.id": "s",
+        "gen_ai.input.messages": json.dumps([parts(message) for message in asked(turn)]),
+        "gen_ai.output.messages": json.dumps(reply),
+    }
+    return {
+        "name": "chat m",
+        "startTimeUnixNano": str(1_700_000_000_000_000_000 + 60_000_000_000 * turn),
+        "attributes": [
+            {"key": "gen_ai.usage.input_tokens", "value": {"intValue": "120"}},
+            *({"key": key, "value": {"stringValue": value}} for key, value in attributes.items()),
+        ],
+    }
+
+
+def nginx(turn: int) -> dict[str, Any]:
+    """As nginx writes the page's log_format."""
+    return {"time": f"2024-05-29T13:4{turn}:19+00:00", "body": json.dumps({"model": "m", "messages": asked(turn)})}
+
+
+@pytest.mark.parametrize(("name", "record"), [("litellm", litellm), ("langfuse", langfuse), ("otel", otel), ("nginx", nginx)])
 def test_a_converted_log_has_its_conversation_and_its_gap(name: str, record: Any, tmp_path: Path) -> None:
     (script,) = re.findall(r"(?s)```python\n(.*?)```", PAGE.read_text())
     (tmp_path / "convert.py").write_text(script)
@@ -63,4 +91,4 @@ def test_a_converted_log_has_its_conversation_and_its_gap(name: str, record: Any
     first, second = read_chat(tmp_path / "log.jsonl").requests
     assert (first.arrival, second.arrival) == (0.0, 60.0)
     assert (first.conversation, second.turn) == (second.conversation, 2)
-    assert first.with_reply is not None
+    assert (first.with_reply is None) is (name == "nginx")
