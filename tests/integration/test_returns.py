@@ -248,4 +248,5 @@ async def test_an_answer_says_for_how_long_a_request_is_worth_its_room(tiny_mode
                 await retained(LONG, age)
     # The longer the cache keeps blocks, the less its room is worth.
     assert long == sorted(long) and long[1] > 120.0 and long[2] <= EDGES[-1]
-    assert short == [0.0, 0.0, 0.0]
+    # At 600 s nearly nothing returns any more, in either class: there only the order is certain.
+    assert short[:2] == [0.0, 0.0] and short[2] < long[2]
