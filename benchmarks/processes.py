@@ -117,11 +117,11 @@ class Server:
 
     def freeze(self) -> None:
         """Stop it (SIGSTOP): it accepts connections but never answers."""
-        self._signal(signal.SIGSTOP)
+        self.signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
         """Let it go on."""
-        self._signal(signal.SIGCONT)
+        self.signal(signal.SIGCONT)
 
     @property
     def running(self) -> bool:
@@ -153,7 +153,8 @@ class Server:
     def _serves(self) -> bool:
         raise NotImplementedError
 
-    def _signal(self, number: int) -> None:
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
         os.kill(self._pid, number)
 
     def _proc(self, name: str) -> Path:
@@ -166,7 +167,11 @@ class Server:
         return self._process.pid
 
     def __enter__(self) -> Self:
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:  # such as a test's time limit
+            self.kill()
+            raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.kill()
@@ -203,6 +208,11 @@ class Sidecar(Server):
     def address(self) -> str:
         """Of gRPC over TCP."""
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def socket_address(self) -> str:
+        """Of gRPC over the Unix socket."""
+        return f"unix://{self.socket}"
 
     def _serves(self) -> bool:
         return "listening on " in self._said()

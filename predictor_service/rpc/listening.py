@@ -4,9 +4,10 @@ import asyncio
 import os
 import socket
 import stat
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import grpc
 import grpc.aio
@@ -26,8 +27,8 @@ SERVICE: Final = pb.DESCRIPTOR.services_by_name["ContinuationPredictor"].full_na
 CACHE_SERVICE: Final = cache_pb.DESCRIPTOR.services_by_name["ResponseCache"].full_name
 GRACE_MS: Final = 30_000
 """Time that running calls get when their connection is closed because of its age."""
-ACCEPT_S: Final = 0.05
-"""Time in which calls that have arrived are accepted before the server stops."""
+QUIET_S: Final = 0.05
+"""The server stops when it has accepted no call for so long."""
 FREQUENT_PINGS_MS: Final = 1_000
 """More frequent pings count as an attack."""
 
@@ -44,6 +45,17 @@ class Keepalive:
 
     idle_ms: int = 60_000
     timeout_ms: int = 20_000
+
+
+class _Arrivals(grpc.aio.ServerInterceptor):
+    """Counts the calls that the server has accepted."""
+
+    count = 0
+
+    async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """Count the call."""
+        self.count += 1
+        return await continuation(handler_call_details)
 
 
 class Listener:
@@ -65,8 +77,9 @@ class Listener:
         connection_age_s: float,
     ) -> None:
         self._settings = settings
+        self._arrivals = _Arrivals()
         self._server = grpc.aio.server(
-            interceptors=[interceptor],
+            interceptors=[self._arrivals, interceptor],
             options=[
                 # If the port is in use, fail, instead of sharing the calls with the other server.
                 ("grpc.so_reuseport", 0),
@@ -112,11 +125,21 @@ class Listener:
         """Refuse new calls, and wait for running ones, at most the configured time."""
         # First report not serving, so that load balancers stop sending.
         await self._health.enter_graceful_shutdown()
-        # gRPC cancels calls that have arrived but are not accepted: let the loop accept them.
-        await asyncio.sleep(ACCEPT_S)
+        await self._accept_all()
         await self._server.stop(self._settings.drain_timeout_s)
         if self._settings.unix_socket is not None:
             self._settings.unix_socket.unlink(missing_ok=True)
+
+    async def _accept_all(self) -> None:
+        """Accept the calls that have arrived, which gRPC would cancel; for at most half of the configured time.
+
+        gRPC accepts one call per turn of the loop: hundreds take longer than a fixed pause.
+        """
+        end = time.monotonic() + self._settings.drain_timeout_s / 2
+        before = -1
+        while self._arrivals.count != before and time.monotonic() < end:
+            before = self._arrivals.count
+            await asyncio.sleep(QUIET_S)
 
     def _listen_on_tcp(self, tls: ServerTls | None) -> int:
         address = f"{self._settings.host}:{self._settings.port}"
