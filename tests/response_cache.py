@@ -28,7 +28,6 @@ from predictor_service.responses.embedding import Embedder
 from predictor_service.responses.judging import Rules
 from predictor_service.responses.metrics import CacheMetrics
 from predictor_service.responses.similar import SimilarQuestions
-from predictor_service.responses.tally import Tally
 from predictor_service.responses.upkeep import Upkeep
 
 NAMES = "11" * 32
@@ -102,7 +101,6 @@ class Caches:
         embedder = embedder or GivenVectors({})
         self.store = Store(self.redis, Namer(self.keys.current.names), embedder.encoder)
         self.vectors = Vectors(self.redis, embedder.encoder)
-        self.tally = Tally(self.redis)
         self.metrics = CacheMetrics(Metrics(), self.scopes.labels)
         evidence = SharedEvidence(self.redis, self.store.namer, embedder.encoder)
         self.semantic = SimilarQuestions(
@@ -110,12 +108,12 @@ class Caches:
             *(lambda scope: Rules(make_gate(scope)), self.clock),
         )
         self.cache = ResponseCache(
-            *(self.keys, self.store, Flights(self.redis, flight_s), self.tally, self.scopes, self.semantic, self.metrics),
+            *(self.keys, self.store, Flights(self.redis, flight_s), self.scopes, self.semantic, self.metrics),
             max_entry_bytes=64 * 1024,
             client_scopes=client_scopes,
             clock=self.clock,
         )
-        self.upkeep = Upkeep(*(self.keys, self.store, self.tally, self.scopes, self.semantic, self.metrics, self.clock))
+        self.upkeep = Upkeep(self.keys, self.store, self.scopes, self.semantic, self.metrics)
 
     async def close(self) -> None:
         await self.redis.close()

@@ -19,17 +19,13 @@ _CHOICE_FIELDS: Final = frozenset(("index", "message", "delta", "text", "finish_
 """Fields that exist in a body and in a stream. An answer with others (log probabilities, token ids) is not converted."""
 
 
-def question(
-    body: Mapping[str, Any], *, scope: str = "", tenant: str = "", tags: Sequence[str] = (), model_version: str = ""
-) -> pb.Request:
+def question(body: Mapping[str, Any], *, scope: str = "", tenant: str = "") -> pb.Request:
     """Return the caches' request for a body of /v1/chat/completions, or of /v1/completions with one prompt.
 
     Args:
         body: the parsed JSON object.
         scope: name of a scope in the operator's settings; empty means "default".
         tenant: the caller's own client, if it serves several. Answers are not shared between tenants.
-        tags: labels by which the answer can be invalidated.
-        model_version: version of the weights, if known.
 
     Raises:
         ValueError, TypeError, KeyError: the body is not such a request, or its text is not Unicode.
@@ -53,10 +49,8 @@ def question(
         messages=[_message(message) for message in body.get("messages") or ()],
         tools_json=compact(tools) if tools else b"",
         scope=scope or DEFAULT_SCOPE,
-        tags=tags,
         prompt=body.get("prompt"),
         tenant=tenant,
-        model_version=model_version,
     )
 
 

@@ -1,4 +1,4 @@
-"""Clients of the response caches, for threads and for asyncio. A failed lookup is a miss, so that a request can go on.
+"""The client of the response caches. A failed lookup is a miss, so that a request can go on.
 
 `lookup`, `follow` and `store` never raise. If the sidecar is not running, gRPC fails at once. If it does not respond, a few
 requests wait for the deadline (50 ms); from then on, one request per second checks whether it responds again. `feedback`,
@@ -7,9 +7,8 @@ requests wait for the deadline (50 ms); from then on, one request per second che
 
 import asyncio
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import grpc
@@ -56,7 +55,7 @@ class CacheError(LpcError):
 
 
 class CircuitBreaker:
-    """Opens after `SILENCES` consecutive missed deadlines. Thread-safe.
+    """Opens after `SILENCES` consecutive missed deadlines.
 
     Args:
         clock: returns monotonic seconds.
@@ -64,7 +63,6 @@ class CircuitBreaker:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
         self._timeouts = 0
         self._next_probe = 0.0
 
@@ -75,14 +73,13 @@ class CircuitBreaker:
 
     def allows(self) -> bool:
         """Return whether this request may call the sidecar; while open, one per `REST_S` may."""
-        with self._lock:
-            if not self.open:
-                return True
-            now = self._clock()
-            if now < self._next_probe:
-                return False
-            self._next_probe = now + REST_S
+        if not self.open:
             return True
+        now = self._clock()
+        if now < self._next_probe:
+            return False
+        self._next_probe = now + REST_S
+        return True
 
     def responded(self) -> None:
         """Close it: the sidecar responded, perhaps with an error."""
@@ -90,14 +87,13 @@ class CircuitBreaker:
 
     def timed_out(self) -> None:
         """Count a missed deadline."""
-        with self._lock:
-            self._timeouts += 1
-            if self._timeouts == SILENCES:
-                self._next_probe = self._clock() + REST_S
+        self._timeouts += 1
+        if self._timeouts == SILENCES:
+            self._next_probe = self._clock() + REST_S
 
 
-class _Client:
-    """State that both clients share: the connection and the circuit breaker.
+class ResponseCacheClient:
+    """A client of the sidecar's response caches, for one event loop.
 
     Args:
         address: the sidecar's address, host:port or unix:///path.
@@ -108,8 +104,7 @@ class _Client:
     def __init__(self, address: str, *, access: Callable[[], Access] = Access, timeout_s: float = TIMEOUT_S) -> None:
         self._address, self._access, self._timeout_s = address, access, timeout_s
         self._breaker = CircuitBreaker()
-        self._lock = threading.Lock()
-        self._channel: Any = None
+        self._channel: grpc.aio.Channel | None = None
         self._metadata: tuple[tuple[str, str], ...] = ()
         self._opened = -REOPEN_S
         self._closing: set[asyncio.Task[None]] = set()
@@ -118,119 +113,6 @@ class _Client:
     def silent(self) -> bool:
         """Whether the sidecar has missed its deadlines, so that most requests skip it."""
         return self._breaker.open
-
-    def _known(self, answer: pb.LookupResponse) -> pb.LookupResponse:
-        """Return an answer without enum values of a newer sidecar: such a hit becomes a miss, such a reason "unspecified"."""
-        self._breaker.responded()
-        if answer.HasField("hit"):
-            return answer if answer.hit.source in pb.Source.values() else pb.LookupResponse(miss=pb.Miss())
-        if answer.miss.reason not in pb.Reason.values():
-            answer.miss.reason = pb.REASON_UNSPECIFIED
-        return answer
-
-    def _keeps_waiting(self, answer: pb.LookupResponse) -> bool:
-        return answer.miss.reason == pb.REASON_IN_FLIGHT and not self._breaker.open
-
-    def _must_reopen(self, error: Exception) -> bool:
-        """Record a failed call; return whether to reopen the connection, because a new token or certificate may help."""
-        if not isinstance(error, grpc.RpcError):
-            return False
-        code = _code_of(error)
-        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            self._breaker.timed_out()
-        else:
-            self._breaker.responded()
-        reopening_helps = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
-        return reopening_helps and time.monotonic() - self._opened > REOPEN_S
-
-
-class ResponseCacheClient(_Client):
-    """For threads. Thread-safe; create it after a fork."""
-
-    def lookup(self, request: pb.Request, *, exact_only: bool = False, max_age_s: float | None = None) -> pb.LookupResponse:
-        """Return a cached answer or the reason of the miss, without waiting for other callers.
-
-        Args:
-            request: from `lpc.cache.bodies.question`.
-            exact_only: accept only an answer to the same request.
-            max_age_s: oldest age of an answer; None for any.
-        """
-        message = pb.LookupRequest(request=request, exact_only=exact_only, max_age_s=max_age_s or 0.0)
-        return self._lookup(message, self._timeout_s) if self._breaker.allows() else _UNAVAILABLE
-
-    def follow(
-        self, request: pb.Request, wait_s: float, *, exact_only: bool = False, max_age_s: float | None = None
-    ) -> pb.LookupResponse:
-        """After REASON_IN_FLIGHT: wait up to ``wait_s`` for the answer that another caller requested."""
-        answer = _UNAVAILABLE
-        message = pb.LookupRequest(request=request, exact_only=exact_only, max_age_s=max_age_s or 0.0)
-        for timeout in _slices(message, wait_s, self._timeout_s):
-            answer = self._lookup(message, timeout)
-            if not self._keeps_waiting(answer):
-                break
-        return answer
-
-    def store(self, message: pb.StoreRequest) -> pb.StoreResponse:
-        """Store an answer, or report that there will be none (`aborted`). May take `STORE_TIMEOUT_S`."""
-        try:
-            stored: pb.StoreResponse = self._call("Store", message, STORE_TIMEOUT_S)
-        except Exception as error:
-            self._failed(error)
-            return _NOT_STORED
-        return stored
-
-    def feedback(self, message: pb.FeedbackRequest) -> pb.FeedbackResponse:
-        """Report whether an answer was right. Raises CacheError."""
-        done: pb.FeedbackResponse = self._call_or_raise("Feedback", message)
-        return done
-
-    def invalidate(self, message: pb.InvalidateRequest) -> pb.InvalidateResponse:
-        """Make answers unfindable. Raises CacheError."""
-        done: pb.InvalidateResponse = self._call_or_raise("Invalidate", message)
-        return done
-
-    def stats(self, message: pb.StatsRequest) -> pb.StatsResponse:
-        """Return hits, misses and the threshold in force, by scope. Raises CacheError."""
-        done: pb.StatsResponse = self._call_or_raise("Stats", message)
-        return done
-
-    def close(self) -> None:
-        """Close the connection."""
-        with self._lock:
-            if self._channel is not None:
-                self._channel.close()
-            self._channel = None
-
-    def _lookup(self, message: pb.LookupRequest, timeout_s: float) -> pb.LookupResponse:
-        try:
-            return self._known(self._call("Lookup", message, timeout_s))
-        except Exception as error:
-            self._failed(error)
-            return _miss(error)
-
-    def _call_or_raise(self, method: str, message: Any) -> Any:
-        try:
-            return self._call(method, message, ADMIN_TIMEOUT_S)
-        except (grpc.RpcError, CertificateError) as error:
-            raise CacheError(_message_of(error, self._address)) from error
-
-    def _call(self, method: str, message: Any, timeout_s: float) -> Any:
-        with self._lock:
-            if self._channel is None:
-                access = self._access()
-                self._channel = access.channel(self._address, _OPTIONS)
-                self._metadata, self._opened = access.metadata, time.monotonic()
-            stub: Any = rpc.ResponseCacheStub(self._channel)
-            metadata = self._metadata
-        return getattr(stub, method)(message, timeout=timeout_s, metadata=metadata)
-
-    def _failed(self, error: Exception) -> None:
-        if self._must_reopen(error):
-            self.close()
-
-
-class AsyncResponseCacheClient(_Client):
-    """As :class:`ResponseCacheClient`, for one event loop."""
 
     def channel(self) -> tuple[grpc.aio.Channel, tuple[tuple[str, str], ...]]:
         """Return the channel and the metadata for calls on it. Raises CertificateError."""
@@ -248,31 +130,30 @@ class AsyncResponseCacheClient(_Client):
     async def lookup(
         self, request: pb.Request, *, exact_only: bool = False, max_age_s: float | None = None
     ) -> pb.LookupResponse:
-        """As :meth:`ResponseCacheClient.lookup`."""
+        """Return a cached answer or the reason of the miss, without waiting for other callers.
+
+        Args:
+            request: from `lpc.cache.bodies.question`.
+            exact_only: accept only an answer to the same request.
+            max_age_s: oldest age of an answer; None for any.
+        """
         message = pb.LookupRequest(request=request, exact_only=exact_only, max_age_s=max_age_s or 0.0)
         return await self._lookup(message, self._timeout_s) if self._breaker.allows() else _UNAVAILABLE
 
-    async def follow(
-        self, request: pb.Request, wait_s: float, *, exact_only: bool = False, max_age_s: float | None = None
-    ) -> pb.LookupResponse:
-        """As :meth:`ResponseCacheClient.follow`."""
+    async def follow(self, request: pb.Request, wait_s: float, *, max_age_s: float | None = None) -> pb.LookupResponse:
+        """After REASON_IN_FLIGHT: wait up to ``wait_s`` for the answer that another caller requested."""
         answer = _UNAVAILABLE
-        message = pb.LookupRequest(request=request, exact_only=exact_only, max_age_s=max_age_s or 0.0)
-        for timeout in _slices(message, wait_s, self._timeout_s):
-            answer = await self._lookup(message, timeout)
-            if not self._keeps_waiting(answer):
+        until = time.monotonic() + wait_s
+        while (left := until - time.monotonic()) > 0:
+            wait_ms = max(1, int(min(left, SLICE_S) * 1000))
+            message = pb.LookupRequest(request=request, max_age_s=max_age_s or 0.0, wait_ms=wait_ms)
+            answer = await self._lookup(message, wait_ms / 1000 + self._timeout_s)
+            if answer.miss.reason != pb.REASON_IN_FLIGHT or self._breaker.open:
                 break
         return answer
 
-    async def _lookup(self, message: pb.LookupRequest, timeout_s: float) -> pb.LookupResponse:
-        try:
-            return self._known(await self._call("Lookup", message, timeout_s))
-        except Exception as error:
-            self._failed(error)
-            return _miss(error)
-
     async def store(self, message: pb.StoreRequest) -> pb.StoreResponse:
-        """As :meth:`ResponseCacheClient.store`."""
+        """Store an answer, or report that there will be none (`aborted`). May take `STORE_TIMEOUT_S`."""
         try:
             stored: pb.StoreResponse = await self._call("Store", message, STORE_TIMEOUT_S)
         except Exception as error:
@@ -281,17 +162,17 @@ class AsyncResponseCacheClient(_Client):
         return stored
 
     async def feedback(self, message: pb.FeedbackRequest) -> pb.FeedbackResponse:
-        """As :meth:`ResponseCacheClient.feedback`."""
+        """Report whether an answer was right. Raises CacheError."""
         done: pb.FeedbackResponse = await self._call_or_raise("Feedback", message)
         return done
 
     async def invalidate(self, message: pb.InvalidateRequest) -> pb.InvalidateResponse:
-        """As :meth:`ResponseCacheClient.invalidate`."""
+        """Make answers unfindable. Raises CacheError."""
         done: pb.InvalidateResponse = await self._call_or_raise("Invalidate", message)
         return done
 
     async def stats(self, message: pb.StatsRequest) -> pb.StatsResponse:
-        """As :meth:`ResponseCacheClient.stats`."""
+        """Return entries and the threshold in force, by scope. Raises CacheError."""
         done: pb.StatsResponse = await self._call_or_raise("Stats", message)
         return done
 
@@ -300,6 +181,20 @@ class AsyncResponseCacheClient(_Client):
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
+
+    async def _lookup(self, message: pb.LookupRequest, timeout_s: float) -> pb.LookupResponse:
+        try:
+            answer: pb.LookupResponse = await self._call("Lookup", message, timeout_s)
+        except Exception as error:
+            self._failed(error)
+            return _miss(error)
+        self._breaker.responded()
+        # A hit from a source that only a newer sidecar knows becomes a miss, such a reason "unspecified".
+        if answer.HasField("hit"):
+            return answer if answer.hit.source in pb.Source.values() else pb.LookupResponse(miss=pb.Miss())
+        if answer.miss.reason not in pb.Reason.values():
+            answer.miss.reason = pb.REASON_UNSPECIFIED
+        return answer
 
     async def _call_or_raise(self, method: str, message: Any) -> Any:
         try:
@@ -313,18 +208,19 @@ class AsyncResponseCacheClient(_Client):
         return await getattr(stub, method)(message, timeout=timeout_s, metadata=metadata)
 
     def _failed(self, error: Exception) -> None:
-        if self._must_reopen(error):
+        """Record a failed call. Reopen an old connection, because a new token or certificate may help."""
+        if not isinstance(error, grpc.RpcError):
+            return
+        code = _code_of(error)
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            self._breaker.timed_out()
+        else:
+            self._breaker.responded()
+        reopening_helps = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
+        if reopening_helps and time.monotonic() - self._opened > REOPEN_S:
             task = asyncio.get_running_loop().create_task(self.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
-
-
-def _slices(message: pb.LookupRequest, wait_s: float, timeout_s: float) -> Iterator[float]:
-    """Split a wait: set `wait_ms` of each lookup, and yield its deadline in seconds."""
-    until = time.monotonic() + wait_s
-    while (left := until - time.monotonic()) > 0:
-        message.wait_ms = max(1, int(min(left, SLICE_S) * 1000))
-        yield message.wait_ms / 1000 + timeout_s
 
 
 def _miss(error: Exception) -> pb.LookupResponse:

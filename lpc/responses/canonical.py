@@ -66,8 +66,6 @@ class Request:
         prompt: prompt of /v1/completions; None for a chat.
         scope: name of the scope, as sent.
         tenant: opaque name of the client's own client.
-        model_version: version of the weights; empty if unknown.
-        tags: labels for invalidation.
         language: language of the last user turn; empty if unknown.
         size: bytes on the wire, not part of any name. Work on a large request runs in a thread.
     """
@@ -79,8 +77,6 @@ class Request:
     prompt: str | None = None
     scope: str = ""
     tenant: str = ""
-    model_version: str = ""
-    tags: tuple[str, ...] = ()
     language: str = ""
     size: int = 0
     last_turn: str | None = field(init=False, default=None)
@@ -140,14 +136,6 @@ class Namer:
         """Return the name of a tenant within a scope."""
         return self._name(b"tenant", scope, tenant.encode())
 
-    def model(self, scope: Scope, model: str, version: str = "") -> bytes:
-        """Return the name of a model, or of one version of it, within a scope."""
-        return self._name(b"model", scope, model.encode(), version.encode())
-
-    def tag(self, scope: Scope, tag: str) -> bytes:
-        """Return the name of a tag within a scope."""
-        return self._name(b"tag", scope, tag.encode())
-
     def proof(self, *parts: bytes) -> bytes:
         """Return a MAC of these parts, 16 bytes."""
         return self._name(b"proof", *parts)
@@ -201,9 +189,7 @@ def _canonical(request: Request, without_last_turn: bool) -> bytes:
         elif messages:
             messages[-1]["content"] = ""
     form = {
-        "form": 3,
         "model": request.model,
-        "version": request.model_version,
         "tenant": request.tenant,
         "messages": messages,
         "tools": list(request.tools),

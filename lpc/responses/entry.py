@@ -12,7 +12,7 @@ from lpc.responses.sealing import Keyring, Unsealable
 PLAIN, DEFLATED = b"\2", b"\3"
 """The first byte of a packed entry. 0 and 1 are not used."""
 _read: Final = json.JSONDecoder().decode
-_HEAD: Final = struct.Struct(f">I{NAME_BYTES}s{NAME_BYTES}s")
+_HEAD: Final = struct.Struct(f">I{NAME_BYTES}s")
 COMPRESS_FROM: Final = 4096
 """Size in bytes from which compression is worth the time that each hit takes to decompress."""
 
@@ -22,29 +22,22 @@ class Entry(NamedTuple):
 
     Attributes:
         client, scope, tenant: owner; compared with the caller again after decryption.
-        model, version: the model and, if the caller knew it, the version of its weights.
         question: the last turn; empty if there is none.
         answer: the engine's answer.
         stored_at, expires_at: seconds since the epoch.
-        stamp: generations of scope, model and model version at the time of the request.
-        tags: tags with their generations.
+        generation: generation of the scope at the time of the request.
         partition: name of everything but the last turn; zeros if there is no last turn.
-        proof: MAC of an exact hit's ticket, stored because it is always the same and costs as much as decryption.
     """
 
     client: str
     scope: str
     tenant: str
-    model: str
-    version: str
     question: str
     answer: Answer
     stored_at: float
     expires_at: float
-    stamp: tuple[str, ...]
-    tags: tuple[tuple[str, str], ...] = ()
+    generation: int
     partition: bytes = b""
-    proof: bytes = b""
 
     def life(self, now: float) -> tuple[float, float]:
         """Return age and remaining life in seconds, both between 0 and the whole life even if the clock was changed."""
@@ -61,15 +54,15 @@ def seal(entry: Entry, scope: Scope, name: EntryId, keys: Keyring) -> bytes:
     """Return an entry as an encrypted record that opens only under this name."""
     answer = entry.answer
     head = (
-        (entry.client, entry.scope, entry.tenant, entry.model, entry.version),
-        (entry.question, entry.stored_at, entry.expires_at, entry.stamp, entry.tags),
+        (entry.client, entry.scope, entry.tenant),
+        (entry.question, entry.stored_at, entry.expires_at, entry.generation),
         (
             *(answer.prompt_tokens, answer.completion_tokens, answer.finish_reason, answer.engine_s),
             [len(chunk) for chunk in answer.chunks],
         ),
     )
     text = json.dumps(head, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
-    plain = b"".join((_HEAD.pack(len(text), entry.partition, entry.proof), text, *answer.chunks, answer.body))
+    plain = b"".join((_HEAD.pack(len(text), entry.partition), text, *answer.chunks, answer.body))
     packed = PLAIN + plain if len(plain) < COMPRESS_FROM else DEFLATED + zlib.compress(plain)
     return keys.seal(packed, _context(scope, name))
 
@@ -87,24 +80,18 @@ def unseal(record: bytes, scope: Scope, name: EntryId, keys: Keyring) -> Entry:
 
 
 def _entry(plain: bytes) -> Entry:
-    length, partition, proof = _HEAD.unpack_from(plain)
+    length, partition = _HEAD.unpack_from(plain)
     start = _HEAD.size + length
     owner, metadata, usage = _read(plain[_HEAD.size : start].decode("utf-8", "surrogatepass"))
-    client, scope, tenant, model, version = owner
-    question, stored_at, expires_at, stamp, tags = metadata
+    client, scope, tenant = owner
+    question, stored_at, expires_at, generation = metadata
     prompt, completion, finish, engine_s, lengths = usage
     chunks = []
     for length in lengths:
         chunks.append(plain[start : start + length])
         start += length
     answer = Answer(tuple(chunks), plain[start:], prompt, completion, finish, engine_s)
-    return Entry(
-        *(client, scope, tenant, model, version, question, answer, stored_at, expires_at),
-        stamp=tuple(stamp),
-        tags=tuple(map(tuple, tags)),
-        partition=partition,
-        proof=proof,
-    )
+    return Entry(client, scope, tenant, question, answer, stored_at, expires_at, generation, partition)
 
 
 def _context(scope: Scope, name: EntryId) -> bytes:

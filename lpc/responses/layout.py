@@ -3,7 +3,7 @@
 | key | type | value |
 |---|---|---|
 | `lpc:rc:{S}:e:<id>` | string, PX | a sealed entry |
-| `lpc:rc:{S}:g`, `...:g:<name>` | string | generation of the scope, a model or a tag, with a MAC; a larger one invalidates |
+| `lpc:rc:{S}:g` | string | generation of the scope, with a MAC; a larger one invalidates |
 | `lpc:rc:{S}:i` | string, PX | set by an invalidation; the remaining life shows when |
 | `lpc:rc:{S}:z` | zset | `id:bytes` by expiry in seconds: limits the scope |
 | `lpc:rc:{S}:b` | string | total bytes of the scope's entries |
@@ -15,7 +15,6 @@
 | `lpc:rc:{S}:f:<id>` | string, PX | a flight: token of the caller that waits for the engine |
 | `lpc:rc:{S}:q:<id>` | string, PX | this question has had a semantic hit |
 | `lpc:rc:{S}:w:<name>` | string, EX | this answer was reported wrong, which counts once |
-| `lpc:rc:{S}:c:<day>` | hash | counters of one day in UTC |
 | `lpc:rc:{C}:s` | hash | the client's scopes: S to the encrypted name |
 
 S, C, names and ids are HMACs in URL-safe base64. S covers the names of client and scope, C that of the client. Only numbers
@@ -34,7 +33,6 @@ KEEP_S: Final = 400 * 24 * 3600
 """Life of generations and of lists of scopes in seconds: longer than any entry's."""
 INVALIDATED_S: Final = 3600
 """Seconds for which an invalidation is remembered: longer than any engine takes for an answer."""
-COUNTERS_S: Final = 40 * 24 * 3600
 EVIDENCE_S: Final = 100 * 24 * 3600
 
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 Mode: TypeAlias = Literal["off", "shadow", "serve"]
 """Mode of the semantic tier: no lookup; look up and label, but let the engine answer; serve if evidence allows it."""
-JudgeName: TypeAlias = Literal["text", "embedding", "model"]
+JudgeName: TypeAlias = Literal["text", "embedding"]
 """Judge of whether two answers are the same, if no caller reports it: see `lpc.responses.semantic.same_answer`."""
 KindName: TypeAlias = Literal["default", "faq", "technical_qa", "code", "creative"]
 
@@ -41,18 +41,6 @@ class ScopeSettings(BaseModel):
     tenant_entries: Annotated[int, Field(ge=1, le=10_000_000)] = 25_000
     tenant_mib: Annotated[int, Field(ge=1, le=2**20)] = 256
     judge: JudgeName = "text"
-    judge_url: Annotated[str, Field(pattern=r"^https?://.+")] | None = None
-    judge_model: str = ""
-    judge_key_file: Path | None = None
-    judge_timeout_s: Annotated[float, Field(gt=0, le=600, allow_inf_nan=False)] = 30.0
-
-    @model_validator(mode="after")
-    def _judge_is_complete(self) -> Self:
-        if self.judge == "model" and not (self.judge_url and self.judge_model):
-            raise ValueError('judge "model" needs judge_url (OpenAI-compatible, ends with /v1) and judge_model, its name there')
-        if self.judge != "model" and (self.judge_url or self.judge_model or self.judge_key_file):
-            raise ValueError('judge_url, judge_model and judge_key_file are for judge "model": set it, or leave them out')
-        return self
 
     @property
     def keeps(self) -> bool:

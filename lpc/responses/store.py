@@ -1,31 +1,29 @@
-"""Entries in Redis: find, store, delete and invalidate. Every method makes one or two calls and raises RedisFailed.
+"""Entries in Redis: find, store, delete and invalidate. All methods raise RedisFailed.
 
-A generation in Redis is `number:MAC`, the MAC under the operator's key and over its Redis key. Numbers only grow: they are
-microseconds since the epoch, or the previous number plus one. A program that writes to this Redis can neither create a
-generation nor copy one from another key. A value with a wrong MAC, or with a smaller number than this process has seen at the
-key, counts as forged and is treated as absent. A scope then begins a new generation, so that no earlier entry is found. For a
-model or tag, the last number seen is restored.
+Each scope has a generation; an entry of another generation is not found. In Redis it is `number:MAC`, the MAC under the
+operator's key and over its Redis key. Numbers only grow: they are microseconds since the epoch, or the previous number plus
+one. A program that writes to this Redis can neither create a generation nor copy one from another key. A value with a wrong
+MAC, or with a smaller number than this process has seen at the key, counts as forged and is treated as absent: the scope
+begins a new generation, so that no earlier entry is found.
 
-Such a program can still delete entries and generations of scopes, which makes answers unfindable. It can also make an
-invalidated answer findable again, by restoring an earlier generation and record, or by deleting the generation of a model or
-tag. This works only within the life of the answer, and only for processes that have not seen the newer number.
+Such a program can still delete entries and generations, which makes answers unfindable. It can also make an invalidated
+answer findable again by restoring an earlier generation and record. This works only within the life of the answer, and only
+for processes that have not seen the newer number.
 """
 
 import hmac
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
 from lpc.responses import layout
-from lpc.responses.canonical import REMEMBERED, EntryId, Namer, Names, Request, Scope
+from lpc.responses.canonical import REMEMBERED, EntryId, Namer, Names, Scope
 from lpc.responses.entry import Entry
 from lpc.responses.scopes import ScopeSettings
 from lpc.responses.sealing import Keyring, Unsealable
 from lpc.wire.redis_reach import RedisReach, RedisRefused
-
-Stamp = tuple[str, ...]
-"""Generations of an answer's scope, its model and, if named, the model's version."""
 
 ERASING_S: Final = 60.0
 """Timeout of background calls."""
@@ -34,16 +32,14 @@ DIGITS: Final = 19
 MIB: Final = 2**20
 TRIES: Final = 10
 """Attempts to replace a generation while others do the same."""
+ERASED_AT_ONCE: Final = 200
 ADMIN_S: Final = 2.0
 """Timeout of administrative calls, such as invalidation."""
 
 _PUT: Final = """
-local e, z, x, v, f, b, tz, tb = unpack(KEYS, 1, 8)
-local id, record, px, now, ends, most, vector, prefix, flight, room, own_most, own_room = unpack(ARGV, 1, 12)
-local stale = false
-for i = 9, #KEYS do
-  if (redis.call('GET', KEYS[i]) or '0') ~= ARGV[4 + i] then stale = true end
-end
+local e, z, x, v, f, b, tz, tb, g = unpack(KEYS)
+local id, record, px, now, ends, most, vector, prefix, flight, room, own_most, own_room, generation = unpack(ARGV)
+local stale = redis.call('GET', g) ~= generation
 local before, members, own = redis.call('STRLEN', e), redis.call('ZCARD', z), redis.call('ZCARD', tz)
 redis.call('GET', b)
 redis.call('GET', tb)
@@ -104,9 +100,9 @@ for _ = 1, 100 do
 end
 return {1, evicted[1], evicted[2], evicted[3], evicted[4]}
 """
-"""Stores an entry unless its stamp is stale, ends its flight, and enforces the limits of scope and tenant on entries and bytes.
-Expired entries are removed first, then those that expire first; a tenant over its own limits loses its own entries. A deleted
-entry counts for its tenant until it would have expired or is the next to be evicted.
+"""Stores an entry unless its generation is outdated, ends its flight, and enforces the limits of scope and tenant. Expired
+entries are removed first, then those that expire first; a tenant over its own limits loses its own entries. A deleted entry
+counts for its tenant until it would have expired or is the next to be evicted.
 
 The script reads every key before the first write, so that a key of another type changes nothing. The first write is one that a
 full Redis refuses; after any other, Redis would let the script exceed `maxmemory`."""
@@ -136,33 +132,20 @@ _REPLACE: Final = """
 local found = redis.call('GET', KEYS[1])
 if (found or '') ~= ARGV[1] then return found end
 if KEYS[2] then redis.call('SET', KEYS[2], 1, 'EX', ARGV[4]) end
-if ARGV[2] == '' then
-  redis.call('DEL', KEYS[1])
-  return false
-end
-local life = ARGV[3] + 0
-if KEYS[3] and string.find(KEYS[1], ':g:') then
-  local last = redis.call('ZREVRANGE', KEYS[3], 0, 0, 'WITHSCORES')[2] or 0
-  life = math.min(life, math.max(0, math.ceil(last - ARGV[5])) + ARGV[4])
-end
-redis.call('SET', KEYS[1], ARGV[2], 'EX', life)
+redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])
 return ARGV[2]
 """
-"""Replaces a generation. That of a model or tag lives as long as the entries stored before it, because callers choose tags and
-unused ones must not accumulate."""
 
 
 class Found(NamedTuple):
     """Result of one lookup in Redis.
 
     Attributes:
-        stamp: current generations of scope, model and version.
-        tags: current generations of the request's tags.
+        generation: current generation of the scope.
         record: record of the exact request, or None.
     """
 
-    stamp: Stamp
-    tags: Stamp
+    generation: int
     record: bytes | None
 
 
@@ -205,19 +188,15 @@ class Store:
         self._forged = forged
         self._seen: dict[str, tuple[bytes, int]] = {}
 
-    async def find(self, names: Names, request: Request) -> Found:
+    async def find(self, names: Names) -> Found:
         """Look up a request by one MGET."""
-        scope = names.scope
-        generations = self.generation_keys(scope, request.model, request.model_version)
-        tagged = [self.tag_key(scope, tag) for tag in request.tags]
-        keys = [*generations, *tagged, layout.key(scope, "e", layout.text(names.exact))]
-        values: list[bytes | None] = await self.redis.read("MGET", *keys)
-        count = len(generations)
-        current = self._number(generations[0], values[0])
-        stamp = str(current) if current else await self._begin(generations[0], values[0])
-        stamps = await self._stamps(keys[1:count], values[1:count])
-        tags_now = await self._stamps(keys[count:-1], values[count:-1])
-        return Found((stamp, *stamps), tags_now, values[-1])
+        key = layout.key(names.scope, "g")
+        value, record = await self.redis.read("MGET", key, layout.key(names.scope, "e", layout.text(names.exact)))
+        number = self._number(key, value)
+        if number is None:
+            number = self._next(key)
+            number = self._number(key, await self._replace(key, value, number)) or number
+        return Found(number, record)
 
     async def candidates(
         self, scope: Scope, names: Sequence[EntryId], question: EntryId
@@ -234,27 +213,10 @@ class Store:
         key = layout.key(scope, "e", layout.text(entry))
         return cast("bytes | None", await self.redis.read("GET", key))
 
-    async def tags(self, scope: Scope, tags: Sequence[str]) -> Stamp:
-        """Return the generations of tags."""
-        return await self.generations([self.tag_key(scope, tag) for tag in tags])
-
-    async def generations(self, keys: Sequence[str]) -> Stamp:
-        """Return the current generations of keys of one scope."""
-        return await self._stamps(keys, await self.redis.read("MGET", *keys)) if keys else ()
-
-    def tag_key(self, scope: Scope, tag: str) -> str:
-        """Return the key of a tag's generation."""
-        return layout.key(scope, "g", layout.text(self.namer.tag(scope, tag)))
-
-    def generation_keys(self, scope: Scope, model: str, version: str) -> list[str]:
-        """Return the keys of the generations of a scope, a model and, if named, its version."""
-        names = [self.namer.model(scope, model)] + ([self.namer.model(scope, model, version)] if version else [])
-        return [layout.key(scope, "g"), *(layout.key(scope, "g", layout.text(name)) for name in names)]
-
     async def put(
         self, names: Names, entry: Entry, record: bytes, settings: ScopeSettings, *, vector: bytes, flight: bytes
     ) -> Put:
-        """Store an entry's record until it expires and end its flight, unless its stamp is stale.
+        """Store an entry's record until it expires and end its flight, unless its generation is outdated.
 
         Raises:
             RedisFailed: the record may have been stored or not.
@@ -264,12 +226,12 @@ class Store:
             *(layout.key(scope, "e", name), layout.key(scope, "z"), layout.key(scope, "x")),
             *(layout.key(scope, "v", self._encoder()), layout.key(scope, "f", name), layout.key(scope, "b")),
             *(layout.key(scope, kind, layout.text(self.namer.tenant(scope, entry.tenant))) for kind in "zb"),
-            *self.generation_keys(scope, entry.model, entry.version),
+            layout.key(scope, "g"),
         ]
         life_ms = max(1, int((entry.expires_at - entry.stored_at) * 1000))
         arguments: list[Any] = [name, record, life_ms, entry.stored_at, entry.expires_at, settings.max_entries, vector]
         arguments += [layout.key(scope, ""), flight, settings.max_mib * MIB, settings.tenant_entries, settings.tenant_mib * MIB]
-        arguments += [self._marked(key, int(number)) for key, number in zip(keys[8:], entry.stamp, strict=True)]
+        arguments.append(self._marked(keys[-1], entry.generation))
         stored = await self.redis.run(_PUT, keys, *arguments)
         return Put(bool(stored[0]), *stored[1:])
 
@@ -278,16 +240,26 @@ class Store:
         keys, arguments = self._drop(scope, entry)
         return bool(await self.redis.run(_DROP, keys, *arguments, timeout_s=ADMIN_S))
 
-    async def drop_all(self, scope: Scope, entries: Sequence[EntryId]) -> int:
-        """Delete entries in the background; return how many existed."""
+    async def erase(self, scope: Scope) -> int:
+        """Delete the entries of a scope and their vectors; return how many entries were deleted.
 
-        def drop(pipe: Any) -> None:
-            for entry in entries:
-                keys, arguments = self._drop(scope, entry)
+        The cost depends on the size of the scope and not on that of Redis. Names, evidence and counts remain until they
+        expire. They are numbers and hashes.
+        """
+        members = await self.redis.ask(lambda client: client.zrange(layout.key(scope, "z"), 0, -1), ERASING_S)
+        names = layout.entries(member.partition(b":")[0] for member in members)
+
+        def erase(pipe: Any, batch: Sequence[EntryId]) -> None:
+            for name in batch:
+                keys, arguments = self._drop(scope, name)
                 pipe.eval(_DROP, len(keys), *keys, *arguments)
+                pipe.execute_command("UNLINK", keys[0])  # the script cannot drop a key of another type
 
-        dropped = await self.redis.ask_each(drop, ERASING_S) if entries else []
-        return sum(one for one in dropped if isinstance(one, int))
+        erased = 0
+        for start in range(0, len(names), ERASED_AT_ONCE):
+            done = await self.redis.ask_each(partial(erase, batch=names[start : start + ERASED_AT_ONCE]), ERASING_S)
+            erased += sum(one for one in done if isinstance(one, int))
+        return erased
 
     def _drop(self, scope: Scope, entry: EntryId) -> tuple[Sequence[str], Sequence[Any]]:
         name = layout.text(entry)
@@ -295,27 +267,20 @@ class Store:
             *(layout.key(scope, "e", name), layout.key(scope, "z"), layout.key(scope, "x")),
             *(layout.key(scope, "v", self._encoder()), layout.key(scope, "b")),
         )
-        return keys, (name, layout.COUNTERS_S * 1000)
+        return keys, (name, layout.EVIDENCE_S * 1000)
 
-    async def invalidate(self, scope: Scope, *, model: str = "", version: str = "", tag: str = "") -> None:
-        """Make the stored answers of a tag, a model, one version of it, or the whole scope unfindable."""
-        if tag:
-            name = self.namer.tag(scope, tag)
-        elif model:
-            name = self.namer.model(scope, model, version)
-        else:
-            name = b""
-        key = layout.key(scope, "g", layout.text(name)) if name else layout.key(scope, "g")
+    async def invalidate(self, scope: Scope) -> None:
+        """Make the stored answers of a scope unfindable."""
+        key, invalidated = layout.key(scope, "g"), layout.key(scope, "i")
         for _ in range(TRIES):
-            current, found = await self.redis.ask(lambda client: client.mget(layout.key(scope, "g"), key), ADMIN_S)
-            if current is None and layout.key(scope, "g") not in self._seen:
+            found = await self.redis.ask(lambda client: client.get(key), ADMIN_S)
+            if found is None and key not in self._seen:
                 # Nothing was stored here. An engine may be working on an answer without a flight.
-                await self.redis.ask(lambda client: client.set(layout.key(scope, "i"), 1, ex=layout.INVALIDATED_S), ADMIN_S)
+                await self.redis.ask(lambda client: client.set(invalidated, 1, ex=layout.INVALIDATED_S), ADMIN_S)
                 return
             self._number(key, found)
             number = self._next(key)
-            now = await self._replace(key, found, number, scope)
-            if self._number(key, now) == number:
+            if self._number(key, await self._replace(key, found, number, invalidated)) == number:
                 return
         raise RedisRefused("too many concurrent invalidations: try again")
 
@@ -349,28 +314,6 @@ class Store:
                 continue  # its key was removed from the key file
         return scopes
 
-    async def _begin(self, key: str, found: bytes | None) -> str:
-        """Begin a new generation of a scope and return it."""
-        number = self._next(key)
-        now = await self._replace(key, found, number)
-        return str(self._number(key, now) or number)
-
-    async def _stamps(self, keys: Sequence[str], values: Sequence[bytes | None]) -> Stamp:
-        """Return the generations of models and tags; "0" for those that were never invalidated."""
-        return tuple([str(await self._restored(key, value)) for key, value in zip(keys, values, strict=True)])
-
-    async def _restored(self, key: str, value: bytes | None) -> int:
-        """Return the generation of a model or tag, after restoring a lost or forged one."""
-        number = self._number(key, value)
-        if number is not None:
-            return number
-        seen = self._seen.get(key)
-        if seen is None and value is None:
-            return 0
-        last = 0 if seen is None else seen[1]
-        await self._replace(key, value, last)
-        return last
-
     def _number(self, key: str, value: bytes | None) -> int | None:
         """Return the number of a generation; None if it is absent or forged."""
         seen = self._seen.get(key)
@@ -395,18 +338,15 @@ class Store:
 
     def _marked(self, key: str, number: int) -> bytes:
         """Return a generation's value in Redis."""
-        if not number:
-            return b"0"
         text = str(number).encode()
         return text + b":" + layout.text(self.namer.proof(b"generation", key.encode(), text)).encode()
 
-    async def _replace(self, key: str, found: bytes | None, number: int, scope: Scope | None = None) -> bytes | None:
-        """Set a generation (0 deletes it) if its value is still ``found``; return the value after that.
+    async def _replace(self, key: str, found: bytes | None, number: int, invalidated: str = "") -> bytes | None:
+        """Set a generation if its value is still ``found``; return the value after that.
 
-        ``scope`` is set for an invalidation, whose time is recorded.
+        ``invalidated`` is the key that records an invalidation.
         """
-        value = self._marked(key, number) if number else b""
-        arguments = (found or b"", value, layout.KEEP_S, layout.INVALIDATED_S, time.time())
-        keys = [key] if scope is None else [key, layout.key(scope, "i"), layout.key(scope, "z")]
+        arguments = (found or b"", self._marked(key, number), layout.KEEP_S, layout.INVALIDATED_S)
+        keys = [key, invalidated] if invalidated else [key]
         now: bytes | None = await self.redis.run(_REPLACE, keys, *arguments, timeout_s=ADMIN_S)
         return now

@@ -9,22 +9,18 @@ import json
 from typing import Any, Final, NamedTuple, TypeVar
 
 from lpc.responses.canonical import NAME_BYTES, EntryId, Namer, Scope
-from lpc.responses.store import Stamp
 
-_dump: Final = json.JSONEncoder(separators=(",", ":")).encode
-_EXACT: Final = _dump(("exact", 1.0)).encode()
 LONGEST: Final = 4096
 """Size limit of a ticket in bytes."""
 
 
 class Flight(NamedTuple):
-    """An open flight. ``stamp`` and ``tags`` are the generations at the time of the lookup."""
+    """An open flight. ``generation`` is that of the scope at the time of the lookup."""
 
     scope: Scope
     entry: EntryId
     token: str
-    stamp: Stamp
-    tags: Stamp
+    generation: int
 
 
 class Candidate(NamedTuple):
@@ -60,17 +56,8 @@ class Tickets:
     def give(self, client: str, tenant: str, ticket: Flight | Candidate | Served) -> bytes:
         """Return a ticket's bytes for a tenant of a client."""
         scope, entry, *rest = ticket
-        payload = scope + entry + _dump(rest).encode()
+        payload = scope + entry + json.dumps(rest).encode()
         return self._proof(client, tenant, type(ticket), payload) + payload
-
-    def exact_proof(self, client: str, tenant: str, scope: Scope, entry: EntryId) -> bytes:
-        """Return the MAC of an exact hit's ticket, which is stored with the entry."""
-        return self._proof(client, tenant, Served, scope + entry + _EXACT)
-
-    @staticmethod
-    def exact(scope: Scope, entry: EntryId, proof: bytes) -> bytes:
-        """Return an exact hit's ticket from its MAC."""
-        return b"".join((proof, scope, entry, _EXACT))
 
     def read(self, client: str, tenant: str, kind: type[T], data: bytes) -> T | None:
         """Return the ticket that a client sent; None if it is invalid or another tenant's."""
@@ -79,9 +66,8 @@ class Tickets:
         proof, payload = data[:NAME_BYTES], data[NAME_BYTES:]
         if not hmac.compare_digest(proof, self._proof(client, tenant, kind, payload)):
             return None
-        rest = json.loads(payload[2 * NAME_BYTES :])
-        fields: list[Any] = [tuple(value) if isinstance(value, list) else value for value in rest]
-        return kind(Scope(payload[:NAME_BYTES]), EntryId(payload[NAME_BYTES : 2 * NAME_BYTES]), *fields)
+        rest: list[Any] = json.loads(payload[2 * NAME_BYTES :])
+        return kind(Scope(payload[:NAME_BYTES]), EntryId(payload[NAME_BYTES : 2 * NAME_BYTES]), *rest)
 
     def _proof(self, client: str, tenant: str, kind: type, payload: bytes) -> bytes:
         return self._namer.proof(kind.__name__.encode(), client.encode(), tenant.encode(), payload)

@@ -1,6 +1,5 @@
-"""`lpc cache calibrate`: a similarity threshold from labelled pairs of questions, and the error rate of a judge of answers."""
+"""`lpc cache calibrate`: a similarity threshold from labelled pairs of questions, and the error rate of the judge."""
 
-import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,27 +9,19 @@ from lpc_apps.commands.options import JsonOutput, ModelName, Models, Output
 from lpc_apps.commands.outcome import report
 
 if TYPE_CHECKING:
-    from lpc.responses.semantic.calibration import AnswerPair, Embeddings
+    from lpc.responses.semantic.calibration import Embeddings
     from lpc.responses.semantic.evidence import Evidence
     from lpc.responses.semantic.threshold import JudgeError
-
-AT_ONCE = 4
-"""Concurrent calls to a judge."""
 
 
 def calibrate(
     pairs: Annotated[
-        Path | None,
-        typer.Option(help="Labelled pairs: question_a, question_b, label as TSV or CSV with a header, or JSON lines."),
+        Path | None, typer.Option(help='Labelled pairs of questions, JSON lines: {"a": ..., "b": ..., "label": true}.')
     ] = None,
     answers: Annotated[
         Path | None,
-        typer.Option(help="Labelled pairs of answers, JSON lines, to measure the judge's error rate."),
+        typer.Option(help='Labelled pairs of answers, JSON lines, to measure the error rate of judge "embedding".'),
     ] = None,
-    judge: Annotated[str, typer.Option(help="With --answers: embedding or model, as in the scope's setting.")] = "embedding",
-    judge_url: Annotated[str, typer.Option(help="Base URL for --judge model: OpenAI-compatible, ends with /v1.")] = "",
-    judge_model: Annotated[str, typer.Option(help="Model name for --judge model.")] = "",
-    judge_key_file: Annotated[Path | None, typer.Option(help="File with the API key for --judge model.")] = None,
     bound: Annotated[
         float, typer.Option(min=0.001, max=0.5, help="Largest acceptable share of wrong answers among those served.")
     ] = 0.05,
@@ -38,9 +29,6 @@ def calibrate(
     evidence_file: Annotated[
         Path | None, typer.Option("--evidence", help="File for the evidence, for a scope's setting `evidence`.")
     ] = None,
-    vectors_folder: Annotated[Path, typer.Option("--vectors", help="Folder in which embeddings are stored.")] = Path(
-        "data/responses"
-    ),
     output: Output = None,
     as_json: JsonOutput = False,
     models: Models = Path("models"),
@@ -60,15 +48,15 @@ def calibrate(
 
         if pairs is None and answers is None:
             raise EvidenceError("nothing to count: give --pairs (labelled questions), --answers (labelled answers), or both")
-        vectors, evidence = Embeddings(models, model, vectors_folder), Evidence()
+        vectors, evidence = Embeddings(models, model), Evidence()
         figures: dict[str, Any] = {}
         if pairs is not None:
             figures |= _questions(pairs, bound, level, vectors, evidence)
         error = None
         if answers is not None:
-            error, figures["judge"] = _judge(answers, judge, vectors, judge_url, judge_model, judge_key_file)
+            error, figures["judge"] = _judge(answers, vectors)
         if evidence_file is not None:
-            write_evidence(evidence_file, evidence, vectors.encoder, judge, judge_model if judge == "model" else "", error)
+            write_evidence(evidence_file, evidence, vectors.encoder, error)
         return figures
 
     report(calibrated, output, evidence_file, as_json=as_json)
@@ -84,7 +72,7 @@ def _questions(path: Path, bound: float, level: float, vectors: "Embeddings", ev
     from lpc.wire.terminal import console
 
     pairs = read_pairs(path)
-    lookups = lookups_of(pairs, vectors.of([pair.a for pair in pairs]), vectors.of([pair.b for pair in pairs]))
+    lookups = lookups_of(pairs, vectors.similarities(pairs))
     for similarity, wrong in zip(lookups.similarity.tolist(), lookups.wrong.tolist(), strict=True):
         evidence.apply([*evidence.lookup(similarity), *evidence.label(similarity, same=not wrong)])
     certified = thresholds(evidence, bound, 1 - level, looks=1)
@@ -122,27 +110,23 @@ def _questions(path: Path, bound: float, level: float, vectors: "Embeddings", ev
     }
 
 
-def _judge(
-    path: Path, judge: str, vectors: "Embeddings", url: str, model: str, key_file: Path | None
-) -> tuple["JudgeError", dict[str, Any]]:
+def _judge(path: Path, vectors: "Embeddings") -> tuple["JudgeError", dict[str, Any]]:
     """Return the judge's error rate on pairs of answers, and its figures, which are also printed."""
-    from lpc.responses.semantic.calibration import PairsError, read_answer_pairs
-    from lpc.responses.semantic.evidence_file import EvidenceError
+    from lpc.responses.semantic.calibration import PairsError, read_pairs
+    from lpc.responses.semantic.same_answer import same_by_embedding
     from lpc.responses.semantic.threshold import ALPHA, JUDGES_PART, JudgeError
     from lpc.wire.terminal import console
 
-    if judge not in ("embedding", "model") or (judge == "model") != bool(url and model):
-        raise EvidenceError("use --judge embedding, or --judge model with --judge-url and --judge-model")
-    pairs = read_answer_pairs(path)
+    pairs = read_pairs(path)
     if all(pair.same for pair in pairs):
         raise PairsError(f"{path} has no pair of different answers, on which a judge's error is measured")
-    verdicts = _by_embedding(pairs, vectors) if judge == "embedding" else asyncio.run(_by_model(pairs, url, model, key_file))
+    verdicts = [same_by_embedding(one.a, one.b, near) for one, near in zip(pairs, vectors.similarities(pairs), strict=True)]
     different = [same for same, pair in zip(verdicts, pairs, strict=True) if not pair.same]
     alike = [same for same, pair in zip(verdicts, pairs, strict=True) if pair.same]
     error = JudgeError(sum(different), len(different))
     limit = error.limit(ALPHA * JUDGES_PART)
     missed = f", and {alike.count(False)} of {len(alike)} equal answers different" if alike else ""
-    calls = f"Judge {judge} calls {error.false_same} of {error.different} different answers the same"
+    calls = f"The judge calls {error.false_same} of {error.different} different answers the same"
     console().print(f"{calls} (at most {limit:.1%}){missed}.")
     figures = {
         **error._asdict(),
@@ -151,32 +135,3 @@ def _judge(
         "false_different": alike.count(False),
     }
     return error, figures
-
-
-def _by_embedding(pairs: "list[AnswerPair]", vectors: "Embeddings") -> list[bool]:
-    from lpc.responses.semantic.same_answer import same_by_embedding
-
-    ones, others = vectors.of([pair.answer for pair in pairs]), vectors.of([pair.other_answer for pair in pairs])
-    similarities = (ones * others).sum(axis=1).tolist()
-    return [
-        same_by_embedding(pair.answer, pair.other_answer, similarity)
-        for pair, similarity in zip(pairs, similarities, strict=True)
-    ]
-
-
-async def _by_model(pairs: "list[AnswerPair]", url: str, model: str, key_file: Path | None) -> list[bool]:
-    from lpc.responses.semantic.evidence_file import EvidenceError
-    from lpc.responses.semantic.model_judge import ByModel, endpoint
-
-    at_once = asyncio.Semaphore(AT_ONCE)
-    async with endpoint(url, key_file, 60.0) as client:
-        judge = ByModel(client, model)
-
-        async def ask(pair: "AnswerPair") -> bool:
-            async with at_once:
-                same = await judge(pair.question, pair.answer, pair.other_question, pair.other_answer)
-            if same is None:
-                raise EvidenceError(f"the judge at {url} does not answer: check the address, the model's name and the key")
-            return same
-
-        return list(await asyncio.gather(*map(ask, pairs)))

@@ -282,7 +282,7 @@ def _judged(answer: pb.Prediction | str, known: pb.KnownTokenizer, *, takes_offe
 def _response_caches(channel: grpc.Channel, access: Access) -> Finding:
     """Check whether the sidecar has response caches and reaches their Redis."""
     check = "response caches"
-    message = cache_pb.StatsRequest(scope="default", days=1)
+    message = cache_pb.StatsRequest(scope="default")
     try:
         stats = cache_rpc.ResponseCacheStub(channel).Stats(message, timeout=ANSWER_S, metadata=access.metadata)
     except grpc.RpcError as error:

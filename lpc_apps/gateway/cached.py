@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from lpc.cache.client import DENIED, AsyncResponseCacheClient, CacheError
+from lpc.cache.client import DENIED, CacheError, ResponseCacheClient
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc_apps.gateway.errors import GatewayError
 from lpc_apps.gateway.headers import Directives
@@ -56,7 +56,7 @@ class Cached:
 
     def __init__(
         self,
-        client: AsyncResponseCacheClient | None,
+        client: ResponseCacheClient | None,
         wait_s: float,
         metrics: Metrics,
         clock: Callable[[], float] = time.perf_counter,
@@ -141,7 +141,7 @@ class Cached:
             with contextlib.suppress(Exception):
                 await self._client.close()
 
-    async def _store(self, client: AsyncResponseCacheClient, message: pb.StoreRequest) -> None:
+    async def _store(self, client: ResponseCacheClient, message: pb.StoreRequest) -> None:
         stored = await client.store(message)
         self._metrics.stores.labels("stored" if stored.stored else stored.refusal or "refused").inc()
 

@@ -42,7 +42,7 @@ HEALTH: Final = "/lpc/health"
 FEEDBACK: Final = "/lpc/v1/feedback"
 """Says whether an answer from the cache was right, for applications that speak HTTP."""
 FEEDBACK_BYTES: Final = 4096
-FEEDBACK_FORM: Final = '{"entry": "the x-lpc-entry of the answer", "wrong": true, "reason": "outdated", "drop": true}'
+FEEDBACK_FORM: Final = '{"entry": "the x-lpc-entry of the answer", "wrong": true, "drop": true}'
 
 
 class Gateway:
@@ -125,7 +125,6 @@ class Gateway:
                 message = pb.FeedbackRequest(
                     entry_id=bytes.fromhex(said["entry"]),
                     wrong=said.get("wrong", True),
-                    reason_code=str(said.get("reason", "")),
                     drop=said.get("drop", False),
                     tenant=client.tenant,
                 )

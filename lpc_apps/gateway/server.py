@@ -15,7 +15,7 @@ from typing import Final
 import uvicorn
 
 from eviction_client.settings import ClientSettings
-from lpc.cache.client import AsyncResponseCacheClient
+from lpc.cache.client import ResponseCacheClient
 from lpc.wire.access import access_of, is_loopback
 from lpc.wire.background import Background, lost_errors
 from lpc.wire.certificates import CertificateError, CertificateFiles, read
@@ -91,7 +91,7 @@ async def running(
         listener = _listen(settings)
         stack.callback(listener.close)
         metrics_port = _serve_metrics(settings, metrics, stack)
-        client = AsyncResponseCacheClient(
+        client = ResponseCacheClient(
             sidecar.predictor_address, access=access_of(sidecar), timeout_s=settings.gateway_lookup_timeout_s
         )
         if settings.gateway_cache:

@@ -18,20 +18,18 @@ from lpc.responses.flights import Flights
 from lpc.responses.scopes import Scopes, ScopeSettings
 from lpc.responses.sealing import Keys
 from lpc.responses.store import Store
-from lpc.responses.tickets import Flight, Tickets
+from lpc.responses.tickets import Flight, Served, Tickets
 from lpc.wire.redis_reach import RedisFailed, RedisRefused
 from predictor_service.responses.metrics import CacheMetrics
 from predictor_service.responses.opening import Opener, offload
 from predictor_service.responses.outcomes import Hit, Miss, Stored
 from predictor_service.responses.similar import SimilarQuestions
-from predictor_service.responses.tally import Tally
 
 MAX_WAIT_S: Final = 60.0
-MAX_TAGS: Final = 16
 LISTED_S: Final = 60.0
 """Seconds for which a scope counts as still on its client's list, which may be on another node of a Cluster."""
 MAX_NAME: Final = 256
-"""Longest scope, tag or tenant in characters."""
+"""Longest scope or tenant in characters."""
 
 
 class ResponseCache:
@@ -41,7 +39,6 @@ class ResponseCache:
         keys: encryption keys.
         store: entries in Redis.
         flights: single flight of equal requests.
-        tally: counters in Redis.
         scopes: the operator's settings.
         semantic: the semantic tier.
         metrics: Prometheus metrics.
@@ -55,7 +52,6 @@ class ResponseCache:
         keys: Keys,
         store: Store,
         flights: Flights,
-        tally: Tally,
         scopes: Scopes,
         semantic: SimilarQuestions,
         metrics: CacheMetrics,
@@ -67,7 +63,6 @@ class ResponseCache:
         self.scopes = scopes
         self._store = store
         self._semantic = semantic
-        self._tally = tally
         self._keys = keys
         self._namer = store.namer
         self._tickets = Tickets(store.namer)
@@ -76,7 +71,7 @@ class ResponseCache:
         self._max_entry_bytes = max_entry_bytes
         self._client_scopes = client_scopes
         self._clock = clock
-        self._listed: dict[bytes, tuple[str | None, float]] = {}
+        self._listed: dict[bytes, tuple[int | None, float]] = {}
 
     async def lookup(
         self, client: str, request: Request, *, wait_s: float = 0.0, exact_only: bool = False, max_age_s: float = 0.0
@@ -113,21 +108,17 @@ class ResponseCache:
             except RedisFailed:
                 outcome = Miss("unavailable")
         self._metrics.looked_up(self.scopes.label(request.scope), outcome)
-        if scope in self._listed:
-            self._tally.looked_up(scope, outcome, self._clock())
         return outcome
 
-    def too_large_to_look_up(self, client: str, scope: str) -> Miss:
+    def too_large_to_look_up(self, scope: str) -> Miss:
         """Count a request that is too large to look up, and return the miss."""
         outcome = Miss("refused", refusal="too_large")
         self._metrics.looked_up(self.scopes.label(scope), outcome)
-        self._tally.looked_up(self._namer.scope(client, scope), outcome, self._clock())
         return outcome
 
-    def too_large_to_store(self, client: str, scope: str) -> Stored:
+    def too_large_to_store(self, scope: str) -> Stored:
         """Count an answer to a request that is too large, and return the refusal."""
         self._metrics.stored(self.scopes.label(scope), "too_large")
-        self._tally.stored(self._namer.scope(client, scope), "too_large", self._clock())
         return Stored(refusal="too_large")
 
     async def store(
@@ -139,7 +130,6 @@ class ResponseCache:
         flight: bytes = b"",
         candidate: bytes = b"",
         same: bool | None = None,
-        ttl_s: float = 0.0,
         aborted: bool = False,
         no_store: bool = False,
     ) -> Stored:
@@ -152,7 +142,6 @@ class ResponseCache:
             flight: ticket of the miss.
             candidate: ticket of the miss.
             same: whether the candidate's answer is the same; None if the caller does not know.
-            ttl_s: life of the answer in seconds, at most the scope's; 0 for the scope's.
             aborted: whether the answer is incomplete.
             no_store: whether the answer must not be stored.
 
@@ -175,7 +164,7 @@ class ResponseCache:
             if no_store and not aborted:
                 because = "no_store"
             if because is None:
-                because = await self._put(client, request, answer, names, settings, ticket, ttl_s)
+                because = await self._put(client, request, answer, names, settings, ticket)
         except RedisFailed:
             because = because or "unavailable"
         if ticket is not None:
@@ -183,12 +172,10 @@ class ResponseCache:
             with contextlib.suppress(RedisFailed):
                 await self._flights.end(names.scope, names.exact, ticket.token.encode(), kept=because is None, again=again)
         self._metrics.stored(self.scopes.label(request.scope), because)
-        if names.scope in self._listed:
-            self._tally.stored(names.scope, because, self._clock())
-        if because is not None:
-            return Stored(refusal=because)
-        proof = self._tickets.exact_proof(client, request.tenant, names.scope, names.exact)
-        return Stored(Tickets.exact(names.scope, names.exact, proof))
+        return Stored(refusal=because) if because is not None else Stored(self._exact_ticket(client, request, names))
+
+    def _exact_ticket(self, client: str, request: Request, names: Names) -> bytes:
+        return self._tickets.give(client, request.tenant, Served(names.scope, names.exact, "exact", 1.0))
 
     # -- lookup ----------------------------------------------------------------------------------------------------------------
 
@@ -208,19 +195,13 @@ class ResponseCache:
         deadline = began + min(wait_s, MAX_WAIT_S)
         unless_stored = True
         while True:
-            found = await self._store.find(names, request)
-            opener = Opener(
-                *(self._keys, self._store, self._metrics, self._clock),
-                client=client,
-                request=request,
-                found=found,
-                max_age_s=max_age_s,
-            )
+            found = await self._store.find(names)
+            opener = Opener(self._keys, self._metrics, self._clock, client, request, found.generation, max_age_s)
             entry = await opener.open(names.scope, names.exact, found.record)
             if entry is not None:
                 self._metrics.lookup_seconds.observe(loop.time() - began)
                 age, remaining = entry.life(self._clock())
-                return Hit(Tickets.exact(names.scope, names.exact, entry.proof), "exact", entry.answer, age, remaining)
+                return Hit(self._exact_ticket(client, request, names), "exact", entry.answer, age, remaining)
             # Followers wait before the semantic tier is asked, so that each does not repeat its lookup, and only the leader's
             # lookup counts as evidence.
             waits = deadline > loop.time()
@@ -247,7 +228,7 @@ class ResponseCache:
             except RedisRefused:
                 return miss  # Redis is full, or the key has another type: no flight
             if state == "free":
-                flight = Flight(names.scope, names.exact, token.decode(), found.stamp, found.tags)
+                flight = Flight(names.scope, names.exact, token.decode(), found.generation)
                 return miss._replace(flight=self._tickets.give(client, request.tenant, flight))
             if state == "not_kept":
                 return miss  # the next answer would not be cached either: no flight
@@ -267,41 +248,33 @@ class ResponseCache:
         names: Names,
         settings: ScopeSettings,
         flight: Flight | None,
-        ttl_s: float,
     ) -> Refusal | None:
         if not await self._admitted(client, request, names.scope):
             return "scopes"
         if flight is not None:
-            stamp, tags = flight.stamp, flight.tags
+            generation = flight.generation
         else:
-            found = await self._store.find(names, request)
-            stamp, tags = found.stamp, found.tags
-            # The generations at the time of the request are unknown: the engine may have begun before an invalidation.
+            generation = (await self._store.find(names)).generation
+            # The generation at the time of the request is unknown: the engine may have begun before an invalidation.
             if await self._store.invalidated_s(names.scope) < answer.engine_s:
                 return "stale"
-        if request.tags and tags != await self._store.tags(names.scope, request.tags):
-            return "stale"
-        await self._admitted(client, request, names.scope, stamp[0])
+        await self._admitted(client, request, names.scope, generation)
         now = self._clock()
-        life_s = min(ttl_s or settings.life_s, settings.life_s)
         entry = Entry(
-            *(client, request.scope, request.tenant, request.model, request.model_version, request.last_turn or ""),
-            *(answer, now, now + life_s, stamp),
-            tags=tuple(zip(request.tags, tags, strict=True)),
+            *(client, request.scope, request.tenant, request.last_turn or "", answer, now, now + settings.life_s, generation),
             partition=names.partition or b"",
-            proof=self._tickets.exact_proof(client, request.tenant, names.scope, names.exact),
         )
         keyring = self._keys.current
         record = await offload(answer.size, lambda: entries.seal(entry, names.scope, names.exact, keyring))
         if len(record) > min(settings.max_mib, settings.tenant_mib) * 2**20:
             return "full"
-        vector = await self._semantic.vector(names, request, settings, entry.expires_at, stamp[0])
+        vector = await self._semantic.vector(names, request, settings, entry.expires_at, generation)
         token = b"" if flight is None else flight.token.encode()
         put = await self._store.put(names, entry, record, settings, vector=vector, flight=token)
         self._metrics.evicted(self.scopes.label(request.scope), put)
         return None if put.stored else "stale"
 
-    async def _admitted(self, client: str, request: Request, scope: Scope, generation: str | None = None) -> bool:
+    async def _admitted(self, client: str, request: Request, scope: Scope, generation: int | None = None) -> bool:
         """Add a scope to its client's list, which invalidation needs; return False if the client has too many scopes.
 
         The scope is added again after a while and in another generation, because the list may have been lost or purged.
@@ -325,9 +298,5 @@ def _check(request: Request) -> None:
         raise InvalidRequest("the request names no model: send the model's name at the engine")
     if not request.messages and request.prompt is None and not request.parameters:
         raise InvalidRequest("the request is empty: send messages or prompt")
-    if len(request.tags) > MAX_TAGS:
-        raise InvalidRequest(f"the request has {len(request.tags)} tags: send at most {MAX_TAGS}")
-    if any(
-        len(name) > MAX_NAME for name in (request.scope, request.tenant, request.language, request.model_version, *request.tags)
-    ):
-        raise InvalidRequest(f"a scope, tenant, language, version or tag is longer than {MAX_NAME} characters: shorten it")
+    if max(len(request.scope), len(request.tenant)) > MAX_NAME:
+        raise InvalidRequest(f"a scope or tenant is longer than {MAX_NAME} characters: shorten it")

@@ -2,14 +2,14 @@
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from lpc.responses.canonical import Namer
 from lpc.responses.flights import Flights
-from lpc.responses.scopes import Scopes, ScopeSettings
+from lpc.responses.scopes import Scopes
 from lpc.responses.sealing import Keys
 from lpc.responses.semantic.evidence_file import EvidenceError, Verdicts, read_judge_error
 from lpc.responses.shared_evidence import SharedEvidence
@@ -21,12 +21,11 @@ from predictor_service.metrics import Metrics
 from predictor_service.own_folder import ForeignFolder, make_own
 from predictor_service.responses.cache import ResponseCache
 from predictor_service.responses.embedding import Embedder
-from predictor_service.responses.judging import Judge, rules_of
+from predictor_service.responses.judging import rules_of
 from predictor_service.responses.metrics import CacheMetrics
 from predictor_service.responses.scopes_in_use import SYNC_S
 from predictor_service.responses.servicer import Invalidations, ResponseCacheService
 from predictor_service.responses.similar import SimilarQuestions
-from predictor_service.responses.tally import INTERVAL_S, Tally
 from predictor_service.responses.upkeep import Upkeep
 from predictor_service.settings import ServiceSettings
 
@@ -82,31 +81,33 @@ def made(
     stack.push_async_callback(redis.close)
     cache_metrics.watch_redis(lambda: not redis.away)
     store = Store(redis, Namer(keys.current.names), embedder.encoder, cache_metrics.forged.labels("generation").inc)
-    tally = Tally(redis)
-    stack.push_async_callback(tally.flush)
-    judges = _judges(settings.cache_scopes, embedder.encoder(), stack)
+    for name, scope in settings.cache_scopes.items():
+        if scope.judge == "embedding" and scope.semantic != "off":
+            try:
+                read_judge_error(scope.evidence, embedder.encoder())
+            except EvidenceError as error:
+                raise EvidenceError(f"scope {name}: {error}") from error
     learns = any(scope.semantic != "off" for scope in settings.cache_scopes.values())
     verdicts = _verdicts(settings.verdicts_file) if learns else None
     evidence = SharedEvidence(
         redis, store.namer, embedder.encoder, verdicts, forged=cache_metrics.forged.labels("evidence").inc
     )
     semantic = SimilarQuestions(
-        *(keys, store, Vectors(redis, embedder.encoder), evidence, embedder, partial(rules_of, embedder, judges), clock),
+        *(keys, store, Vectors(redis, embedder.encoder), evidence, embedder, partial(rules_of, embedder), clock),
         judged=lambda scope, same: cache_metrics.judged(scopes.label(scope), same),
         report=lambda client, scope, in_force: cache_metrics.in_force(client, scopes.label(scope), in_force),
     )
     stack.push_async_callback(semantic.close)
     cache = ResponseCache(
-        *(keys, store, Flights(redis, flight_s), tally, scopes, semantic, cache_metrics),
+        *(keys, store, Flights(redis, flight_s), scopes, semantic, cache_metrics),
         max_entry_bytes=settings.cache_max_entry_kib * 1024,
         client_scopes=settings.cache_client_scopes,
         clock=clock,
     )
-    upkeep = Upkeep(keys, store, tally, scopes, semantic, cache_metrics, clock)
+    upkeep = Upkeep(keys, store, scopes, semantic, cache_metrics)
     invalidations = Invalidations(settings.cache_invalidations, cache_metrics)
     service = ResponseCacheService(cache, upkeep, settings.cache_gateways, invalidations)
-    rounds = ((INTERVAL_S, "tally", tally.flush), (SYNC_S, "arrays", semantic.sync_now))
-    return Caches(service, rounds, keys.refresh)
+    return Caches(service, ((SYNC_S, "arrays", semantic.sync_now),), keys.refresh)
 
 
 def _verdicts(path: Path) -> Verdicts:
@@ -118,30 +119,3 @@ def _verdicts(path: Path) -> Verdicts:
     except OSError as error:
         raise EvidenceError(f"cannot make the folder {path.parent} ({error.strerror}): set LPC_STATE") from error
     return Verdicts(path)
-
-
-def _judges(scopes: Mapping[str, ScopeSettings], encoder: str, stack: contextlib.AsyncExitStack) -> dict[ScopeSettings, Judge]:
-    """Return the models that judge, by settings of their scope, after a check that every judge was measured.
-
-    Raises:
-        EvidenceError: a judge was not measured, or `httpx` is missing.
-    """
-    judges: dict[ScopeSettings, Judge] = {}
-    for name, scope in scopes.items():
-        if scope.judge == "text" or scope.semantic == "off":
-            continue
-        try:
-            read_judge_error(scope.evidence, scope.judge, scope.judge_model, encoder)
-        except EvidenceError as error:
-            raise EvidenceError(f"scope {name}: {error}") from error
-        if scope.judge == "model" and scope.judge_url is not None:
-            try:
-                from lpc.responses.semantic.model_judge import ByModel, endpoint
-            except ModuleNotFoundError as error:
-                raise EvidenceError(
-                    f"scope {name}: judge \"model\" needs the package {error.name}: pip install 'learned-prefix-cache[gateway]'"
-                ) from error
-            client = endpoint(scope.judge_url, scope.judge_key_file, scope.judge_timeout_s)
-            stack.push_async_callback(client.aclose)
-            judges[scope] = ByModel(client, scope.judge_model)
-    return judges

@@ -9,7 +9,6 @@ from lpc.responses import entry as entries
 from lpc.responses.canonical import EntryId, Request, Scope
 from lpc.responses.entry import Entry
 from lpc.responses.sealing import Keys, Unsealable
-from lpc.responses.store import Found, Store
 from predictor_service.responses.metrics import CacheMetrics
 
 T = TypeVar("T")
@@ -24,26 +23,24 @@ class Opener:
 
     Attributes:
         keys: encryption keys.
-        store: entries in Redis.
         metrics: Prometheus metrics.
         clock: returns seconds since the epoch.
         client: authenticated name of the client.
         request: its request.
-        found: current generations.
+        generation: current generation of the scope.
         max_age_s: oldest age of an answer; 0 for any.
     """
 
     keys: Keys
-    store: Store
     metrics: CacheMetrics
     clock: Callable[[], float]
     client: str
     request: Request
-    found: Found
+    generation: int
     max_age_s: float
 
     async def open(self, scope: Scope, name: EntryId, record: bytes | None) -> Entry | None:
-        """Return the entry of a record if this request may get it, else None. Raises RedisFailed."""
+        """Return the entry of a record if this request may get it, else None."""
         if record is None:
             return None
         keyring = self.keys.current
@@ -58,17 +55,11 @@ class Opener:
         now, request = self.clock(), self.request
         if not entry.belongs_to(self.client, request.scope, request.tenant):
             return None
-        if entry.stamp != self.found.stamp or entry.expires_at <= now:
+        if entry.generation != self.generation or entry.expires_at <= now:
             return None
         if self.max_age_s and entry.life(now)[0] > self.max_age_s:
             return None
-        return entry if await self._tags_valid(scope, entry) else None
-
-    async def _tags_valid(self, scope: Scope, entry: Entry) -> bool:
-        if not entry.tags:
-            return True
-        tags, then = zip(*entry.tags, strict=True)
-        return (self.found.tags if tags == self.request.tags else await self.store.tags(scope, tags)) == then
+        return entry
 
 
 async def offload(size: int, work: Callable[[], T]) -> T:

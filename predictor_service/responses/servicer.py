@@ -1,7 +1,7 @@
 """The gRPC service `lpc.cache.v1.ResponseCache`: converts messages and calls the caches."""
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
@@ -77,7 +77,7 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
             wait_s = min(wait_s, 0.9 * remaining)
         outcome: Hit | Miss
         if too_large(request.request):
-            outcome = self._cache.too_large_to_look_up(caller.name, request.request.scope[:MAX_NAME])
+            outcome = self._cache.too_large_to_look_up(request.request.scope[:MAX_NAME])
         else:
             parsed = await offload(request.request.ByteSize(), lambda: request_of(request.request))
             outcome = await self._cache.lookup(
@@ -100,21 +100,17 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         """Store the engine's answer, or return why not."""
         del context
         self._check_tenant(request.request.tenant)
-        client = CALLER.get().name
         if too_large(request.request):
-            return pb.StoreResponse(
-                refusal=self._cache.too_large_to_store(client, request.request.scope[:MAX_NAME]).refusal or ""
-            )
+            return pb.StoreResponse(refusal=self._cache.too_large_to_store(request.request.scope[:MAX_NAME]).refusal or "")
         same = request.same_as_candidate if request.HasField("same_as_candidate") else None
         parsed = await offload(request.request.ByteSize(), lambda: request_of(request.request))
         stored = await self._cache.store(
-            client,
+            CALLER.get().name,
             parsed,
             answer_of(request.response),
             flight=request.flight,
             candidate=request.candidate,
             same=same,
-            ttl_s=max(0.0, request.ttl_s),
             aborted=request.aborted,
             no_store=request.no_store,
         )
@@ -125,11 +121,7 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         del context
         self._check_tenant(request.tenant)
         counted, dropped = await self._upkeep.feedback(
-            *(CALLER.get().name, request.entry_id),
-            wrong=request.wrong,
-            reason=request.reason_code,
-            drop=request.drop,
-            tenant=request.tenant,
+            *(CALLER.get().name, request.entry_id), wrong=request.wrong, drop=request.drop, tenant=request.tenant
         )
         return pb.FeedbackResponse(counted=counted, dropped=dropped)
 
@@ -139,28 +131,21 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         client, what = CALLER.get().name, request.WhichOneof("what")
         self._check_tenant(request.tenant)
         if request.tenant and what != "entry_id":
-            raise InvalidRequest("tenant needs entry_id: scopes, tags and models apply to all tenants")
+            raise InvalidRequest("tenant needs entry_id: a scope is invalidated for all tenants")
         if what is None or (what == "everything" and not request.everything):
-            raise InvalidRequest("nothing to invalidate: set entry_id, scope, tag, model or everything")
+            raise InvalidRequest("nothing to invalidate: set entry_id, scope or everything")
         self._invalidations.take(client, request.tenant)
         if what == "entry_id":
             done, erased = await self._upkeep.invalidate_entry(client, request.entry_id, request.tenant)
-            return pb.InvalidateResponse(done=done, erased=erased)
-        done, erased = await self._upkeep.invalidate(
-            client,
-            scope=request.scope if what == "scope" else None,
-            tag=request.tag,
-            model=request.model,
-            version=request.model_version,
-            erase=request.erase,
-        )
+        else:
+            scope = request.scope if what == "scope" else None
+            done, erased = await self._upkeep.invalidate(client, scope=scope, erase=request.erase)
         return pb.InvalidateResponse(done=done, erased=erased)
 
     async def Stats(self, request: pb.StatsRequest, context: Context) -> pb.StatsResponse:  # noqa: N802
-        """Return counters and thresholds of the client's scopes."""
+        """Return entries and thresholds of the client's scopes."""
         del context
-        scope = request.scope or None
-        stats = await self._upkeep.stats(CALLER.get().name, scope, request.days)
+        stats = await self._upkeep.stats(CALLER.get().name, request.scope or None)
         return pb.StatsResponse(scopes=map(_stats, stats))
 
     def _check_tenant(self, tenant: str) -> None:
@@ -199,13 +184,9 @@ def request_of(request: pb.Request) -> Request:
         prompt=request.prompt if request.HasField("prompt") else None,
         scope=request.scope,
         tenant=request.tenant,
-        model_version=request.model_version,
-        tags=tuple(request.tags),
-        language=request.language,
         size=request.ByteSize(),
     )
-    # Only the partition depends on the language: an equal request is found with any.
-    return parsed if parsed.language or parsed.last_turn is None else replace(parsed, language=language_of(parsed.last_turn))
+    return parsed if parsed.last_turn is None else replace(parsed, language=language_of(parsed.last_turn))
 
 
 def answer_of(response: pb.Response) -> Answer:
@@ -251,25 +232,7 @@ def _stats(stats: ScopeStats) -> pb.ScopeStats:
         labels=in_force.labels,
         labels_different=in_force.different,
         known=stats.known,
-        days=[_day(date, counts) for date, counts in stats.days.items()],
     )
     if in_force.threshold is not None:
         message.threshold = in_force.threshold
     return message
-
-
-def _day(date: str, counts: Mapping[str, int]) -> pb.Day:
-    def under(prefix: str) -> dict[str, int]:
-        return {name.removeprefix(prefix): count for name, count in counts.items() if name.startswith(prefix)}
-
-    return pb.Day(
-        date=date,
-        hits=under("hit:"),
-        misses=under("miss:"),
-        stored=counts.get("stored", 0),
-        refused=under("refused:"),
-        prompt_tokens_spared=counts.get("prompt_tokens", 0),
-        completion_tokens_spared=counts.get("completion_tokens", 0),
-        engine_seconds_spared=counts.get("engine_ms", 0) / 1000,
-        feedback=under("feedback:"),
-    )

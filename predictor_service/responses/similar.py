@@ -68,7 +68,7 @@ class SimilarQuestions:
         self._evidence = evidence
         self._embedder = embedder
         self._judged = judged
-        self._judging = Judging()
+        self._judging = Judging(embedder)
         self._clock = clock
         self._tickets = Tickets(store.namer)
         self._in_use = ScopesInUse(keys, vectors, evidence, embedder.encoder, rules, clock, report)
@@ -125,18 +125,18 @@ class SimilarQuestions:
         return Miss(reason, candidate=ticket, candidate_answer=entry.answer, similarity=similarity)
 
     async def vector(
-        self, names: Names, request: Request, settings: ScopeSettings, expires_at: float, generation: str
+        self, names: Names, request: Request, settings: ScopeSettings, expires_at: float, generation: int
     ) -> bytes:
         """Return the encrypted vector of a question whose answer is stored; empty if it has none."""
         question = request.last_turn
-        if question is None or names.partition is None or not generation.isdigit():
+        if question is None or names.partition is None:
             return b""
         self._in_use.of(names.scope, settings)
         vector = await self._embedder.vector(question, STORE_PATIENCE_S)
         if vector is None:
             return b""
         values = vector.astype("<f2").tobytes()
-        plain = Vector(names.exact, names.partition, expires_at, int(generation), values)
+        plain = Vector(names.exact, names.partition, expires_at, generation, values)
         return records.seal(plain, names.scope, self._keys.current)
 
     async def label(
@@ -187,11 +187,10 @@ class SimilarQuestions:
         if entry is None or not entry.belongs_to(client, request.scope, request.tenant):
             tenant.gate.unjudged(candidate.similarity, decision)
             return
-        texts = (request.last_turn or "", answer.text(), entry.question, entry.answer.text())
-        if tenant.rules.judge is None:
-            await judged(equal_text(texts[1], texts[3]))
+        if tenant.rules.judged_by:
+            await self._judging.later(answer.text(), entry.answer.text(), judged)
         else:
-            await self._judging.later(tenant.rules.judge, texts, judged)
+            await judged(equal_text(answer.text(), entry.answer.text()))
 
     async def complain(self, served: Served, ticket: bytes, settings: ScopeSettings, tenant_name: str) -> bool:
         """Record a complaint about an answer that a tenant got; return False if it is not the first one."""

@@ -11,12 +11,10 @@ import redis
 
 from benchmarks.processes import RedisServer
 from lpc.responses import layout
-from lpc.responses.canonical import EntryId, Scope
-from lpc.responses.erasing import erase
+from lpc.responses.canonical import Scope
 from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisAway, RedisReach, RedisRefused
 from predictor_service.responses.outcomes import Hit, Miss
-from predictor_service.responses.tally import day_of
 from tests.deploy.deployed_caches import own_address
 from tests.response_cache import Caches, answer, asked
 
@@ -186,25 +184,6 @@ async def test_a_key_of_the_wrong_type_costs_its_own_question_only(
         assert isinstance(await caches.cache.lookup("a", asked("New?")), Hit)
 
 
-async def test_counters_that_redis_refuses_wait_and_the_others_are_counted_once(
-    redis_server: RedisServer, tmp_path: Path
-) -> None:
-    async with caches_of(redis_server, tmp_path) as caches:
-        today = day_of(caches.clock.now)
-        good, bad = (caches.store.namer.scope("a", name) for name in ("faq", "other"))
-        with contextlib.closing(redis_server.client()) as admin:
-            admin.set(layout.key(bad, "c", today), "not ours")
-            for scope in ("faq", "other"):
-                await caches.cache.lookup("a", asked("Question?", scope=scope))
-            for _ in range(3):
-                await caches.tally.flush()
-            assert await caches.tally.day(good, today) == {"miss:cold": 1}
-            admin.delete(layout.key(bad, "c", today))
-            await caches.tally.flush()
-        assert await caches.tally.day(good, today) == {"miss:cold": 1}
-        assert await caches.tally.day(bad, today) == {"miss:cold": 1}
-
-
 async def test_an_entry_of_the_wrong_type_does_not_stop_the_deletion_of_the_others(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
@@ -212,13 +191,12 @@ async def test_an_entry_of_the_wrong_type_does_not_stop_the_deletion_of_the_othe
         for question in ("One?", "Two?", "Three?"):
             await fill(caches, asked(question))
         scope: Scope = caches.store.namer.scope("a", "faq")
-        names: list[EntryId] = [caches.store.namer.names("a", asked(q)).exact for q in ("One?", "Two?", "Three?")]
         with contextlib.closing(redis_server.client()) as admin:
-            key = layout.key(scope, "e", layout.text(names[0]))
+            key = entry_key(caches, asked("One?"))
             admin.delete(key)
             admin.rpush(key, "not ours")
-        assert await caches.store.drop_all(scope, names) == 2
-        assert await erase(caches.store, scope) == 1
+            assert await caches.store.erase(scope) == 3
+            assert not admin.keys("lpc:rc:*:e:*")
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,6 @@ async def test_another_sidecar_finds_the_answer(make: Make) -> None:
     [
         asked("Is it not?"),
         asked("Is it?", model="m:lora"),
-        asked("Is it?", model_version="2"),
         asked("Is it?", tenant="another"),
         asked("Is it?", scope="other"),
         asked("Is it?", tools=[{"type": "function", "function": {"name": "f"}}]),
@@ -155,7 +154,7 @@ async def test_no_operation_prolongs_the_life_of_an_answer(make: Make, redis_ser
     hit = await ask(caches, asked("Is it?"))
     assert isinstance(hit, Hit)
     for wrong in (False, True):
-        await caches.upkeep.feedback("a", hit.ticket, wrong=wrong, reason="", drop=False)
+        await caches.upkeep.feedback("a", hit.ticket, wrong=wrong, drop=False)
     assert isinstance(await ask(caches, asked("Is it?"), max_age_s=1), Miss)
     for fields in ({"no_store": True}, {"aborted": True}):
         await caches.cache.store("a", asked("Is it?"), answer(), **fields)
@@ -172,14 +171,12 @@ async def test_entries_expire_in_redis(make: Make, redis_server: RedisServer) ->
     assert all(life <= 100_000 for key, life in lives.items() if b"}:e:" in key)
 
 
-async def test_a_caller_can_limit_age_and_life(make: Make) -> None:
+async def test_a_caller_can_limit_the_age(make: Make) -> None:
     caches = make()
-    await fill(caches, asked("Is it?"), ttl_s=60)
+    await fill(caches, asked("Is it?"))
     caches.clock.now += 30
     assert isinstance(await ask(caches, asked("Is it?"), max_age_s=20), Miss)
     assert isinstance(await ask(caches, asked("Is it?"), max_age_s=40), Hit)
-    caches.clock.now += 31
-    assert isinstance(await ask(caches, asked("Is it?")), Miss)
 
 
 @pytest.mark.parametrize("step", [-1e6, -50.0, 50.0])
@@ -331,17 +328,15 @@ async def test_a_lookup_without_wait_time_returns_at_once(make: Make) -> None:
     assert (outcome.reason, outcome.flight) == ("in_flight", b"")
 
 
-@pytest.mark.parametrize(
-    "narrow", [{"scope": "faq"}, {"scope": None}, {"scope": None, "model": "m"}, {"scope": "faq", "tag": "t"}]
-)
-async def test_an_invalidated_answer_is_not_found(make: Make, narrow: dict[str, Any]) -> None:
+@pytest.mark.parametrize("scope", ["faq", None])
+async def test_an_invalidated_answer_is_not_found(make: Make, scope: str | None) -> None:
     caches = make()
-    await fill(caches, asked("Is it?", tags=("t",)))
-    assert await caches.upkeep.invalidate("a", **narrow) == (True, 0)
+    await fill(caches, asked("Is it?"))
+    assert await caches.upkeep.invalidate("a", scope=scope) == (True, 0)
     for sidecar in (caches, make()):
-        assert isinstance(await ask(sidecar, asked("Is it?", tags=("t",))), Miss)
-    await fill(make(), asked("And now?", tags=("t",)))
-    assert isinstance(await ask(caches, asked("And now?", tags=("t",))), Hit)
+        assert isinstance(await ask(sidecar, asked("Is it?")), Miss)
+    await fill(make(), asked("And now?"))
+    assert isinstance(await ask(caches, asked("And now?")), Hit)
 
 
 @pytest.mark.parametrize("how", ["purged", "flushed"])
@@ -360,14 +355,13 @@ async def test_an_answer_that_is_stored_after_all_data_was_lost_can_be_invalidat
     assert isinstance(await ask(caches, asked("Is it?")), Miss)
 
 
-@pytest.mark.parametrize("narrow", [{"scope": "other"}, {"scope": None, "model": "m2"}, {"scope": None, "tag": "t2"}])
-async def test_other_answers_are_not_invalidated(make: Make, narrow: dict[str, Any]) -> None:
+async def test_answers_of_other_scopes_and_clients_are_not_invalidated(make: Make) -> None:
     caches = make()
-    await fill(caches, asked("Is it?", tags=("t",)))
+    await fill(caches, asked("Is it?"))
     await fill(caches, asked("Is it?"), client="b")
-    await caches.upkeep.invalidate("a", **narrow)
+    await caches.upkeep.invalidate("a", scope="other")
     await caches.upkeep.invalidate("b", scope=None)
-    assert isinstance(await ask(caches, asked("Is it?", tags=("t",))), Hit)
+    assert isinstance(await ask(caches, asked("Is it?")), Hit)
 
 
 async def test_an_answer_to_a_request_from_before_an_invalidation_is_not_stored(make: Make) -> None:
@@ -382,7 +376,7 @@ async def test_an_answer_to_a_request_from_before_an_invalidation_is_not_stored(
 
 async def test_an_answer_without_a_flight_that_began_before_an_invalidation_is_not_stored(make: Make) -> None:
     caches = make()
-    await caches.upkeep.invalidate("a", scope="faq", model="m")
+    await caches.upkeep.invalidate("a", scope="faq")
     stored = await caches.cache.store("a", asked("Is it?"), answer(engine_s=60.0))
     assert stored.refusal == "stale"
     assert (await caches.cache.store("a", asked("Is it?"), answer(engine_s=0.0))).refusal is None
@@ -393,7 +387,7 @@ async def test_only_the_client_that_got_an_entry_can_drop_it(make: Make) -> None
     await fill(caches, asked("Is it?"))
     hit = await ask(caches, asked("Is it?"))
     assert isinstance(hit, Hit)
-    wrong = {"wrong": True, "reason": "outdated", "drop": True}
+    wrong = {"wrong": True, "drop": True}
     assert await caches.upkeep.feedback("b", hit.ticket, **wrong) == (False, False)
     assert await caches.upkeep.feedback("a", hit.ticket[:-1] + b"x", **wrong) == (False, False)
     assert isinstance(await ask(caches, asked("Is it?")), Hit)
@@ -426,44 +420,13 @@ async def test_a_scope_stays_within_its_limit_of_entries(make: Make, redis_serve
     assert evicted(caches) == {"entries": 20, "bytes": 0}
 
 
-@pytest.mark.parametrize(
-    ("narrow", "goes"),
-    [
-        ({"scope": None, "tag": "t"}, {"tagged", "both"}),
-        ({"scope": None, "model": "m2"}, {"other model", "its version", "both"}),
-        ({"scope": "faq", "model": "m2", "version": "7"}, {"its version"}),
-        ({"scope": "other", "tag": "t"}, set()),
-    ],
-)
-async def test_erasing_by_tag_or_model_deletes_these_entries_and_no_others(
-    make: Make, redis_server: RedisServer, narrow: dict[str, Any], goes: set[str]
-) -> None:
-    caches = make()
-    requests = {
-        "plain": asked("Is it?"),
-        "tagged": asked("Is it tagged?", tags=("t", "u")),
-        "other model": asked("Is it?", model="m2"),
-        "its version": asked("Is it?", model="m2", model_version="7"),
-        "both": asked("Is it both?", model="m2", tags=("t",)),
-    }
-    for request in requests.values():
-        await fill(caches, request)
-    before = len(entries_in(redis_server))
-    assert await caches.upkeep.invalidate("a", **narrow, erase=True) == (True, len(goes))
-    assert len(entries_in(redis_server)) == before - len(goes)
-    for name, request in requests.items():
-        assert isinstance(await ask(caches, request), Miss if name in goes else Hit), name
-    (stats,) = await caches.upkeep.stats("a", None, 1)
-    assert stats.entries == 5 - len(goes)
-
-
 async def test_an_invalid_entry_id_does_not_stop_the_deletion(make: Make, redis_server: RedisServer) -> None:
     caches = make()
-    await fill(caches, asked("Is it?", tags=("t",)))
+    await fill(caches, asked("Is it?"))
     with contextlib.closing(redis_server.client()) as client:
         (ends,) = client.scan_iter("lpc:rc:*:z")
         client.zadd(ends, {"a:1": 1e12})
-    assert await caches.upkeep.invalidate("a", scope="faq", tag="t", erase=True) == (True, 1)
+    assert await caches.upkeep.invalidate("a", scope="faq", erase=True) == (True, 1)
 
 
 async def test_a_scope_stays_within_its_limit_of_bytes(make: Make, redis_server: RedisServer) -> None:
@@ -496,22 +459,6 @@ async def test_replaced_deleted_and_expired_entries_are_not_counted(make: Make, 
     caches.clock.now += 24 * 3600
     await fill(caches, asked("Much later?"))
     assert counted_bytes(redis_server) == sum(entries_in(redis_server).values()) > 0
-
-
-async def test_statistics_count_hits_and_tokens_spared(make: Make) -> None:
-    caches = make()
-    await fill(caches, asked("Is it?"))
-    for _ in range(2):
-        await ask(caches, asked("Is it?"))
-    await caches.upkeep.feedback("a", (await fill(caches, asked("So?"))).ticket, wrong=False, reason="", drop=False)
-    (stats,) = await caches.upkeep.stats("a", None, 2)
-    assert (stats.name, stats.known, stats.entries, len(stats.days)) == ("faq", True, 2, 2)
-    (today, yesterday) = stats.days.values()
-    assert yesterday == {}
-    assert today["hit:exact"] == 2 and today["miss:cold"] == 2 and today["stored"] == 2
-    assert (today["prompt_tokens"], today["completion_tokens"], today["engine_ms"]) == (14, 10, 1000)
-    assert today["feedback:right"] == 1
-    assert await caches.upkeep.stats("b", None, 1) == []
 
 
 async def test_keys_can_be_rotated_without_a_restart(make: Make) -> None:

@@ -72,8 +72,7 @@ async def test_an_answer_is_returned_as_it_was_sent(tiny_models: Path, tmp_path:
         assert hit.response == response()
         assert hit.source == pb.SOURCE_EXACT and 0 < hit.remaining_s <= 4 * 3600
         stats = await stub.Stats(pb.StatsRequest())
-        assert [(scope.scope, scope.entries, dict(scope.days[0].hits)) for scope in stats.scopes] == [("faq", 1, {"exact": 1})]
-        assert stats.scopes[0].days[0].engine_seconds_spared == pytest.approx(0.5)
+        assert [(scope.scope, scope.entries) for scope in stats.scopes] == [("faq", 1)]
         assert (await stub.Feedback(pb.FeedbackRequest(entry_id=hit.entry_id, wrong=True, drop=True))).dropped
         assert await reason(stub, request(), wait_ms=0) == "COLD"
         assert (await stub.Invalidate(pb.InvalidateRequest(scope="faq", erase=True))).done
@@ -88,7 +87,6 @@ async def test_invalid_requests_are_refused(tiny_models: Path, tmp_path: Path, r
         request(parameters_json=b"[" * 10_000),
         request(tools_json=b"{}"),
         request(model=""),
-        request(tags=["t"] * 17),
         request(scope="s" * 300),
         pb.Request(model="m"),
     ]

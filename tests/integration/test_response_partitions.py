@@ -45,7 +45,6 @@ def _conversation(rng: random.Random) -> tuple[str, list[Request]]:
         "tools": rng.choice(([], [{"type": "function", "function": {"name": "f"}}])),
         "scope": rng.choice(("faq", "other")),
         "tenant": rng.choice(("", "t1", "t2")) if client == "gateway" else "",
-        "model_version": rng.choice(("", "2")),
         "language": "en",
     }
     messages: list[dict[str, str]] = []
@@ -62,7 +61,7 @@ def _conversation(rng: random.Random) -> tuple[str, list[Request]]:
 def _around(client: str, asked: Request) -> str:
     """Return everything but the last turn's text, as it is: not by the code under test."""
     messages = [*asked.messages[:-1], {"role": "user"}]
-    fields = (asked.model, asked.parameters, asked.tools, asked.scope, asked.tenant, asked.model_version)
+    fields = (asked.model, asked.parameters, asked.tools, asked.scope, asked.tenant)
     return repr((client, messages, *fields))
 
 

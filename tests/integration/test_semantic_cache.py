@@ -146,7 +146,7 @@ async def test_a_file_of_evidence_opens_two_sidecars_and_drift_in_one_shuts_both
     for _ in range(400):  # the same at every similarity, since the tiny model's vectors are meaningless
         for level in range(LEVELS):
             evidence.apply([*evidence.lookup(edge(level) + 1e-4), *evidence.label(edge(level) + 1e-4, same=True)])
-    write_evidence(tmp_path / "evidence.json", evidence, Embeddings(tiny_models, "tiny", tmp_path).encoder)
+    write_evidence(tmp_path / "evidence.json", evidence, Embeddings(tiny_models, "tiny").encoder)
     scopes = {"faq": ScopeSettings(kind="faq", mode="serve", evidence=tmp_path / "evidence.json")}
     changes = {"cache_scopes": scopes, "cache_redis_timeout_s": 5.0}
     async with (
@@ -206,8 +206,6 @@ async def test_a_candidate_is_in_the_same_partition_and_not_vetoed(
         for fields in (
             {"model": "another"},
             {"tenant": "another"},
-            {"language": "zh"},
-            {"model_version": "2"},
             {"parameters_json": json.dumps({"temperature": 0, "max_tokens": 9}).encode()},
             {"tools_json": b'[{"type": "function"}]'},
             {"messages": [pb.Message(role="system", content="Be brief."), pb.Message(role="user", content=reworded(question))]},

@@ -186,21 +186,21 @@ def lookup_answer(contract: Contract, result: str) -> Any:
 
 
 @pytest.mark.parametrize("result", ["hit", "miss", "neither"])
-def test_the_present_cache_client_asks_a_newer_sidecar(result: str, contract: Contract) -> None:
+async def test_the_present_cache_client_asks_a_newer_sidecar(result: str, contract: Contract) -> None:
     with serving(contract, CACHE, of_cache(contract, lookup_answer(contract, result))) as address:
         client = ResponseCacheClient(address, timeout_s=20)
         question = cache_question(Contract(present_files()))
         question = cache_pb.Request.FromString(question.SerializeToString())
-        found = client.lookup(question)
+        found = await client.lookup(question)
         # An answer from a source that this release does not know is not used.
         assert found.hit.response.body == b""
         assert found.miss.flight == (b"flight" if result == "miss" else b"")
-        assert client.follow(question, 0.5) == found
-        assert not client.store(cache_pb.StoreRequest(request=question)).stored
-        assert not client.feedback(cache_pb.FeedbackRequest(entry_id=b"1")).counted
-        assert not client.stats(cache_pb.StatsRequest()).scopes
-        assert not client.invalidate(cache_pb.InvalidateRequest(scope="default")).done
-        client.close()
+        assert await client.follow(question, 0.5) == found
+        assert not (await client.store(cache_pb.StoreRequest(request=question))).stored
+        assert not (await client.feedback(cache_pb.FeedbackRequest(entry_id=b"1"))).counted
+        assert not (await client.stats(cache_pb.StatsRequest())).scopes
+        assert not (await client.invalidate(cache_pb.InvalidateRequest(scope="default"))).done
+        await client.close()
 
 
 def of_predictor(contract: Contract) -> Answers:

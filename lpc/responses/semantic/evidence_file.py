@@ -85,22 +85,18 @@ class EvidenceError(LpcError):
     """A file of evidence is invalid."""
 
 
-def write_evidence(
-    path: Path, evidence: Evidence, encoder: str, judge: str = "", model: str = "", error: JudgeError | None = None
-) -> None:
+def write_evidence(path: Path, evidence: Evidence, encoder: str, error: JudgeError | None = None) -> None:
     """Write a file of evidence.
 
     Args:
         path: path of the file.
         evidence: labels of question pairs.
         encoder: id of the encoder whose similarities were counted.
-        judge: the judge that was measured, as in a scope's `judge`.
-        model: the model of judge "model".
-        error: the judge's measured error.
+        error: the measured error of judge "embedding".
     """
     document: dict[str, Any] = {"version": VERSION, "encoder": encoder, "counts": evidence.fields()}
     if error is not None:
-        document["judge"] = {"judge": judge, "model": model, **error._asdict()}
+        document["judge"] = error._asdict()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n")
 
@@ -117,29 +113,22 @@ def read_evidence(path: Path, encoder: str | None = None) -> Evidence:
         raise _invalid(path) from error
 
 
-def read_judge_error(path: Path | None, judge: str, model: str, encoder: str) -> JudgeError:
-    """Return a judge's measured error.
-
-    Args:
-        path: path of the evidence; None if the scope has none.
-        judge: the judge, as in a scope's `judge`.
-        model: the model of judge "model".
-        encoder: id of the current encoder.
+def read_judge_error(path: Path | None, encoder: str) -> JudgeError:
+    """Return the measured error of judge "embedding" in a file of evidence; ``encoder`` is the current one.
 
     Raises:
         EvidenceError: the judge was not measured, or the file is invalid. The message names the command to run.
     """
-    named = f"--judge {judge} --judge-model {model}" if model else f"--judge {judge}"
-    run = f"`lpc cache calibrate --answers FILE {named} --evidence {path or 'FILE'}`"
+    run = f"`lpc cache calibrate --answers FILE --evidence {path or 'FILE'}`"
     if path is None:
-        raise EvidenceError(f'the error of judge "{judge}" is unknown: run {run} and set `evidence` to that file')
+        raise EvidenceError(f'the error of judge "embedding" is unknown: run {run} and set `evidence` to that file')
     try:
         measured = _read(path, encoder).get("judge") or {}
         error = JudgeError(int(measured.get("false_same", 0)), int(measured.get("different", 0)))
     except (AttributeError, TypeError, ValueError) as failure:
         raise _invalid(path) from failure
-    if not 0 <= error.false_same <= error.different or (measured.get("judge"), measured.get("model")) != (judge, model):
-        raise EvidenceError(f'{path} lacks the error of judge "{model or judge}": run {run}')
+    if not error.different or not 0 <= error.false_same <= error.different:
+        raise EvidenceError(f'{path} lacks the error of judge "embedding": run {run}')
     return error
 
 
@@ -158,4 +147,4 @@ def _read(path: Path, encoder: str | None) -> Any:
 
 
 def _invalid(path: Path) -> EvidenceError:
-    return EvidenceError(f"{path} is not an evidence file: write it with `lpc cache calibrate --out`")
+    return EvidenceError(f"{path} is not an evidence file: write it with `lpc cache calibrate --evidence`")

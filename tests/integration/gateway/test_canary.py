@@ -5,7 +5,7 @@ searched: all that they say (gRPC's own log included), every file that they writ
 of both, and every trace.
 """
 
-import contextlib
+import asyncio
 import itertools
 import json
 from pathlib import Path
@@ -25,15 +25,14 @@ from tests.engine_double import EngineDouble, served
 from tests.eventually import eventually
 from tests.integration.gateway.conftest import CHAT, chat
 from tests.integration.test_canary import monitored
-from tests.judge_double import JudgeDouble, judging
 
-ASKED, SAID, KEY = "quokkaquestion", "axolotlanswer", "pangolinkey"
-UNJUDGED = 'lpc_cache_judgements_total{scope="default",verdict="same"} 0.0'
+ASKED, SAID = "quokkaquestion", "axolotlanswer"
+JUDGED = 'lpc_cache_judgements_total{scope="default",verdict="different"}'
 QUESTION = f"where can a {ASKED} be seen in the north"
 
 
-def written(folder: Path, but: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.parent != but}
+def written(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def scrape(port: int) -> str:
@@ -46,16 +45,13 @@ async def test_words_of_questions_and_answers_are_nowhere(
 ) -> None:
     monkeypatch.setenv("GRPC_VERBOSITY", "DEBUG")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    evidence, secrets = tmp_path / "evidence.json", tmp_path / "secrets"
-    secrets.mkdir()
-    write_evidence(evidence, Evidence(), Embeddings(tiny_models, "tiny", tmp_path).encoder, "model", "j", JudgeError(0, 500))
-    (secrets / "judge").write_text(KEY)
+    evidence = tmp_path / "evidence.json"
+    write_evidence(evidence, Evidence(), Embeddings(tiny_models, "tiny").encoder, JudgeError(0, 500))
     (tmp_path / "gateway").mkdir()
     ports = {"sidecar": free_port(), "gateway": free_port(), "gateway_metrics": free_port()}
     redis = RedisServer(tmp_path / "redis", appendonly="yes", appendfsync="always")
-    with judging(JudgeDouble("SAME")) as judge, redis, monitored(redis) as told:
-        of_judge = {"judge_url": judge.url, "judge_model": "j", "judge_key_file": str(secrets / "judge")}
-        scope = {"mode": "shadow", "judge": "model", "evidence": str(evidence), **of_judge}
+    with redis, monitored(redis) as told:
+        scope = {"mode": "shadow", "judge": "embedding", "evidence": str(evidence)}
         sidecar = Sidecar(
             tmp_path,
             tiny_models,
@@ -84,26 +80,24 @@ async def test_words_of_questions_and_answers_are_nowhere(
                     predictor_address=sidecar.address,
                 )
                 with gateway:
-                    heard = await ask_everything(f"http://127.0.0.1:{ports['gateway']}", engine, judge)
-                    await eventually(lambda: UNJUDGED not in scrape(ports["sidecar"]))
+                    heard = await ask_everything(f"http://127.0.0.1:{ports['gateway']}", engine, ports["sidecar"])
                     metrics = [scrape(ports["sidecar"]), scrape(ports["gateway_metrics"])]
                     held = b"".join(key + (redis.client().dump(key) or b"") for key in redis.client().scan_iter())
         logs = [sidecar.log, gateway.log, redis.log]
     # What was done is what was meant to be done.
     assert heard == ["miss", "exact", "miss", "exact", "miss", "none", "none", "none"]
-    assert ASKED in judge.bodies[0]["messages"][1]["content"] and SAID in judge.bodies[0]["messages"][1]["content"]
     assert all("DEBUG" in log for log in logs[:2]) and any(b":v:" in line for line in told) and b"lpc:rc:" in held
     assert 'lpc_gateway_answers_total{cache="exact"' in metrics[1]
-    files = written(tmp_path, secrets)
+    files = written(tmp_path)
     assert any("appendonly" in str(path) and content for path, content in files.items())
-    for word in (ASKED, SAID, KEY):
+    for word in (ASKED, SAID):
         for where, text in {"logs": logs, "metrics": metrics}.items():
             assert word not in str(text), where
         for where, data in {"told": b"".join(told), "held": held, **files}.items():
             assert word.encode() not in data, where
 
 
-async def ask_everything(url: str, engine: EngineDouble, judge: JudgeDouble) -> list[str]:
+async def ask_everything(url: str, engine: EngineDouble, metrics_port: int) -> list[str]:
     """Ask in every way that the gateway tells apart; return what it said of the cache."""
     heard: list[str] = []
     async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
@@ -123,26 +117,24 @@ async def ask_everything(url: str, engine: EngineDouble, judge: JudgeDouble) -> 
         entry = (await ask(chat(QUESTION))).headers["x-lpc-entry"]
         await ask(chat(QUESTION.upper()))
         await ask(chat(QUESTION, stream=True))
-        await until_judged(client, engine, judge)
+        await until_judged(client, engine, metrics_port)
         heard.append("miss")
         await ask(chat(ASKED, temperature=1))
         await ask(b'["' + ASKED.encode())
         engine.refuse = True
         await ask(chat(f"{ASKED} refused", temperature=1))
-        for wrong in ({"entry": entry, "wrong": True, "reason": ASKED, "drop": True}, {"entry": ASKED}):
+        for wrong in ({"entry": entry, "wrong": True, "drop": True}, {"entry": ASKED}):
             await client.post("/lpc/v1/feedback", json=wrong)
     return heard
 
 
-async def until_judged(client: httpx.AsyncClient, engine: EngineDouble, judge: JudgeDouble) -> None:
-    """Ask rewordings, each answered in words of its own, until one had a candidate with which the judge compares its answer:
-    the sidecar hears of what was stored a moment later, and equal answers need no judge.
-    """
-    said = ("", "please", "thanks", "please thanks", "thanks please", "please please", "thanks thanks")
-    for number, (before, after) in enumerate(itertools.islice(itertools.product(said, said), 1, None)):
+async def until_judged(client: httpx.AsyncClient, engine: EngineDouble, metrics_port: int) -> None:
+    """Send rewordings until one had a candidate, whose answer the judge compared with the engine's."""
+    words = ("", "please", "thanks", "please thanks", "thanks please", "please please", "thanks thanks")
+    for number, (before, after) in enumerate(itertools.islice(itertools.product(words, words), 1, None)):
         engine.words = [f"For the {number}th time, ", SAID]
         await client.post(CHAT, json=chat(f"{before} {QUESTION} {after}"))
-        with contextlib.suppress(AssertionError):
-            await eventually(lambda: judge.bodies, seconds=0.5)
+        await asyncio.sleep(0.5)  # the sidecar indexes stored questions in the background
+        if f"{JUDGED} 0.0" not in await asyncio.to_thread(scrape, metrics_port):
             return
     pytest.fail("no rewording had a candidate")

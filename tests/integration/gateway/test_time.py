@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.processes import RedisServer
-from lpc.cache.client import SILENCES, AsyncResponseCacheClient
+from lpc.cache.client import SILENCES, ResponseCacheClient
 from lpc.responses.scopes import LIFE_S
 from lpc_apps.gateway.settings import GatewaySettings
 from predictor_service.server import Parts
@@ -45,14 +45,14 @@ async def test_a_silent_sidecar_gets_50_ms_of_three_requests_and_then_none(
     silent: str, monkeypatch: pytest.MonkeyPatch, step: float
 ) -> None:
     patience: list[float] = []
-    call = AsyncResponseCacheClient._call
+    call = ResponseCacheClient._call
 
-    async def noted(self: AsyncResponseCacheClient, method: str, message: Any, timeout_s: float) -> Any:
+    async def noted(self: ResponseCacheClient, method: str, message: Any, timeout_s: float) -> Any:
         if method == "Lookup":
             patience.append(timeout_s)
         return await call(self, method, message, timeout_s)
 
-    monkeypatch.setattr(AsyncResponseCacheClient, "_call", noted)
+    monkeypatch.setattr(ResponseCacheClient, "_call", noted)
     monkeypatch.setattr("lpc.cache.client.REST_S", 10_000.0)  # longer than the machine may be busy
     default = GatewaySettings.model_fields["gateway_lookup_timeout_s"].default
     assert default <= 0.05

@@ -1,4 +1,4 @@
-"""Clients of the response caches without a sidecar, or with one that does not respond."""
+"""The client of the response caches without a sidecar, or with one that does not respond."""
 
 import socket
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.processes import free_port
 from lpc.cache.bodies import question
-from lpc.cache.client import REST_S, SILENCES, AsyncResponseCacheClient, CacheError, CircuitBreaker, ResponseCacheClient
+from lpc.cache.client import REST_S, SILENCES, CacheError, CircuitBreaker, ResponseCacheClient
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.wire.access import Access
 from lpc.wire.certificates import CertificateError
@@ -36,26 +36,16 @@ def broken() -> Access:
 @pytest.mark.parametrize("kind", ["away", "silent", "broken"])
 async def test_a_failed_lookup_is_a_miss(kind: str, silent: str) -> None:
     address = silent if kind == "silent" else f"127.0.0.1:{free_port()}"
-    access = broken if kind == "broken" else Access
-    one = ResponseCacheClient(address, access=access)
-    other = AsyncResponseCacheClient(address, access=access)
-    try:
-        for _ in range(SILENCES + 2):
-            for answer in (one.lookup(QUESTION), await other.lookup(QUESTION)):
-                assert answer.miss.reason == pb.REASON_UNAVAILABLE
-        assert one.follow(QUESTION, 0.01).miss.reason == pb.REASON_UNAVAILABLE
-        assert (await other.follow(QUESTION, 0.01)).miss.reason == pb.REASON_UNAVAILABLE
-        assert other.silent == (kind == "silent")
-        if kind != "silent":
-            assert one.store(pb.StoreRequest(request=QUESTION)).refusal == "unavailable"
-            assert (await other.store(pb.StoreRequest(request=QUESTION))).refusal == "unavailable"
-            with pytest.raises(CacheError, match=r"ca\.pem" if kind == "broken" else "no sidecar answers at"):
-                one.stats(pb.StatsRequest())
-            with pytest.raises(CacheError):
-                await other.feedback(pb.FeedbackRequest())
-    finally:
-        one.close()
-        await other.close()
+    client = ResponseCacheClient(address, access=broken if kind == "broken" else Access)
+    for _ in range(SILENCES + 2):
+        assert (await client.lookup(QUESTION)).miss.reason == pb.REASON_UNAVAILABLE
+    assert (await client.follow(QUESTION, 0.01)).miss.reason == pb.REASON_UNAVAILABLE
+    assert client.silent == (kind == "silent")
+    if kind != "silent":
+        assert (await client.store(pb.StoreRequest(request=QUESTION))).refusal == "unavailable"
+        with pytest.raises(CacheError, match=r"ca\.pem" if kind == "broken" else "no sidecar answers at"):
+            await client.stats(pb.StatsRequest())
+    await client.close()
 
 
 def test_the_circuit_breaker_allows_one_request_per_interval_until_the_sidecar_responds() -> None:
@@ -69,8 +59,3 @@ def test_the_circuit_breaker_allows_one_request_per_interval_until_the_sidecar_r
     assert [breaker.allows() for _ in range(5)] == [True, False, False, False, False]
     breaker.responded()
     assert all(breaker.allows() for _ in range(5))
-
-
-def test_a_text_that_is_not_unicode_is_refused() -> None:
-    with pytest.raises(ValueError):
-        question({"model": "m", "messages": [{"role": "user", "content": "\ud800"}]})
