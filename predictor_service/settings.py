@@ -124,7 +124,7 @@ class ServiceSettings(RedisSettings, ServerSettings):
         default_factory=dict,
         description="Rules of each scope, by name; `default` applies to others. Limits: kind, mode, ttl_s, any_temperature, "
         "bound, level, max_entries, max_mib, tenant_entries, tenant_mib. "
-        "Evidence: evidence, judge, judge_url, judge_model, judge_key_file, judge_timeout_s.",
+        "Evidence: evidence, judge.",
     )
     cache_client_scopes: int = Field(
         64,

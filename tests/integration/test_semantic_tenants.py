@@ -57,5 +57,5 @@ async def complain(caches: Caches, tenant: str) -> int:
         if isinstance(found := await caches.cache.lookup("gateway", question(i, reworded=True, tenant=tenant)), Hit)
     ]
     for hit in served:
-        await caches.upkeep.feedback("gateway", hit.ticket, wrong=True, reason="", drop=False, tenant=tenant)
+        await caches.upkeep.feedback("gateway", hit.ticket, wrong=True, drop=False, tenant=tenant)
     return len(served)
