@@ -13,8 +13,6 @@ from tests.authority import authority
 from tests.guarded_redis import guarded_redis, guarded_session
 from tests.redis_server import redis_server, redis_session
 
-# Keep LiteLLM from downloading a list of prices at import.
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 # One core: else each small simulation starts processes, in which the tests' monkeypatches have no effect.
 os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
 

@@ -128,7 +128,7 @@ class Exchange:
 
     @property
     def target(self) -> bytes:
-        """Path and query as they came."""
+        """Path and query as received. A ``?`` before an empty query is dropped."""
         return self.raw_path + (b"?" + self.query if self.query else b"")
 
     @property

@@ -1,4 +1,7 @@
-"""The methods and paths that are proxied. Paths are compared and forwarded as received, never decoded."""
+"""The methods and paths that are proxied. Paths are compared and forwarded as received, never decoded.
+
+ASGI does not tell an empty query from none: ``/v1/models?`` is forwarded as ``/v1/models``.
+"""
 
 import re
 from collections.abc import Iterable
