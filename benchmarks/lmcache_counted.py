@@ -12,9 +12,8 @@ from typing import Any, Final, NamedTuple
 
 from benchmarks.chat_users import Habits, Said, reply_of, script
 from benchmarks.virtual_lmcache import CHUNK_TOKENS, NODE, TRIGGER, Found, VirtualNode, VirtualTime
-from lpc_apps.lmcache.events import Event, Location, ObjectId
-from lpc_apps.lmcache.fetching import Fetch
-from lpc_apps.lmcache.loop import POLL_S, REFIT_S, TICK_S
+from lpc_apps.lmcache.events import Event, Location
+from lpc_apps.lmcache.loop import REFIT_S, TICK_S
 from lpc_apps.lmcache.service import Service
 from lpc_apps.lmcache.settings import LMCacheSettings
 
@@ -101,7 +100,7 @@ class World:
                 self.node.end(chain)
                 self._say(says, says.send(reply_of(self._reply)))
 
-            self.node.look_up(objects, looked_up, keep=True)
+            self.node.look_up(objects, looked_up)
 
         self.time.after(said.wait_s, speak)
 
@@ -123,21 +122,7 @@ class World:
                 self.service.skipped(place, objects, skipped)
             else:
                 self.service.deleted(place, objects)
-        for fetch in plan.fetch:
-            self._fetch(fetch)
         self.time.after(TICK_S, self._tick)
-
-    def _fetch(self, fetch: Fetch) -> None:
-        objects: list[ObjectId] = self.node.objects(fetch.conversation.tokens())
-
-        def done(found: Found) -> None:
-            def asked_after() -> None:
-                assert self.service is not None
-                self.service.fetch_ended(fetch, found.memory + found.disk)
-
-            self.time.after(POLL_S, asked_after)
-
-        self.node.look_up(objects, done, keep=False)
 
     def _refit(self) -> None:
         assert self.service is not None
@@ -150,30 +135,14 @@ def side(habits: Habits, seed: int, warm_up: int, measured: int, *, memory: Memo
     """Return the figures of one side for ``measured`` turns after ``warm_up`` turns."""
     world = World(habits, seed, memory=memory, learned=learned)
     world.time.run(lambda: len(world.turns) >= warm_up)
-    begun, loads, held, started = budget_of(world), world.node.loads, world.node.chunk_seconds, world.time()
+    loads, held, started = world.node.loads, world.node.chunk_seconds, world.time()
     world.time.run(lambda: len(world.turns) >= warm_up + measured)
     seen = [turn for turn in world.turns[warm_up:] if turn is not None]
     in_memory, on_disk, coming = (sum(getattr(turn.found, name) for turn in seen) for name in Found._fields)
-    now = budget_of(world)
-    figures = {name: now[name] - begun[name] for name in now}
     return {
-        "waits": [turn.ttft_s for turn in seen],
         "returning_turns": len(seen),
         "ttft_mean_s": statistics.mean(turn.ttft_s for turn in seen),
-        "ttft_median_s": statistics.median(turn.ttft_s for turn in seen),
-        "memory_chunks": in_memory,
-        "disk_chunks": on_disk,
-        "coming_chunks": coming,
-        "chunks": in_memory + on_disk + coming,
         "found_in_memory": in_memory / max(in_memory + on_disk + coming, 1),
         "loaded_chunks": world.node.loads - loads,
         "mean_memory": (world.node.chunk_seconds - held) / (world.time() - started) / memory.chunks,
-        **figures,
     }
-
-
-def budget_of(world: World) -> dict[str, int]:
-    """Return the bytes fetched ahead that were used, that were not, and in sum; zeros without a budget."""
-    budget = None if world.service is None else world.service.fetching.budgets.get(NODE)
-    used, useless = (0, 0) if budget is None else (budget.used, budget.useless)
-    return {"prefetched": used + useless, "used": used, "useless": useless}

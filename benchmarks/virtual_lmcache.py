@@ -1,11 +1,11 @@
-"""Model of an LMCache node on a virtual clock: a simulation of benchmark `prefetch` that runs in seconds.
+"""Model of an LMCache node on a virtual clock.
 
 It models what decides where a chunk is found, as in LMCache 0.5.6:
 
 - memory under the node's own LRU, which evicts a fifth when four fifths are full;
-- a disk that serves eight requests at once, with a delay per chunk, look-ups and fetches ahead in one queue;
-- look-ups that load the prompt's consecutive chunks from disk up to the first that a fetch is writing, since LMCache cannot
-  load a chunk while it writes it; the engine computes the rest;
+- a disk that serves eight requests at once, with a delay per chunk;
+- look-ups that load the prompt's consecutive chunks from disk up to the first that another look-up is writing, since LMCache
+  cannot load a chunk while it writes it; the engine computes the rest;
 - events, which are sent at an interval.
 
 The engine serves each request as if it were alone.
@@ -62,7 +62,7 @@ def digest(data: bytes) -> bytes:
 
 
 class Found(NamedTuple):
-    """Chunks of a look-up: in memory, loaded from disk, and blocked by a fetch that is writing an earlier chunk."""
+    """Chunks of a look-up: in memory, loaded from disk, and blocked by another one that is writing an earlier chunk."""
 
     memory: int
     disk: int
@@ -82,7 +82,7 @@ class VirtualNode:
 
     Attributes:
         evicted: chunks evicted by its own LRU.
-        loads: chunks read from disk, for look-ups and fetches.
+        loads: chunks read from disk.
         chunk_seconds: sum of the times that chunks were in memory.
     """
 
@@ -124,14 +124,11 @@ class VirtualNode:
             self._tokens.setdefault(object_, (ids[start : start + CHUNK_TOKENS], start))
         return found
 
-    def look_up(self, objects: Sequence[ObjectId], done: Callable[[Found], None], *, keep: bool) -> None:
-        """Load a prompt's chunks into memory and read them. ``keep``: do not evict them until :meth:`read` releases them."""
+    def look_up(self, objects: Sequence[ObjectId], done: Callable[[Found], None]) -> None:
+        """Load a prompt's chunks into memory and read them. They stay until :meth:`read` releases them."""
         if self._in_flight >= IN_FLIGHT:
-            self._queue.append(lambda: self._look_up(objects, done, keep))
-        else:
-            self._look_up(objects, done, keep)
-
-    def _look_up(self, objects: Sequence[ObjectId], done: Callable[[Found], None], keep: bool) -> None:
+            self._queue.append(lambda: self.look_up(objects, done))
+            return
         memory, load, coming = [], [], 0
         for place, object_ in enumerate(objects):
             if object_ in self._memory:
@@ -156,8 +153,6 @@ class VirtualNode:
             for object_ in held:
                 self._memory.move_to_end(object_)
             self._tell("access", held)
-            if not keep:
-                self.read(held)
             self._in_flight -= 1
             if self._queue:
                 self._queue.popleft()()

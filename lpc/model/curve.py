@@ -102,12 +102,3 @@ def retain_seconds(table: Sequence[float], price: float, age: float = 0.0) -> fl
     if price <= 0.0:
         return 0.0
     return next((knot for knot, value in zip(KNOTS, table, strict=True) if knot >= age and value < price), HORIZON_S)
-
-
-def reused_between(hazards: Sequence[float], age: float, until: float) -> float:
-    """Return the probability of a use between two ages (seconds) given none before, for the curve with these hazards."""
-    waiting = 1.0
-    for low, high, hazard in zip(EDGES, EDGES[1:], hazards, strict=False):
-        within = max(min(high, until) - max(low, age), 0.0)
-        waiting *= (1.0 - min(hazard, _MOST)) ** (within / (high - low))
-    return 1.0 - waiting

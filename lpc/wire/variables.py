@@ -36,7 +36,7 @@ GATEWAY: Final = """
 """
 """Fields of `lpc_apps.gateway.settings.GatewaySettings`, without those in SERVER."""
 LMCACHE: Final = """
-    lmcache_chunks, lmcache_prefetch_share, lmcache_token_file, lmcache_tokenizer, lmcache_watermark
+    lmcache_chunks, lmcache_token_file, lmcache_tokenizer, lmcache_watermark
 """
 """Fields of `lpc_apps.lmcache.settings.LMCacheSettings`, with the prefix of their variables."""
 OTHERS: Final = frozenset(("LPC_CONFIG", "LPC_METRICS_DIR", "LPC_WARM_TOKEN"))

@@ -1,4 +1,4 @@
-"""`lpc lmcache`: LMCache's coordinator with learned eviction and prefetch, and an authenticating proxy for its nodes."""
+"""`lpc lmcache`: LMCache's coordinator with learned eviction, and an authenticating proxy for its nodes."""
 
 from typing import Annotated
 
@@ -8,9 +8,7 @@ from lpc.errors import UsageError
 from lpc_apps.commands.outcome import fail
 from lpc_apps.commands.settings import lmcache_settings
 
-app = typer.Typer(
-    no_args_is_help=True, help="LMCache in MP mode: learned eviction and prefetch, and token authentication for its HTTP API."
-)
+app = typer.Typer(no_args_is_help=True, help="LMCache in MP mode: learned eviction, and token authentication for its HTTP API.")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

@@ -14,7 +14,6 @@ from eviction_client.ended import Run
 from eviction_client.prior import ReuseCurves
 from eviction_client.reuse import KINDS, ReuseMonitor, Stretch, first_class
 from eviction_client.value_queue import Table
-from lpc.model.curve import reused_between
 from lpc_apps.lmcache.tree import Chunk
 
 CLASSES: Final = grouping.WITH_PREDICTED * KINDS
@@ -44,10 +43,6 @@ class Classes:
     def fitted(self) -> int:
         """Number of classes with a curve of their own."""
         return self._monitor.seen if self.tables is not None else 0
-
-    def chance(self, reuse_class: int, age: float, until: float) -> float:
-        """Return the probability that a chunk not used until ``age`` is used before ``until``; ages in seconds."""
-        return reused_between(self._monitor.curves[reuse_class], age, until)
 
     def follow(self, curves: ReuseCurves | None) -> None:
         """Use the sidecar's curves of its groups as priors; None: no change."""

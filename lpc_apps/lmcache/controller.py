@@ -35,7 +35,7 @@ from lpc_apps.lmcache.settings import LMCacheSettings, LMCacheUnfit
 
 
 class LearnedController(Controller):
-    """Deletes the chunks with the lowest rank from memory, and prefetches conversations that are due.
+    """Deletes the chunks with the lowest rank from memory.
 
     Args:
         registry: LMCache's view of the registered nodes.

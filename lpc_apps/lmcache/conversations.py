@@ -7,7 +7,6 @@ within that prefix is assigned to none of them.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from lpc_apps.lmcache.events import ChunkId, Entry, Event, KeyChain, packed
@@ -79,14 +78,14 @@ class Conversations:
             latest = chunk
         return list(touched)
 
-    def read(self, event: Event, fetched: Callable[[Conversation], bool]) -> Reading:
-        """Apply a read from memory. ``fetched`` returns whether a conversation's prefetch has caused the read."""
+    def read(self, event: Event) -> Reading:
+        """Apply a read from memory."""
         chunks = list(dict.fromkeys(c for entry in event.entries if (c := self._chunks.get(entry.object.chunk)) is not None))
         began, touched = [], []
         inner = {chunk.parent for chunk in chunks}
         for deepest in (chunk for chunk in chunks if chunk not in inner):
             conversation = self._reader(deepest)
-            if conversation is None or fetched(conversation):
+            if conversation is None:
                 continue
             if conversation.open and event.at - conversation.arrived_at < LONGEST_TURN_S:
                 conversation.open = False
@@ -132,7 +131,7 @@ class Conversations:
             self._recent.popitem(last=False)
         conversation = self._continued(parent)
         if conversation is None:
-            conversation = Conversation(chunk, event.at, event.node, entry.object.world_size)
+            conversation = Conversation(chunk, event.at, event.node)
             while parent is not None:
                 parent.holders[conversation] = None
                 parent = parent.parent

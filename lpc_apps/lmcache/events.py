@@ -47,11 +47,6 @@ class ObjectId(NamedTuple):
         """Chunk that the object is a part of."""
         return ChunkId(self.model, self.salt, self.hash)
 
-    @property
-    def world_size(self) -> int:
-        """Number of ranks of the engine that stored the object; LMCache packs it into the top byte of ``rank``."""
-        return self.rank >> 24 & 0xFF
-
 
 class Location(NamedTuple):
     """One tier of one node; ``node`` is empty if all nodes share the tier."""

@@ -1,4 +1,4 @@
-"""The event loop of the service: applies events, requests predictions, sends deletions and fetches. It never raises.
+"""The event loop of the service: applies events, requests predictions, and sends deletions. It never raises.
 
 LMCache's thread only appends events to a queue. Everything else runs in one asyncio task, so that neither a slow sidecar nor a
 node that does not answer delays the coordinator.
@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from eviction_client import PredictorClient
 from lpc_apps.lmcache.events import Event, Location, ObjectId
-from lpc_apps.lmcache.fetching import Fetch
 from lpc_apps.lmcache.node import Node, NodeError
 from lpc_apps.lmcache.service import END_AFTER_S, Service
 from lpc_apps.lmcache.tree import Conversation
@@ -27,8 +26,6 @@ MAX_EVENTS: Final = 20_000
 """Queued events above which new ones are dropped. After that the model of a tier's contents is wrong until LMCache evicts by
 itself. Capacities and restarts are reported only once, so they are never dropped."""
 REFIT_S: Final = 30.0
-POLL_S: Final = 0.5
-MAX_POLLS: Final = 60
 
 
 class Loop:
@@ -47,7 +44,7 @@ class Loop:
         self, service: Service, predictor: PredictorClient, node_of: Callable[[str], Node | None], served_model: str = ""
     ) -> None:
         self.service = service
-        self.failures = {"tick": 0, "delete": 0, "fetch": 0, "refit": 0}
+        self.failures = {"tick": 0, "delete": 0, "refit": 0}
         self.dropped = 0
         self._predictor = predictor
         self._node_of = node_of
@@ -114,8 +111,6 @@ class Loop:
                 self._busy.add(location)
                 self.service.deleting(location, objects)
                 self._start(self._delete(location, objects))
-        for fetch in plan.fetch:
-            self._start(self._fetch(fetch))
 
     async def settled(self) -> None:
         """Wait until all started calls have ended; for tests."""
@@ -161,28 +156,6 @@ class Loop:
             self._failed("delete", error)
         finally:
             self._busy.discard(location)
-
-    async def _fetch(self, fetch: Fetch) -> None:
-        conversation = fetch.conversation
-        chunk = conversation.leaf.id
-        try:
-            node = self._node_of(fetch.node)
-            tokens = conversation.tokens()
-            request = ""
-            if node is not None and tokens:
-                request = await node.fetch(chunk.model, conversation.world_size, tokens, chunk.salt)
-            if node is None or not request:
-                self.service.fetch_refused(fetch)
-                return
-            for _ in range(MAX_POLLS):  # a node stores the result of a fetch until it is polled
-                await asyncio.sleep(POLL_S)
-                objects = await node.poll_fetch(request)
-                if objects is not None:
-                    self.service.fetch_ended(fetch, objects)
-                    return
-        except Exception as error:
-            self._failed("fetch", error)
-            self.service.fetch_refused(fetch)
 
     async def _refit(self) -> None:
         try:

@@ -11,8 +11,6 @@ from lpc_apps.lmcache.loop import Loop
 PREFIX: Final = "lpc_lmcache"
 TIER_GAUGES: Final = ("capacity_bytes", "used_bytes", "value_enabled")
 TIER_COUNTERS: Final = ("deleted_bytes", "lost_bytes")
-FETCH_GAUGES: Final = ("budget_bytes", "held_bytes", "waiting_bytes", "needed_probability")
-FETCH_COUNTERS: Final = ("prefetched_bytes", "used_bytes", "useless_bytes", "refused")
 COUNTERS: Final = ("returning_turns", "memory_chunks", "disk_chunks", "unread_stores", "dropped_events", "reuses")
 
 
@@ -28,25 +26,10 @@ def status(loop: Loop, *, sidecar: bool) -> dict[str, Any]:
                 "used_bytes": cache.used,
                 "chunks": len(cache),
                 "value_enabled": cache.queue.value_enabled and cache.queue.tables is not None,
-                "price": cache.price,
                 "deleted_bytes": cache.deleted,
                 "lost_bytes": cache.lost,
             }
             for location, cache in service.caches.items()
-        ],
-        "prefetch": [
-            {
-                "node": node,
-                "budget_bytes": budget.bytes,
-                "held_bytes": budget.held,
-                "waiting_bytes": budget.waiting,
-                "prefetched_bytes": budget.prefetched,
-                "used_bytes": budget.used,
-                "useless_bytes": budget.useless,
-                "refused": budget.refused,
-                "needed_probability": round(budget.needed, 4),
-            }
-            for node, budget in service.fetching.budgets.items()
         ],
         "returning_turns": service.counters.turns,
         "memory_chunks": service.counters.memory_chunks,
@@ -67,16 +50,12 @@ class _Collector:
 
     def collect(self) -> Iterator[Metric]:
         now = self._now
-        for rows, labels, subsystem, gauges, counters in (
-            (now["tiers"], ("tier", "node"), "", TIER_GAUGES, TIER_COUNTERS),
-            (now["prefetch"], ("node",), "prefetch_", FETCH_GAUGES, FETCH_COUNTERS),
-        ):
-            for name in (*gauges, *counters):
-                kind = CounterMetricFamily if name in counters else GaugeMetricFamily
-                family = kind(f"{PREFIX}_{subsystem}{name}", name, labels=labels)
-                for row in rows:
-                    family.add_metric([row[label] for label in labels], row[name])
-                yield family
+        for name in (*TIER_GAUGES, *TIER_COUNTERS):
+            kind = CounterMetricFamily if name in TIER_COUNTERS else GaugeMetricFamily
+            family = kind(f"{PREFIX}_{name}", name, labels=("tier", "node"))
+            for row in now["tiers"]:
+                family.add_metric([row["tier"], row["node"]], row[name])
+            yield family
         for name in COUNTERS:
             yield CounterMetricFamily(f"{PREFIX}_{name}", name.replace("_", " "), value=now[name])
         yield GaugeMetricFamily(f"{PREFIX}_predictor_connected", "1 while the sidecar answers", value=now["sidecar"])

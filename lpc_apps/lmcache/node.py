@@ -1,4 +1,4 @@
-"""HTTP client for an LMCache node: deletions and prefetches."""
+"""HTTP client for an LMCache node: deletions."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -51,26 +51,12 @@ class Node:
             skipped += int(answer.get("skipped", 0))
         return skipped
 
-    async def fetch(self, model: str, world_size: int, tokens: Sequence[int], salt: str) -> str:
-        """Start loading a prompt's chunks into memory; return the id for `poll_fetch`, empty if there is nothing to load.
-
-        Raises NodeError.
-        """
-        body = {"model_name": model, "world_size": world_size, "token_ids": list(tokens), "cache_salt": salt}
-        answer = await self._call("POST", "/cache/prefetches", body)
-        return str(answer.get("request_id", ""))
-
-    async def poll_fetch(self, request: str) -> int | None:
-        """Return how many objects a finished fetch has in memory; None if it is still running. Raises NodeError."""
-        answer = await self._call("GET", f"/cache/prefetches/{request}")
-        return int(answer.get("found_keys", 0)) if answer.get("status") == "completed" else None
-
     async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         try:
             response = await self._client.request(method, f"{self._base}{path}", json=body, timeout=TIMEOUT_S)
             if response.is_error:
                 # The response text is left out: it can repeat the request body.
-                raise NodeError(f"HTTP {response.status_code} to {method} {path.partition('/prefetches/')[0]}")
+                raise NodeError(f"HTTP {response.status_code} to {method} {path}")
             answer = response.json()
         except httpx.HTTPError as error:
             raise NodeError(type(error).__name__) from None

@@ -1,4 +1,4 @@
-"""Decides from LMCache's events and the sidecar's predictions what to delete, fetch and have predicted. Does no I/O.
+"""Decides from LMCache's events and the sidecar's predictions what to delete and what to have predicted. Does no I/O.
 
 :meth:`Service.apply` takes events, :meth:`Service.answered` takes predictions, and :meth:`Service.plan` returns what is due.
 Without predictions the reuse classes come from the events alone. Until the guard has evidence that the value pays, and after a
@@ -7,18 +7,17 @@ failure, the order is LRU.
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from eviction_client import Prediction
 from eviction_client.ghost import Freed
 from eviction_client.prior import ReuseCurves
-from eviction_client.value_queue import DONE
 from lpc_apps.lmcache.classes import CLASSES, Classes
 from lpc_apps.lmcache.conversations import LONGEST_TURN_S, Conversations
 from lpc_apps.lmcache.events import Event, KeyChain, Location, ObjectId
-from lpc_apps.lmcache.fetching import Candidate, Fetch, Fetching
 from lpc_apps.lmcache.settings import LMCacheSettings
-from lpc_apps.lmcache.tier_cache import DELETION_TIMEOUT_S, TierCache, TierCaches
+from lpc_apps.lmcache.tier_cache import DELETION_TIMEOUT_S, TierCaches
 from lpc_apps.lmcache.tree import Chunk, Conversation, Resident
 
 PREDICT_AFTER_S: Final = 1.5
@@ -27,14 +26,6 @@ END_AFTER_S: Final = 4.5
 """Time after the last event of an ended turn at which its chunks get their classes, even without a prediction."""
 FRESH_S: Final = 10.0
 """How long after its store a chunk that is not on disk stays in memory: LMCache is still copying it."""
-REFUSAL_PAUSE_S: Final = 5.0
-"""How long a node gets no fetches after it has refused one."""
-PREFETCH_USED_SHARE: Final = 0.6
-"""Share of the prefetched bytes that is to be used."""
-PREFETCH_LONGEST_S: Final = 600.0
-"""Longest time for which a fetched conversation is ranked last in memory."""
-CONSIDERED_PER_PLAN: Final = 1000
-"""Conversations that one plan considers for a fetch, which takes some milliseconds; successive plans go through all."""
 
 
 @dataclass(slots=True)
@@ -46,16 +37,12 @@ class State:
         answered: whether a prediction of that turn has arrived or failed.
         group: predicted group; 0: none.
         ended_turn: latest turn whose chunks have their classes.
-        reuse_class: class of the deepest chunk at the end of that turn.
-        empty_turn: latest turn for which a fetch found nothing on disk.
     """
 
     asked_turn: int = 0
     answered: bool = False
     group: int = 0
     ended_turn: int = 0
-    reuse_class: int = 0
-    empty_turn: int = 0
 
 
 @dataclass
@@ -64,12 +51,10 @@ class Plan:
 
     Attributes:
         delete: objects to delete, by tier.
-        fetch: fetches to start.
         ask: conversations to request predictions for.
     """
 
     delete: dict[Location, list[ObjectId]] = field(default_factory=dict)
-    fetch: list[Fetch] = field(default_factory=list)
     ask: list[Conversation] = field(default_factory=list)
 
 
@@ -104,14 +89,10 @@ class Service:
         self.settings = settings
         self.conversations = Conversations(settings.chunks, KeyChain() if keys is None else keys)
         self.classes = Classes(settings.chunks)
-        self.fetching = Fetching(PREFETCH_USED_SHARE, settings.prefetch_share, PREFETCH_LONGEST_S)
         self.caches = TierCaches(settings.watermark, CLASSES, clock)
         self.counters = Counters()
         self._clock = clock
         self._states: dict[Conversation, State] = {}
-        self._to_consider: list[Conversation] = []
-        self._paused: dict[str, float] = {}
-        """Time until which a node gets no fetches."""
         self._loaded: set[Chunk] = set()
         """Chunks that a look-up has loaded from disk; its read, which is still to be reported, does not hit memory."""
 
@@ -119,10 +100,7 @@ class Service:
 
     def declare(self, location: Location, capacity: int, backend: str = "", revision: int = 0) -> None:
         """Set the capacity of one of a tier's backends, bytes; 0: unlimited. ``revision``: as for `TierCaches.declare`."""
-        capacity = self.caches.declare(location, capacity, backend, revision)
-        self.caches[location].capacity = capacity
-        if location.tier == "l1":
-            self.fetching.declare(location.node, int(capacity * self.settings.watermark))
+        self.caches[location].capacity = self.caches.declare(location, capacity, backend, revision)
 
     def apply(self, event: Event) -> None:
         """Apply an event of a node."""
@@ -137,14 +115,10 @@ class Service:
 
     def fence(self, node: str) -> None:
         """Remove the contents of a node's memory: the node has restarted or left."""
-        for conversation in self.fetching.of_node(node):
-            self.fetching.drop(conversation)
         cache = self.caches.get(Location("l1", node))
         if cache is not None:
             for chunk in cache.clear():
                 self._forget_if_nowhere(chunk)
-        self.fetching.budgets.pop(node, None)
-        self._paused.pop(node, None)
         self.caches.remove_memory_of(node)
 
     def follow(self, curves: ReuseCurves | None) -> None:
@@ -176,15 +150,10 @@ class Service:
         plan = Plan()
         self._forget_ended()
         self._end_turns(plan, now)
-        self.fetching.settle(now)
-        if self.settings.prefetch_share:
-            self._fetch(plan, now)
         for location, cache in self.caches.items():
             if location.tier == "l2":
                 continue
-            wanted: float = sum(fetch.bytes for fetch in plan.fetch if location == Location("l1", fetch.node))
-            wanted -= cache.deleting_bytes(now)
-            victims = cache.victims(wanted, lambda resident, location=location: self._may_go(resident, location, now))  # type: ignore[misc]
+            victims = cache.victims(-cache.deleting_bytes(now), partial(self._may_go, location=location, now=now))
             objects = [object_ for victim in victims for object_ in victim.objects]
             if objects:
                 plan.delete[location] = objects
@@ -217,24 +186,6 @@ class Service:
         found = (self.conversations.find(object_.chunk) for object_ in objects)
         return list(dict.fromkeys(chunk for chunk in found if chunk is not None))
 
-    def fetch_ended(self, fetch: Fetch, objects: int) -> None:
-        """Record the end of a fetch; ``objects``: how many of its objects are in memory."""
-        fetch.done = True
-        if objects == 0:
-            state = self._states.get(fetch.conversation)
-            if state is not None:
-                state.empty_turn = fetch.conversation.turns
-            self._give_up(fetch)
-
-    def fetch_refused(self, fetch: Fetch) -> None:
-        """Record that a fetch failed or a node refused it."""
-        self._paused[fetch.node] = self._clock() + REFUSAL_PAUSE_S
-        self._give_up(fetch)
-
-    def _give_up(self, fetch: Fetch) -> None:
-        if self.fetching.find(fetch.conversation) is fetch:
-            self.fetching.drop(fetch.conversation, refused=True)
-
     def _end_turns(self, plan: Plan, now: float) -> None:
         """Request predictions of new turns, and set the classes of the chunks of ended ones."""
         for conversation, state in self._states.items():
@@ -254,7 +205,6 @@ class Service:
         chain = conversation.chunks()
         try:
             runs = self.classes.ended(chain, state.group if state.asked_turn == turn else 0, began_at, ended_at)
-            state.reuse_class = runs[-1].reuse_class
             starts = (0, *(run.end for run in runs))
             parts = [(chain[start : run.end], run.reuse_class) for start, run in zip(starts, runs, strict=False)]
             prompt = [chunk.block for chunk in chain]
@@ -265,57 +215,6 @@ class Service:
         except Exception:
             self.fall_back_to_lru()
             raise
-
-    def _candidate(self, conversation: Conversation, now: float) -> Candidate | None:
-        """Return what a fetch of a conversation would load; None: nothing, or it must not be fetched now."""
-        state = self._states.get(conversation)
-        if (
-            state is None
-            or state.ended_turn < conversation.turns
-            or state.empty_turn == conversation.turns
-            or now < self._paused.get(conversation.node, 0.0)
-            or not self.fetching.has_budget(conversation.node)
-            or self.fetching.find(conversation) is not None
-        ):
-            return None
-        missing, memory_bytes = self._missing(conversation)
-        return Candidate(conversation, state.reuse_class, missing, memory_bytes) if missing else None
-
-    def _fetch(self, plan: Plan, now: float) -> None:
-        if self.classes.tables is None:
-            return
-        candidates: dict[str, list[Candidate]] = {}
-        for conversation in self._next_to_consider():
-            if (candidate := self._candidate(conversation, now)) is not None:
-                candidates.setdefault(conversation.node, []).append(candidate)
-        for node, some in candidates.items():
-            plan.fetch.extend(self.fetching.choose(node, some, self.caches[Location("l1", node)], self.classes, now))
-
-    def _next_to_consider(self) -> list[Conversation]:
-        """Return the next CONSIDERED_PER_PLAN conversations; repeated calls go through all."""
-        if not self._to_consider:
-            self._to_consider = list(self._states)
-        some = self._to_consider[-CONSIDERED_PER_PLAN:]
-        del self._to_consider[-CONSIDERED_PER_PLAN:]
-        return some
-
-    def _missing(self, conversation: Conversation) -> tuple[dict[Chunk, int], int]:
-        """Return the sizes of a conversation's chunks that are on disk only, and the bytes of those in its node's memory.
-
-        Stops at the first chunk that no tier holds, as LMCache does.
-        """
-        memory, disks = self.caches[Location("l1", conversation.node)], self.caches.behind(conversation.node)
-        missing: dict[Chunk, int] = {}
-        memory_bytes = 0
-        for chunk in conversation.chunks():
-            if memory in chunk.residents:
-                memory_bytes += chunk.residents[memory].bytes
-                continue
-            on_disk = next((chunk.residents[disk] for disk in disks if disk in chunk.residents), None)
-            if on_disk is None:
-                break
-            missing[chunk] = on_disk.bytes
-        return missing, memory_bytes
 
     def _may_go(self, resident: Resident, location: Location, now: float) -> bool:
         if now - resident.deletion_requested_at < DELETION_TIMEOUT_S:
@@ -341,34 +240,18 @@ class Service:
         ]
         new = cache.store(entries)
         if event.tier == "l1":
-            self._loaded_to_memory(cache, event.node, set(new).intersection(known))
-
-    def _loaded_to_memory(self, cache: TierCache, node: str, chunks: set[Chunk]) -> None:
-        """Record chunks loaded from disk: by a fetch, which ranks them last for its time, or by a look-up."""
-        fetches: dict[Conversation, Fetch] = {}
-        for chunk in chunks:
-            fetch = self.fetching.arrived(chunk, node)
-            if fetch is None:
-                self._loaded.add(chunk)
-            else:
-                fetches[fetch.conversation] = fetch
-        for conversation, fetch in fetches.items():
-            chain = conversation.chunks()
-            cache.rank_last((chunk for chunk in chain if chunk not in fetch.arrived), fetch.until)
-            cache.rank_last((chunk for chunk in chain if chunk in fetch.arrived), fetch.until, reuse_class=DONE)
+            self._loaded.update(set(new).intersection(known))
 
     def _read(self, event: Event) -> None:
-        fetched: dict[Conversation, bool] = {}
-        found = self.conversations.read(event, lambda reader: fetched.setdefault(reader, self.fetching.is_own_read(reader)))
+        found = self.conversations.read(event)
         read, cache = set(found.chunks), self.caches[event.location]
         for conversation in found.touched:
             self._end_previous_turn(conversation)
         used = read.intersection(chunk for reader in found.touched for chunk in reader.chunks())
         cache.mark_in_use(used)
-        cache.touch(read - used - {chunk for reader, fetch in fetched.items() if fetch for chunk in reader.chunks()})
+        cache.touch(read - used)
         for conversation in found.began:
             self.counters.turns += 1
-            self.fetching.returned(conversation, event.node, read)
             own = read.intersection(conversation.chunks())
             self.counters.disk_chunks += len(own & self._loaded)
             self.counters.memory_chunks += len(own - self._loaded)
@@ -389,8 +272,6 @@ class Service:
         # A node may report a deletion before it answers the call.
         requested = requested or (resident is not None and now - resident.deletion_requested_at < DELETION_TIMEOUT_S)
         cache.removed(chunk, object_, requested=requested)
-        if location.tier == "l1" and chunk not in cache:
-            self.fetching.evicted(chunk, location.node)
         self._forget_if_nowhere(chunk)
 
     def _forget_if_nowhere(self, chunk: Chunk) -> None:
@@ -409,5 +290,4 @@ class Service:
     def _forget_ended(self) -> None:
         for conversation in self.conversations.ended:
             self._states.pop(conversation, None)
-            self.fetching.drop(conversation)
         self.conversations.ended.clear()

@@ -29,10 +29,6 @@ class LMCacheSettings(BaseSettings):
         description="share of a node's memory above which chunks are deleted; must be below LMCache's "
         "--eviction-trigger-watermark (0.8), or LMCache's own LRU evicts first",
     )
-    prefetch_share: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = Field(
-        default=0.5,
-        description="share of the memory below the watermark that conversations prefetched from disk may hold; 0: no prefetch",
-    )
     chunks: int = Field(
         default=200_000,
         ge=1,

@@ -1,4 +1,4 @@
-"""Model of each tier's contents: its chunks in eviction order, its bytes, and the price of its memory.
+"""Model of each tier's contents: its chunks in eviction order, and its bytes.
 
 The order is that of the engines (:mod:`eviction_client.value_queue`): by retention value at the chunk's age, or least recently
 used first. Each tier has a guard that chooses (:mod:`eviction_client.ghost`).
@@ -16,8 +16,7 @@ from typing import Final, NamedTuple
 
 from eviction_client import BlockHash
 from eviction_client.ghost import Freed, Ghosts, sampled
-from eviction_client.value_queue import DONE, GOES_ON, Table, ValueQueue
-from lpc.model.curve import value_at
+from eviction_client.value_queue import GOES_ON, Table, ValueQueue
 from lpc_apps.lmcache.events import NO_TOKENS, ChunkId, Location, ObjectId
 from lpc_apps.lmcache.tree import Chunk, Resident
 
@@ -26,8 +25,6 @@ DELETION_TIMEOUT_S: Final = 3.0
 node did not delete, because it was being read or written, is requested again."""
 FREE_DOWN_TO: Final = 0.95
 """Eviction frees down to this share of the watermark, so that not every chunk costs a call."""
-EXPIRED_PER_PLAN: Final = 1000
-"""Largest number of runs ranked last whose time one plan ends."""
 
 
 class _Deletions(NamedTuple):
@@ -51,7 +48,6 @@ class TierCache:
         used: bytes stored.
         deleted: bytes deleted on request of this service.
         lost: bytes that LMCache evicted by itself.
-        price: moving average of the retention value of evicted chunks, uses per second; 0: unknown.
         queue: the eviction order.
         ghosts: the guard's ghost caches; None before the first use, and if the capacity is unlimited.
     """
@@ -64,7 +60,6 @@ class TierCache:
         self.used = 0
         self.deleted = 0
         self.lost = 0
-        self.price = 0.0
         self.ghosts: Ghosts[BlockHash] | None = None
         self._here: dict[Chunk, Resident] = {}
         self.clear()
@@ -144,11 +139,11 @@ class TierCache:
         self.use([(sorted(chunks, key=_depth, reverse=True), GOES_ON)])
 
     def touch(self, chunks: Iterable[Chunk]) -> None:
-        """Record a use of chunks, which keep their classes; chunks to be evicted first count as in use."""
+        """Record a use of chunks, which keep their classes."""
         here = (resident for chunk in chunks if (resident := self._here.get(chunk)) is not None)
         for reuse_class, some in groupby(sorted(here, key=_class), key=_class):
             chunks = sorted((resident.chunk for resident in some), key=_depth, reverse=True)
-            self.use([(chunks, GOES_ON if reuse_class == DONE else reuse_class)])
+            self.use([(chunks, reuse_class)])
 
     def use(self, parts: Iterable[tuple[Sequence[Chunk], int]]) -> None:
         """Record a use of a chain and set the class of each part. ``parts``: deepest part first, deepest chunk first."""
@@ -158,13 +153,6 @@ class TierCache:
             here = [self._dequeue(chunk, reuse_class) for chunk in chunks if chunk in self._here]
             chain.append((here, reuse_class))
         self.queue.insert_chain(chain, now)
-
-    def rank_last(self, chunks: Iterable[Chunk], until: float, *, reuse_class: int | None = None) -> None:
-        """Evict chunks last until a time or their next use. After that they rank in ``reuse_class``; None: in their own."""
-        here = sorted((self._here[chunk] for chunk in chunks if chunk in self._here), key=_deeper)
-        for number, some in groupby(here, key=_class):
-            after = number if reuse_class is None else reuse_class
-            self.queue.retain([self._dequeue(resident.chunk, after) for resident in some], after, until)
 
     def _dequeue(self, chunk: Chunk, reuse_class: int) -> Resident:
         resident = self._here[chunk]
@@ -198,7 +186,6 @@ class TierCache:
 
         Chunks for which ``may_go`` returns False keep their rank and are considered again the next time.
         """
-        self.queue.expire(EXPIRED_PER_PLAN)
         over = wanted - self.free
         if over <= 0:
             return []
@@ -210,16 +197,9 @@ class TierCache:
             if may_go(resident):
                 found.append(resident)
                 over -= resident.bytes
-                self._update_price(resident)
         return found
 
-    # Price and guard.
-
-    def _update_price(self, resident: Resident) -> None:
-        tables = self.queue.tables
-        if tables is not None and resident.reuse_class >= 0:
-            value = value_at(tables[resident.reuse_class], max(self._clock() - resident.last_use, 0.0))
-            self.price += (value - self.price) / (len(self._here) if self.price else 1)
+    # Guard.
 
     def learn(self, prompt: Sequence[BlockHash], freed: Sequence[Freed[BlockHash]]) -> None:
         """Let the guard observe a finished request and choose the order."""
@@ -305,10 +285,6 @@ _NO_CHUNK: Final = Chunk(ChunkId("", "", ""), None, 0, NO_TOKENS)
 
 def _depth(chunk: Chunk) -> int:
     return chunk.depth
-
-
-def _deeper(resident: Resident) -> int:
-    return -resident.chunk.depth
 
 
 def _class(resident: Resident) -> int:

@@ -80,7 +80,6 @@ class Conversation:
         arrived_at: start of the latest turn.
         used_at: time of the latest event.
         previous_turn: start and latest event of the turn before.
-        world_size: number of ranks of the engine that stored it.
         open: whether the latest turn has not ended.
         last_store_turn: number of the latest turn that stored a chunk.
         node: the node that last reported it.
@@ -96,10 +95,9 @@ class Conversation:
         "previous_turn",
         "turns",
         "used_at",
-        "world_size",
     )
 
-    def __init__(self, leaf: Chunk, at: float, node: str, world_size: int) -> None:
+    def __init__(self, leaf: Chunk, at: float, node: str) -> None:
         self.name = blake2b(repr(leaf.id).encode(), digest_size=16).hexdigest()
         self.leaf = leaf
         self.turns = 1
@@ -107,7 +105,6 @@ class Conversation:
         self.used_at = at
         self.previous_turn = (at, at)
         self.node = node
-        self.world_size = world_size
         self.open = True
         self.last_store_turn = 1
 

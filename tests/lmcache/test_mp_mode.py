@@ -61,7 +61,7 @@ def test_memory_stays_below_the_watermark_without_eviction_by_the_node(stack: St
     row = tier(stack, "l1")
     assert row["capacity_bytes"] == pytest.approx(CHUNKS * CHUNK_BYTES, rel=0.01)
     assert row["lost_bytes"] == 0
-    assert stack.coordinator.status["failures"] == {"tick": 0, "delete": 0, "fetch": 0, "refit": 0}
+    assert stack.coordinator.status["failures"] == {"tick": 0, "delete": 0, "refit": 0}
     assert stack.coordinator.status["sidecar"] is True
 
 

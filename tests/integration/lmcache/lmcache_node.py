@@ -17,15 +17,11 @@ class NodeServer:
 
     def __init__(self) -> None:
         self.deleted: list[dict[str, Any]] = []
-        self.prefetched: list[dict[str, Any]] = []
-        self.polled = 0
         self.skipped = 0
         self.headers: list[dict[str, str]] = []
         self.fault: Callable[[Request], Response] | None = None
         routes = [
             Route("/cache/objects", self._delete, methods=["DELETE"]),
-            Route("/cache/prefetches", self._prefetch, methods=["POST"]),
-            Route("/cache/prefetches/{name}", self._poll, methods=["GET"]),
             Route("/healthcheck", self._healthy, methods=["GET"]),
         ]
         self.app = Starlette(routes=routes)
@@ -37,19 +33,6 @@ class NodeServer:
         body = await request.json()
         self.deleted.append(body)
         return JSONResponse({"deleted": len(body["keys"]) - self.skipped, "skipped": self.skipped, "ok": True})
-
-    async def _prefetch(self, request: Request) -> Response:
-        if self.fault is not None:
-            return self.fault(request)
-        body = await request.json()
-        self.prefetched.append(body)
-        return JSONResponse({"request_id": "r1", "chunks": len(body["token_ids"]) // 4, "status": "submitted"})
-
-    async def _poll(self, request: Request) -> Response:
-        self.polled += 1
-        if self.polled == 1:
-            return JSONResponse({"request_id": "r1", "status": "pending"})
-        return JSONResponse({"request_id": "r1", "status": "completed", "found_keys": 2, "total_keys": 2})
 
     async def _healthy(self, request: Request) -> Response:
         return PlainTextResponse("ok")

@@ -20,7 +20,7 @@ from lpc_apps.lmcache.metrics import exposition, status
 from lpc_apps.lmcache.node import Node, NodeError
 from tests.integration.lmcache.lmcache_node import NodeServer, serving
 from tests.unit.lmcache.nodes import MIB, Prompt, event, words
-from tests.unit.lmcache.test_service import DISK, MEMORY, World, due_world, prompts
+from tests.unit.lmcache.test_service import DISK, MEMORY, World, prompts
 
 PROMPT = Prompt(*words(1, 2))
 OBJECTS = [object_ for objects in PROMPT.objects for object_ in objects]
@@ -30,17 +30,6 @@ OBJECTS = [object_ for objects in PROMPT.objects for object_ in objects]
 async def client() -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient() as client:
         yield client
-
-
-async def test_a_prompt_is_fetched_by_its_tokens_and_polled(client: httpx.AsyncClient) -> None:
-    server = NodeServer()
-    async with serving(server.app) as address:
-        node = Node(client, address)
-        request = await node.fetch("llama", 1, PROMPT.tokens, "tenant")
-        assert await node.poll_fetch(request) is None
-        assert await node.poll_fetch(request) == 2
-    wanted = {"model_name": "llama", "world_size": 1, "token_ids": PROMPT.tokens, "cache_salt": "tenant"}
-    assert server.prefetched == [wanted]
 
 
 FAULTS: dict[str, Callable[[Request], Response]] = {
@@ -83,7 +72,7 @@ class Sidecar:
 
 
 def filled(**settings: Any) -> tuple[World, list[Prompt]]:
-    world = World(prefetch_share=0, **settings)
+    world = World(**settings)
     all_ = prompts(4)
     for prompt in all_:
         world.serve(prompt)
@@ -151,33 +140,6 @@ async def test_failures_of_a_node_are_counted_and_logged_once_without_tokens(
     assert world.service.caches[MEMORY].used == 8 * MIB
 
 
-async def test_a_due_conversation_is_fetched_with_all_its_tokens(
-    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loops, "POLL_S", 0.01)
-    world, prompt = due_world()
-    server = NodeServer()
-    async with serving(server.app) as address:
-        loop = Loop(world.service, Sidecar(), lambda _: Node(client, address))
-        await loop.tick()
-        await loop.settled()
-    assert server.prefetched[0]["token_ids"] == prompt.tokens
-    assert server.polled == 2
-    assert world.service.fetching.budgets["a"].waiting == 2 * MIB
-
-
-async def test_a_refused_fetch_does_not_use_budget(client: httpx.AsyncClient) -> None:
-    world, _ = due_world()
-    server = NodeServer()
-    server.fault = FAULTS["breaks"]
-    async with serving(server.app) as address:
-        loop = Loop(world.service, Sidecar(), lambda _: Node(client, address))
-        await loop.tick()
-        await loop.settled()
-    assert loop.failures["fetch"] == 1
-    assert world.service.fetching.budgets["a"].prefetched == 0
-
-
 async def test_malformed_events_are_counted_and_others_are_applied(client: httpx.AsyncClient) -> None:
     world, all_ = filled()
     loop = Loop(world.service, Sidecar(), lambda _: None)
@@ -233,7 +195,6 @@ async def test_metrics_contain_counts_and_no_hashes(client: httpx.AsyncClient) -
     now = status(loop, sidecar=True)
     text = exposition(now).decode()
     assert 'lpc_lmcache_used_bytes{node="a",tier="l1"} 8.388608e+06' in text
-    assert "lpc_lmcache_prefetch_used_bytes_total" in text
     for output in (text, str(now)):
         assert not any(object_.hash in output for prompt in all_ for objects in prompt.objects for object_ in objects)
 

@@ -3,14 +3,13 @@
 import pytest
 
 from lpc_apps.lmcache.events import Location, reported_at
-from lpc_apps.lmcache.service import END_AFTER_S, REFUSAL_PAUSE_S
 from lpc_apps.lmcache.tier_cache import DELETION_TIMEOUT_S
 from tests.unit.lmcache.nodes import MIB, Prompt, event, words
-from tests.unit.lmcache.test_service import DISK, MEMORY, World, due_world, end_turns, evicted, prompts
+from tests.unit.lmcache.test_service import DISK, MEMORY, World, prompts
 
 
 def test_forgotten_chunks_are_not_counted_in_any_tier() -> None:
-    world = World(prefetch_share=0, chunks=20)
+    world = World(chunks=20)
     for prompt in prompts(200):
         world.serve(prompt)
         world.pass_(1)
@@ -21,7 +20,7 @@ def test_forgotten_chunks_are_not_counted_in_any_tier() -> None:
 
 def test_pending_deletions_are_not_planned_again() -> None:
     """A node returns how many objects it skipped, not which; its later report names the deleted ones."""
-    world = World(prefetch_share=0)
+    world = World()
     all_ = prompts(8)
     for prompt in all_:
         world.serve(prompt)
@@ -47,7 +46,7 @@ def test_pending_deletions_are_not_planned_again() -> None:
 
 def test_chunks_that_a_node_never_deletes_do_not_block_others() -> None:
     """The deletion of objects that are always being read is repeated, while others are deleted."""
-    world = World(prefetch_share=0)
+    world = World()
     for prompt in prompts(4):
         world.serve(prompt)
         world.pass_(10)
@@ -64,51 +63,20 @@ def test_chunks_that_a_node_never_deletes_do_not_block_others() -> None:
     assert stuck <= set(world.service.plan().delete[MEMORY])
 
 
-def test_an_empty_fetch_is_not_repeated_in_the_same_turn() -> None:
-    """The disk has lost the chunks without reporting it."""
-    world, prompt = due_world()
-    (fetch,) = world.service.plan().fetch
-    world.service.fetch_ended(fetch, 0)
-    for _ in range(100):
-        world.pass_(0.25)
-        assert world.service.plan().fetch == []
-    world.look_up(prompt)  # the next turn may fetch
-    world.look_up(prompt)
-    world.pass_(END_AFTER_S)
-    assert len(world.service.plan().fetch) == 1
-
-
-def test_a_node_that_refuses_fetches_gets_one_per_pause() -> None:
-    world, _ = due_world()
-    asked = 0
-    for _ in range(400):
-        for fetch in world.service.plan().fetch:
-            asked += 1
-            world.service.fetch_refused(fetch)
-        world.pass_(0.25)
-    assert 1 < asked <= 100 / REFUSAL_PAUSE_S + 1
-
-
-def test_a_node_that_left_gets_no_fetches_and_leaves_no_state() -> None:
-    world, prompt = due_world()
-    world.service.fence("a")
-    for _ in range(10):
-        world.pass_(1)
-        assert world.service.plan().fetch == []
+def test_a_node_that_left_leaves_no_state() -> None:
+    world = World()
+    world.serve(*prompts(1))
     for number in range(50):  # a restarted pod has a new name
         node = f"pod-{number}"
         world.service.declare(Location("l1", node), 10 * MIB)
         world.service.apply(event("store", Prompt(*words(number + 2, 1)).entries(size=MIB), world.now, node=node))
         world.service.fence(node)
         world.service.skipped(Location("l1", node), Prompt(*words(number + 2, 1)).objects[0], 1)  # a late answer
-    assert set(world.service.caches) == {DISK} and not world.service.fetching.budgets
-    world.service.declare(MEMORY, 10 * MIB)  # it is back, with its disk
-    assert len(world.service.plan().fetch) == 1
-    assert prompt.tokens
+    assert set(world.service.caches) == {MEMORY, DISK}
 
 
 def test_tenants_with_equal_prompts_have_separate_conversations() -> None:
-    world = World(prefetch_share=0)
+    world = World()
     for number, (salt, model) in enumerate([("", "llama"), ("one", "llama"), ("two", "llama"), ("", "qwen")]):
         world.serve(Prompt(*words(1, 2), salt=salt, model=model))
         assert len({c.name for c in world.service._states}) == number + 1
@@ -122,24 +90,6 @@ def test_capacities_of_backends_add_up_and_a_new_revision_replaces_them() -> Non
     assert world.service.caches[MEMORY].capacity == 40 * MIB
     world.service.declare(MEMORY, 20 * MIB, "dram", 3)
     assert world.service.caches[MEMORY].capacity == 20 * MIB
-
-
-def test_successive_plans_consider_all_conversations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lpc_apps.lmcache.service.CONSIDERED_PER_PLAN", 3)
-    world = World()
-    all_ = prompts(10, 1)
-    for prompt in all_:
-        world.serve(prompt)
-    end_turns(world)
-    for prompt in all_:
-        evicted(world, prompt)
-    world.know()
-    asked = set()
-    for _ in range(4):
-        for fetch in world.service.plan().fetch:
-            asked.add(fetch.conversation)
-            world.service.fetching.drop(fetch.conversation, refused=True)
-    assert len(asked) == 10
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 import pytest
 
-from lpc_apps.lmcache.events import KeyChain, ObjectId
+from lpc_apps.lmcache.events import KeyChain
 from tests.unit.lmcache.nodes import KEYS, Prompt, words
 
 blake3 = pytest.importorskip("blake3")
@@ -28,8 +28,3 @@ def test_prompts_share_hashes_as_far_as_they_share_all_tokens() -> None:
     first, second = Prompt(*words(1, 2), *words(2, 1)), Prompt(*words(1, 2), *words(3, 1))
     assert first.objects[:2] == second.objects[:2]
     assert first.objects[2] != second.objects[2]
-
-
-def test_the_world_size_is_read_from_the_rank() -> None:
-    assert ObjectId("00", "llama", 0x01000100, 0, "").world_size == 1  # as recorded
-    assert ObjectId("00", "llama", 0x04000100, 0, "").world_size == 4

@@ -12,7 +12,7 @@ def store(conversations: Conversations, prompt: Prompt, at: float, first: int = 
 
 
 def read(conversations: Conversations, prompt: Prompt, at: float, last: int | None = None) -> list[Conversation]:
-    return conversations.read(event("access", prompt.entries(0, last), at), lambda _: False).began
+    return conversations.read(event("access", prompt.entries(0, last), at)).began
 
 
 def turn(conversations: Conversations, prompt: Prompt, at: float, first: int = 0) -> Conversation:
@@ -27,7 +27,7 @@ def test_a_stored_prompt_is_a_conversation_with_all_tokens() -> None:
     prompt = Prompt(*words(1, 3))
     (one,) = store(conversations, prompt, 10.0)
     assert list(one.tokens()) == prompt.tokens
-    assert (one.turns, one.length, one.world_size) == (1, 12, 1)
+    assert (one.turns, one.length) == (1, 12)
 
 
 def test_a_look_up_and_the_following_store_are_the_next_turn() -> None:
@@ -55,14 +55,6 @@ def test_a_request_without_a_reported_end_ends_after_a_timeout() -> None:
     conversations = known()
     (one,) = store(conversations, Prompt(*words(1, 3)), 10.0)
     assert read(conversations, Prompt(*words(1, 3)), 2000.0) == [one]
-
-
-def test_the_read_of_a_prefetch_does_not_begin_a_turn() -> None:
-    conversations = known()
-    prompt = Prompt(*words(1, 3))
-    one = turn(conversations, prompt, 10.0)
-    reading = conversations.read(event("access", prompt.entries(), 50.0), lambda conversation: conversation is one)
-    assert (reading.began, one.turns, one.used_at) == ([], 1, 10.5)
 
 
 def test_a_look_up_that_ends_in_a_shared_prefix_is_not_a_return() -> None:

@@ -27,7 +27,7 @@ class World:
     def __init__(self, **settings: Any) -> None:
         self.now = 1000.0
         self.service = Service(
-            LMCacheSettings(**{"watermark": 0.7, "prefetch_share": 0.5, **settings}),
+            LMCacheSettings(**{"watermark": 0.7, **settings}),
             clock=lambda: self.now,
             keys=KEYS,
         )
@@ -89,7 +89,7 @@ def end_turns(world: World) -> None:
 
 
 def test_without_predictions_the_order_is_lru() -> None:
-    world = World(prefetch_share=0)
+    world = World()
     all_ = prompts(3)
     for prompt in all_:
         world.serve(prompt)
@@ -103,7 +103,7 @@ def test_without_predictions_the_order_is_lru() -> None:
 
 
 def test_the_conversation_with_the_lowest_value_is_evicted_first_from_its_end() -> None:
-    world = World(prefetch_share=0)
+    world = World()
     world.know(lambda group: SOON if group == 1 else NEVER)
     all_ = prompts(3)
     for prompt in all_:
@@ -121,7 +121,7 @@ def test_the_conversation_with_the_lowest_value_is_evicted_first_from_its_end() 
 
 
 def test_a_shared_prefix_is_as_recent_as_its_latest_use() -> None:
-    world = World(prefetch_share=0)
+    world = World()
     one, two = Prompt(*words(1, 2), *words(2, 1)), Prompt(*words(1, 2), *words(3, 1))
     world.serve(one)
     world.pass_(100)
@@ -149,7 +149,7 @@ def test_a_turn_ends_without_a_prediction_and_earlier_with_one() -> None:
 
 
 def test_curves_are_learned_even_if_replies_are_rendered_differently() -> None:
-    world = World(prefetch_share=0, chunks=4000)
+    world = World(chunks=4000)
     for n in range(400):
         world.serve(Prompt(*words(3 * n, 1), *words(3 * n + 1, 1)))
         if n >= 6:
@@ -168,7 +168,7 @@ def test_curves_are_learned_even_if_replies_are_rendered_differently() -> None:
 
 
 def test_a_failure_switches_to_lru_and_restarts_learning(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(prefetch_share=0)
+    world = World()
     world.know()
     world.serve(*prompts(1))
     cache = world.service.caches[MEMORY]
@@ -181,7 +181,7 @@ def test_a_failure_switches_to_lru_and_restarts_learning(monkeypatch: pytest.Mon
 
 
 def test_a_chunk_that_is_still_copied_to_disk_is_not_deleted() -> None:
-    world = World(prefetch_share=0)
+    world = World()
     all_ = prompts(4)
     for prompt in all_:
         world.serve(prompt, on_disk=False)
@@ -191,7 +191,7 @@ def test_a_chunk_that_is_still_copied_to_disk_is_not_deleted() -> None:
 
 
 def test_nothing_is_deleted_from_disk() -> None:
-    world = World(prefetch_share=0)
+    world = World()
     world.service.declare(DISK, 4 * MIB)
     for prompt in prompts(4):
         world.serve(prompt)
@@ -204,74 +204,8 @@ def evicted(world: World, prompt: Prompt) -> None:
     world.service.apply(event("delete", prompt.entries(), world.now))
 
 
-def fetched_world() -> tuple[World, Prompt]:
-    """A conversation that returns soon is on disk only, and is being fetched."""
-    world, prompt = due_world()
-    world.pass_(50)
-    (fetch,) = world.service.plan().fetch
-    assert fetch.bytes == 2 * MIB
-    return world, prompt
-
-
-def due_world(**settings: Any) -> tuple[World, Prompt]:
-    world = World(**settings)
-    (prompt,) = prompts(1)
-    world.serve(prompt)
-    end_turns(world)
-    evicted(world, prompt)
-    world.know()
-    return world, prompt
-
-
-def test_a_conversation_is_fetched_when_its_value_exceeds_the_price_of_memory() -> None:
-    world, _ = due_world()
-    world.service.caches[MEMORY].price = 0.03
-    while not world.service.plan().fetch:
-        world.pass_(1.0)
-        assert world.now < 1100.0
-    assert 1020.0 < world.now < 1050.0
-
-
-def test_a_conversation_that_hardly_ever_returns_is_not_fetched() -> None:
-    world, _ = due_world()
-    world.know(lambda _: NEVER)
-    for _ in range(100):
-        world.pass_(10.0)
-        assert not world.service.plan().fetch
-
-
-def test_a_fetch_starts_at_once_while_memory_costs_nothing() -> None:
-    world, _ = due_world()
-    assert world.service.plan().fetch
-
-
-def test_fetched_chunks_stay_for_their_time_and_are_evicted_first_afterwards() -> None:
-    world, prompt = fetched_world()
-    world.service.apply(event("store", prompt.entries(size=MIB), world.now))
-    all_ = prompts(4)[1:]
-    for other in all_:
-        world.serve(other)
-    world.pass_(10)
-    mine = {objects[0] for objects in prompt.objects}
-    assert not mine & set(world.service.plan().delete[MEMORY])
-    world.pass_(60)
-    assert set(world.service.plan().delete[MEMORY][:2]) == mine
-
-
-def test_a_look_up_of_fetched_chunks_counts_as_used_and_as_memory_hits() -> None:
-    world, prompt = fetched_world()
-    world.service.apply(event("store", prompt.entries(size=MIB), world.now))
-    world.look_up(prompt)  # the read of the fetch
-    assert world.service.counters.turns == 0
-    world.pass_(5)
-    world.look_up(prompt)
-    budget = world.service.fetching.budgets["a"]
-    assert (budget.prefetched, budget.used, budget.useless, budget.waiting) == (2 * MIB, 2 * MIB, 0, 0)
-    assert (world.service.counters.memory_chunks, world.service.counters.disk_chunks) == (2, 0)
-
-
 def test_chunks_loaded_by_the_look_up_count_as_disk_hits() -> None:
-    world = World(prefetch_share=0)
+    world = World()
     (prompt,) = prompts(1)
     world.serve(prompt)
     evicted(world, prompt)
@@ -281,32 +215,9 @@ def test_chunks_loaded_by_the_look_up_count_as_disk_hits() -> None:
     assert (world.service.counters.memory_chunks, world.service.counters.disk_chunks) == (0, 2)
 
 
-def test_fetched_chunks_that_are_not_looked_up_count_as_useless() -> None:
-    world, prompt = fetched_world()
-    world.service.apply(event("store", prompt.entries(size=MIB), world.now))
-    world.pass_(2000)
-    world.service.plan()
-    budget = world.service.fetching.budgets["a"]
-    assert (budget.used, budget.useless, budget.waiting, budget.held) == (0, 2 * MIB, 0, 0)
-
-
-@pytest.mark.parametrize("what", ["refused", "late"])
-def test_a_failed_fetch_does_not_use_budget(what: str) -> None:
-    world, _ = fetched_world()
-    if what == "refused":
-        fetch = world.service.fetching.find(next(iter(world.service._states)))
-        assert fetch is not None
-        world.service.fetch_refused(fetch)
-    else:
-        world.pass_(16)
-        world.service.fetching.settle(world.now)
-    budget = world.service.fetching.budgets["a"]
-    assert (budget.prefetched, budget.waiting) == (0, 0)
-
-
 def test_a_restart_of_the_node_clears_memory_but_not_disk() -> None:
-    world, prompt = fetched_world()
-    world.service.apply(event("store", prompt.entries(size=MIB), world.now))
+    world = World()
+    world.serve(*prompts(1))
     world.service.fence("a")
-    assert MEMORY not in world.service.caches and not world.service.fetching.budgets
+    assert MEMORY not in world.service.caches
     assert world.service.caches[DISK].used == 2 * MIB

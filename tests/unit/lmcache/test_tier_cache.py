@@ -2,7 +2,6 @@ import pytest
 
 from eviction_client import BlockHash
 from eviction_client.ghost import Freed
-from eviction_client.value_queue import DONE
 from lpc.model.curve import KNOTS
 from lpc_apps.lmcache.tier_cache import TierCache
 from lpc_apps.lmcache.tree import Chunk, Resident
@@ -78,20 +77,7 @@ def test_the_class_with_the_lowest_value_at_its_age_is_evicted_first() -> None:
     cache.use([([one], 0)])
     cache.use([([two], 1)])
     assert seeds(cache.victims(0, go))[0] == 1
-    assert cache.price == pytest.approx(0.1)
     clock.now += 10.0
-    assert seeds(cache.victims(0, go))[0] == 2
-
-
-def test_chunks_ranked_last_are_evicted_first_after_their_time() -> None:
-    cache, clock = made(0.2)
-    all_ = chunks(*range(3))
-    fill(cache, all_)
-    cache.use([(all_, 0)])
-    cache.rank_last([all_[0]], clock.now + 60.0)
-    cache.rank_last([all_[2]], clock.now + 60.0, reuse_class=DONE)
-    assert seeds(cache.victims(0, go))[0] == 1
-    clock.now += 61.0
     assert seeds(cache.victims(0, go))[0] == 2
 
 
