@@ -17,7 +17,6 @@
     ├── TokenFileError          lpc.wire.tokens: the token file cannot be used
     ├── BadTarget               lpc.wire.raw_path: a request's path or query cannot be forwarded
     ├── CacheError              lpc.cache.client: a call to the response caches failed
-    ├── WarmError               lpc.cache.warming: the caches cannot be warmed
     ├── GatewayStartError       lpc_apps.gateway.errors: the gateway cannot start
     ├── SaltKeyError            lpc_apps.gateway.clients: the key file for salts cannot be used
     ├── KeyFileError            lpc.responses.sealing: the key file of the response caches cannot be used

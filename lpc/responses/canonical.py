@@ -31,11 +31,11 @@ REMEMBERED: Final = 10_000
 
 IGNORED: Final = frozenset(
     (
-        *("stream", "stream_options", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
         *("priority", "request_id", "session_id"),
     )
 )
-"""Parameters that cannot change an answer. Add one only if that holds for every engine."""
+"""Parameters that can change neither an answer nor its form. Add one only if that holds for every engine."""
 DEFAULTS: Final[Mapping[str, Any]] = {
     "n": 1,
     "best_of": 1,
@@ -48,6 +48,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "stop": [],
     "response_format": {"type": "text"},
     "parallel_tool_calls": True,
+    "stream": False,
 }
 """Default values of parameters in the OpenAI API and in vLLM."""
 SHOWN: Final = ("echo", "return_token_ids", "return_prompt_text")

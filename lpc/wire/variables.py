@@ -39,7 +39,7 @@ LMCACHE: Final = """
     lmcache_chunks, lmcache_token_file, lmcache_tokenizer, lmcache_watermark
 """
 """Fields of `lpc_apps.lmcache.settings.LMCacheSettings`, with the prefix of their variables."""
-OTHERS: Final = frozenset(("LPC_CONFIG", "LPC_METRICS_DIR", "LPC_WARM_TOKEN"))
+OTHERS: Final = frozenset(("LPC_CONFIG", "LPC_METRICS_DIR"))
 """Variables that are not fields."""
 TEST_PREFIX: Final = "LPC_TEST_"
 """Prefix of the tests' variables."""

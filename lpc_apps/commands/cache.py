@@ -1,9 +1,8 @@
-"""`lpc cache`: warm, correct, invalidate and report response caches, with an engine's settings (LPC_PREDICTOR_...)."""
+"""`lpc cache`: correct, invalidate and report response caches, with an engine's settings (LPC_PREDICTOR_...)."""
 
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -17,39 +16,8 @@ if TYPE_CHECKING:
     from lpc.cache.client import ResponseCacheClient
     from lpc.cache.v1 import response_cache_pb2 as pb
 
-app = typer.Typer(help="Response caches: warm, correct, invalidate, report.", no_args_is_help=True)
+app = typer.Typer(help="Response caches: correct, invalidate, report.", no_args_is_help=True)
 Result = TypeVar("Result")
-
-
-@app.command("warm")
-def warm_up(
-    file: Annotated[Path, typer.Option(help='JSON lines: {"question": ...} or whole requests.')],
-    gateway: Annotated[str, typer.Option(help="Base URL of the gateway.")] = "http://127.0.0.1:8080",
-    served_model: Annotated[str, typer.Option(help="Model of the questions.")] = "",
-    template: Annotated[Path | None, typer.Option(help="JSON request body to which each question is added.")] = None,
-    token: Annotated[
-        str | None, typer.Option(envvar="LPC_WARM_TOKEN", help="Token of the gateway's client that owns the answers.")
-    ] = None,
-    scope: Annotated[str, typer.Option(help="Scope, by its name in the sidecar's settings; empty: default.")] = "",
-    rate: Annotated[float, typer.Option(min=0.01, help="Requests to the engine per second.")] = 5.0,
-) -> None:
-    """Send a file of questions to a gateway, which caches the answers. A run can be repeated."""
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, TextColumn
-
-    from lpc.cache.warming import warm
-
-    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TextColumn("questions"))
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("warming", total=None)
-        for done in warm(file, _template(template, served_model), gateway, token=token, scope=scope, rate=rate):
-            finished = done.cached + done.answered + done.refused + done.failed
-            progress.update(task, completed=finished, total=done.lines)
-    typer.echo(f"{done.answered} answered by an engine, {done.cached} already cached, {done.refused} not cacheable")
-    if done.failure is not None:
-        fail(f"{done.failed} failed: {done.failure}; run the same command again")
-    if done.refused == done.lines:
-        fail("nothing is cached: the request's temperature is not 0, or the gateway has no cache; see `lpc doctor`")
 
 
 @app.command("feedback")
@@ -188,17 +156,3 @@ def _entry(text: str) -> bytes:
         return bytes.fromhex(text)
     except ValueError:
         raise UsageError("invalid entry: use the hexadecimal digits of the header x-lpc-entry") from None
-
-
-def _template(path: Path | None, model: str) -> dict[str, Any]:
-    from lpc.cache.warming import WarmError
-
-    body: dict[str, Any] = {"temperature": 0}
-    if path is not None:
-        try:
-            body = json.loads(path.read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            raise WarmError(f"{path} is not the JSON body of a request") from error
-        if not isinstance(body, dict) or not isinstance(body.get("messages", []), list):
-            raise WarmError(f"{path} is not the JSON body of a request")
-    return {**body, "model": model} if model else body

@@ -1,8 +1,8 @@
-"""Who asks: a client by its token, or callers with the same identity headers; and how engines keep them apart.
+"""The client of a request, by its token or its identity headers, and how engines keep tenants apart.
 
-Engines share cached blocks among requests of one `cache_salt` (vLLM, SGLang, TensorRT-LLM) and continue a conversation by its
-name. Both reach an engine as HMAC-SHA-256 of the tenant and of what the client sent, so that no client can choose another
-tenant's. Callers without any identity are not salted: there is nothing by which to tell them apart.
+Engines share cached blocks between requests with the same `cache_salt` (vLLM, SGLang, TensorRT-LLM) and continue a conversation
+by its name. The gateway sends both as HMAC-SHA-256 of the tenant and the client's own value, so that no client can choose
+another tenant's. Callers without any identity get no salt, because nothing distinguishes them.
 """
 
 import hmac
@@ -32,31 +32,31 @@ NAMES: Final = (
     ("conversation_params", "conversation_id"),  # TensorRT-LLM
     *(("nvext", "agent_context", "session_id"), ("nvext", "session_control", "session_id"), ("nvext", "cache_salt")),  # Dynamo
 )
-"""Where a body names its conversation, or what it shares blocks with, to an engine."""
+"""Paths in a body of a conversation's name or a salt that an engine reads."""
 SESSION_HEADERS: Final = frozenset(
     (
         *(b"x-session-id", b"x-session-affinity", b"x-multi-turn-session-id"),  # vLLM and TensorRT-LLM, TensorRT-LLM
         *(b"x-dynamo-session-id", b"x-dynamo-parent-session-id"),  # Dynamo
     )
 )
-"""Header fields that name a conversation to an engine."""
+"""Header fields of a conversation's name that an engine reads."""
 UNNAMED: Final = "-"
-"""Label and name, in the settings, of a client without a token of the gateway's."""
+"""Name of a client without a token of the gateway, in labels and settings."""
 _CREDENTIALS: Final = frozenset((b"authorization", b"api-key", b"x-api-key"))
-"""Headers for the engine. All callers may share one, so they do not identify a caller."""
+"""Credentials for the engine. All callers may share one, so they do not identify a caller."""
 _EMPTY: Final = ("", "bearer", "bearer empty", "empty")
-"""Values of credentials that clients send because their library wants one."""
+"""Placeholders that clients send because their library requires a credential."""
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Whose request it is.
+    """The client of a request.
 
     Attributes:
-        name: for metrics and settings; of few values.
-        tenant: whose answers it may get: of no other tenant's may one come.
-        scopes: that it may name.
-        cached: its answers may be kept and given again.
+        name: name in metrics and settings, with few values.
+        tenant: owner of its answers; it gets no other tenant's.
+        scopes: scopes that it may use.
+        cached: whether its answers may be cached.
     """
 
     name: str
@@ -66,10 +66,10 @@ class Client:
 
 
 class Clients:
-    """The clients of a gateway. Reads the token file again when it changes: what is not in it any more is refused at once.
+    """The clients of a gateway. Reloads the token file when it changes, so that a removed token is refused at once.
 
     Raises:
-        TokenFileError: it cannot be read, is malformed or holds no token.
+        TokenFileError: the token file cannot be read, is malformed or has no token.
     """
 
     def __init__(self, settings: GatewaySettings) -> None:
@@ -79,32 +79,32 @@ class Clients:
         if (path := settings.tokens) is not None:
             self._tokens = Watched([path], lambda: read_tokens(path, (UNNAMED,)), "token file is")
             if not self._tokens.current:
-                raise TokenFileError(f"{path} holds no token: add a line `name: sha256`")
+                raise TokenFileError(f"{path} has no token: add a line `name: sha256`")
 
     @property
-    def known(self) -> bool:
-        """Whether clients are known by tokens of the gateway's."""
+    def have_tokens(self) -> bool:
+        """Whether clients need a token of the gateway."""
         return self._tokens is not None
 
-    def who(self, headers: Headers) -> Client | None:
-        """Return whose request it is; None where a token is asked for and none is valid."""
-        identity = self._shown(headers)
+    def identify(self, headers: Headers) -> Client | None:
+        """Return the client of a request; None if it needs a token and has no valid one."""
+        identity = self._identity_of(headers)
         if self._tokens is None:
             tenant = "key:" + _digest(identity) if identity else ANONYMOUS
             identified = any(name not in _CREDENTIALS for name, _ in identity)
             cached = identified or self._settings.gateway_cache_anonymous
             return Client(UNNAMED, tenant, self._settings.scopes_of(UNNAMED), cached)
-        shown = [value.decode("latin-1") for name, value in headers if name == b"authorization"]
-        found = owner_of(shown[0], self._tokens.current) if len(shown) == 1 else None
+        credentials = [value.decode("latin-1") for name, value in headers if name == b"authorization"]
+        found = owner_of(credentials[0], self._tokens.current) if len(credentials) == 1 else None
         if found is None:
             return None
-        # The token is the client's name already.
+        # The token stands for the client's name.
         users = [(name, value) for name, value in identity if name != b"authorization"]
         tenant = f"client:{found[1]}" + (f":{_digest(users)}" if users else "")
         return Client(found[1], tenant, self._settings.scopes_of(found[1]), True)
 
-    def _shown(self, headers: Headers) -> list[tuple[bytes, bytes]]:
-        """Return the identity headers of a request that say something."""
+    def _identity_of(self, headers: Headers) -> list[tuple[bytes, bytes]]:
+        """Return the identity headers of a request, without empty ones and placeholders."""
         return sorted(
             (name, value)
             for name, value in headers
@@ -114,20 +114,20 @@ class Clients:
         )
 
     def refresh(self) -> None:
-        """Look at the token file. A wrong one is reported, and the old one stays."""
+        """Reload the token file if it changed. If it is invalid, log the error and keep the tokens."""
         if self._tokens is not None:
             self._tokens.refresh()
 
 
 def _digest(identity: Headers) -> str:
-    """Return a digest of header fields: a key must go to nobody but the engine. Two keys of one user are two tenants."""
+    """Return a digest of header fields, because only the engine may see a key. Two keys of one user are two tenants."""
     return sha256(
         json.dumps([[name.decode("latin-1"), value.decode("latin-1")] for name, value in identity]).encode()
     ).hexdigest()
 
 
 def scope_of(headers: Headers, client: Client) -> str | None:
-    """Return the scope of a request; None where it names one that its client may not."""
+    """Return the scope of a request; None if its client may not use it."""
     scope = first(headers, b"x-lpc-scope")
     if scope is None or scope == DEFAULT_SCOPE:
         return DEFAULT_SCOPE
@@ -135,11 +135,11 @@ def scope_of(headers: Headers, client: Client) -> str | None:
 
 
 class SaltKeyError(LpcError):
-    """The file of the salts' key cannot be used."""
+    """The key file of the salts cannot be used."""
 
 
 def read_key(path: Path | None) -> bytes:
-    """Return the key of a file, or a random one without a file. Raises SaltKeyError."""
+    """Return the key in a file; without a path a random key. Raises SaltKeyError."""
     if path is None:
         return secrets.token_bytes(32)
     try:
@@ -147,7 +147,7 @@ def read_key(path: Path | None) -> bytes:
     except OSError as error:
         raise SaltKeyError(f"cannot read {path}: {error.strerror}") from error
     if len(key) < KEY_CHARACTERS:
-        raise SaltKeyError(f"{path} holds fewer than {KEY_CHARACTERS} characters: make a key with `openssl rand -hex 32`")
+        raise SaltKeyError(f"{path} has fewer than {KEY_CHARACTERS} characters: make a key with `openssl rand -hex 32`")
     return key
 
 
@@ -158,45 +158,44 @@ class Tenants:
         self._key = key
 
     def salt(self, tenant: str, own: object = None) -> str | None:
-        """Return the salt of a tenant's request whose body has the salt ``own``; None: it needs none."""
+        """Return the salt of a tenant's request whose body has the salt ``own``; None if it needs none."""
         return None if tenant == ANONYMOUS and own is None else self._digest("salt", tenant, own)
 
     def session(self, tenant: str, name: str) -> str:
-        """Return a tenant's conversation as engines know it."""
+        """Return the name that engines get for a tenant's conversation."""
         return name if tenant == ANONYMOUS else self._digest("session", tenant, name)
 
-    def apply(self, tenant: str, said: Mapping[str, Any], body: bytes) -> tuple[bytes, str | None]:
-        """Return a body with the tenant's salt and names, and the salt. It stays as it is but for what has to be changed.
+    def apply(self, tenant: str, fields: Mapping[str, Any], body: bytes) -> bytes:
+        """Return a body with the tenant's salt and names. Everything else stays unchanged.
 
-        Args:
-            said: the object that ``body`` holds as JSON.
+        ``fields`` is the JSON object in ``body``.
         """
-        salt, changed = self.salt(tenant, said.get(SALT)), said
+        salt, changed = self.salt(tenant, fields.get(SALT)), fields
         if tenant != ANONYMOUS:
             for path in NAMES:
                 changed = _replaced(changed, path, partial(self.session, tenant)) or changed
-        if salt is None and changed is said:
-            return body, None
-        if SALT not in said and changed is said and body[:1] == b"{":
-            more = b"," if said else b""
-            return b'{"' + SALT.encode() + b'":"' + str(salt).encode() + b'"' + more + body[1:], salt
+        if salt is None and changed is fields:
+            return body
+        if SALT not in fields and changed is fields and body[:1] == b"{":
+            more = b"," if fields else b""
+            return b'{"' + SALT.encode() + b'":"' + str(salt).encode() + b'"' + more + body[1:]
         if salt is not None:
             changed = {**changed, SALT: salt}
-        return json.dumps(changed, separators=(",", ":")).encode(), salt
+        return json.dumps(changed, separators=(",", ":")).encode()
 
     def _digest(self, kind: str, tenant: str, value: object) -> str:
         return hmac.new(self._key, json.dumps([kind, tenant, value]).encode(), sha256).hexdigest()
 
 
 def text_at(fields: object, path: Sequence[str]) -> str | None:
-    """Return the text at a path of JSON, unless it is empty; None if there is none."""
+    """Return the text at a path of a JSON object; None if it is absent, empty or not a text."""
     for name in path:
         fields = fields.get(name) if isinstance(fields, dict) else None
     return fields if isinstance(fields, str) and fields else None
 
 
 def _replaced(fields: Mapping[str, Any], path: Sequence[str], to: Callable[[str], str]) -> Mapping[str, Any] | None:
-    """Return fields whose text at a path is another; None if there is none."""
+    """Return fields with another text at a path; None if there is no text."""
     text = text_at(fields, path)
     if text is None:
         return None

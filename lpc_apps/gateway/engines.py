@@ -1,11 +1,10 @@
-"""Which engine gets a request: the one that has its conversation's prefix, while that is up and not overloaded.
+"""Chooses the engine of a request: the one that has its conversation's prefix, if that is up and not overloaded.
 
-Rendezvous hashing (Thaler and Ravishankar, 1998): each key ranks all engines by a hash of both, so that an engine that goes
-moves only its own conversations, and gets exactly those back when it comes back. Of the ranking the first one is taken that is
-up and has at most `LOAD` times its share of the requests in flight (bounded loads: Mirrokni et al., 2016), since many
-conversations begin alike.
+Rendezvous hashing (Thaler and Ravishankar, 1998): each key ranks all engines by a hash of both. If an engine fails, only its
+own conversations move, and they return with it. The first engine of the ranking that is up and has at most `LOAD` times its
+share of the requests in flight gets the request (bounded loads: Mirrokni et al., 2016), because many conversations begin alike.
 
-Requests are sent on as they came, to the next engine where one takes no connection; answers come as they are.
+A request is forwarded as received. If an engine accepts no connection, the next one gets it.
 """
 
 import asyncio
@@ -29,9 +28,9 @@ log = logging.getLogger(__name__)
 
 LOAD: Final = 2.0
 AT_LEAST: Final = 16
-"""Requests in flight that no engine is spared."""
+"""Requests in flight up to which no engine counts as overloaded."""
 KEEPALIVE_S = 2.0
-"""How long an idle connection is kept: less than engines do (uvicorn: 5 s), so that none is used that is just being closed."""
+"""Seconds for which an idle connection is kept: less than engines keep it (uvicorn: 5 s), so that none closes while in use."""
 
 
 class Engine:
@@ -39,8 +38,9 @@ class Engine:
 
     Attributes:
         name: host and port, for metrics.
-        prefix: path of its address, which comes before each target.
-        up: the last connection to it could be made.
+        prefix: path of its address, which precedes each target.
+        in_flight: number of requests in progress.
+        up: whether the last connection attempt succeeded.
     """
 
     def __init__(self, url: str, metrics: Metrics) -> None:

@@ -1,4 +1,4 @@
-"""One request and its answer on the ASGI interface: what was said of it, what has been sent, and whether the client is gone."""
+"""One request and its answer on the ASGI interface, and the limits that all requests share."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ JSON: Final = (b"content-type", b"application/json")
 
 
 class Load:
-    """What all requests hold together. Lives on one event loop."""
+    """Requests in progress, the bytes of their bodies, and their limits. Lives on one event loop."""
 
     def __init__(self, settings: GatewaySettings, body_timeout_s: float, metrics: Metrics) -> None:
         self._max_requests, self._max_bytes = settings.gateway_max_requests, settings.gateway_max_held_bytes
@@ -29,9 +29,9 @@ class Load:
 
     @contextlib.contextmanager
     def admitted(self, exchange: "Exchange") -> Iterator[None]:
-        """Count a request, and what it holds, until the block is left. Raises GatewayError (503)."""
+        """Count a request and its held bytes until the block is left. Raises GatewayError (503)."""
         if self._requests >= self._max_requests:
-            raise GatewayError(503, "the gateway answers as many requests as LPC_GATEWAY_MAX_REQUESTS allows: try again later")
+            raise GatewayError(503, "too many requests in progress (LPC_GATEWAY_MAX_REQUESTS): try again later")
         self._requests += 1
         try:
             yield
@@ -40,28 +40,33 @@ class Load:
             self._bytes -= exchange.held_bytes
 
     def hold(self, count: int) -> None:
-        """Take bytes of a body. Raises GatewayError (503)."""
+        """Count bytes of a body. Raises GatewayError (503)."""
         if self._bytes + count > self._max_bytes:
-            raise GatewayError(503, "the gateway holds as many bytes as LPC_GATEWAY_MAX_HELD_BYTES allows: try again later")
+            raise GatewayError(
+                503, "the bodies in progress are too large together (LPC_GATEWAY_MAX_HELD_BYTES): try again later"
+            )
         self._bytes += count
 
 
 class Exchange:
-    """Of one request.
+    """One request and its answer.
 
     Attributes:
-        method: of HTTP.
-        raw_path, query: of the target, as they came.
-        headers: names in lower case.
-        status: that was answered; None before.
-        complete: the answer has been sent to its end.
-        held_bytes: of the body.
-        max_bytes: of the body.
+        method: HTTP method.
+        raw_path, query: parts of the target, as received.
+        headers: header fields, with names in lower case.
+        client: the client's IP address.
+        began: arrival, seconds of `time.perf_counter`.
+        status: status of the answer; None before it begins.
+        complete: whether the whole answer was sent.
+        gone: whether the client has disconnected.
+        held_bytes: bytes of the body in memory.
+        max_bytes: largest permitted body.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, max_bytes: int, load: Load) -> None:
         self._receive, self._send, self.max_bytes, self._load = receive, send, max_bytes, load
-        self._patience_s = load.body_timeout_s
+        self._body_time_left_s = load.body_timeout_s
         self.held_bytes = 0
         self.method: str = scope["method"]
         self.raw_path: bytes = scope["raw_path"]
@@ -76,7 +81,7 @@ class Exchange:
         self._read = asyncio.Event()
 
     async def body(self) -> bytes:
-        """Return the whole body, which is held from then on. Raises as `chunks`, and GatewayError (503)."""
+        """Return the whole body and count its bytes as held. Raises like `chunks`, and GatewayError (503)."""
         parts: list[bytes] = []
         async for data in self.chunks():
             self._load.hold(len(data))
@@ -85,7 +90,7 @@ class Exchange:
         return b"".join(parts)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body as it comes. Raises GatewayError (408, 413), and ClientGone when the client hangs up first."""
+        """Yield the body as it arrives. Raises GatewayError (408, 413), and ClientGone if the client disconnects."""
         if self.max_bytes < self.body_bytes < math.inf:
             raise self._too_large()
         received = 0
@@ -104,7 +109,7 @@ class Exchange:
                 return
 
     async def discard(self) -> None:
-        """Read on, within the limit once more, without keeping it: else the client sees a reset instead of the refusal."""
+        """Receive and discard up to `max_bytes` more: otherwise the client gets a connection reset instead of the refusal."""
         left = self.max_bytes
         while left > 0 and not self._read.is_set():
             message = await self._next()
@@ -113,14 +118,14 @@ class Exchange:
                 self._read.set()
 
     async def _next(self) -> Message:
-        """Return the next part of the body. What all parts take is bounded: a slow client could send a byte now and then."""
+        """Return the next part of the body. The timeout covers all parts, because a client could send single bytes."""
         began = time.monotonic()
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._body_time_left_s):
                 message = await self._receive()
         except TimeoutError:
-            raise GatewayError(408, f"the body did not come within {self._load.body_timeout_s:g} s: send it faster") from None
-        self._patience_s -= time.monotonic() - began
+            raise GatewayError(408, f"the body did not arrive within {self._load.body_timeout_s:g} s: send it faster") from None
+        self._body_time_left_s -= time.monotonic() - began
         if message["type"] == "http.disconnect":
             self.gone = True
             raise ClientGone
@@ -133,7 +138,7 @@ class Exchange:
 
     @property
     def body_bytes(self) -> float:
-        """How long the body is said to be; infinite where it is not said."""
+        """The body's length by its header; infinite if there is none."""
         if any(name == b"transfer-encoding" for name, _ in self.headers):
             return math.inf
         stated = next((value for name, value in self.headers if name == b"content-length"), b"0")
@@ -149,19 +154,19 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
-        """Say that the body is at its end. Without it the connection is cut, as an engine's was."""
+        """End the body. Without this call the server cuts the connection."""
         self.complete = True
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def answer(self, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        """Send a whole answer."""
+        """Send a complete answer."""
         await self.start(status, [(b"content-length", str(len(body)).encode()), *headers])
         await self.write(body)
         await self.end()
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """Cancel the block, and raise ClientGone, when the client hangs up after its body has been read."""
+        """Cancel the block and raise ClientGone if the client disconnects after its body was received."""
         task = asyncio.current_task()
         assert task is not None
 
@@ -184,8 +189,8 @@ class Exchange:
             watching.cancel()
 
     def _too_large(self) -> GatewayError:
-        return GatewayError(413, f"the body has more than {self.max_bytes} bytes (LPC_MAX_REQUEST_BYTES): send less")
+        return GatewayError(413, f"the body is larger than {self.max_bytes} bytes (LPC_MAX_REQUEST_BYTES): send a smaller one")
 
 
 class ClientGone(Exception):
-    """The client has hung up."""
+    """The client has disconnected."""

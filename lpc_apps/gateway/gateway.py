@@ -1,8 +1,8 @@
-"""The way of a request through the gateway: who asks, what is kept, which engine, and what of its answer is kept.
+"""The path of a request through the gateway: client, cache, engine, and storing the engine's answer.
 
-Completions (`/v1/chat/completions`, `/v1/completions`) are read and may be answered from the cache. The other paths of
-:mod:`lpc_apps.gateway.targets` are proxied unchanged; other requests are refused. An engine's answer is forwarded byte by byte,
-except hop-by-hop header fields. Paths below /lpc/ are the gateway's own.
+Completions (`/v1/chat/completions`, `/v1/completions`) may be answered from the cache. The other paths of
+:mod:`lpc_apps.gateway.targets` are proxied; any other request is refused. An engine's answer is forwarded byte by byte, except
+hop-by-hop header fields. Paths below /lpc/ are the gateway's own.
 """
 
 import contextlib
@@ -16,31 +16,28 @@ from typing import Final
 import httpx
 from starlette.types import Receive, Scope, Send
 
-from lpc.cache.bodies import reply_of
 from lpc.cache.v1 import response_cache_pb2 as pb
-from lpc.wire.session import name_under_salt
 from lpc_apps.gateway.cached import Cached, Found
 from lpc_apps.gateway.clients import SESSION_HEADERS, Client, Clients, scope_of
-from lpc_apps.gateway.conversations import Conversations
 from lpc_apps.gateway.engines import Upstream
 from lpc_apps.gateway.errors import GatewayError
 from lpc_apps.gateway.exchange import JSON, ClientGone, Exchange, Load
 from lpc_apps.gateway.headers import Directives, Headers, directives_of, end_to_end, for_engine
 from lpc_apps.gateway.metrics import Metrics
 from lpc_apps.gateway.recording import Recording, ahead, replay
-from lpc_apps.gateway.request import SESSION_HEADER, Asked, Reader, Reading, digest
+from lpc_apps.gateway.request import SESSION_HEADER, Reader, Reading, digest
 from lpc_apps.gateway.settings import GatewaySettings
 from lpc_apps.gateway.targets import CHAT, COMPLETIONS, OWN, SALTED, Paths, path_of
 
 BUFFERED_BYTES: Final = 2**20
-"""A body up to this length is read before an engine is asked, so that another can be if the first takes no connection."""
+"""A body up to this size is received before it is forwarded, so that another engine can get it if the first is unreachable."""
 LOOKUP_BYTES: Final = 256 * 2**10
-"""The caches are not asked about a longer body: the sidecar would parse it while engines wait for predictions."""
+"""A larger body is not looked up, because the sidecar would parse it while engines wait for predictions."""
 STREAM: Final = (b"content-type", b"text/event-stream; charset=utf-8")
 MISS: Final = (b"x-lpc-cache", b"miss")
 HEALTH: Final = "/lpc/health"
 FEEDBACK: Final = "/lpc/v1/feedback"
-"""Says whether an answer from the cache was right, for applications that speak HTTP."""
+"""Receives feedback on answers from the cache."""
 FEEDBACK_BYTES: Final = 4096
 FEEDBACK_FORM: Final = '{"entry": "the x-lpc-entry of the answer", "wrong": true, "drop": true}'
 
@@ -50,7 +47,7 @@ class Gateway:
 
     Args:
         max_answer_bytes: longer answers are not recorded.
-        clock: seconds since the Unix epoch, for the answers' `created`.
+        clock: seconds since the Unix epoch, for `created` in answers from the cache.
     """
 
     def __init__(
@@ -58,7 +55,6 @@ class Gateway:
         settings: GatewaySettings,
         clients: Clients,
         cached: Cached,
-        conversations: Conversations,
         upstream: Upstream,
         metrics: Metrics,
         reader: Reader,
@@ -73,7 +69,6 @@ class Gateway:
         self._max_answer_bytes = max_answer_bytes
         self._clients = clients
         self._cached = cached
-        self._conversations = conversations
         self._upstream = upstream
         self._metrics = metrics
         self._clock = clock
@@ -98,8 +93,8 @@ class Gateway:
         except ClientGone:
             status = "gone"
         except httpx.HTTPError as error:
-            # The engine broke off. Before it began to answer that is a 502; later the answer ends where its own did.
-            broken = GatewayError(502, f"the engine broke off before it answered ({type(error).__name__})")
+            # Before the answer has begun this is a 502. After that the client's answer is cut off like the engine's.
+            broken = GatewayError(502, f"the engine's connection broke before it answered ({type(error).__name__}): try again")
             await self._refuse(exchange, broken)
             status = "cut"
         if endpoint:
@@ -109,33 +104,23 @@ class Gateway:
         """Answer on one of the gateway's own paths."""
         methods = {HEALTH: ("GET", "HEAD"), FEEDBACK: ("POST",)}.get(path)
         if methods is None:
-            raise GatewayError(404, "the gateway has no such path of its own")
+            raise GatewayError(404, f"unknown path: the gateway's own paths are {HEALTH} and {FEEDBACK}")
         if exchange.method not in methods:
-            raise GatewayError(405, "this path is for another method", (b"allow", ", ".join(methods).encode()))
+            allowed = ", ".join(methods)
+            raise GatewayError(405, f"use {allowed} for this path", (b"allow", allowed.encode()))
         if path == HEALTH:
             await exchange.answer(200, b'{"status": "ok"}', [JSON])
             return
         exchange.max_bytes = FEEDBACK_BYTES
         with self._load.admitted(exchange):
-            client = self._who(exchange)
-            try:
-                said = json.loads(await exchange.body())
-                if not isinstance(said.get("wrong", True), bool) or not isinstance(said.get("drop", False), bool):
-                    raise TypeError  # "false" is true to Python
-                message = pb.FeedbackRequest(
-                    entry_id=bytes.fromhex(said["entry"]),
-                    wrong=said.get("wrong", True),
-                    drop=said.get("drop", False),
-                    tenant=client.tenant,
-                )
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                raise GatewayError(400, f"send JSON: {FEEDBACK_FORM}") from None
-            done = await self._cached.feedback(message)
+            client = self._identify(exchange)
+            done = await self._cached.feedback(_feedback(await exchange.body(), client.tenant))
             body = json.dumps({"counted": done.counted, "dropped": done.dropped}).encode()
             await exchange.answer(200 if done.counted or done.dropped else 404, body, [JSON])
 
-    def _who(self, exchange: Exchange) -> Client:
-        client = self._clients.who(exchange.headers)
+    def _identify(self, exchange: Exchange) -> Client:
+        """Return the client of a request. Raises GatewayError (401)."""
+        client = self._clients.identify(exchange.headers)
         if client is None:
             raise GatewayError(
                 401, "no valid token: send `Authorization: Bearer TOKEN` with a token of the gateway's token file"
@@ -143,64 +128,54 @@ class Gateway:
         return client
 
     async def _answer(self, exchange: Exchange, path: str) -> None:
-        client = self._who(exchange)
+        client = self._identify(exchange)
         self._paths.check(exchange.method, path)
-        if exchange.method == "POST" and path in SALTED:
-            body = await exchange.body()
-            scope = scope_of(exchange.headers, client)
-            if scope is None:
-                raise GatewayError(
-                    403, "this client may not name the scope of x-lpc-scope: leave it out, or allow it in LPC_GATEWAY_SCOPES"
-                )
-            directives = directives_of(exchange.headers)
-            cached = client.cached and len(body) <= LOOKUP_BYTES and self._cached.concerns(directives)
+        if exchange.method != "POST" or path not in SALTED:
+            content = await exchange.body() if exchange.body_bytes <= BUFFERED_BYTES else exchange.chunks()
             async with exchange.watched():
-                reading = await self._reader.read(
-                    path, exchange.headers, body, exchange.query.decode("ascii"), client.tenant, scope if cached else None
-                )
-                if reading.asked is None:
-                    await self._pass(exchange, client, reading.body, reading.affinity, reading.session)
-                else:
-                    await self._complete(exchange, client, scope, directives, reading, reading.asked)
+                await self._forward(exchange, client, content, digest("other", client.tenant))
             return
-        content = await exchange.body() if exchange.body_bytes <= BUFFERED_BYTES else exchange.chunks()
+        body = await exchange.body()
+        scope = scope_of(exchange.headers, client)
+        if scope is None:
+            raise GatewayError(
+                403, "this client may not use the scope in x-lpc-scope: leave it out, or allow it in LPC_GATEWAY_SCOPES"
+            )
+        directives = directives_of(exchange.headers)
+        cached = client.cached and len(body) <= LOOKUP_BYTES and self._cached.concerns(directives)
         async with exchange.watched():
-            await self._pass(exchange, client, content, digest("other", client.tenant))
+            reading = await self._reader.read(
+                path, exchange.headers, body, exchange.query.decode("ascii"), client.tenant, scope if cached else None
+            )
+            if path not in (CHAT, COMPLETIONS):
+                await self._forward(exchange, client, reading.body, reading.affinity, reading.session)
+            else:
+                await self._complete(exchange, client, scope, directives, reading)
 
-    async def _complete(
-        self, exchange: Exchange, client: Client, scope: str, directives: Directives, reading: Reading, asked: Asked
-    ) -> None:
+    async def _complete(self, exchange: Exchange, client: Client, scope: str, directives: Directives, reading: Reading) -> None:
         """Answer a completion, from the cache or by an engine."""
-        name = self._conversations.name(asked, reading.states)
         found = await self._cached.find(reading.question, directives)
         if found.hit is not None:
-            told = replay(found.hit.response, asked.form, self._clock())
-            if told is not None:
-                await self._tell_again(exchange, client, scope, reading, asked, found, found.hit, told, name)
+            body = replay(found.hit.response, streamed=reading.streamed, now=self._clock())
+            if body is not None:
+                await self._answer_from_cache(exchange, client, scope, found, found.hit, body, streamed=reading.streamed)
                 return
-            # It lacks what this form tells; the engine's answer will have it.
-            found = Found(found.question)
+            found = Found(found.question)  # the entry is invalid: store the engine's answer in its place
         if directives.only_if_cached:
             self._cached.hand_in(found, None)
-            raise GatewayError(504, "no answer is kept for this request (Cache-Control: only-if-cached)")
+            raise GatewayError(504, "no answer is cached for this request (Cache-Control: only-if-cached)")
         if found.asked:
             self._metrics.answers.labels(client.name, scope, found.label).inc()
-        await self._by_engine(exchange, client, reading, asked, found, directives, name)
+        if found.question is None:
+            await self._forward(exchange, client, reading.body, reading.affinity, reading.session)
+        else:
+            await self._answer_by_engine(exchange, client, reading, found, directives)
 
-    async def _tell_again(
-        self,
-        exchange: Exchange,
-        client: Client,
-        scope: str,
-        reading: Reading,
-        asked: Asked,
-        found: Found,
-        hit: pb.Hit,
-        told: bytes,
-        name: str | None,
+    async def _answer_from_cache(
+        self, exchange: Exchange, client: Client, scope: str, found: Found, hit: pb.Hit, body: bytes, *, streamed: bool
     ) -> None:
         headers = [
-            STREAM if asked.form.streamed else JSON,
+            STREAM if streamed else JSON,
             (b"x-lpc-cache", found.label.encode()),
             (b"age", str(max(0, int(hit.age_s))).encode()),
             (b"x-lpc-entry", hit.entry_id.hex().encode()),
@@ -210,36 +185,20 @@ class Gateway:
             headers.append((b"x-lpc-error-bound", f"{hit.error_bound:.4f}".encode()))
         self._metrics.answers.labels(client.name, scope, found.label).inc()
         self._metrics.first_byte_seconds.labels(found.label).observe(time.perf_counter() - exchange.began)
-        await exchange.answer(200, told, headers)
-        self._conversations.answered(asked, reading.states, name, reply_of(hit.response))
-        if name is not None:
-            name = self._engines_name(client, asked, name)
-            name = name if reading.salt is None else name_under_salt(name, reading.salt)  # as the engine's plug-in does
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            conversation = asked.conversation(name)
-            if conversation is not None:
-                self._conversations.report(conversation)
+        await exchange.answer(200, body, headers)
 
-    async def _by_engine(
-        self,
-        exchange: Exchange,
-        client: Client,
-        reading: Reading,
-        asked: Asked,
-        found: Found,
-        directives: Directives,
-        name: str | None,
+    async def _answer_by_engine(
+        self, exchange: Exchange, client: Client, reading: Reading, found: Found, directives: Directives
     ) -> None:
-        # A name of the client's own stays where it put it.
-        headers = self._for_engine(exchange, client, name if asked.session is None else reading.session)
-        # What is recorded must be text as it is.
-        headers = [(key, value) for key, value in headers if key != b"accept-encoding"]
+        """Forward a request, and hand its answer in to the caches."""
+        # A recording must be uncompressed.
+        headers = [field for field in self._for_engine(exchange, client, reading.session) if field[0] != b"accept-encoding"]
         recording: Recording | None = None
         began = time.perf_counter()
         settled = False
 
         def settle(*, ended: bool) -> None:
-            """Hand in what was recorded, once, as soon as it is known: others may wait for this answer."""
+            """Hand the recording in, once, as soon as it is complete or discarded: other requests may wait for it."""
             nonlocal settled
             if settled:
                 return
@@ -247,7 +206,6 @@ class Gateway:
             response = None if recording is None else recording.response()
             if response is not None:
                 response.engine_s = time.perf_counter() - began
-                self._conversations.answered(asked, reading.states, name, reply_of(response))
             self._cached.hand_in(found, response, store=directives.store, ended=ended)
 
         try:
@@ -257,7 +215,7 @@ class Gateway:
                 )
                 chunks = answer.aiter_raw()
                 if answer.status_code == 200:
-                    recording = Recording(asked.form.streamed, self._max_answer_bytes)
+                    recording = Recording(reading.streamed, self._max_answer_bytes)
                     reading_ahead = ahead(chunks, recording, partial(settle, ended=True))
                     chunks = await stack.enter_async_context(contextlib.aclosing(reading_ahead))
                 else:
@@ -265,41 +223,41 @@ class Gateway:
                 extra = [MISS] if found.asked else []
                 await self._relay(exchange, answer, chunks, extra, "miss" if found.asked else "none")
         finally:
-            # Also when the client or the engine has gone. Clients hang up as soon as they have read [DONE], which is before the
-            # stream's end: what was recorded is whole anyway.
+            # Also if the client or the engine has disconnected. Clients disconnect as soon as they have read [DONE], which is
+            # before the end of the stream; the recording is complete by then.
             settle(ended=exchange.complete)
 
-    async def _pass(
-        self, exchange: Exchange, client: Client, content: bytes | object, key: bytes, session: str | None = None
+    async def _forward(
+        self,
+        exchange: Exchange,
+        client: Client,
+        content: bytes | AsyncIterator[bytes],
+        key: bytes,
+        session: str | None = None,
     ) -> None:
-        """Pass a request on whose answer is not kept. ``session``: as of `Reading`."""
-        body = content if isinstance(content, bytes) else exchange.chunks()
+        """Forward a request whose answer is not recorded. ``session`` is that of `Reading`."""
         headers = self._for_engine(exchange, client, session)
-        async with self._upstream.answer(exchange.method, exchange.target, headers, body or None, key) as answer:
+        async with self._upstream.answer(exchange.method, exchange.target, headers, content or None, key) as answer:
             await self._relay(exchange, answer, answer.aiter_raw(), [], "none")
 
     async def _relay(
         self, exchange: Exchange, answer: httpx.Response, chunks: AsyncIterator[bytes], extra: Headers, label: str
     ) -> None:
-        """Send an engine's answer on as it comes."""
+        """Send an engine's answer to the client as it arrives."""
         await exchange.start(answer.status_code, [*end_to_end(answer.headers.raw), *extra])
         self._metrics.first_byte_seconds.labels(label).observe(time.perf_counter() - exchange.began)
         async for data in chunks:
             await exchange.write(data)
         await exchange.end()
 
-    def _engines_name(self, client: Client, asked: Asked, name: str) -> str:
-        """Return a conversation's name as engines get it. One that the gateway made is of one tenant already."""
-        return name if asked.session is None else self._reader.tenants.session(client.tenant, name)
-
     def _for_engine(self, exchange: Exchange, client: Client, session: str | None) -> Headers:
-        """Return the header fields for an engine. ``session``: its conversation's name, if it must be added."""
+        """Return the header fields for an engine. ``session`` is the conversation's name if it must be added."""
         key = self._settings.gateway_engine_key
         fields = for_engine(
             exchange.headers,
             exchange.client,
             key.get_secret_value().strip() if key is not None else None,
-            keep_authorization=not self._clients.known,
+            keep_authorization=not self._clients.have_tokens,
         )
         fields = [
             (name, self._reader.tenants.session(client.tenant, value.decode("latin-1")).encode("latin-1"))
@@ -316,3 +274,15 @@ class Gateway:
                 with contextlib.suppress(GatewayError):
                     await exchange.discard()
             await exchange.answer(error.status, error.body(), error.headers)
+
+
+def _feedback(body: bytes, tenant: str) -> pb.FeedbackRequest:
+    """Return the feedback in a body. Raises GatewayError (400)."""
+    try:
+        fields = json.loads(body)
+        wrong, drop = fields.get("wrong", True), fields.get("drop", False)
+        if not isinstance(wrong, bool) or not isinstance(drop, bool):
+            raise TypeError  # the text "false" would count as true
+        return pb.FeedbackRequest(entry_id=bytes.fromhex(fields["entry"]), wrong=wrong, drop=drop, tenant=tenant)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise GatewayError(400, f"send JSON: {FEEDBACK_FORM}") from None

@@ -47,9 +47,6 @@ class Metrics:
         self.stores = Counter(
             "lpc_gateway_stores", "Answers of engines by whether the cache stored them.", ["result"], registry=registry
         )
-        self.told = Counter(
-            "lpc_gateway_predictor_told", "Hits reported to the predictor, by result.", ["result"], registry=registry
-        )
         self.engine_requests = Counter(
             "lpc_gateway_engine_requests",
             "Requests to engines by status class; `unreachable`: no connection.",

@@ -4,19 +4,16 @@ The gateway reads an answer that it records as fast as the engine sends it, even
 clients may wait for it. The size limit of the recording bounds how far it reads ahead. The sidecar decides what is stored; the
 recording only knows whether the answer was complete.
 
-A replay is identical to the recording except for id and time. A body can also be replayed as a stream, and a stream with usage
-as a body.
+A replay is identical to the recording except for id and time.
 """
 
 import asyncio
 import json
 import re
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
-from lpc.cache.bodies import body_of, chunks_of
 from lpc.cache.v1 import response_cache_pb2 as pb
 
 DONE: Final = b"[DONE]"
@@ -152,43 +149,20 @@ def _tokens(answer: Mapping[str, Any]) -> tuple[int, int] | None:
     return (int(usage["prompt_tokens"]), int(usage.get("completion_tokens") or 0)) if usage else None
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """The requested form of an answer. ``usage``: a stream ends with a chunk of usage."""
-
-    streamed: bool
-    usage: bool = False
-
-
-def replay(response: pb.Response, form: Form, now: float) -> bytes | None:
-    """Return the body of a recorded answer; None if the recording lacks something that this form requires.
+def replay(response: pb.Response, *, streamed: bool, now: float) -> bytes | None:
+    """Return the body of a recorded answer; None if the recording is not a stream, or not a body.
 
     Args:
+        response: the recording.
+        streamed: whether the body must be a stream.
         now: seconds since the Unix epoch, the new `created`.
     """
-    try:
-        if not form.streamed:
-            body = response.body or body_of(response.chunks)
-            return None if body is None else _renewed(body, *_fresh(body, now))
-        chunks = list(response.chunks) if response.chunks else chunks_of(json.loads(response.body))
-        return _stream(chunks, form, now)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+    parts = list(response.chunks) if streamed else [response.body]
+    if not parts or not parts[0]:
         return None
-
-
-def _stream(chunks: Sequence[bytes], form: Form, now: float) -> bytes | None:
-    reports = [_reports_usage(data) for data in chunks]
-    if form.usage and not any(reports):
-        return None
-    kept = [data for data, report in zip(chunks, reports, strict=True) if form.usage or not report]
-    fresh = _fresh(kept[0], now)
-    return b"".join(b"data: " + line + b"\n\n" for line in (*(_renewed(data, *fresh) for data in kept), DONE))
-
-
-def _reports_usage(data: bytes) -> bool:
-    """Return whether a chunk is that of `include_usage`: usage without choices."""
-    chunk = json.loads(data)
-    return not chunk["choices"] and bool(chunk.get("usage"))
+    fresh = _fresh(parts[0], now)
+    renewed = [_renewed(part, *fresh) for part in parts]
+    return b"".join(b"data: " + line + b"\n\n" for line in (*renewed, DONE)) if streamed else renewed[0]
 
 
 def _fresh(data: bytes, now: float) -> tuple[bytes, bytes]:

@@ -24,7 +24,6 @@ from lpc.wire.tokens import TokenFileError
 from lpc.wire.watched import Watched
 from lpc_apps.gateway.cached import Cached
 from lpc_apps.gateway.clients import Clients, SaltKeyError, Tenants, read_key
-from lpc_apps.gateway.conversations import Conversations
 from lpc_apps.gateway.engines import Engines, Upstream, http_client
 from lpc_apps.gateway.errors import GatewayStartError
 from lpc_apps.gateway.exchange import Load
@@ -76,7 +75,7 @@ async def running(
         tls = GatewayTls(settings.tls_files) if settings.tls_files.present else None
     except (TokenFileError, SaltKeyError, CertificateError) as error:
         raise GatewayStartError(str(error)) from error
-    if clients.known and settings.tls_certificate is None and not is_loopback(settings.host):
+    if clients.have_tokens and settings.tls_certificate is None and not is_loopback(settings.host):
         log.warning(
             "clients send tokens to %s without TLS: they are readable on the network unless a proxy or a mesh adds TLS",
             settings.host,
@@ -101,8 +100,6 @@ async def running(
                 log.warning("the response caches are off, because the sidecar cannot be reached: %s", error)
         cached = Cached(client if settings.gateway_cache else None, bounds.wait_s, metrics)
         stack.push_async_callback(cached.close)
-        conversations = Conversations(bounds.conversations, client.channel, metrics)
-        stack.push_async_callback(conversations.close)
         http = await stack.enter_async_context(http_client(settings, bounds.connect_timeout_s))
         load = Load(settings, bounds.body_timeout_s, metrics)
         engines = Engines(settings.gateway_engines, metrics)
@@ -110,7 +107,6 @@ async def running(
             settings,
             clients,
             cached,
-            conversations,
             Upstream(http, engines, metrics),
             metrics,
             Reader(tenants, bounds.max_values, ARGUMENTS.get(settings.gateway_hints)),

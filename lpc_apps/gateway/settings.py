@@ -33,7 +33,6 @@ class Bounds:
         max_answer_bytes: longest answer that is recorded.
         connect_timeout_s: timeout of connecting to an engine, seconds.
         probe_interval_s: seconds between health checks of an engine that is down.
-        conversations: number of conversations whose names are stored, about 300 bytes each.
     """
 
     wait_s: float = 120.0
@@ -42,7 +41,6 @@ class Bounds:
     max_answer_bytes: int = 2**20
     connect_timeout_s: float = 2.0
     probe_interval_s: float = 1.0
-    conversations: int = 100_000
 
 
 class GatewaySettings(ServerSettings):

@@ -55,7 +55,6 @@ def test_a_line_that_fails_is_named_and_the_others_are_answered(served: tuple[ob
         ["evaluate", "--embeddings", "/nowhere"],
         ["simulate", "--trace", "/nowhere", "--format", "qwen"],
         ["cache", "invalidate", "--scope", "faq", "--address", "127.0.0.1:1"],
-        ["cache", "warm", "--file", "/nowhere"],
         ["cache", "calibrate", "--pairs", "/nowhere"],
         ["doctor", "--address", "127.0.0.1:1"],
     ],

@@ -65,7 +65,7 @@ async def test_the_same_request_gets_the_same_answer(make: Make) -> None:
     stored = await caches.cache.store("a", asked("Is it?"), answer("It is."), flight=first.flight)
     assert stored.refusal is None
     caches.clock.now += 30
-    hit = await ask(caches, asked("Is it?", parameters={"stream": True, "user": "u", "n": 1}))
+    hit = await ask(caches, asked("Is it?", parameters={"stream": False, "user": "u", "n": 1}))
     assert isinstance(hit, Hit)
     assert (hit.source, hit.answer, hit.question) == ("exact", answer("It is."), "")
     assert hit.age_s == pytest.approx(30) and hit.remaining_s == pytest.approx(4 * 3600 - 30)

@@ -93,7 +93,7 @@ def _number(value: Any) -> Any:
     ("one", "other"),
     [
         ({}, {"n": 1, "presence_penalty": 0.0, "logprobs": False, "stop": None, "logit_bias": {}}),
-        ({}, {"stream": True, "stream_options": {"include_usage": True}, "user": "u", "metadata": {"a": "b"}}),
+        ({}, {"stream": False, "stream_options": None, "user": "u", "metadata": {"a": "b"}}),
         ({"stop": "x"}, {"stop": ["x"]}),
         ({"temperature": 0}, {"temperature": 0.0}),
     ],
@@ -107,6 +107,8 @@ def test_what_means_the_same_is_the_same(one: dict[str, Any], other: dict[str, A
     [
         ({}, {"temperature": 1}),  # vLLM takes the model's own where a request is silent
         ({}, {"top_p": 1}),
+        ({}, {"stream": True}),
+        ({"stream": True}, {"stream": True, "stream_options": {"include_usage": True}}),
         ({"a": 1}, {"a": True}),
         ({"a": 0}, {"a": False}),
         ({"n": 1}, {"n": True}),

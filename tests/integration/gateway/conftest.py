@@ -19,7 +19,7 @@ CHAT = "/v1/chat/completions"
 
 @dataclass
 class Running:
-    """A gateway that runs. ``url``: its own."""
+    """A running gateway. ``url`` is its address."""
 
     url: str
     client: httpx.AsyncClient
@@ -30,7 +30,7 @@ class Running:
         return await self.client.post(CHAT, json=body, headers=fields)
 
     async def metric(self, line: str) -> float:
-        """Return the value of a metric with its labels, as Prometheus reads it; 0 where it is not there."""
+        """Return the value of a metric with its labels; 0 if it is absent."""
         text = (await self.client.get(self.metrics_url)).text
         return next((float(row.rpartition(" ")[2]) for row in text.splitlines() if row.startswith(line + " ")), 0.0)
 
@@ -39,10 +39,10 @@ class Running:
 async def a_gateway(
     *engines: EngineDouble | str, sidecar: str | None = None, clock: Callable[[], float] = time.time, **settings: Any
 ) -> AsyncIterator[Running]:
-    """Run a gateway; without ``sidecar`` at an address where none is. ``settings``: and bounds, by their names."""
+    """Run a gateway; without ``sidecar`` it gets an unused address. ``settings`` may name bounds, too."""
     urls = tuple(engine if isinstance(engine, str) else engine.url for engine in engines)
     bounds = {field.name: settings.pop(field.name) for field in fields(Bounds) if field.name in settings}
-    # A look-up gets its 50 ms where that is what is tested, and longer elsewhere: the machine may be busy.
+    # Longer than the default of a lookup, because the machine may be busy.
     made = GatewaySettings(
         **{
             "gateway_lookup_timeout_s": 10.0,

@@ -1,8 +1,7 @@
-"""Answers leave no trace: a word of every question and another of every answer are nowhere but with client and engine.
+"""Questions and answers appear nowhere but at client and engine, which is checked by one rare word in each.
 
-Gateway, sidecar and Redis are the real processes, the first two at the DEBUG level, Redis with its append-only file. What is
-searched: all that they say (gRPC's own log included), every file that they write, all that Redis is told and holds, the metrics
-of both, and every trace.
+Gateway, sidecar and Redis are real processes, the first two at log level DEBUG, Redis with an append-only file. The test
+searches their logs (with gRPC's), all files that they write, all commands to Redis and its contents, and the metrics of both.
 """
 
 import asyncio
@@ -26,7 +25,7 @@ from tests.eventually import eventually
 from tests.integration.gateway.conftest import CHAT, chat
 from tests.integration.test_canary import monitored
 
-ASKED, SAID = "quokkaquestion", "axolotlanswer"
+ASKED, ANSWERED = "quokkaquestion", "axolotlanswer"
 JUDGED = 'lpc_cache_judgements_total{scope="default",verdict="different"}'
 QUESTION = f"where can a {ASKED} be seen in the north"
 
@@ -40,7 +39,7 @@ def scrape(port: int) -> str:
         return str(answer.read(), "utf-8")
 
 
-async def test_words_of_questions_and_answers_are_nowhere(
+async def test_questions_and_answers_appear_only_at_client_and_engine(
     tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRPC_VERBOSITY", "DEBUG")
@@ -64,7 +63,7 @@ async def test_words_of_questions_and_answers_are_nowhere(
             cache_keys=write_keys(tmp_path / "keys"),
             cache_scopes={"default": scope},
         )
-        async with served(EngineDouble(words=["It is an ", SAID])) as engine:
+        async with served(EngineDouble(words=["It is an ", ANSWERED])) as engine:
             with sidecar:
                 gateway = Sidecar(
                     tmp_path / "gateway",
@@ -80,17 +79,17 @@ async def test_words_of_questions_and_answers_are_nowhere(
                     predictor_address=sidecar.address,
                 )
                 with gateway:
-                    heard = await ask_everything(f"http://127.0.0.1:{ports['gateway']}", engine, ports["sidecar"])
+                    results = await ask_everything(f"http://127.0.0.1:{ports['gateway']}", engine, ports["sidecar"])
                     metrics = [scrape(ports["sidecar"]), scrape(ports["gateway_metrics"])]
                     held = b"".join(key + (redis.client().dump(key) or b"") for key in redis.client().scan_iter())
         logs = [sidecar.log, gateway.log, redis.log]
-    # What was done is what was meant to be done.
-    assert heard == ["miss", "exact", "miss", "exact", "miss", "none", "none", "none"]
+    # All paths were taken.
+    assert results == ["miss", "exact", "miss", "miss", "miss", "none", "none", "none"]
     assert all("DEBUG" in log for log in logs[:2]) and any(b":v:" in line for line in told) and b"lpc:rc:" in held
     assert 'lpc_gateway_answers_total{cache="exact"' in metrics[1]
     files = written(tmp_path)
     assert any("appendonly" in str(path) and content for path, content in files.items())
-    for word in (ASKED, SAID):
+    for word in (ASKED, ANSWERED):
         for where, text in {"logs": logs, "metrics": metrics}.items():
             assert word not in str(text), where
         for where, data in {"told": b"".join(told), "held": held, **files}.items():
@@ -98,41 +97,41 @@ async def test_words_of_questions_and_answers_are_nowhere(
 
 
 async def ask_everything(url: str, engine: EngineDouble, metrics_port: int) -> list[str]:
-    """Ask in every way that the gateway tells apart; return what it said of the cache."""
-    heard: list[str] = []
+    """Send requests of every kind that the gateway distinguishes; return their x-lpc-cache."""
+    results: list[str] = []
     async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
 
         async def ask(body: dict[str, Any] | bytes, **headers: str) -> httpx.Response:
             content = body if isinstance(body, bytes) else json.dumps(body).encode()
             answer = await client.post(CHAT, content=content, headers={"content-type": "application/json", **headers})
-            heard.append(answer.headers.get("x-lpc-cache", "none"))
+            results.append(answer.headers.get("x-lpc-cache", "none"))
             return answer
 
         async def kept() -> bool:
             answer = await client.post(CHAT, json=chat(QUESTION), headers={"cache-control": "only-if-cached"})
             return answer.status_code == 200
 
-        assert SAID in (await ask(chat(QUESTION))).text
+        assert ANSWERED in (await ask(chat(QUESTION))).text
         await eventually(kept)
         entry = (await ask(chat(QUESTION))).headers["x-lpc-entry"]
         await ask(chat(QUESTION.upper()))
         await ask(chat(QUESTION, stream=True))
         await until_judged(client, engine, metrics_port)
-        heard.append("miss")
+        results.append("miss")
         await ask(chat(ASKED, temperature=1))
         await ask(b'["' + ASKED.encode())
         engine.refuse = True
         await ask(chat(f"{ASKED} refused", temperature=1))
         for wrong in ({"entry": entry, "wrong": True, "drop": True}, {"entry": ASKED}):
             await client.post("/lpc/v1/feedback", json=wrong)
-    return heard
+    return results
 
 
 async def until_judged(client: httpx.AsyncClient, engine: EngineDouble, metrics_port: int) -> None:
     """Send rewordings until one had a candidate, whose answer the judge compared with the engine's."""
     words = ("", "please", "thanks", "please thanks", "thanks please", "please please", "thanks thanks")
     for number, (before, after) in enumerate(itertools.islice(itertools.product(words, words), 1, None)):
-        engine.words = [f"For the {number}th time, ", SAID]
+        engine.words = [f"For the {number}th time, ", ANSWERED]
         await client.post(CHAT, json=chat(f"{before} {QUESTION} {after}"))
         await asyncio.sleep(0.5)  # the sidecar indexes stored questions in the background
         if f"{JUDGED} 0.0" not in await asyncio.to_thread(scrape, metrics_port):

@@ -1,4 +1,4 @@
-"""Whatever dies beside the gateway, it is a plain proxy: no request fails, and hits are back when what died is back."""
+"""If sidecar or Redis fails, the gateway is a plain proxy: no request fails, and hits return after the failure."""
 
 import asyncio
 import contextlib
@@ -20,14 +20,14 @@ from tests.integration.gateway.conftest import Running, a_gateway, chat
 
 @pytest.fixture(scope="module")
 def caches(tmp_path_factory: pytest.TempPathFactory, tiny_models: Path) -> Iterator[ResponseCaches]:
-    """One for all tests: what they kill or freeze, they bring back."""
+    """One sidecar for all tests, which restore what they stop."""
     with response_caches(tmp_path_factory.mktemp("caches"), tiny_models) as made:
         yield made
 
 
 @contextlib.asynccontextmanager
 async def all_well(caches: ResponseCaches) -> AsyncIterator[tuple[EngineDouble, Running]]:
-    """Yield engine and gateway, with one answer kept."""
+    """Yield an engine and a gateway with one cached answer."""
     caches.redis.ask("FLUSHALL")
     async with (
         served(EngineDouble()) as engine,
@@ -42,7 +42,7 @@ async def _hits(gateway: Running, text: str = "kept") -> bool:
 
 
 async def serves_without(engine: EngineDouble, gateway: Running) -> None:
-    """Every request is answered by the engine, old question or new, streamed or not, one or many at once."""
+    """Assert that the engine answers every request: cached question or new, streamed or not, one or many at once."""
     before = len(engine.completions)
     for i in range(4):
         for stream in (False, True):
@@ -56,7 +56,9 @@ async def serves_without(engine: EngineDouble, gateway: Running) -> None:
 
 
 @pytest.mark.parametrize("which", ["sidecar", "redis"])
-async def test_silent_dead_and_back(caches: ResponseCaches, which: str) -> None:
+async def test_requests_succeed_while_a_dependency_is_silent_or_dead_and_hits_return(
+    caches: ResponseCaches, which: str
+) -> None:
     process: Sidecar | RedisServer = getattr(caches, which)
     async with all_well(caches) as (engine, gateway):
         process.freeze()
@@ -69,7 +71,7 @@ async def test_silent_dead_and_back(caches: ResponseCaches, which: str) -> None:
         await eventually(lambda: _hits(gateway))
 
 
-async def test_records_that_are_corrupt_foreign_or_under_another_key_are_no_answers(
+async def test_a_record_that_is_corrupt_moved_or_under_another_key_is_not_served(
     caches: ResponseCaches, tmp_path: Path, tiny_models: Path
 ) -> None:
     async with all_well(caches) as (engine, gateway):
@@ -101,7 +103,7 @@ async def test_records_that_are_corrupt_foreign_or_under_another_key_are_no_answ
                     assert (await elsewhere.ask(chat("kept"))).headers["x-lpc-cache"] == "miss", why
 
 
-async def test_a_leader_whose_engine_dies_leaves_the_lead_to_another_and_nothing_half_is_kept(caches: ResponseCaches) -> None:
+async def test_if_the_engine_dies_a_waiting_request_takes_over_and_nothing_incomplete_is_cached(caches: ResponseCaches) -> None:
     async with all_well(caches) as (engine, gateway):
         engine.die_after, engine.seconds = 2, 0.3
         asking = [asyncio.ensure_future(gateway.ask(chat("dies", stream=True))) for _ in range(8)]
@@ -114,7 +116,7 @@ async def test_a_leader_whose_engine_dies_leaves_the_lead_to_another_and_nothing
         assert all(answer.text.endswith("data: [DONE]\n\n") for answer in whole)
 
 
-async def test_a_sidecar_without_a_cache_is_asked_and_nothing_is_claimed(tmp_path: Path, tiny_models: Path) -> None:
+async def test_with_a_sidecar_without_caches_answers_have_no_cache_header(tmp_path: Path, tiny_models: Path) -> None:
     with Sidecar(tmp_path, tiny_models, "tiny") as sidecar:
         async with served(EngineDouble()) as engine, a_gateway(engine, sidecar=sidecar.address) as gateway:
             for _ in range(2):
@@ -124,7 +126,9 @@ async def test_a_sidecar_without_a_cache_is_asked_and_nothing_is_claimed(tmp_pat
 
 
 @pytest.mark.parametrize("setting", [{"gateway_cache": False}, {"wait_s": 0}])
-async def test_without_cache_or_waiting_all_go_to_the_engine(caches: ResponseCaches, setting: dict[str, object]) -> None:
+async def test_without_cache_or_waiting_every_request_reaches_the_engine(
+    caches: ResponseCaches, setting: dict[str, object]
+) -> None:
     caches.redis.ask("FLUSHALL")
     engine = EngineDouble(seconds=0.3)
     async with served(engine), a_gateway(engine, sidecar=caches.sidecar.address, **setting) as gateway:
@@ -132,7 +136,9 @@ async def test_without_cache_or_waiting_all_go_to_the_engine(caches: ResponseCac
         assert len(engine.completions) == 4
 
 
-async def test_a_certificate_that_cannot_be_read_is_said_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_gateway_logs_an_unreadable_certificate_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     sidecar = ClientSettings(predictor_address=f"localhost:{free_port()}", predictor_ca=tmp_path / "nowhere.crt")
     async with served(EngineDouble()) as engine:
         settings = GatewaySettings(port=0, metrics_port=0, gateway_engines=(engine.url,))

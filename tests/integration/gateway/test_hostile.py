@@ -1,4 +1,4 @@
-"""Requests and answers of a kind that nobody sends who means well, through a real sidecar and a real Redis."""
+"""Hostile and unusual requests and answers, with a real sidecar and a real Redis."""
 
 import asyncio
 import gzip
@@ -23,7 +23,7 @@ def caches(tmp_path_factory: pytest.TempPathFactory, tiny_models: Path) -> Itera
 
 
 async def kept(gateway: Running, body: dict[str, Any], **headers: str) -> None:
-    """Ask until the answer is the cache's."""
+    """Repeat a request until its answer comes from the cache."""
 
     async def hit() -> bool:
         return (await gateway.ask(body, **headers)).headers.get("x-lpc-cache") == "exact"
@@ -32,7 +32,7 @@ async def kept(gateway: Running, body: dict[str, Any], **headers: str) -> None:
 
 
 @pytest.mark.parametrize("why", ["length", "refused", "long"])
-async def test_equal_requests_whose_answer_is_not_kept_do_not_wait_for_each_other(caches: ResponseCaches, why: str) -> None:
+async def test_equal_requests_do_not_wait_for_an_answer_that_is_not_cached(caches: ResponseCaches, why: str) -> None:
     engine = EngineDouble(seconds=0.3, finish="length" if why == "length" else "stop", refuse=why == "refused")
     if why == "long":
         engine.words = ["x" * 5000]
@@ -50,7 +50,7 @@ async def test_equal_requests_whose_answer_is_not_kept_do_not_wait_for_each_othe
         assert len({answer.status_code for answer in answers}) == 1
 
 
-async def test_of_equal_requests_with_a_candidate_one_asks_the_engine_too(caches: ResponseCaches) -> None:
+async def test_of_equal_requests_with_a_candidate_one_reaches_the_engine(caches: ResponseCaches) -> None:
     settings = {"gateway_scopes": {"*": ("watched",)}}
     engine = EngineDouble(words=["The same to all."], seconds=0.3)
     async with served(engine), a_gateway(engine, sidecar=caches.sidecar.address, **settings) as gateway:
@@ -70,7 +70,7 @@ async def test_of_equal_requests_with_a_candidate_one_asks_the_engine_too(caches
         assert sorted(answer.headers["x-lpc-cache"] for answer in answers) == ["exact"] * 15 + ["miss"]
 
 
-async def test_what_cannot_be_asked_is_the_engines_and_says_nothing_of_the_cache(caches: ResponseCaches) -> None:
+async def test_a_request_that_cannot_be_looked_up_is_forwarded_without_a_cache_header(caches: ResponseCaches) -> None:
     plain = json.dumps(chat("odd"))
     odd = {
         "no model": plain.replace('"model": "m"', '"model": null'),
@@ -97,7 +97,7 @@ async def test_what_cannot_be_asked_is_the_engines_and_says_nothing_of_the_cache
             assert await gateway.metric("lpc_gateway_cache_up") == 1, name
 
 
-async def test_a_query_is_part_of_what_is_asked(caches: ResponseCaches) -> None:
+async def test_requests_with_another_query_share_no_answer(caches: ResponseCaches) -> None:
     async with served(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
         await kept(gateway, chat("query"))
         answer = await gateway.client.post(f"{CHAT}?key=another", json=chat("query"))
@@ -105,7 +105,7 @@ async def test_a_query_is_part_of_what_is_asked(caches: ResponseCaches) -> None:
         assert engine.completions[-1].target == f"{CHAT}?key=another"
 
 
-async def test_head_and_coded_bodies_go_through_and_other_methods_do_not(caches: ResponseCaches) -> None:
+async def test_head_requests_and_encoded_bodies_are_forwarded_and_other_methods_are_not(caches: ResponseCaches) -> None:
     async with served(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
         head = await gateway.client.head("/v1/models")
         assert (head.status_code, head.content) == (200, b"") and int(head.headers["content-length"]) > 0
@@ -119,7 +119,7 @@ async def test_head_and_coded_bodies_go_through_and_other_methods_do_not(caches:
         assert "x-lpc-cache" not in answer.headers
 
 
-async def test_what_an_engine_has_received_is_sent_to_no_other_one() -> None:
+async def test_a_request_that_an_engine_has_received_is_not_sent_to_another() -> None:
     heard: list[bytes] = []
 
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

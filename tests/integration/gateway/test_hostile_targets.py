@@ -31,7 +31,7 @@ ADMIN = ("/admin", "/metrics", "/flush_cache", "/update_weights_from_disk", "/v1
 
 @dataclass
 class Recorder:
-    """An HTTP server that answers everything with 200, and the request lines and hosts that it has seen."""
+    """An HTTP server that answers every request with 200, and records request lines and hosts."""
 
     seen: list[tuple[str, str, str]] = field(default_factory=list)
     port: int = 0
@@ -79,7 +79,7 @@ def recording() -> Iterator[Recorder]:
 
 @dataclass
 class Stage:
-    """A gateway, its engine, and a server that the gateway has nothing to do with."""
+    """A gateway, its engine, and a server that the gateway must never call."""
 
     gateway: Sidecar
     port: int
@@ -155,7 +155,7 @@ methods = st.sampled_from(["GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DE
 @example(method="GET", target=b"*")
 @example(method="GET", target=b"/v1/models?")
 @example(method="GET", target=b"/v1/models??")
-def test_an_engine_sees_only_listed_requests_and_another_host_none(stage: Stage, method: str, target: bytes) -> None:
+def test_engines_get_only_listed_requests_and_other_hosts_none(stage: Stage, method: str, target: bytes) -> None:
     target = target.replace(b"STRANGER", stage.stranger.address.encode()).replace(b"ENGINE", stage.engine.address.encode())
     stage.engine.seen.clear()
     status = stage.send(method, target)
@@ -178,14 +178,14 @@ def test_an_engine_sees_only_listed_requests_and_another_host_none(stage: Stage,
 
 
 @pytest.mark.parametrize("path", ADMIN)
-def test_an_engine_is_not_administered_through_the_gateway(stage: Stage, path: str) -> None:
+def test_administrative_paths_are_not_forwarded(stage: Stage, path: str) -> None:
     stage.engine.seen.clear()
     for method in ("GET", "POST", "PUT", "DELETE"):
         assert stage.send(method, path.encode()) == 404
     assert stage.engine.seen == []
 
 
-def test_a_listed_path_is_proxied_for_its_methods_only(stage: Stage) -> None:
+def test_a_listed_path_is_proxied_only_with_its_methods(stage: Stage) -> None:
     stage.engine.seen.clear()
     for path in POSTED:
         assert (stage.send("POST", path.encode()), stage.send("DELETE", path.encode())) == (200, 405)
@@ -197,6 +197,6 @@ def test_a_listed_path_is_proxied_for_its_methods_only(stage: Stage) -> None:
     assert len(stage.engine.seen) == len(POSTED) + 2 * (len(GOTTEN) + 1)
 
 
-def test_no_target_was_an_error_of_the_gateway(stage: Stage) -> None:
+def test_no_target_caused_an_exception(stage: Stage) -> None:
     """Runs after the tests above, on the same process."""
     assert "Traceback" not in stage.gateway.log

@@ -1,4 +1,4 @@
-"""What all requests may hold together, and how long one may take to send its body."""
+"""Limits on the bodies of all requests together, and on the time to receive one."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ def caches(tmp_path_factory: pytest.TempPathFactory, tiny_models: Path) -> Itera
 
 @contextlib.asynccontextmanager
 async def sending(gateway: Running, length: int, part: bytes, path: str = CHAT) -> AsyncIterator[asyncio.StreamReader]:
-    """Send the head of a request and a part of its body; yield what the gateway answers."""
+    """Send the head of a request and a part of its body; yield the gateway's answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
     writer.write(f"POST {path} HTTP/1.1\r\nhost: gateway\r\ncontent-length: {length}\r\n\r\n".encode() + part)
     try:
@@ -37,7 +37,7 @@ async def sending(gateway: Running, length: int, part: bytes, path: str = CHAT) 
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/embeddings", "/lpc/v1/feedback"])
-async def test_a_body_that_does_not_come_is_refused_after_a_time(caches: ResponseCaches, path: str) -> None:
+async def test_a_body_that_does_not_arrive_is_refused_after_the_timeout(caches: ResponseCaches, path: str) -> None:
     settings = {"body_timeout_s": 0.2, "sidecar": caches.sidecar.address}
     async with served(EngineDouble()) as engine, a_gateway(engine, **settings) as gateway:
         async with sending(gateway, 100, b"{", path) as reader, asyncio.timeout(60):
@@ -48,7 +48,7 @@ async def test_a_body_that_does_not_come_is_refused_after_a_time(caches: Respons
         assert await gateway.metric("lpc_gateway_held_bytes") == 0
 
 
-async def test_a_body_that_comes_byte_by_byte_is_refused_too() -> None:
+async def test_a_body_that_arrives_byte_by_byte_is_refused_after_the_timeout() -> None:
     async with served(EngineDouble()) as engine, a_gateway(engine, body_timeout_s=0.5) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
         writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: gateway\r\ncontent-length: 1000000\r\n\r\n".encode())
@@ -67,7 +67,7 @@ async def test_a_body_that_comes_byte_by_byte_is_refused_too() -> None:
         writer.close()
 
 
-async def test_more_requests_than_may_be_answered_at_once_are_sent_away() -> None:
+async def test_requests_over_the_limit_are_refused() -> None:
     async with served(EngineDouble()) as engine, a_gateway(engine, gateway_max_requests=2) as gateway:
         engine.go.clear()
         asking = [asyncio.ensure_future(gateway.ask(chat(f"{i}"))) for i in range(2)]
@@ -82,7 +82,7 @@ async def test_more_requests_than_may_be_answered_at_once_are_sent_away() -> Non
         assert (await gateway.ask(chat("after"))).status_code == 200
 
 
-async def test_more_bytes_than_may_be_held_are_sent_away_and_free_when_answered() -> None:
+async def test_bodies_over_the_common_limit_are_refused_until_others_are_answered() -> None:
     settings = {"max_request_bytes": 6000, "gateway_max_held_bytes": 10_000}
     async with served(EngineDouble()) as engine, a_gateway(engine, **settings) as gateway:
         engine.go.clear()
@@ -102,9 +102,9 @@ async def _holds_nothing(gateway: Running) -> bool:
     return await gateway.metric("lpc_gateway_held_bytes") == 0
 
 
-async def test_while_a_long_body_is_read_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_requests_are_answered_while_a_long_body_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, further = threading.Event(), threading.Event()
-    parse = Reader._said
+    parse = Reader._parse
 
     def slow(self: Reader, body: bytes) -> Mapping[str, Any] | None:
         if len(body) > INLINE_BYTES:
@@ -112,7 +112,7 @@ async def test_while_a_long_body_is_read_others_are_answered(monkeypatch: pytest
             assert further.wait(60)
         return parse(self, body)
 
-    monkeypatch.setattr(Reader, "_said", slow)
+    monkeypatch.setattr(Reader, "_parse", slow)
     async with served(EngineDouble()) as engine, a_gateway(engine) as gateway:
         asking = asyncio.ensure_future(gateway.ask(chat("a" * INLINE_BYTES)))
         await eventually(reading.is_set)
@@ -122,7 +122,7 @@ async def test_while_a_long_body_is_read_others_are_answered(monkeypatch: pytest
         assert (await asking).status_code == 200
 
 
-async def test_a_body_of_many_values_is_refused_before_an_engine_is_asked() -> None:
+async def test_a_body_with_too_many_values_never_reaches_an_engine() -> None:
     dense = json.dumps(chat("x")).encode()[:-1] + b', "x": [' + b"[]," * 2**20 + b"1]}"
     async with served(EngineDouble()) as engine, a_gateway(engine) as gateway:
         for path in (CHAT, "/v1/completions", "/v1/responses"):
@@ -131,7 +131,7 @@ async def test_a_body_of_many_values_is_refused_before_an_engine_is_asked() -> N
         assert not engine.received
 
 
-async def test_the_caches_are_not_asked_about_a_long_body(caches: ResponseCaches) -> None:
+async def test_a_long_body_is_not_looked_up(caches: ResponseCaches) -> None:
     async with served(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
         for _ in range(2):
             answer = await gateway.ask(chat("a" * 2**18))

@@ -1,4 +1,4 @@
-"""The gateway as a plain proxy: what goes on, what ends at it, and what happens when engine or client hang up."""
+"""The gateway as a plain proxy: what it forwards, what it removes, and what happens if engine or client disconnects."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ async def gateway(*engines: EngineDouble | str, **settings: Any) -> AsyncIterato
         yield running.client
 
 
-async def test_what_is_no_completion_goes_through_as_it_is_and_so_do_errors() -> None:
+async def test_other_requests_and_errors_are_forwarded_unchanged() -> None:
     async with served(EngineDouble()) as engine, gateway(engine) as client:
         models = await client.get("/v1/models?after=a%20b")
         assert models.json()["data"] == [{"id": "m"}]
@@ -36,13 +36,13 @@ async def test_what_is_no_completion_goes_through_as_it_is_and_so_do_errors() ->
         assert not_json.status_code == 418
 
 
-async def test_a_path_is_sent_below_the_path_of_the_engines_address() -> None:
+async def test_the_path_of_the_engines_address_precedes_the_requests_path() -> None:
     async with served(EngineDouble()) as engine, gateway(f"{engine.url}/prefix/") as client:
         await client.get("/v1/models?after=%22a%2Fb")
         assert engine.received[0].target == "/prefix/v1/models?after=%22a%2Fb"
 
 
-async def test_a_body_that_is_still_coming_goes_through() -> None:
+async def test_a_streamed_body_is_forwarded() -> None:
     async def parts() -> AsyncIterator[bytes]:
         for _ in range(64):
             yield b"x" * 2**16
@@ -52,7 +52,7 @@ async def test_a_body_that_is_still_coming_goes_through() -> None:
         assert answer.headers["x-length"] == str(2**22)
 
 
-async def test_fields_for_the_next_hop_end_here() -> None:
+async def test_hop_by_hop_header_fields_are_not_forwarded() -> None:
     headers = {
         "connection": "close, x-secret",
         "x-secret": "1",
@@ -76,8 +76,17 @@ async def test_fields_for_the_next_hop_end_here() -> None:
         assert "accept-encoding" in {name for name, _ in received.headers}  # the client's own
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/embeddings"])
+async def test_the_trace_context_of_a_request_reaches_the_engine(path: str) -> None:
+    context = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "vendor=1"}
+    async with served(EngineDouble()) as engine, gateway(engine) as client:
+        await client.post(path, json=chat("trace"), headers=context)
+        (received,) = engine.received
+        assert {name: received.header(name) for name in context} == context
+
+
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_completion_without_a_sidecar_is_the_engines_byte_by_byte(stream: bool) -> None:
+async def test_without_a_sidecar_a_completion_is_the_engines_byte_by_byte(stream: bool) -> None:
     async with served(EngineDouble(words=["One", " two"])) as engine, gateway(engine) as client:
         asked = chat("count", stream=stream, temperature=0)
         body = json.dumps(asked, indent=3).encode()
@@ -91,7 +100,7 @@ async def test_a_completion_without_a_sidecar_is_the_engines_byte_by_byte(stream
         assert "x-lpc-cache" not in through.headers
 
 
-async def test_a_stream_comes_as_it_is_said() -> None:
+async def test_a_stream_is_forwarded_while_the_engine_generates() -> None:
     async with served(EngineDouble()) as engine, gateway(engine) as client:
         engine.go.clear()
         async with asyncio.TaskGroup() as group:
@@ -116,7 +125,7 @@ async def test_a_body_over_the_limit_is_refused(length: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_hangs_up_ends_the_engines_work(stream: bool) -> None:
+async def test_if_the_client_disconnects_the_engine_stops(stream: bool) -> None:
     async with served(EngineDouble()) as engine, gateway(engine) as client:
         engine.go.clear()
         asking = asyncio.ensure_future(client.post(CHAT, json=chat("never mind", stream=stream)))
@@ -126,7 +135,7 @@ async def test_a_client_that_hangs_up_ends_the_engines_work(stream: bool) -> Non
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_engine_that_dies_within_an_answer_cuts_it_as_without_us(stream: bool) -> None:
+async def test_if_the_engine_dies_the_clients_answer_is_cut_off(stream: bool) -> None:
     async with served(EngineDouble(words=["a", "b"], die_after=2)) as engine, gateway(engine) as client:
         with pytest.raises(httpx.RemoteProtocolError):
             await client.post(CHAT, json=chat("x", stream=stream))
@@ -134,7 +143,7 @@ async def test_an_engine_that_dies_within_an_answer_cuts_it_as_without_us(stream
         assert (await client.post(CHAT, json=chat("x"))).status_code == 200
 
 
-async def test_without_an_engine_it_says_so() -> None:
+async def test_without_an_engine_the_error_names_the_cause() -> None:
     async with gateway(f"http://127.0.0.1:{free_port()}") as client:
         answer = await client.post(CHAT, json=chat("x"))
         assert answer.status_code == 502
@@ -142,7 +151,7 @@ async def test_without_an_engine_it_says_so() -> None:
         assert (await client.get("/lpc/health")).json() == {"status": "ok"}
 
 
-async def test_a_conversation_stays_on_its_engine_falls_over_and_comes_back() -> None:
+async def test_a_conversation_stays_on_its_engine_and_returns_to_it_after_a_failure() -> None:
     port = free_port()
     async with served(EngineDouble()) as one:
         async with served(EngineDouble(), port) as two, gateway(one, two) as client:
@@ -171,30 +180,7 @@ async def test_a_conversation_stays_on_its_engine_falls_over_and_comes_back() ->
                 assert len(again.completions) == len(of_two)
 
 
-async def test_turns_of_a_conversation_have_one_name_and_alike_beginnings_two() -> None:
-    async with served(EngineDouble(words=["fine"])) as engine, gateway(engine) as client:
-
-        async def turn(*said: str, **headers: str) -> str | None:
-            roles = ("user", "assistant")
-            messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(said)]
-            await client.post(CHAT, json={"model": "m", "messages": messages, "stream": True}, headers=headers)
-            return engine.received[-1].header("x-session-id")
-
-        first = await turn("hi")
-        engine.words = ["good"]
-        second = await turn("hi")
-        assert first and second and first != second
-        engine.words = ["whatever"]
-        assert await turn("hi", "fine", "and?") == first
-        assert await turn("hi", "good", "and?") == second
-        assert await turn("hi", "fine", "and?", "whatever", "then?") == first
-        unknown = await turn("hi", "never said", "and?")
-        assert unknown == await turn("hi", "never said", "and?", "whatever else", "then?")
-        assert unknown not in (first, second)
-        assert await turn("hi", **{"x-session-id": "mine"}) == "mine"
-
-
-async def test_clients_are_known_by_tokens_which_the_engine_never_sees(tmp_path: Path) -> None:
+async def test_the_engine_never_gets_a_clients_token(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(f"app: {hashlib.sha256(b'sesame').hexdigest()}\n")
     settings = {"tokens": tokens, "gateway_engine_key": "of-the-engine", "gateway_scopes": {"app": ("faq",)}}
@@ -212,7 +198,7 @@ async def test_clients_are_known_by_tokens_which_the_engine_never_sees(tmp_path:
             assert answer.status_code == status
 
 
-async def test_only_if_cached_without_a_cache_is_not_asked_of_the_engine() -> None:
+async def test_only_if_cached_never_reaches_the_engine() -> None:
     async with served(EngineDouble()) as engine, gateway(engine) as client:
         answer = await client.post(CHAT, json=chat("x"), headers={"cache-control": "only-if-cached"})
         assert answer.status_code == 504

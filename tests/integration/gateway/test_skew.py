@@ -1,4 +1,4 @@
-"""The gateway with a sidecar that is newer than itself: a real gRPC server whose answers have enum values of the future."""
+"""The gateway with a newer sidecar: a real gRPC server whose answers have enum values that the gateway does not know."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -16,7 +16,7 @@ FUTURE: Any = 99
 
 
 class Newer(rpc.ResponseCacheServicer):
-    """Answers look-ups with `answer`, and keeps what is handed in."""
+    """Answers lookups with `answer`, and records the calls of Store."""
 
     def __init__(self) -> None:
         self.answer = pb.LookupResponse()

@@ -1,4 +1,4 @@
-"""A client that reads slowly keeps nobody waiting but itself."""
+"""A client that reads slowly delays only itself."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ def caches(tmp_path_factory: pytest.TempPathFactory, tiny_models: Path) -> Itera
 
 
 def small(host: str, port: int) -> socket.socket:
-    """Listen with small buffers, which connections inherit: else the kernel would read for the client."""
+    """Listen with small buffers, which connections inherit: otherwise the kernel would buffer for the client."""
     listener = listen(host, port)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
     return listener
@@ -32,7 +32,7 @@ def small(host: str, port: int) -> socket.socket:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("kept", "limit"), [(True, 2**20), (False, 2**16)])
-async def test_followers_do_not_wait_for_a_leader_that_reads_slowly(
+async def test_a_slow_reader_does_not_delay_equal_requests(
     caches: ResponseCaches, monkeypatch: pytest.MonkeyPatch, stream: bool, kept: bool, limit: int
 ) -> None:
     monkeypatch.setattr("lpc_apps.gateway.server.listen", small)
@@ -61,7 +61,7 @@ async def test_followers_do_not_wait_for_a_leader_that_reads_slowly(
         assert stream or len(json.loads(begun.partition(b"\r\n\r\n")[2])["choices"][0]["message"]["content"]) >= LONG
 
 
-async def test_a_reader_that_hangs_up_late_ends_the_engines_work() -> None:
+async def test_if_a_slow_reader_disconnects_the_engine_stops() -> None:
     async with served(EngineDouble(hold_after=2)) as engine, a_gateway(engine) as gateway:
         async with gateway.client.stream("POST", CHAT, json=chat("hold", stream=True)) as answer:
             async for _ in answer.aiter_lines():

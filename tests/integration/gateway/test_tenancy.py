@@ -1,4 +1,4 @@
-"""Two tenants of one engine: what of the one can reach the other."""
+"""Tenants of one engine: what one can see of another."""
 
 import json
 import logging
@@ -6,13 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
 import pytest
 
-from lpc.cache.v1 import response_cache_pb2 as pb
-from lpc.cache.v1 import response_cache_pb2_grpc as rpc
-from lpc.v1 import predictor_pb2, predictor_pb2_grpc
-from lpc.wire.session import name_under_salt
 from lpc_apps.gateway.clients import SESSION_HEADERS
 from tests.caching_sidecar import ResponseCaches, response_caches
 from tests.engine_double import EngineDouble, Received, served
@@ -27,7 +22,7 @@ def caches(tmp_path_factory: pytest.TempPathFactory, tiny_models: Path) -> Itera
 
 
 async def received(gateway: Running, engine: EngineDouble, tenant: str | None, path: str = CHAT, **fields: Any) -> Received:
-    """Ask as a tenant; return what the engine got."""
+    """Send a request as a tenant; return what the engine received."""
     headers = {"x-session-id": "mine", **({"x-forwarded-user": tenant} if tenant else {})}
     before = len(engine.received)
     await gateway.client.post(path, json={**chat("hello"), **fields}, headers=headers)
@@ -35,7 +30,7 @@ async def received(gateway: Running, engine: EngineDouble, tenant: str | None, p
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/v1/messages"])
-async def test_tenants_have_salts_and_conversations_of_their_own(path: str) -> None:
+async def test_each_tenant_has_its_own_salt_and_conversation_names(path: str) -> None:
     fields = {"prompt": "hello"} if path == "/v1/completions" else {}
     async with served(EngineDouble()) as engine, a_gateway(engine) as gateway:
         one, two, again = [await received(gateway, engine, tenant, path, **fields) for tenant in ("one", "two", "one")]
@@ -44,12 +39,12 @@ async def test_tenants_have_salts_and_conversations_of_their_own(path: str) -> N
         for kinds in (salts, names):
             assert kinds[0] == kinds[2] != kinds[1]
         assert "mine" not in names and "one" not in str(salts)
-        # All else is as it came.
+        # Everything else is unchanged.
         plain = json.dumps({**chat("hello"), **fields}, separators=(",", ":"), ensure_ascii=False)
         assert one.body.decode() == f'{{"cache_salt":"{salts[0]}",{plain[1:]}'
 
 
-async def test_a_tenant_cannot_choose_a_salt_or_the_name_of_anothers_conversation() -> None:
+async def test_a_tenant_cannot_choose_the_salt_or_conversation_name_of_another() -> None:
     async with served(EngineDouble()) as engine, a_gateway(engine) as gateway:
         victim = await received(gateway, engine, "victim", session_id="mine")
         salt, name = victim.json["cache_salt"], victim.json["session_id"]
@@ -67,7 +62,7 @@ async def test_a_tenant_cannot_choose_a_salt_or_the_name_of_anothers_conversatio
 
 
 @pytest.mark.parametrize("header", sorted(SESSION_HEADERS))
-async def test_no_header_names_anothers_conversation(header: bytes) -> None:
+async def test_no_header_gives_access_to_the_conversation_of_another_tenant(header: bytes) -> None:
     async with served(EngineDouble()) as engine, a_gateway(engine) as gateway:
         names = set()
         for tenant in ("victim", "other"):
@@ -91,7 +86,7 @@ async def test_no_header_names_anothers_conversation(header: bytes) -> None:
         ({}, {"x-dynamo-session-id": "c"}),
     ],
 )
-async def test_whatever_names_a_conversation_names_it_to_the_engine(
+async def test_the_engine_gets_the_conversations_name_from_any_field(
     fields: dict[str, Any], headers: dict[str, str], hints: str, reads: str
 ) -> None:
     async with served(EngineDouble()) as engine, a_gateway(engine, gateway_hints=hints) as gateway:
@@ -109,7 +104,7 @@ async def test_whatever_names_a_conversation_names_it_to_the_engine(
         assert len(await name("one")) == 64
 
 
-async def test_a_conversation_that_only_openais_fields_name_is_named_to_the_engine_and_of_its_tenant() -> None:
+async def test_a_name_in_openais_fields_reaches_the_engine_as_the_tenants_own() -> None:
     async with served(EngineDouble()) as engine, a_gateway(engine) as gateway:
 
         async def name(tenant: str | None, text: str, **fields: Any) -> str | None:
@@ -130,7 +125,7 @@ async def test_a_conversation_that_only_openais_fields_name_is_named_to_the_engi
 
 
 @pytest.mark.parametrize(("hints", "field"), [("vllm", "vllm_xargs"), ("sglang", "custom_params"), ("off", None)])
-async def test_what_clients_ask_of_their_providers_cache_is_a_hint_for_the_engine(hints: str, field: str | None) -> None:
+async def test_the_time_to_keep_a_prompt_reaches_the_engine_as_a_hint(hints: str, field: str | None) -> None:
     async with served(EngineDouble()) as engine, a_gateway(engine, gateway_hints=hints) as gateway:
         asked = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
         for tenant in ("one", None):
@@ -144,20 +139,20 @@ async def test_what_clients_ask_of_their_providers_cache_is_a_hint_for_the_engin
                 assert (await received(gateway, engine, tenant, **asked, **{field: "odd"})).json[field] == "odd"
 
 
-async def test_a_caller_without_identity_gets_its_body_through_as_it_is() -> None:
+async def test_the_body_of_an_anonymous_caller_is_forwarded_unchanged() -> None:
     async with served(EngineDouble()) as engine, a_gateway(engine) as gateway:
         body = b'{ "model": "m", "session_id":"s", "messages":[{"role":"user","content":"hi"}], "x":1.0 }'
         await gateway.client.post(CHAT, content=body, headers={"authorization": "Bearer EMPTY"})
         assert engine.received[0].body == body
 
 
-async def test_other_paths_name_conversations_of_the_tenant(caches: ResponseCaches) -> None:
+async def test_other_paths_send_the_tenants_own_conversation_names(caches: ResponseCaches) -> None:
     async with served(EngineDouble()) as engine, a_gateway(engine) as gateway:
         names = {(await received(gateway, engine, tenant, "/v1/embeddings")).header("x-session-id") for tenant in ("a", "b")}
         assert len(names | {"mine"}) == 3
 
 
-async def test_gateways_with_one_key_file_give_one_tenant_one_salt(tmp_path: Path) -> None:
+async def test_gateways_with_the_same_key_file_send_the_same_salt(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("5a" * 32)
     async with served(EngineDouble()) as engine:
@@ -168,7 +163,7 @@ async def test_gateways_with_one_key_file_give_one_tenant_one_salt(tmp_path: Pat
         assert salts[0] == salts[1] != salts[2]
 
 
-async def test_callers_whom_nothing_identifies_share_no_answers(caches: ResponseCaches) -> None:
+async def test_anonymous_callers_share_no_answers(caches: ResponseCaches) -> None:
     settings = {"sidecar": caches.sidecar.address, "gateway_cache_anonymous": False}
     async with served(EngineDouble()) as engine, a_gateway(engine, **settings) as gateway:
         for headers in ({}, {"authorization": "Bearer EMPTY"}, {"authorization": "Bearer the-engines-one-key"}):
@@ -184,7 +179,7 @@ async def test_callers_whom_nothing_identifies_share_no_answers(caches: Response
         assert (await gateway.ask(chat("unknown"), x_forwarded_user="v")).headers["x-lpc-cache"] == "miss"
 
 
-async def test_a_sidecar_that_refuses_tenants_is_one_error_and_the_engine_answers(
+async def test_if_the_sidecar_refuses_tenants_the_engine_answers_and_one_error_is_logged(
     tmp_path: Path, tiny_models: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with response_caches(tmp_path, tiny_models, cache_gateways="") as closed:
@@ -199,39 +194,3 @@ async def test_a_sidecar_that_refuses_tenants_is_one_error_and_the_engine_answer
             r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR and r.name.startswith("lpc_apps.gateway")
         ]
         assert len(errors) == 1 and "LPC_CACHE_GATEWAYS" in errors[0]
-
-
-class Sidecar(rpc.ResponseCacheServicer, predictor_pb2_grpc.ContinuationPredictorServicer):
-    """A real gRPC server that has one answer, and keeps what the predictor is told."""
-
-    def __init__(self) -> None:
-        self.answer = pb.LookupResponse()
-        self.told: list[str] = []
-
-    async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupResponse:  # noqa: N802
-        return self.answer
-
-    async def Store(self, request: pb.StoreRequest, context: Any) -> pb.StoreResponse:  # noqa: N802
-        self.answer = pb.LookupResponse(hit=pb.Hit(source=pb.SOURCE_EXACT, response=request.response))
-        return pb.StoreResponse(stored=True)
-
-    async def Predict(self, request: predictor_pb2.PredictRequest, context: Any) -> predictor_pb2.PredictResponse:  # noqa: N802
-        self.told.append(request.conversation.conversation_id)
-        return predictor_pb2.PredictResponse()
-
-
-async def test_the_predictor_is_told_of_a_hit_under_the_name_that_the_engines_plug_in_uses() -> None:
-    servicer, server = Sidecar(), grpc.aio.server()
-    rpc.add_ResponseCacheServicer_to_server(servicer, server)
-    predictor_pb2_grpc.add_ContinuationPredictorServicer_to_server(servicer, server)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
-    async with served(EngineDouble()) as engine, a_gateway(engine, sidecar=address) as gateway:
-        headers = {"x_forwarded_user": "u", "x_session_id": "mine"}
-        assert (await gateway.ask(chat("tell"), **headers)).headers["x-lpc-cache"] == "miss"
-        await eventually(lambda: servicer.answer.HasField("hit"))
-        assert (await gateway.ask(chat("tell"), **headers)).headers["x-lpc-cache"] == "exact"
-        await eventually(lambda: servicer.told)
-        (request,) = engine.completions
-        assert servicer.told == [name_under_salt(request.header("x-session-id") or "", request.json["cache_salt"])]
-    await server.stop(None)

@@ -1,4 +1,4 @@
-"""What the gateway bears of time: a look-up's 50 ms and no more, a sidecar left in peace, and clocks that step."""
+"""Time: the limit on a lookup, pauses between lookups in a silent sidecar, and clock steps."""
 
 import asyncio
 import socket
@@ -26,13 +26,13 @@ HOUR = 3600.0
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """An address at which connecting works and nothing is ever said."""
+    """An address that accepts connections and never sends anything."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 class Wall:
-    """The wall's clock, which may step."""
+    """A wall clock that may step."""
 
     step = 0.0
 
@@ -41,7 +41,7 @@ class Wall:
 
 
 @pytest.mark.parametrize("step", [0.0, HOUR, -HOUR])
-async def test_a_silent_sidecar_gets_50_ms_of_three_requests_and_then_none(
+async def test_a_silent_sidecar_delays_three_requests_by_50_ms_and_then_none(
     silent: str, monkeypatch: pytest.MonkeyPatch, step: float
 ) -> None:
     patience: list[float] = []
@@ -73,7 +73,7 @@ async def test_a_silent_sidecar_gets_50_ms_of_three_requests_and_then_none(
 
 
 @pytest.mark.parametrize("step", [HOUR, -HOUR])
-async def test_clocks_that_step_change_no_answer_and_prolong_none(
+async def test_a_clock_step_prolongs_no_answer(
     tmp_path: Path, tiny_models: Path, redis_server: RedisServer, step: float
 ) -> None:
     wall, life_s = Wall(), LIFE_S["default"]

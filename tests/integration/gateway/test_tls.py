@@ -1,4 +1,4 @@
-"""The gateway's own certificate, which changes while it runs."""
+"""The gateway's own certificate changes while it runs."""
 
 import ssl
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.engine_double import EngineDouble, served
 from tests.eventually import eventually
 
 
-async def test_a_new_certificate_is_used_and_a_wrong_one_is_not(
+async def test_a_new_certificate_is_used_and_an_invalid_one_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("lpc_apps.gateway.server.REFRESH_S", 0.05)

@@ -19,11 +19,11 @@ from lpc_apps.gateway.headers import Directives, directives_of
         (("no-transform, x=y",), Directives()),
     ],
 )
-def test_directives_mean_what_the_rfc_says(said: tuple[str, ...], meant: Directives) -> None:
+def test_directives_have_the_meaning_of_rfc_9111(said: tuple[str, ...], meant: Directives) -> None:
     assert directives_of([(b"Cache-Control", value.encode()) for value in said]) == meant
 
 
-def test_pragma_counts_where_there_is_no_cache_control() -> None:
+def test_pragma_counts_only_without_cache_control() -> None:
     pragma = (b"pragma", b"no-cache")
     assert not directives_of([pragma]).lookup
     assert directives_of([pragma, (b"cache-control", b"max-age=9")]) == Directives(max_age_s=9.0)

@@ -1,4 +1,4 @@
-"""Which engine a conversation gets."""
+"""The choice of an engine for a conversation."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ URLS = [f"http://engine-{i}:8000" for i in range(4)]
 KEYS = [str(i).encode() for i in range(400)]
 
 
-def test_keys_are_spread_and_only_those_of_an_engine_that_goes_move() -> None:
+def test_when_an_engine_fails_only_its_own_conversations_move() -> None:
     engines = Engines(URLS, Metrics())
     homes = {key: engines.ranked(key)[0] for key in KEYS}
     assert all(60 < count < 140 for count in Counter(engine.name for engine in homes.values()).values())
@@ -30,7 +30,7 @@ def test_engines_that_are_down_are_tried_last() -> None:
     assert len(engines.ranked(b"x")) == 4
 
 
-def test_an_engine_with_twice_its_share_in_flight_is_spared() -> None:
+def test_an_engine_with_twice_its_share_in_flight_is_skipped() -> None:
     engines = Engines(URLS, Metrics())
     first, second, *_ = engines.ranked(b"hi")
     first.in_flight = AT_LEAST - 1

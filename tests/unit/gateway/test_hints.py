@@ -1,4 +1,4 @@
-"""What clients say in their own protocols of how long a prompt is to be kept."""
+"""How long clients ask to keep a prompt, in the fields of several APIs."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ HOUR = {"type": "ephemeral", "ttl": "1h"}
         ({"prompt_cache_retention": "in_memory", "prompt_cache_options": {"ttl": "30m"}}, 1800.0),
     ],
 )
-def test_the_longest_time_that_a_body_asks_for_counts(said: dict[str, Any], seconds: float) -> None:
+def test_the_longest_time_in_a_body_counts(said: dict[str, Any], seconds: float) -> None:
     assert retain_seconds(said) == seconds
 
 
@@ -37,14 +37,14 @@ def test_the_longest_time_that_a_body_asks_for_counts(said: dict[str, Any], seco
     "ttl",
     ["", "h", "1", "1w", "-1h", "1.5h", " 1h", "1h ", "١h", "9" * 8 + "d", 3600, None, ["1h"], {"ttl": "1h"}, True, "1h\n"],
 )
-def test_what_cannot_be_read_asks_for_nothing(ttl: object) -> None:
+def test_an_invalid_time_is_ignored(ttl: object) -> None:
     control = {"type": "ephemeral", "ttl": ttl}
     said = {"cache_control": control, "nvext": {"cache_control": control}, "prompt_cache_options": {"ttl": ttl}}
     assert retain_seconds({**said, "prompt_cache_retention": ttl}) == 0.0
 
 
 @pytest.mark.parametrize("odd", [None, 1, "x", [], [1], ["x"], {}, {"type": "other", "ttl": "1h"}, [[{"cache_control": HOUR}]]])
-def test_a_body_of_any_shape_is_read(odd: object) -> None:
+def test_fields_of_any_type_are_accepted(odd: object) -> None:
     said = {"cache_control": odd, "nvext": odd, "tools": odd, "system": odd, "messages": odd}
     assert retain_seconds(said) == 0.0
     assert retain_seconds({"messages": [{"content": odd}], "prompt_cache_retention": odd}) == 0.0

@@ -1,4 +1,4 @@
-"""Salts and names of conversations by which an engine's tenants are kept apart."""
+"""Salts and names of conversations, which keep an engine's tenants apart."""
 
 import json
 from pathlib import Path
@@ -12,11 +12,12 @@ TENANTS = Tenants(b"k" * 32)
 
 
 def sent(tenant: str, body: bytes) -> tuple[bytes, Any, str | None]:
-    changed, salt = TENANTS.apply(tenant, json.loads(body), body)
-    return changed, json.loads(changed), salt
+    """Return the body for the engine, its fields, and its salt."""
+    changed = TENANTS.apply(tenant, json.loads(body), body)
+    return changed, json.loads(changed), json.loads(changed).get("cache_salt")
 
 
-def test_a_salt_is_put_before_the_first_field_and_all_else_stays() -> None:
+def test_only_a_salt_is_added_to_a_body() -> None:
     for body in (b'{ "a" : 1.50, "b":[ ]}', b"{}", b"{ }"):
         changed, said, salt = sent("t", body)
         assert said == {"cache_salt": salt, **json.loads(body)}
@@ -24,7 +25,7 @@ def test_a_salt_is_put_before_the_first_field_and_all_else_stays() -> None:
     assert sent(ANONYMOUS, b'{ "a" : 1.50}') == (b'{ "a" : 1.50}', {"a": 1.5}, None)
 
 
-def test_a_clients_own_salt_is_combined_and_never_sent() -> None:
+def test_the_engine_never_gets_a_clients_own_salt() -> None:
     salts = {
         sent(tenant, body)[2] for tenant in ("t", "u", ANONYMOUS) for body in (b'{"cache_salt": "s"}', b'{"cache_salt": "r"}')
     }
@@ -33,12 +34,11 @@ def test_a_clients_own_salt_is_combined_and_never_sent() -> None:
         changed, said, salt = sent("t", body)
         assert said["cache_salt"] == salt and changed.count(b"cache_salt") == 1 and b"own" not in changed
     utf16 = json.dumps({"a": 1}).encode("utf-16")
-    changed, salt = TENANTS.apply("t", {"a": 1}, utf16)
-    assert json.loads(changed) == {"a": 1, "cache_salt": salt}
+    assert json.loads(TENANTS.apply("t", {"a": 1}, utf16)) == {"a": 1, "cache_salt": TENANTS.salt("t")}
 
 
 @pytest.mark.parametrize("path", NAMES, ids=".".join)
-def test_a_conversations_name_is_the_tenants_own(path: tuple[str, ...]) -> None:
+def test_the_engine_gets_another_name_for_each_tenants_conversation(path: tuple[str, ...]) -> None:
     fields: Any = "mine"
     for name in reversed(path):
         fields = {name: fields, "other": 1}
@@ -53,7 +53,7 @@ def test_a_conversations_name_is_the_tenants_own(path: tuple[str, ...]) -> None:
     assert len(set(names)) == 3
 
 
-def test_gateways_agree_if_they_have_the_same_key_file(tmp_path: Path) -> None:
+def test_gateways_with_the_same_key_file_make_the_same_salts(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("5a" * 32 + "\n")
     one, two = (Tenants(read_key(tmp_path / "key")) for _ in range(2))
     assert one.salt("t") == two.salt("t") != Tenants(read_key(None)).salt("t")
