@@ -1,6 +1,6 @@
 """Write workloads.md and workloads.png in docs/benchmarks: every policy on every generated workload, compared with LRU.
 
-`make workloads` runs it: 14 workloads, 3 capacities, 3 seeds; with all policies an hour on two cores, with
+`make workloads` runs it: 12 workloads, 3 capacities, 3 seeds; with all policies an hour on two cores, with
 `--policies lru,value` half of it.
 """
 
@@ -15,7 +15,7 @@ from lpc_apps.simulator.run import Run, WorkloadSpec, sweep
 from lpc_apps.simulator.workloads import WORKLOADS
 
 HERE: Final = Path(__file__).parent / "benchmarks"
-POLICIES: Final = "lru,slru,ttl,reuse,value,oracle,belady"
+POLICIES: Final = "lru,ttl,reuse,value,oracle,belady"
 HELD_OUT: Final = "7001,7002,7003"
 """Seeds that nothing was tuned on."""
 SHARES: Final = (0.02, 0.08, 0.2)

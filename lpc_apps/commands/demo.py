@@ -67,7 +67,7 @@ def _show_gain(picture: Path, screen: "Console") -> None:
     """Simulate an hour of chat with a small cache under LRU and the plug-in; print and draw the hit rates."""
     from rich.table import Table
 
-    from lpc_apps.simulator.report import draw_hit_rates, write_png
+    from lpc_apps.simulator.picture import draw_hit_rates, write_png
     from lpc_apps.simulator.run import Run, WorkloadSpec, sweep
     from lpc_apps.simulator.summary import BASELINE, OURS, derived, nearest, pairs
 

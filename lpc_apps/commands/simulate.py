@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from lpc.errors import UsageError
 from lpc_apps.commands.options import Embeddings, Head, Jobs, JsonOutput, Output, Seed, TraceFormat
 from lpc_apps.commands.outcome import fail, report
 
@@ -28,8 +29,7 @@ def simulate(
         _option(
             LOG,
             "Generated workloads in place of a log, names with commas, or all: chat-exponential, chat-lognormal, "
-            "chat-bimodal, documents, few-shot, agents, cliff, batch-scan, day, adversary, adversary-irregular, loop, "
-            "herd, night.",
+            "chat-bimodal, documents, few-shot, agents, cliff, batch-scan, day, adversary, loop, night.",
         ),
     ] = None,
     embeddings: Embeddings = None,
@@ -64,13 +64,11 @@ def simulate(
         str | None,
         _option(
             CACHE,
-            "Names with commas, or all: lru, slru, ttl, lpc, wa, reuse, value, infinite, oracle, belady.",
+            "Names with commas, or all: lru, ttl, lpc, wa, reuse, value, infinite, oracle, belady.",
         ),
     ] = None,
     capacity: Annotated[str | None, _option(CACHE, "Tokens or shares of the working set: 160K,2%.")] = None,
     cache: Annotated[str | None, _option(CACHE, "Size of your cache, for the summary; default: the middle --capacity.")] = None,
-    replicas: Annotated[int, _option(CACHE, "Engines, each with that capacity.", min=1)] = 1,
-    sticky: Annotated[bool, _option(CACHE, "Route all requests of a conversation to one engine.")] = True,
     invert: Annotated[bool, _option(CACHE, "Invert the predictions, to test the guard.")] = False,
     guard: Annotated[
         bool, _option(CACHE, "Let the plug-in's guard choose between LRU and value; without it, value always applies.")
@@ -79,9 +77,6 @@ def simulate(
     output_token_ms: Annotated[float, _option(COST, "Milliseconds per output token.", min=0)] = 10,
     jobs: Jobs = None,
     picture: Annotated[Path | None, _option(RESULT, "PNG to write: hit rate by cache size.")] = None,
-    html: Annotated[
-        Path | None, _option(RESULT, "HTML report to write, one file: the gain, and the properties of the traffic.")
-    ] = None,
     output: Output = None,
     as_json: JsonOutput = False,
 ) -> None:
@@ -111,14 +106,14 @@ def simulate(
         requests=requests,
     )
     if describe:
-        report(lambda: simulation.describe(spec, picture), output, picture, as_json=as_json)
+        if picture is not None:
+            raise UsageError("--describe prints tables: leave out --picture")
+        report(lambda: simulation.describe(spec), output, as_json=as_json)
         return
     template = Run(
         spec,
         policy="lru",  # simulation.simulate sets policy and capacity
         capacity=0,
-        engines=replicas,
-        sticky=sticky,
         queueing=Queueing(schedule, keep_waiting),
         settings=PolicySettings(
             invert=invert,
@@ -137,9 +132,8 @@ def simulate(
             seeds=seeds,
             jobs=jobs,
             picture=picture,
-            html=html,
         ),
         output,
-        *(picture, html),
+        picture,
         as_json=as_json,
     )

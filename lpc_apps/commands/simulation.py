@@ -8,10 +8,9 @@ from lpc.wire.terminal import console
 from lpc_apps.commands.simulation_tables import print_description, print_gain, print_hit_rates
 from lpc_apps.simulator.amounts import SimulationError, parse_capacity
 from lpc_apps.simulator.describe import describe as figures_of
-from lpc_apps.simulator.describe import trace_of
+from lpc_apps.simulator.picture import draw_hit_rates, write_png
 from lpc_apps.simulator.policies import REGISTRY
-from lpc_apps.simulator.report import draw_hit_rates, draw_traffic, write_html, write_png
-from lpc_apps.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, build, load_trace, sweep
+from lpc_apps.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, load_trace, sweep
 from lpc_apps.simulator.summary import derived, nearest, pairs
 from lpc_apps.simulator.workloads import EVERYDAY, WORKLOADS
 
@@ -30,9 +29,8 @@ def simulate(
     seeds: int,
     jobs: int | None,
     picture: Path | None,
-    html: Path | None,
 ) -> dict[str, Any]:
-    """Run every combination; print the table; write the pictures; return `rows` and `summary`.
+    """Run every combination; print the table; write the picture; return `rows` and `summary`.
 
     Args:
         template: what all runs have in common.
@@ -54,14 +52,14 @@ def simulate(
         raise SimulationError(
             "a trace with times is replayed as it is: --seeds is for generated workloads, for agent sessions, and for --closed"
         )
-    if picture is not None or html is not None:
+    if picture is not None:
         if len(workloads) > 1 or len(at_a_time) > 1:
             raise SimulationError(
-                "a picture shows one workload: give one --workload and one number of --sessions with --picture or --html"
+                "a picture shows one workload: give one --workload and one number of --sessions with --picture"
             )
         if len(sizes) > 1 and len(times) > 1:
             raise SimulationError(
-                "a picture shows how hits depend on one thing: with --picture or --html give one --capacity or one --think-time"
+                "a picture shows how hits depend on one thing: with --picture give one --capacity or one --think-time"
             )
     runs = [
         replace(
@@ -92,25 +90,16 @@ def simulate(
         choices = pairs(of_workload)
         if choices and (own is not None or len(workloads) == 1):
             print_gain(choices[nearest(choices, own)])
-    chosen = nearest(pairs(summary), own)
     if picture is not None:
-        write_png(draw_hit_rates(summary, chosen), picture)
+        write_png(draw_hit_rates(summary, nearest(pairs(summary), own)), picture)
         console().print(f"picture: {picture}")
-    if html is not None:
-        replayed, _ = build(runs[0].workload)
-        write_html(summary, figures_of(trace_of(replayed)), template.settings.cost, html, chosen)
-        console().print(f"page: {html}")
     return {"rows": rows, "summary": summary}
 
 
-def describe(spec: WorkloadSpec, picture: Path | None) -> dict[str, Any]:
-    """Print and draw the properties of a trace or generated workload; return them. Raises SimulationError, TraceError."""
-    trace = load_trace(spec)
-    found = figures_of(trace)
+def describe(spec: WorkloadSpec) -> dict[str, Any]:
+    """Print the properties of a trace or generated workload; return them. Raises SimulationError, TraceError."""
+    found = figures_of(load_trace(spec))
     print_description(found)
-    if picture is not None:
-        write_png(draw_traffic(found), picture)
-        console().print(f"picture: {picture}")
     return found
 
 

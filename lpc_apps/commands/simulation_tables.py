@@ -7,7 +7,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from lpc.wire.terminal import console
-from lpc_apps.simulator.amounts import about, tokens
+from lpc_apps.simulator.amounts import about, seconds, tokens
 from lpc_apps.simulator.policies import REGISTRY
 from lpc_apps.simulator.summary import BASELINE, OURS, Pair, Rows, sentence
 
@@ -83,6 +83,10 @@ def print_description(found: dict[str, Any]) -> None:
         ("blocks used only once", f"{found['blocks_used_once']:.1%}"),
         ("reuses that fall on the most reused tenth of blocks", f"{found['reuses_of_top_tenth']:.1%}"),
         ("requests that are turn 2 or later", f"{1 - found['turns'].get('1', 0) / found['requests']:.1%}"),
+        *(
+            (f"time to a conversation's next turn, {quantile}", seconds(value))
+            for quantile, value in found["returns"]["quantiles_s"].items()
+        ),
         ("lines skipped", f"{sum(found['skipped'].values()):,}"),
     ):
         table.add_row(name, value)

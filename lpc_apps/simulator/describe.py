@@ -5,29 +5,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from lpc.logs.traces import Trace, TracedRequest
+from lpc.logs.traces import Trace
 from lpc.logs.traces.turns import turns_in
-from lpc_apps.simulator.sidecar import nominal_arrivals
-from lpc_apps.simulator.workload import Workload
 
 WITHIN_S: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 28_800, 86_400)
 """Horizons for the shares of returns, seconds."""
-
-
-def trace_of(workload: Workload) -> Trace:
-    """Return a workload as a trace; a closed one has arrivals at nominal cost, with nothing cached."""
-    if workload.trace is not None:
-        return workload.trace
-    placed = [(at, turn) for at, turn in nominal_arrivals(workload) if at < workload.until]
-    start = placed[0][0]
-    requests = [
-        TracedRequest(
-            *(at - start, turn.input_tokens, turn.output_tokens, tuple(turn.contents)),
-            *(turn.conversation, turn.turn, turn.category),
-        )
-        for at, turn in placed
-    ]
-    return Trace(workload.name, workload.block_tokens, requests)
 
 
 def describe(trace: Trace) -> dict[str, Any]:
@@ -48,7 +30,6 @@ def describe(trace: Trace) -> dict[str, Any]:
     blocks_of: Counter[str] = Counter()
     requests_of: Counter[str] = Counter()
     turns: Counter[int] = Counter()
-    active: list[int] = []
     lengths: Counter[str] = Counter()
     prompts: set[tuple[int, int]] = set()
     for request in trace.requests:
@@ -73,7 +54,6 @@ def describe(trace: Trace) -> dict[str, Any]:
                     hit_of[request.category] += 1
             uses[block] += 1
             last[block] = (request.arrival, request.category)
-        active.append(len(first))
     counts = np.sort(np.array(list(uses.values())))[::-1]
     reused = counts - 1
     tenth = max(len(counts) // 10, 1)
@@ -101,12 +81,10 @@ def describe(trace: Trace) -> dict[str, Any]:
         "repeated_requests": 1 - len(prompts) / len(trace.requests),
         "blocks_used_once": float(np.mean(counts == 1)),
         "reuses_of_top_tenth": float(reused[:tenth].sum() / max(reused.sum(), 1)),
-        "blocks_by_uses": {str(n): int(np.sum(counts == n)) for n in range(1, 6)} | {"more": int(np.sum(counts > 5))},
         "conversations_by_turns": {str(n): count for n, count in sorted(Counter(lengths.values()).items())},
         "returns": _returns(trace),
         "turns": {str(turn): count for turn, count in sorted(turns.items())},
         "classes": classes,
-        "working_set_over_time": [active[i] * size for i in np.linspace(0, len(active) - 1, 25).astype(int)],
         "skipped": trace.skipped.counts,
     }
 

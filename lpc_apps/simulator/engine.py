@@ -30,7 +30,7 @@ from lpc_apps.simulator.workload import Cost, Turn, Workload
 
 @dataclass
 class Result:
-    """Counters of all engines after the warm-up.
+    """Counters of a run after the warm-up.
 
     Attributes:
         requests, prompt_tokens, hit_tokens: requests served, the tokens of their prompts, and those of them in the cache.
@@ -38,7 +38,7 @@ class Result:
         waited: requests that waited for blocks.
         refused: requests larger than the whole cache; no other counter includes them.
         ttft, latency: seconds from arrival to the first and to the last token, one per request.
-        prefill_s: seconds that the servers spent on prompts.
+        prefill_s: seconds that the server spent on prompts.
         all_prompt_tokens, all_hit_tokens: prompt_tokens and hit_tokens including the warm-up.
         waits: seconds from arrival to the allocation of blocks, one per request.
         warm: requests with at least half of the prompt cached on arrival.
@@ -68,7 +68,6 @@ class Result:
     evicted_waiting_tokens: int = 0
     latency_of: dict[tuple[str, int], float] = field(default_factory=dict, repr=False)
     seconds: float = 0.0
-    engines: int = 1
 
     @property
     def hit_rate(self) -> float:
@@ -83,8 +82,8 @@ class Result:
     def figures(self) -> dict[str, Any]:
         """Return the metrics as plain numbers: tokens, rates, seconds.
 
-        `whole_hit_rate` includes the warm-up. `prefill_load` is the utilization of the prefill servers: above 1 their queues
-        grow without bound.
+        `whole_hit_rate` includes the warm-up. `prefill_load` is the utilization of the prefill server: above 1 its queue
+        grows without bound.
         """
         times = np.array(self.ttft) if self.ttft else np.zeros(1)
         latency = np.array(self.latency) if self.latency else np.zeros(1)
@@ -111,7 +110,7 @@ class Result:
             "warm_behind_cold": self.warm_behind_cold / warm,
             "throughput_tokens_s": self.throughput,
             "prefill_throughput_tokens_s": self.prompt_tokens / self.prefill_s if self.prefill_s else 0.0,
-            "prefill_load": self.prefill_s / self.seconds / self.engines if self.seconds > 0 else 0.0,
+            "prefill_load": self.prefill_s / self.seconds if self.seconds > 0 else 0.0,
         }
 
 
@@ -123,7 +122,7 @@ ARRIVE: Final = 2
 FCFS: Final = Queueing()
 
 PolicyFactory = Callable[[int], Policy[Any]]
-"""Returns the policy of an engine with this number of blocks."""
+"""Returns the policy of a cache with this number of blocks."""
 
 
 @dataclass(eq=False)
@@ -159,39 +158,32 @@ def simulate(
     policy: PolicyFactory,
     *,
     cost: Cost | None = None,
-    engines: int = 1,
-    sticky: bool = True,
     queueing: Queueing = FCFS,
     on_evict: Callable[[float, Sequence[int]], None] | None = None,
 ) -> Result:
     """Replay a workload.
 
     Args:
-        capacity_tokens: capacity of each engine's cache.
-        policy: called once per engine.
-        engines: number of engines; they share nothing.
-        sticky: route the turns of a conversation to the same engine; else round robin.
-        queueing: order and retention of each engine's waiting queue.
+        capacity_tokens: capacity of the cache.
+        policy: called once.
+        queueing: order and retention of the waiting queue.
         on_evict: called with the time and the content ids of every eviction.
 
     Raises:
-        ValueError: the capacity is below one block, or there is no engine.
+        ValueError: the capacity is below one block.
     """
     cost = cost or Cost()
     size = workload.block_tokens
-    if capacity_tokens < size or engines < 1:
-        raise ValueError(f"the cache must hold at least one block of {size} tokens, and at least one engine is required")
+    if capacity_tokens < size:
+        raise ValueError(f"the cache must hold at least one block of {size} tokens")
     blocks = capacity_tokens // size
-    pool = [_Engine(BlockCache(blocks, policy(blocks), keep=queueing.keep)) for _ in range(engines)]
-    for one in pool:
-        if queueing.schedule == "cached-first":
-            one.waiting = CachedFirst(partial(_missing_s, one.cache, size, cost))
-    result = Result(engines=engines)
-    events: list[tuple[float, int, int, Turn, _Engine | None, Path, int]] = []
+    engine = _Engine(BlockCache(blocks, policy(blocks), keep=queueing.keep))
+    if queueing.schedule == "cached-first":
+        engine.waiting = CachedFirst(partial(_missing_s, engine.cache, size, cost))
+    result = Result()
+    events: list[tuple[float, int, int, Turn, Path, int]] = []
     sequence = 0
-    arrived = 0
     last = 0.0
-    homes: dict[str, _Engine] = {}
     loop = workload.loop
     sessions = None if loop is None else Sessions(workload)
     counted_replies: set[Turn] = set()
@@ -200,7 +192,7 @@ def simulate(
     upcoming = iter(workload.arrivals if sessions is None else sessions.first())
     following = next(upcoming, None)
 
-    def start(engine: _Engine, turn: Turn, waits: Waits, now: float) -> bool:
+    def start(turn: Turn, waits: Waits, now: float) -> bool:
         nonlocal sequence, served, counted_from, counted_until
         if loop is not None and engine.prefilled_at > now:
             return False
@@ -246,17 +238,17 @@ def simulate(
             counted_until = max(counted_until, engine.prefilled_at)
         sequence += 1
         due, kind = (now + prefill + decode, END) if loop is None else (engine.prefilled_at, PREFILLED)
-        heapq.heappush(events, (due, kind, sequence, turn, engine, path, blank))
+        heapq.heappush(events, (due, kind, sequence, turn, path, blank))
         return True
 
-    def begin_reply(engine: _Engine, turn: Turn, path: Path, blank: int, now: float) -> None:
+    def begin_reply(turn: Turn, path: Path, blank: int, now: float) -> None:
         nonlocal sequence
         engine.decode(now, cost)
         engine.replies[turn] = engine.steps + (turn.output_tokens if workload.decodes else 0)
         sequence += 1
-        heapq.heappush(events, (engine.ends(turn, now, cost), END, sequence, turn, engine, path, blank))
+        heapq.heappush(events, (engine.ends(turn, now, cost), END, sequence, turn, path, blank))
 
-    def end_reply(engine: _Engine, turn: Turn, path: Path, blank: int, now: float) -> bool:
+    def end_reply(turn: Turn, path: Path, blank: int, now: float) -> bool:
         """Return whether a reply of a closed loop ends now; if not, schedule the next check."""
         nonlocal sequence
         ends = engine.ends(turn, now, cost)
@@ -267,13 +259,13 @@ def simulate(
                 result.latency.append(now - turn.arrival)
             return True
         sequence += 1
-        heapq.heappush(events, (ends, END, sequence, turn, engine, path, blank))
+        heapq.heappush(events, (ends, END, sequence, turn, path, blank))
         return False
 
-    def serve(engine: _Engine, now: float) -> None:
+    def serve(now: float) -> None:
         while engine.waiting:
             turn = engine.waiting.first()
-            if not start(engine, turn, engine.waiting[turn], now):
+            if not start(turn, engine.waiting[turn], now):
                 break
             engine.waiting.remove(turn)
 
@@ -289,29 +281,26 @@ def simulate(
         nonlocal sequence
         if turn.arrival < workload.until:
             sequence += 1
-            heapq.heappush(events, (turn.arrival, ARRIVE, sequence, turn, None, (), 0))
+            heapq.heappush(events, (turn.arrival, ARRIVE, sequence, turn, (), 0))
 
     while (following is not None or events) and (loop is None or served + refused < loop.requests):
         if following is not None and (not events or (following.arrival, ARRIVE) < events[0][:2]):
-            now, turn, engine = following.arrival, following, None
+            now, turn = following.arrival, following
             following = next(upcoming, None)
         else:
-            now, kind, _, turn, engine, path, blank = heapq.heappop(events)
+            now, kind, _, turn, path, blank = heapq.heappop(events)
             if kind != ARRIVE:
-                assert engine is not None
                 if kind == PREFILLED:
-                    begin_reply(engine, turn, path, blank, now)
-                elif loop is None or end_reply(engine, turn, path, blank, now):
+                    begin_reply(turn, path, blank, now)
+                elif loop is None or end_reply(turn, path, blank, now):
                     engine.cache.release(path, blank, turn, now)
                     schedule_next(turn, now)
-                serve(engine, now)
+                serve(now)
                 continue
         if now >= workload.until:
             continue
         last = now
         counted = workload.count_from <= turn.arrival if loop is None else served >= loop.warm_up
-        engine = _route(turn, pool, homes, sticky, arrived)
-        arrived += 1
         engine.cache.policy.arrive(turn, now)
         if turn.input_tokens + turn.output_tokens > engine.cache.capacity * size:
             refused += 1
@@ -320,12 +309,12 @@ def simulate(
                 schedule(sessions.start(now + PAUSE_S))  # a session cannot continue without an answer
             continue
         engine.waiting.add(turn, Waits(_hit_tokens(engine.cache, size, turn), turn.input_tokens, engine.cold_served))
-        serve(engine, now)
+        serve(now)
         if turn in engine.waiting:
             engine.cache.wait(turn, engine.cache.policy.path(turn), now)
             result.waited += counted
-    for at, kind, _, turn, engine, *_ in events if loop is not None else ():
-        if kind != ARRIVE and engine is not None and turn in counted_replies:
+    for at, kind, _, turn, *_ in events if loop is not None else ():
+        if kind != ARRIVE and turn in counted_replies:
             # Still running: finish it as if no further prompt arrived.
             if kind == END:
                 at = engine.ends(turn, engine.steps_at, cost)
@@ -349,14 +338,3 @@ def _hit_tokens(cache: BlockCache[Any], size: int, turn: Turn) -> int:
 def _servable(turn: Turn, size: int) -> int:
     """Return how many of the prompt's blocks a cache may serve. As in vLLM, at least one prompt token is computed."""
     return min((turn.input_tokens - 1) // size, len(turn.contents))
-
-
-def _route(turn: Turn, pool: list[_Engine], homes: dict[str, _Engine], sticky: bool, arrived: int) -> _Engine:
-    if len(pool) == 1:
-        return pool[0]
-    if not sticky:
-        return pool[arrived % len(pool)]
-    home = homes.get(turn.conversation)
-    if home is None:
-        home = homes[turn.conversation] = pool[len(homes) % len(pool)]
-    return home

@@ -67,7 +67,6 @@ class Kept:
         """Return a piece that was set aside to use."""
         self.blocks -= piece.size
         piece.waiter = None
-        self._policy.regain(piece)
 
     def set_aside(self, piece: Piece, count: int) -> Chunk:
         """Set aside up to ``count`` of the deepest blocks of a piece that the policy evicts; return their content ids."""

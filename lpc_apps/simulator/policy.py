@@ -82,9 +82,6 @@ class Policy(ABC, Generic[B]):
     def touch(self, piece: B, now: float) -> None:
         """Remove free blocks, because a request uses them again."""
 
-    def regain(self, piece: B) -> None:
-        """Called when a request uses a piece that the policy evicted but a waiting request retained. It is not free now."""
-
     def first(self, now: float) -> B:
         """Return the free piece whose deepest blocks to evict next; for policies that do not override :meth:`evict`."""
         raise NotImplementedError

@@ -62,16 +62,14 @@ class Run:
     """One simulation.
 
     Attributes:
-        capacity: tokens of each engine, or a share of the working set.
-        queueing: order and retention of each engine's waiting queue.
-        settings: settings of the policies; their cost model is also the engines'.
+        capacity: tokens, or a share of the working set.
+        queueing: order and retention of the waiting queue.
+        settings: settings of the policies; their cost model is also the engine's.
     """
 
     workload: WorkloadSpec
     policy: str
     capacity: int | float
-    engines: int = 1
-    sticky: bool = True
     queueing: Queueing = FCFS
     settings: PolicySettings = field(default_factory=PolicySettings)
 
@@ -170,8 +168,6 @@ def run_one(run: Run) -> dict[str, Any]:
             capacity,
             lambda blocks: policy(blocks, workload, run.settings),
             cost=run.settings.cost,
-            engines=run.engines,
-            sticky=run.sticky,
             queueing=queueing,
         )
 
@@ -190,8 +186,6 @@ def run_one(run: Run) -> dict[str, Any]:
         "queue": run.queueing.label,
         "worst_slowdown": slowest,
         "evicted_waiting_s": result.evicted_waiting_tokens / run.settings.cost.prefill_tokens_s,
-        "engines": run.engines,
-        "sticky": run.sticky,
         "inverted": run.settings.invert,
         "guarded": run.settings.guard,
         **result.figures(),

@@ -48,8 +48,6 @@ def derived(rows: Rows) -> list[dict[str, Any]]:
                 "policy": policy,
                 "capacity_tokens": round(float(np.mean([row["capacity_tokens"] for row in group]))),
                 "capacity_fraction": group[0]["capacity_fraction"],
-                "engines": group[0]["engines"],
-                "sticky": group[0]["sticky"],
                 "hit_rate": means[key],
                 "spread": float(np.std(rates, ddof=1)) if len(rates) > 1 else 0.0,
                 "seeds": len(rates),
@@ -74,7 +72,7 @@ def derived(rows: Rows) -> list[dict[str, Any]]:
 
 
 def _setting(row: dict[str, Any]) -> tuple[Any, ...]:
-    return (row["workload"], row["think_time_s"], row["engines"], row["sticky"], row["inverted"])
+    return (row["workload"], row["think_time_s"], row["inverted"])
 
 
 def _size(row: dict[str, Any]) -> int | float:

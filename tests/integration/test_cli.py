@@ -213,7 +213,7 @@ def test_predict_on_a_terminal_says_that_it_waits(served: tuple[object, str]) ->
     os.close(theirs)
 
 
-@pytest.mark.parametrize("flag", ["--output", "--html", "--picture"])
+@pytest.mark.parametrize("flag", ["--output", "--picture"])
 def test_a_file_that_cannot_be_written_is_refused_before_the_work_begins(tmp_path: Path, flag: str) -> None:
     for place in ("/proc/lpc/page", str(tmp_path)):
         refused = lpc("simulate", "--workload", "chat-bimodal", "--policies", "lru", "--capacity", "2%", flag, place)
@@ -223,8 +223,8 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work_begins(tmp_pat
 
 
 def test_ctrl_c_says_so_and_leaves_nothing(tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    flags = ["--workload", "batch-scan", "--policies", "lru,value", "--html", str(page)]
+    page = tmp_path / "page.png"
+    flags = ["--workload", "batch-scan", "--policies", "lru,value", "--picture", str(page)]
     # Who runs the tests may ignore Ctrl-C, and children would, too.
     listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     command = [*LPC, "simulate", *flags]

@@ -1,6 +1,6 @@
 """Eviction policies by name. To add one, write a class with `@register` in a module here, and import the module below."""
 
-from lpc_apps.simulator.policies import bounds, lpc, lru, slru, ttl, value, workload_aware
+from lpc_apps.simulator.policies import bounds, lpc, lru, ttl, value, workload_aware
 from lpc_apps.simulator.policy import REGISTRY, Policy, PolicySettings
 
 __all__ = [
@@ -10,7 +10,6 @@ __all__ = [
     "bounds",
     "lpc",
     "lru",
-    "slru",
     "ttl",
     "value",
     "workload_aware",

@@ -23,10 +23,8 @@ WORKLOADS: Final[Mapping[str, Callable[..., Workload]]] = MappingProxyType(
         "cliff": agents.cliff,
         "batch-scan": batch_scan.batch_scan,
         "day": day.day,
-        "adversary": adversary.regular,
-        "adversary-irregular": adversary.irregular,
+        "adversary": adversary.adversary,
         "loop": loop.loop,
-        "herd": adversary.herd,
         "night": chat.night,
     }
 )

@@ -3,15 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
 from lpc.logs.traces import Trace, TracedRequest
-from lpc_apps.simulator.blocks import Piece
 from lpc_apps.simulator.engine import Result, simulate
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
-from lpc_apps.simulator.policy import Chunk, Policy
 from lpc_apps.simulator.workload import Cost, Turn, Workload, from_trace
 from tests.unit.simulator.replay import make
 
@@ -67,59 +64,6 @@ def test_the_next_turn_of_a_closed_workload_comes_its_gap_after_the_end() -> Non
     assert result.ttft[1] == pytest.approx((33 - 16) / 1000)
 
 
-class Counted(Policy[Any]):
-    """LRU that says whose requests it had."""
-
-    name, rule, source = "counted", "", ""
-
-    def __init__(self, order: Policy[Any]) -> None:
-        self.order = order
-        self.workload = order.workload
-        self.piece_type = order.piece_type
-        self.evict, self.touch = order.evict, order.touch  # type: ignore[method-assign]
-        self.conversations: list[str] = []
-
-    def free(self, pieces: Sequence[Piece], turn: Turn, now: float) -> None:
-        self.conversations.append(turn.conversation)
-        self.order.free(pieces, turn, now)
-
-    def touch(self, piece: Piece, now: float) -> None: ...
-
-    def evict(self, count: int, now: float) -> list[Chunk]: ...
-
-
-def routed(workload: Workload, *, sticky: bool) -> tuple[Result, list[list[str]]]:
-    """Replay on two engines; return whose requests each had."""
-    orders: list[Counted] = []
-
-    def order(capacity: int) -> Counted:
-        orders.append(Counted(make("lru", capacity)))
-        return orders[-1]
-
-    result = simulate(workload, 10 * SIZE, order, engines=2, sticky=sticky, cost=COST)
-    return result, [each.conversations for each in orders]
-
-
-def conversations() -> list[Turn]:
-    return [turn([10 * c, 10 * c + 1], 10.0 * i + c, conversation="ab"[c]) for i in range(3) for c in range(2)]
-
-
-def test_sticky_routing_keeps_a_conversation_on_the_engine_that_has_its_blocks() -> None:
-    result, engines = routed(open_workload(*conversations()), sticky=True)
-
-    assert engines == [["a"] * 3, ["b"] * 3]
-    assert result.hit_tokens == 4 * 2 * SIZE
-
-
-def test_round_robin_sends_requests_to_the_engines_in_turn() -> None:
-    first, *others = conversations()
-    result, engines = routed(open_workload(first, turn([99], 0.5, conversation="c"), *others), sticky=False)
-
-    assert engines == [["a", "b", "b", "b"], ["c", "a", "a"]]
-    # The second turn of a met the other engine; its third hit, and so did those of b.
-    assert result.hit_tokens == 3 * 2 * SIZE
-
-
 def crowd() -> Workload:
     """Return eight conversations of four turns that do not fit."""
     chains = []
@@ -157,10 +101,9 @@ def test_the_same_input_gives_the_same_result_twice_and_no_policy_beats_an_infin
     assert result.evicted == sum(len(gone) for _, gone in evictions)
 
 
-@pytest.mark.parametrize(("tokens", "engines"), [(SIZE - 1, 1), (10 * SIZE, 0)])
-def test_an_engine_without_blocks_and_no_engine_are_refused(tokens: int, engines: int) -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        simulate(open_workload(), tokens, lambda n: make("lru", n), engines=engines)
+def test_a_cache_of_less_than_a_block_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one block"):
+        simulate(open_workload(), SIZE - 1, lambda n: make("lru", n))
 
 
 def replies(*requests: TracedRequest, decodes: bool = True) -> list[list[int]]:

@@ -29,16 +29,6 @@ def test_the_probability_recovered_from_a_key_is_the_papers(p: float, t_last: fl
     assert abs(probability_at(static_key(p, t_last, tau), now, tau) - decayed(p, now - t_last, tau)) < 1e-9
 
 
-@given(p=probabilities, q=probabilities, t=times, u=times, wait=st.floats(0, 1e6), tau=taus)
-def test_the_order_of_two_blocks_never_changes(p: float, q: float, t: float, u: float, wait: float, tau: float) -> None:
-    now = max(t, u)
-    a, b = static_key(p, t, tau), static_key(q, u, tau)
-    early = probability_at(a, now, tau) - probability_at(b, now, tau)
-    late = probability_at(a, now + wait, tau) - probability_at(b, now + wait, tau)
-    assert early * late >= 0
-    assert (a - b) * early >= 0
-
-
 @given(p=st.floats(0, 1), t=times, u=times, tau=taus)
 def test_with_a_constant_probability_the_order_is_lru(p: float, t: float, u: float, tau: float) -> None:
     assert (static_key(p, t, tau) <= static_key(p, u, tau)) or t > u

@@ -1,7 +1,6 @@
 """The simulator's sidecar: the return model, which gets what a sidecar gets."""
 
 import math
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from lpc.model.returns.memory import Arrived
 from lpc_apps.simulator.engine import simulate
 from lpc_apps.simulator.policies.lru import Lru
 from lpc_apps.simulator.policy import PolicySettings
-from lpc_apps.simulator.sidecar import block_hash, curves_of, nominal_arrivals, take_in
+from lpc_apps.simulator.sidecar import block_hash, curves_of, take_in
 from lpc_apps.simulator.workload import Turn, Workload
 from lpc_apps.simulator.workloads import WORKLOADS
 from lpc_apps.training.online_returns import EPOCH_S, OnlineReturns
@@ -64,15 +63,3 @@ def test_curves_learnt_once_are_those_learnt_in_a_run(chats: Workload) -> None:
     assert list(afresh) == list(known)
     assert all((afresh[turn] == known[turn]).all() for turn in known)
     assert curves_of(chats) is known
-
-
-def test_a_closed_workload_is_learnt_at_nominal_times() -> None:
-    first, second = turn(), turn(2)
-    first.arrival, first.next, second.gap = 10.0, second, 100.0
-    other = turn()
-    other.arrival = 20.0
-    closed = Workload("made", 16, [first, other], True, 0.0, 1000.0)
-
-    assert nominal_arrivals(closed) == [(10.0, first), (20.0, other), (pytest.approx(110 + 48 / 20_000 + 20 * 0.01), second)]
-    opened = WORKLOADS["documents"](requests=600)
-    assert all(a[0] <= b[0] for a, b in pairwise(nominal_arrivals(opened)))

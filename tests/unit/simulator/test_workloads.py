@@ -78,26 +78,6 @@ def test_a_prompt_has_an_id_for_each_full_block_and_an_id_stands_for_all_before_
             assert before.setdefault(content, last) == last
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_trace_tells_policies_what_the_requests_are(name: str) -> None:
-    workload = drawn(name)
-
-    assert workload.trace is not None
-    turns = sorted(turns_of(workload), key=lambda turn: turn.index)
-    for turn, request in zip(turns, workload.trace.requests, strict=True):
-        assert (turn.arrival, turn.conversation, turn.turn, turn.category) == (
-            request.arrival,
-            request.conversation,
-            request.turn,
-            request.category,
-        )
-        assert (turn.input_tokens, turn.output_tokens, tuple(turn.contents)) == (
-            request.input_tokens,
-            request.output_tokens,
-            request.blocks,
-        )
-
-
 @pytest.mark.parametrize("name", OPEN)
 def test_there_is_something_to_win_over_lru(name: str) -> None:
     assert hit_rate(drawn(name), "belady", 0.05) > hit_rate(drawn(name), "lru", 0.05) + 0.02

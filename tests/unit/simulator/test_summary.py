@@ -1,21 +1,11 @@
-"""What a report says: numbers as people write them, the gain in one sentence, the page."""
+"""What follows from rows: numbers as people write them, the gain in one sentence."""
 
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from lpc_apps.commands.cli import app
 from lpc_apps.simulator.amounts import seconds, tokens
-from lpc_apps.simulator.describe import describe
-from lpc_apps.simulator.policies import REGISTRY
-from lpc_apps.simulator.report import write_html
 from lpc_apps.simulator.summary import QUEUE, derived, pairs, sentence
-from lpc_apps.simulator.workload import Cost
-from tests.integration.test_learned_policies import trace
-from tests.integration.test_simulate import qwen_file
 
 
 @pytest.mark.parametrize(
@@ -41,7 +31,7 @@ def test_times_are_written_as_people_write_them(value: float, text: str) -> None
 
 
 def row(policy: str, capacity: int, rate: float, **more: Any) -> dict[str, Any]:
-    fixed = {"workload": "w", "think_time_s": None, "seed": 0, "engines": 1, "sticky": True}
+    fixed = {"workload": "w", "think_time_s": None, "seed": 0}
     fixed |= {"inverted": False, "by_fraction": False, "capacity_fraction": capacity / 1_000_000}
     computed = 1_000_000 * (1 - rate)
     fixed |= {"requests": 100, "prompt_tokens": 1_000_000, "prefill_throughput_tokens_s": 1_000_000 / (computed / 20_000)}
@@ -98,51 +88,3 @@ def test_the_cache_saved_is_found_on_the_policys_own_line() -> None:
     assert ours[1]["capacity_saved"] == pytest.approx(1 - 100 * 2 ** ((0.2 - 0.05) / 0.25) / 200)
     assert ours[2]["capacity_saved"] is None  # no size that was run hits 45%
     assert not any(r["capacity_saved_at_least"] for r in ours)
-
-
-@pytest.fixture
-def page(tmp_path: Path) -> str:
-    """A page with every policy there is, at three sizes."""
-    found = [row(name, size, 0.1 + 0.01 * n) for n, name in enumerate(REGISTRY) for size in (100_000, 200_000, 400_000)]
-    write_html(derived(found), describe(trace(300)), Cost(), tmp_path / "gain.html", 1)
-    return (tmp_path / "gain.html").read_text("utf-8")
-
-
-def test_the_page_needs_no_network_and_no_script(page: str) -> None:
-    assert not re.search(r'(?:src|href)="(?!data:|#)', page)
-    assert "<script" not in page
-    assert page.count("<svg") == 2
-
-
-def test_the_page_has_a_sentence_for_each_size_and_a_row_for_each_policy(page: str) -> None:
-    [gain] = re.findall(r'<p class="gain">(.*?)</p>', page)
-    assert gain.startswith("With a cache of <strong>200K tokens</strong>")
-    assert page.count("<li>With a cache of") == 2
-    rows = dict(re.findall(r"<tr[^>]*><th>([^<]+)</th><td>([^<]+)</td>", page))
-    assert {name: rows[name] for name in REGISTRY} == {name: f"{10 + n:.1f}%" for n, name in enumerate(REGISTRY)}
-
-
-@pytest.mark.parametrize(
-    "found",
-    [
-        [row(name, 1000, rate, think_time_s=time) for time in (25.0, 100.0) for name, rate in (("lru", 0.1), ("value", 0.2))],
-        [row("lru", 1000, 0.0), row("value", 1000, 0.0)],
-        [row("oracle", 1000, 0.2)],
-    ],
-    ids=["by think time", "nothing hits", "no pair"],
-)
-def test_a_page_of_few_rows_has_one_gain(found: list[dict[str, Any]], tmp_path: Path) -> None:
-    write_html(derived(found), describe(trace(50)), Cost(), tmp_path / "p.html")
-    assert (tmp_path / "p.html").read_text("utf-8").count('class="gain"') == 1
-
-
-def test_lpc_simulate_writes_the_page_for_the_size_that_is_yours(tmp_path: Path) -> None:
-    log = qwen_file(tmp_path / "log.jsonl")
-    asked = ["simulate", "--trace", str(log), "--format", "qwen", "--policies", "lru,value"]
-    asked += ["--capacity", "2%", "--cache", "5%"]
-    done = CliRunner().invoke(app, [*asked, "--html", str(tmp_path / "p.html"), "--picture", str(tmp_path / "p.png")])
-    assert done.exit_code == 0, done.output
-    assert "(5% of this traffic's working set)" in " ".join(done.output.split())
-    page = (tmp_path / "p.html").read_text("utf-8")
-    assert "<h1>log.jsonl" in page
-    assert "(5% of this traffic&#39;s working set)" in re.findall(r'<p class="gain">(.*?)</p>', page)[0]
