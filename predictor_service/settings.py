@@ -136,7 +136,7 @@ class ServiceSettings(RedisSettings, ServerSettings):
         60.0,
         gt=0,
         allow_inf_nan=False,
-        description="Limit of Invalidate calls per minute of one client, and of one tenant of a gateway, at each sidecar.",
+        description="Limit of Invalidate calls per minute of one client, at each sidecar.",
     )
     cache_max_entry_kib: int = Field(256, ge=1, le=16_384, description="Answers larger than this are not cached, KiB.")
 

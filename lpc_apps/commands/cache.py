@@ -42,31 +42,18 @@ def give_feedback(
 
 @app.command("invalidate")
 def make_unfindable(
-    entry: Annotated[str | None, typer.Option(help="One answer, by its header x-lpc-entry.")] = None,
-    scope: Annotated[str | None, typer.Option(help="All answers of a scope.")] = None,
-    tenant: Annotated[
-        str, typer.Option(help="With --entry: tenant of the answer; a gateway's client NAME is client:NAME.")
-    ] = "",
+    scope: Annotated[str, typer.Option(help="Scope of the answers.")],
     erase: Annotated[
         bool, typer.Option("--erase", help="Also delete the answers, which otherwise expire unreachable.")
     ] = False,
     address: Address = None,
 ) -> None:
-    """Invalidate answers at once, on all sidecars."""
+    """Invalidate the answers of a scope at once, on all sidecars."""
     from lpc.cache.v1 import response_cache_pb2 as pb
 
-    if (entry is None) == (scope is None):
-        raise UsageError("name one of --entry and --scope; `lpc cache purge` is for everything")
-    if not (entry or scope):
-        raise UsageError("the name is empty; requests without a scope belong to the scope default")
-    if tenant and entry is None:
-        raise UsageError("--tenant goes with --entry: a scope is invalidated for all tenants")
-    message = pb.InvalidateRequest(erase=erase, tenant=tenant)
-    if entry:
-        message.entry_id = _entry(entry)
-    else:
-        message.scope = scope or ""
-    _invalidate(message, address)
+    if not scope:
+        raise UsageError("the scope is empty; requests without a scope belong to the scope default")
+    _invalidate(pb.InvalidateRequest(scope=scope, erase=erase), address)
 
 
 @app.command("purge")

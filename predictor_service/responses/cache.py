@@ -129,7 +129,6 @@ class ResponseCache:
         *,
         flight: bytes = b"",
         candidate: bytes = b"",
-        same: bool | None = None,
         aborted: bool = False,
         no_store: bool = False,
     ) -> Stored:
@@ -141,7 +140,6 @@ class ResponseCache:
             answer: the engine's answer.
             flight: ticket of the miss.
             candidate: ticket of the miss.
-            same: whether the candidate's answer is the same; None if the caller does not know.
             aborted: whether the answer is incomplete.
             no_store: whether the answer must not be stored.
 
@@ -158,9 +156,8 @@ class ResponseCache:
         if not aborted:
             because = await offload(answer.size, lambda: not_kept(request, answer, settings, self._max_entry_bytes))
         try:
-            if because not in (None, "too_large", "aborted"):
-                same = False  # the candidate is a complete text, and this is not
-            await self._semantic.label(client, names, request, settings, None if aborted else answer, candidate, same)
+            whole = because in (None, "too_large", "aborted")
+            await self._semantic.label(client, names, request, settings, None if aborted else answer, candidate, whole=whole)
             if no_store and not aborted:
                 because = "no_store"
             if because is None:

@@ -22,13 +22,12 @@ class Hit(NamedTuple):
     """A cached answer.
 
     Attributes:
-        ticket: ticket for feedback and invalidation.
+        ticket: ticket for feedback.
         source: the tier.
         answer: the engine's answer.
         age_s, remaining_s: age and remaining life in seconds.
         similarity: similarity of the questions.
         error_bound: upper bound on the share of wrong answers among semantic hits; 0 for an exact hit.
-        question: the question that the answer was stored for, if it is another one.
     """
 
     ticket: bytes
@@ -38,7 +37,6 @@ class Hit(NamedTuple):
     remaining_s: float
     similarity: float = 1.0
     error_bound: float = 0.0
-    question: str = ""
 
 
 class Miss(NamedTuple):
@@ -48,16 +46,12 @@ class Miss(NamedTuple):
         reason: reason of the miss.
         flight: ticket of the flight; empty if another caller leads it.
         candidate: ticket of an entry to compare the engine's answer with; empty if there is none.
-        candidate_answer: the candidate's answer.
-        similarity: the candidate's similarity.
         refusal: refusal of a miss with reason "refused".
     """
 
     reason: Reason
     flight: bytes = b""
     candidate: bytes = b""
-    candidate_answer: Answer | None = None
-    similarity: float = 0.0
     refusal: Refusal | None = None
 
 

@@ -34,19 +34,19 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class Invalidations:
-    """Rate limit of Invalidate, per client and tenant of a gateway: ``per_minute`` calls, also in one burst."""
+    """Rate limit of Invalidate per client: ``per_minute`` calls, also in one burst."""
 
     def __init__(self, per_minute: float, metrics: CacheMetrics) -> None:
         self._per_minute = per_minute
         self._metrics = metrics
-        self._buckets: dict[tuple[str, str], Bucket] = {}
+        self._buckets: dict[str, Bucket] = {}
 
-    def take(self, client: str, tenant: str) -> None:
+    def take(self, client: str) -> None:
         """Count one call. Raises Overloaded if it exceeds the limit."""
-        bucket = self._buckets.pop((client, tenant), None) or Bucket(self._per_minute / 60, holds=max(1.0, self._per_minute))
+        bucket = self._buckets.pop(client, None) or Bucket(self._per_minute / 60, holds=max(1.0, self._per_minute))
         if len(self._buckets) >= REMEMBERED:
             del self._buckets[next(iter(self._buckets))]
-        self._buckets[client, tenant] = bucket
+        self._buckets[client] = bucket
         if wait := bucket.take(1):
             self._metrics.invalidations_refused.inc()
             raise Overloaded(
@@ -90,10 +90,7 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
             flight=outcome.flight,
             candidate=outcome.candidate,
             refusal=outcome.refusal or "",
-            similarity=outcome.similarity,
         )
-        if outcome.candidate_answer is not None:
-            miss.candidate_response.CopyFrom(_response(outcome.candidate_answer))
         return pb.LookupResponse(miss=miss)
 
     async def Store(self, request: pb.StoreRequest, context: Context) -> pb.StoreResponse:  # noqa: N802
@@ -102,7 +99,6 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         self._check_tenant(request.request.tenant)
         if too_large(request.request):
             return pb.StoreResponse(refusal=self._cache.too_large_to_store(request.request.scope[:MAX_NAME]).refusal or "")
-        same = request.same_as_candidate if request.HasField("same_as_candidate") else None
         parsed = await offload(request.request.ByteSize(), lambda: request_of(request.request))
         stored = await self._cache.store(
             CALLER.get().name,
@@ -110,7 +106,6 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
             answer_of(request.response),
             flight=request.flight,
             candidate=request.candidate,
-            same=same,
             aborted=request.aborted,
             no_store=request.no_store,
         )
@@ -129,17 +124,11 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         """Make answers unfindable."""
         del context
         client, what = CALLER.get().name, request.WhichOneof("what")
-        self._check_tenant(request.tenant)
-        if request.tenant and what != "entry_id":
-            raise InvalidRequest("tenant needs entry_id: a scope is invalidated for all tenants")
         if what is None or (what == "everything" and not request.everything):
-            raise InvalidRequest("nothing to invalidate: set entry_id, scope or everything")
-        self._invalidations.take(client, request.tenant)
-        if what == "entry_id":
-            done, erased = await self._upkeep.invalidate_entry(client, request.entry_id, request.tenant)
-        else:
-            scope = request.scope if what == "scope" else None
-            done, erased = await self._upkeep.invalidate(client, scope=scope, erase=request.erase)
+            raise InvalidRequest("nothing to invalidate: set scope or everything")
+        self._invalidations.take(client)
+        scope = request.scope if what == "scope" else None
+        done, erased = await self._upkeep.invalidate(client, scope=scope, erase=request.erase)
         return pb.InvalidateResponse(done=done, erased=erased)
 
     async def Stats(self, request: pb.StatsRequest, context: Context) -> pb.StatsResponse:  # noqa: N802
@@ -214,7 +203,6 @@ def _hit(hit: Hit) -> pb.Hit:
         age_s=hit.age_s,
         remaining_s=hit.remaining_s,
         response=_response(hit.answer),
-        matched_question=hit.question,
     )
 
 

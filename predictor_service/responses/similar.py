@@ -116,13 +116,12 @@ class SimilarQuestions:
                 *(ticket, "semantic", entry.answer, age, remaining),
                 similarity=similarity,
                 error_bound=threshold.bound,
-                question=entry.question,
             )
         candidate = Candidate(names.scope, name, similarity, decision.value)
         would = settings.semantic == "shadow" and threshold is not None and similarity >= threshold.similarity
         reason: Reason = "audited" if decision is Decision.AUDIT else "shadow" if would else "below_threshold"
         ticket = self._tickets.give(client, request.tenant, candidate)
-        return Miss(reason, candidate=ticket, candidate_answer=entry.answer, similarity=similarity)
+        return Miss(reason, candidate=ticket)
 
     async def vector(
         self, names: Names, request: Request, settings: ScopeSettings, expires_at: float, generation: int
@@ -147,9 +146,10 @@ class SimilarQuestions:
         settings: ScopeSettings,
         answer: Answer | None,
         ticket: bytes,
-        same: bool | None,
+        *,
+        whole: bool,
     ) -> None:
-        """Compare the engine's answer with the candidate's, unless ``same`` is known, and record the label.
+        """Compare the engine's answer with the candidate's, and record the label: `different` if it is not a ``whole`` text.
 
         Without an answer the lookup stays unjudged and the threshold counts it as wrong, because the client may have hung up on
         a wrong answer (`lpc.responses.semantic.evidence`). If the judge fails, the lookup is subtracted again.
@@ -176,8 +176,8 @@ class SimilarQuestions:
         if answer is None:
             tenant.gate.unjudged(candidate.similarity, decision)
             return
-        if same is not None:
-            await learn(same)
+        if not whole:
+            await learn(False)
             return
         record = await self._store.get(names.scope, candidate.entry)
         try:

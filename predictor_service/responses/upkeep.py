@@ -57,17 +57,6 @@ class Upkeep:
             self.metrics.feedback.labels(self.scopes.label(name or ""), "wrong" if wrong else "right").inc()
         return counts, dropped
 
-    async def invalidate_entry(self, client: str, ticket: bytes, tenant: str = "") -> tuple[bool, int]:
-        """Delete one entry; return whether Redis responded, and the number of deleted entries."""
-        served = Tickets(self.store.namer).read(client, tenant, Served, ticket)
-        if served is None:
-            return True, 0
-        self.semantic.forget(served.scope, served.entry)
-        try:
-            return True, int(await self.store.drop(served.scope, served.entry))
-        except RedisFailed:
-            return False, 0
-
     async def invalidate(self, client: str, *, scope: str | None = None, erase: bool = False) -> tuple[bool, int]:
         """Make answers unfindable.
 

@@ -68,7 +68,7 @@ async def test_a_dropped_answer_that_is_stored_again_is_not_evicted_for_its_old_
     caches = make({"faq": ScopeSettings(tenant_entries=2)})
     for n in range(2):
         stored = await fill(caches, asked(f"Is it {n}?"), answer("Yes." * (n + 1)))
-    await caches.upkeep.invalidate_entry("a", stored.ticket)
+    await caches.upkeep.feedback("a", stored.ticket, wrong=False, drop=True)
     await fill(caches, asked("Is it 1?"), answer("Another one."))
     assert isinstance(await ask(caches, asked("Is it 1?")), Hit)
 
