@@ -98,11 +98,11 @@ bench-tiers: setup engine ## real vLLM with its CPU offload tier
 	$(BENCHMARK)
 
 TRACE := $(wildcard data/mooncake_conversation_trace.jsonl)
-head: setup ## embed ShareGPT (about 35 minutes on two cores), train both heads, evaluate them, and with TRACE=... the return model
+head: setup ## embed ShareGPT (about 35 minutes on two cores), train both heads, evaluate them
 	$(BIN)/lpc embed
 	$(BIN)/lpc train --recipe lpc --head lpc_apps/training/heads/lpc/head.safetensors
 	$(BIN)/lpc train --recipe default --head lpc_apps/training/heads/default/head.safetensors
-	$(BIN)/lpc evaluate $(if $(TRACE),--trace $(TRACE))
+	$(BIN)/lpc evaluate
 
 .PHONY: sample
 sample: setup ## renew the sample of ShareGPT that `lpc simulate` ships (about 10 minutes on two cores)

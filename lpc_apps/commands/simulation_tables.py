@@ -13,10 +13,7 @@ from lpc_apps.simulator.summary import BASELINE, OURS, Pair, Rows, sentence
 
 OF_OPEN: Final = ("of working set", "over LRU", "gap closed", "cache saved", "prefill, tokens/s", "TTFT mean, s")
 """Columns without a meaning in a closed loop, which is about throughput and latency."""
-OF_CLOSED: Final = (
-    *("prompt tokens/s", "latency mean, s", "p99, s", "wait mean, s", "wait p99, s"),
-    *("warm evicted", "lost, s", "behind cold"),
-)
+OF_CLOSED: Final = (*("prompt tokens/s", "latency mean, s", "p99, s", "wait mean, s", "wait p99, s"),)
 """Columns of a closed loop only."""
 OVERLOADED: Final = 1.0
 """Utilisation of the prefill server above which its queue only grows."""
@@ -39,18 +36,10 @@ def print_hit_rates(rows: Rows) -> None:
         ("p99, s", lambda r: f"{r['latency_p99_s']:.1f}"),
         ("wait mean, s", lambda r: f"{r['wait_mean_s']:.1f}"),
         ("wait p99, s", lambda r: f"{r['wait_p99_s']:.1f}"),
-        ("warm evicted", lambda r: f"{r['warm_evicted']:.0%}"),
-        ("lost, s", lambda r: f"{r['evicted_waiting_s']:,.0f}"),
-        ("behind cold", lambda r: f"{r['warm_behind_cold']:.0%}"),
-        ("worst session", lambda r: "" if r["worst_slowdown"] is None else f"{r['worst_slowdown']:.2f}x"),
         ("prefill, tokens/s", lambda r: f"{r['prefill_throughput_tokens_s']:,.0f}"),
         ("TTFT mean, s", lambda r: f"{r['ttft_mean_s']:.3f}"),
     ]
-    optional = {
-        "think time, s": "think_time_s",
-        **dict.fromkeys(OF_CLOSED, "closed_loop"),
-        "worst session": "worst_slowdown",
-    }
+    optional = {"think time, s": "think_time_s", **dict.fromkeys(OF_CLOSED, "closed_loop")}
     closed = any(row["closed_loop"] for row in rows)
     columns = [
         (name, cell)

@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from eviction_client.waits import Waits
 from lpc_apps.simulator.cache import BlockCache
 from lpc_apps.simulator.policy import Policy
 from lpc_apps.simulator.segments import Path
@@ -41,11 +40,6 @@ class Result:
         prefill_s: seconds that the server spent on prompts.
         all_prompt_tokens, all_hit_tokens: prompt_tokens and hit_tokens including the warm-up.
         waits: seconds from arrival to the allocation of blocks, one per request.
-        warm: requests with at least half of the prompt cached on arrival.
-        warm_evicted: warm requests that hit less when they were served than on arrival.
-        warm_behind_cold: warm requests that waited while a request that was not warm was served.
-        evicted_waiting_tokens: prompt tokens of warm requests that were cached on arrival but had to be computed.
-        latency_of: closed loop: latency by conversation and turn, including the warm-up.
         seconds: duration after the warm-up; closed loop: from the start of the first counted request to the end of the last
             counted prefill.
     """
@@ -62,11 +56,6 @@ class Result:
     all_prompt_tokens: int = 0
     all_hit_tokens: int = 0
     waits: list[float] = field(default_factory=list, repr=False)
-    warm: int = 0
-    warm_evicted: int = 0
-    warm_behind_cold: int = 0
-    evicted_waiting_tokens: int = 0
-    latency_of: dict[tuple[str, int], float] = field(default_factory=dict, repr=False)
     seconds: float = 0.0
 
     @property
@@ -88,7 +77,6 @@ class Result:
         times = np.array(self.ttft) if self.ttft else np.zeros(1)
         latency = np.array(self.latency) if self.latency else np.zeros(1)
         waits = np.array(self.waits) if self.waits else np.zeros(1)
-        warm = max(self.warm, 1)
         return {
             "hit_rate": self.hit_rate,
             "whole_hit_rate": self.all_hit_tokens / max(self.all_prompt_tokens, 1),
@@ -105,9 +93,6 @@ class Result:
             "latency_p99_s": float(np.quantile(latency, 0.99)),
             "wait_mean_s": float(waits.mean()),
             "wait_p99_s": float(np.quantile(waits, 0.99)),
-            "warm_requests": self.warm,
-            "warm_evicted": self.warm_evicted / warm,
-            "warm_behind_cold": self.warm_behind_cold / warm,
             "throughput_tokens_s": self.throughput,
             "prefill_throughput_tokens_s": self.prompt_tokens / self.prefill_s if self.prefill_s else 0.0,
             "prefill_load": self.prefill_s / self.seconds if self.seconds > 0 else 0.0,
@@ -129,7 +114,6 @@ PolicyFactory = Callable[[int], Policy[Any]]
 class _Engine:
     cache: BlockCache[Any]
     waiting: Fcfs = field(default_factory=Fcfs)
-    cold_served: int = 0
     prefilled_at: float = 0.0
     """When the prefill server finishes the prompts that it has accepted."""
     steps: float = 0.0
@@ -192,7 +176,7 @@ def simulate(
     upcoming = iter(workload.arrivals if sessions is None else sessions.first())
     following = next(upcoming, None)
 
-    def start(turn: Turn, waits: Waits, now: float) -> bool:
+    def start(turn: Turn, now: float) -> bool:
         nonlocal sequence, served, counted_from, counted_until
         if loop is not None and engine.prefilled_at > now:
             return False
@@ -208,7 +192,6 @@ def simulate(
         served += 1
         counted = workload.count_from <= turn.arrival < workload.until if loop is None else served > loop.warm_up
         missed = turn.input_tokens - hits * size
-        engine.cold_served += not waits.warm
         prefill = missed * cost.prompt_token_s
         decode = turn.output_tokens * cost.output_token_s if workload.decodes else 0.0
         if loop is not None:
@@ -223,11 +206,6 @@ def simulate(
             result.hit_tokens += hits * size
             result.evicted += sum(map(len, evicted))
             result.waits.append(now - turn.arrival)
-            if waits.warm:
-                result.warm += 1
-                result.warm_evicted += hits * size < waits.cached
-                result.warm_behind_cold += engine.cold_served > waits.cold_before
-                result.evicted_waiting_tokens += max(waits.cached - hits * size, 0)
             result.ttft.append(first)
             if loop is None:
                 result.latency.append(first + decode)
@@ -254,7 +232,6 @@ def simulate(
         ends = engine.ends(turn, now, cost)
         if ends <= now + 1e-9:
             del engine.replies[turn]
-            result.latency_of[turn.conversation, turn.turn] = now - turn.arrival
             if turn in counted_replies:
                 result.latency.append(now - turn.arrival)
             return True
@@ -265,7 +242,7 @@ def simulate(
     def serve(now: float) -> None:
         while engine.waiting:
             turn = engine.waiting.first()
-            if not start(turn, engine.waiting[turn], now):
+            if not start(turn, now):
                 break
             engine.waiting.remove(turn)
 
@@ -308,7 +285,7 @@ def simulate(
             if sessions is not None:
                 schedule(sessions.start(now + PAUSE_S))  # a session cannot continue without an answer
             continue
-        engine.waiting.add(turn, Waits(_hit_tokens(engine.cache, size, turn), turn.input_tokens, engine.cold_served))
+        engine.waiting.add(turn)
         serve(now)
         if turn in engine.waiting:
             engine.cache.wait(turn, engine.cache.policy.path(turn), now)
@@ -321,7 +298,6 @@ def simulate(
             elif workload.decodes:
                 at += turn.output_tokens * cost.output_token_s
             result.latency.append(at - turn.arrival)
-            result.latency_of[turn.conversation, turn.turn] = at - turn.arrival
     result.seconds = min(workload.until, last) - workload.count_from if loop is None else counted_until - counted_from
     return result
 

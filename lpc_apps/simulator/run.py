@@ -1,7 +1,7 @@
 """Runs of `lpc simulate` over policies, capacities, think times and seeds. Each run is independent and reproducible."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -12,14 +12,14 @@ from tqdm import tqdm
 from lpc.logs.traces import Trace, open_trace
 from lpc.logs.traces.agents import ACTIVE_SESSIONS
 from lpc_apps.simulator.amounts import SimulationError, in_tokens
-from lpc_apps.simulator.engine import FCFS, Result, simulate
+from lpc_apps.simulator.engine import FCFS, simulate
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
-from lpc_apps.simulator.sessions import REQUESTS, chain, closed_loop
+from lpc_apps.simulator.sessions import REQUESTS, closed_loop
 from lpc_apps.simulator.sharegpt import Lengths, ThinkTimes, load_sample, sharegpt
+from lpc_apps.simulator.spread import parts_for, spread
 from lpc_apps.simulator.waiting import Queueing
 from lpc_apps.simulator.workload import Workload, from_trace
 from lpc_apps.simulator.workloads import EVERYDAY, WORKLOADS
-from lpc_apps.training.spread import parts_for, spread
 
 LEARN_S: Final = 1800.0
 DEFAULT_POLICIES: Final = ("lru", "lpc", "wa", "reuse", "value", "oracle", "belady")
@@ -152,62 +152,32 @@ def run_one(run: Run) -> dict[str, Any]:
         raise SimulationError(
             "requests wait for the server in a closed loop only: add --closed, or leave out --schedule and --keep-waiting"
         )
-    asked = in_tokens(run.capacity, working_set)
+    capacity = in_tokens(run.capacity, working_set)
     policy = REGISTRY[run.policy]
-    capacity = asked
-    if run.policy == "infinite":
-        capacity = 2 * working_set * _rounds(workload) + asked
     if capacity < workload.block_tokens:
         raise SimulationError(
-            f"a capacity of {asked:,} tokens leaves no block of {workload.block_tokens} tokens: choose a larger one"
+            f"a capacity of {capacity:,} tokens leaves no block of {workload.block_tokens} tokens: choose a larger one"
         )
-
-    def replay(queueing: Queueing) -> Result:
-        return simulate(
-            workload,
-            capacity,
-            lambda blocks: policy(blocks, workload, run.settings),
-            cost=run.settings.cost,
-            queueing=queueing,
-        )
-
-    result = replay(run.queueing)
-    slowest = None
-    if run.queueing.schedule != FCFS.schedule:
-        slowest = slowdown(result, replay(replace(run.queueing, schedule=FCFS.schedule)))
+    result = simulate(
+        workload,
+        capacity,
+        lambda blocks: policy(blocks, workload, run.settings),
+        cost=run.settings.cost,
+        queueing=run.queueing,
+    )
     return {
         "workload": workload.name,
         "policy": run.policy,
-        "capacity_tokens": asked,
-        "capacity_fraction": asked / working_set,
+        "capacity_tokens": capacity,
+        "capacity_fraction": capacity / working_set,
         "think_time_s": workload.think_time,
         "seed": run.workload.seed,
         "closed_loop": workload.loop is not None,
         "queue": run.queueing.label,
-        "worst_slowdown": slowest,
-        "evicted_waiting_s": result.evicted_waiting_tokens / run.settings.cost.prefill_tokens_s,
         "inverted": run.settings.invert,
         "guarded": run.settings.guard,
         **result.figures(),
     }
-
-
-def slowdown(result: Result, stock: Result) -> float | None:
-    """Return the highest ratio of a session's latency to that in ``stock``, over requests served in both; None without any."""
-    sums: dict[str, tuple[float, float]] = {}
-    for turn, before in stock.latency_of.items():
-        after = result.latency_of.get(turn)
-        if after is not None:
-            a, b = sums.get(turn[0], (0.0, 0.0))
-            sums[turn[0]] = a + after, b + before
-    return max((a / b for a, b in sums.values() if b), default=None)
-
-
-def _rounds(workload: Workload) -> int:
-    """Return how often sessions of the workload may be repeated under new names."""
-    if workload.loop is None:
-        return 1
-    return 1 + workload.loop.requests // sum(1 for first in workload.arrivals for _ in chain(first))
 
 
 def sweep(runs: Sequence[Run], jobs: int | None = 1) -> list[dict[str, Any]]:

@@ -15,11 +15,14 @@ BASELINE: Final = "lru"
 ORACLE: Final = "oracle"
 OURS: Final = "value"
 
+MEANS: Final = (
+    *("throughput_tokens_s", "latency_mean_s", "latency_p99_s"),
+    *("prefill_load", "prefill_throughput_tokens_s", "ttft_mean_s", "ttft_p99_s", "wait_mean_s", "wait_p99_s"),
+)
+"""Figures whose means over seeds are shown."""
+
 SAME: Final = 0.0005
 """Hit rates that differ by less are called equal."""
-
-QUEUE: Final = ("wait_mean_s", "wait_p99_s", "warm_requests", "warm_evicted", "warm_behind_cold", "evicted_waiting_s")
-"""Figures of the waiting queue."""
 
 
 def derived(rows: Rows) -> list[dict[str, Any]]:
@@ -56,16 +59,9 @@ def derived(rows: Rows) -> list[dict[str, Any]]:
                 "capacity_saved": None if equal is None else 1 - equal / size,
                 "capacity_saved_at_least": lru is not None and lru < curve[0][1] and equal is not None and equal < size,
                 "prefill_mean_s": float(np.mean([_prefill_s(row) for row in group])),
-                "prefill_throughput_tokens_s": float(np.mean([row["prefill_throughput_tokens_s"] for row in group])),
-                "ttft_mean_s": float(np.mean([row["ttft_mean_s"] for row in group])),
-                "ttft_p99_s": float(np.mean([row["ttft_p99_s"] for row in group])),
                 "closed_loop": group[0]["closed_loop"],
-                **{
-                    key: float(np.mean([row[key] for row in group]))
-                    for key in ("throughput_tokens_s", "latency_mean_s", "latency_p99_s", "prefill_load", *QUEUE)
-                },
+                **{key: float(np.mean([row[key] for row in group])) for key in MEANS},
                 "queue": group[0]["queue"],
-                "worst_slowdown": max((row["worst_slowdown"] for row in group if row["worst_slowdown"]), default=None),
             }
         )
     return result

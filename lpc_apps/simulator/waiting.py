@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from eviction_client import cached_first
-from eviction_client.waits import Waits
 from lpc_apps.simulator.workload import Turn
 
 Schedule = Literal["fcfs", "cached-first"]
@@ -33,28 +32,25 @@ class Fcfs:
     """First come, first served."""
 
     def __init__(self) -> None:
-        self._waits: dict[Turn, Waits] = {}
+        self._waiting: dict[Turn, None] = {}
 
     def __len__(self) -> int:
-        return len(self._waits)
+        return len(self._waiting)
 
-    def add(self, turn: Turn, waits: Waits) -> None:
+    def add(self, turn: Turn) -> None:
         """Add an arriving request."""
-        self._waits[turn] = waits
+        self._waiting[turn] = None
 
     def first(self) -> Turn:
         """Return the request to serve next; the queue must not be empty."""
-        return next(iter(self._waits))
+        return next(iter(self._waiting))
 
     def __contains__(self, turn: Turn) -> bool:
-        return turn in self._waits
-
-    def __getitem__(self, turn: Turn) -> Waits:
-        return self._waits[turn]
+        return turn in self._waiting
 
     def remove(self, turn: Turn) -> None:
         """Remove a request that is served."""
-        del self._waits[turn]
+        del self._waiting[turn]
 
 
 class CachedFirst(Fcfs):
@@ -68,9 +64,9 @@ class CachedFirst(Fcfs):
         super().__init__()
         self._order = cached_first.CachedFirst(missing)
 
-    def add(self, turn: Turn, waits: Waits) -> None:
+    def add(self, turn: Turn) -> None:
         """Add an arriving request."""
-        super().add(turn, waits)
+        super().add(turn)
         self._order.add(turn, turn.arrival)
 
     def first(self) -> Turn:

@@ -21,12 +21,11 @@ from tqdm import tqdm
 
 from lpc.errors import LpcError
 from lpc.files import replacing
-from lpc.logs.datasets.conversation import Conversation, Example, Split, examples_of
+from lpc.logs.datasets.conversation import Conversation, Example, examples_of
 from lpc.model.artifact import read_manifest
-from lpc.model.features import SCALARS, FeatureEncoder, FeatureSettings
+from lpc.model.features import SCALARS, FeatureEncoder
 from lpc.model.inference import graph_inputs
 from lpc.model.label_rows import COUNTS
-from lpc_apps.training.spread import spread
 
 EXAMPLES_PER_SHARD: Final = 2048
 BATCH_TOKENS: Final = 8192
@@ -77,24 +76,15 @@ def embed(
     out: Path,
     *,
     dataset: str,
-    split: Split | None = None,
-    limit: int | None = None,
-    jobs: int = 1,
-    threads: int = 2,
 ) -> int:
     """Embed all user turns of the conversations; return the number of examples in ``out``.
 
     Args:
         artifact: a model version folder; its encoder, tokenizer and feature settings are used, but not its head.
-        split: embed only the conversations of this split; default: all.
-        limit: stop after about this many examples (whole shards).
-        jobs: number of processes; a task is a shard.
-        threads: threads of ONNX Runtime per process.
 
     Raises:
         EmbeddingError: ``out`` contains embeddings of another encoder, settings or dataset.
         ArtifactError: the artefact is missing or broken.
-        WorkerError: a process died.
     """
     manifest = read_manifest(artifact)
     settings = manifest.features
@@ -106,7 +96,6 @@ def embed(
         "precision": manifest.precision,
         "features": settings.to_dict(),
         "examples_per_shard": EXAMPLES_PER_SHARD,
-        **({} if split is None else {"split": split}),
     }
     _claim(out, description)
     shards = _shards(
@@ -114,22 +103,19 @@ def embed(
             example
             for conversation in tqdm(conversations, "reading", unit=" conversations")
             for example in examples_of(conversation, settings.prompt_window)
-            if split in (None, example.split)
         ]
     )
-    if limit is not None:
-        shards = shards[: -(-limit // EXAMPLES_PER_SHARD)]
-    todo = [(out / f"part-{i:05d}.parquet", shard) for i, shard in enumerate(shards)]
-    done = [path for path, _ in todo if path.exists()]
-    with tqdm(total=sum(len(s) for _, s in todo), desc="embedding", unit=" turns") as progress:
-        progress.update(sum(len(s) for p, s in todo if p in set(done)))
-        left = [(path, shard) for path, shard in todo if path not in set(done)]
-        tasks = [(_embed_shard, (artifact, settings, shard, threads)) for _, shard in left]
-        for place, table in spread(tasks, jobs):
-            with replacing(left[place][0]) as partial:
-                pq.write_table(table, partial, compression="zstd")
-            progress.update(len(table))
-    return sum(len(shard) for _, shard in todo)
+    count = sum(map(len, shards))
+    encoder = FeatureEncoder(Tokenizer.from_file(str(artifact / "tokenizer.json")), settings)
+    session = ort.InferenceSession(str(artifact / "model.onnx"))
+    with tqdm(total=count, desc="embedding", unit=" turns") as progress:
+        for number, shard in enumerate(shards):
+            path = out / f"part-{number:05d}.parquet"
+            if not path.exists():
+                with replacing(path) as partial:
+                    pq.write_table(_table(encoder, session, shard), partial, compression="zstd")
+            progress.update(len(shard))
+    return count
 
 
 def load_embedded(folder: Path) -> Embedded:
@@ -168,11 +154,7 @@ def _shards(examples: list[Example]) -> list[list[Example]]:
     return [examples[i : i + EXAMPLES_PER_SHARD] for i in range(0, len(examples), EXAMPLES_PER_SHARD)]
 
 
-def _embed_shard(artifact: Path, settings: FeatureSettings, shard: Sequence[Example], threads: int) -> pa.Table:
-    encoder = FeatureEncoder(Tokenizer.from_file(str(artifact / "tokenizer.json")), settings)
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    session = ort.InferenceSession(str(artifact / "model.onnx"), options)
+def _table(encoder: FeatureEncoder, session: ort.InferenceSession, shard: Sequence[Example]) -> pa.Table:
     features = [encoder.encode(example.turns) for example in shard]
     embeddings: list[Any] = [None] * len(shard)
     for batch in _batches([len(f.input_ids) for f in features]):

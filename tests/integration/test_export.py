@@ -150,14 +150,14 @@ def test_embeddings_resume_and_hold_no_text(tiny_models: Path, tmp_path: Path, m
     conversations = list(islice(load_sharegpt(), 60))
     artifact = tiny_models / "tiny" / "v1"
     out = tmp_path / "embedded"
-    count = embed(conversations, artifact, out, dataset="test", threads=1)
+    count = embed(conversations, artifact, out, dataset="test")
     shards = sorted(out.glob("part-*.parquet"))
     assert len(shards) > 1
     before = load_embedded(out)
     assert before.embedding.shape == (count, 32)
     stamp = shards[0].stat().st_mtime_ns
     shards[1].unlink()
-    embed(conversations, artifact, out, dataset="test", threads=1)
+    embed(conversations, artifact, out, dataset="test")
     assert shards[0].stat().st_mtime_ns == stamp
     assert np.array_equal(load_embedded(out).embedding, before.embedding)
     strings = {name for name in pq.read_schema(shards[0]).names if pq.read_schema(shards[0]).field(name).type == "string"}

@@ -6,7 +6,6 @@ from collections import defaultdict
 from typing import ClassVar, Final
 
 from lpc_apps.simulator.blocks import Piece
-from lpc_apps.simulator.policies.lru import Lru
 from lpc_apps.simulator.policy import KeyedPolicy, PolicySettings, register
 from lpc_apps.simulator.segments import Segment
 from lpc_apps.simulator.workload import Turn, Workload
@@ -14,16 +13,6 @@ from lpc_apps.simulator.workload import Turn, Workload
 NEVER: Final = math.inf
 CONTINUES: Final = 1e9
 """Added to the key of conversations that continue, seconds: longer than any trace, so that ended ones are evicted first."""
-
-
-@register
-class Infinite(Lru):
-    """A cache that never evicts: the runner sets a capacity for the whole working set."""
-
-    name = "infinite"
-    rule = "nothing is evicted"
-    source = "upper bound of any cache"
-    bound: ClassVar[bool] = True
 
 
 class AwaitedPiece(Piece):

@@ -78,7 +78,7 @@ def crowd() -> Workload:
     return closed_workload(*chains)
 
 
-@pytest.mark.parametrize("policy", sorted(set(REGISTRY) - {"infinite"}))
+@pytest.mark.parametrize("policy", sorted(REGISTRY))
 def test_the_same_input_gives_the_same_result_twice_and_no_policy_beats_an_infinite_cache(policy: str) -> None:
     def once(name: str, blocks: int) -> tuple[Result, list[tuple[float, list[int]]]]:
         workload = crowd()

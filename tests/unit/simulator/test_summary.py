@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lpc_apps.simulator.amounts import seconds, tokens
-from lpc_apps.simulator.summary import QUEUE, derived, pairs, sentence
+from lpc_apps.simulator.summary import MEANS, derived, pairs, sentence
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,7 @@ def row(policy: str, capacity: int, rate: float, **more: Any) -> dict[str, Any]:
     fixed = {"workload": "w", "think_time_s": None, "seed": 0}
     fixed |= {"inverted": False, "by_fraction": False, "capacity_fraction": capacity / 1_000_000}
     computed = 1_000_000 * (1 - rate)
+    fixed |= dict.fromkeys(("closed_loop", *MEANS), 0.0)
     fixed |= {"requests": 100, "prompt_tokens": 1_000_000, "prefill_throughput_tokens_s": 1_000_000 / (computed / 20_000)}
     return fixed | {
         "policy": policy,
@@ -41,9 +42,7 @@ def row(policy: str, capacity: int, rate: float, **more: Any) -> dict[str, Any]:
         "hit_rate": rate,
         "ttft_mean_s": 1 - rate,
         "ttft_p99_s": 2.0,
-        **dict.fromkeys(("closed_loop", "throughput_tokens_s", "latency_mean_s", "latency_p99_s", "prefill_load", *QUEUE), 0.0),
         "queue": "fcfs",
-        "worst_slowdown": None,
         **more,
     }
 
