@@ -97,21 +97,14 @@ def bench_tiers(
 def bench_sglang(
     trace: OwnLog = None,
     trace_format: Format = "mooncake",
-    closed: Annotated[bool, typer.Option("--closed", help="Serve agents in a closed loop, under fcfs and lpm.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer requests, one capacity.")] = False,
     output: Output = None,
     models: Models = Path("models"),
     model: ModelName = "e5-small",
 ) -> None:
-    """The plug-in in SGLang's real radix cache (`make sglang`) against its own LRU and an oracle: hits on a log with times.
-
-    With --closed: agents whose contexts exceed the cache, under SGLang's schedule policies fcfs and lpm.
-    """
+    """The plug-in in SGLang's real radix cache (`make sglang`) against its own LRU and an oracle: hits on a log with times."""
     from benchmarks import sglang
 
-    if closed:
-        report(lambda: sglang.run_closed(trace, trace_format), output)
-        return
     report(lambda: sglang.run(trace, trace_format, models, model, quick=quick), output)
 
 
@@ -139,14 +132,6 @@ def bench_gateway(
     from benchmarks import gateway
 
     report(lambda: gateway.run(models, model, quick=quick), output)
-
-
-@app.command("tenants")
-def bench_tenants(output: Output = None) -> None:
-    """One tenant floods a cache: what the others hit, with floors (LPC_TENANT_FLOORS) and without."""
-    from benchmarks import tenants
-
-    report(tenants.run, output)
 
 
 if __name__ == "__main__":

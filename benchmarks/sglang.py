@@ -10,16 +10,11 @@ import json
 import os
 import subprocess
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-from rich.table import Table
-
 from benchmarks import BenchmarkError
-from benchmarks.closed_sessions import Course
-from benchmarks.engine_closed import AT_ONCE, PREFILL_TOKENS_S, REQUESTS
 from benchmarks.engine_trace import (
     QUICK_REQUESTS,
     QUICK_SHARES,
@@ -41,9 +36,6 @@ from lpc_apps.simulator.workload import from_trace
 ROOT: Final = Path(__file__).parents[1]
 PYTHON: Final = ROOT / ".venv-sglang" / "bin" / "python"
 TOLD: Final = ("answered_share", "failures", "reuses", "switches")
-LIVE: Final = (1.0, 1.5, 2.0)
-"""Contexts of the concurrent sessions, in multiples of the cache."""
-CLOSED_SIDES: Final = tuple(product(("lru", "plug-in"), ("fcfs", "lpm")))
 
 
 def run(path: Path | None, trace_format: str, models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
@@ -110,48 +102,7 @@ def _run(folder: Path, requests: Path, models: Path, model: str, job: tuple[floa
         if side == "plugin":
             address = stack.enter_context(virtual_sidecar(home, models, model, build(home / "tiny"))).address
         arguments = {"side": side, "core": core, "tokens": tokens, "predictor": address}
-        return _in_sglang("trace", requests=str(requests), clock=str(home / "clock"), **arguments)
-
-
-def run_closed(path: Path | None, trace_format: str) -> dict[str, Any]:
-    """Serve agents in a closed loop; print a table; return the figures.
-
-    SGLang's own LRU and the plug-in without a sidecar, each with its schedule policies `fcfs` and `lpm` (longest prefix first).
-
-    Args:
-        path, trace_format: a log; without one the sessions are those of workload `cliff`.
-
-    Raises:
-        TraceError: the log cannot be read.
-        BenchmarkError: SGLang is not installed in .venv-sglang, or a run failed.
-    """
-    _check_sglang()
-    sessions = Course.read(path, trace_format, at_once=AT_ONCE, requests=REQUESTS)
-    live = sessions.live_blocks(AT_ONCE)
-    jobs = list(product(LIVE, CLOSED_SIDES))
-    load = {"at_once": AT_ONCE, "requests": REQUESTS, "prefill_tokens_s": PREFILL_TOKENS_S}
-    with tempfile.TemporaryDirectory(prefix="lpc-") as temporary:
-        written = Path(temporary) / "requests.json"
-        written.write_text(json.dumps(sessions.written()))
-
-        def run_job(job: tuple[float, tuple[str, str]]) -> dict[str, Any]:
-            share, (eviction, schedule) = job
-            side = {"learned": eviction == "plug-in", "schedule": schedule, "load": load}
-            return _in_sglang("closed", requests=str(written), tokens=int(live / share) * BLOCK, **side)
-
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            finished = list(pool.map(run_job, jobs))
-    table = Table(title=f"{AT_ONCE} agents at a time in a closed loop, {sessions.trace.name}, SGLang, virtual time")
-    for column in ("contexts / cache", "eviction", "schedule policy", "hit rate", "prompt tokens/s", "mean s", "p99 s"):
-        table.add_column(column, justify="right")
-    rows = []
-    for (share, (eviction, schedule)), figures in zip(jobs, finished, strict=True):
-        rows.append({"live_contexts": share, "eviction": eviction, "schedule": schedule, **figures})
-        numbers = f"{figures['hit_rate']:.1%}", f"{figures['prompt_tokens_per_s']:,.0f}"
-        latency = f"{figures['latency_mean_s']:.1f}", f"{figures['latency_p99_s']:.1f}"
-        table.add_row(f"{share:g}", eviction, schedule, *numbers, *latency)
-    console().print(table)
-    return {"sessions": sessions.trace.name, "at_once": AT_ONCE, "rows": rows}
+        return _in_sglang(requests=str(requests), clock=str(home / "clock"), **arguments)
 
 
 def _check_sglang() -> None:
@@ -159,9 +110,9 @@ def _check_sglang() -> None:
         raise BenchmarkError("SGLang is not installed in .venv-sglang: run make sglang first")
 
 
-def _in_sglang(run: str, **arguments: object) -> dict[str, Any]:
-    """Run a function of `sglang_run.RUNS` in SGLang's environment; return its figures. Raises BenchmarkError."""
-    command = [str(PYTHON), "-W", "ignore", "-m", "benchmarks.sglang_run", json.dumps({"run": run, **arguments})]
+def _in_sglang(**arguments: object) -> dict[str, Any]:
+    """Run `sglang_run.trace` in SGLang's environment; return its figures. Raises BenchmarkError."""
+    command = [str(PYTHON), "-W", "ignore", "-m", "benchmarks.sglang_run", json.dumps(arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     if ended.returncode:

@@ -1,4 +1,4 @@
-"""Gaps between the turns of a conversation, with the same rules in sidecar and simulator.
+"""Gaps between the turns of a conversation.
 
 - A gap is the time between two arrivals, seconds. It includes the service time, because logs have no completion times.
 - Simultaneous arrivals of a conversation are one turn, so every gap is positive and has a logarithm.

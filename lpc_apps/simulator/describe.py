@@ -6,7 +6,6 @@ from typing import Any, Final
 import numpy as np
 
 from lpc.logs.traces import Trace
-from lpc.logs.traces.turns import turns_in
 
 WITHIN_S: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 28_800, 86_400)
 """Horizons for the shares of returns, seconds."""
@@ -90,8 +89,15 @@ def describe(trace: Trace) -> dict[str, Any]:
 
 
 def _returns(trace: Trace) -> dict[str, Any]:
-    turns = turns_in(trace)
-    gaps = (turns.next_arrival - turns.arrival)[turns.stands & np.isfinite(turns.next_arrival)]
+    latest: dict[str, float] = {}
+    times: list[float] = []
+    for request in trace.requests:
+        before = latest.get(request.conversation)
+        # Simultaneous requests of a conversation are one turn.
+        if before is not None and request.arrival > before:
+            times.append(request.arrival - before)
+        latest[request.conversation] = request.arrival
+    gaps = np.array(times)
     if not len(gaps):
         return {"count": 0, "quantiles_s": {}, "within_s": {}}
     longest = next((at for at in WITHIN_S if at >= gaps.max()), WITHIN_S[-1])

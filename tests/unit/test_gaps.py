@@ -1,4 +1,4 @@
-"""Gaps between turns: one law for sidecar and simulator."""
+"""Gaps between turns."""
 
 import math
 
@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpc.logs.traces import Trace, TracedRequest
-from lpc.logs.traces.turns import turns_in
-from lpc.model.arrivals import NO_GAPS, UNSEEN, GapHistory, Gaps
+from lpc.model.arrivals import NO_GAPS, UNSEEN, GapHistory
 
 
 def after(*arrivals: float) -> GapHistory:
@@ -39,30 +37,4 @@ def test_whatever_arrives_gaps_are_positive_or_unknown(arrivals: list[float]) ->
 # One law
 
 
-def by_sidecar(arrivals: list[tuple[str, float]]) -> list[Gaps]:
-    histories: dict[str, GapHistory] = {}
-    found = []
-    for name, at in arrivals:
-        histories[name] = histories.get(name, UNSEEN).arrive(at)
-        found.append(histories[name].gaps)
-    return found
-
-
-def by_simulator(arrivals: list[tuple[str, float]]) -> list[Gaps]:
-    turns: dict[str, int] = {}
-    requests = []
-    for name, at in arrivals:
-        turns[name] = turns.get(name, 0) + 1
-        requests.append(TracedRequest(at, 100 * turns[name], 10, (), name, turns[name], "chat"))
-    found = turns_in(Trace("t", 16, requests))
-    return [Gaps(*gaps) for gaps in zip(found.last_gap, found.mean_log_gap, strict=True)]
-
-
 # Whole seconds, so that instants coincide and the trace's clock and the sidecar's agree to the last digit.
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 12)), min_size=1, max_size=40))
-def test_sidecar_and_simulator_agree_on_every_gap(steps: list[tuple[str, int]]) -> None:
-    clock, arrivals = 0, []
-    for name, step in steps:
-        clock += max(step - 6, 0)  # half of the steps take no time
-        arrivals.append((name, float(clock)))
-    assert by_simulator(arrivals) == [pytest.approx(gaps, nan_ok=True) for gaps in by_sidecar(arrivals)]
