@@ -127,26 +127,23 @@ class ResponseCacheClient:
             self._channel.get_state(try_to_connect=True)
         return self._channel, self._metadata
 
-    async def lookup(
-        self, request: pb.Request, *, exact_only: bool = False, max_age_s: float | None = None
-    ) -> pb.LookupResponse:
+    async def lookup(self, request: pb.Request, *, exact_only: bool = False) -> pb.LookupResponse:
         """Return a cached answer or the reason of the miss, without waiting for other callers.
 
         Args:
             request: from `lpc.cache.bodies.question`.
             exact_only: accept only an answer to the same request.
-            max_age_s: oldest age of an answer; None for any.
         """
-        message = pb.LookupRequest(request=request, exact_only=exact_only, max_age_s=max_age_s or 0.0)
+        message = pb.LookupRequest(request=request, exact_only=exact_only)
         return await self._lookup(message, self._timeout_s) if self._breaker.allows() else _UNAVAILABLE
 
-    async def follow(self, request: pb.Request, wait_s: float, *, max_age_s: float | None = None) -> pb.LookupResponse:
+    async def follow(self, request: pb.Request, wait_s: float) -> pb.LookupResponse:
         """After REASON_IN_FLIGHT: wait up to ``wait_s`` for the answer that another caller requested."""
         answer = _UNAVAILABLE
         until = time.monotonic() + wait_s
         while (left := until - time.monotonic()) > 0:
             wait_ms = max(1, int(min(left, SLICE_S) * 1000))
-            message = pb.LookupRequest(request=request, max_age_s=max_age_s or 0.0, wait_ms=wait_ms)
+            message = pb.LookupRequest(request=request, wait_ms=wait_ms)
             answer = await self._lookup(message, wait_ms / 1000 + self._timeout_s)
             if answer.miss.reason != pb.REASON_IN_FLIGHT or self._breaker.open:
                 break

@@ -81,12 +81,11 @@ class Cached:
             return Found(question)
         wait_s = 0.0 if directives.only_if_cached else self._wait_s
         began = self._clock()
-        # Without an answer of an engine there is no evidence for the semantic tier.
-        exact_only = directives.only_if_cached
-        answer = await self._client.lookup(question, exact_only=exact_only, max_age_s=directives.max_age_s)
+        # Without an engine's answer there is no evidence for the semantic tier, so only_if_cached excludes it.
+        answer = await self._client.lookup(question, exact_only=directives.only_if_cached)
         self._metrics.lookup_seconds.observe(self._clock() - began)
         if answer.miss.reason == pb.REASON_IN_FLIGHT and wait_s:
-            answer = await self._client.follow(question, wait_s, max_age_s=directives.max_age_s)
+            answer = await self._client.follow(question, wait_s)
         reason = answer.miss.reason
         denied = answer.miss.refusal == DENIED
         if denied and not self._denied:

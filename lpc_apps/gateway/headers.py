@@ -60,35 +60,22 @@ class Directives:
         lookup: a cached answer is acceptable.
         store: the answer may be cached.
         only_if_cached: do not send the request to an engine.
-        max_age_s: greatest age of a cached answer; None: any age.
     """
 
     lookup: bool = True
     store: bool = True
     only_if_cached: bool = False
-    max_age_s: float | None = None
 
 
 def directives_of(headers: Iterable[tuple[bytes, bytes]]) -> Directives:
-    """Parse Cache-Control, or without it Pragma: no-cache. Unknown directives are ignored (RFC 9111)."""
+    """Parse Cache-Control, or without it Pragma: no-cache. Unknown directives are ignored (RFC 9111).
+
+    Any max-age counts as no-cache, so that no answer is older than the client accepts.
+    """
     headers = list(headers)
     values = [value.decode("latin-1") for name, value in headers if name.lower() == b"cache-control"]
     if not values and any(name.lower() == b"pragma" and b"no-cache" in value.lower() for name, value in headers):
         return Directives(lookup=False)
-    lookup, store, only_if_cached, max_age_s = True, True, False, None
-    for directive in ",".join(values).split(","):
-        name, _, argument = directive.strip().lower().partition("=")
-        if name == "no-cache":
-            lookup = False
-        elif name == "no-store":
-            lookup = store = False
-        elif name == "only-if-cached":
-            only_if_cached = True
-        elif name == "max-age":
-            seconds = argument.strip().strip('"')
-            # An invalid age counts as stale (RFC 9111).
-            age = float(seconds) if seconds.isascii() and seconds.isdigit() else 0.0
-            max_age_s = age if max_age_s is None else min(age, max_age_s)
-    if max_age_s == 0.0:
-        lookup, max_age_s = False, None
-    return Directives(lookup, store, only_if_cached, max_age_s)
+    names = {directive.partition("=")[0].strip().lower() for directive in ",".join(values).split(",")}
+    store = "no-store" not in names
+    return Directives(store and not names & {"no-cache", "max-age"}, store, "only-if-cached" in names)

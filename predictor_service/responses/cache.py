@@ -73,9 +73,7 @@ class ResponseCache:
         self._clock = clock
         self._listed: dict[bytes, tuple[int | None, float]] = {}
 
-    async def lookup(
-        self, client: str, request: Request, *, wait_s: float = 0.0, exact_only: bool = False, max_age_s: float = 0.0
-    ) -> Hit | Miss:
+    async def lookup(self, client: str, request: Request, *, wait_s: float = 0.0, exact_only: bool = False) -> Hit | Miss:
         """Look up an answer.
 
         Args:
@@ -83,7 +81,6 @@ class ResponseCache:
             request: the request.
             wait_s: longest wait for another caller's answer to the same request, in seconds.
             exact_only: whether to skip the semantic tier.
-            max_age_s: oldest age of an answer; 0 for any.
 
         Raises:
             InvalidRequest: the request is invalid.
@@ -104,7 +101,7 @@ class ResponseCache:
         else:
             names = await offload(request.size, lambda: self._namer.names(client, request, last_turn=False))
             try:
-                outcome = await self._find(client, request, names, settings, wait_s, max_age_s, exact_only=exact_only)
+                outcome = await self._find(client, request, names, settings, wait_s, exact_only=exact_only)
             except RedisFailed:
                 outcome = Miss("unavailable")
         self._metrics.looked_up(self.scopes.label(request.scope), outcome)
@@ -183,7 +180,6 @@ class ResponseCache:
         names: Names,
         settings: ScopeSettings,
         wait_s: float,
-        max_age_s: float,
         *,
         exact_only: bool,
     ) -> Hit | Miss:
@@ -193,7 +189,7 @@ class ResponseCache:
         unless_stored = True
         while True:
             found = await self._store.find(names)
-            opener = Opener(self._keys, self._metrics, self._clock, client, request, found.generation, max_age_s)
+            opener = Opener(self._keys, self._metrics, self._clock, client, request, found.generation)
             entry = await opener.open(names.scope, names.exact, found.record)
             if entry is not None:
                 self._metrics.lookup_seconds.observe(loop.time() - began)

@@ -28,7 +28,6 @@ class Opener:
         client: authenticated name of the client.
         request: its request.
         generation: current generation of the scope.
-        max_age_s: oldest age of an answer; 0 for any.
     """
 
     keys: Keys
@@ -37,7 +36,6 @@ class Opener:
     client: str
     request: Request
     generation: int
-    max_age_s: float
 
     async def open(self, scope: Scope, name: EntryId, record: bytes | None) -> Entry | None:
         """Return the entry of a record if this request may get it, else None."""
@@ -56,8 +54,6 @@ class Opener:
         if not entry.belongs_to(self.client, request.scope, request.tenant):
             return None
         if entry.generation != self.generation or entry.expires_at <= now:
-            return None
-        if self.max_age_s and entry.life(now)[0] > self.max_age_s:
             return None
         return entry
 

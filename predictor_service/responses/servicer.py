@@ -80,9 +80,7 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
             outcome = self._cache.too_large_to_look_up(request.request.scope[:MAX_NAME])
         else:
             parsed = await offload(request.request.ByteSize(), lambda: request_of(request.request))
-            outcome = await self._cache.lookup(
-                caller.name, parsed, wait_s=wait_s, exact_only=request.exact_only, max_age_s=request.max_age_s
-            )
+            outcome = await self._cache.lookup(caller.name, parsed, wait_s=wait_s, exact_only=request.exact_only)
         if isinstance(outcome, Hit):
             return pb.LookupResponse(hit=_hit(outcome))
         miss = pb.Miss(

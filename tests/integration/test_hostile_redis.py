@@ -1,4 +1,4 @@
-"""A program that writes to the Redis of the response caches: values that it forges or restores have no effect. A real Redis."""
+"""Forged and restored values in the Redis of the response caches have no effect. A real Redis."""
 
 import contextlib
 import json

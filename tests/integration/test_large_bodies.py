@@ -134,7 +134,7 @@ def test_a_request_with_too_many_fields_is_refused_with_a_remedy(channel: grpc.C
     ],
     ids=["text", "nodes", "messages", "depth"],
 )
-def test_too_large_a_request_is_a_miss_that_is_not_read_and_its_answer_is_not_kept(
+def test_a_request_that_is_too_large_is_a_miss_and_its_answer_is_not_cached(
     channel: grpc.Channel, fields: dict[str, object]
 ) -> None:
     answer = send(channel, LOOKUP, looked_up(**fields))

@@ -1,4 +1,4 @@
-"""What one client or tenant may take of the response caches: entries, bytes, scopes, invalidations. A real Redis."""
+"""Limits of one client or tenant in the response caches: entries, bytes, scopes, invalidations. A real Redis."""
 
 import contextlib
 import secrets
@@ -64,7 +64,7 @@ async def test_a_tenant_that_stores_too_much_loses_its_own_answers(
     assert min(lists.values()) == 1
 
 
-async def test_a_dropped_answer_that_is_stored_again_is_not_evicted_for_its_old_place(make: Make) -> None:
+async def test_a_deleted_answer_that_is_stored_again_counts_once(make: Make) -> None:
     caches = make({"faq": ScopeSettings(tenant_entries=2)})
     for n in range(2):
         stored = await fill(caches, asked(f"Is it {n}?"), answer("Yes." * (n + 1)))
@@ -73,7 +73,7 @@ async def test_a_dropped_answer_that_is_stored_again_is_not_evicted_for_its_old_
     assert isinstance(await ask(caches, asked("Is it 1?")), Hit)
 
 
-async def test_a_client_has_so_many_scopes_and_others_leave_nothing_in_redis(make: Make, redis_server: RedisServer) -> None:
+async def test_scopes_over_a_clients_limit_leave_nothing_in_redis(make: Make, redis_server: RedisServer) -> None:
     caches = make(client_scopes=3)
     for n in range(3):
         await fill(caches, asked("Is it?", scope=f"s{n}"))
@@ -91,7 +91,7 @@ async def test_a_client_has_so_many_scopes_and_others_leave_nothing_in_redis(mak
     assert isinstance(await ask(caches, asked("Is it?", scope="other1"), client="b"), Hit)
 
 
-async def test_invalidating_unused_scopes_leaves_nothing_for_long(make: Make, redis_server: RedisServer) -> None:
+async def test_invalidated_unused_scopes_disappear_from_redis(make: Make, redis_server: RedisServer) -> None:
     caches = make()
     for n in range(10):
         await caches.upkeep.invalidate("a", scope=f"unused{n}")
@@ -99,7 +99,7 @@ async def test_invalidating_unused_scopes_leaves_nothing_for_long(make: Make, re
         assert all(0 < client.ttl(key) <= 2 * 3600 for key in keys(redis_server))
 
 
-async def test_erasing_costs_what_the_scope_holds_and_not_what_redis_holds(make: Make, redis_server: RedisServer) -> None:
+async def test_the_cost_of_a_deletion_depends_on_the_scope_and_not_on_redis(make: Make, redis_server: RedisServer) -> None:
     caches = make()
     for n in range(3):
         await fill(caches, asked(f"Is it {n}?"))

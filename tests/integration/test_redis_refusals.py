@@ -1,4 +1,4 @@
-"""A Redis that refuses single commands: full, or with keys of another type. Only what needs those commands stops."""
+"""A Redis that refuses single commands, because it is full or has keys of another type, affects only those commands."""
 
 import asyncio
 import contextlib
@@ -63,7 +63,7 @@ async def write(client: redis.asyncio.Redis) -> object:
     return await client.set("k", "new")
 
 
-async def test_a_full_redis_refuses_a_write_and_the_next_read_is_answered_at_once(redis_server: RedisServer) -> None:
+async def test_a_full_redis_refuses_a_write_and_answers_the_next_read(redis_server: RedisServer) -> None:
     causes: list[str] = []
     asks = reach(redis_server, causes.append)
     await asks.ask(lambda client: client.set("k", "v"))
@@ -76,7 +76,7 @@ async def test_a_full_redis_refuses_a_write_and_the_next_read_is_answered_at_onc
     await asks.close()
 
 
-async def test_a_wrong_type_fails_only_its_own_key_on_held_connections_and_in_scripts(redis_server: RedisServer) -> None:
+async def test_a_key_of_the_wrong_type_fails_alone(redis_server: RedisServer) -> None:
     causes: list[str] = []
     asks = reach(redis_server, causes.append)
     await asks.ask(lambda client: client.set("good", "v"))
@@ -121,7 +121,7 @@ async def test_a_refusal_is_logged_once_per_cause_without_the_command(
         ConnectionResetError(),
     ],
 )
-async def test_a_server_that_cannot_serve_any_command_is_away(redis_server: RedisServer, error: Exception) -> None:
+async def test_a_server_that_serves_no_command_counts_as_unavailable(redis_server: RedisServer, error: Exception) -> None:
     async def fails(client: object) -> None:
         raise error
 
@@ -149,7 +149,7 @@ async def test_with_a_full_redis_stored_answers_are_served_and_new_questions_are
 
 
 @pytest.mark.parametrize("part", ["g", "z", "b", "i"])
-async def test_a_key_of_the_wrong_type_costs_its_own_scope_only(redis_server: RedisServer, tmp_path: Path, part: str) -> None:
+async def test_a_key_of_the_wrong_type_affects_only_its_scope(redis_server: RedisServer, tmp_path: Path, part: str) -> None:
     async with caches_of(redis_server, tmp_path) as caches:
         await fill(caches, asked("Known?", scope="other"))
         broken = asked("Known?", scope="faq")
@@ -168,9 +168,7 @@ async def test_a_key_of_the_wrong_type_costs_its_own_scope_only(redis_server: Re
 
 
 @pytest.mark.parametrize("part", ["e", "f"])
-async def test_a_key_of_the_wrong_type_costs_its_own_question_only(
-    redis_server: RedisServer, tmp_path: Path, part: str
-) -> None:
+async def test_a_key_of_the_wrong_type_affects_only_its_question(redis_server: RedisServer, tmp_path: Path, part: str) -> None:
     async with caches_of(redis_server, tmp_path) as caches:
         await fill(caches, asked("Known?"))
         with contextlib.closing(redis_server.client()) as admin:
@@ -207,7 +205,7 @@ async def test_an_entry_of_the_wrong_type_does_not_stop_the_deletion_of_the_othe
         ({"bind": "*", "protected_mode": "yes"}, "", "runs in protected mode"),
     ],
 )
-async def test_a_server_that_lets_nobody_in_is_away_and_the_log_says_why(
+async def test_the_log_names_the_reason_if_the_server_refuses_the_login(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, str], login: str, says: str
 ) -> None:
     address = own_address() if "bind" in options else "127.0.0.1"

@@ -155,7 +155,6 @@ async def test_no_operation_prolongs_the_life_of_an_answer(make: Make, redis_ser
     assert isinstance(hit, Hit)
     for wrong in (False, True):
         await caches.upkeep.feedback("a", hit.ticket, wrong=wrong, drop=False)
-    assert isinstance(await ask(caches, asked("Is it?"), max_age_s=1), Miss)
     for fields in ({"no_store": True}, {"aborted": True}):
         await caches.cache.store("a", asked("Is it?"), answer(), **fields)
     await caches.upkeep.invalidate("a", scope="other")
@@ -169,14 +168,6 @@ async def test_entries_expire_in_redis(make: Make, redis_server: RedisServer) ->
         lives = {key: client.pttl(key) for key in client.scan_iter("lpc:rc:*")}
     assert all(life > 0 for life in lives.values()), lives
     assert all(life <= 100_000 for key, life in lives.items() if b"}:e:" in key)
-
-
-async def test_a_caller_can_limit_the_age(make: Make) -> None:
-    caches = make()
-    await fill(caches, asked("Is it?"))
-    caches.clock.now += 30
-    assert isinstance(await ask(caches, asked("Is it?"), max_age_s=20), Miss)
-    assert isinstance(await ask(caches, asked("Is it?"), max_age_s=40), Hit)
 
 
 @pytest.mark.parametrize("step", [-1e6, -50.0, 50.0])

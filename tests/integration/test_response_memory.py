@@ -1,4 +1,4 @@
-"""What an entry of the response caches takes in Redis, by which operators size it (docs/how-to/response-caches.md)."""
+"""The memory of an entry in Redis, by which operators choose its size (docs/how-to/response-caches.md)."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ WORDS = PROSE.split()
 
 
 def text_of(rng: np.random.Generator, size: int) -> str:
-    """Return prose of so many bytes, which compresses as prose does, or worse: its words come in no order."""
+    """Return prose of this many bytes, which compresses no better than real prose: its words are in random order."""
     words: list[str] = []
     while sum(map(len, words)) + len(words) < size:
         words.append(f"{WORDS[rng.integers(len(WORDS))]}{rng.integers(1000) if rng.random() < 0.3 else ''}")

@@ -1,4 +1,4 @@
-"""No answer passes from one client, context or tenant to another: generated conversations, in which the same words recur.
+"""No answer reaches another client, context or tenant: generated conversations in which the same words recur.
 
 Each answer says whose it is and what it was given to, so that a wrong one is known. Every text of a turn is one of a few (most
 of all "continue"), so that what tells conversations apart is what stands around it: client, scope, tenant, model, parameters,
@@ -95,7 +95,7 @@ async def crossed(url: str, folder: Path, conversations: int, seed: int = 0) -> 
     return found
 
 
-async def test_no_answer_crosses(redis_server: RedisServer, tmp_path: Path) -> None:
+async def test_no_answer_reaches_another_client_context_or_tenant(redis_server: RedisServer, tmp_path: Path) -> None:
     found = await crossed(redis_server.url, tmp_path, conversations=400, seed=1)
     assert found["crossed"] == 0
     assert set(found["hits"]) == {"exact", "semantic"}, "a tier that never hits shows nothing"

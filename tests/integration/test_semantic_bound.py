@@ -14,7 +14,7 @@ COUNT = 400
 
 
 async def run(url: str, folder: Path, share: float, ending: Ending, seed: int, count: int = COUNT) -> Outcome:
-    """Return what came of a stream in which this share of the candidates is wrong."""
+    """Return the outcome of a stream in which this share of the candidates is wrong."""
     caches = Caches(url, folder, count, seed)
     draw = random.Random(seed)
     wrong = [draw.random() < share for _ in range(count)]
@@ -25,14 +25,14 @@ async def run(url: str, folder: Path, share: float, ending: Ending, seed: int, c
 
 
 @pytest.mark.parametrize("ending", ["tool_calls", "length", "content_filter", "error", "empty", "aborted", "never"])
-async def test_wrong_answers_do_not_hide_behind_an_ending_that_is_not_stored(
+async def test_wrong_answers_count_even_if_the_engines_answer_is_not_stored(
     redis_server: RedisServer, tmp_path: Path, ending: Ending
 ) -> None:
     outcome = await run(redis_server.url, tmp_path, 0.4, ending, seed=1)
     assert outcome.wrong <= outcome.bound * outcome.served, outcome
 
 
-async def test_what_is_right_is_still_served(redis_server: RedisServer, tmp_path: Path) -> None:
+async def test_right_answers_are_still_served(redis_server: RedisServer, tmp_path: Path) -> None:
     outcome = await run(redis_server.url, tmp_path, 0.0, "tool_calls", seed=1)
     assert outcome.served > 100 and outcome.wrong == 0
 
@@ -44,7 +44,7 @@ async def test_few_wrong_answers_are_within_the_displayed_bound(redis_server: Re
 
 
 @pytest.mark.parametrize("ending", ["tool_calls", "aborted"])
-async def test_a_stream_that_turns_is_not_served_for_long_though_no_audit_is_judged(
+async def test_changed_traffic_shuts_the_tier_even_if_no_audit_is_judged(
     redis_server: RedisServer, tmp_path: Path, ending: Ending
 ) -> None:
     caches = Caches(redis_server.url, tmp_path, COUNT + 200, seed=2)

@@ -1,4 +1,4 @@
-"""What decides in a semantic tier is the same in all sidecars and over restarts: gates that share a real Redis."""
+"""All sidecars, also after restarts, decide by the same evidence: gates that share a real Redis."""
 
 import random
 from collections.abc import AsyncIterator
@@ -47,7 +47,7 @@ def labels_from_before(count: int = 400) -> Evidence:
     return start
 
 
-async def test_labels_of_two_sidecars_are_one_evidence_and_the_next_start_has_it(shared: SharedEvidence) -> None:
+async def test_labels_of_two_sidecars_add_up_and_survive_a_restart(shared: SharedEvidence) -> None:
     one, other = Gate(draw=random.Random(1)), Gate(draw=random.Random(2))
     for i in range(8):
         misses(one, 40, f"one {i}")
@@ -66,7 +66,7 @@ async def test_labels_of_two_sidecars_are_one_evidence_and_the_next_start_has_it
 
 
 @pytest.mark.parametrize("start", [False, True])
-async def test_what_turned_in_one_sidecar_is_shut_in_all_and_stays_so(shared: SharedEvidence, start: bool) -> None:
+async def test_drift_in_one_sidecar_shuts_the_scope_in_all_for_good(shared: SharedEvidence, start: bool) -> None:
     one, other = (Gate(start=labels_from_before(), draw=random.Random(seed)) for seed in (1, 2))
     if not start:
         one, other = Gate(draw=random.Random(1)), Gate(draw=random.Random(2))
@@ -93,7 +93,7 @@ async def test_what_turned_in_one_sidecar_is_shut_in_all_and_stays_so(shared: Sh
     assert measured_anew.threshold is not None
 
 
-async def test_wrong_audits_add_up_wherever_they_are_seen(shared: SharedEvidence) -> None:
+async def test_wrong_audits_of_all_sidecars_add_up(shared: SharedEvidence) -> None:
     one, other = (Gate(start=labels_from_before(3000), draw=random.Random(seed)) for seed in (1, 2))
     await exchange(shared, one, other)
     one.learn(NEAR, same=False, decision=Decision.AUDIT)
@@ -106,7 +106,7 @@ async def test_wrong_audits_add_up_wherever_they_are_seen(shared: SharedEvidence
     assert one.threshold is None
 
 
-async def test_evidence_is_not_looked_at_more_often_by_being_exchanged(shared: SharedEvidence) -> None:
+async def test_an_exchange_of_evidence_is_not_another_look(shared: SharedEvidence) -> None:
     gate = Gate(draw=random.Random(1))
     opened = []
     for i in range(400):
@@ -118,7 +118,7 @@ async def test_evidence_is_not_looked_at_more_often_by_being_exchanged(shared: S
     assert opened[first][1] == opened[first - 1][1] + 1, "it opened without a look"
 
 
-async def test_a_shut_that_redis_did_not_hear_of_is_told_again(shared: SharedEvidence) -> None:
+async def test_a_reset_that_did_not_reach_redis_is_sent_again(shared: SharedEvidence) -> None:
     gate = Gate(start=labels_from_before())
     gate.shut()
     away = RedisReach(Connection("redis://127.0.0.1:1/0", timeout_s=0.2), "of the test")
@@ -133,7 +133,7 @@ async def test_a_shut_that_redis_did_not_hear_of_is_told_again(shared: SharedEvi
     assert later.threshold is None
 
 
-async def test_clusters_are_counted_together_and_forgotten_by_halves(
+async def test_sidecars_count_clusters_together_and_the_older_half_expires(
     shared: SharedEvidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [EntryId(bytes([i]) * 16) for i in range(60)]

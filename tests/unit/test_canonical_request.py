@@ -1,4 +1,4 @@
-"""The canonical form: what cannot change an answer does not change a name, and everything else does."""
+"""The canonical form: fields that cannot change an answer do not change a name, and all others do."""
 
 import json
 from typing import Any
@@ -26,7 +26,7 @@ def named(parameters: Any, text: str = "Is it?", **fields: Any) -> bytes:
     return NAMER.names("client", asked).exact
 
 
-def test_the_order_of_a_schema_counts_and_that_of_a_message_does_not() -> None:
+def test_the_order_of_fields_counts_in_a_schema_and_not_in_a_message() -> None:
     def name(**fields: Any) -> bytes:
         return NAMER.names("c", Request(**{"model": "m", "parameters": {}, **fields})).exact
 
@@ -40,21 +40,21 @@ def test_the_order_of_a_schema_counts_and_that_of_a_message_does_not() -> None:
     assert name(messages=turns[0]) == name(messages=turns[1])
 
 
-def test_an_answer_that_shows_the_question_is_of_no_other_question() -> None:
+def test_an_answer_that_quotes_the_question_answers_no_other_question() -> None:
     for shown in ("echo", "return_token_ids"):
         for fields in ({"messages": ({"role": "user", "content": "Is it?"},)}, {"prompt": "Is it"}):
             assert NAMER.names("c", Request("m", {shown: False}, **fields)).partition is not None
             assert NAMER.names("c", Request("m", {shown: True}, **fields)).partition is None
 
 
-def test_of_two_questions_in_one_request_only_the_one_that_is_compared_is_left_out() -> None:
+def test_only_the_last_turn_is_left_out_of_the_partition() -> None:
     def partition(text: str) -> bytes | None:
         return NAMER.names("c", Request("m", {}, ({"role": "user", "content": text},), prompt="x")).partition
 
     assert partition("How do I open it?") != partition("Who are you?")
 
 
-def test_what_is_nested_too_deeply_is_refused() -> None:
+def test_a_deeply_nested_request_is_refused() -> None:
     part: dict[str, Any] = {}
     for _ in range(900):
         part = {"x": part}
@@ -63,21 +63,21 @@ def test_what_is_nested_too_deeply_is_refused() -> None:
 
 
 @given(PARAMETERS)
-def test_the_order_of_fields_does_not_count(parameters: dict[str, Any]) -> None:
+def test_the_order_of_parameters_does_not_count(parameters: dict[str, Any]) -> None:
     assert named(parameters) == named(dict(reversed(parameters.items())))
 
 
 @given(
     st.dictionaries(st.text("xyz", min_size=1, max_size=3), VALUES, max_size=3), st.text("xyz", min_size=1, max_size=3), VALUES
 )
-def test_a_parameter_that_nobody_has_heard_of_counts(parameters: dict[str, Any], name: str, value: Any) -> None:
+def test_an_unknown_parameter_counts(parameters: dict[str, Any], name: str, value: Any) -> None:
     more = {**parameters, name: value}
     same = json.dumps(_plain(parameters), sort_keys=True) == json.dumps(_plain(more), sort_keys=True)
     assert (named(parameters) == named(more)) is same
 
 
 def _plain(parameters: dict[str, Any]) -> dict[str, Any]:
-    """What is null is not sent, and 1.0 is 1."""
+    """Return parameters without null, and with 1 for 1.0."""
     return {name: _number(value) for name, value in parameters.items() if value is not None}
 
 
@@ -98,14 +98,14 @@ def _number(value: Any) -> Any:
         ({"temperature": 0}, {"temperature": 0.0}),
     ],
 )
-def test_what_means_the_same_is_the_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_requests_with_the_same_meaning_share_an_answer(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert named(one) == named(other)
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ({}, {"temperature": 1}),  # vLLM takes the model's own where a request is silent
+        ({}, {"temperature": 1}),  # without a value vLLM takes the model's own
         ({}, {"top_p": 1}),
         ({}, {"stream": True}),
         ({"stream": True}, {"stream": True, "stream_options": {"include_usage": True}}),
@@ -121,7 +121,7 @@ def test_what_means_the_same_is_the_same(one: dict[str, Any], other: dict[str, A
         ),  # the order of the answer's fields
     ],
 )
-def test_what_may_mean_something_else_is_another(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_requests_that_may_differ_in_meaning_share_no_answer(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert named(one) != named(other)
 
 
@@ -131,7 +131,7 @@ def test_composed_and_decomposed_unicode_are_two_requests() -> None:
     assert named({}, "½") != named({}, "1⁄2")
 
 
-def test_no_field_runs_into_the_next() -> None:
+def test_the_boundaries_of_fields_count() -> None:
     names = {
         NAMER.names(client, Request("m", {}, ({"role": "user", "content": "q"},), scope=scope)).exact
         for client, scope in (("ab", "c"), ("a", "bc"), ("abc", ""), ("", "abc"))
@@ -139,13 +139,13 @@ def test_no_field_runs_into_the_next() -> None:
     assert len(names) == 4
 
 
-def test_a_prompt_is_no_chat() -> None:
+def test_a_prompt_and_a_chat_with_the_same_text_are_different_requests() -> None:
     chat = Request("m", {}, ({"role": "user", "content": "q"},))
     assert canonical(chat) != canonical(Request("m", {}, prompt="q"))
 
 
 @pytest.mark.parametrize("data", [b"{", b"[]", b'{"a": NaN}', b'{"a": 1e999}', b"[" * 50_000, b"\xff"])
-def test_what_is_not_json_is_refused_without_being_quoted(data: bytes) -> None:
+def test_invalid_json_is_refused_without_quoting_it(data: bytes) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read_json(data, "parameters_json", dict)
     assert "[[[" not in str(caught.value)

@@ -123,7 +123,6 @@ async def test_the_gateway_obeys_cache_control(caches: ResponseCaches) -> None:
         assert cache_of(await gateway.ask(body, cache_control="no-cache")) == "miss"
         await stored(gateway, 1)
         assert cache_of(await gateway.ask(body, cache_control="only-if-cached")) == "exact"
-        assert cache_of(await gateway.ask(body, cache_control="max-age=3600")) == "exact"
         calls = len(engine.completions)
         assert cache_of(await gateway.ask(body, cache_control="no-cache")) == "miss"
         assert cache_of(await gateway.ask(body, cache_control="max-age=0")) == "miss"
