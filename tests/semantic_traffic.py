@@ -61,7 +61,7 @@ def ended(ending: Ending, text: str) -> Answer:
     if ending in ("empty", "aborted"):
         return Answer()
     call = {"id": "1", "type": "function", "function": {"name": "refund", "arguments": "{}"}}
-    message = {"role": "assistant", "tool_calls": [call]} if ending == "tool_calls" else {"content": text}
+    message = {"content": text, **({"tool_calls": [call]} if ending == "tool_calls" else {})}
     body = {"choices": [{"index": 0, "message": message, "finish_reason": ending}]}
     return Answer(body=json.dumps(body).encode(), finish_reason=ending)
 
@@ -81,7 +81,10 @@ async def drive(
     client: str = "gateway",
     tenant: str = "",
 ) -> Outcome:
-    """Look up rewordings. If ``wrong``, the engine's own answer has this ``ending``; otherwise it equals the cached one."""
+    """Look up rewordings. If ``wrong``, the engine's own answer has this ``ending``; otherwise it equals the cached one.
+
+    An ending other than "text" has the cached answer's text, so that only the ending shows that the answer is another.
+    """
     outcome = Outcome()
     for i in lookups:
         request = question(i, reworded=True, tenant=tenant)
@@ -93,7 +96,7 @@ async def drive(
             continue
         how = ending if wrong(i) else "text"
         if how != "never":
-            text = f"another answer {i}" if wrong(i) else f"answer {i}"
+            text = f"another answer {i}" if wrong(i) and how == "text" else f"answer {i}"
             fields = {"flight": found.flight, "candidate": found.candidate, "aborted": how == "aborted"}
             await caches.cache.store(client, request, ended(how, text), **fields)  # type: ignore[arg-type]
         if i % KEPT_EVERY == 0:

@@ -50,6 +50,10 @@ class Manifest:
     created: str
     made_with: Mapping[str, str] = field(default_factory=dict)
 
+    def vectors_id(self) -> str:
+        """Return an id of encoder and precision. Only vectors with the same id are comparable."""
+        return hashlib.sha256(f"{self.encoder_sha256}:{self.precision}".encode()).hexdigest()[:12]
+
     def to_json(self) -> str:
         """Return the manifest file's text."""
         values = {**self.__dict__, "schema": SCHEMA, "features": self.features.to_dict()}

@@ -40,8 +40,7 @@ class Embedder:
 
     def encoder(self) -> str:
         """Return the id of encoder and precision; only vectors with the same id are comparable."""
-        manifest = self._serving.model.manifest
-        return sha256(f"{manifest.encoder_sha256}:{manifest.precision}".encode()).hexdigest()[:12]
+        return self._serving.model.manifest.vectors_id()
 
     async def vector(self, question: str, patience_s: float = PATIENCE_S) -> NDArray[np.float32] | None:
         """Return a question's vector of unit length; None if it is too long for the encoder or the model is busy."""

@@ -6,7 +6,6 @@ questions, or if the answers are the same.
 
 import json
 from collections.abc import Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -92,7 +91,7 @@ class Embeddings:
         """Load the model's metadata. Raises ArtifactError if there is no version."""
         self._folder = served(models / model)
         manifest = verify(self._folder)
-        self.encoder = sha256(f"{manifest.encoder_sha256}:{manifest.precision}".encode()).hexdigest()[:12]
+        self.encoder = manifest.vectors_id()
 
     def similarities(self, pairs: Sequence[Pair]) -> NDArray[np.float64]:
         """Return the cosine similarity of each pair."""
