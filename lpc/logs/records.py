@@ -1,26 +1,23 @@
-"""Reads records from Parquet, JSON lines and JSON arrays, in one file or a folder, without loading whole files.
+"""Reads records from JSON lines and JSON arrays, in one file or a folder, without loading whole files.
 
 An unreadable record does not end a run. It is counted by reason and located, and the caller limits their number. Locations are
-`file:3` (a line, from 1, as in editors), `file:row 3` of Parquet and `file:record 3` of an array (from 0, as in pandas and the
-Hugging Face viewer). Neither reason nor location contains text of a record.
+`file:3` (a line, from 1, as in editors) and `file:record 3` of an array (from 0). Neither reason nor location contains text of
+a record.
 """
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import ijson
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from lpc.errors import LpcError
 
 Record = dict[str, Any]
 
-SUFFIXES: Final = (".parquet", ".jsonl", ".json")
-ROWS_PER_BATCH: Final = 512
+SUFFIXES: Final = (".jsonl", ".json")
 NAMED: Final = 20
 """Maximum number of locations stored per reason."""
 
@@ -35,16 +32,10 @@ class WrongRecord(Exception):
 
 @dataclass
 class Skipped:
-    """Skipped records: counts and first locations by reason.
-
-    Attributes:
-        wrong_share, wrong_floor: a dataset is rejected if its wrong records exceed both this share and this number.
-    """
+    """Skipped records: counts and first locations by reason."""
 
     counts: dict[str, int] = field(default_factory=dict)
     places: dict[str, list[str]] = field(default_factory=dict)
-    wrong_share: float = 0.01
-    wrong_floor: int = 10
 
     def note(self, reason: str, where: str) -> None:
         """Count a record."""
@@ -59,15 +50,11 @@ class Skipped:
         return {reason: places[0] for reason, places in self.places.items()}
 
 
-def records_of(
-    path: Path, columns: Collection[str], message_fields: Collection[str]
-) -> Iterator[tuple[str, Record | WrongRecord]]:
+def records_of(path: Path) -> Iterator[tuple[str, Record | WrongRecord]]:
     """Yield the location and contents of every record of a file, or of a folder's files in the order of their names.
 
     Args:
-        path: a .parquet, .jsonl or .json file, or a folder with files of one of these types.
-        columns: fields to read (Parquet; other types are read in full).
-        message_fields: nested fields to read (Parquet).
+        path: a .jsonl or .json file, or a folder with files of one of these types.
 
     Raises:
         DatasetError: the file does not exist, has an unknown type, is empty, or is damaged as a whole.
@@ -81,14 +68,7 @@ def records_of(
         name = file.relative_to(path).as_posix() if is_folder else file.name
         empty = True
         try:
-            match file.suffix.lower():
-                case ".parquet":
-                    found = _parquet(file, columns, message_fields)
-                case ".jsonl":
-                    found = json_lines(file)
-                case _:
-                    found = _array(file)
-            for where, record in found:
+            for where, record in json_lines(file) if file.suffix.lower() == ".jsonl" else _array(file):
                 empty = False
                 yield f"{name}:{where}", record
         except OSError as error:
@@ -113,46 +93,9 @@ def _files(path: Path) -> list[Path]:
     if not files:
         raise DatasetError(f"no {', '.join(SUFFIXES)} file in {path}")
     if len(kinds) > 1:
-        # Records in two formats would count twice, and a repository's own .json files are not records.
+        # Records in two formats would count twice.
         raise DatasetError(f"{path} holds {' and '.join(kinds)} files: give a folder with one kind, or one file")
     return files
-
-
-def _parquet(
-    path: Path, columns: Collection[str], message_fields: Collection[str]
-) -> Iterator[tuple[str, Record | WrongRecord]]:
-    row = 0
-    try:
-        with pq.ParquetFile(path) as file:
-            wanted = [leaf for leaf in _leaves(file) if _is_wanted(leaf, columns, message_fields)]
-            for batch in file.iter_batches(ROWS_PER_BATCH, columns=wanted):
-                for record in _rows(batch):
-                    yield f"row {row}", record
-                    row += 1
-    except pa.ArrowInvalid as error:
-        raise DatasetError(f"{path} is not a Parquet file, or damaged after row {row - 1}: fetch it again") from error
-
-
-def _leaves(file: Any) -> list[str]:
-    return [file.schema.column(i).path for i in range(len(file.schema))]
-
-
-def _is_wanted(leaf: str, columns: Collection[str], message_fields: Collection[str]) -> bool:
-    top, *nested = leaf.split(".")
-    return top in columns and (not nested or nested[-1] in message_fields)
-
-
-def _rows(batch: Any) -> Iterator[Record | WrongRecord]:
-    try:
-        yield from batch.to_pylist()
-    except ValueError:
-        # One invalid UTF-8 string makes the whole batch fail.
-        for i in range(batch.num_rows):
-            try:
-                row = batch.slice(i, 1).to_pylist()[0]
-            except ValueError:
-                row = WrongRecord("not readable as UTF-8")
-            yield row
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, Record | WrongRecord]]:

@@ -7,7 +7,7 @@ from typing import Final
 
 from lpc.errors import UsageError
 from lpc.logs.datasets.conversation import Conversation
-from lpc.logs.datasets.formats import load_arena, load_lmsys, load_openai, load_wildchat
+from lpc.logs.datasets.openai import load_openai
 from lpc.logs.datasets.sharegpt import load_sharegpt, sharegpt_path
 from lpc.logs.records import DatasetError, Skipped
 from lpc.logs.traces.chat import chat_conversations
@@ -24,17 +24,8 @@ def _chat(path: Path, skipped: Skipped) -> Iterator[Conversation]:
 
 LOADERS: Final[dict[str, Callable[[Path, Skipped], Iterator[Conversation]]]] = {
     "sharegpt": load_sharegpt,
-    "lmsys": load_lmsys,
-    "arena": load_arena,
-    "wildchat": load_wildchat,
     "openai": load_openai,
     "chat": _chat,
-}
-
-HOMES: Final = {
-    "lmsys": "https://huggingface.co/datasets/lmsys/lmsys-chat-1m",
-    "arena": "https://huggingface.co/datasets/lmsys/chatbot_arena_conversations",
-    "wildchat": "https://huggingface.co/datasets/allenai/WildChat-1M",
 }
 
 
@@ -43,8 +34,8 @@ def load(name: str, path: Path | None = None, skipped: Skipped | None = None) ->
 
     Args:
         name: one of LOADERS.
-        path: a .parquet, .jsonl or .json file, or a folder with files of one of these types; None: ShareGPT from its package.
-        skipped: counts skipped records and sets the limit of wrong ones.
+        path: a .jsonl or .json file, or a folder with files of one of these types; None: ShareGPT from its package.
+        skipped: counts skipped records.
 
     Raises:
         UsageError: the name is unknown or does not fit the other arguments.
@@ -54,8 +45,7 @@ def load(name: str, path: Path | None = None, skipped: Skipped | None = None) ->
         raise UsageError(f"unknown dataset {name}: known are {', '.join(LOADERS)}")
     if path is None:
         if name != "sharegpt":
-            fetch = f"fetch it from {HOMES[name]} and " if name in HOMES else ""
-            raise UsageError(f"the dataset {name} does not come with this package: {fetch}give its file or folder")
+            raise UsageError(f"the dataset {name} does not come with this package: give its file or folder")
         path = sharegpt_path()
     conversations = LOADERS[name](path, skipped if skipped is not None else Skipped())
     # Read the first one here, because the caller may work for minutes before it iterates.

