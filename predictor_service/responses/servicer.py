@@ -19,7 +19,7 @@ from predictor_service.responses.cache import MAX_NAME, ResponseCache
 from predictor_service.responses.metrics import CacheMetrics
 from predictor_service.responses.opening import offload
 from predictor_service.responses.outcomes import Hit, Miss
-from predictor_service.responses.upkeep import ScopeStats, Upkeep
+from predictor_service.responses.upkeep import Upkeep
 from predictor_service.rpc.callers import CALLER, MAX_CALLERS, Bucket
 
 log = logging.getLogger(__name__)
@@ -132,8 +132,7 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
     async def Stats(self, request: pb.StatsRequest, context: Context) -> pb.StatsResponse:  # noqa: N802
         """Return entries and thresholds of the client's scopes."""
         del context
-        stats = await self._upkeep.stats(CALLER.get().name, request.scope or None)
-        return pb.StatsResponse(scopes=map(_stats, stats))
+        return pb.StatsResponse(scopes=await self._upkeep.stats(CALLER.get().name, request.scope or None))
 
     def _check_tenant(self, tenant: str) -> None:
         """Raise Forbidden if the client names a tenant and is not a gateway."""
@@ -202,23 +201,3 @@ def _hit(hit: Hit) -> pb.Hit:
         remaining_s=hit.remaining_s,
         response=_response(hit.answer),
     )
-
-
-def _stats(stats: ScopeStats) -> pb.ScopeStats:
-    settings, in_force = stats.settings, stats.in_force
-    message = pb.ScopeStats(
-        scope=stats.name,
-        kind=settings.kind,
-        mode=settings.semantic,
-        ttl_s=settings.life_s,
-        entries=stats.entries,
-        bound=settings.bound,
-        level=settings.level,
-        error_bound=in_force.error_bound,
-        labels=in_force.labels,
-        labels_different=in_force.different,
-        known=stats.known,
-    )
-    if in_force.threshold is not None:
-        message.threshold = in_force.threshold
-    return message

@@ -1,28 +1,17 @@
 """Operations of the response caches other than lookup and store: feedback, invalidation, deletion, statistics."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.responses.canonical import Scope
-from lpc.responses.scopes import Scopes, ScopeSettings
+from lpc.responses.scopes import Scopes
 from lpc.responses.sealing import Keys
 from lpc.responses.store import Store
 from lpc.responses.tickets import Served, Tickets
 from lpc.wire.redis_reach import RedisFailed
 from predictor_service.responses.metrics import CacheMetrics
-from predictor_service.responses.outcomes import InForce
 from predictor_service.responses.similar import SimilarQuestions
-
-
-@dataclass(frozen=True, slots=True)
-class ScopeStats:
-    """State of one scope. ``known`` is whether Redis responded."""
-
-    name: str
-    settings: ScopeSettings
-    known: bool
-    entries: int = 0
-    in_force: InForce = field(default_factory=InForce)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +65,38 @@ class Upkeep:
         except RedisFailed:
             return False, 0
 
-    async def stats(self, client: str, scope: str | None) -> Sequence[ScopeStats]:
+    async def stats(self, client: str, scope: str | None) -> Sequence[pb.ScopeStats]:
         """Return the state of a client's scope, or of all its scopes."""
         try:
             scopes = await self._of(client, scope)
         except RedisFailed:
-            return [ScopeStats(scope, self.scopes.of(scope), known=False)] if scope is not None else []
-        return [await self._scope_stats(name, one) for name, one in sorted(scopes.items())]
+            return [self._stats(scope)] if scope is not None else []
+        return [await self._known_stats(name, one) for name, one in sorted(scopes.items())]
 
-    async def _scope_stats(self, name: str, scope: Scope) -> ScopeStats:
-        settings = self.scopes.of(name)
+    async def _known_stats(self, name: str, scope: Scope) -> pb.ScopeStats:
+        stats = self._stats(name)
         try:
-            return ScopeStats(name, settings, True, await self.store.size(scope), await self.semantic.in_force(scope, settings))
+            stats.entries = await self.store.size(scope)
+            in_force = await self.semantic.in_force(scope, self.scopes.of(name))
         except RedisFailed:
-            return ScopeStats(name, settings, known=False)
+            return self._stats(name)
+        stats.known, stats.error_bound = True, in_force.error_bound
+        stats.labels, stats.labels_different = in_force.labels, in_force.different
+        if in_force.threshold is not None:
+            stats.threshold = in_force.threshold
+        return stats
+
+    def _stats(self, name: str) -> pb.ScopeStats:
+        """Return the settings of a scope."""
+        settings = self.scopes.of(name)
+        return pb.ScopeStats(
+            scope=name,
+            kind=settings.kind,
+            mode=settings.semantic,
+            ttl_s=settings.life_s,
+            bound=settings.bound,
+            level=settings.level,
+        )
 
     async def _of(self, client: str, scope: str | None) -> dict[str, Scope]:
         if scope is not None:

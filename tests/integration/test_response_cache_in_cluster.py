@@ -94,7 +94,7 @@ async def test_limits_invalidation_statistics_and_erasure_work_in_a_cluster(
         caches.clock.now += 1
         await fill(caches, f"Is it {n}?", "scope0")
     await fill(caches, "Is it?", "scope1")
-    stats = {one.name: one for one in await caches.upkeep.stats("a", None)}
+    stats = {one.scope: one for one in await caches.upkeep.stats("a", None)}
     assert {name: one.entries for name, one in stats.items()} == {"scope0": 3, "scope1": 1}
     assert await caches.upkeep.invalidate("a", scope="scope0", erase=True) == (True, 3)
     assert isinstance(await caches.cache.lookup("a", asked("Is it?", scope="scope1")), Hit)
