@@ -19,6 +19,7 @@ from hashlib import sha256
 from typing import Any, Final, NamedTuple, NewType
 
 from lpc.errors import InvalidRequest
+from lpc.responses.semantic.vetoes import language_of
 
 Scope = NewType("Scope", bytes)
 """Name of a client's scope: 16 bytes."""
@@ -67,7 +68,6 @@ class Request:
         prompt: prompt of /v1/completions; None for a chat.
         scope: name of the scope, as sent.
         tenant: opaque name of the client's own client.
-        language: language of the last user turn; empty if unknown.
         size: bytes on the wire, not part of any name. Work on a large request runs in a thread.
     """
 
@@ -78,7 +78,6 @@ class Request:
     prompt: str | None = None
     scope: str = ""
     tenant: str = ""
-    language: str = ""
     size: int = 0
     last_turn: str | None = field(init=False, default=None)
     """The text of the last message if it is a user's and only text; else None."""
@@ -105,7 +104,7 @@ class Names(NamedTuple):
     Attributes:
         scope: name of the client's scope.
         exact: name of the request, which is the entry's id.
-        partition: name of everything but the last turn; None if there is no last turn.
+        partition: name of everything but the last turn, and of its language; None if there is no last turn.
     """
 
     scope: Scope
@@ -161,7 +160,7 @@ class Namer:
         if request.last_turn is None:
             return names
         around = canonical(request, without_last_turn=True)
-        return names._replace(partition=self._name(b"partition", names.scope, around, request.language.encode()))
+        return names._replace(partition=self._name(b"partition", names.scope, around, language_of(request.last_turn).encode()))
 
     def _name(self, *parts: bytes) -> bytes:
         # With lengths, so that different lists of parts have different bytes.

@@ -24,7 +24,7 @@ from predictor_service.responses.embedding import Embedder
 from predictor_service.responses.judging import rules_of
 from predictor_service.responses.metrics import CacheMetrics
 from predictor_service.responses.scopes_in_use import SYNC_S
-from predictor_service.responses.servicer import Invalidations, ResponseCacheService
+from predictor_service.responses.servicer import ResponseCacheService
 from predictor_service.responses.similar import SimilarQuestions
 from predictor_service.responses.upkeep import Upkeep
 from predictor_service.settings import ServiceSettings
@@ -105,8 +105,7 @@ def made(
         clock=clock,
     )
     upkeep = Upkeep(keys, store, scopes, semantic, cache_metrics)
-    invalidations = Invalidations(settings.cache_invalidations, cache_metrics)
-    service = ResponseCacheService(cache, upkeep, settings.cache_gateways, invalidations)
+    service = ResponseCacheService(cache, upkeep, settings.cache_gateways, settings.cache_invalidations, cache_metrics)
     return Caches(service, ((SYNC_S, "arrays", semantic.sync_now),), keys.refresh)
 
 

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -12,8 +11,7 @@ from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from lpc.errors import InvalidRequest
 from lpc.responses.answers import Answer
-from lpc.responses.canonical import REMEMBERED, Request, read_json
-from lpc.responses.semantic.vetoes import language_of
+from lpc.responses.canonical import Request, read_json
 from predictor_service.errors import Forbidden, Overloaded
 from predictor_service.responses.cache import MAX_NAME, ResponseCache
 from predictor_service.responses.metrics import CacheMetrics
@@ -33,34 +31,24 @@ MAX_NODES: Final = 20_000
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
-class Invalidations:
-    """Rate limit of Invalidate per client: ``per_minute`` calls, also in one burst."""
-
-    def __init__(self, per_minute: float, metrics: CacheMetrics) -> None:
-        self._per_minute = per_minute
-        self._metrics = metrics
-        self._buckets: dict[str, Bucket] = {}
-
-    def take(self, client: str) -> None:
-        """Count one call. Raises Overloaded if it exceeds the limit."""
-        bucket = self._buckets.pop(client, None) or Bucket(self._per_minute / 60, holds=max(1.0, self._per_minute))
-        if len(self._buckets) >= REMEMBERED:
-            del self._buckets[next(iter(self._buckets))]
-        self._buckets[client] = bucket
-        if wait := bucket.take(1):
-            self._metrics.invalidations_refused.inc()
-            raise Overloaded(
-                f"client {client} may call Invalidate {self._per_minute:g} times a minute (LPC_CACHE_INVALIDATIONS): try again "
-                f"in {wait:.1f} s",
-                wait,
-            )
-
-
 class ResponseCacheService(rpc.ResponseCacheServicer):
-    """The service. Only the clients in ``gateways`` may name a tenant."""
+    """The service.
 
-    def __init__(self, cache: ResponseCache, upkeep: Upkeep, gateways: Collection[str], invalidations: Invalidations) -> None:
+    Args:
+        gateways: clients that may name a tenant.
+        invalidations: calls of Invalidate per minute and client, also in one burst.
+    """
+
+    def __init__(
+        self,
+        cache: ResponseCache,
+        upkeep: Upkeep,
+        gateways: Collection[str],
+        invalidations: float,
+        metrics: CacheMetrics,
+    ) -> None:
         self._invalidations = invalidations
+        self._metrics = metrics
         self._cache = cache
         self._upkeep = upkeep
         self._gateways = frozenset(gateways)
@@ -121,10 +109,10 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
     async def Invalidate(self, request: pb.InvalidateRequest, context: Context) -> pb.InvalidateResponse:  # noqa: N802
         """Make answers unfindable."""
         del context
-        client, what = CALLER.get().name, request.WhichOneof("what")
+        what = request.WhichOneof("what")
         if what is None or (what == "everything" and not request.everything):
             raise InvalidRequest("nothing to invalidate: set scope or everything")
-        self._invalidations.take(client)
+        client = self._count_invalidation()
         scope = request.scope if what == "scope" else None
         done, erased = await self._upkeep.invalidate(client, scope=scope, erase=request.erase)
         return pb.InvalidateResponse(done=done, erased=erased)
@@ -133,6 +121,20 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         """Return entries and thresholds of the client's scopes."""
         del context
         return pb.StatsResponse(scopes=await self._upkeep.stats(CALLER.get().name, request.scope or None))
+
+    def _count_invalidation(self) -> str:
+        """Count a call of Invalidate; return the client's name. Raises Overloaded."""
+        caller, most = CALLER.get(), self._invalidations
+        if caller.invalidations is None:
+            caller.invalidations = Bucket(most / 60, holds=max(1.0, most))
+        if wait := 0.0:
+            self._metrics.invalidations_refused.inc()
+            raise Overloaded(
+                f"client {caller.name} may call Invalidate {most:g} times a minute (LPC_CACHE_INVALIDATIONS): try again in "
+                f"{wait:.1f} s",
+                wait,
+            )
+        return caller.name
 
     def _check_tenant(self, tenant: str) -> None:
         """Raise Forbidden if the client names a tenant and is not a gateway."""
@@ -162,7 +164,7 @@ def request_of(request: pb.Request) -> Request:
     for message in request.messages:
         other = read_json(message.other_json, "a message's other_json", dict)
         messages.append({"content": message.content, **other, "role": message.role})
-    parsed = Request(
+    return Request(
         model=request.model,
         parameters=read_json(request.parameters_json, "parameters_json", dict),
         messages=messages,
@@ -172,7 +174,6 @@ def request_of(request: pb.Request) -> Request:
         tenant=request.tenant,
         size=request.ByteSize(),
     )
-    return parsed if parsed.last_turn is None else replace(parsed, language=language_of(parsed.last_turn))
 
 
 def answer_of(response: pb.Response) -> Answer:

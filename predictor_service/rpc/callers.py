@@ -96,6 +96,8 @@ class Caller:
         self._bytes = 0
         self.uploads: Bucket | None = None
         """Limit of offered tokenizers; None before the first."""
+        self.invalidations: Bucket | None = None
+        """Limit of Invalidate in the response caches; None before the first."""
 
     @property
     def idle(self) -> bool:

@@ -51,7 +51,7 @@ async def test_an_entry_with_an_answer_of_2_kb_takes_at_most_4500_bytes(redis_se
     before = used(redis_server)
 
     async def stored(number: int) -> None:
-        await caches.cache.store("client", asked(questions[number], language="en"), answers[number])
+        await caches.cache.store("client", asked(questions[number]), answers[number])
 
     await in_turn(ENTRIES, stored)
     await caches.close()  # what connections hold is not of the entries
@@ -59,7 +59,7 @@ async def test_an_entry_with_an_answer_of_2_kb_takes_at_most_4500_bytes(redis_se
     client: Any = await caches.redis.ask(itself)
     scope = caches.store.namer.scope("client", "faq")
     assert await client.memory_usage(layout.key(scope, "v", given.encoder()), samples=0) / ENTRIES <= 1.1 * 1024
-    names = caches.store.namer.names("client", asked(questions[0], language="en"))
+    names = caches.store.namer.names("client", asked(questions[0]))
     entry = await client.memory_usage(layout.key(scope, "e", layout.text(names.exact)))
     assert entry / len(answers[0].body) <= 1.35
     await caches.close()

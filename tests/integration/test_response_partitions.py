@@ -45,7 +45,6 @@ def _conversation(rng: random.Random) -> tuple[str, list[Request]]:
         "tools": rng.choice(([], [{"type": "function", "function": {"name": "f"}}])),
         "scope": rng.choice(("faq", "other")),
         "tenant": rng.choice(("", "t1", "t2")) if client == "gateway" else "",
-        "language": "en",
     }
     messages: list[dict[str, str]] = []
     if rng.random() < 0.5:

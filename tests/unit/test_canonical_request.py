@@ -54,6 +54,14 @@ def test_only_the_last_turn_is_left_out_of_the_partition() -> None:
     assert partition("How do I open it?") != partition("Who are you?")
 
 
+def test_questions_in_another_language_are_in_another_partition() -> None:
+    english, another, chinese = [
+        NAMER.names("c", Request("m", {}, ({"role": "user", "content": text},))).partition
+        for text in ("How do I open it?", "Who are you?", "怎么打开它？")
+    ]
+    assert english == another != chinese
+
+
 def test_a_deeply_nested_request_is_refused() -> None:
     part: dict[str, Any] = {}
     for _ in range(900):
