@@ -3,7 +3,6 @@
 import importlib.metadata
 import json
 import os
-import pty
 import re
 import shutil
 import signal
@@ -27,18 +26,8 @@ LPC = [sys.executable, "-m", "lpc_apps"]
 def served(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[str], str]]:
     port = free_port()
     sock = tmp_path_factory.mktemp("run") / "lpc.sock"
-    flags = [
-        "--models",
-        str(tiny_models),
-        "--model",
-        "tiny",
-        "--port",
-        str(port),
-        "--unix-socket",
-        str(sock),
-        "--metrics-port",
-        "0",
-    ]
+    flags = ["--models", str(tiny_models), "--model", "tiny", "--port", str(port), "--unix-socket", str(sock)]
+    flags += ["--metrics-port", "0"]
     with subprocess.Popen([*LPC, "serve", *flags], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         for line in process.stderr:
@@ -77,12 +66,8 @@ def test_predict_reads_a_file(served: tuple[object, str], tmp_path: Path) -> Non
         (b"", "is empty"),
         (b"\xff\xfe\x00", "is not UTF-8"),
         (b"{}", "expected a list of messages"),
-        (b"[]", "has no messages"),
         (b'[{"content": "x"}]', "message 0 has no role"),
-        (b'[{"role": "user", "content": 3}]', "content of message 0 is not text"),
         (b'{"messages": [{"role": "user", "content": "x"}], "turn_count": NaN}', "turn_count must be a whole number"),
-        (b'{"messages": [{"role": "user", "content": "x"}], "turn_count": -1}', "turn_count must be a whole number"),
-        (b'{"messages": [{"role": "user", "content": "x"}], "turn_count": true}', "turn_count must be a whole number"),
         (b'[{"role": "system", "content": "x"}]', "INVALID_ARGUMENT: none of the 1 messages"),
     ],
 )
@@ -124,8 +109,6 @@ def test_a_signal_drains_and_exits_0(tiny_models: Path, number: signal.Signals) 
     ("env", "why"),
     [
         ({"LPC_PORT": "seventy"}, "port: Input should be a valid integer"),
-        ({"LPC_PORT": "70000"}, "port: Input should be less than or equal to 65535"),
-        ({"LPC_PROVIDER": "tpu"}, "provider: Input should be 'auto', 'cpu' or 'cuda'"),
         ({"LPC_SERVED_MODELS": "{"}, """settings: give LPC_SERVED_MODELS='{"qwen3": """),
         ({"LPC_SERVED_MODELS": "[]"}, """should be a valid dictionary; give LPC_SERVED_MODELS='{"qwen3": """),
         ({"LPC_CACHE_SCOPES": "{"}, """settings: give LPC_CACHE_SCOPES='{"faq": """),
@@ -135,7 +118,6 @@ def test_a_signal_drains_and_exits_0(tiny_models: Path, number: signal.Signals) 
         ),
         ({"LPC_TLS_CERTIFICATE": "x"}, "settings: tls_certificate and tls_key go together"),
         ({"LPC_CONFIG": "/nowhere/lpc.toml"}, "the settings file /nowhere/lpc.toml does not exist (--config or LPC_CONFIG)"),
-        ({"LPC_CONFIG": "/"}, "the settings file / cannot be read: Is a directory"),
         ({"LPC_UNIX_SOCKET": "/proc/lpc/predictor.sock"}, "cannot create the folder /proc/lpc of the Unix socket"),
         ({"LPC_METRICS_PROT": "1"}, "LPC_METRICS_PROT is not a setting: did you mean LPC_METRICS_PORT?"),
         ({"LPC_MODELS": "/nowhere"}, "no model in /nowhere/e5-small: make one with `lpc export`"),
@@ -200,19 +182,6 @@ def test_the_version_is_the_packages() -> None:
     assert lpc("--version").stdout.decode() == f"learned-prefix-cache {importlib.metadata.version('learned-prefix-cache')}\n"
 
 
-def test_predict_on_a_terminal_says_that_it_waits(served: tuple[object, str]) -> None:
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [*LPC, "predict", "--address", served[1]], stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stderr is not None and process.stdout is not None
-        assert "then Ctrl-D" in process.stderr.readline()
-        os.write(ours, b"hello\n\x04")
-        assert "v1" in process.stdout.read()
-    os.close(ours)
-    os.close(theirs)
-
-
 @pytest.mark.parametrize("flag", ["--output", "--picture"])
 def test_a_file_that_cannot_be_written_is_refused_before_the_work_begins(tmp_path: Path, flag: str) -> None:
     for place in ("/proc/lpc/page", str(tmp_path)):
@@ -240,12 +209,6 @@ def test_ctrl_c_says_so_and_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_train_without_embeddings_says_what_to_run_first(tmp_path: Path) -> None:
-    result = lpc("train", "--embeddings", str(tmp_path))
-    assert result.returncode == 1
-    assert b"make them with `lpc embed" in result.stderr
-
-
 @pytest.mark.parametrize(
     "flags", [("--model-version", "../elsewhere"), ("--model", "/elsewhere"), ("--model-version", ".hidden")]
 )
@@ -254,9 +217,3 @@ def test_export_goes_nowhere_but_into_the_model_repository(tmp_path: Path, flags
     assert refused.returncode == 2
     assert f"lpc: {flags[1]!r} names no folder in the model repository" in refused.stderr.decode()
     assert not list(tmp_path.iterdir())
-
-
-def test_export_of_a_missing_head_says_what_to_run_first(tmp_path: Path) -> None:
-    result = lpc("export", "--models", str(tmp_path), "--head", str(tmp_path / "none.safetensors"))
-    assert result.returncode == 1
-    assert b"train one with `lpc train`" in result.stderr

@@ -23,16 +23,11 @@ def rows(stdout: bytes) -> list[str]:
     "wrong",
     [
         "42",
-        "null",
-        '"text"',
-        "[1]",
-        '{"messages": 3}',
         "{",
         "[" * 100_000,
         "1" * 5_000,
         '[{"role": "user", "content": "\\ud800"}]',
         '[{"role": "user", "content": [{"text": 3}]}]',
-        '[{"role": "system", "content": "x"}]',
     ],
     ids=lambda text: text[:20],
 )

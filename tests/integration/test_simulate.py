@@ -237,22 +237,6 @@ def test_what_cannot_be_run_is_refused_in_one_line(qwen: Path, options: list[str
     assert "Traceback" not in done.output
 
 
-def test_wrong_lines_are_counted_and_too_many_refused(qwen: Path, tmp_path: Path) -> None:
-    lines = qwen.read_text().splitlines()
-    spoilt = tmp_path / "spoilt.jsonl"
-    spoilt.write_text("\n".join([*lines[:5], "{broken", *lines[5:]]) + "\n")
-    assert (
-        RUN.invoke(
-            app, ["simulate", "--trace", str(spoilt), "--format", "qwen", "--policies", "lru", "--capacity", "5%"]
-        ).exit_code
-        == 0
-    )
-    spoilt.write_text("\n".join("{broken" if i % 3 else line for i, line in enumerate(lines)) + "\n")
-    done = RUN.invoke(app, ["simulate", "--trace", str(spoilt), "--format", "qwen", "--policies", "lru", "--capacity", "5%"])
-    assert done.exit_code == 1
-    assert "spoilt.jsonl:2" in done.stderr
-
-
 MOONCAKE = Path(__file__).parents[3] / "shared" / "data" / "mooncake_conversation_trace.jsonl"
 
 

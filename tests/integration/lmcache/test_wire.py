@@ -98,22 +98,6 @@ async def test_a_tick_deletes_from_the_node_and_requests_predictions(client: htt
     assert sidecar.asked[0][:2] == (all_[0].tokens, "llama")
 
 
-async def test_skipped_objects_stay_counted_until_reported(client: httpx.AsyncClient) -> None:
-    world, _ = filled()
-    server = NodeServer()
-    server.skipped = 1
-    async with serving(server.app) as address:
-        loop = Loop(world.service, Sidecar(), lambda _: Node(client, address))
-        await loop.tick()
-        await loop.settled()
-        await loop.tick()
-        await loop.settled()
-    assert world.service.caches[MEMORY].used == 8 * MIB
-    assert len({entry["chunk_hash_hex"] for body in server.deleted for entry in body["keys"]}) == sum(
-        len(body["keys"]) for body in server.deleted
-    )
-
-
 def nonsense(_: Request) -> Response:
     return PlainTextResponse('{"deleted": 1, "skipped": "some of 1000", "ok": true}')
 

@@ -1,7 +1,6 @@
 import pytest
 
 from lpc_apps.lmcache.events import KeyChain
-from tests.unit.lmcache.nodes import KEYS, Prompt, words
 
 blake3 = pytest.importorskip("blake3")
 
@@ -18,13 +17,3 @@ def test_hashes_equal_those_of_lmcache() -> None:
     chain = KeyChain()
     assert chain.root.hex() == ROOT
     assert [h.hex() for h in chain.hashes(range(1000, 1800), 256)] == RECORDED
-
-
-def test_an_incomplete_chunk_does_not_have_a_hash() -> None:
-    assert len(KEYS.hashes(range(1023), 256)) == 3
-
-
-def test_prompts_share_hashes_as_far_as_they_share_all_tokens() -> None:
-    first, second = Prompt(*words(1, 2), *words(2, 1)), Prompt(*words(1, 2), *words(3, 1))
-    assert first.objects[:2] == second.objects[:2]
-    assert first.objects[2] != second.objects[2]

@@ -14,11 +14,6 @@ def test_the_in_process_mode_is_refused_in_every_release() -> None:
     assert "MP mode" in reason
 
 
-def test_an_untested_release_is_named() -> None:
-    assert find_incompatibility(TESTED[0], "LMCacheMPConnector") is None
-    assert "0.9.0" in str(find_incompatibility("0.9.0"))
-
-
 def test_the_controller_is_added_to_the_operators() -> None:
     assert with_controller(None) == {"controller_packages": ["lpc_apps.lmcache.controller"]}
     named = with_controller(json.dumps({"controller_packages": ["mine"], "other": 1}))

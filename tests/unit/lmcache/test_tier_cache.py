@@ -67,20 +67,6 @@ def test_lru_evicts_a_chain_from_its_end() -> None:
     assert cache.victims(0, go)[0].chunk is later
 
 
-def test_the_class_with_the_lowest_value_at_its_age_is_evicted_first() -> None:
-    cache, clock = made(0.15)
-    rising, falling = [0.1 + age for age in KNOTS], [10.0 / (1.0 + age) for age in KNOTS]
-    cache.set_tables([rising, falling])
-    cache.queue.value_enabled = True
-    one, two = chunks(1, 2)
-    fill(cache, [one, two])
-    cache.use([([one], 0)])
-    cache.use([([two], 1)])
-    assert seeds(cache.victims(0, go))[0] == 1
-    clock.now += 10.0
-    assert seeds(cache.victims(0, go))[0] == 2
-
-
 def test_the_guard_has_the_size_of_the_tier_and_enables_the_value_when_it_pays() -> None:
     """Conversations that come back in turn are more than there is cache for: least recent use finds none of them."""
     cache, clock = made(0.7, capacity=2800)
@@ -109,11 +95,3 @@ def test_an_object_counts_once_and_a_late_report_changes_nothing() -> None:
     cache.removed(chunk, object_)  # the late report of the node
     assert (cache.used, cache.deleted, cache.lost) == (0, 10, 0)
     assert chunk not in cache
-
-
-def test_a_restart_of_the_node_empties_the_tier() -> None:
-    cache, _ = made(0.7)
-    all_ = chunks(1, 2)
-    fill(cache, all_)
-    assert cache.clear() == all_
-    assert (cache.used, len(cache), cache.victims(1000, go)) == (0, 0, [])

@@ -27,8 +27,3 @@ def decayed(p: float, idle: float, tau: float) -> float:
 def test_the_probability_recovered_from_a_key_is_the_papers(p: float, t_last: float, idle: float, tau: float) -> None:
     now = t_last + idle
     assert abs(probability_at(static_key(p, t_last, tau), now, tau) - decayed(p, now - t_last, tau)) < 1e-9
-
-
-@given(p=st.floats(0, 1), t=times, u=times, tau=taus)
-def test_with_a_constant_probability_the_order_is_lru(p: float, t: float, u: float, tau: float) -> None:
-    assert (static_key(p, t, tau) <= static_key(p, u, tau)) or t > u
