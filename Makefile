@@ -104,11 +104,6 @@ head: setup ## embed ShareGPT (about 35 minutes on two cores), train both heads,
 	$(BIN)/lpc train --recipe default --head lpc_apps/training/heads/default/head.safetensors
 	$(BIN)/lpc evaluate
 
-.PHONY: sample
-sample: setup ## renew the sample of ShareGPT that `lpc simulate` ships (about 10 minutes on two cores)
-	$(BIN)/lpc embed --embeddings data/sharegpt-sample --split evaluation --limit 6144
-	$(BIN)/python -m lpc_apps.simulator.embedded data/sharegpt-sample
-
 .PHONY: workloads
 WORKLOADS :=
 workloads: setup ## docs/benchmarks/workloads.md: every policy on every generated workload (an hour and more; WORKLOADS='--policies lru,value')

@@ -1,6 +1,6 @@
 """Write workloads.md and workloads.png in docs/benchmarks: every policy on every generated workload, compared with LRU.
 
-`make workloads` runs it: 12 workloads, 3 capacities, 3 seeds; with all policies an hour on two cores, with
+`make workloads` runs it: 11 workloads, 3 capacities, 3 seeds; with all policies an hour on two cores, with
 `--policies lru,value` half of it.
 """
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from lpc.errors import UsageError
-from lpc_apps.commands.options import Embeddings, Head, Jobs, JsonOutput, Output, Seed, TraceFormat
+from lpc_apps.commands.options import Jobs, JsonOutput, Output, Seed, TraceFormat
 from lpc_apps.commands.outcome import fail, report
 
 LOG, CLOSED, CACHE, COST, RESULT = (
@@ -29,12 +29,10 @@ def simulate(
         _option(
             LOG,
             "Generated workloads in place of a log, names with commas, or all: chat-exponential, chat-lognormal, "
-            "chat-bimodal, documents, few-shot, agents, cliff, batch-scan, day, adversary, loop, night.",
+            "chat-bimodal, documents, few-shot, agents, cliff, batch-scan, day, adversary, loop.",
         ),
     ] = None,
-    embeddings: Embeddings = None,
-    head: Head = None,
-    think_time: Annotated[str, _option(LOG, "Mean think times of ShareGPT, seconds: 25,100,400.")] = "100",
+    think_time: Annotated[float, _option(LOG, "Mean think time of ShareGPT, seconds.", min=0)] = 100.0,
     law: Annotated[
         Literal["exponential", "lognormal"], _option(LOG, "Distribution of ShareGPT's think times.")
     ] = "exponential",
@@ -82,7 +80,7 @@ def simulate(
 ) -> None:
     """Replay a log, generated workloads or ShareGPT under eviction policies, and compare their hit rates.
 
-    ShareGPT is the bundled sample, unless --embeddings names a folder with all of it.
+    ShareGPT is a bundled sample of it.
     """
     try:
         from lpc_apps.commands import simulation
@@ -97,11 +95,10 @@ def simulate(
         trace=trace,
         format=trace_format,
         workload=workload,
+        think_time=think_time,
         law=law,
         active=active,
         seed=seed,
-        embeddings=embeddings,
-        head=head,
         count_from=count_from,
         requests=requests,
     )
@@ -128,7 +125,6 @@ def simulate(
             sessions=sessions if closed else None,
             capacity=capacity,
             cache=cache,
-            think_times=think_time,
             seeds=seeds,
             jobs=jobs,
             picture=picture,

@@ -25,7 +25,6 @@ def simulate(
     sessions: str | None,
     capacity: str | None,
     cache: str | None,
-    think_times: str,
     seeds: int,
     jobs: int | None,
     picture: Path | None,
@@ -47,39 +46,27 @@ def simulate(
     own = parse_capacity(cache) if cache else None
     if own is not None and own not in sizes:
         sizes.append(own)
-    times = [_number(part, "think time") for part in _parts(think_times)] if drawn else [spec.think_time]
     if spec.trace is not None and spec.format != "agents" and sessions is None and seeds > 1:
         raise SimulationError(
             "a trace with times is replayed as it is: --seeds is for generated workloads, for agent sessions, and for --closed"
         )
-    if picture is not None:
-        if len(workloads) > 1 or len(at_a_time) > 1:
-            raise SimulationError(
-                "a picture shows one workload: give one --workload and one number of --sessions with --picture"
-            )
-        if len(sizes) > 1 and len(times) > 1:
-            raise SimulationError(
-                "a picture shows how hits depend on one thing: with --picture give one --capacity or one --think-time"
-            )
+    if picture is not None and (len(workloads) > 1 or len(at_a_time) > 1):
+        raise SimulationError("a picture shows one workload: give one --workload and one number of --sessions with --picture")
     runs = [
         replace(
             template,
-            workload=replace(spec, workload=workload, think_time=time, seed=spec.seed + seed, sessions=count),
+            workload=replace(spec, workload=workload, seed=spec.seed + seed, sessions=count),
             policy=name,
             capacity=size,
         )
         for workload in workloads
         for count in at_a_time
-        for time in times
         for seed in range(seeds)
         for size in sizes
         for name in names
     ]
-    if drawn and spec.embeddings is None:
-        console().print(
-            "ShareGPT: the bundled sample. For all of it: lpc embed (half an hour), then --embeddings data/sharegpt. "
-            "For your own traffic: --trace FILE --format chat"
-        )
+    if drawn:
+        console().print("ShareGPT: the bundled sample. For your own traffic: --trace FILE --format chat")
     rows = sweep(runs, jobs)
     for run, row in zip(runs, rows, strict=True):
         row["by_fraction"] = isinstance(run.capacity, float)

@@ -26,7 +26,6 @@ def print_hit_rates(rows: Rows) -> None:
         ("policy", lambda r: _shown(r["policy"])),
         ("capacity, tokens", lambda r: tokens(r["capacity_tokens"])),
         ("of working set", lambda r: about(r["capacity_fraction"])),
-        ("think time, s", lambda r: "" if r["think_time_s"] is None else f"{r['think_time_s']:g}"),
         ("hit rate", lambda r: f"{r['hit_rate']:.2%}" + (f" ± {r['spread']:.2%}" if seeds > 1 else "")),
         ("over LRU", lambda r: "" if r["gain"] is None or r["policy"] == BASELINE else f"{r['gain']:+.1%}"),
         ("gap closed", lambda r: "" if r["gap_closed"] is None else f"{r['gap_closed']:.0%}"),
@@ -39,13 +38,8 @@ def print_hit_rates(rows: Rows) -> None:
         ("prefill, tokens/s", lambda r: f"{r['prefill_throughput_tokens_s']:,.0f}"),
         ("TTFT mean, s", lambda r: f"{r['ttft_mean_s']:.3f}"),
     ]
-    optional = {"think time, s": "think_time_s", **dict.fromkeys(OF_CLOSED, "closed_loop")}
     closed = any(row["closed_loop"] for row in rows)
-    columns = [
-        (name, cell)
-        for name, cell in shown
-        if (name not in optional or any(row[optional[name]] for row in rows)) and not (closed and name in OF_OPEN)
-    ]
+    columns = [(name, cell) for name, cell in shown if name not in (OF_OPEN if closed else OF_CLOSED)]
     title = f"Hit rate: prompt tokens served from the cache, {_title(rows[0])}, {seeds} seed(s)"
     _print_by_setting(title, [name for name, _ in columns], rows, lambda row: [cell(row) for _, cell in columns])
     load = max(row["prefill_load"] for row in rows)
@@ -91,16 +85,15 @@ def print_description(found: dict[str, Any]) -> None:
 
 
 def _print_by_setting(title: str, heads: list[str], rows: Rows, cells: Callable[[dict[str, Any]], list[str]]) -> None:
-    """Print a line for each row, with a rule between settings (think time and size of the cache)."""
+    """Print a line for each row, with a rule between sizes of the cache."""
     table = Table(title=title)
     for head in heads:
         table.add_column(head, justify="left" if head == "policy" else "right", no_wrap=True)
     before = None
-    for row in sorted(rows, key=lambda r: (r["think_time_s"] or 0, r["capacity_tokens"])):
-        setting = (row["think_time_s"], row["capacity_tokens"])
-        if before is not None and setting != before:
+    for row in sorted(rows, key=lambda r: r["capacity_tokens"]):
+        if before is not None and row["capacity_tokens"] != before:
             table.add_section()
-        before = setting
+        before = row["capacity_tokens"]
         table.add_row(*cells(row))
     console().print(table)
 

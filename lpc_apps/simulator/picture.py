@@ -5,7 +5,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Final
 
-from lpc_apps.simulator.amounts import about, seconds, tokens
+from lpc_apps.simulator.amounts import about, tokens
 from lpc_apps.simulator.policies import REGISTRY
 from lpc_apps.simulator.summary import BASELINE, OURS, Rows, pairs, sentence
 
@@ -19,7 +19,7 @@ LETTERS: Final = 92
 
 
 def draw_hit_rates(rows: Rows, chosen: int = 0) -> "Figure":
-    """Draw the hit rate against cache size (or think time, if that varies), one line per policy.
+    """Draw the hit rate against cache size, one line per policy.
 
     Args:
         rows: from `lpc_apps.simulator.summary.derived`, of one workload.
@@ -27,19 +27,21 @@ def draw_hit_rates(rows: Rows, chosen: int = 0) -> "Figure":
     """
     from matplotlib.figure import Figure
 
-    axis, ticks = _axis(rows)
+    sizes = {row["capacity_tokens"]: row["capacity_fraction"] for row in rows}
     figure = Figure(figsize=(WIDTH, 5.0), layout="constrained")
     axes = figure.subplots()
     for policy in _ordered(rows):
-        line = sorted((row[axis], 100 * row["hit_rate"], 100 * row["spread"]) for row in rows if row["policy"] == policy)
+        line = sorted(
+            (row["capacity_tokens"], 100 * row["hit_rate"], 100 * row["spread"]) for row in rows if row["policy"] == policy
+        )
         x, y, spread = zip(*line, strict=True)
         width = {OURS: 3.0, BASELINE: 2.0}.get(policy, 1.0)
         style = "o--" if REGISTRY[policy].bound else "o-"
         axes.errorbar(x, y, spread if any(spread) else None, fmt=style, linewidth=width, markersize=2 + width, label=policy)
     axes.set(xscale="log", ylabel="prompt tokens served from the cache, %", ylim=(0, None))
     axes.minorticks_off()
-    axes.set_xticks(list(ticks), list(ticks.values()))
-    axes.set_xlabel("mean think time" if axis == "think_time_s" else "size of the cache: tokens, share of the working set")
+    axes.set_xticks(list(sizes), [f"{tokens(size)}\n{about(share)}" for size, share in sizes.items()])
+    axes.set_xlabel("size of the cache: tokens, share of the working set")
     axes.grid(axis="y", alpha=0.4)
     figure.legend(loc="outside right upper")
     choices = pairs(rows)
@@ -52,14 +54,6 @@ def write_png(figure: "Figure", path: Path) -> None:
     """Write a figure at high resolution."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=144, format="png")
-
-
-def _axis(rows: Rows) -> tuple[str, dict[float, str]]:
-    """Return the column of the x axis, and its values with labels."""
-    if len({row["think_time_s"] for row in rows}) > 1:
-        return "think_time_s", {row["think_time_s"]: seconds(row["think_time_s"]) for row in rows}
-    sizes = {row["capacity_tokens"]: row["capacity_fraction"] for row in rows}
-    return "capacity_tokens", {size: f"{tokens(size)}\n{about(sizes[size])}" for size in sorted(sizes)}
 
 
 def _ordered(rows: Rows) -> list[str]:

@@ -15,7 +15,7 @@ from lpc_apps.simulator.amounts import SimulationError, in_tokens
 from lpc_apps.simulator.engine import FCFS, simulate
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
 from lpc_apps.simulator.sessions import REQUESTS, closed_loop
-from lpc_apps.simulator.sharegpt import Lengths, ThinkTimes, load_sample, sharegpt
+from lpc_apps.simulator.sharegpt import ThinkTimes, load_sample, sharegpt
 from lpc_apps.simulator.spread import parts_for, spread
 from lpc_apps.simulator.waiting import Queueing
 from lpc_apps.simulator.workload import Workload, from_trace
@@ -35,8 +35,6 @@ class WorkloadSpec:
         workload: one of `WORKLOADS` or `EVERYDAY`; None: a trace, or ShareGPT.
         think_time, law, active, seed: parameters of ShareGPT; active and seed also of agent sessions, seed also of generated
             workloads.
-        embeddings: folder written by `lpc embed`, for ShareGPT; None: the packaged sample.
-        head: head for these embeddings; None: the packaged one.
         count_from: second of a trace from which hits are counted; None: after half an hour, in a trace of less than about an
             hour after its first half, in a generated workload after 500 requests.
         sessions: concurrent sessions of a closed loop; None: requests arrive at the log's times.
@@ -50,8 +48,6 @@ class WorkloadSpec:
     law: ThinkTimes = "exponential"
     active: int | None = None
     seed: int = 0
-    embeddings: Path | None = None
-    head: Path | None = None
     count_from: float | None = None
     sessions: int | None = None
     requests: int = REQUESTS
@@ -100,7 +96,7 @@ def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
             workload.count_from = _within(spec.count_from, workload.arrivals[-1].arrival)
     elif spec.trace is None:
         workload = sharegpt(
-            _conversations(spec),
+            load_sample(),
             think_time=spec.think_time,
             law=spec.law,
             active=spec.active or 200,
@@ -116,17 +112,6 @@ def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
         workload = closed_loop(workload, spec.sessions, spec.requests, spec.seed)
         workload.name = f"{workload.name}, {spec.sessions} sessions at a time"
     return workload, workload.working_set_tokens()
-
-
-def _conversations(spec: WorkloadSpec) -> Sequence[Lengths]:
-    if spec.embeddings is None:
-        if spec.head is not None:
-            raise SimulationError("the sample of ShareGPT has the shipped head's probabilities: give --embeddings with --head")
-        return load_sample()
-    from lpc_apps.simulator.embedded import embedded  # torch takes seconds to import
-    from lpc_apps.training.head_file import DEFAULT_HEAD
-
-    return embedded(spec.embeddings, spec.head or DEFAULT_HEAD)
 
 
 def _generate(spec: WorkloadSpec) -> Workload:

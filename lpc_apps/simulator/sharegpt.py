@@ -1,8 +1,7 @@
 """ShareGPT conversations as in the LPC paper: random think times, a given mean number of active conversations.
 
 Only conversations of the evaluation half are replayed, repeatedly if there are too few. The package contains a sample of them
-without text: hash of the first prompt, tokens of prompts and replies, and the shipped head's probabilities. `make sample`
-writes it; `lpc_apps.simulator.embedded` has all conversations.
+without text: hash of the first prompt, tokens of prompts and replies, and the shipped head's probabilities.
 
 Simplifications: conversations share no blocks (identical first prompts are rare), and a conversation ends before its context
 exceeds MAX_CONTEXT tokens.

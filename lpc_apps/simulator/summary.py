@@ -26,7 +26,7 @@ SAME: Final = 0.0005
 
 
 def derived(rows: Rows) -> list[dict[str, Any]]:
-    """Return per workload, policy, capacity and think time: mean and spread over seeds, and what follows from them.
+    """Return per workload, policy and capacity: mean and spread over seeds, and what follows from them.
 
     gain: hit rate over LRU, minus 1. gap_closed: share of the way from LRU to the continuation oracle. capacity_saved: how much
     smaller a cache under the policy hits what LRU hits at this size, as a share of it (interpolated on the logarithm of the
@@ -89,11 +89,11 @@ def _inverse(rates: list[float], sizes: list[float], rate: float) -> float | Non
 
 
 def pairs(rows: Rows) -> list[Pair]:
-    """Return the settings with runs of both policies, smallest cache and shortest think time first."""
-    found: dict[tuple[float, int], dict[str, dict[str, Any]]] = {}
+    """Return the settings with runs of both policies, smallest cache first."""
+    found: dict[int, dict[str, dict[str, Any]]] = {}
     for row in rows:
         if row["policy"] in (BASELINE, OURS):
-            found.setdefault((row["think_time_s"] or 0.0, row["capacity_tokens"]), {})[row["policy"]] = row
+            found.setdefault(row["capacity_tokens"], {})[row["policy"]] = row
     return [(both[BASELINE], both[OURS]) for _, both in sorted(found.items()) if len(both) == 2]
 
 

@@ -181,8 +181,6 @@ GOOD = {"mooncake": mooncake(0, 1, 2), "qwen": qwen(1, 0), "chat": chat(0, "hell
     ("format", "wrong", "reason"),
     [
         ("mooncake", "{", "not JSON"),
-        ("mooncake", "[" * 100_000, "not JSON"),
-        ("mooncake", GOOD["mooncake"] | {"timestamp": None}, "timestamp is not a number from 0 to 1e+14"),
         ("mooncake", GOOD["mooncake"] | {"timestamp": 10**400}, "timestamp is not a number from 0 to 1e+14"),
         ("mooncake", GOOD["mooncake"] | {"input_length": 0}, "input_length is not a whole number from 1"),
         ("mooncake", GOOD["mooncake"] | {"output_length": True}, "output_length is not a whole number from 0"),
@@ -190,12 +188,9 @@ GOOD = {"mooncake": mooncake(0, 1, 2), "qwen": qwen(1, 0), "chat": chat(0, "hell
         ("mooncake", GOOD["mooncake"] | {"hash_ids": []}, "hash_ids does not cover input_length in blocks of 512"),
         ("qwen", GOOD["qwen"], "chat_id is another line's"),
         ("qwen", GOOD["qwen"] | {"type": ""}, "type is not text"),
-        ("qwen", GOOD["qwen"] | {"parent_chat_id": None}, "parent_chat_id is not a whole number from -1"),
         ("chat", chat("yesterday", "a"), "time is not ISO 8601"),
         ("chat", chat(1_700_000_000_000, "a"), "time is in milliseconds: give seconds"),
         ("chat", {"time": 0, "messages": "a"}, "no messages"),
-        ("chat", {"time": 0, "messages": ["a"]}, "a message is not an object"),
-        ("chat", {"time": 0, "messages": [{"role": ["user"], "content": "a"}]}, "unknown role"),
         ("chat", chat(0, " "), "no user message with text"),
         (
             "chat",
@@ -205,9 +200,7 @@ GOOD = {"mooncake": mooncake(0, 1, 2), "qwen": qwen(1, 0), "chat": chat(0, "hell
         ("chat", {"time": 0, "messages": [{"role": "user", "content": [{"type": "text"}]}]}, "a text part has no text"),
         ("chat", chat(0, "a", response=1), "response is not text"),
         ("chat", chat(0, "a", usage=1), "usage is not an object"),
-        ("chat", chat(0, "a", usage={"prompt_tokens": "3"}), "prompt_tokens is not a whole number from 1"),
         ("chat", chat(0, "a", session_id=[]), "session_id is neither text nor a whole number"),
-        ("chat", chat(0, "\ud800"), "text is not valid Unicode"),
     ],
 )
 def test_a_wrong_line_is_counted_and_named(read: Read, format: str, wrong: dict[str, Any] | str, reason: str) -> None:  # noqa: A002

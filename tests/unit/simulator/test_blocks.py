@@ -1,4 +1,4 @@
-"""The block cache, with orders made for a test and with every policy there is."""
+"""The block cache with every policy there is."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,39 +10,13 @@ from hypothesis import strategies as st
 
 from lpc_apps.simulator.blocks import Piece
 from lpc_apps.simulator.cache import BlockCache
-from lpc_apps.simulator.policies import REGISTRY, Policy, PolicySettings
-from lpc_apps.simulator.policy import Chunk
+from lpc_apps.simulator.policies import REGISTRY, PolicySettings
 from lpc_apps.simulator.segments import Path, Paths
 from lpc_apps.simulator.workload import Turn, Workload
 from tests.nightly import LONG
-from tests.unit.simulator.replay import OneByOne, workload
+from tests.unit.simulator.replay import OneByOne
 
 POLICIES = sorted(REGISTRY)
-
-
-class Chosen(Policy[Piece]):
-    """Evicts what the test says."""
-
-    name, rule, source = "chosen", "", ""
-    piece_type = Piece
-
-    def __init__(self, *victims: int) -> None:
-        super().__init__(0, workload(), PolicySettings())
-        self.victims = list(victims)
-        self.finished: list[int] = []
-        self.free_blocks: dict[int, Piece] = {}
-
-    def finish(self, turn: Turn, now: float) -> None:
-        self.finished = list(turn.all_contents)
-
-    def free(self, pieces: Sequence[Piece], turn: Turn, now: float) -> None:
-        self.free_blocks |= {piece.block_id: piece for piece in pieces}
-
-    def touch(self, piece: Piece, now: float) -> None:
-        del self.free_blocks[piece.block_id]
-
-    def evict(self, count: int, now: float) -> list[Chunk]:
-        return [self.free_blocks.pop(self.victims.pop(0)).give_up(1) for _ in range(count)]
 
 
 def use_of(contents: Sequence[int]) -> Turn:
@@ -55,56 +29,6 @@ def path_of(cache: BlockCache[Piece], contents: Sequence[int]) -> Path:
 
 def contents_of(cache: BlockCache[Piece]) -> set[int]:
     return {content for held in cache._held.values() for piece in held.pieces for content in piece.contents}
-
-
-def start(cache: BlockCache[Piece], contents: Sequence[int], blank: int = 0) -> Path:
-    path = path_of(cache, contents)
-    assert cache.allocate(path, blank, 0.0) is not None
-    return path
-
-
-def ask(cache: BlockCache[Piece], contents: Sequence[int], blank: int = 0) -> list[int]:
-    """Run a request to its end; return what was evicted for it."""
-    path = path_of(cache, contents)
-    gone = cache.allocate(path, blank, 0.0)
-    assert gone is not None
-    cache.release(path, blank, use_of(contents), 0.0)
-    return list(chain.from_iterable(gone))
-
-
-def test_hits_end_at_the_first_block_that_is_missing() -> None:
-    cache = BlockCache(8, Chosen())
-    ask(cache, [1, 2, 3])
-
-    assert cache.hit_blocks(path_of(cache, [1, 2, 9, 3])) == 2
-    assert cache.hit_blocks(path_of(cache, [9, 1, 2])) == 0
-
-
-def test_blocks_behind_an_evicted_one_are_no_hits_but_are_taken_into_use_again() -> None:
-    order = Chosen(1)
-    cache = BlockCache(4, order)
-    ask(cache, [1, 2, 3])
-    assert ask(cache, [7, 8]) == [1]
-
-    assert cache.hit_blocks(path_of(cache, [1, 2, 3])) == 0
-    assert 2 in contents_of(cache)
-    order.victims = [7]
-    assert ask(cache, [1, 2, 3]) == [7]
-    assert cache.hit_blocks(path_of(cache, [1, 2, 3])) == 3
-    assert len(cache) == 4
-
-
-def test_a_full_cache_of_running_requests_makes_the_next_one_wait_and_changes_nothing() -> None:
-    order = Chosen()
-    cache = BlockCache(4, order)
-    ask(cache, [1])
-    held = start(cache, [2, 3], blank=1)
-
-    assert cache.allocate(path_of(cache, [1, 4]), 0, 0.0) is None
-    assert set(order.free_blocks) == {1}
-    assert (len(cache), cache.evicted) == (3, 0)
-    cache.release(held, 1, use_of([2, 3]), 0.0)
-    assert start(cache, [1, 4])
 
 
 def test_segments_end_where_prompts_diverge_and_where_they_end() -> None:
