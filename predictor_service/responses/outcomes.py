@@ -28,6 +28,7 @@ class Hit(NamedTuple):
         age_s, remaining_s: age and remaining life in seconds.
         similarity: similarity of the questions.
         error_bound: upper bound on the share of wrong answers among semantic hits; 0 for an exact hit.
+        question: the question that the answer was stored for, if it is another one.
     """
 
     ticket: bytes
@@ -37,6 +38,7 @@ class Hit(NamedTuple):
     remaining_s: float
     similarity: float = 1.0
     error_bound: float = 0.0
+    question: str = ""
 
 
 class Miss(NamedTuple):

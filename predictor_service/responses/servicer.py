@@ -201,4 +201,5 @@ def _hit(hit: Hit) -> pb.Hit:
         age_s=hit.age_s,
         remaining_s=hit.remaining_s,
         response=_response(hit.answer),
+        matched_question=hit.question,
     )

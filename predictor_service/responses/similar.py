@@ -116,6 +116,7 @@ class SimilarQuestions:
                 *(ticket, "semantic", entry.answer, age, remaining),
                 similarity=similarity,
                 error_bound=threshold.bound,
+                question=entry.question,
             )
         candidate = Candidate(names.scope, name, similarity, decision.value)
         would = settings.semantic == "shadow" and threshold is not None and similarity >= threshold.similarity

@@ -97,6 +97,7 @@ async def test_labels_open_the_tier_and_complaints_shut_it(
         assert hits, "evidence that says `same` each time opened nothing"
         for hit in hits:
             assert hit.source == pb.SOURCE_SEMANTIC and 0 < hit.error_bound <= 0.05 and hit.similarity < 1
+            assert hit.matched_question in QUESTIONS
         (scope,) = (await stub.Stats(pb.StatsRequest(scope="faq"))).scopes
         assert scope.HasField("threshold") and scope.error_bound <= 0.05 and scope.labels_different == 0
         # Repeated complaints about one answer count once.
@@ -153,7 +154,7 @@ async def test_a_file_of_evidence_opens_two_sidecars_and_drift_in_one_shuts_both
         audits(0)
         for stub, question in ((one, QUESTIONS[0]), (other, QUESTIONS[1]), (other, QUESTIONS[2])):
             hit = (await asked_again(stub, question)).hit
-            assert hit.source == pb.SOURCE_SEMANTIC
+            assert hit.source == pb.SOURCE_SEMANTIC and hit.matched_question == question
             assert hit.response == response(question) and 0 < hit.error_bound <= 0.05
         # A question with a semantic hit in one sidecar goes to the engine in the others.
         with contextlib.closing(redis_server.client()) as client:
