@@ -20,28 +20,15 @@ from lpc_apps.training.train import probabilities, side_of, threshold_of
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Judged:
-    """A predictor's probabilities on the evaluation half, [n], and its decision threshold."""
-
-    probability: Floats
-    threshold: float
+Judged = tuple[Floats, float]
+"""A predictor's probabilities on the evaluation half, [n], and its decision threshold."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Predictors on the same n turns.
-
-    Attributes:
-        dataset: name of the data.
-        continues: [n], whether the conversation continued.
-        judged: by predictor.
-        figures: by predictor: those of `lpc_apps.training.quality.figures`, and `intervals` of some.
-    """
+    """Predictors on the same turns: those of `lpc_apps.training.quality.figures` by predictor, and `intervals` of some."""
 
     dataset: str
-    continues: NDArray[np.bool_]
-    judged: dict[str, Judged]
     figures: dict[str, Any]
 
 
@@ -67,18 +54,16 @@ def evaluate(embeddings: Path, heads: dict[str, Path]) -> Evaluation:
     }
     judged |= {name: _head(data, Head.load(path)) for name, path in heads.items()}
     found: dict[str, Any] = {}
-    for name, (probability, threshold) in tqdm(
-        ((name, (j.probability, j.threshold)) for name, j in judged.items()), "bootstrap", total=len(judged), leave=False
-    ):
+    for name, (probability, threshold) in tqdm(judged.items(), "bootstrap", leave=False):
         found[name] = figures(probability, evaluation.continues, threshold)
         found[name]["intervals"] = intervals(probability, evaluation.continues, threshold, evaluation.conversation)
-    return Evaluation(str(data.description["dataset"]), evaluation.continues, judged, found)
+    return Evaluation(str(data.description["dataset"]), found)
 
 
 def _head(data: Embedded, head: Head) -> Judged:
     scalars = tuple(head.metadata["features"]["scalars"])
     validation, evaluation = (side_of(data, split, scalars) for split in ("validation", "evaluation"))
-    return Judged(probabilities(head, evaluation), threshold_of(head, validation))
+    return probabilities(head, evaluation), threshold_of(head, validation)
 
 
 def _regression(data: Embedded, *columns: NDArray[np.float32]) -> Judged:
@@ -89,4 +74,4 @@ def _regression(data: Embedded, *columns: NDArray[np.float32]) -> Judged:
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
     model.fit(inputs[train], data.continues[train])
     probability = model.predict_proba(inputs)[:, 1]
-    return Judged(probability[evaluation], best_threshold(probability[validation], data.continues[validation]))
+    return probability[evaluation], best_threshold(probability[validation], data.continues[validation])

@@ -13,6 +13,8 @@ offset), and that is folded into the last layer.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -26,7 +28,6 @@ from lpc.model.features import SCALARS
 from lpc_apps.training.embedding import Embedded, EmbeddingError, load_embedded
 from lpc_apps.training.head import Head
 from lpc_apps.training.quality import best_threshold, figures
-from lpc_apps.training.threads import one_thread
 
 FEWEST_EXAMPLES: Final = 50
 """Smallest number of examples per split and class for a meaningful head or figure."""
@@ -76,6 +77,20 @@ class Side:
     def take(self, mask: Tensor) -> "Side":
         """Return the examples selected by a mask."""
         return Side(self.embedding[mask], self.scalars[mask], self.label[mask])
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run PyTorch on one thread, as a context manager or a decorator.
+
+    With several threads on shared cores a small model is ten times slower, and sums are in another order.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def train(embeddings: Path, out: Path, *, recipe: RecipeName = "default", seed: int = 0) -> dict[str, Any]:

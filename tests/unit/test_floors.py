@@ -17,7 +17,7 @@ PLANTED = [
         "lpc_apps.simulator is not allowed to import benchmarks",
     ),
     (
-        "lpc_apps/training/threads.py",
+        "lpc_apps/training/quality.py",
         "import predictor_service.constants",
         "lpc_apps.training is not allowed to import predictor_service",
     ),
