@@ -10,6 +10,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -99,24 +100,22 @@ def _connect(target: tuple[str, int] | str) -> socket.socket:
 
 
 def _address(settings: ClientSettings) -> Iterator[Finding]:
-    address = settings.predictor_address
+    address, finding = settings.predictor_address, partial(Finding, "address")
     try:
         _connect(_target(address)).close()
     except ValueError:
-        yield Finding(
-            "address", "fail", f"{address} is neither host:port nor unix:///path", "correct LPC_PREDICTOR_ADDRESS or --address"
-        )
+        yield finding("fail", f"{address} is neither host:port nor unix:///path", "correct LPC_PREDICTOR_ADDRESS or --address")
     except PermissionError:
-        yield Finding("address", "fail", f"this user may not open {address}", "run as the sidecar's user: the mode is 0600")
+        yield finding("fail", f"this user may not open {address}", "run as the sidecar's user: the mode is 0600")
     except socket.gaierror:
-        yield Finding("address", "fail", f"the host of {address} has no address", "correct the name, or check the DNS")
+        yield finding("fail", f"the host of {address} has no address", "correct the name, or check the DNS")
+    except TimeoutError:
+        yield finding("fail", f"{address}: did not answer in time", "start `lpc serve` there, or correct LPC_PREDICTOR_ADDRESS")
     except OSError as error:
-        reason = (
-            "did not answer in time" if isinstance(error, TimeoutError) else (error.strerror or type(error).__name__).lower()
-        )
-        yield Finding("address", "fail", f"{address}: {reason}", "start `lpc serve` there, or correct LPC_PREDICTOR_ADDRESS")
+        reason = (error.strerror or type(error).__name__).lower()
+        yield finding("fail", f"{address}: {reason}", "start `lpc serve` there, or correct LPC_PREDICTOR_ADDRESS")
     else:
-        yield Finding("address", "ok", f"{address} accepts connections")
+        yield finding("ok", f"{address} accepts connections")
 
 
 def _certificate(settings: ClientSettings, reachable: bool) -> Iterator[Finding]:
@@ -157,10 +156,8 @@ def _certificate(settings: ClientSettings, reachable: bool) -> Iterator[Finding]
 
 def _expiry(check: str, whose: str, expires_at: float) -> Finding:
     left = expires_at - time.time()
-    soon = left < EXPIRES_SOON_S
-    return Finding(
-        check, "warn" if soon else "ok", f"{whose} is valid for {left / 86_400:.0f} more days", "renew it" if soon else ""
-    )
+    found = f"{whose} is valid for {left / 86_400:.0f} more days"
+    return Finding(check, "warn", found, "renew it") if left < EXPIRES_SOON_S else Finding(check, "ok", found)
 
 
 def _sidecar(settings: ClientSettings) -> Iterator[Finding]:
@@ -172,21 +169,18 @@ def _sidecar(settings: ClientSettings) -> Iterator[Finding]:
         except grpc.RpcError as error:
             yield Finding("health", "fail", f"no answer in gRPC: {error.code().name}", _health_advice(error.code(), settings))
             return
-        serving = status == "SERVING"
-        yield Finding(
-            "health", "ok" if serving else "fail", status, "" if serving else "it is starting or draining: wait, or see its log"
-        )
+        if status == "SERVING":
+            yield Finding("health", "ok", status)
+        else:
+            yield Finding("health", "fail", status, "it is starting or draining: wait, or see its log")
         try:
             info = rpc.ContinuationPredictorStub(channel).GetModelInfo(
                 pb.GetModelInfoRequest(), timeout=TIMEOUT_S, metadata=access.metadata
             )
         except grpc.RpcError as error:
             refused = error.code() is grpc.StatusCode.UNAUTHENTICATED
-            advice = (
-                "set LPC_PREDICTOR_TOKEN_FILE to a file with one of the sidecar's tokens"
-                if refused
-                else "see the sidecar's log"
-            )
+            token = "set LPC_PREDICTOR_TOKEN_FILE to a file with one of the sidecar's tokens"
+            advice = token if refused else "see the sidecar's log"
             yield Finding("token" if refused else "model", "fail", f"the sidecar answers {error.code().name}", advice)
             return
         yield Finding("model", "ok", f"{info.model_name} {info.model_version} ({info.precision}, {info.execution_provider})")
@@ -248,35 +242,23 @@ def _ask_tokens(channel: grpc.Channel, access: Access, known: pb.KnownTokenizer)
 
 
 def _judged(answer: pb.Prediction | str, known: pb.KnownTokenizer, *, takes_offers: bool) -> Finding:
-    name = known.served_model or "any model"
+    name, finding = known.served_model or "any model", partial(Finding, "token request")
     if isinstance(answer, str):
-        return Finding("token request", "fail", f"{name}: {answer}", "set LPC_SERVED_MODELS in the sidecar, or see its log")
+        return finding("fail", f"{name}: {answer}", "set LPC_SERVED_MODELS in the sidecar, or see its log")
     if not answer.unread:
         origin = f"offered by an engine, {known.digest[:12]}" if known.digest else "of LPC_SERVED_MODELS"
-        found = f"{name}: token ids were read (tokenizer {origin}), probability {answer.probability:.3f}"
-        return Finding("token request", "ok", found)
+        return finding("ok", f"{name}: token ids were read (tokenizer {origin}), probability {answer.probability:.3f}")
     answered = f"{name}: token ids were not read; the answer used lengths and times alone"
     if known.status.state == pb.TOKENIZER_STATE_FAILED:
-        return Finding(
-            "token request",
-            "fail",
-            f"{answered}: {known.status.message}",
-            "correct LPC_SERVED_MODELS, or the engine's tokenizer",
-        )
+        advice = "correct LPC_SERVED_MODELS, or the engine's tokenizer"
+        return finding("fail", f"{answered}: {known.status.message}", advice)
     if known.status.state == pb.TOKENIZER_STATE_LOADING:
-        return Finding("token request", "warn", f"{answered}: the tokenizer is being loaded", "wait some seconds")
+        return finding("warn", f"{answered}: the tokenizer is being loaded", "wait some seconds")
     if takes_offers:
-        advice = "start the engine with the plug-in, which offers its own and logs the outcome, or set "
-        return Finding(
-            "token request", "warn", f"{answered}: no engine has offered a tokenizer yet", f"{advice}LPC_SERVED_MODELS"
-        )
-    advice = "set LPC_SERVED_MODELS, or LPC_OFFERED_TOKENIZERS=true, in the sidecar"
-    return Finding(
-        "token request",
-        "fail",
-        f"{answered}: none is configured, and the sidecar does not accept tokenizers from engines",
-        advice,
-    )
+        advice = "start the engine with the plug-in, which offers its own and logs the outcome, or set LPC_SERVED_MODELS"
+        return finding("warn", f"{answered}: no engine has offered a tokenizer yet", advice)
+    why = "none is configured, and the sidecar does not accept tokenizers from engines"
+    return finding("fail", f"{answered}: {why}", "set LPC_SERVED_MODELS, or LPC_OFFERED_TOKENIZERS=true, in the sidecar")
 
 
 def _response_caches(channel: grpc.Channel, access: Access) -> Finding:
@@ -341,27 +323,17 @@ def _redis(settings: ClientSettings) -> Iterator[Finding]:
         yield Finding("clock", "fail", explain(error, connection), "see docs/how-to/security.md")
         return
     trip, skew = min(samples)
-    slow = trip > SLOW_REDIS_S
-    yield Finding(
-        "redis latency",
-        "warn" if slow else "ok",
-        f"{trip * 1000:.2f} ms",
-        "use a Redis in the same data centre" if slow else "",
-    )
+    found = f"{trip * 1000:.2f} ms"
+    slow = Finding("redis latency", "warn", found, "use a Redis in the same data centre")
+    yield slow if trip > SLOW_REDIS_S else Finding("redis latency", "ok", found)
     yield _skew(skew)
 
 
 def _skew(skew: float) -> Finding:
     status: Status = "fail" if abs(skew) > SKEW_FAIL_S else "warn" if abs(skew) > SKEW_WARN_S else "ok"
-    side = "ahead of" if skew > 0 else "behind"
-    return Finding(
-        "clock",
-        status,
-        f"this machine is {abs(skew):.3f} s {side} Redis",
-        ""
-        if status == "ok"
-        else "synchronise the clocks of all engines (NTP); a wrong clock makes blocks look fresher or older",
-    )
+    found = f"this machine is {abs(skew):.3f} s {'ahead of' if skew > 0 else 'behind'} Redis"
+    advice = "synchronise the clocks of all engines (NTP); a wrong clock makes blocks look fresher or older"
+    return Finding("clock", status, found, "" if status == "ok" else advice)
 
 
 def _time(client: Any) -> tuple[float, float]:
