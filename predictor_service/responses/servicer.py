@@ -127,7 +127,7 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         caller, most = CALLER.get(), self._invalidations
         if caller.invalidations is None:
             caller.invalidations = Bucket(most / 60, holds=max(1.0, most))
-        if wait := 0.0:
+        if wait := caller.invalidations.take(1):
             self._metrics.invalidations_refused.inc()
             raise Overloaded(
                 f"client {caller.name} may call Invalidate {most:g} times a minute (LPC_CACHE_INVALIDATIONS): try again in "
