@@ -244,7 +244,8 @@ def test_rules_and_dashboard_are_those_of_the_repository_and_are_in_it_once() ->
     runbook = "https://wiki.example/lpc/runbook"
     assert rules["spec"] == yaml.safe_load(repository.replace("docs/how-to/runbook.md", runbook)) and runbook in str(rules)
     dashboard = named(objects, "ConfigMap", "lpc-dashboard")
-    assert dashboard["data"]["lpc.json"] == (ROOT / "deploy/grafana/dashboards/lpc.json").read_text()
+    folder = ROOT / "deploy/grafana/dashboards"
+    assert dashboard["data"] == {path.name: path.read_text() for path in folder.iterdir()}
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
     monitors = [o for o in objects if o["kind"] in OPERATORS]
     assert {o["metadata"]["name"] for o in monitors} == {"lpc", "lpc-predictor", "lpc-engines"}

@@ -44,10 +44,12 @@ ALERTS = {rule["alert"]: rule for group in GROUPS for rule in group["rules"] if 
 PANELS = {
     panel["title"]: [target["expr"] for target in panel["targets"]] for panel in DASHBOARD["panels"] if panel["type"] != "row"
 }
+OPERATORS_DASHBOARD = json.loads((ROOT / "deploy/grafana/dashboards/lpc-operator.json").read_text())
+OPERATORS_PANELS = {panel["title"]: [t["expr"] for t in panel["targets"]] for panel in OPERATORS_DASHBOARD["panels"]}
 EXPRESSIONS = [
     *RECORDED.values(),
     *(rule["expr"] for rule in ALERTS.values()),
-    *(e for panel in PANELS.values() for e in panel),
+    *(e for panels in (PANELS, OPERATORS_PANELS) for panel in panels.values() for e in panel),
 ]
 
 # Series that appear with the first event or the first named client, and neither happens in the scrape below.
@@ -226,9 +228,9 @@ def test_every_rule_is_healthy_and_every_record_has_a_value(server: Prometheus) 
     assert empty <= {"lpc:expired:ratio5m"}
 
 
-@pytest.mark.parametrize("title", PANELS)
-def test_every_panel_shows_something(server: Prometheus, title: str) -> None:
-    for expression in PANELS[title]:
+@pytest.mark.parametrize(("panels", "title"), [(panels, title) for panels in (PANELS, OPERATORS_PANELS) for title in panels])
+def test_every_panel_shows_something(server: Prometheus, panels: dict[str, list[str]], title: str) -> None:
+    for expression in panels[title]:
         query = expression.replace("$__rate_interval", "1m").replace("$instance", ".*").replace("$engine", ".*")
         found: list[dict[str, Any]] = server.query(query)
         if not metrics_of(query) & NEVER_SEEN and expression != "lpc:expired:ratio5m":
@@ -249,6 +251,12 @@ def values(server: Prometheus, expression: str) -> dict[str, float]:
     """Return the value of each series by the name of its alert, "" where it has none."""
     found = server.query(expression.replace("$engine", ".*"))
     return {series["metric"].get("alertname", ""): float(series["value"][1]) for series in found}
+
+
+def test_the_operators_dashboard_fits_one_screen() -> None:
+    assert 8 <= len(OPERATORS_PANELS) <= 12
+    # Grafana's cells are 38 pixels high with their gap.
+    assert max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in OPERATORS_DASHBOARD["panels"]) * 38 <= 900
 
 
 def test_no_alert_fires_at_a_sidecar_that_answers(server: Prometheus) -> None:
