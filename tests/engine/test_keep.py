@@ -1,5 +1,6 @@
 """Cached prefixes of waiting requests are kept, in vLLM's real scheduler."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,6 +75,34 @@ def test_the_prefix_of_an_aborted_request_is_evicted_in_its_turn() -> None:
     engine.add("cold too", tokens_of(5, 15), 1)
     until_idle(engine)
     assert engine.scheduler.lpc.plugin.failures == 0
+
+
+def test_the_operators_file_also_releases_what_is_kept_already(tmp_path: Path) -> None:
+    switch = tmp_path / "lru"
+    engine = engine_of(lru_file=switch)
+    queue, plugin = engine.scheduler.lpc.queue, engine.scheduler.lpc.plugin
+    engine.add("cold", tokens_of(3, 15), 20)
+    engine.add("again", tokens_of(1, 10), 1)
+    engine.add("last", tokens_of(4, 1), 1)
+    engine.step()
+    assert queue.waiting == 2 and queue.keeps
+    switch.touch()
+    plugin._obey()
+    engine.now += 1.0
+    engine.step()
+    assert not queue.waiting and not queue.keeps
+    # More than the free blocks that nobody needs.
+    taken = engine.pool.get_new_blocks(10)
+    engine.pool.free_blocks(taken)
+    until_idle(engine)
+    shown = values_of(engine.scheduler.lpc)
+    assert shown["lpc_waited_requests", "evicted"] == 1 and shown["lpc_failures", ""] == 0
+    switch.unlink()
+    plugin._obey()
+    engine.add("cold too", tokens_of(5, 15), 20)
+    engine.add("again too", tokens_of(1, 10), 1)
+    engine.step()
+    assert queue.waiting == 1
 
 
 @pytest.mark.parametrize("window", [None, 64])

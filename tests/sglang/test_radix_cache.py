@@ -236,6 +236,26 @@ def test_prefixes_of_waiting_requests_are_evicted_last(clock: Clock) -> None:
     assert cache.plugin.failures == 0
 
 
+@shows("the operator's file also releases what is kept for waiting requests already")
+def test_the_operators_file_releases_prefixes_of_waiting_requests(clock: Clock, tmp_path: Path) -> None:
+    cache = Cache(330, predictor=Told(lambda _: None), clock=clock, lru_file=tmp_path / "lru")
+    for i in range(3):
+        clock[0] += 1
+        cache.serve(str(i), tokens(i))
+    waiting = cache.arrive("0 again", [*tokens(0), 5])
+    clock[0] += 1
+    cache.serve("3", tokens(3))
+    assert cache.cached(tokens(0)) == 100
+    (tmp_path / "lru").touch()
+    cache.plugin._obey()
+    for i in range(4, 7):
+        clock[0] += 1
+        cache.serve(str(i), tokens(i))
+    assert not cache.cached(tokens(0))
+    del waiting
+    assert cache.plugin.failures == 0
+
+
 @shows("a later turn of a conversation gives its history another class, a lower one too")
 def test_a_later_turn_replaces_the_class_of_the_history(clock: Clock) -> None:
     cache = Cache(400, predictor=Groups({"last": 2}), clock=clock)

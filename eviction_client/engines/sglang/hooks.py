@@ -174,6 +174,8 @@ class Hooks:
         """Follow the guard and the latest curves."""
         if self.order is not None:
             self.plugin.follow(self.order)
+        if self._keep is not None:
+            self._keep.enabled = not self.plugin.lru_forced
 
     def _ended(self, req: Any, up_to: int) -> Ended:
         """Pass the end of a request to the plug-in."""

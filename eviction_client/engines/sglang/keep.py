@@ -16,12 +16,16 @@ class Keep:
 
     Args:
         dropped: called with the id of a request when SGLang has dropped the request.
+
+    Attributes:
+        enabled: whether anything is kept. Requests join and leave nevertheless.
     """
 
     def __init__(self, dropped: Callable[[str], None]) -> None:
         self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._added = 0
         self._dropped = dropped
+        self.enabled = True
 
     def __contains__(self, req: Any) -> bool:
         return req in self._numbers
@@ -44,9 +48,9 @@ class Keep:
         self._numbers.pop(req, None)
 
     def first(self, node: Any) -> int | None:
-        """Return the number of the oldest request that waits for a node; None without one."""
+        """Return the number of the oldest request for which a node is kept; None without one."""
         waits = getattr(node, "lpc_waits", None)
-        if not waits:
+        if not waits or not self.enabled:
             return None
         waits[:] = [each for each in waits if each() in self._numbers]
         return min((self._numbers[each()] for each in waits), default=None)

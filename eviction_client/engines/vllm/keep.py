@@ -53,20 +53,25 @@ class Keep:
         self._policies = policies
         self._enabled = plugin.settings.keep_waiting
         self._passed_over = False
+        self._kept = False
 
     def join(self, request: Request) -> None:
         """Add a request that starts to wait."""
         self.beyond[request.request_id] = request
 
     def before_step(self) -> None:
-        """Look up and count the oldest waiting requests, unless there is only one and it may be served at once."""
+        """Look up and count the oldest waiting requests, unless there is only one and it may be served at once.
+
+        While LRU is forced, nothing is kept for any of them.
+        """
         counted, beyond = self.counted, self.beyond
-        if (
-            not beyond
-            or not self._enabled
-            or self._plugin.lru_forced
-            or (len(counted) + len(beyond) == 1 and not self._passed_over)
-        ):
+        if self._plugin.lru_forced:
+            if self._kept:
+                self._kept = False
+                for request_id in counted:
+                    self._release(request_id)
+            return
+        if not beyond or not self._enabled or (len(counted) + len(beyond) == 1 and not self._passed_over):
             return
         budget = BLOCKS_PER_STEP
         while beyond and budget > 0 and len(counted) < KEPT_REQUESTS:
@@ -89,6 +94,9 @@ class Keep:
         if self.counted.pop(request_id, None) is None:
             self.beyond.pop(request_id, None)
             return
+        self._release(request_id)
+
+    def _release(self, request_id: str) -> None:
         if self._queue is not None:
             self._queue.served(request_id)
         for policy in self._policies:
@@ -105,6 +113,7 @@ class Keep:
             blocks = [block.block_id for group in groups for block in group if not block.is_null]
             chain = request.block_hashes[: (request.num_tokens - 1) // size]
             chunks = [policy.find(chain, cached // size) for policy in self._policies]
+        self._kept = True
         self.counted[request_id] = Waits(cached, request.num_prompt_tokens, self.waited.requests["cold"])
         if self._queue is not None:
             self._queue.wait(request_id, blocks)
