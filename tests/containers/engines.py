@@ -34,7 +34,7 @@ def missing() -> str:
     """Return what this machine lacks; empty if the tests can run."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "containers are tested as root on Linux"
-    tools = [tool for tool in ("apt-get", "dpkg", "docker-compose", "ip", "tar") if shutil.which(tool) is None]
+    tools = [tool for tool in ("apt-get", "curl", "dpkg", "docker-compose", "ip", "tar") if shutil.which(tool) is None]
     if tools:
         return f"containers are tested on Debian with {', '.join(tools)}, which this machine lacks"
     if "overlay" not in Path("/proc/filesystems").read_text():

@@ -5,6 +5,7 @@ What a registry would give is made here: the base image, Redis and Prometheus of
 """
 
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -53,6 +54,8 @@ SLOW_S = 1200
 SIZE_MB = 500
 HEALTH = ["/opt/lpc/bin/python", "/opt/lpc/healthcheck.py"]
 READ = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=10).read().decode())"
+PLAIN = "for name in ${!LPC_*}; do [ $name = LPC_MODELS ] || unset $name; done"
+"""Removes the images' own settings, which a tutorial's reader does not have."""
 # Random weights never come to an end of their own.
 STOPS = {"stop_token_ids": list(range(0, 262, 2)), "min_tokens": 64, "max_tokens": 256, "temperature": 0}
 
@@ -139,6 +142,30 @@ def predicted(port: int, requests: float) -> None:
         return answered(port) >= requests
 
     until(enough, SLOW_S)
+
+
+def blocks_of(page: str) -> list[list[str]]:
+    """Return the lines of a page's indented blocks: commands and outputs."""
+    found: list[list[str]] = [[]]
+    for line in (ROOT / "docs/tutorials" / page).read_text().splitlines():
+        if line.startswith("    "):
+            found[-1].append(line[4:])
+        elif found[-1]:
+            found.append([])
+    return [block for block in found if block]
+
+
+def differing(output: str, lines: list[str]) -> list[str]:
+    """Return the lines of a page that an output lacks. Numbers, digests and the width of gaps may differ."""
+
+    def pattern(line: str) -> str:
+        parts = re.split(r"(\b[0-9a-f]{12}\b|\d+(?:\.\d+)*|\s+)", line)
+        return "".join(
+            re.escape(part) if not number % 2 else r"\s+" if part.isspace() else r"[0-9a-f.]+"
+            for number, part in enumerate(parts)
+        )
+
+    return [line for line in lines if not re.search(pattern(line), output)]
 
 
 def prometheus(path: str, **parameters: str) -> Any:
@@ -290,6 +317,12 @@ def test_engines_of_the_profile_cpu_are_predicted_for_pooled_and_watched(stack: 
     assert until(lambda: prometheus("query", query='sum(lpc_predictions_total{fate="answered"}) >= 6')["result"])
 
 
+def test_the_demos_commands_print_what_the_tutorial_shows(stack: Stack) -> None:
+    commands, counted = blocks_of("demo.md")[-2:]
+    output = stack.machine.run("bash", "-ec", "\n".join(commands))
+    assert '"role":"assistant"' in output and not differing(output, counted)
+
+
 def test_predictions_go_on_after_a_restart_of_the_sidecar(stack: Stack) -> None:
     stack.compose("cpu", "stop", "predictor")
     container = stack.container("cpu", "predictor")
@@ -321,6 +354,41 @@ def test_what_was_learnt_outlives_the_containers(stack: Stack) -> None:
     assert until(learnt) >= before
     predicted(8002, 3)
     stack.compose("cpu", "down", "--timeout=60")
+
+
+def test_the_dry_runs_commands_print_what_the_tutorial_shows(stack: Stack) -> None:
+    """`pip install` is left out: the images' builds have installed the same packages."""
+    machine = stack.machine
+    serve, served, vllm, checked, doctor, found, curl, counted, _ = blocks_of("dry-run.md")
+    options = " ".join([*(each for each in ENGINE if "model-name" not in each), "--served-model-name my-model tiny"])
+    volumes = [f"--volume={SITE / package}:{IN_IMAGE}/{package}:ro" for package in MOUNTED]
+    volumes.append(f"--volume={machine.folder / 'model'}:/my-model:ro")
+    alone = ["--env=OMP_NUM_THREADS=1", "--env=VLLM_CPU_OMP_THREADS_BIND=nobind", "--shm-size=1g", "--workdir=/"]
+
+    def start(name: str, image: str, command: str, *more: str) -> None:
+        shared = ["--network=host", "--user=0", "--entrypoint=bash"]
+        machine.run("docker", "run", "--detach", f"--name={name}", *shared, *more, image, "-c", f"{PLAIN}; {command}")
+
+    def log(name: str) -> str:
+        return machine.run("bash", "-c", f"docker logs {name} 2>&1")
+
+    try:
+        start("dry-sidecar", "lpc-sidecar:0.1.0-cpu", serve[-1])
+        start("dry-engine", "lpc-engine:0.1.0-cpu", f"{vllm[-1]} {options}", *volumes, *alone)
+        until(lambda: not differing(log("dry-sidecar"), served), SLOW_S)
+        until(lambda: answers("http://127.0.0.1:8000/health"), SLOW_S)
+        assert not differing(log("dry-engine"), checked[:1])
+        predicted(8000, 3)
+        assert not differing(log("dry-engine"), checked)
+        within = ["docker", "exec", "dry-engine", "bash", "-c"]
+        assert not differing(machine.run(*within, f"{PLAIN}; {doctor[0]}"), found)
+        assert not differing(machine.run("bash", "-c", curl[0]), counted)
+        assert "blocks" in machine.run(*within, "lpc report --engine http://localhost:8000")
+    except AssertionError:
+        print(log("dry-sidecar"), log("dry-engine"))
+        raise
+    finally:
+        machine.run("docker", "rm", "--force", "dry-sidecar", "dry-engine")
 
 
 def test_the_profile_gateway_gives_an_answer_again(stack: Stack) -> None:
