@@ -156,7 +156,7 @@ def blocks_of(page: str) -> list[list[str]]:
 
 
 def differing(output: str, lines: list[str]) -> list[str]:
-    """Return the lines of a page that an output lacks. Numbers, digests and the width of gaps may differ."""
+    """Return the lines of a page that an output lacks. Numbers, digests and the gaps of tables may differ."""
 
     def pattern(line: str) -> str:
         parts = re.split(r"(\b[0-9a-f]{12}\b|\d+(?:\.\d+)*|\s+)", line)
@@ -165,7 +165,10 @@ def differing(output: str, lines: list[str]) -> list[str]:
             for number, part in enumerate(parts)
         )
 
-    return [line for line in lines if not re.search(pattern(line), output)]
+    lacking = [line for line in lines if not re.search(pattern(line), output.replace("│", " "))]
+    if lacking:
+        print(output)
+    return lacking
 
 
 def prometheus(path: str, **parameters: str) -> Any:
