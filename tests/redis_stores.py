@@ -2,7 +2,6 @@
 
 import contextlib
 import socket
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
 from lpc.wire.redis_connection import Connection
 from tests.eventually import until
+from tests.relay import Relay
 
 NAMESPACE = Namespace("sha256_cbor", "0", 16, "a-model")
 A, B = ConversationId("conversation-a"), ConversationId("conversation-b")
@@ -35,25 +35,17 @@ def flushed(store: RedisStore, timeout: float = 40.0) -> bool:
     return until(store.flush, timeout)
 
 
-class LosingProxy:
+class LosingProxy(Relay):
     """A proxy between a client and Redis. On demand it forwards a request but closes the connection before the answer."""
 
     def __init__(self, port: int) -> None:
-        self._target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
+        super().__init__()
+        self.target = ("127.0.0.1", port)
         self.lose_answers_to: bytes | None = None
         self.lost = 0
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        with client, socket.create_connection(("127.0.0.1", self._target)) as server, contextlib.suppress(OSError):
+        with client, socket.create_connection(self.target) as server, contextlib.suppress(OSError):
             while request := client.recv(1 << 20):
                 server.sendall(request)
                 answer = server.recv(1 << 20)
@@ -62,11 +54,6 @@ class LosingProxy:
                     self.lost += 1
                     return
                 client.sendall(answer)
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
 
 
 def refusal(url: str, **options) -> str:

@@ -16,9 +16,9 @@ from eviction_client.errors import StoreError
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, open_store
 from eviction_client.stores.namespace import Namespace
-from tests.deploy.relay import Relay
 from tests.deploy.test_kubernetes import DEPLOY, containers, named, rendered
 from tests.eventually import until
+from tests.relay import Relay
 
 OVERLAY = DEPLOY / "overlays/redis-cluster"
 PASSWORD, ADMIN = r's3cret "/#?%@ \ x', r'adm1n "/#?%@ \ y'
