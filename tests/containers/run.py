@@ -353,12 +353,12 @@ def test_what_was_learnt_outlives_the_containers(stack: Stack) -> None:
     assert until(lambda: answers("http://127.0.0.1:9091/-/ready"))
     assert until(learnt) >= before
     predicted(8002, 3)
-    stack.compose("cpu", "down", "--timeout=60")
 
 
 def test_the_dry_runs_commands_print_what_the_tutorial_shows(stack: Stack) -> None:
     """`pip install` is left out: the images' builds have installed the same packages."""
     machine = stack.machine
+    stack.compose("cpu", "down", "--timeout=60")
     serve, served, vllm, checked, doctor, found, curl, counted, _ = blocks_of("dry-run.md")
     options = " ".join([*(each for each in ENGINE if "model-name" not in each), "--served-model-name my-model tiny"])
     volumes = [f"--volume={SITE / package}:{IN_IMAGE}/{package}:ro" for package in MOUNTED]
