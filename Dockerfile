@@ -118,14 +118,14 @@ RUN install -d -o 10001 -g 10001 /models \
        esac
 
 
-FROM ${PYTHON_IMAGE} AS cpu
+# What both of the sidecar's images are, but for its packages.
+FROM ${PYTHON_IMAGE} AS sidecar
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 # Address of the repository, and of its documentation.
 ARG SOURCE=
 ARG DOCUMENTATION=
-LABEL org.opencontainers.image.title="learned-prefix-cache sidecar (CPU)" \
-      org.opencontainers.image.description="Predicts whether a conversation continues, for prefix cache eviction" \
+LABEL org.opencontainers.image.description="Predicts whether a conversation continues, for prefix cache eviction" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.source="${SOURCE}" \
@@ -135,7 +135,6 @@ LABEL org.opencontainers.image.title="learned-prefix-cache sidecar (CPU)" \
 RUN groupadd --gid 10001 lpc \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin lpc \
     && install -d -m 0700 -o 10001 -g 10001 /run/lpc /cache /secrets/sidecar /secrets/gateway /secrets/engine /secrets/clients
-COPY --from=venv-cpu /opt/lpc /opt/lpc
 COPY --from=models --chown=0:0 /models /models
 # hadolint ignore=DL3064
 ENV PATH=/opt/lpc/bin:$PATH \
@@ -145,53 +144,9 @@ ENV PATH=/opt/lpc/bin:$PATH \
     LPC_HOST=0.0.0.0 \
     LPC_METRICS_HOST=0.0.0.0 \
     LPC_MODELS=/models \
-    LPC_PROVIDER=cpu \
     LPC_UNIX_SOCKET=/run/lpc/predictor.sock \
     LPC_STATE=/cache \
     HF_HOME=/cache/huggingface
-EXPOSE 50051 9090
-USER 10001:10001
-STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["/opt/lpc/bin/python", "/opt/lpc/healthcheck.py"]
-ENTRYPOINT ["lpc"]
-CMD ["serve"]
-
-
-# CUDA and cuDNN come with the packages; NVIDIA's container toolkit brings the driver, by the two variables.
-FROM ${PYTHON_IMAGE} AS gpu
-ARG VERSION=0.1.0
-ARG REVISION=unknown
-# Address of the repository, and of its documentation.
-ARG SOURCE=
-ARG DOCUMENTATION=
-LABEL org.opencontainers.image.title="learned-prefix-cache sidecar (CUDA)" \
-      org.opencontainers.image.description="Predicts whether a conversation continues, for prefix cache eviction" \
-      org.opencontainers.image.version="${VERSION}" \
-      org.opencontainers.image.revision="${REVISION}" \
-      org.opencontainers.image.source="${SOURCE}" \
-      org.opencontainers.image.documentation="${DOCUMENTATION}" \
-      org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.base.name="docker.io/library/python:3.11.14-slim-bookworm"
-RUN groupadd --gid 10001 lpc \
-    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin lpc \
-    && install -d -m 0700 -o 10001 -g 10001 /run/lpc /cache
-COPY --from=venv-gpu /opt/lpc /opt/lpc
-COPY --from=models --chown=0:0 /models /models
-# hadolint ignore=DL3064
-ENV PATH=/opt/lpc/bin:$PATH \
-    HOME=/tmp \
-    PYTHONDONTWRITEBYTECODE=1 \
-    PYTHONUNBUFFERED=1 \
-    LPC_HOST=0.0.0.0 \
-    LPC_METRICS_HOST=0.0.0.0 \
-    LPC_MODELS=/models \
-    LPC_PROVIDER=cuda \
-    LPC_UNIX_SOCKET=/run/lpc/predictor.sock \
-    LPC_STATE=/cache \
-    HF_HOME=/cache/huggingface \
-    NVIDIA_VISIBLE_DEVICES=all \
-    NVIDIA_DRIVER_CAPABILITIES=compute,utility
 EXPOSE 50051 9090
 USER 10001:10001
 STOPSIGNAL SIGTERM
@@ -199,6 +154,21 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \
     CMD ["/opt/lpc/bin/python", "/opt/lpc/healthcheck.py"]
 ENTRYPOINT ["lpc"]
 CMD ["serve"]
+
+
+FROM sidecar AS cpu
+LABEL org.opencontainers.image.title="learned-prefix-cache sidecar (CPU)"
+COPY --from=venv-cpu /opt/lpc /opt/lpc
+ENV LPC_PROVIDER=cpu
+
+
+# CUDA and cuDNN come with the packages; NVIDIA's container toolkit brings the driver, by the two variables.
+FROM sidecar AS gpu
+LABEL org.opencontainers.image.title="learned-prefix-cache sidecar (CUDA)"
+COPY --from=venv-gpu /opt/lpc /opt/lpc
+ENV LPC_PROVIDER=cuda \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
 
 
 # hadolint ignore=DL3006

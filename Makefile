@@ -162,10 +162,7 @@ test-lmcache: setup lmcache redis-server ## real vLLM with LMCache in MP mode: e
 	@test -d models/e5-small || $(BIN)/lpc export --models models
 	LPC_TEST_LMCACHE=1 $(BIN)/pytest tests/lmcache -o timeout=900
 
-.PHONY: test-image test-containers test-podmonitor deploy-tools settings support audit digests
-test-image: setup ## the Dockerfile's RUN lines in clean environments, then the image's command and health check (no engine)
-	$(BIN)/python -m tests.image.build_without_engine
-
+.PHONY: test-containers test-podmonitor deploy-tools settings support audit digests
 # Packages of Debian and PyPI are all it fetches. Images, daemons and networks are gone afterwards.
 test-containers: setup engine deploy-tools ## images, compose profiles with real vLLM and a pod, in Docker and podman of Debian's packages (root; a quarter of an hour)
 	$(BIN)/pytest -s --durations=0 -o timeout=1800 tests/containers/run.py

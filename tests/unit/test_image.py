@@ -1,4 +1,4 @@
-"""What can be said of the Dockerfile without a container engine. `make test-image` carries its RUN lines out."""
+"""What can be said of the Dockerfile without a container engine. `make test-containers` builds it."""
 
 import re
 import subprocess
