@@ -85,7 +85,7 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     "lpc_queue_runs": (Gauge, "Runs in the free queue: blocks of a class that were freed together.", ""),
     "lpc_waited_requests": (
         Counter,
-        "Requests that have waited, warm (half of the prompt or more was cached then) and cold; of the warm those that lost "
+        "Requests that have waited: warm (half of the prompt or more was cached then), or cold. Of the warm: those that lost "
         "cached blocks meanwhile, and those before which a cold one was served.",
         "what",
     ),

@@ -78,7 +78,7 @@ class Metrics:
         self.turns = Counter(
             "lpc_turns",
             "Turns by where the previous one was found through Redis: first (nowhere), own, elsewhere, repeated (another "
-            "sidecar got this turn before), unasked (Redis is unreachable or slow); heard: own turns that returned elsewhere.",
+            "sidecar got this turn before), unasked (Redis is unreachable or slow). Heard: own turns that returned elsewhere.",
             ["found"],
             registry=registry,
         )
