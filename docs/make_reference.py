@@ -53,6 +53,7 @@ METRICS_HEAD = """# Metrics and alerts
 
 `make reference` writes this page from the code and from `deploy/prometheus/rules.yml`. A test fails if it is stale. Prometheus
 adds `_total` to counters, and `_bucket`, `_sum` and `_count` to histograms. No label holds text of a conversation.
+The plug-in's metrics are in the engine's own `/metrics`, each with the label `engine`.
 """
 SHARED = (ServerSettings, RedisSettings)
 PARTS: tuple[tuple[str, type[BaseSettings], str], ...] = (
@@ -152,11 +153,9 @@ def metrics_page() -> str:
         "Response caches in the sidecar": sorted(set(_metrics(served.registry)) - without_caches),
         "The gateway": sorted(_metrics(gateway.Metrics().registry)),
     }
-    notes = {"The plug-in": "In the engine's own `/metrics`, each with the label `engine`."}
     lines = [METRICS_HEAD]
     for title, rows in parts.items():
-        lines += [f"## {title}\n", *([notes[title] + "\n"] if title in notes else [])]
-        lines += ["| Metric | Type | Labels | |", "|---|---|---|---|"]
+        lines += [f"## {title}\n", "| Metric | Type | Labels | |", "|---|---|---|---|"]
         lines += [
             f"| `{name}` | {kind} | {', '.join(f'`{label}`' for label in own.split(',') if label)} | {sentence(text)} |"
             for name, kind, own, text in rows

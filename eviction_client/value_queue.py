@@ -362,12 +362,15 @@ class ValueQueue(FreeList[B]):
 
     def _sift(self, block: Any, behind: Any, n: int, popped: list[B], kept: list[B]) -> Any:
         """As :meth:`_pop_from`, but move blocks that waiting requests need to ``kept``."""
-        needed, most = self._needed, len(popped) + n
+        needed = self._needed
+        before, most = block.prev_free_block, len(popped) + n
         while block is not behind and len(popped) < most:
-            stretch: list[B] = []
-            block = self._pop_from(block, behind, most - len(popped), stretch)
-            for each in stretch:
-                (kept if each.block_id in needed else popped).append(each)
+            (kept if block.block_id in needed else popped).append(block)
+            following = block.next_free_block
+            block.prev_free_block = block.next_free_block = None
+            block = following
+        before.next_free_block = block
+        block.prev_free_block = before
         return block
 
     def _keep(self, blocks: Sequence[B]) -> None:
