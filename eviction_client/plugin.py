@@ -20,7 +20,6 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from eviction_client import grouping
 from eviction_client.background import TICK_S, BackgroundThread, StartBackground
-from eviction_client.clock import MonotoneClock
 from eviction_client.conversations import Conversations
 from eviction_client.ended import Ended, Run
 from eviction_client.ghost import Freed, Ghosts, sampled
@@ -33,6 +32,7 @@ from eviction_client.settings import ClientSettings
 from eviction_client.stores.base import BlockHash, BlockStore
 from eviction_client.value_queue import DONE, Table
 from eviction_client.value_tier import ValueTier
+from lpc.clock import MonotoneClock
 from lpc.model.curve import HORIZON_S, retain_seconds
 from lpc.wire.bugs import log_bug
 

@@ -4,6 +4,7 @@
     ├── UsageError              an option, an argument or a setting is invalid; exit code 2 (all others: 1)
     │   └── SimulationError     lpc_apps.simulator.amounts: the options of a simulation are invalid
     ├── InvalidRequest          a request that can never succeed
+    ├── LockedError             lpc.files: another process changes the same file
     ├── ArtifactError           a model artefact is missing, corrupted or incompatible
     ├── ProviderError           lpc.model.session: CUDA is required but unavailable
     ├── CertificateError        lpc.wire.certificates: a certificate, key or token cannot be used

@@ -1,24 +1,46 @@
-"""Atomic writes: readers see the old file or the whole new one."""
+"""Files that readers see whole or not at all, also after a crash, and that several processes may change."""
 
+import contextlib
+import fcntl
+import fnmatch
 import os
+import re
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
+
+from lpc.errors import LpcError
+
+STALE_S: Final = 600.0
+"""Age from which a temporary file counts as left by a killed process, compared with one that was written just now."""
+LOCK_S: Final = 10.0
+"""Longest wait for another process that changes the same file."""
+_RETRY_S: Final = 0.01
+_PARTIAL: Final = re.compile(r"\.(.+)\.[0-9a-f]{16}")
+
+
+class LockedError(LpcError):
+    """Another process holds the lock of a file."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a temporary file that replaces ``path`` at the end. Creates the folder if it is missing.
+    """Yield the path of a temporary file that replaces ``path`` at the end, after fsync. Creates the folder if it is missing.
 
-    The name is random because containers that share the folder over a network may have equal process ids.
+    The name is random because containers that share the folder over a network may have equal process ids. Temporary files that
+    killed processes have left for the same path are removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         yield partial
+        sync(partial)
+        sweep(path.parent, path.name, partial.stat().st_mtime)
         partial.replace(path)
+        sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -28,5 +50,59 @@ def writing(path: Path, mode: int = 0o640) -> Iterator[BinaryIO]:
     """Yield a file that replaces ``path`` at the end, after fsync. ``mode`` sets its permissions."""
     with replacing(path) as partial, os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         yield file
-        file.flush()
-        os.fsync(file.fileno())
+
+
+def write_text(path: Path, text: str, mode: int = 0o644) -> None:
+    """Replace a file's text. Raises OSError."""
+    with writing(path, mode) as file:
+        file.write(text.encode())
+
+
+def sync(path: Path) -> None:
+    """Write a file, or the names in a folder, to the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sweep(folder: Path, names: str, now: float) -> None:
+    """Remove temporary files that are older than STALE_S, because killed writers have left them. Raises OSError.
+
+    Args:
+        names: name of the files that were to be replaced, or a pattern.
+        now: time of modification of a file that was written just now, because the clock of a file server may differ.
+    """
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            found = _PARTIAL.fullmatch(entry.name)
+            if found is None or not (found[1] == names or fnmatch.fnmatchcase(found[1], names)):
+                continue
+            with contextlib.suppress(FileNotFoundError):  # another writer has removed it
+                if now - entry.stat().st_mtime > STALE_S:
+                    Path(entry.path).unlink()
+
+
+@contextmanager
+def locked(path: Path, wait_s: float = LOCK_S) -> Iterator[None]:
+    """Hold the lock of a file within the block: nobody else changes it between a read and a write.
+
+    The lock is an empty file in the same folder, ``.<name>.lock``. The system releases the lock if the process dies.
+
+    Raises:
+        LockedError: another process holds the lock for longer than ``wait_s``.
+        OSError: the lock cannot be created.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + wait_s
+    with path.with_name(f".{path.name}.lock").open("ab") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise LockedError(f"another process changes {path}: wait for it, or end it") from None
+                time.sleep(_RETRY_S)
+        yield

@@ -105,6 +105,13 @@ class Metrics:
             ["use", "cause"],
             registry=registry,
         )
+        self.invalid_values = Counter(
+            "lpc_invalid_values",
+            "Values that were ignored or replaced, because no sidecar would have written them: turns and returns in Redis, and "
+            "numbers of the return model that were not finite.",
+            ["of"],
+            registry=registry,
+        )
         self.returns_learnt = Gauge(
             "lpc_returns_learnt",
             "Turns and returns that the return model has learnt from, including those before a restart.",
@@ -134,6 +141,8 @@ class Metrics:
             self.unlabelled.labels(reason)
         for found in ("first", "own", "elsewhere", "repeated", "unasked", "heard"):
             self.turns.labels(found)
+        for what in ("turns", "returns", "model"):
+            self.invalid_values.labels(what)
         for use in ("caches", "turns"):
             for cause in REDIS_REFUSALS:
                 self.refused_by_redis.labels(use, cause)

@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 import logging
 import signal
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from lpc.clock import MonotoneClock
 from lpc.model.inference import Model
 from lpc.model.returns.model import ReturnModel
 from lpc.model.session import InferenceSettings
@@ -76,7 +76,7 @@ class Parts:
     """Parts of a sidecar that tests and benchmarks may replace.
 
     Attributes:
-        clock: time of arrival of turns, seconds since the Unix epoch.
+        clock: time of arrival of turns, seconds since the Unix epoch; None: the system's, see :class:`MonotoneClock`.
         load: loads a model from a version's folder. Raises ArtifactError or ProviderError.
         parser: parses conversations.
         returns: builds the return model for a number of stored turns.
@@ -86,7 +86,7 @@ class Parts:
         constants: limits and intervals.
     """
 
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] | None = None
     load: LoadModel = Model
     parser: Callable[[RequestLimits, ServedModels], RequestParser] = RequestParser
     returns: Callable[[int], ReturnModel] = ReturnModel
@@ -105,7 +105,7 @@ async def running(settings: ServiceSettings, parts: Parts = Parts()) -> AsyncIte
         ArtifactError: no version of the model can be loaded.
         ProviderError: CUDA is configured but not usable.
     """
-    metrics = Metrics()
+    metrics, clock = Metrics(), MonotoneClock(parts.clock)
     tls, callers = _credentials(settings, metrics)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(lost_errors(metrics.task_failures))
@@ -116,17 +116,17 @@ async def running(settings: ServiceSettings, parts: Parts = Parts()) -> AsyncIte
         served_models = _served_models(settings, parts, metrics, stack)
         budget = _budget(settings, metrics)
         serving = await _serving(settings, parts, budget, metrics)
-        returns = await _returns(settings, parts, metrics, stack)
-        labels = _labels(settings, parts, metrics, returns, stack)
+        returns = await _returns(settings, parts, clock, metrics, stack)
+        labels = _labels(settings, parts, clock, metrics, returns, stack)
         batcher = _batcher(settings, parts, budget, returns, metrics, stack)
-        service = _service(settings, parts, serving, batcher, served_models, labels, returns, metrics, stack)
-        caches = _caches(settings, parts, serving, batcher, metrics, stack)
+        service = _service(settings, parts, clock, serving, batcher, served_models, labels, returns, metrics, stack)
+        caches = _caches(settings, parts, clock, serving, batcher, metrics, stack)
         await asyncio.to_thread(served_models.wait, TOKENIZERS_TIMEOUT_S)
         await listener.start(service, None if caches is None else caches.service)
         stack.push_async_callback(listener.drain)
         background = Background(metrics.task_failures)
         stack.push_async_callback(background.close)
-        _start_background(background, parts, listener, batcher, serving, labels, returns, caches)
+        _start_background(background, parts, clock, listener, batcher, serving, labels, returns, caches)
         for name, part in (("certificates", tls), ("tokens", callers), ("keys", caches)):
             if part is not None:
                 background.every(parts.constants.reload_s, name, partial(asyncio.to_thread, part.refresh))
@@ -157,6 +157,7 @@ async def serve(settings: ServiceSettings, parts: Parts = Parts()) -> None:
 def _start_background(
     background: Background,
     parts: Parts,
+    clock: MonotoneClock,
     listener: Listener,
     batcher: Batcher,
     serving: Serving,
@@ -169,7 +170,7 @@ def _start_background(
 
     background.every(HEALTH_S, "health", show_health)
     background.every(parts.constants.reload_s, "reload", serving.reload)
-    background.every(EXPIRE_INTERVAL_S, "labels", lambda: asyncio.to_thread(labels.expire, parts.clock()))
+    background.every(EXPIRE_INTERVAL_S, "labels", lambda: asyncio.to_thread(labels.expire, clock.now()))
     background.every(parts.constants.refit_s, "returns", returns.learn)
     for interval_s, name, run in () if caches is None else caches.rounds:
         background.every(interval_s, name, run)
@@ -219,6 +220,7 @@ async def _serving(settings: ServiceSettings, parts: Parts, budget: TokenBudget,
 def _labels(
     settings: ServiceSettings,
     parts: Parts,
+    clock: MonotoneClock,
     metrics: Metrics,
     returns: ReturnLearning,
     stack: contextlib.AsyncExitStack,
@@ -228,7 +230,9 @@ def _labels(
         max_bytes = settings.label_log_mib * 2**20
         rows, interval_s = parts.constants.label_log_rows, parts.constants.label_log_interval_s
         count = metrics.label_rows.labels
-        writer = LabelWriter(settings.label_log, rows, interval_s, max_bytes, lambda fate, number: count(fate).inc(number))
+        writer = LabelWriter(
+            settings.label_log, rows, interval_s, max_bytes, lambda fate, number: count(fate).inc(number), clock.ahead
+        )
         stack.push_async_callback(asyncio.to_thread, writer.close)
         observers.append(writer)
     labels = Labels(settings.label_memory_turns, settings.label_horizon_s, observers)
@@ -238,11 +242,11 @@ def _labels(
 
 
 async def _returns(
-    settings: ServiceSettings, parts: Parts, metrics: Metrics, stack: contextlib.AsyncExitStack
+    settings: ServiceSettings, parts: Parts, clock: MonotoneClock, metrics: Metrics, stack: contextlib.AsyncExitStack
 ) -> ReturnLearning:
     model = parts.returns(parts.constants.returns_turns)
     refit_s = parts.constants.refit_s
-    returns = parts.learning(model, metrics, refit_s=refit_s, kept=settings.returns_file, clock=parts.clock)
+    returns = parts.learning(model, metrics, refit_s=refit_s, kept=settings.returns_file, clock=clock.now)
     await asyncio.to_thread(returns.restore)
     stack.push_async_callback(asyncio.to_thread, returns.keep)
     return returns
@@ -259,6 +263,7 @@ def _served_models(settings: ServiceSettings, parts: Parts, metrics: Metrics, st
 def _caches(
     settings: ServiceSettings,
     parts: Parts,
+    clock: MonotoneClock,
     serving: Serving,
     batcher: Batcher,
     metrics: Metrics,
@@ -273,20 +278,20 @@ def _caches(
     from predictor_service.responses.making import made
 
     try:
-        return made(settings, parts.constants.flight_s, metrics, Embedder(serving, batcher), parts.clock, stack)
+        return made(settings, parts.constants.flight_s, metrics, Embedder(serving, batcher), clock.now, stack)
     except (KeyFileError, EvidenceError) as error:
         raise StartError(str(error)) from error
 
 
 def _registry(
-    settings: ServiceSettings, labels: Labels, metrics: Metrics, stack: contextlib.AsyncExitStack
+    settings: ServiceSettings, clock: MonotoneClock, labels: Labels, metrics: Metrics, stack: contextlib.AsyncExitStack
 ) -> "TurnRegistry | None":
     if settings.redis_url is None or not labels.capacity:
         return None
     # redis-py takes half a second to import.
     from predictor_service.sharing.registry import TurnRegistry
 
-    registry = TurnRegistry(settings.redis_connection(), labels, metrics)
+    registry = TurnRegistry(settings.redis_connection(), labels, metrics, clock)
     stack.push_async_callback(asyncio.to_thread, registry.close)
     return registry
 
@@ -315,6 +320,7 @@ def _batcher(
 def _service(
     settings: ServiceSettings,
     parts: Parts,
+    clock: MonotoneClock,
     serving: Serving,
     batcher: Batcher,
     served_models: ServedModels,
@@ -328,9 +334,9 @@ def _service(
     limits = RequestLimits(constants.max_messages, constants.max_token_ids, constants.max_turn_count)
     parser = parts.parser(limits, served_models)
     provider = serving.model.provider
-    registry = _registry(settings, labels, metrics, stack)
+    registry = _registry(settings, clock, labels, metrics, stack)
     threads = TOKENIZER_THREADS[provider]
-    preparation = Preparation(parser, labels, metrics, registry=registry, threads=threads, clock=parts.clock)
+    preparation = Preparation(parser, labels, metrics, registry=registry, threads=threads, clock=clock.now)
     stack.callback(preparation.close)
     published = _limits(settings, constants)
     return PredictorService(serving, parser, preparation, batcher, labels, returns, published, metrics)

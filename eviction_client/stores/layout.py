@@ -44,21 +44,30 @@ UNIT: Final = LIMIT * OWNER_TAGS / 2.0**53
 LIVES_S: Final = 2 * HORIZON_S + REMEMBERED_S
 """Keys in Redis expire this long after the last write. By then even the highest score is trimmed, with a hint of HORIZON_S."""
 
+MOST_AHEAD_S: Final = 3 * HORIZON_S
+"""A stored score that is later than the time of Redis, and than the new score, by more than this is from no engine."""
+
 RECORD_SCRIPT: Final = """
 local unit, width, owner, score = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local blob = ARGV[6]
+local blob, most = ARGV[6], math.max(score, redis.call('TIME')[1] + 0) + ARGV[7]
 local step = width * 1000
 for from = 1, #blob, step do
   local members = {}
   for at = from, math.min(from + step - 1, #blob), width do
     members[#members + 1] = string.sub(blob, at, at + width - 1)
   end
-  local before = redis.call('ZMSCORE', KEYS[1], unpack(members))
+  local before = redis.pcall('ZMSCORE', KEYS[1], unpack(members))
+  if before.err and string.find(before.err, 'WRONGTYPE', 1, true) then
+    redis.call('SET', KEYS[1], '', 'PX', 1)
+    return 0
+  elseif before.err then
+    error(before.err)
+  end
   local changed = {}
   for j, member in ipairs(members) do
     local stored, now = before[j] and tonumber(before[j]), score + owner
-    if stored then
-      local known = math.floor(stored / unit) * unit
+    local known = stored and math.floor(stored / unit) * unit
+    if stored and known <= most then
       if stored - known ~= owner then now = math.max(known, score) end
     end
     if now ~= stored then
@@ -72,14 +81,22 @@ redis.call('PEXPIRE', KEYS[1], ARGV[1])
 return 1
 """
 """Key: the sorted set. Arguments: milliseconds to live, unit of the score, bytes per member, owner tag (a fraction of the
-unit), score (a multiple of the unit), members (concatenated). It handles 1,000 at a time: Lua's stack limits `unpack`."""
+unit), score (a multiple of the unit), members (concatenated), MOST_AHEAD_S. It handles 1,000 at a time: Lua's stack limits
+`unpack`.
+
+Any engine may write these keys. A score that no engine would have written is replaced. A key of another type is removed: SET
+may replace any type, and the value expires at once. The block's next turn is recorded again."""
 
 TRIM_SCRIPT: Final = """
-local sunk = math.min(redis.call('ZCOUNT', KEYS[1], '-inf', '(' .. ARGV[1]), tonumber(ARGV[2]))
+local below = redis.pcall('ZCOUNT', KEYS[1], '-inf', '(' .. ARGV[1])
+if type(below) == 'table' and string.find(below.err, 'WRONGTYPE', 1, true) then return 0 end
+if type(below) == 'table' then error(below.err) end
+local sunk = math.min(below, tonumber(ARGV[2]))
 if sunk > 0 then redis.call('ZREMRANGEBYRANK', KEYS[1], 0, sunk - 1) end
 return sunk
 """
-"""Key: the sorted set. Arguments: threshold, most members to remove. Returns how many were removed."""
+"""Key: the sorted set. Arguments: threshold, most members to remove. Returns how many were removed; a key of another type is
+left to RECORD_SCRIPT."""
 
 
 def floor(score: float) -> float:

@@ -16,10 +16,20 @@ from redis.backoff import AbstractBackoff
 from eviction_client.errors import StoreError
 from eviction_client.score import forgotten_below
 from eviction_client.stores.base import BlockHash, ConversationId
-from eviction_client.stores.layout import LIVES_S, MEMBER_BYTES, RECORD_SCRIPT, TRIM_SCRIPT, UNIT, Layout, floor, members
+from eviction_client.stores.layout import (
+    LIVES_S,
+    MEMBER_BYTES,
+    MOST_AHEAD_S,
+    RECORD_SCRIPT,
+    TRIM_SCRIPT,
+    UNIT,
+    Layout,
+    floor,
+    members,
+)
 from eviction_client.stores.namespace import Namespace
 from lpc.wire.redis_connection import ERRORS, Connection, evaluate
-from lpc.wire.redis_health import Health, explain
+from lpc.wire.redis_health import Health, cause_of, explain
 
 MAX_PENDING_BLOCKS: Final = 200_000
 """Bound of recorded blocks that wait: some minutes of a busy engine."""
@@ -110,7 +120,8 @@ class RedisStore:
 
         def probe(client: Any) -> None:
             client.execute_command("ZMSCORE", key, "x")
-            client.execute_command("EVAL", RECORD_SCRIPT, 1, key, 1000, UNIT, MEMBER_BYTES, 0.0, 0.0, b"\0" * MEMBER_BYTES)
+            block = b"\0" * MEMBER_BYTES
+            client.execute_command("EVAL", RECORD_SCRIPT, 1, key, 1000, UNIT, MEMBER_BYTES, 0.0, 0.0, block, MOST_AHEAD_S)
             client.execute_command("EVAL", TRIM_SCRIPT, 1, key, "inf", 1)
 
         self._now(probe)
@@ -168,7 +179,7 @@ class RedisStore:
             for shard, indices in enumerate(layout.by_shard(blocks)):
                 if indices:
                     blob = b"".join([names[i] for i in indices])
-                    commands.append((1, layout.scores_key(shard), int(LIVES_S * 1000), *value, blob))
+                    commands.append((1, layout.scores_key(shard), int(LIVES_S * 1000), *value, blob, MOST_AHEAD_S))
         if commands:
             evaluate(client, RECORD_SCRIPT, commands)
         self.written += self._pending
@@ -185,7 +196,11 @@ class RedisStore:
         commands = client.pipeline(transaction=False)
         for shard, indices in lookups:
             commands.execute_command("ZMSCORE", self._layout.scores_key(shard), *(names[i] for i in indices))
-        for (_, indices), stored in zip(lookups, commands.execute(), strict=True):
+        for (_, indices), stored in zip(lookups, commands.execute(raise_on_error=False), strict=True):
+            if isinstance(stored, Exception):
+                if cause_of(stored) != "WRONGTYPE":
+                    raise stored
+                continue  # the next record replaces the key
             for i, value in zip(indices, stored, strict=True):
                 if value is not None:
                     score = floor(float(value))

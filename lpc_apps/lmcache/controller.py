@@ -22,8 +22,8 @@ from lmcache.v1.mp_coordinator.controllers.base import Controller
 from lmcache.v1.mp_coordinator.views.instance_registry import InstanceRegistry
 
 from eviction_client import ClientSettings, PredictorClient
-from eviction_client.clock import MonotoneClock
 from eviction_client.offer import NoTokenizer
+from lpc.clock import MonotoneClock
 from lpc.wire.access import access_of
 from lpc.wire.tokenizer_files import NAMES
 from lpc_apps.lmcache.events import ALGORITHM, NO_TOKENS, Entry, Event, Location, ObjectId, reported_at

@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from lpc.files import writing
+from lpc.files import sweep, writing
 from lpc.model.artifact import Manifest
 from lpc.model.label_rows import EMBEDDING, FILES, write
 from lpc.wire.bugs import log_bug
@@ -34,9 +34,6 @@ QUEUED_FILES: Final = 4
 
 CLOSE_S: Final = 10.0
 """Time for writing the last files at shutdown, so that a disk that hangs does not block it."""
-
-STALE_S: Final = 600.0
-"""Age at which a partial file counts as left by a killed process, and is removed."""
 
 Fate: TypeAlias = Literal["written", "dropped"]
 
@@ -53,19 +50,29 @@ class _Rows:
 class LabelWriter(TurnObserver):
     """Writes labels into a folder, in a thread of its own. Thread-safe."""
 
-    def __init__(self, folder: Path, rows: int, interval_s: float, max_bytes: int, count: Callable[[Fate, int], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rows: int,
+        interval_s: float,
+        max_bytes: int,
+        count: Callable[[Fate, int], None],
+        ahead: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         """Start the thread, which creates the folder.
 
         Args:
             rows, interval_s: a file is written when it has ``rows`` rows or its first row is ``interval_s`` seconds old.
             max_bytes: limit of all files in the folder, including those of other sidecars; the oldest are deleted.
             count: called from any thread with the number of rows written or dropped.
+            ahead: returns by how many seconds the wall clock, whose time the rows contain, is ahead of the turns' clock.
         """
         self.folder = folder
         self._rows = rows
         self._interval_s = interval_s
         self._max_bytes = max_bytes
         self._count = count
+        self._ahead = ahead
         self._process = secrets.token_hex(4)
         self._failing = False
         self._queue: queue.Queue[Label | None] = queue.Queue(QUEUED_FILES * rows)
@@ -151,22 +158,20 @@ class LabelWriter(TurnObserver):
         path = self.folder / f"labels-{written_at}-{self._process}.npz"
         # Not readable by all users, because embeddings reveal something about the text.
         with writing(path, 0o640) as file:
-            write(file, waiting.manifest, columns_of(waiting.labels))
+            write(file, waiting.manifest, columns_of(waiting.labels, self._ahead()))
             file.flush()
-            size = os.fstat(file.fileno()).st_size
+            written = os.fstat(file.fileno())
+            size = written.st_size
             if size > self._max_bytes:
                 raise OSError(errno.EFBIG, f"{len(waiting.labels)} rows take {size} bytes; label_log_mib: {self._max_bytes}")
+            sweep(self.folder, FILES, written.st_mtime)
             self._delete_oldest(size)
 
     def _delete_oldest(self, size: int) -> None:
-        """Delete partial files of killed processes, and the oldest files until one of ``size`` bytes fits."""
-        for partial in self.folder.glob(f".{FILES}.*"):
-            with suppress(FileNotFoundError):  # here and below: another sidecar has deleted it
-                if time.time() - partial.stat().st_mtime > STALE_S:
-                    partial.unlink()
+        """Delete the oldest files until one of ``size`` bytes fits."""
         sizes: dict[Path, int] = {}
         for path in sorted(self.folder.glob(FILES)):
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):  # another sidecar has deleted it
                 sizes[path] = path.stat().st_size
         excess = sum(sizes.values()) + size - self._max_bytes
         for path, freed in sizes.items():
@@ -176,8 +181,8 @@ class LabelWriter(TurnObserver):
             excess -= freed
 
 
-def columns_of(labels: Sequence[Label]) -> dict[str, Any]:
-    """Return one or more labels as columns for `label_rows.write`."""
+def columns_of(labels: Sequence[Label], ahead: float = 0.0) -> dict[str, Any]:
+    """Return one or more labels as columns for `label_rows.write`; ``ahead`` as in `LabelWriter`."""
     turns = [label.turn for label in labels]
     forecasts = [label.forecast for label in labels]
     return {
@@ -190,6 +195,6 @@ def columns_of(labels: Sequence[Label]) -> dict[str, Any]:
         "probability": [p.probability for p in forecasts],
         "continues": [label.continues for label in labels],
         "gap_s": [label.gap_s for label in labels],
-        "asked_at": [round(turn.asked_at * 1000) for turn in turns],
+        "asked_at": [round((turn.asked_at + ahead) * 1000) for turn in turns],
         "conversation": [turn.conversation.hex() for turn in turns],
     }

@@ -50,6 +50,7 @@ class ReturnLearning(TurnObserver):
         self._clock = clock
         self.curves = PublishedCurves(model.group_curves)
         self._unwritten = False
+        self._resets = model.resets
         self._keep_at = time.monotonic() + KEEP_INTERVAL_S
         metrics.returns_learnt.labels("turns").set_function(lambda: model.quality.turns)
         metrics.returns_learnt.labels("returns").set_function(lambda: model.quality.returns)
@@ -124,6 +125,8 @@ class ReturnLearning(TurnObserver):
         start = time.perf_counter()
         self._model.refit(self._clock())  # if it raises, the curves stay
         self._metrics.return_refit_seconds.observe(time.perf_counter() - start)
+        before, self._resets = self._resets, self._model.resets
+        self._metrics.invalid_values.labels("model").inc(self._resets - before)
 
     def _failed(self, where: str, error: Exception) -> None:
         self._metrics.task_failures.labels("returns").inc()

@@ -1,4 +1,4 @@
-"""Shared turns in Redis. Uses GET, SET and three scripts of these, all allowed for the Redis user of engines.
+"""Shared turns in Redis. Uses PEXPIRE and scripts of GET, SET and PEXPIRE, all allowed for the Redis user of engines.
 
 | key | value |
 |---|---|
@@ -8,15 +8,19 @@
 
 Each command uses one key, so they work in a Redis Cluster, and a refusal affects one key only: its error is returned in place
 of the answer. Other errors of redis-py are raised.
+
+Any engine may write these keys, so nothing in them is trusted. A value of another type or length is replaced (INVALID), and a
+number that no sidecar would have written is ignored (`plausible`, `plausible_return`). Both are counted by the caller.
 """
 
+import math
 import os
 import struct
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple, Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 from lpc.model.arrivals import GapHistory
-from lpc.model.returns.memory import Past
+from lpc.model.returns.memory import IDLE_S, Past
 from lpc.wire.redis_connection import evaluate
 from lpc.wire.redis_health import cause_of
 from lpc.wire.redis_settings import REFUSALS
@@ -30,39 +34,79 @@ KEY_LIFE_S: Final = 7 * 86_400
 """Expiry of the fleet's key; each use renews it."""
 MOST_RETURNS: Final = 16_384
 """Unread returns of one sidecar, above which the oldest are dropped."""
+_RETURNS: Final = _RETURN.size * MOST_RETURNS
+_RECORDS: Final = _RECORD.size * MAX_SAME_NAME
+"""Largest size of a value in bytes."""
 RETURNS_LIFE_S: Final = 600.0
 """Expiry of unread returns. A running sidecar reads its returns every second."""
 EMPTY_LIFE_MS: Final = 1000
 
-APPEND: Final = """
-local all = (redis.call('GET', KEYS[1]) or '') .. ARGV[1]
-local most = tonumber(ARGV[2])
+MOST_TURNS: Final = 2**20
+"""Largest number of turns or gaps of a conversation that is believed."""
+MOST_TOKENS: Final = 2.0**31
+MOST_LOG_GAP: Final = 20.0
+"""Bound of |ln(gap)|. Two times in a double differ by at least 2e-7 s, and a gap ends within a horizon."""
+KEY_BYTES: Final = 32
+
+INVALID: Final = b"?"
+"""Answer of a script that has found a value of another type or length. It is no longer there, unless the script only reads."""
+Unreadable: TypeAlias = Literal["invalid"]
+T = TypeVar("T")
+
+_READ: Final = """
+local function read(size, most)
+  local all = redis.pcall('GET', KEYS[1])
+  if type(all) == 'table' then
+    if string.find(all.err, 'WRONGTYPE', 1, true) then return '?' end
+    error(all.err)
+  end
+  if all and (#all % size ~= 0 or #all > most + 0) then return '?' end
+  return all
+end
+"""
+"""Reads a value without sending one of another size to the sidecar, which could be 512 MiB long."""
+LOOK_UP: Final = f"{_READ} return read(ARGV[1], ARGV[2])"
+APPEND: Final = f"""{_READ}
+local size, most, all = ARGV[2], ARGV[3] + 0, read(ARGV[2], ARGV[3])
+if not all or all == '?' then all = '' end
+all = all .. ARGV[1]
 if #all > most then all = string.sub(all, -most) end
-redis.call('SET', KEYS[1], all, 'PX', ARGV[3])
+redis.call('SET', KEYS[1], all, 'PX', ARGV[4])
 return 1
 """
-# Removes the record that begins with ARGV[2]; if that is empty, the oldest whose turn count is ARGV[3], or else the oldest.
-TAKE: Final = """
-local all, size = redis.call('GET', KEYS[1]), tonumber(ARGV[1])
-if not all or #all < size then return false end
+# Removes the record that begins with ARGV[3]; if that is empty, the oldest whose turn count is ARGV[4], or else the oldest.
+TAKE: Final = f"""{_READ}
+local all, size = read(ARGV[1], ARGV[2]), tonumber(ARGV[1])
+if not all or all == '' then return false end
+if all == '?' then redis.call('SET', KEYS[1], '', 'PX', ARGV[5]) return '?' end
 local at = nil
-for start = 1, #all - size + 1, size do
-  if ARGV[2] ~= '' then
-    if string.sub(all, start, start + #ARGV[2] - 1) == ARGV[2] then at = start; break end
+for start = 1, #all, size do
+  if ARGV[3] ~= '' then
+    if string.sub(all, start, start + #ARGV[3] - 1) == ARGV[3] then at = start; break end
   else
     at = at or start
-    if string.sub(all, start + 48, start + 51) == ARGV[3] then at = start; break end
+    if string.sub(all, start + 48, start + 51) == ARGV[4] then at = start; break end
   end
 end
 if not at then return false end
 local rest = string.sub(all, 1, at - 1) .. string.sub(all, at + size)
-if rest == '' then redis.call('SET', KEYS[1], '', 'PX', ARGV[4]) else redis.call('SET', KEYS[1], rest, 'KEEPTTL') end
+if rest == '' then redis.call('SET', KEYS[1], '', 'PX', ARGV[5]) else redis.call('SET', KEYS[1], rest, 'KEEPTTL') end
 return string.sub(all, at, at + size - 1)
 """
-EMPTY: Final = """
-local all = redis.call('GET', KEYS[1])
-if all and all ~= '' then redis.call('SET', KEYS[1], '', 'PX', ARGV[1]) end
+EMPTY: Final = f"""{_READ}
+local all = read(ARGV[1], ARGV[2])
+if all and all ~= '' then redis.call('SET', KEYS[1], '', 'PX', ARGV[3]) end
 return all
+"""
+# Not SET NX alone: a full Redis refuses SET even if the key exists.
+KEY: Final = f"""{_READ}
+local key = read(#ARGV[1], #ARGV[1])
+if not key or #key ~= #ARGV[1] then
+  key = ARGV[1]
+  redis.call('SET', KEYS[1], key)
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return key
 """
 
 
@@ -86,39 +130,59 @@ class SharedTurn(NamedTuple):
 
     def pack(self) -> bytes:
         """Return the record as bytes of fixed length, so that the records of one name form one string."""
-        history, input_tokens, growth_tokens = self.past
-        return _RECORD.pack(*self[:4], min(self.turn_count, 2**32 - 1), *history, input_tokens, growth_tokens)
+        (latest, last, log_sum, number), input_tokens, growth_tokens = self.past
+        history = latest, last, log_sum, min(number, MOST_TURNS)
+        return _RECORD.pack(*self[:4], min(self.turn_count, MOST_TURNS), *history, input_tokens, growth_tokens)
 
     @classmethod
-    def all_in(cls, records: bytes | None) -> Iterator[Self]:
+    def all_in(cls, records: bytes) -> Iterator[Self]:
         """Yield the packed turns, oldest first; an incomplete last record is skipped."""
         for sidecar, turn, text, conversation, count, *history, tokens, growth in _rows(_RECORD, records):
             yield cls(sidecar, turn, text, conversation, count, Past(GapHistory(*history), tokens, growth))
 
 
+def plausible(past: Past, now: float, life_s: float) -> bool:
+    """Return whether a sidecar may have written this history.
+
+    Args:
+        now: seconds since the epoch, by the same clock as the history.
+        life_s: longest time between two turns of a conversation.
+    """
+    (latest, last, log_sum, number), *tokens = past
+    return (
+        -life_s <= latest - now <= IDLE_S  # here and below: false for NaN
+        and 0 <= number <= MOST_TURNS
+        and ((math.isnan(last) and not log_sum) if not number else 0.0 < last <= life_s + IDLE_S)
+        and abs(log_sum) <= MOST_LOG_GAP * number
+        and all(math.isnan(count) or 0.0 <= count <= MOST_TOKENS for count in tokens)
+    )
+
+
+def plausible_return(at: float, asked_at: float, now: float) -> bool:
+    """Return whether a turn that arrived at ``asked_at`` may have returned to another sidecar at ``at``.
+
+    All are seconds since the epoch. Clocks of two machines may differ by IDLE_S.
+    """
+    return asked_at - IDLE_S <= at <= now + IDLE_S  # false for NaN
+
+
 def fleet_key(client: Any) -> bytes:
-    """Return the key of the fleet's hashes, 32 bytes; generate it if there is none. Raises OSError: it cannot be stored."""
-    redis_key = f"{PREFIX}key"
-    found: bytes | None = client.execute_command("GET", redis_key)
-    if found is None:  # not SET NX alone: a full Redis refuses SET even if the key exists
-        client.execute_command("SET", redis_key, os.urandom(32), "NX", "EX", KEY_LIFE_S)
-        found = client.execute_command("GET", redis_key)
-    if found is None or len(found) != 32:
+    """Return the key of the fleet's hashes, 32 bytes; generate it if there is none or another value. Raises OSError."""
+    (found,) = evaluate(client, KEY, [(1, f"{PREFIX}key", os.urandom(KEY_BYTES), KEY_LIFE_S * 1000)])
+    if not isinstance(found, bytes) or len(found) != KEY_BYTES:
         raise OSError("Redis does not contain a key for the hashes of turns")
-    client.execute_command("PEXPIRE", redis_key, KEY_LIFE_S * 1000)
     return found
 
 
-def look_up(client: Any, names: Sequence[bytes]) -> list[list[SharedTurn] | Exception]:
+def look_up(client: Any, names: Sequence[bytes]) -> list[list[SharedTurn] | Unreadable | Exception]:
     """Return the turns under each name."""
-    batch = client.pipeline(transaction=False)
-    for name in names:
-        batch.execute_command("GET", _key(name))
-    found = _answers(batch.execute(raise_on_error=False))
-    return [records if isinstance(records, Exception) else list(SharedTurn.all_in(records)) for records in found]
+    found = _evaluated(client, LOOK_UP, [(1, _key(name), _RECORD.size, _RECORDS) for name in names])
+    return [_read(records, lambda data: list(SharedTurn.all_in(data))) for records in found]
 
 
-def take(client: Any, sidecar: bytes, wanted: Sequence[tuple[bytes, bytes, int]]) -> list[SharedTurn | Exception | None]:
+def take(
+    client: Any, sidecar: bytes, wanted: Sequence[tuple[bytes, bytes, int]]
+) -> list[SharedTurn | Unreadable | Exception | None]:
     """Remove and return the previous turn under each name.
 
     Args:
@@ -128,32 +192,39 @@ def take(client: Any, sidecar: bytes, wanted: Sequence[tuple[bytes, bytes, int]]
     commands: list[tuple[Any, ...]] = []
     for name, own, count in wanted:
         prefix = sidecar + own if own else b""
-        commands.append((1, _key(name), _RECORD.size, prefix, max(count - 1, 0).to_bytes(4, "big"), EMPTY_LIFE_MS))
+        before = max(count - 1, 0).to_bytes(4, "big")
+        commands.append((1, _key(name), _RECORD.size, _RECORDS, prefix, before, EMPTY_LIFE_MS))
     found = _evaluated(client, TAKE, commands)
-    return [next(SharedTurn.all_in(one)) if isinstance(one, bytes) else one for one in found]
+    return [_read(one, lambda data: next(SharedTurn.all_in(data), None)) for one in found]
 
 
 def put(client: Any, turns: Sequence[tuple[bytes, SharedTurn]], horizon_s: float) -> list[Any]:
     """Append turns to names."""
-    most, life = _RECORD.size * MAX_SAME_NAME, max(int(horizon_s * 1000), 1)
-    return _evaluated(client, APPEND, [(1, _key(name), turn.pack(), most, life) for name, turn in turns])
+    size, life = _RECORD.size, max(int(horizon_s * 1000), 1)
+    return _evaluated(client, APPEND, [(1, _key(name), turn.pack(), size, _RECORDS, life) for name, turn in turns])
 
 
 def put_returns(client: Any, returns: Sequence[tuple[SharedTurn, float]]) -> list[Any]:
     """Report to the sidecar of each turn when the next one arrived, seconds since the epoch."""
-    most, life = _RETURN.size * MOST_RETURNS, int(RETURNS_LIFE_S * 1000)
-    commands = [(1, _inbox(turn.sidecar), _RETURN.pack(turn.turn, at), most, life) for turn, at in returns]
+    size, life = _RETURN.size, int(RETURNS_LIFE_S * 1000)
+    commands = [(1, _inbox(turn.sidecar), _RETURN.pack(turn.turn, at), size, _RETURNS, life) for turn, at in returns]
     return _evaluated(client, APPEND, commands)
 
 
-def take_returns(client: Any, sidecar: bytes) -> list[tuple[bytes, float]] | Exception:
+def take_returns(client: Any, sidecar: bytes) -> list[tuple[bytes, float]] | Unreadable | Exception:
     """Remove and return the ids of this sidecar's turns that returned to other sidecars, and the times."""
-    (found,) = _evaluated(client, EMPTY, [(1, _inbox(sidecar), EMPTY_LIFE_MS)])
-    return found if isinstance(found, Exception) else list(_rows(_RETURN, found))
+    (found,) = _evaluated(client, EMPTY, [(1, _inbox(sidecar), _RETURN.size, _RETURNS, EMPTY_LIFE_MS)])
+    return _read(found, lambda data: list(_rows(_RETURN, data)))
 
 
-def _rows(form: struct.Struct, data: bytes | None) -> Iterator[Any]:
-    data = data or b""
+def _read(answer: Any, rows: Callable[[bytes], T]) -> T | Unreadable | Exception:
+    """Return the rows in a script's answer."""
+    if isinstance(answer, Exception):
+        return answer
+    return "invalid" if answer == INVALID else rows(answer or b"")
+
+
+def _rows(form: struct.Struct, data: bytes) -> Iterator[Any]:
     return form.iter_unpack(data[: len(data) // form.size * form.size])
 
 

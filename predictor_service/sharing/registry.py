@@ -18,6 +18,9 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from redis.backoff import EqualJitterBackoff
 
+from lpc.clock import MonotoneClock
+from lpc.model.returns.hazards import EDGES
+from lpc.model.returns.memory import NO_PAST, Past
 from lpc.wire.bugs import log_bug
 from lpc.wire.redis_connection import ERRORS, Connection
 from lpc.wire.redis_health import Health
@@ -42,6 +45,8 @@ MAX_QUEUED: Final = 4096
 MAX_PIPELINE: Final = 256
 """Turns of one pipeline."""
 CLOSE_S: Final = 2.0
+LONGEST_GAP_S: Final = float(EDGES[-1])
+"""Shortest bound of a gap between two turns that is believed. A longer label horizon extends it."""
 
 Found: TypeAlias = Literal["first", "own", "elsewhere", "repeated", "unasked"]
 """Where the previous turn was found: nowhere; here; at another sidecar. repeated: another sidecar got this same turn before.
@@ -67,16 +72,18 @@ class TurnRegistry:
     Args:
         redis: connection to the fleet's Redis.
         labels: this sidecar's turns, which may return to other sidecars.
+        clock: time of the turns. Times in Redis are those of the wall clock, because other machines read them.
 
     Attributes:
         key: key of the fleet's hashes; None while Redis is unreachable.
     """
 
-    def __init__(self, redis: Connection, labels: Labels, metrics: Metrics) -> None:
+    def __init__(self, redis: Connection, labels: Labels, metrics: Metrics, clock: MonotoneClock) -> None:
         self.key: bytes | None = None
         self._redis = redis
         self._labels = labels
         self._metrics = metrics
+        self._clock = clock
         self._sidecar = os.urandom(ID_BYTES)
         backoff = EqualJitterBackoff(cap=30.0, base=0.5)
         self._health = Health(redis, "of shared turns", metrics.redis_refusals("turns"), backoff=backoff)
@@ -164,11 +171,15 @@ class TurnRegistry:
         """Find the previous turn of each turn, resolve the lookup, and store a record for the next turn."""
         client = self._redis.client
         # Two turns of one conversation in the same pipeline do not find each other here; `Labels` has linked them already.
+        ahead = self._clock.ahead()
         new: list[_Lookup] = []
         for one, stored in zip(lookups, records.look_up(client, [one.names.own for one in lookups]), strict=True):
             if isinstance(stored, Exception):
                 self._health.refused(stored)
                 one.resolve("unasked")
+            elif stored == "invalid":  # the script that appends this turn's record replaces it
+                self._invalid("turns")
+                new.append(one)
             elif any(self._same(one, shared) for shared in stored):
                 one.resolve("repeated")
             else:
@@ -185,19 +196,33 @@ class TurnRegistry:
                 self._health.refused(before)
                 one.resolve("unasked")
                 continue
-            if before is not None and not turn.follows:
-                returns.append((before, turn.asked_at))
+            if before == "invalid":
+                self._invalid("turns")
+            elif before is not None and not turn.follows:
+                returns.append((before, turn.asked_at + ahead))
                 found = "elsewhere"
-                turn.follow(before.past)
+                turn.follow(self._past_of(before, ahead))
                 turn.conversation = before.conversation
             turn.shared_as = os.urandom(ID_BYTES)
             self._own[turn.shared_as] = turn
-            shared = SharedTurn(self._sidecar, turn.shared_as, names.text, turn.conversation, turn.turn_count, turn.past)
+            past = _later(turn.past, ahead)
+            shared = SharedTurn(self._sidecar, turn.shared_as, names.text, turn.conversation, turn.turn_count, past)
             left.append((names.own, shared))
             one.resolve(found)
         for answer in records.put(client, left, self._labels.horizon_s) + records.put_returns(client, returns):
             if isinstance(answer, Exception):
                 self._health.refused(answer)
+
+    def _past_of(self, turn: SharedTurn, ahead: float) -> Past:
+        """Return the history in a record, in this sidecar's time; an empty one if no sidecar would have written it."""
+        past = _later(turn.past, -ahead)
+        if records.plausible(past, self._clock.now(), max(self._labels.horizon_s, LONGEST_GAP_S)):
+            return past
+        self._invalid("turns")
+        return NO_PAST
+
+    def _invalid(self, what: str) -> None:
+        self._metrics.invalid_values.labels(what).inc()
 
     def _same(self, one: _Lookup, shared: SharedTurn) -> bool:
         """Return whether another sidecar got the same turn before."""
@@ -214,8 +239,20 @@ class TurnRegistry:
         if isinstance(found, Exception):
             self._health.refused(found)
             return
-        for name, at in found:
-            turn = self._own.get(name)
+        if found == "invalid":
+            self._invalid("returns")
+            return
+        now, ahead = self._clock.now(), self._clock.ahead()
+        for name, wall_at in found:
+            turn, at = self._own.get(name), wall_at - ahead
             if turn is not None and turn.next_at is None:
+                if not records.plausible_return(at, turn.asked_at, now):
+                    self._invalid("returns")
+                    at = now  # the turn has returned, a moment ago unless Redis was unreachable
                 self._labels.returned_elsewhere(turn, at)
                 self._metrics.turns.labels("heard").inc()
+
+
+def _later(past: Past, seconds: float) -> Past:
+    """Return a history whose arrivals are later by some seconds."""
+    return past._replace(history=past.history._replace(latest=past.history.latest + seconds))

@@ -112,7 +112,7 @@ def test_an_unreachable_redis_is_named() -> None:
 
 
 def test_a_user_without_rights_learns_which_are_needed_and_they_suffice(tmp_path: Path) -> None:
-    commands = "+eval +zmscore +zadd +zcount +zremrangebyrank +pexpire"
+    commands = "+eval +zmscore +zadd +zcount +zremrangebyrank +pexpire +time"
     with RedisServer(tmp_path) as server, contextlib.closing(server.client()) as admin:
         admin.execute_command("ACL", "SETUSER", "weak", "on", ">p", "~lpc:*", "+@read")
         admin.execute_command("ACL", "SETUSER", "foreign", "on", ">p", "~other:*", "+@all")

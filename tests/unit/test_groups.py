@@ -59,7 +59,7 @@ def test_restored_groups_have_their_epoch_numbers_and_curves() -> None:
     for curve in far_apart(12):
         join(groups, curve, 5.0)
     other = CurveGroups()
-    other.restore(groups.state())
+    other.restore(groups.state(), 5.0)
     assert other.epoch == groups.epoch != CurveGroups().epoch
     assert np.array_equal(other.snapshot().hazards, groups.snapshot().hazards)
     for curve in far_apart(50):
@@ -84,7 +84,7 @@ def test_damaged_groups_are_refused_and_change_nothing(damage: dict[str, np.ndar
         join(groups, curve)
     state, epoch = groups.state(), groups.epoch
     with pytest.raises(ValueError):
-        groups.restore(state | damage)
+        groups.restore(state | damage, 5.0)
     assert groups.epoch == epoch and len(groups.snapshot().hazards) == 2
 
 

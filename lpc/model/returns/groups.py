@@ -92,8 +92,17 @@ class CurveGroups:
         curves, joined_at = self._curves[some].copy(), self._joined_at[some].copy()
         return {"groups.epoch": np.array(self.epoch), "groups.curves": curves, "groups.joined_at": joined_at}
 
-    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Load a state. Raises KeyError, ValueError: it is damaged; nothing has changed."""
+    @property
+    def finite(self) -> bool:
+        """Whether all curves are finite. A group whose curve is not would get every request."""
+        some = slice(1, self._count)
+        return bool(np.isfinite(self._curves[some]).all() and np.isfinite(self._signatures[some]).all())
+
+    def restore(self, state: Mapping[str, NDArray[Any]], now: float) -> None:
+        """Load a state. Raises KeyError, ValueError: it is damaged; nothing has changed.
+
+        ``now``: as in :meth:`join`. A group that was joined later, by a wrong clock, would never become free.
+        """
         epoch = str(np.asarray(state["groups.epoch"], np.str_))
         curves, joined_at = (np.asarray(state[f"groups.{name}"], np.float64) for name in ("curves", "joined_at"))
         if not (
@@ -104,7 +113,11 @@ class CurveGroups:
             raise ValueError("curves of groups are not probabilities")
         self.epoch, self._count = epoch, len(curves) + 1
         some = slice(1, self._count)
-        self._curves[some], self._signatures[some], self._joined_at[some] = curves, signatures(curves), joined_at
+        self._curves[some], self._signatures[some], self._joined_at[some] = (
+            curves,
+            signatures(curves),
+            np.minimum(joined_at, now),
+        )
 
     def _nearest(self, marks: Floats) -> tuple[NDArray[np.int64], Floats]:
         """Return the nearest groups of signatures [n, probes] and their distances; 0 and infinity without a group."""

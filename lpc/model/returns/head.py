@@ -28,6 +28,8 @@ FIRST_TURNS: Final = 100_000
 """... limited to this number of turns in all passes: half a second of one core."""
 PIECE: Final = 64
 """Rows per matrix product. OpenBLAS starts threads above 262,144 multiplications, and 64 x 81 x 48 are fewer."""
+MOST_WEIGHT: Final = 1e4
+"""Bound of a saved weight: with larger ones the outputs could overflow."""
 _NAMES: Final = ("w0", "b0", "w1", "b1", "w2", "b2")
 
 
@@ -82,7 +84,9 @@ class HazardHead:
     def restore(self, state: dict[str, Floats32]) -> None:
         """Load weights. Raises KeyError, ValueError: they do not fit this head; nothing has changed."""
         found = [np.array(state[f"head.{name}"], np.float32) for name in _NAMES]
-        if [w.shape for w in found] != [w.shape for w in self._weights] or not all(np.isfinite(w).all() for w in found):
+        if [w.shape for w in found] != [w.shape for w in self._weights] or not all(
+            (np.abs(w) <= MOST_WEIGHT).all() for w in found
+        ):
             raise ValueError("weights of another head")
         self._weights = found
         self.taught = True

@@ -188,7 +188,7 @@ class TurnMemory:
         if turn.next_at is None or not self._waits(turn.number):
             return None
         gap = turn.next_at - turn.past.history.latest
-        if gap < -IDLE_S:  # the clock was set back
+        if not -IDLE_S <= gap < np.inf:  # another sidecar's clock differs
             self.leave(turn)
             return None
         row, gap = turn.number % self.capacity, max(gap, 0.0)

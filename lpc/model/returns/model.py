@@ -32,6 +32,8 @@ GIVEN_UP_S: Final = 600.0
 1,800 s, -2.480 with 600 s, -2.479 with 300 s, because the weights adapt sooner."""
 NEWS: Final = 100
 """The head is trained if at least one in this many turns is new. Otherwise it would overfit on a quiet night."""
+CHECKED: Final = 256
+"""Number of turns, about, for which the head's hazards are checked after each training."""
 FORMAT: Final = 2
 
 
@@ -64,7 +66,11 @@ class _Forecasters:
 
 
 class ReturnModel:
-    """Thread-safe: the inference thread calls :meth:`answer`, a background thread :meth:`refit`."""
+    """Thread-safe: the inference thread calls :meth:`answer`, a background thread :meth:`refit`.
+
+    Attributes:
+        resets: parts of the state that were reset, and outcomes that were ignored, because a number was not finite.
+    """
 
     def __init__(self, capacity: int = CAPACITY, seed: int = 0) -> None:
         self._learning = threading.Lock()
@@ -78,6 +84,7 @@ class ReturnModel:
         self._nats = math.nan
         self._judged = -1
         self._taught = 0
+        self.resets = 0
 
     def answer(self, turns: Sequence[Arrived]) -> NDArray[np.int64]:
         """Add turns; return the groups [n] of their curves, or 0 before there is enough data."""
@@ -134,11 +141,17 @@ class ReturnModel:
         if outcomes.number - self._taught >= len(outcomes.age) / NEWS:
             self._head.teach(outcomes.inputs, outcomes.interval, outcomes.came, outcomes.weight)
             self._taught = outcomes.number
+        if not np.isfinite(self._head.hazard(outcomes.inputs[:: 1 + len(outcomes.inputs) // CHECKED])).all():
+            self._head, self._taught = HazardHead(), 0
+            self.resets += 1
         made = None
         if counts.believable:
             made = _Forecasters(counts, self._head.copy())
         with self._lock:
             self._forecasters = made
+            if not self._groups.finite:
+                self._groups = CurveGroups()
+                self.resets += 1
             self._judge_given_up(outcomes)
 
     @property
@@ -165,7 +178,7 @@ class ReturnModel:
             raise ValueError("another format")
         memory, head, groups = TurnMemory(self._memory.capacity), HazardHead(), CurveGroups()
         memory.restore(state)
-        groups.restore(state)
+        groups.restore(state, now)
         if any(name.startswith("head.") for name in state):
             head.restore({name: np.asarray(values, np.float32) for name, values in state.items() if name.startswith("head.")})
         balance = float(np.asarray(state["balance"], np.float64))
@@ -193,7 +206,9 @@ class ReturnModel:
         average = np.repeat(self._forecasters.counts.average[None, :], len(forecast), 0)
         forecasts = np.concatenate([forecast[:, 0], forecast[:, 1], average])
         found = log_likelihood(forecasts, np.tile(age, 3), np.tile(came, 3)).reshape(3, -1)
-        share = self.head_share
+        usable = np.isfinite(found.sum(axis=0))
+        self.resets += int(np.count_nonzero(~usable))
+        found, share = found[:, usable], self.head_share
         mixture = np.logaddexp(math.log(1 - share) + found[0], math.log(share) + found[1]) - found[2]
         for gained, mixed in zip((found[1] - found[0]).tolist(), mixture.tolist(), strict=True):
             self._balance = min(max(KEEP * self._balance + gained, -EVENLY), EVENLY)

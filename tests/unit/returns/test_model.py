@@ -5,6 +5,8 @@ import random
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from lpc.model.returns.facts import Facts
 from lpc.model.returns.groups import GROUPS
@@ -150,3 +152,55 @@ def test_odd_facts_give_a_group_with_a_finite_curve(learnt: Traffic, facts: tupl
     (group,) = learnt.model.answer([odd]).tolist()
     assert 0 < group < GROUPS
     assert np.isfinite(learnt.model.group_curves().hazards).all()
+
+
+@pytest.mark.filterwarnings("default::RuntimeWarning")  # as in production, where NumPy's do not raise
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_damaged_state_is_refused_or_leaves_groups_with_finite_curves(learnt: Traffic, data: st.DataObject) -> None:
+    state = learnt.model.state(learnt.now)
+    name = data.draw(st.sampled_from(sorted(name for name, array in state.items() if array.dtype.kind == "f")))
+    value = data.draw(st.sampled_from((math.nan, math.inf, -math.inf, -1.0, 1e300, 1e30, 3e3, 5e-324)))
+    damaged = np.array(state[name])
+    damaged[...] = np.where(
+        np.random.default_rng(0).random(damaged.shape) < data.draw(st.sampled_from((0.01, 1.0))), value, damaged
+    )
+    model = ReturnModel()
+    try:
+        model.restore(state | {name: damaged}, learnt.now)
+    except (ArithmeticError, ValueError):
+        model = ReturnModel()  # as a sidecar that cannot load its state
+        model.restore(state, learnt.now)
+    later = Traffic()
+    later.model, later.now = model, learnt.now
+    later.minutes(4)
+    groups = model.answer([turn("", later.now, n, 5000.0) for n in (1, 2)])
+    assert ((groups > 0) & (groups < GROUPS)).all()
+    assert np.isfinite(model.group_curves().hazards).all() and 0.0 < model.head_share < 1.0
+
+
+def test_a_head_whose_weights_are_not_finite_starts_again() -> None:
+    traffic = Traffic()
+    traffic.minutes(5)
+    traffic.model._head._weights[0][...] = math.nan
+    traffic.model.refit(traffic.now)
+    assert traffic.model.resets == 1
+    traffic.minutes(3)
+    long, short = long_and_short(traffic.model, traffic.now)
+    assert long > short
+
+
+def test_a_group_whose_curve_is_not_finite_does_not_stay() -> None:
+    traffic = Traffic()
+    traffic.minutes(5)
+    traffic.model._groups._curves[1] = traffic.model._groups._signatures[1] = math.nan
+    traffic.model.refit(traffic.now)
+    long, short = long_and_short(traffic.model, traffic.now)
+    assert long > short and np.isfinite(traffic.model.group_curves().hazards).all()
+
+
+def test_groups_that_a_wrong_clock_has_joined_become_free(learnt: Traffic) -> None:
+    state = learnt.model.state(learnt.now)
+    model = ReturnModel()
+    model.restore(state | {"groups.joined_at": state["groups.joined_at"] + 1e9}, learnt.now)
+    assert (model._groups.state()["groups.joined_at"] <= learnt.now).all()
