@@ -4,7 +4,7 @@ Paper (Learned Prefix Caching, NeurIPS 2025, section 3.2): the user prompts of t
 the model's replies, and the number of turns so far.
 
 A user turn is a message of role `user` whose content is not blank. If a gateway splits a turn into two messages, they count
-as two turns, as in the training data.
+as two turns, as in the training data. A conversation without any user text (a picture alone) has one empty prompt.
 """
 
 from collections import deque
@@ -31,7 +31,7 @@ class UserTurns:
     """A conversation when a user turn arrives.
 
     Attributes:
-        prompts: the last user prompts, oldest first: at least one, at most a window.
+        prompts: the last user prompts, oldest first: at least one, at most a window; a single empty one if there is no text.
         turn_count: number of all user turns.
         history_chars: characters of all messages before the last prompt except instructions (estimated from token ids).
         last_reply_chars: characters of the replies between the last two prompts; 0 on the first turn.
@@ -43,6 +43,15 @@ class UserTurns:
     history_chars: int = 0
     last_reply_chars: int = 0
     told_apart: bool = True
+
+    @property
+    def has_text(self) -> bool:
+        """Whether the conversation contains user text."""
+        return self.prompts != NO_TEXT
+
+
+NO_TEXT: Final = ("",)
+"""Prompts of a conversation without user text."""
 
 
 def is_user_turn(message: Message) -> bool:
@@ -71,16 +80,18 @@ class TurnReader:
             self._seen += len(message.content)
         return turn
 
-    def turns(self) -> UserTurns | None:
-        """Return the predictor's input at the latest user turn; None before the first one."""
-        return UserTurns(tuple(self._prompts), self._count, self._history, self._last_reply) if self._count else None
+    def turns(self) -> UserTurns:
+        """Return the predictor's input at the latest user turn; before the first one, that of a conversation without text."""
+        if not self._count:
+            return UserTurns(NO_TEXT, 1, self._seen, told_apart=False)
+        return UserTurns(tuple(self._prompts), self._count, self._history, self._last_reply)
 
 
 def from_messages(messages: Iterable[Message], window: int) -> UserTurns:
     """Return the last ``window`` user prompts of a chat.
 
     Raises:
-        InvalidRequest: there is no message, an unknown role, no user message with text, or text that is not Unicode.
+        InvalidRequest: there is no message, an unknown role, or text that is not Unicode.
     """
     reader = TurnReader(window)
     position = -1
@@ -91,20 +102,16 @@ def from_messages(messages: Iterable[Message], window: int) -> UserTurns:
         reader.read(message)
     turns = reader.turns()
     if position < 0:
-        raise InvalidRequest("the conversation has no messages: send at least one user message")
-    if turns is None:
-        raise InvalidRequest(f"none of the {position + 1} messages is a user message with text: send at least one")
+        raise InvalidRequest("the conversation has no messages: send at least one")
     for prompt in turns.prompts:
         _refuse_surrogates(prompt)
     return turns
 
 
 def from_prompt(text: str) -> UserTurns:
-    """Return plain prompt text as one user turn. Raises InvalidRequest if it is blank or not Unicode."""
-    if not text or text.isspace():
-        raise InvalidRequest("the prompt is empty: send the text of at least one user turn")
+    """Return plain prompt text as one user turn. Raises InvalidRequest if it is not Unicode."""
     _refuse_surrogates(text)
-    return UserTurns((text,), 1, told_apart=False)
+    return UserTurns((text,) if text.strip() else NO_TEXT, 1, told_apart=False)
 
 
 def lone_surrogate(text: str) -> int | None:

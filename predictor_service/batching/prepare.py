@@ -9,11 +9,11 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
-from lpc.model.conversation import UserTurns, with_turn_count
+from lpc.model.conversation import NO_TEXT, UserTurns, with_turn_count
 from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.model.returns.facts import Facts
@@ -40,12 +40,14 @@ class Prepared:
         model: the only model that can run the features, because its tokenizer produced them.
         features: the model's input.
         turn: the turn as recorded by `Labels`.
+        has_text: whether the conversation has user text. Otherwise its prediction is not labelled.
         microseconds: duration of parsing and tokenisation.
     """
 
     model: Model
     features: Features
     turn: Turn
+    has_text: bool
     microseconds: int
 
 
@@ -122,9 +124,13 @@ class Preparation:
     def _prepare(self, conversation: pb.Conversation, model: Model, at: float) -> tuple[Prepared, Names | None]:
         start = time.perf_counter_ns()
         turns = self._parser.parse(conversation, max(model.manifest.features.prompt_window, WINDOW))
-        turn, names = self._arrive(conversation, turns, at, facts_of(conversation, turns))
+        named = turns
+        if not turns.has_text:
+            named = self._by_digest(conversation, turns)
+            turns = replace(turns, turn_count=named.turn_count)
+        turn, names = self._arrive(conversation, named, at, facts_of(conversation, turns))
         features = model.encode(turns)
-        return Prepared(model, features, turn, (time.perf_counter_ns() - start) // 1000), names
+        return Prepared(model, features, turn, turns.has_text, (time.perf_counter_ns() - start) // 1000), names
 
     def _arrive(self, conversation: pb.Conversation, turns: UserTurns, at: float, facts: Facts) -> tuple[Turn, Names | None]:
         """Return the recorded turn, and its names under the fleet's hash key; None: there is no key."""
@@ -133,11 +139,18 @@ class Preparation:
         return turn, None if key is None else names_of(turns, name, key)
 
     def _note_unread(self, conversation: pb.Conversation, at: float) -> tuple[Turn, Names | None]:
-        prompt = blake2b(ids_of(conversation.tokens).tobytes(), digest_size=16).hexdigest()
+        turns = self._by_digest(conversation, UserTurns(NO_TEXT, 1, told_apart=False))
+        return self._arrive(conversation, turns, at, facts_of(conversation, turns)._replace(reply_tokens=math.nan))
+
+    def _by_digest(self, conversation: pb.Conversation, turns: UserTurns) -> UserTurns:
+        """Return the turns of a conversation without text, named by a digest of its input and counted by its id."""
+        tokens = conversation.WhichOneof("input") == "tokens"
+        # Of token ids, `SerializeToString` would create a Python object each.
+        data = ids_of(conversation.tokens).tobytes() if tokens else conversation.SerializeToString(deterministic=True)
+        prompt = blake2b(data, digest_size=16).hexdigest()
         limit = self._parser.limits.max_turn_count
         if conversation.HasField("turn_count"):
             count = conversation.turn_count
         else:
             count = min(self._labels.turn_of(prompt, conversation.conversation_id), limit)
-        turns = with_turn_count(UserTurns((prompt,), 1, told_apart=False), count, limit)
-        return self._arrive(conversation, turns, at, facts_of(conversation, turns)._replace(reply_tokens=math.nan))
+        return with_turn_count(replace(turns, prompts=(prompt,)), count, limit)

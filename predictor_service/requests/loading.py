@@ -17,6 +17,7 @@ import tempfile
 import threading
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -26,7 +27,7 @@ from tokenizers import Tokenizer
 
 from lpc.errors import LpcError
 from lpc.wire.tokenizer_files import MAX_BYTES
-from predictor_service.requests.chat_template import Piece, Render, UserMarkup, learn_markup
+from predictor_service.requests.chat_template import Messages, Piece, Render, UserMarkup, learn_markup
 from predictor_service.requests.decoders import check_decoder
 from predictor_service.requests.marked_text import MarkingTokenizer, token_lengths
 
@@ -148,19 +149,30 @@ def _first_line(error: BaseException) -> str:
 def _markup_of(values: dict[str, Any] | None) -> UserMarkup | None:
     if values is None:
         return None
-    return UserMarkup(**{**values, "pieces": tuple(Piece(*piece) for piece in values["pieces"])})
+    pieces = tuple(Piece(*piece) for piece in values["pieces"])
+    return UserMarkup(**{**values, "pieces": pieces, "tool_starts": tuple(values["tool_starts"])})
 
 
 # The code below runs in the process that loads a tokenizer.
 
 
 def renderer(tokenizer: Any) -> Render:
-    """Return a function that renders conversations through a transformers tokenizer's chat template."""
+    """Return a function that renders conversations through a transformers tokenizer's chat template, each on another date."""
+    dates = ("1987-06-05", "2034-12-21")
+    number = count()
 
-    def render(messages: list[dict[str, Any]]) -> str | None:
+    def render(messages: Messages, tools: Messages | None = None) -> str | None:
         awaits_reply = messages[-1]["role"] != "assistant"
         try:
-            text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=awaits_reply)
+            # What a template writes of the current date must not become a part of the markup.
+            today = f"{{% macro strftime_now(format) %}}{dates[next(number) % 2]}{{% endmacro %}}"
+            text: str = tokenizer.apply_chat_template(
+                messages,
+                tools,
+                chat_template=today + tokenizer.get_chat_template(tools=tools),
+                tokenize=False,
+                add_generation_prompt=awaits_reply,
+            )
         except Exception:  # templates can raise anything
             return None
         return text
@@ -190,6 +202,7 @@ def _tokenizer(source: str, *, offered: bool) -> Any:
     # transformers would import PyTorch if it is installed, which takes longer than everything else.
     sys.modules["torch"] = None  # type: ignore[assignment]
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.utils.hub import cached_file
 
     try:
         found = AutoTokenizer.from_pretrained(source, use_fast=True, trust_remote_code=False, local_files_only=offered)
@@ -200,6 +213,12 @@ def _tokenizer(source: str, *, offered: bool) -> Any:
         found = PreTrainedTokenizerFast.from_pretrained(source, local_files_only=True)
     if getattr(found, "backend_tokenizer", None) is None:
         raise ValueError("it is not a fast tokenizer (tokenizer.json)")
+    if not found.chat_template:
+        # Multimodal models have the template in a file that transformers reads for a processor only.
+        with suppress(Exception):
+            path = cached_file(source, "chat_template.json", local_files_only=offered)
+            if path is not None:
+                found.chat_template = json.loads(Path(path).read_text())["chat_template"]
     return found
 
 

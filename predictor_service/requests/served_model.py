@@ -10,6 +10,7 @@ join them (Mistral, Llama 2, Gemma): there the system prompt counts as part of t
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -17,13 +18,15 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from lpc.errors import InvalidRequest
-from lpc.model.conversation import UserTurns, from_prompt
+from lpc.model.conversation import NO_TEXT, UserTurns, from_prompt
 from predictor_service.errors import ForeignTokenIds
-from predictor_service.requests.chat_template import UserMarkup
+from predictor_service.requests.chat_template import MAX_TOOL_BYTES, UserMarkup
 from predictor_service.requests.marked_text import MarkingTokenizer, unmarked
 
 MARKUP_TOKENS: Final = 24
 """Tokens after an added token in which the name of a role is searched."""
+REACH: Final = MARKUP_TOKENS + MAX_TOOL_BYTES
+"""Tokens (characters in plain-text markup) after and before an opening in which the mark of a tool's answer is searched."""
 MAX_CHARACTERS: Final = 16 * 2**20
 """Largest text of one prompt's token ids, in characters: as much as fits into the largest message."""
 MAX_OPENINGS: Final = 8192
@@ -57,7 +60,7 @@ class ServedModel:
         A prompt without chat markup (of a completions API) counts as one user turn.
 
         Raises:
-            ForeignTokenIds: an id is outside the vocabulary. InvalidRequest: the prompt has no text, or too much.
+            ForeignTokenIds: an id is outside the vocabulary. InvalidRequest: the prompt has too much text.
         """
         array = np.asarray(ids, np.int64)
         outside = np.flatnonzero((array < 0) | (array >= self._tokenizer.vocabulary))
@@ -78,9 +81,7 @@ class ServedModel:
             turns = self._by_ids(array, markup, window) if markup.pieces else self._by_text(array, markup, window)
         if turns is None:
             return from_prompt(self._tokenizer.decode(array))
-        if not turns.prompts:
-            raise InvalidRequest("the user messages of the prompt have no text")
-        return turns
+        return turns if turns.prompts else replace(turns, prompts=NO_TEXT, told_apart=False)
 
     def _by_ids(self, ids: NDArray[np.int64], markup: UserMarkup, window: int) -> UserTurns | None:
         """Find user messages by added tokens, and decode only the last ones. Return None if there are none."""
@@ -88,6 +89,7 @@ class ServedModel:
         marker_ids = ids[marks]
         first, *rest = markup.pieces
         spans: list[tuple[int, int]] = []
+        tool_end: int | None = None
         openings = np.flatnonzero(marker_ids == first.marker)
         _check_openings(len(openings))
         closings = np.flatnonzero(marker_ids == markup.end)
@@ -101,24 +103,29 @@ class ServedModel:
             start = int(marks[last]) + 1
             closing = np.searchsorted(closings, last + 1)
             end = int(marks[closings[closing]]) if closing < len(closings) else len(ids)
-            opening = self._tokenizer.decode(ids[start : min(end, start + MARKUP_TOKENS)]).lstrip()
-            if not opening.startswith(markup.pieces[-1].text):
+            text = self._tokenizer.marked(ids[start : min(end, start + REACH)]).lstrip()
+            if not text.startswith(markup.pieces[-1].text):
                 continue
-            if markup.tool_text and opening[len(markup.pieces[-1].text) :].lstrip().startswith(markup.tool_text):
+            opened = int(marks[k])
+            if spans and spans[-1][1] > opened:  # nothing has closed the message before
+                spans[-1] = (spans[-1][0], opened)
+            follows_tool = tool_end is not None and opened - REACH <= tool_end
+            since = tool_end if follows_tool else max(opened - REACH, 0)
+            before = self._tokenizer.marked(ids[since:opened]) if markup.tool_before else ""
+            if markup.is_tool(before, text[len(markup.pieces[-1].text) :], follows_tool=follows_tool):
+                tool_end = end + 1
                 continue
             spans.append((start, end))
         if not spans:
             return None
         texts = [""] * len(spans)
         role = len(markup.pieces[-1].text)
-        kept = i = decoded = 0
+        kept = i = 0
         for i in range(len(spans) - 1, -1, -1):
             start, end = spans[i]
             texts[i] = self._tokenizer.decode(ids[start:end]).lstrip()[role:].strip()
             kept += bool(texts[i])
-            decoded += end - start
-            # Forged messages within another one overlap, so their sum can exceed the prompt.
-            if kept == window or decoded > len(ids):
+            if kept == window:
                 # Older messages are only counted, blank ones included: only decoding could exclude them.
                 break
         # The length of the rest is estimated from the decoded part: decoding all would cost more than the encoder's
@@ -135,20 +142,25 @@ class ServedModel:
         prompts: list[str] = []
         found = False
         history = last_reply = begin = close = 0
+        tool_end: int | None = None
         at = text.find(markup.opening)
         while at >= 0:
-            if found:
-                history, last_reply = at - begin, at - close
-            else:
-                begin = at
-            found = True
             start = at + len(markup.opening)
             end = text.find(markup.closing, start) if markup.closing else -1
             end = len(text) if end < 0 else end
-            prompt = unmarked(text[start:end]).strip()
-            if prompt and not (markup.tool_text and prompt.startswith(markup.tool_text)):
-                prompts.append(prompt)
-            close = end
+            follows_tool = tool_end is not None and at - REACH <= tool_end
+            before = text[tool_end if follows_tool else max(at - REACH, 0) : at]
+            if markup.is_tool(before, text[start : min(end, start + REACH)], follows_tool=follows_tool):
+                tool_end = end + len(markup.closing)
+            else:
+                if found:
+                    history, last_reply = at - begin, at - close
+                else:
+                    begin = at
+                found = True
+                if prompt := unmarked(text[start:end]).strip():
+                    prompts.append(prompt)
+                close = end
             at = text.find(markup.opening, end)
         return UserTurns(tuple(prompts[-window:]), max(len(prompts), 1), history, last_reply) if found else None
 

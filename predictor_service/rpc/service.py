@@ -157,7 +157,8 @@ class PredictorService(rpc.ContinuationPredictorServicer):
                 return await self._answer_unread(conversation)
             outcome = await self._batcher.predict(prepared, deadline)
         inferred, manifest, tokens = outcome.inferred, prepared.model.manifest, len(prepared.features.input_ids)
-        self._labels.answered(prepared.turn, Forecast(inferred.probability, inferred.embedding, tokens, manifest))
+        if prepared.has_text:
+            self._labels.answered(prepared.turn, Forecast(inferred.probability, inferred.embedding, tokens, manifest))
         return pb.Prediction(
             probability=inferred.probability,
             model_version=manifest.version,

@@ -1,5 +1,6 @@
 """Whatever a caller sends gets one clear status; the server goes on serving; no text of a conversation is logged."""
 
+import asyncio
 import logging
 from pathlib import Path
 
@@ -27,11 +28,7 @@ def of(*messages: pb.ChatMessage, **fields: int) -> pb.Conversation:
 REFUSED = {
     "no input": (pb.Conversation(), "has no input"),
     "empty conversation": (pb.Conversation(chat=pb.ChatMessages()), "has no messages"),
-    "no user turn": (of(message("system", CANARY), message("assistant", CANARY)), "none of the 2 messages is a user message"),
-    "blank user turn": (of(message("user", " \n\t ")), "none of the 1 messages is a user message"),
     "unknown role": (of(message(CANARY, "hello")), "message 0 has an unknown role"),
-    "empty prompt": (pb.Conversation(prompt=""), "has no input|prompt is empty"),
-    "blank prompt": (pb.Conversation(prompt="  "), "prompt is empty"),
     "turn count zero": (of(message("user", CANARY), turn_count=0), "turn_count must be from 1 to"),
     "turn count negative": (of(message("user", CANARY), turn_count=-5), "turn_count must be from 1 to"),
     "turn count too high": (of(message("user", CANARY), turn_count=2**31 - 1), "turn_count must be from 1 to"),
@@ -45,6 +42,19 @@ REFUSED = {
         pb.Conversation(tokens=pb.TokenIds(ids=[1, 2**32 - 1], served_model="m")),
         "token id 4294967295 at position 1 is outside the vocabulary of m",
     ),
+}
+
+WITHOUT_TEXT = {
+    "a picture alone": of(message("user", "")),
+    "blank user message": of(message("user", " \n\t ")),
+    "picture and reply": of(message("user", ""), message("assistant", CANARY), message("user", "")),
+    "only instructions": of(message("system", CANARY)),
+    "only a reply": of(message("assistant", CANARY)),
+    "only tools": of(message("assistant", ""), message("tool", CANARY)),
+    "reply at the end": of(message("user", " "), message("assistant", CANARY)),
+    "empty prompt": pb.Conversation(prompt=""),
+    "blank prompt": pb.Conversation(prompt=" \n"),
+    "long blank prompt": pb.Conversation(prompt=" " * 1_000_000),
 }
 
 
@@ -78,6 +88,47 @@ async def test_bytes_that_cannot_be_decoded_and_wrong_batches_are_the_callers_fa
                 await stub.PredictBatch(pb.PredictBatchRequest(conversations=[chat("hello")] * count))
             assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert (await stub.Predict(one(chat("hello")))).prediction.probability > 0
+
+
+async def test_conversations_without_user_text_are_answered_from_lengths_and_times(
+    tiny_models: Path, served_models: dict[str, str]
+) -> None:
+    tokenizer = tokenizer_of(STYLES["chatml"])
+    cases = dict(WITHOUT_TEXT)
+    rendered = {
+        "rendered picture": "<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n",
+        "rendered pictures": "<|im_start|>user\n <|im_end|>\n<|im_start|>assistant\nA cat.<|im_end|>\n" * 3,
+        "rendered instructions": "<|im_start|>system\nBe brief.<|im_end|>\n",
+        "blank completion": "  \n",
+        "only added tokens": "<|im_end|>",
+    }
+    for name, text in rendered.items():
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        cases[name] = pb.Conversation(tokens=pb.TokenIds(ids=ids, served_model="m"))
+    async with sidecar(tiny_models, served_models=served_models) as (stub, _):
+        while True:
+            try:
+                await stub.Predict(one(cases["rendered picture"]))
+                break
+            except grpc.aio.AioRpcError as error:
+                assert error.code() is grpc.StatusCode.UNAVAILABLE
+                await asyncio.sleep(0.05)
+        for case, conversation in cases.items():
+            answer = (await stub.Predict(one(conversation))).prediction
+            assert 0 < answer.probability < 1, case
+            assert (answer.turn_count, answer.unread) == (1, False), case
+            counted = pb.Conversation()
+            counted.CopyFrom(conversation)
+            counted.turn_count = 7
+            assert (await stub.Predict(one(counted))).prediction.turn_count == 7, case
+        batch = await stub.PredictBatch(pb.PredictBatchRequest(conversations=cases.values()))
+        assert all(result.prediction.probability > 0 for result in batch.results)
+        # With an id its turns are counted, and the same turn again is not a further one.
+        for count in (1, 1, 2, 2, 3):
+            messages = [message("user", "") if i % 2 == 0 else message("assistant", "A cat.") for i in range(2 * count - 1)]
+            conversation = of(*messages)
+            conversation.conversation_id = "s"
+            assert (await stub.Predict(one(conversation))).prediction.turn_count == count
 
 
 async def test_what_cannot_be_answered_is_refused_as_invalid_and_no_text_is_in_logs_or_refusals(

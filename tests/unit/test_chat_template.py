@@ -2,32 +2,37 @@
 
 import contextlib
 import functools
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerFast
 
 from lpc.errors import InvalidRequest
+from lpc.model.conversation import Message, from_messages
 from predictor_service.requests.chat_template import learn_markup
 from predictor_service.requests.loading import renderer
 from predictor_service.requests.marked_text import MarkingTokenizer, token_lengths
 from predictor_service.requests.served_model import ServedModel
-from tests.chat_templates import STYLES, tokenizer_of
+from tests.chat_templates import DIALECTS, STYLES, shown, tokenizer_of
 
 styles = pytest.mark.parametrize("style", STYLES)
+exact = pytest.mark.parametrize("style", [name for name, style in STYLES.items() if not style.dated])
+"""Templates from which the prompts are recovered letter by letter."""
 USER, ASSISTANT = "user", "assistant"
 
 
 @functools.cache
-def tokenizer(style: str) -> PreTrainedTokenizerFast:
-    return tokenizer_of(STYLES[style])
+def tokenizer(style: str, dialect: str = "special") -> PreTrainedTokenizerFast:
+    return tokenizer_of(STYLES[style], dialect)
 
 
 @functools.cache
-def model(style: str) -> ServedModel:
-    return served(style, tokenizer(style))
+def model(style: str, dialect: str = "special") -> ServedModel:
+    return served(style, tokenizer(style, dialect))
 
 
 def served(name: str, tokenizer: PreTrainedTokenizerFast) -> ServedModel:
@@ -41,13 +46,16 @@ def chat(*texts: str, system: str | None = None) -> list[dict[str, str]]:
     return ([{"role": "system", "content": system}] if system else []) + messages
 
 
-def ids_of(style: str, messages: list[dict[str, str]]) -> list[int]:
+def ids_of(
+    style: str, messages: list[dict[str, Any]], dialect: str = "special", tools: list[dict[str, Any]] | None = None
+) -> list[int]:
     """What an engine sends: rendered, tokenised, with the prompt for the next answer."""
-    text = tokenizer(style).apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return tokenizer(style)(text, add_special_tokens=False)["input_ids"]
+    found = tokenizer(style, dialect)
+    text = found.apply_chat_template(shown(STYLES[style], messages), tools, tokenize=False, add_generation_prompt=True)
+    return found(text, add_special_tokens=False)["input_ids"]
 
 
-@styles
+@exact
 def test_prompts_and_turn_count_are_recovered(style: str) -> None:
     ids = ids_of(style, chat("What is a KV cache?", "A store.", "And who\n\nevicts?", "You do.", "Héllo 👋 世界"))
     turns = model(style).user_turns(ids, 5)
@@ -55,7 +63,7 @@ def test_prompts_and_turn_count_are_recovered(style: str) -> None:
     assert turns.turn_count == 3
 
 
-@styles
+@exact
 def test_only_the_last_prompts_are_returned_but_all_turns_are_counted(style: str) -> None:
     texts = [f"question {i // 2}" if i % 2 == 0 else f"answer {i // 2}" for i in range(17)]
     turns = model(style).user_turns(ids_of(style, chat(*texts)), 5)
@@ -63,22 +71,73 @@ def test_only_the_last_prompts_are_returned_but_all_turns_are_counted(style: str
     assert turns.turn_count == 9
 
 
-@pytest.mark.parametrize("style", [name for name, style in STYLES.items() if style.system and name != "mistral"])
+@pytest.mark.parametrize(
+    "style", [name for name, style in STYLES.items() if style.system and not (style.joined or style.dated)]
+)
 def test_a_system_prompt_does_not_count_as_a_user_turn(style: str) -> None:
     turns = model(style).user_turns(ids_of(style, chat("Hi", "Hello", "Bye", system="You are terse.")), 5)
     assert (turns.prompts, turns.turn_count) == (("Hi", "Bye"), 2)
 
 
+def calls(*names: str, reply: str = "") -> list[dict[str, Any]]:
+    """A reply that calls tools, and their answers."""
+    ids = [f"call{i:05d}" for i in range(len(names))]
+    called = [
+        {"id": i, "type": "function", "function": {"name": name, "arguments": {"city": name}}}
+        for i, name in zip(ids, names, strict=True)
+    ]
+    answers = [
+        {"role": "tool", "name": name, "tool_call_id": i, "content": f"{name} has 18 degrees"}
+        for i, name in zip(ids, names, strict=True)
+    ]
+    return [{"role": ASSISTANT, "content": reply, "tool_calls": called}, *answers]
+
+
+ONE = chat("Weather in ten cities?")
+TOOLS = [{"type": "function", "function": {"name": "Paris", "description": "x", "parameters": {"type": "object"}}}]
+AGENTS = {
+    "ten calls": ONE + calls("Paris") * 10,
+    "ten calls after thoughts": ONE + calls("Rome", reply="<think>\nWhich?\n</think>\n") * 10,
+    "three answers in a row": ONE + calls("Oslo", "Paris", "Bern"),
+    "ten times three": ONE + calls("Oslo", "Paris", "Bern") * 10,
+    "two questions": ONE + calls("Paris") * 5 + chat("", "Mild.", "Thanks", "Bye")[1:3] + calls("Bern", "Oslo") * 2,
+    "with a system prompt": chat(*["Weather?"], system="Be brief.") + calls("Paris") * 3,
+    "a question about tools": chat("What does <tool> or [TOOL] mean? Tool answers?") + calls("Paris") * 2,
+}
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("tools", [None, TOOLS], ids=["undeclared", "declared"])
+@pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("style", [name for name, style in STYLES.items() if style.tools])
+def test_token_ids_have_as_many_user_turns_as_messages(
+    style: str, dialect: str, tools: list[dict[str, Any]] | None, agent: str
+) -> None:
+    messages = AGENTS[agent]
+    try:
+        ids = ids_of(style, messages, dialect, tools)
+    except TemplateError:
+        pytest.skip("the template refuses this conversation")
+    turns = model(style, dialect).user_turns(ids, 5)
+    assert turns.turn_count == from_messages([Message(m["role"], m["content"]) for m in messages], 5).turn_count
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@styles
+def test_chats_without_tools_have_as_many_user_turns_as_messages(style: str, dialect: str) -> None:
+    messages = chat("Hi", "Hello", "How?", "So.", "Why?", "Because.", "Bye")
+    assert model(style, dialect).markup is not None
+    assert model(style, dialect).user_turns(ids_of(style, messages, dialect), 5).turn_count == 4
+
+
+@pytest.mark.parametrize("style", [name for name, style in STYLES.items() if style.tools and not style.dated])
 def test_a_tools_answer_does_not_count_as_a_user_turn(style: str) -> None:
-    messages = chat("Weather in Paris?", "Let me look.")
-    messages += [{"role": "tool", "content": "18 degrees"}, {"role": ASSISTANT, "content": "Mild."}]
-    messages += chat("Thanks")
+    messages = chat("Weather in Paris?") + calls("Paris") + chat("", "Mild.", "Thanks")[1:]
     turns = model(style).user_turns(ids_of(style, messages), 5)
     assert (turns.prompts, turns.turn_count) == (("Weather in Paris?", "Thanks"), 2)
 
 
-@pytest.mark.parametrize("style", [name for name, style in STYLES.items() if not style.forgeable])
+@pytest.mark.parametrize("style", [n for n, style in STYLES.items() if not (style.forgeable or style.dated)])
 def test_a_typed_delimiter_cannot_forge_a_turn_if_text_is_tokenised_separately(style: str) -> None:
     served = model(style)
     markup = "".join(STYLES[style].added[:2]) + "user\nforged"
@@ -98,7 +157,7 @@ def _as_text(backend, text: str) -> list[int]:  # type: ignore[no-untyped-def]
         backend.encode_special_tokens = False
 
 
-@styles
+@exact
 def test_the_rest_of_a_prompt_without_its_start_is_recovered(style: str) -> None:
     ids = ids_of(style, chat("the first question", "an answer", "the second", "another", "the third"))
     turns = model(style).user_turns(ids[12:], 5)
@@ -112,7 +171,7 @@ def test_a_prompt_without_chat_markup_is_one_user_turn(style: str) -> None:
     assert (turns.prompts, turns.turn_count) == (("def fibonacci(n):",), 1)
 
 
-@styles
+@exact
 @given(texts=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\ufffd"), min_size=1), min_size=1, max_size=13))
 @settings(max_examples=25, deadline=None)
 def test_any_conversation_is_recovered_except_white_space(style: str, texts: list[str]) -> None:

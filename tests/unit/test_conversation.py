@@ -27,6 +27,9 @@ def test_the_turns_are_the_user_messages_with_text(pairs: list[tuple[str, str]],
             history_chars=sum(len(content) for role, content in before if role not in ("system", "developer")),
             last_reply_chars=sum(len(content) for role, content in before[previous + 1 :] if role == "assistant"),
         )
+    elif messages:
+        seen = sum(len(content) for role, content in pairs if role not in ("system", "developer"))
+        assert from_messages(messages, window) == UserTurns(("",), 1, seen, told_apart=False)
     else:
         with pytest.raises(InvalidRequest):
             from_messages(messages, window)
@@ -44,24 +47,24 @@ def test_what_is_learnt_from_a_log_is_what_is_served_when_each_turn_arrives(mess
     ("messages", "why"),
     [
         ([], "the conversation has no messages"),
-        ([Message("system", CANARY), Message("assistant", CANARY)], "none of the 2 messages is a user message with text"),
-        ([Message("user", " ")], "none of the 1 messages is a user message with text"),
         ([Message("user", CANARY), Message(CANARY, CANARY)], "message 1 has an unknown role; known are assistant, developer"),
         ([Message("user", f"{CANARY}\ud83d")], r"not valid Unicode \(a lone surrogate at character 11\)"),
     ],
 )
-def test_a_chat_without_a_user_prompt_is_refused_without_repeating_its_text(messages: list[Message], why: str) -> None:
+def test_an_invalid_chat_is_refused_without_repeating_its_text(messages: list[Message], why: str) -> None:
     with pytest.raises(InvalidRequest, match=why) as refusal:
         from_messages(messages, 5)
     assert CANARY not in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "why"), [("", "the prompt is empty"), ("\n ", "the prompt is empty"), ("a\udc00", "not valid")]
-)
-def test_a_blank_or_broken_plain_prompt_is_refused(prompt: str, why: str) -> None:
-    with pytest.raises(InvalidRequest, match=why):
-        from_prompt(prompt)
+def test_a_broken_plain_prompt_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="not valid"):
+        from_prompt("a\udc00")
+
+
+@pytest.mark.parametrize("prompt", ["", "\n ", "\u3000"])
+def test_a_blank_prompt_has_no_text(prompt: str) -> None:
+    assert not from_prompt(prompt).has_text
 
 
 @pytest.mark.parametrize("count", [0, -1, 101])

@@ -14,8 +14,10 @@ import pytest
 
 from lpc.errors import InvalidRequest
 from predictor_service.errors import TokenizerFailed, TokenizerLoading, UnknownServedModel
+from predictor_service.requests.chat_template import learn_markup
 from predictor_service.requests.decoders import check_decoder
-from predictor_service.requests.loading import MAX_TOKEN, LoadLimits, TokenizerError, TokenizerLoader
+from predictor_service.requests.loading import MAX_TOKEN, LoadLimits, TokenizerError, TokenizerLoader, renderer
+from predictor_service.requests.marked_text import MarkingTokenizer
 from predictor_service.requests.served_model import ServedModel
 from predictor_service.requests.served_models import RETRY_S, ServedModels
 from tests.chat_templates import STYLES, tokenizer_of
@@ -55,6 +57,28 @@ def test_a_served_model_is_loaded_from_its_folder_with_its_markup(folder: Path) 
     (known,) = served.known()
     assert (known.name, known.state, known.vocabulary) == ("m", "ready", len(tokenizer))
     served.close()
+
+
+@pytest.mark.parametrize("offered", [True, False])
+@pytest.mark.parametrize("style", ["qwen3-tools", "tools-as-users", "idefics3"])
+def test_the_template_may_be_in_the_processors_file(tmp_path: Path, style: str, offered: bool) -> None:
+    tokenizer = tokenizer_of(STYLES[style])
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": STYLES[style].template}))
+    markup = TokenizerLoader().load(str(tmp_path), offered=offered).markup
+    direct = tokenizer_of(STYLES[style])
+    assert markup is not None
+    assert markup == learn_markup(MarkingTokenizer(direct.backend_tokenizer), renderer(direct))
+
+
+def test_tools_answers_are_learnt_from_a_template_of_its_own(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(STYLES["qwen3-tools"])
+    plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    tokenizer.chat_template = {"default": plain, "tool_use": tokenizer.chat_template}
+    tokenizer.save_pretrained(tmp_path)
+    markup = TokenizerLoader().load(str(tmp_path), offered=True).markup
+    assert markup is not None and markup.tool_starts
 
 
 def test_requests_do_not_wait_for_a_tokenizer_that_hangs(folder: Path) -> None:
