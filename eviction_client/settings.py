@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from eviction_client.tenants import MOST_TENANTS
 from lpc.wire.access import stays_on_this_machine
+from lpc.wire.addresses import target
 from lpc.wire.certificates import CertificateFiles
 from lpc.wire.redis_settings import RedisSettings
 from lpc.wire.variables import none_if_empty
@@ -23,11 +24,11 @@ class ClientSettings(RedisSettings):
     # Inputs are not shown in errors: a Redis URL may hold a password.
     model_config = SettingsConfigDict(env_prefix="LPC_", frozen=True, extra="ignore", hide_input_in_errors=True)
 
-    predictor_address: str = Field(
+    predictor_address: Annotated[str, AfterValidator(target)] = Field(
         default="127.0.0.1:50051",
         min_length=1,
-        description="gRPC address of the sidecar: host:port, or unix:///path/to/socket. If a name has several addresses (a "
-        "headless service), each is a sidecar, and the plug-in asks up to four",
+        description="gRPC address of the sidecar: host:port, [IPv6]:port or unix:///path/to/socket. If a name has several "
+        "addresses (a headless service), each is a sidecar, and the plug-in asks up to four",
     )
     predictor_ca: Path | None = Field(
         default=None, description="PEM file of the authority that signed the sidecar's certificate; with it TLS is spoken"

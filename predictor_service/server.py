@@ -16,6 +16,7 @@ from lpc.model.returns.model import ReturnModel
 from lpc.model.session import InferenceSettings
 from lpc.v1 import predictor_pb2 as pb
 from lpc.wire.access import is_loopback
+from lpc.wire.addresses import with_port
 from lpc.wire.background import Background, lost_errors
 from lpc.wire.certificates import CertificateError
 from lpc.wire.listening import served
@@ -143,12 +144,12 @@ async def serve(settings: ServiceSettings, parts: Parts = Parts()) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with running(settings, parts) as addresses:
-        endpoints = [f"{addresses.host}:{addresses.port}"]
+        endpoints = [with_port(addresses.host, addresses.port)]
         if addresses.unix_socket is not None:
             endpoints.append(f"unix://{addresses.unix_socket}")
         log.info("listening on %s", ", ".join(endpoints))
         if addresses.metrics_port is not None:
-            log.info("metrics on http://%s:%d/metrics", addresses.metrics_host, addresses.metrics_port)
+            log.info("metrics on http://%s/metrics", with_port(addresses.metrics_host, addresses.metrics_port))
         await stop.wait()
         log.info("draining for at most %g s", settings.drain_timeout_s)
     log.info("stopped")
@@ -194,13 +195,7 @@ def _credentials(settings: ServiceSettings, metrics: Metrics) -> tuple[ServerTls
 def _serve_metrics(settings: ServiceSettings, metrics: Metrics, stack: contextlib.AsyncExitStack) -> int | None:
     if settings.metrics_port is None:
         return None
-    try:
-        return stack.enter_context(served(metrics.registry, settings.metrics_host, settings.metrics_port))
-    except OSError as error:
-        raise StartError(
-            f"cannot serve metrics on {settings.metrics_host}:{settings.metrics_port} ({error.strerror}); choose another port "
-            "with --metrics-port or LPC_METRICS_PORT"
-        ) from error
+    return stack.enter_context(served(metrics.registry, settings.metrics_host, settings.metrics_port))
 
 
 def _budget(settings: ServiceSettings, metrics: Metrics) -> TokenBudget:

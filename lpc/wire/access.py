@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from lpc.wire.addresses import bare, parted
 from lpc.wire.certificates import CertificateError, CertificateFiles, Pem, read
 
 
@@ -77,12 +78,15 @@ def stays_on_this_machine(address: str) -> bool:
     """Return whether data sent to an address does not leave this machine."""
     if address.startswith("unix:"):
         return True
-    return is_loopback(address.rpartition(":")[0])
+    try:
+        return is_loopback(parted(address)[0])
+    except ValueError:
+        return False
 
 
 def is_loopback(host: str) -> bool:
     """Return whether a host name or IP address (IPv6 with or without brackets) is loopback."""
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ipaddress.ip_address(bare(host)).is_loopback
     except ValueError:
         return host == "localhost"

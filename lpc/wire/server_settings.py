@@ -6,6 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from lpc.wire.addresses import Host
 from lpc.wire.certificates import CertificateFiles
 from lpc.wire.variables import none_if_empty
 
@@ -15,9 +16,12 @@ class ServerSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="LPC_", frozen=True, hide_input_in_errors=True)
 
-    host: str = Field("127.0.0.1", description="Address to listen on.")
+    host: Host = Field(
+        "127.0.0.1",
+        description="Address or name to listen on, IPv6 with or without brackets; `::` is all addresses, IPv4 as well.",
+    )
     port: int = Field(ge=0, le=65535, description="TCP port; 0 chooses a free one.")
-    metrics_host: str = Field("127.0.0.1", description="Address of the Prometheus metrics.")
+    metrics_host: Host = Field("127.0.0.1", description="Address of the Prometheus metrics, like `host`.")
     metrics_port: int | None = Field(ge=0, le=65535, description="Port of the Prometheus metrics; empty: disabled.")
     tls_certificate: Path | None = Field(
         None, description="PEM file of the process's certificate chain: enables TLS on the TCP port, not on a Unix socket."

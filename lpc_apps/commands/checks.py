@@ -23,6 +23,7 @@ from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.access import Access, access_of
+from lpc.wire.addresses import parted
 from lpc.wire.certificates import CertificateError, read, verdict
 from lpc.wire.variables import unknown_variables
 from lpc_apps.commands.engines import Finding, Status, examine_engines
@@ -80,10 +81,7 @@ def _target(address: str) -> tuple[str, int] | str:
     for scheme in ("unix://", "unix:"):
         if address.startswith(scheme):
             return address.removeprefix(scheme)
-    host, colon, port = address.removeprefix("dns:").lstrip("/").rpartition(":")
-    if not colon or not port.isdecimal() or not host:
-        raise ValueError(address)
-    return host.strip("[]"), int(port)
+    return parted(address.removeprefix("dns:").lstrip("/"))
 
 
 def _connect(target: tuple[str, int] | str) -> socket.socket:
@@ -104,7 +102,11 @@ def _address(settings: ClientSettings) -> Iterator[Finding]:
     try:
         _connect(_target(address)).close()
     except ValueError:
-        yield finding("fail", f"{address} is neither host:port nor unix:///path", "correct LPC_PREDICTOR_ADDRESS or --address")
+        yield finding(
+            "fail",
+            f"{address} is neither host:port, [IPv6]:port nor unix:///path",
+            "correct LPC_PREDICTOR_ADDRESS or --address",
+        )
     except PermissionError:
         yield finding("fail", f"this user may not open {address}", "run as the sidecar's user: the mode is 0600")
     except socket.gaierror:

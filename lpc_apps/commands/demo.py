@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lpc.wire.addresses import with_port
 from lpc_apps.commands.settings import client_settings, service_settings
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def _address(addresses: "Addresses") -> str:
     """Return the Unix socket if there is one, because it needs neither TLS nor a token; otherwise host:port."""
     if addresses.unix_socket is not None:
         return f"unix://{addresses.unix_socket}"
-    return f"{addresses.host}:{addresses.port}"
+    return with_port(addresses.host, addresses.port)
 
 
 def _score(settings: "ClientSettings", screen: "Console") -> None:
@@ -132,11 +133,11 @@ def _score(settings: "ClientSettings", screen: "Console") -> None:
 
 
 def _how_to_call(addresses: "Addresses", address: str, screen: "Console") -> None:
-    screen.print(f"gRPC     {addresses.host}:{addresses.port}")
+    screen.print(f"gRPC     {with_port(addresses.host, addresses.port)}")
     if addresses.unix_socket is not None:
         screen.print(f"         unix://{addresses.unix_socket}")
     if addresses.metrics_port is not None:
-        screen.print(f"metrics  http://{addresses.metrics_host}:{addresses.metrics_port}/metrics")
+        screen.print(f"metrics  http://{with_port(addresses.metrics_host, addresses.metrics_port)}/metrics")
     # Not wrapped, so that it can be copied.
     question = "echo 'How do I sort a list in Rust?'"
     screen.print(f"try      {question} | {_program()} predict --address {address}", highlight=False, soft_wrap=True)

@@ -17,6 +17,7 @@ import uvicorn
 from eviction_client.settings import ClientSettings
 from lpc.cache.client import ResponseCacheClient
 from lpc.wire.access import access_of, is_loopback
+from lpc.wire.addresses import with_port
 from lpc.wire.background import Background, lost_errors
 from lpc.wire.certificates import CertificateError, CertificateFiles, read
 from lpc.wire.listening import listen, served
@@ -66,7 +67,8 @@ async def running(
         bounds: limits, which a test may replace.
 
     Raises:
-        GatewayStartError: an address is taken, or a certificate, the token file or the salts' key cannot be used.
+        ListenError: it cannot listen on an address.
+        GatewayStartError: a certificate, the token file or the salts' key cannot be used.
     """
     metrics = Metrics()
     try:
@@ -89,7 +91,9 @@ async def running(
         stack.enter_context(lost_errors(metrics.task_failures))
         listener = _listen(settings)
         stack.callback(listener.close)
-        metrics_port = _serve_metrics(settings, metrics, stack)
+        metrics_port = settings.metrics_port
+        if metrics_port is not None:
+            metrics_port = stack.enter_context(served(metrics.registry, settings.metrics_host, metrics_port))
         client = ResponseCacheClient(
             sidecar.predictor_address, access=access_of(sidecar), timeout_s=settings.gateway_lookup_timeout_s
         )
@@ -131,17 +135,17 @@ async def running(
 
 
 async def serve(settings: GatewaySettings, sidecar: ClientSettings) -> None:
-    """Serve until SIGINT or SIGTERM, then drain. Raises GatewayStartError."""
+    """Serve until SIGINT or SIGTERM, then drain. Raises ListenError and GatewayStartError."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with running(settings, sidecar) as addresses:
         scheme = "http" if settings.tls_certificate is None else "https"
-        log.info("listening on %s://%s:%d", scheme, addresses.host, addresses.port)
+        log.info("listening on %s://%s", scheme, with_port(addresses.host, addresses.port))
         log.info("engines: %s", ", ".join(settings.gateway_engines))
         if addresses.metrics_port is not None:
-            log.info("metrics on http://%s:%d/metrics", settings.metrics_host, addresses.metrics_port)
+            log.info("metrics on http://%s/metrics", with_port(settings.metrics_host, addresses.metrics_port))
         await stop.wait()
         log.info("draining for at most %g s", settings.drain_timeout_s)
     log.info("stopped")
@@ -213,27 +217,8 @@ def _server(settings: GatewaySettings, app: Gateway, tls: GatewayTls | None) -> 
 
 
 def _listen(settings: GatewaySettings) -> socket.socket:
-    host, port = settings.host, settings.port
-    try:
-        listener = listen(host, port)
-        # Connections inherit it. Without it the body of a short answer waits 40 ms for the delayed acknowledgement of its
-        # header; asyncio does not set it here.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listener
-    except OSError as error:
-        raise GatewayStartError(
-            f"cannot listen on {host}:{port} ({error.strerror}); choose another with --port or LPC_PORT"
-        ) from error
-
-
-def _serve_metrics(settings: GatewaySettings, metrics: Metrics, stack: contextlib.AsyncExitStack) -> int | None:
-    host, port = settings.metrics_host, settings.metrics_port
-    if port is None:
-        return None
-    try:
-        return stack.enter_context(served(metrics.registry, host, port))
-    except OSError as error:
-        raise GatewayStartError(
-            f"cannot serve metrics on {host}:{port} ({error.strerror}); choose another port with --metrics-port or "
-            "LPC_METRICS_PORT"
-        ) from error
+    listener = listen(settings.host, settings.port)
+    # Connections inherit it. Without it the body of a short answer waits 40 ms for the delayed acknowledgement of its
+    # header; asyncio does not set it here.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener

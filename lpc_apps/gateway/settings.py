@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from lpc.wire.addresses import url_with_brackets
 from lpc.wire.server_settings import ServerSettings
 from lpc.wire.variables import none_if_empty
 from lpc_apps.gateway.targets import ENTRY, OWN
@@ -126,6 +127,7 @@ class GatewaySettings(ServerSettings):
     def _are_urls(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
         if not urls:
             raise ValueError("name at least one engine: LPC_GATEWAY_ENGINES=http://engine:8000")
+        urls = tuple(map(url_with_brackets, urls))
         for url in urls:
             parts = urlsplit(url)
             if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query or parts.fragment:

@@ -21,9 +21,9 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from lpc.errors import UsageError
+from lpc.wire.addresses import parted, with_port
 from lpc.wire.listening import listen
 from lpc.wire.raw_path import BadTarget, raw_path, raw_target
-from lpc_apps.lmcache.settings import LMCacheUnfit
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -145,24 +145,15 @@ def is_authorized(header: str, token: str) -> bool:
 def serve_front(target: str, token: str, host: str, port: int) -> None:
     """Serve :func:`front` until SIGINT or SIGTERM.
 
-    Raises UsageError if the target is not host:port, and LMCacheUnfit if the address cannot be bound.
+    Raises UsageError if the target is not host:port, and ListenError if the address cannot be bound.
     """
-    name, _, number = target.rpartition(":")
     try:
-        if not name or not number.isdecimal():
-            raise ValueError
-        app = front(target, token)
+        app = front(with_port(*parted(target)), token)
     except (ValueError, httpx.InvalidURL):
-        raise UsageError(f"--upstream {target} is not host:port, such as 127.0.0.1:8080") from None
-    try:
-        listener = listen(host, port)
-    except OSError as error:
-        reason = error.strerror
-        raise LMCacheUnfit(f"cannot listen on {host}:{port} ({reason}): set --host and --port") from error
-    with listener:
-        print(
-            f"lpc: {host}:{listener.getsockname()[1]} forwards requests with the token to {target}", file=sys.stderr, flush=True
-        )
+        raise UsageError(f"--upstream {target} is not host:port, such as 127.0.0.1:8080 or [::1]:8080") from None
+    with listen(host, port, ("--host", "--port")) as listener:
+        place = with_port(host, listener.getsockname()[1])
+        print(f"lpc: {place} forwards requests with the token to {target}", file=sys.stderr, flush=True)
         _Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
 
 

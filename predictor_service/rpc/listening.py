@@ -17,6 +17,8 @@ from lpc.cache.v1 import response_cache_pb2 as cache_pb
 from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
+from lpc.wire.addresses import with_port
+from lpc.wire.listening import listen
 from predictor_service.errors import StartError
 from predictor_service.own_folder import ForeignFolder, make_own
 from predictor_service.rpc.service import PredictorService
@@ -65,7 +67,8 @@ class Listener:
         port: TCP port.
 
     Raises:
-        StartError: an address is in use or is not this machine's.
+        ListenError: the TCP address is in use or is not this machine's.
+        StartError: so is the Unix socket.
     """
 
     def __init__(
@@ -142,15 +145,16 @@ class Listener:
             await asyncio.sleep(QUIET_S)
 
     def _listen_on_tcp(self, tls: ServerTls | None) -> int:
-        address = f"{self._settings.host}:{self._settings.port}"
+        settings = self._settings
+        address = with_port(settings.host, settings.port)
         try:
             if tls is None:
                 return self._server.add_insecure_port(address)
             return self._server.add_secure_port(address, tls.credentials())
         except RuntimeError as error:
+            listen(settings.host, settings.port).close()  # raises with the reason, which gRPC does not report
             raise StartError(
-                f"cannot listen on {address}: the port is in use or the address is not this machine's; "
-                "choose another with --port or LPC_PORT"
+                f"cannot listen on {address}: choose another with --host and --port, or LPC_HOST and LPC_PORT"
             ) from error
 
     def _listen_on_unix(self, path: Path) -> None:

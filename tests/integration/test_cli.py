@@ -90,7 +90,7 @@ def test_a_second_sidecar_on_the_same_port_is_refused(served: tuple[object, str]
         "serve", "--models", str(tiny_models), "--model", "tiny", "--port", port, LPC_UNIX_SOCKET="", LPC_METRICS_PORT="0"
     )
     assert result.returncode == 1
-    assert b"the port is in use" in result.stderr
+    assert b"(Address already in use): choose another port" in result.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

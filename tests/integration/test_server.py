@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import socket
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,6 +19,8 @@ from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
+from lpc.wire.addresses import with_port
+from lpc.wire.listening import ListenError, listen
 from predictor_service.errors import StartError
 from predictor_service.requests.parser import RequestParser
 from predictor_service.server import Addresses, Parts, running
@@ -226,14 +227,32 @@ async def test_a_sidecar_without_a_valid_version_reports_the_cause(tiny_models: 
 
 
 @pytest.mark.parametrize("setting", ["port", "metrics_port"])
-async def test_an_occupied_port_is_named(tiny_models: Path, setting: str) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+@pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", r"127\.0\.0\.1"), ("::1", r"\[::1\]"), ("[::1]", r"\[::1\]")])
+async def test_an_occupied_port_is_named(tiny_models: Path, setting: str, host: str, shown: str) -> None:
+    with listen(host, 0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(StartError, match=rf"127\.0\.0\.1:{port}"):
-            async with sidecar(tiny_models, **{setting: port}):
+        said = rf"{shown}:{port} \(Address already in use\): choose another port with .*LPC_{setting.upper()}$"
+        with pytest.raises(ListenError, match=said):
+            async with sidecar(tiny_models, **{"host": host, "metrics_host": host, setting: port}):
                 pass
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]", "::", "[::]", "localhost"])
+async def test_it_serves_ipv6_in_both_forms(tiny_models: Path, host: str) -> None:
+    async with sidecar(tiny_models, host=host, metrics_host=host) as (_, addresses):
+        for place in ("127.0.0.1",) if host == "localhost" else ("::1", "127.0.0.1")[: 2 if host.strip("[]") == "::" else 1]:
+            async with grpc.aio.insecure_channel(with_port(place, addresses.port)) as channel:
+                stub = rpc.ContinuationPredictorStub(channel)
+                assert (await stub.Predict(one(chat("hello")))).prediction.probability > 0
+            assert addresses.metrics_port is not None
+            url = f"http://{with_port(place, addresses.metrics_port)}/metrics"
+            assert b"lpc_" in await asyncio.to_thread(lambda url=url: urlopen(url, timeout=60).read())
+
+
+async def test_an_address_of_another_machine_is_named_as_such(tiny_models: Path) -> None:
+    with pytest.raises(ListenError, match=r"\[2001:db8::1\]:0 \(Cannot assign requested address\): choose another address"):
+        async with sidecar(tiny_models, host="[2001:db8::1]"):
+            pass
 
 
 async def test_calls_in_flight_are_answered_before_the_sidecar_ends(tiny_models: Path) -> None:

@@ -203,3 +203,15 @@ async def test_only_if_cached_never_reaches_the_engine() -> None:
         answer = await client.post(CHAT, json=chat("x"), headers={"cache-control": "only-if-cached"})
         assert answer.status_code == 504
         assert not engine.received
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]", "[::]"])
+async def test_clients_and_engines_may_have_ipv6_addresses(host: str) -> None:
+    async with served(EngineDouble()) as engine:
+        url = engine.url.replace("127.0.0.1", "::ffff:127.0.0.1")
+        async with a_gateway(url, host=host, metrics_host=host, gateway_cache=False) as gateway:
+            port = gateway.url.rpartition(":")[2]
+            answer = await gateway.client.post(f"http://[::1]:{port}{CHAT}", json=chat("six"))
+            assert answer.status_code == 200 and len(engine.completions) == 1
+            metrics = await gateway.client.get(gateway.metrics_url.replace("127.0.0.1", "[::1]"))
+            assert 'engine="[::ffff:127.0.0.1]' in metrics.text
