@@ -104,7 +104,7 @@ def _address(settings: ClientSettings) -> Iterator[Finding]:
     except ValueError:
         yield finding(
             "fail",
-            f"{address} is neither host:port, [IPv6]:port nor unix:///path",
+            f"{address} is neither host:port nor unix:///path",
             "correct LPC_PREDICTOR_ADDRESS or --address",
         )
     except PermissionError:
