@@ -28,17 +28,13 @@ class ModelRepository:
         self._broken: dict[str, int] = {}
 
     def load_newest(self) -> Model:
-        """Load the promoted version, or the newest loadable one if none is promoted or the promoted one cannot be loaded.
+        """Load the first of `candidates` that can be loaded.
 
         Raises:
-            ArtifactError: no version can be loaded; the message is that of the first one tried.
+            ArtifactError: the promotion cannot be read, or no version can be loaded; the message is about the first one.
             ProviderError: CUDA is configured but not usable.
         """
         first_error: ArtifactError | None = None
-        try:
-            read_promotion(self.folder)
-        except ArtifactError as error:
-            self._note_broken(self.folder / PROMOTED, error)
         for folder in candidates(self.folder):
             try:
                 return self._load(folder, self._settings)

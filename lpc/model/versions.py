@@ -1,7 +1,10 @@
 """Lists, promotes, rolls back and prunes the versions of a model on disk. This module loads no model.
 
 The promoted version is served, else the newest. ``<models>/<name>/promoted.json`` names it, and the versions served before, for
-`lpc models rollback`. The file is replaced atomically.
+`lpc models rollback`. The file is replaced atomically. Commands that change it hold its lock.
+
+A version that was rolled back is not served again until it is promoted, not even if the promoted one is damaged. If the file
+cannot be read, it is not known which that is: no sidecar starts then.
 """
 
 import contextlib
@@ -15,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from lpc.errors import ArtifactError
-from lpc.files import replacing
+from lpc.files import locked, write_text
 from lpc.model.artifact import Manifest, read_manifest, verify
 
 PROMOTED: Final = "promoted.json"
@@ -32,10 +35,12 @@ class Promotion:
     Attributes:
         version: folder name of the version to serve.
         before: versions served before it, latest first, without those that were rolled back.
+        rolled_back: versions that were rolled back and not promoted since.
     """
 
     version: str
     before: tuple[str, ...] = ()
+    rolled_back: tuple[str, ...] = ()
 
 
 def read_promotion(folder: Path) -> Promotion | None:
@@ -47,15 +52,15 @@ def read_promotion(folder: Path) -> Promotion | None:
     path = folder / PROMOTED
     try:
         values = json.loads(path.read_text("utf-8"))
-        promotion = Promotion(values["version"], tuple(values["before"]))
+        promotion = Promotion(values["version"], tuple(values["before"]), tuple(values.get("rolled_back", ())))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, AttributeError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ArtifactError(
             f"{path} cannot be read ({type(error).__name__}): name the version again with `lpc models promote`, or remove the "
             "file with `lpc models unpin`"
         ) from error
-    for version in (promotion.version, *promotion.before):
+    for version in (promotion.version, *promotion.before, *promotion.rolled_back):
         # A name with a slash could point outside the model's folder.
         if not isinstance(version, str) or not version or version.startswith(".") or Path(version).name != version:
             raise ArtifactError(
@@ -65,10 +70,9 @@ def read_promotion(folder: Path) -> Promotion | None:
 
 
 def write_promotion(folder: Path, promotion: Promotion) -> None:
-    """Replace the promotion atomically."""
-    values = {"version": promotion.version, "before": promotion.before[:HISTORY]}
-    with replacing(folder / PROMOTED) as partial:
-        partial.write_text(json.dumps(values) + "\n", "utf-8")
+    """Replace the promotion atomically. Call with the lock of its file held. Raises OSError."""
+    values = {"version": promotion.version, "before": promotion.before[:HISTORY], "rolled_back": promotion.rolled_back}
+    write_text(folder / PROMOTED, json.dumps(values) + "\n")
 
 
 @dataclass(frozen=True)
@@ -121,10 +125,10 @@ def examine(version: Path) -> Version:
 
 
 def served(folder: Path) -> Path:
-    """Return the version that a starting sidecar serves: the promoted one if it is valid, else the newest valid one.
+    """Return the version that a starting sidecar serves: the first valid one of `candidates`.
 
     Raises:
-        ArtifactError: no version is valid; the message is about the first candidate.
+        ArtifactError: no version is valid; the message is about the first candidate. Or the promotion cannot be read.
     """
     first_error: ArtifactError | None = None
     for version in candidates(folder):
@@ -138,31 +142,53 @@ def served(folder: Path) -> Path:
 
 
 def candidates(folder: Path) -> list[Path]:
-    """Return the versions in the order in which a starting sidecar tries them. Raises ArtifactError: no such model."""
-    found = newest_first(folder)
-    promotion = _readable_promotion(folder)
-    if promotion is None:
-        return found
-    promoted = folder / promotion.version
-    return [promoted, *(version for version in found if version != promoted)]
-
-
-def promote(folder: Path, version: str) -> None:
-    """Make sidecars serve this version, even if newer ones exist.
+    """Return the versions in the order in which a starting sidecar tries them, without those that were rolled back.
 
     Raises:
-        ArtifactError: the version is missing or damaged; nothing has changed.
+        ArtifactError: no such model, or the promotion cannot be read.
+    """
+    found = newest_first(folder)
+    promotion = read_promotion(folder)
+    if promotion is None:
+        return found
+    present = {version.name for version in found} - {promotion.version}
+    before = [folder / name for name in promotion.before if name in present]
+    others = [
+        version for version in found if version.name not in (promotion.version, *promotion.before, *promotion.rolled_back)
+    ]
+    return [folder / promotion.version, *before, *others]
+
+
+def promote(folder: Path, version: str, *, instead_of: str | None = None) -> None:
+    """Make sidecars serve this version, even if newer ones exist. An unreadable promotion is replaced.
+
+    Args:
+        instead_of: the version that must be served until now; None: any.
+
+    Raises:
+        ArtifactError: the version is missing or damaged, or another one than ``instead_of`` is served; nothing has changed.
+        LockedError: another command changes the promotion.
     """
     names = [path.name for path in newest_first(folder)]
     if version not in names:
         raise ArtifactError(f"{folder} has no version {version}: there are {', '.join(names) or 'none'}")
     verify(folder / version)
-    before: list[str] = []
-    with contextlib.suppress(ArtifactError):  # nothing was served
-        before.append(served(folder).name)
-    if (promotion := _readable_promotion(folder)) is not None:
+    with locked(folder / PROMOTED):
+        promotion, before = Promotion(""), list[str]()
+        with contextlib.suppress(ArtifactError):  # it cannot be read, or nothing was served
+            promotion = read_promotion(folder) or promotion
+            before.append(served(folder).name)
+        if instead_of is not None and before != [instead_of]:
+            raise ArtifactError(f"{before[0] if before else 'nothing'} is served, not {instead_of}: nothing is promoted")
         before += promotion.before
-    write_promotion(folder, Promotion(version, tuple(dict.fromkeys(name for name in before if name != version))))
+        write_promotion(
+            folder,
+            Promotion(
+                version,
+                tuple(dict.fromkeys(name for name in before if name != version)),
+                tuple(name for name in promotion.rolled_back if name != version),
+            ),
+        )
 
 
 def rollback(folder: Path) -> tuple[str, str]:
@@ -172,21 +198,27 @@ def rollback(folder: Path) -> tuple[str, str]:
     back is not recorded as served before, so a second rollback goes one further back.
 
     Raises:
-        ArtifactError: there is none; nothing has changed.
+        ArtifactError: there is none, or the promotion cannot be read; nothing has changed.
+        LockedError: another command changes the promotion.
     """
-    now = served(folder)
-    promotion = _readable_promotion(folder)
-    before = [name for name in promotion.before if name != now.name] if promotion is not None else []
-    for index, name in enumerate(before):
-        if not examine(folder / name).problem:
-            write_promotion(folder, Promotion(name, tuple(before[index + 1 :])))
-            return now.name, name
-    created = read_manifest(now).created
-    for version in newest_first(folder):
-        found = examine(version)
-        if not found.problem and found.manifest is not None and found.manifest.created < created:
-            write_promotion(folder, Promotion(version.name))
-            return now.name, version.name
+    newest_first(folder)
+    with locked(folder / PROMOTED):
+        now = served(folder)
+        promotion = read_promotion(folder) or Promotion("")
+        left = tuple(dict.fromkeys((*promotion.rolled_back, now.name)))
+        before = [name for name in promotion.before if name not in left]
+        for index, name in enumerate(before):
+            if not examine(folder / name).problem:
+                write_promotion(folder, Promotion(name, tuple(before[index + 1 :]), left))
+                return now.name, name
+        created = read_manifest(now).created
+        for version in newest_first(folder):
+            found = examine(version)
+            if version.name in left or found.problem or found.manifest is None:
+                continue
+            if found.manifest.created < created:
+                write_promotion(folder, Promotion(version.name, (), left))
+                return now.name, version.name
     raise ArtifactError(
         f"{folder} has no valid version older than {now.name}: list the versions with `lpc models list`, choose one with "
         "`lpc models promote`"
@@ -198,12 +230,14 @@ def unpin(folder: Path) -> bool:
 
     Raises:
         ArtifactError: no such model.
+        LockedError: another command changes the promotion.
     """
     newest_first(folder)
-    try:
-        (folder / PROMOTED).unlink()
-    except FileNotFoundError:
-        return False
+    with locked(folder / PROMOTED):
+        try:
+            (folder / PROMOTED).unlink()
+        except FileNotFoundError:
+            return False
     return True
 
 
@@ -214,28 +248,24 @@ def prune(folder: Path, keep: int) -> list[str]:
     manifest, because it may be an unfinished copy.
 
     Raises:
-        ArtifactError: no version can be served; nothing has changed.
+        ArtifactError: no version can be served, or the promotion cannot be read; nothing has changed.
+        LockedError: another command changes the promotion.
     """
-    retained = {served(folder).name}
-    if (promotion := read_promotion(folder)) is not None:
-        retained |= {promotion.version, *promotion.before}
-    found = [version for version in newest_first(folder) if examine(version).manifest is not None]
-    removed = [version for version in found[keep:] if version.name not in retained]
-    removed += [
-        path
-        for path in folder.iterdir()
-        if path.name.startswith(".") and path.is_dir() and time.time() - path.stat().st_mtime > SCRATCH_AGE_S
-    ]
-    for path in removed:
-        # Rename first, so that a sidecar never sees a partly deleted version.
-        hidden = folder / f".removed-{secrets.token_hex(8)}"
-        path.rename(hidden)
-        shutil.rmtree(hidden)
-    return [path.name for path in removed]
-
-
-def _readable_promotion(folder: Path) -> Promotion | None:
-    try:
-        return read_promotion(folder)
-    except ArtifactError:
-        return None
+    newest_first(folder)
+    with locked(folder / PROMOTED):
+        retained = {served(folder).name}
+        if (promotion := read_promotion(folder)) is not None:
+            retained |= {promotion.version, *promotion.before}
+        found = [version for version in newest_first(folder) if examine(version).manifest is not None]
+        removed = [version for version in found[keep:] if version.name not in retained]
+        removed += [
+            path
+            for path in folder.iterdir()
+            if path.name.startswith(".") and path.is_dir() and time.time() - path.stat().st_mtime > SCRATCH_AGE_S
+        ]
+        for path in removed:
+            # Rename first, so that a sidecar never sees a partly deleted version.
+            hidden = folder / f".removed-{secrets.token_hex(8)}"
+            path.rename(hidden)
+            shutil.rmtree(hidden)
+        return [path.name for path in removed]

@@ -17,6 +17,7 @@ Such a program can still delete:
 After a restart of all sidecars it can restore an earlier record, but none from before the last reset in their files.
 """
 
+import asyncio
 import hmac
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -104,7 +105,7 @@ class SharedEvidence:
         ``judged_by`` is the id of judge and tenant, because evidence of one judge does not apply to another.
         """
         keys = self._keys(scope, judged_by)
-        self._verdicts.note(keys[0], _lasting(pending.sets))
+        await self._note_lasting(keys[0], pending.sets)
         for _ in range(TRIES):
             found: bytes | None = await self._redis.run(_READ, keys[:1])
             kept = self._opened(keys[0], found)
@@ -113,7 +114,7 @@ class SharedEvidence:
                 fields |= kept
             forget = pending.forget and pending.turned in (None, fields.get(RESETS, 0))
             fields = _merged(fields, pending, forget=forget)
-            self._verdicts.note(keys[0], _lasting(fields))
+            await self._note_lasting(keys[0], fields)
             if not forget and {**fields, _VERSION: kept.get(_VERSION)} == kept:
                 await self._redis.ask(lambda client: client.expire(keys[0], layout.EVIDENCE_S))
                 return fields
@@ -123,6 +124,11 @@ class SharedEvidence:
                 self._note(keys[0], version)
                 return fields
         raise RedisRefused("too many concurrent changes of the evidence: the sidecar tries again later")
+
+    async def _note_lasting(self, key: str, fields: Mapping[str, int]) -> None:
+        """Store what an emptied Redis must not undo, in a thread, because another sidecar may hold the file's lock."""
+        if self._verdicts.grow(key, _lasting(fields)):
+            await asyncio.to_thread(self._verdicts.write)
 
     def _sealed(self, key: str, fields: Mapping[str, int]) -> bytes:
         body = json.dumps(fields, separators=(",", ":")).encode()

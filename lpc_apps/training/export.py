@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from lpc.errors import ArtifactError, LpcError, UsageError
+from lpc.files import sync
 from lpc.model.artifact import FILES, MANIFEST, Manifest, file_sha256, verify
 from lpc.model.features import FeatureEncoder, FeatureSettings
 from lpc.model.inference import graph_inputs
@@ -123,7 +124,11 @@ def export(
                 made_with={library.__name__: library.__version__ for library in MADE_WITH},
             )
             (folder / MANIFEST).write_text(manifest.to_json(), "utf-8")
+            for file in folder.iterdir():
+                sync(file)
+            sync(folder)
             folder.rename(place)
+            sync(place.parent)
             progress.update()
     return place
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lpc.errors import ArtifactError
 from lpc.model.artifact import Manifest, read_manifest
 from lpc.model.versions import promote, served
 from lpc_apps.training.compare import Difference, Scores, differences, scores, to_json, why_worse
@@ -132,7 +133,10 @@ def _publish(live: Path, encoder: str, head: Head, manifest: Manifest) -> str:
             precision=manifest.precision,  # type: ignore[arg-type]
         )
     if served(model) != place:
-        promote(model, place.name)
+        try:
+            promote(model, place.name, instead_of=live.name)
+        except ArtifactError as error:
+            raise ExportError(f"{place} is exported but not promoted: {error}") from error
     return place.name
 
 

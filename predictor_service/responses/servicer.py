@@ -1,6 +1,7 @@
 """The gRPC service `lpc.cache.v1.ResponseCache`: converts messages and calls the caches."""
 
 import logging
+import math
 from collections.abc import Collection
 from typing import Any, Final, TypeAlias
 
@@ -177,7 +178,9 @@ def request_of(request: pb.Request) -> Request:
 
 
 def answer_of(response: pb.Response) -> Answer:
-    """Convert an engine's answer."""
+    """Convert an engine's answer. Raises InvalidRequest."""
+    if not 0.0 <= response.engine_s < math.inf:  # NaN would be younger than every invalidation
+        raise InvalidRequest("engine_s must be 0 or more: send the seconds that the engine took for its answer")
     return Answer(
         chunks=tuple(response.chunks),
         body=response.body,

@@ -190,7 +190,13 @@ async def test_a_contradicted_calibration_stays_void_after_redis_was_emptied(
     assert measured_again.threshold is not None
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"a": 5}', '{"a": {"b": "c"}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("{", "[]", '{"a": 5}', '{"a": {"b": "c"}}', '{"a": {"b": 1e999}}', '{"a": {"b": NaN}}', '{"a": {"b": -1}}'),
+        *('{"a": {"b": 1e30}}', '{"a": {"b": true}}', '{"a": {"b": 1' + 50 * "0" + "}}", 100_000 * "["),
+    ],
+)
 def test_an_invalid_file_of_verdicts_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "verdicts").write_text(content)
     with pytest.raises(EvidenceError, match="LPC_STATE"):

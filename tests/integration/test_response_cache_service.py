@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -96,6 +97,12 @@ async def test_invalid_requests_are_refused(tiny_models: Path, tmp_path: Path, r
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await call
                 assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT, one
+        for seconds in (math.nan, math.inf, -1.0):
+            answer = response()
+            answer.engine_s = seconds
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Store(pb.StoreRequest(request=request(), response=answer))
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT, seconds
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Invalidate(pb.InvalidateRequest())
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

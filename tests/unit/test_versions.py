@@ -1,6 +1,7 @@
 """Which version is served, by promotion and age; listing, promoting, rolling back, removing. On folders of real artefacts."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import time
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 from lpc.errors import ArtifactError
 from lpc.model.artifact import read_manifest
 from lpc.model.session import InferenceSettings
-from lpc.model.versions import PROMOTED, Promotion, promote, prune, read_promotion, rollback, served, unpin
+from lpc.model.versions import PROMOTED, Promotion, promote, prune, read_promotion, rollback, served, unpin, write_promotion
 from lpc_apps.commands.cli import app
 from predictor_service.repository import ModelRepository
 
@@ -65,12 +66,12 @@ def test_a_repository_follows_promotions_both_ways_and_loads_nothing_twice(root:
     assert model is not None and model.manifest.version == "v3"
 
 
-@pytest.mark.parametrize(
-    "content",
-    ['{"version": "none", "before": []}', "{", "[]", '{"version": "../v1", "before": []}', '{"version": 3, "before": []}'],
-)
-def test_a_promotion_that_cannot_be_followed_fails_once_and_a_start_takes_the_newest(
-    root: Path, content: str, caplog: pytest.LogCaptureFixture
+UNREADABLE = ["{", "[]", '{"version": "../v1", "before": []}', '{"version": 3, "before": []}', "", "\x00" * 64]
+
+
+@pytest.mark.parametrize("content", ['{"version": "none", "before": []}', *UNREADABLE])
+def test_a_promotion_that_cannot_be_followed_fails_once_and_changes_nothing_in_a_running_sidecar(
+    root: Path, content: str
 ) -> None:
     repository = ModelRepository(root, "tiny", CPU)
     current = read_manifest(root / "tiny" / "v1")
@@ -78,15 +79,111 @@ def test_a_promotion_that_cannot_be_followed_fails_once_and_a_start_takes_the_ne
     with pytest.raises(ArtifactError):
         repository.load_newer(current)
     assert repository.load_newer(current) is None
-    starting = ModelRepository(root, "tiny", CPU)
-    assert starting.load_newest().manifest.version == "v3"
-    assert "is ignored" in caplog.text or "is not served" in caplog.text
-    assert starting.load_newer(read_manifest(root / "tiny" / "v3")) is None
-    # Promoting again mends it.
+    # Promoting again repairs it.
     promote(root / "tiny", "v2")
     assert served(root / "tiny").name == "v2"
-    model = starting.load_newer(current)
+    model = repository.load_newer(current)
     assert model is not None and model.manifest.version == "v2"
+
+
+@pytest.mark.parametrize("content", UNREADABLE)
+def test_a_sidecar_does_not_start_with_a_promotion_that_it_cannot_read(root: Path, content: str) -> None:
+    """It could otherwise serve the newest version, from which the operator has rolled back."""
+    rollback(root / "tiny")
+    (root / "tiny" / PROMOTED).write_text(content)
+    with pytest.raises(ArtifactError, match="lpc models promote"):
+        ModelRepository(root, "tiny", CPU).load_newest()
+    assert lpc(root, "unpin")[0] == 0
+    assert ModelRepository(root, "tiny", CPU).load_newest().manifest.version == "v3"
+
+
+def test_a_version_that_was_rolled_back_is_not_served_in_place_of_a_damaged_one(
+    root: Path, tiny_models: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = root / "tiny"
+    assert rollback(folder) == ("v3", "v2")
+    (folder / "v2" / "manifest.json").write_text("{")
+    starting = ModelRepository(root, "tiny", CPU)
+    assert served(folder).name == starting.load_newest().manifest.version == "v1"
+    assert "v2 is not served" in caplog.text
+    # Neither does a newer version that nobody has rolled back stay away, nor one that is promoted again.
+    add(tiny_models, root, 4)
+    assert served(folder).name == "v4"
+    promote(folder, "v3")
+    assert served(folder).name == "v3"
+    assert read_promotion(folder) == Promotion("v3", ("v4",))
+
+
+def test_without_another_version_a_rolled_back_one_is_refused(root: Path) -> None:
+    folder = root / "tiny"
+    assert [rollback(folder), rollback(folder)] == [("v3", "v2"), ("v2", "v1")]
+    (folder / "v1" / "manifest.json").write_text("{")
+    with pytest.raises(ArtifactError):
+        ModelRepository(root, "tiny", CPU).load_newest()
+
+
+def promote_often(folder: Path, version: str, times: int) -> None:
+    for _ in range(times):
+        promote(folder, version)
+        rollback(folder)
+
+
+def test_processes_that_promote_and_roll_back_at_once_lose_nothing(root: Path) -> None:
+    """Each changes the file from what it has read: without a lock one undoes the other's change in between."""
+    folder = root / "tiny"
+    write_promotion(folder, Promotion("v1", ("v2",)))
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=promote_often, args=(folder, "v3", 10)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0]
+    found = read_promotion(folder)
+    assert found is not None
+    assert {found.version, *found.before, *found.rolled_back} <= {"v1", "v2", "v3"} and found.version in ("v1", "v2")
+
+
+def test_a_promotion_is_on_the_disk_before_it_replaces_the_old_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, done = root / "tiny", []
+    real_sync, real_replace = os.fsync, Path.replace
+
+    def sync(descriptor: int) -> None:
+        done.append(("sync", Path(f"/proc/self/fd/{descriptor}").readlink().name.split(".json")[0]))
+        real_sync(descriptor)
+
+    def replace(self: Path, target: Path) -> Path:
+        done.append(("replace", target.name))
+        return real_replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(Path, "replace", replace)
+    promote(folder, "v1")
+    assert done == [("sync", ".promoted"), ("replace", PROMOTED), ("sync", "tiny")]
+
+
+def test_a_promotion_in_place_of_another_version_than_the_served_one_changes_nothing(root: Path) -> None:
+    folder = root / "tiny"
+    rollback(folder)
+    with pytest.raises(ArtifactError, match="v2 is served, not v3"):
+        promote(folder, "v1", instead_of="v3")
+    assert served(folder).name == "v2"
+    promote(folder, "v1", instead_of="v2")
+    assert served(folder).name == "v1"
+
+
+def test_what_killed_writers_have_left_is_removed_at_the_next_promotion(root: Path) -> None:
+    folder = root / "tiny"
+    for name, age in (
+        (f".{PROMOTED}.0123456789abcdef", 3600),
+        (f".{PROMOTED}.1123456789abcdef", 10),
+        (".mine.0123456789abcdef", 3600),
+    ):
+        (folder / name).write_text("{")
+        os.utime(folder / name, (time.time() - age,) * 2)
+    promote(folder, "v1")
+    left = {path.name for path in folder.iterdir() if path.name.startswith(".")}
+    assert left == {f".{PROMOTED}.1123456789abcdef", ".mine.0123456789abcdef", f".{PROMOTED}.lock"}
 
 
 def test_rolling_back_goes_to_what_was_served_before_and_never_to_what_was_rolled_back(root: Path, tiny_models: Path) -> None:
@@ -94,12 +191,12 @@ def test_rolling_back_goes_to_what_was_served_before_and_never_to_what_was_rolle
     assert rollback(folder) == ("v3", "v2")
     add(tiny_models, root, 4)
     promote(folder, "v4")
-    assert read_promotion(folder) == Promotion("v4", ("v2",))
+    assert read_promotion(folder) == Promotion("v4", ("v2",), ("v3",))
     assert rollback(folder) == ("v4", "v2")
     assert rollback(folder) == ("v2", "v1")
     with pytest.raises(ArtifactError, match="no valid version older than v1"):
         rollback(folder)
-    assert read_promotion(folder) == Promotion("v1")
+    assert read_promotion(folder) == Promotion("v1", (), ("v3", "v4", "v2"))
 
 
 def test_pruning_keeps_the_newest_the_served_and_those_before(root: Path, tiny_models: Path) -> None:
@@ -114,7 +211,7 @@ def test_pruning_keeps_the_newest_the_served_and_those_before(root: Path, tiny_m
     assert sorted(prune(folder, 1)) == [".v8-abc"]
     assert unpin(folder)
     assert sorted(prune(folder, 1)) == ["v1", "v2", "v3"]
-    assert sorted(path.name for path in folder.iterdir()) == [".v9-abc", "copying", "v4"]
+    assert sorted(path.name for path in folder.iterdir()) == [f".{PROMOTED}.lock", ".v9-abc", "copying", "v4"]
 
 
 def test_the_list_says_what_is_served_promoted_and_broken(root: Path) -> None:

@@ -6,24 +6,27 @@
 
 import json
 import logging
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from lpc.errors import LpcError
-from lpc.files import replacing
+from lpc.files import LockedError, locked, write_text
 from lpc.responses.semantic.evidence import Evidence
 from lpc.responses.semantic.threshold import JudgeError
 
 log = logging.getLogger(__name__)
 
 VERSION: Final = 1
+MOST: Final = 2**40
+"""Largest count of a file: sums of all counts of a window stay below 2^63."""
 
 
 class Verdicts:
-    """Numbers that only grow and that an emptied Redis must not undo, by Redis key of the evidence.
+    """Numbers that only grow and that an emptied Redis must not undo, by Redis key of the evidence. Thread-safe.
 
-    Several sidecars on one machine may share the file.
+    Several sidecars on one machine may share the file: a change is read and written with its lock held.
 
     Args:
         path: path of the file; None to store nothing on disk.
@@ -35,10 +38,13 @@ class Verdicts:
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._numbers: dict[str, dict[str, int]] = {}
+        self._lock = threading.Lock()
+        self._unwritten = True
         if path is not None:
-            self._read(path)
             try:
-                self._write(path)
+                self._merge(path)
+            except LockedError as error:
+                raise EvidenceError(str(error)) from error
             except OSError as error:
                 raise EvidenceError(
                     f"{path} cannot be written ({error.strerror}): set LPC_STATE to a folder that outlives restarts"
@@ -48,15 +54,33 @@ class Verdicts:
         """Return the numbers of a key."""
         return dict(self._numbers.get(key, {}))
 
-    def note(self, key: str, numbers: Mapping[str, int]) -> None:
-        """Store the numbers that are new or larger than before."""
-        if not self._grow(key, numbers) or self._path is None:
+    def grow(self, key: str, numbers: Mapping[str, int]) -> bool:
+        """Store the numbers that are new or larger than before in memory; return whether :meth:`write` has something to do."""
+        with self._lock:
+            self._unwritten |= self._grow(key, numbers)
+            return self._unwritten and self._path is not None
+
+    def write(self) -> None:
+        """Write the numbers to the disk, merged with those of other sidecars. May wait; a failure is logged and tried again."""
+        if self._path is None:
             return
         try:
-            self._read(self._path)
-            self._write(self._path)
-        except (EvidenceError, OSError) as error:
+            self._merge(self._path)
+        except (LpcError, OSError) as error:
             log.error("cannot store a verdict on evidence: %s; check LPC_STATE", type(error).__name__)
+
+    def _merge(self, path: Path) -> None:
+        with locked(path):
+            found = _read_verdicts(path)
+            with self._lock:
+                for key, numbers in found.items():
+                    self._grow(key, numbers)
+                text, self._unwritten = json.dumps(self._numbers, indent=1) + "\n", False
+            try:
+                write_text(path, text, 0o640)
+            except OSError:
+                self._unwritten = True
+                raise
 
     def _grow(self, key: str, numbers: Mapping[str, int]) -> bool:
         """Raise the numbers of a key in memory; return whether any is larger than before."""
@@ -66,23 +90,20 @@ class Verdicts:
             self._numbers[key] = {**known, **larger}
         return bool(larger)
 
-    def _read(self, path: Path) -> None:
-        try:
-            found = json.loads(path.read_text()) if path.exists() else {}
-            for key, numbers in found.items():
-                self._grow(str(key), {str(name): int(value) for name, value in numbers.items()})
-        except OSError as error:
-            raise EvidenceError(f"{path} cannot be read ({error.strerror}): set LPC_STATE to another folder") from error
-        except (AttributeError, TypeError, ValueError) as error:
-            raise EvidenceError(f"{path} is not a file of verdicts: remove it, or set LPC_STATE to another folder") from error
-
-    def _write(self, path: Path) -> None:
-        with replacing(path) as new:
-            new.write_text(json.dumps(self._numbers, indent=1) + "\n")
-
 
 class EvidenceError(LpcError):
     """A file of evidence is invalid."""
+
+
+def _read_verdicts(path: Path) -> dict[str, dict[str, int]]:
+    """Return the verdicts in a file; empty if it is missing. Raises EvidenceError."""
+    try:
+        found = json.loads(path.read_text()) if path.exists() else {}
+        return {str(key): {str(name): _count(value) for name, value in numbers.items()} for key, numbers in found.items()}
+    except OSError as error:
+        raise EvidenceError(f"{path} cannot be read ({error.strerror}): set LPC_STATE to another folder") from error
+    except (AttributeError, RecursionError, TypeError, ValueError) as error:
+        raise EvidenceError(f"{path} is not a file of verdicts: remove it, or set LPC_STATE to another folder") from error
 
 
 def write_evidence(path: Path, evidence: Evidence, encoder: str, error: JudgeError | None = None) -> None:
@@ -97,8 +118,7 @@ def write_evidence(path: Path, evidence: Evidence, encoder: str, error: JudgeErr
     document: dict[str, Any] = {"version": VERSION, "encoder": encoder, "counts": evidence.fields()}
     if error is not None:
         document["judge"] = error._asdict()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    write_text(path, json.dumps(document, indent=1) + "\n")
 
 
 def read_evidence(path: Path, encoder: str | None = None) -> Evidence:
@@ -108,8 +128,8 @@ def read_evidence(path: Path, encoder: str | None = None) -> Evidence:
         EvidenceError: the file cannot be read, is not evidence, or belongs to another encoder than ``encoder``.
     """
     try:
-        return Evidence.from_fields({str(field): int(amount) for field, amount in _read(path, encoder)["counts"].items()})
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return Evidence.from_fields({str(field): _count(amount) for field, amount in _read(path, encoder)["counts"].items()})
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise _invalid(path) from error
 
 
@@ -124,8 +144,8 @@ def read_judge_error(path: Path | None, encoder: str) -> JudgeError:
         raise EvidenceError(f'the error of judge "embedding" is unknown: run {run} and set `evidence` to that file')
     try:
         measured = _read(path, encoder).get("judge") or {}
-        error = JudgeError(int(measured.get("false_same", 0)), int(measured.get("different", 0)))
-    except (AttributeError, TypeError, ValueError) as failure:
+        error = JudgeError(_count(measured.get("false_same", 0)), _count(measured.get("different", 0)))
+    except (AttributeError, RecursionError, TypeError, ValueError) as failure:
         raise _invalid(path) from failure
     if not error.different or not 0 <= error.false_same <= error.different:
         raise EvidenceError(f'{path} lacks the error of judge "embedding": run {run}')
@@ -141,9 +161,16 @@ def _read(path: Path, encoder: str | None) -> Any:
             raise EvidenceError(f"{path} belongs to another encoder: run `lpc cache calibrate` with the model that you serve")
     except OSError as error:
         raise EvidenceError(f"{path} cannot be read: {error.strerror}") from error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise _invalid(path) from error
     return found
+
+
+def _count(value: Any) -> int:
+    """Return a count in a file. Raises ValueError: it is not an integer from 0 to MOST."""
+    if type(value) is not int or not 0 <= value <= MOST:
+        raise ValueError("not a count")
+    return value
 
 
 def _invalid(path: Path) -> EvidenceError:
