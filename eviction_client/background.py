@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from eviction_client.pace import gives_way
+
 GATHER_S: Final = 0.02
 """Pause before a round, in which work gathers."""
 TICK_S: Final = 1.0
@@ -47,6 +49,7 @@ class BackgroundThread:
         self._thread.join(1.0)
 
     def _run(self) -> None:
+        gives_way()
         while not self._closing:
             self._wake.wait(TICK_S)
             time.sleep(GATHER_S)

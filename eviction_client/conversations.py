@@ -1,9 +1,10 @@
 """Assigns finished requests to conversations: by session, else by the earlier chain that the request's chain continues."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
+from eviction_client.pace import in_pieces
+from eviction_client.recent import Recent
 from eviction_client.stores.base import BlockHash, ConversationId
 
 MAX_ENDS: Final = 200_000
@@ -14,8 +15,7 @@ class Conversations:
     """Names conversations. Not thread-safe."""
 
     def __init__(self, max_ends: int = MAX_ENDS) -> None:
-        self._max_ends = max_ends
-        self._ends: OrderedDict[BlockHash, ConversationId] = OrderedDict()
+        self._ends: Recent[BlockHash, ConversationId] = Recent(max_ends)
 
     def name(self, session: str | None, blocks: Sequence[BlockHash]) -> ConversationId:
         """Return the name of the conversation whose turn has ended.
@@ -27,14 +27,9 @@ class Conversations:
         if session:
             return ConversationId(session)
         ends = self._ends
-        name = None
-        for block in reversed(blocks):
-            name = ends.pop(block, None)
-            if name is not None:
-                break
+        deepest_first = (block for piece in in_pieces(blocks[::-1]) for block in piece)
+        name = next((name for block in deepest_first if (name := ends.pop(block)) is not None), None)
         if name is None:
             name = ConversationId(blocks[-1].hex())
-        ends[blocks[-1]] = name
-        if len(ends) > self._max_ends:
-            ends.popitem(last=False)
+        ends.put(blocks[-1], name)
         return name

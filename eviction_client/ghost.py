@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from eviction_client.pace import PIECE, in_pieces, pause
 from eviction_client.queue import Block
 from eviction_client.value_guard import ValueGuard
 from eviction_client.value_queue import Table, ValueQueue
@@ -65,13 +66,19 @@ class GhostCache(Generic[H]):
     def hits(self, prompt: Sequence[H], above: "GhostCache[H] | None" = None) -> int:
         """Return the number of leading blocks of a prompt that are here or in the cache above."""
         held, more = self._blocks, above._blocks if above is not None else ()
-        missing = (depth for depth, block in enumerate(prompt) if block not in held and block not in more)
-        return next(missing, len(prompt))
+        depth = 0
+        for piece in in_pieces(prompt):
+            for block in piece:
+                if block not in held and block not in more:
+                    return depth
+                depth += 1
+        return depth
 
     def wait(self, request: Hashable, prompt: Sequence[H], above: "GhostCache[H] | None" = None) -> None:
         """Retain the blocks that a waiting request will hit here and not in the cache above."""
-        hit = prompt[: self.hits(prompt, above)]
-        self.queue.wait(request, [self._blocks[block].block_id for block in hit if above is None or block not in above._blocks])
+        hit = in_pieces(prompt[: self.hits(prompt, above)])
+        held, more = self._blocks, above._blocks if above is not None else ()
+        self.queue.wait(request, [held[block].block_id for piece in hit for block in piece if block not in more])
 
     def use(self, freed: Sequence[Freed[H]]) -> None:
         """Insert a finished request's blocks and evict as the rule says."""
@@ -81,26 +88,32 @@ class GhostCache(Generic[H]):
         used: dict[H | None, GhostBlock[H]] = {}
         for blocks, reuse_class in freed:
             run = []
-            for content in blocks[:left]:
-                if content in used:
-                    continue
-                block = held.pop(content, None)
-                if block is None:
-                    self._numbers += 1
-                    block = GhostBlock(self._numbers, content)
-                else:
-                    queue.remove(block)
-                used[content] = block
-                run.append(block)
+            for piece in in_pieces(blocks[:left]):
+                for content in piece:
+                    if content in used:
+                        continue
+                    block = held.pop(content, None)
+                    if block is None:
+                        self._numbers += 1
+                        block = GhostBlock(self._numbers, content)
+                    else:
+                        queue.remove(block)
+                    used[content] = block
+                    run.append(block)
             left -= len(run)
             chain.append((run, reuse_class))
         excess = len(held) + len(used) - self.room
         if excess > 0:
             queue.renew()
-            for block in queue.popleft_n(excess):
+        while excess > 0:
+            for block in queue.popleft_n(min(excess, PIECE)):
                 del held[block.content]
-        held.update(used)
-        queue.insert_chain(((run[::-1], reuse_class) for run, reuse_class in reversed(chain)), self._clock())
+            excess -= PIECE
+            pause()
+        for contents in in_pieces(list(used)):
+            held.update((content, used[content]) for content in contents)
+        parts = ((piece, reuse_class) for run, reuse_class in reversed(chain) for piece in in_pieces(run[::-1]))
+        queue.insert_chain(parts, self._clock())
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -171,7 +184,7 @@ class Ghosts(Generic[H]):
             prompt: its full blocks.
             above: cache with priority. Blocks in it are not retained here.
         """
-        followed = [block for block in prompt if self._sampled(block, self.every)]
+        followed = self._sample(prompt)
         for cache in (self._value, self._lru):
             cache.wait(request, followed, above)
 
@@ -188,10 +201,11 @@ class Ghosts(Generic[H]):
             freed: all its blocks, from the chain's start.
             above: cache with priority. Its hits count as hits of both.
         """
-        followed = [block for block in prompt if self._sampled(block, self.every)]
+        followed = self._sample(prompt)
         value_hits, lru_hits = self._value.hits(followed, above), self._lru.hits(followed, above)
+        used = [Freed(self._sample(run.blocks), run.reuse_class) for run in freed]
         for cache in (self._value, self._lru):
-            cache.use([Freed([b for b in run.blocks if self._sampled(b, self.every)], run.reuse_class) for run in freed])
+            cache.use(used)
         self.latest = GhostHits(len(followed), value_hits, lru_hits)
         if not followed:
             return self.guard.value_enabled
@@ -199,3 +213,7 @@ class Ghosts(Generic[H]):
         self.value_hits += value_hits
         self.lru_hits += lru_hits
         return self.guard.observe(value_hits, lru_hits)
+
+    def _sample(self, blocks: Sequence[H]) -> list[H]:
+        chosen, every = self._sampled, self.every
+        return [block for piece in in_pieces(blocks) for block in piece if chosen(block, every)]

@@ -7,10 +7,14 @@ Anyone who may use the API can send a hint. So an operator enables hints (``LPC_
 """
 
 import math
+from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
+from eviction_client.pace import in_pieces
+from eviction_client.prefill import cached_prefix
+from eviction_client.recent import parts_for
 from eviction_client.stores.base import BlockHash
 
 SWEEP_S: Final = 1.0
@@ -21,6 +25,8 @@ B = TypeVar("B")
 
 MAX_RETAIN_S: Final = 3600.0
 """Longest retention that a hint may ask for."""
+MOST_UNRECORDED: Final = 64
+"""Uses that the background has not recorded. Beyond it, no block counts as a conversation's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +58,13 @@ NO_HINTS: Final = Hints()
 
 
 class Owners:
-    """Blocks that only one conversation has used. Not thread-safe.
+    """Blocks that only one conversation has used.
 
     The session identifies a conversation. Without a session each request is its own conversation and owns only the blocks that
     it was the first to use.
+
+    The scheduler's thread calls :meth:`used` and :meth:`own_from`, whose cost does not grow with the prompt. The background
+    calls :meth:`record`. Who uses a block uses all blocks before it, so a chain's blocks of others precede its own ones.
 
     Args:
         blocks: number of recent blocks to store, at most twice as many.
@@ -65,24 +74,50 @@ class Owners:
 
     def __init__(self, blocks: int) -> None:
         self._most = max(blocks, 1)
-        self._users: dict[BlockHash, object] = {}
-        self._earlier: dict[BlockHash, object] = {}
+        self._users = self._new(), self._new()
+        """Users of recent and of earlier blocks. One attribute, which the other thread reads at once."""
+        self._unrecorded: deque[tuple[object, Sequence[BlockHash]]] = deque(maxlen=MOST_UNRECORDED + 1)
 
-    def used(self, session: str | None, chain: Sequence[BlockHash]) -> int:
-        """Record that a request has used a chain; return the depth from which no other conversation has used it."""
-        user: object = session or object()
-        users, earlier, shared = self._users, self._earlier, self._SHARED
-        own_from = 0
-        for place, block in enumerate(chain, 1):
-            before = users.get(block) or earlier.get(block, user)
-            if before == user:
-                users[block] = user
-            else:
-                users[block] = shared
-                own_from = place
-        if len(users) > self._most:
-            self._users, self._earlier = {}, users
-        return own_from
+    def _new(self) -> list[dict[BlockHash, object]]:
+        """Return an empty table, split as in :mod:`eviction_client.recent`."""
+        return [{} for _ in range(parts_for(self._most))]
+
+    def used(self, session: Hashable | None, chain: Sequence[BlockHash]) -> None:
+        """Note that a request has used a chain, which must not change afterwards."""
+        self._unrecorded.append((session or object(), chain))
+
+    def own_from(self, session: Hashable | None, chain: Sequence[BlockHash]) -> int:
+        """Return the depth from which no other conversation has used a chain: its length while too many uses are unrecorded."""
+        unrecorded = list(self._unrecorded)
+        if len(unrecorded) > MOST_UNRECORDED:
+            return len(chain)
+        users, earlier = self._users
+
+        def of_others(place: int) -> bool:
+            block = chain[place]
+            part = hash(block) % len(users)
+            user = users[part].get(block) or earlier[part].get(block, session)
+            return user is not None and user != session
+
+        depth = cached_prefix(of_others, len(chain), 0)
+        return max(depth, 0, *(_shared(chain, other) for user, other in unrecorded if user != session))
+
+    def record(self) -> None:
+        """Record the uses noted so far."""
+        while self._unrecorded:
+            noted = self._unrecorded[0]
+            user, chain = noted
+            users, earlier = self._users
+            for piece in in_pieces(chain):
+                for block in piece:
+                    part = hash(block) % len(users)
+                    before = users[part].get(block) or earlier[part].get(block, user)
+                    users[part][block] = user if before == user else self._SHARED
+            if sum(map(len, users)) > self._most:
+                self._users = self._new(), users
+            # The scheduler's thread may have dropped it from a full deque.
+            if self._unrecorded and self._unrecorded[0] is noted:
+                self._unrecorded.popleft()
 
 
 class Retained(Generic[B]):
@@ -144,6 +179,11 @@ class Retained(Generic[B]):
         self._swept_at = now
         over = [block for block, (until, _) in self._until.items() if until <= now]
         self.release(over)
+
+
+def _shared(one: Sequence[BlockHash], other: Sequence[BlockHash]) -> int:
+    """Return the number of blocks with which both chains begin."""
+    return cached_prefix(lambda place: one[place] == other[place], min(len(one), len(other)), 0)
 
 
 def _seconds(value: Any) -> float:

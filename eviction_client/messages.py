@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from eviction_client.pace import in_pieces
 from lpc.v1 import predictor_pb2
 
 MAX_TOKEN_IDS: Final = 2**20
 """Longer prompts (more than 4 MiB) are not sent."""
+PACKED_AT_ONCE: Final = 2**14
+"""Token ids packed between two pauses: 0.1 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +56,24 @@ def encode(question: Question, tokenizer: str = "") -> predictor_pb2.PredictRequ
 
     ``array`` packs the ids, and protobuf parses them as one field: 8,000 ids hold the GIL for 40 microseconds instead of 120.
     """
-    ids = array("I", question.token_ids)
-    if not 0 < len(ids) <= MAX_TOKEN_IDS:
+    if not 0 < len(question.token_ids) <= MAX_TOKEN_IDS:
         raise ValueError("no token ids, or too many")
+    ids = array("I")
+    for piece in in_pieces(question.token_ids, PACKED_AT_ONCE):
+        ids += array("I", piece)
     if sys.byteorder == "big":
         ids.byteswap()
     raw = ids.tobytes()
-    tokens = predictor_pb2.TokenIds.FromString(b"\x0a" + _varint(len(raw)) + raw)
-    tokens.served_model = question.served_model
-    tokens.tokenizer = tokenizer
-    conversation = predictor_pb2.Conversation(
-        tokens=tokens,
-        turn_count=question.turn_count,
-        category=question.category,
-        conversation_id=question.conversation_id,
-    )
-    return predictor_pb2.PredictRequest(conversation=conversation)
+    request = predictor_pb2.PredictRequest()
+    conversation = request.conversation  # filled in place: protobuf copies a message that it takes as an argument
+    conversation.tokens.MergeFromString(b"\x0a" + _varint(len(raw)) + raw)
+    conversation.tokens.served_model = question.served_model
+    conversation.tokens.tokenizer = tokenizer
+    if question.turn_count is not None:
+        conversation.turn_count = question.turn_count
+    conversation.category = question.category
+    conversation.conversation_id = question.conversation_id
+    return request
 
 
 def decode(prediction: predictor_pb2.Prediction, group: int = 0) -> Prediction | None:

@@ -7,13 +7,15 @@ bounded, so blocks that were last used long ago count as new.
 Only the background calls the methods (:mod:`eviction_client.plugin`); any thread may read the counters.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from eviction_client.ended import Ended
 from eviction_client.ghost import Freed, GhostCache, GhostHits, sampled
+from eviction_client.pace import PIECE, in_pieces, pause
+from eviction_client.recent import Recent
 from eviction_client.reuse import GAPS, Stretch
 from eviction_client.stores.base import BlockHash
 from eviction_client.tenants import MOST_TENANTS, OTHERS, digest_of
@@ -103,7 +105,7 @@ class Misses:
         }
         self._arrived: dict[Hashable, list[Stretch]] = {}
         self._cached: dict[Hashable, int] = {}
-        self._replies: OrderedDict[BlockHash, float] = OrderedDict()
+        self._replies: Recent[BlockHash, float] = Recent(REMEMBERED * capacity)
         """Times of reply blocks that no prompt has contained yet."""
         self._sessions: OrderedDict[str, _Chain] = OrderedDict()
         self._first: OrderedDict[int, BlockHash] = OrderedDict()
@@ -120,8 +122,10 @@ class Misses:
         replies, start = self._replies, 0
         for end, gap in stretches:
             if gap == _UNKNOWN:
-                while start < end and (made := replies.pop(prompt[start], None)) is not None:
+                while start < end and (made := replies.pop(prompt[start])) is not None:
                     start += 1
+                    if not start % PIECE:
+                        pause()
                     pieces.append(Stretch(start, 1 + bisect_right(GAPS, at - made)))
             pieces.append(Stretch(end, gap))
             start = end
@@ -211,25 +215,28 @@ class Misses:
 
     def _follow(self, prompt: Sequence[BlockHash], start: int, end: int, ghosts: Mapping[str, GhostCache[BlockHash]]) -> None:
         """Count which caches would have had the blocks in [start, end)."""
-        followed = [(depth, block) for depth, block in enumerate(prompt) if sampled(block, self._every)]
-        blocks = [block for _, block in followed]
-        before = sum(depth < start for depth, _ in followed)
-        within = sum(start <= depth < end for depth, _ in followed)
+        depths: list[int] = []
+        blocks: list[BlockHash] = []
+        for number, piece in enumerate(in_pieces(prompt)):
+            for depth, block in enumerate(piece, number * PIECE):
+                if sampled(block, self._every):
+                    depths.append(depth)
+                    blocks.append(block)
+        before = bisect_left(depths, start)
+        within = bisect_left(depths, end) - before
         self.followed["all"] += within
         for name, cache in {**ghosts, **self._caches}.items():
             self.followed[name] += min(max(cache.hits(blocks) - before, 0), within)
 
     def _remember(self, ended: Ended, prompt: Sequence[BlockHash], in_use: float) -> None:
-        freed = [Freed([block for block in ended.blocks if sampled(block, self._every)], 0)]
+        every = self._every
+        freed = [Freed([block for piece in in_pieces(ended.blocks) for block in piece if sampled(block, every)], 0)]
         for times, cache in zip(TIMES, self._caches.values(), strict=True):
             cache.room = max(int(times * self._capacity - in_use) // self._every, 1)
             cache.use(freed)
-        replies = self._replies
-        for block in ended.blocks[ended.prompt_blocks :]:
-            replies.pop(block, None)
-            replies[block] = ended.at
-        while len(replies) > REMEMBERED * self._capacity:
-            replies.popitem(last=False)
+        for piece in in_pieces(ended.blocks[ended.prompt_blocks :]):
+            for block in piece:
+                self._replies.put(block, ended.at)
         if ended.session:
             self._sessions.pop(ended.session, None)
             self._sessions[ended.session] = _Chain(ended.prompt_blocks, len(ended.blocks))

@@ -11,7 +11,6 @@ its class, the first age at which the class's value falls below the price of mem
 
 import logging
 import math
-import os
 import time
 from bisect import bisect_left
 from collections import OrderedDict, deque
@@ -25,6 +24,8 @@ from eviction_client.ended import Ended, Run
 from eviction_client.ghost import Freed, Ghosts, sampled
 from eviction_client.hints import MAX_RETAIN_S, NO_HINTS, Hints, Owners, Retained
 from eviction_client.misses import Misses
+from eviction_client.operators_file import OperatorsFile
+from eviction_client.pace import pause
 from eviction_client.predictor import Predictor
 from eviction_client.reuse import KINDS, ReuseMonitor, Stretch, first_class
 from eviction_client.score import OLDEST_S, done_key
@@ -138,6 +139,7 @@ class Plugin:
         self.classes = grouping.WITH_PREDICTED * KINDS
         self.value_enabled = not settings.guard
         self.lru_forced = False
+        self._switch = OperatorsFile(settings.lru_file)
         self._obey()
         self._tables: Sequence[Table] | None = None
         self.ended = {"prediction": 0, "unanswered": 0, "aborted": 0}
@@ -374,7 +376,8 @@ class Plugin:
         if self._owners is None:
             self.hinted["off"] += hints is not NO_HINTS
             return 0.0, len(blocks)
-        own_from = self._owners.used(session, blocks)
+        own_from = self._owners.own_from(session, blocks) if hints.done else len(blocks)
+        self._owners.used(session, blocks)
         if hints.done:
             self.hinted["done"] += 1
             return 0.0, own_from
@@ -415,7 +418,7 @@ class Plugin:
 
     def _obey(self) -> None:
         """Switch to the engine's own order while the operator's file exists, and back."""
-        forced = os.path.exists(self.settings.lru_file)  # noqa: PTH110 -- unlike Path.exists, it never raises
+        forced = self._switch.on()
         if forced != self.lru_forced:
             self.lru_forced = forced
             what = "exists: the order is LRU" if forced else "is gone: the guard chooses the order again"
@@ -437,8 +440,7 @@ class Plugin:
                     self._end(event)
             finally:
                 self._handled += 1
-            # Release the interpreter lock; otherwise the scheduler's thread waits for the switch interval, 5 ms.
-            time.sleep(0)
+            pause()
         now = self.now()
         if now - self._fitted_at >= REFIT_S:
             self._fitted_at = now
@@ -466,6 +468,8 @@ class Plugin:
             self._to_ask = True
 
     def _end(self, ended: Ended) -> None:
+        if self._owners is not None:
+            self._owners.record()
         stretches = self._stretches.pop(ended.request_id, [])
         prompt = ended.blocks[: ended.prompt_blocks]
         if stretches and stretches[-1].end > len(prompt):  # aborted during its prefill
@@ -515,7 +519,7 @@ class Plugin:
             except StopIteration as end:
                 tables = end.value
                 break
-            time.sleep(0)
+            pause()
         self.refits += 1
         self.ghosts.resize(self._capacity - self._in_use)
         self.ghosts.set_tables(tables)
@@ -526,7 +530,7 @@ class Plugin:
             retain_s = []
             for table in tables:
                 retain_s.append(min(retain_seconds(table, price), HORIZON_S))
-                time.sleep(0)
+                pause()
             by_retain = sorted((seconds, number) for number, seconds in enumerate(retain_s))
             self._retain_s, self._by_retain = retain_s, by_retain
         self._tables = tables

@@ -26,6 +26,7 @@ import grpc
 
 from eviction_client.messages import Prediction, Question, decode, encode
 from eviction_client.offer import FindFiles, LogOnce, Offer, TokenizerState
+from eviction_client.pace import gives_way
 from eviction_client.prior import BadCurves, Groups, ReuseCurves
 from eviction_client.settings import ClientSettings
 from lpc.v1 import predictor_pb2, predictor_pb2_grpc
@@ -372,6 +373,7 @@ class PredictorClient:
     # The sender's thread.
 
     def _send(self) -> None:
+        gives_way()
         while True:
             with self._lock:
                 while not (self._closed or self._to_cancel or self._sendable):

@@ -25,10 +25,12 @@ Pure Python: this runs inside the engine's process, in the background.
 """
 
 from bisect import bisect_right
-from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+from eviction_client.pace import in_pieces
+from eviction_client.recent import Recent
 from lpc.model.curve import EDGES, HORIZON_S, INTERVALS, interval_of, values
 
 GAPS: Final = (10.0, 60.0, 300.0, 1200.0)
@@ -96,9 +98,8 @@ class ReuseMonitor:
         self.curves: Sequence[Sequence[float]] = ()
         self.reused = self.seen = 0
         self.classes = groups * KINDS
-        self._remembered = remembered
-        self._last_use: dict[Hashable, float] = {}
-        """Ordered by last use."""
+        self._last_uses: Recent[Hashable, float] = Recent(remembered)
+        self._last_use: Callable[[Hashable], float | None] = self._last_uses.get
         self._watch_of: dict[Hashable, Watch] = {}
         self._watches = [Watch(number) for number in range(self.classes)]
         """One per class; then those of earlier group numberings that still hold blocks."""
@@ -119,19 +120,21 @@ class ReuseMonitor:
     def admitted(self, prompt: Sequence[Hashable], now: float) -> list[Stretch]:
         """Count the reuses in an arriving prompt; return its stretches, from its start."""
         watch_of = self._watch_of
-        for block in prompt:
-            watch = watch_of.pop(block, None)
-            if watch is not None:
-                self._reused(watch.number, now - watch.blocks.pop(block))
         last_use = self._last_use
         stretches: list[Stretch] = []
-        for depth, block in enumerate(prompt, 1):
-            used = last_use.get(block)
-            gap = 0 if used is None else 1 + bisect_right(GAPS, now - used)
-            if stretches and stretches[-1].gap == gap:
-                stretches[-1] = Stretch(depth, gap)
-            else:
-                stretches.append(Stretch(depth, gap))
+        depth, gap = 0, -1
+        for piece in in_pieces(prompt):
+            for block in piece:
+                watch = watch_of.pop(block, None)
+                if watch is not None:
+                    self._reused(watch.number, now - watch.blocks.pop(block))
+                used = last_use(block)
+                before, gap = gap, 0 if used is None else 1 + bisect_right(GAPS, now - used)
+                if depth and gap != before:
+                    stretches.append(Stretch(depth, before))
+                depth += 1
+        if depth:
+            stretches.append(Stretch(depth, gap))
         return stretches
 
     def finished(self, prompt: Sequence[Hashable], stretches: Iterable[Stretch], first: int, now: float) -> None:
@@ -147,12 +150,10 @@ class ReuseMonitor:
 
     def note_use(self, prompt: Sequence[Hashable], now: float) -> None:
         """Record the last use of blocks, and forget the least recently used beyond the bound."""
-        last_use = self._last_use
-        for block in prompt:
-            last_use.pop(block, None)
-            last_use[block] = now
-        while len(last_use) > self._remembered:
-            del last_use[next(iter(last_use))]
+        put = self._last_uses.put
+        for piece in in_pieces(prompt):
+            for block in piece:
+                put(block, now)
 
     def renumber(self) -> None:
         """Merge the counts of all groups, since the groups get new numbers: only gap and reply end remain."""

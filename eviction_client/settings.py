@@ -52,7 +52,8 @@ class ClientSettings(RedisSettings):
     lru_file: Path = Field(
         default=Path("/tmp/lpc-lru"),
         description="while this file exists, the engine has its own order, as without the plug-in, but predictions and ghost "
-        "caches go on. The plug-in looks for it every second: touch it to roll back without a restart",
+        "caches go on. The plug-in looks for it every second: touch it to roll back without a restart. It must belong to root "
+        "or to the engine's user",
     )
     keep_waiting: bool = Field(
         default=True, description="evict last what waiting requests will hit, those needed soonest the very last"

@@ -327,9 +327,11 @@ class ValueQueue(FreeList[B]):
         """Retain the blocks that a waiting request will hit: evicted last, those of the oldest request after the others.
 
         Args:
-            request: not waiting yet.
+            request: if it waits already, these blocks replace its earlier ones.
             blocks: ids of blocks with content, free or in use.
         """
+        if request in self._waiters:
+            self.served(request)
         waiter = self._waiters[request] = Waiter()
         needed = self._needed
         for block in blocks:

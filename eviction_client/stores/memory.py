@@ -1,8 +1,10 @@
 """Scores in the engine's own process: the default store."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import takewhile
 
+from eviction_client.pace import in_pieces, pause
+from eviction_client.recent import Recent
 from eviction_client.score import forgotten_below
 from eviction_client.stores.base import SHARED, BlockHash, ConversationId, pooled
 
@@ -14,8 +16,7 @@ class MemoryStore:
     """Scores of one process. Beyond ``max_blocks`` it forgets the blocks that were recorded longest ago."""
 
     def __init__(self, *, max_blocks: int = MAX_BLOCKS) -> None:
-        self._max_blocks = max_blocks
-        self._blocks: OrderedDict[BlockHash, tuple[str, float]] = OrderedDict()  # owner and score
+        self._blocks: Recent[BlockHash, tuple[str, float]] = Recent(max_blocks)  # owner and score
         self._closed = False
 
     def record(self, conversation: ConversationId, blocks: Sequence[BlockHash], score: float) -> None:
@@ -23,11 +24,10 @@ class MemoryStore:
         if self._closed:
             return
         known = self._blocks
-        for block in blocks:
-            owner, before = known.pop(block, (None, 0.0))
-            known[block] = pooled(owner, before, conversation, score)
-        while len(known) > self._max_blocks:
-            known.popitem(last=False)
+        for piece in in_pieces(blocks):
+            for block in piece:
+                owner, before = known.get(block) or (None, 0.0)
+                known.put(block, pooled(owner, before, conversation, score))
 
     def flush(self) -> bool:
         """See :meth:`BlockStore.flush`."""
@@ -39,10 +39,13 @@ class MemoryStore:
         return {block: entry[1] for block, entry in found if entry is not None and entry[0] == SHARED}
 
     def trim(self, now: float) -> None:
-        """See :meth:`BlockStore.trim`. Stops at the first block that is not to be forgotten, in order of recording."""
+        """See :meth:`BlockStore.trim`. Stops in each part at the first block that is not to be forgotten."""
         threshold = forgotten_below(now)
-        while self._blocks and next(iter(self._blocks.values()))[1] < threshold:
-            self._blocks.popitem(last=False)
+        for part in self._blocks.parts():
+            sunk = [block for block, (_, score) in takewhile(lambda entry: entry[1][1] < threshold, part.items())]
+            for block in sunk:
+                del part[block]
+            pause()
 
     def scores(self, blocks: Sequence[BlockHash]) -> list[float | None]:
         """See :meth:`BlockStore.scores`."""

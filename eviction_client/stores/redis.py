@@ -1,7 +1,7 @@
 """Scores shared by the fleet through Redis (6.2 or later), single or Cluster.
 
-Each call is at most one pipeline. After a failure the store pauses, from 50 ms, doubling up to 5 s. Until then records wait
-in a bounded queue that drops the oldest first. A record that is written twice changes nothing.
+Records are written in pipelines of RECORDS_AT_ONCE. After a failure the store pauses, from 50 ms, doubling up to 5 s. Until
+then records wait in a bounded queue that drops the oldest first. A record that is written twice changes nothing.
 """
 
 import threading
@@ -9,11 +9,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Final
 
 from redis.backoff import AbstractBackoff
 
 from eviction_client.errors import StoreError
+from eviction_client.pace import in_pieces, pause
 from eviction_client.score import forgotten_below
 from eviction_client.stores.base import BlockHash, ConversationId
 from eviction_client.stores.layout import (
@@ -33,6 +35,8 @@ from lpc.wire.redis_health import Health, cause_of, explain
 
 MAX_PENDING_BLOCKS: Final = 200_000
 """Bound of recorded blocks that wait: some minutes of a busy engine."""
+RECORDS_AT_ONCE: Final = 32
+"""Records of one pipeline, of at most `eviction_client.pace.PIECE` blocks each."""
 TRIM_CHUNK: Final = 4096
 """Most blocks that one script removes: Redis serves no other client while it runs (about 1 ms per 1,000 blocks)."""
 
@@ -78,7 +82,7 @@ class RedisStore:
         if self._closed:
             return
         with self._lock:
-            self._records.append((conversation, blocks, score))
+            self._records.extend((conversation, piece, score) for piece in in_pieces(blocks))
             self._pending += len(blocks)
             while self._pending > self._max_pending:
                 dropped = len(self._records.popleft()[1])
@@ -172,19 +176,24 @@ class RedisStore:
                 raise StoreError(explain(error, self._connection)) from None
 
     def _write(self, client: Any) -> None:
-        layout, commands = self._layout, []
-        for conversation, blocks, score in self._records:
-            names = members(blocks)
-            value = (UNIT, MEMBER_BYTES, layout.owner(conversation), floor(score))
-            for shard, indices in enumerate(layout.by_shard(blocks)):
-                if indices:
-                    blob = b"".join([names[i] for i in indices])
-                    commands.append((1, layout.scores_key(shard), int(LIVES_S * 1000), *value, blob, MOST_AHEAD_S))
-        if commands:
-            evaluate(client, RECORD_SCRIPT, commands)
-        self.written += self._pending
-        self._records.clear()
-        self._pending = 0
+        layout, commands, records = self._layout, [], self._records
+        while records:
+            for conversation, blocks, score in islice(records, RECORDS_AT_ONCE):
+                names = members(blocks)
+                value = (UNIT, MEMBER_BYTES, layout.owner(conversation), floor(score))
+                for shard, indices in enumerate(layout.by_shard(blocks)):
+                    if indices:
+                        blob = b"".join([names[i] for i in indices])
+                        commands.append((1, layout.scores_key(shard), int(LIVES_S * 1000), *value, blob, MOST_AHEAD_S))
+                pause()
+            if commands:
+                evaluate(client, RECORD_SCRIPT, commands)
+            commands.clear()
+            for _, blocks, _ in islice(records, RECORDS_AT_ONCE):
+                self.written += len(blocks)
+                self._pending -= len(blocks)
+            for _ in range(min(RECORDS_AT_ONCE, len(records))):
+                records.popleft()
 
     def _look_up(self, client: Any, blocks: Sequence[BlockHash], *, shared: bool = False) -> list[float | None]:
         """Return the score of each block; None if unknown or, with ``shared``, if only one conversation holds the block."""

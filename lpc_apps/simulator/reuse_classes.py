@@ -145,12 +145,15 @@ class _Monitor(ReuseMonitor):
     """A monitor of segments instead of blocks. ``remembered`` is the limit in blocks."""
 
     def __init__(self, groups: int, *, remembered: int) -> None:
-        super().__init__(groups, remembered=remembered)
+        super().__init__(groups, remembered=0)
+        self._remembered = remembered
+        self._by_use: dict[Hashable, float] = {}
+        self._last_use = self._by_use.get
         self._blocks = 0
 
     def note_use(self, prompt: Sequence[Hashable], now: float) -> None:
         """Record the last use of a prompt's segments; drop the least recently used ones."""
-        last_use = self._last_use
+        last_use = self._by_use
         for segment in prompt:
             if last_use.pop(segment, None) is None:
                 self._blocks += _size(segment)

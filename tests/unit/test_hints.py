@@ -3,8 +3,10 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from eviction_client.hints import NO_HINTS, Hints, Owners
+from eviction_client.hints import MOST_UNRECORDED, NO_HINTS, Hints, Owners
 from eviction_client.stores import BlockHash
 
 
@@ -30,23 +32,58 @@ def chain(*names: str) -> list[BlockHash]:
     return [BlockHash(name.encode()) for name in names]
 
 
+def uses(owners: Owners, session: str | None, blocks: list[BlockHash], *, recorded: bool = True) -> int:
+    """Return the depth from which a conversation owns a chain that it uses now."""
+    own_from = owners.own_from(session, blocks)
+    owners.used(session, blocks)
+    if recorded:
+        owners.record()
+    return own_from
+
+
 def test_a_conversation_owns_the_blocks_of_all_its_turns_until_another_uses_them() -> None:
     owners = Owners(100)
-    assert owners.used("a", chain("system", "a1")) == 0
-    assert owners.used("a", chain("system", "a1", "a2")) == 0
-    assert owners.used("b", chain("system", "b1")) == 1
-    assert owners.used("a", chain("system", "a1", "a2")) == 1
+    assert uses(owners, "a", chain("system", "a1")) == 0
+    assert uses(owners, "a", chain("system", "a1", "a2")) == 0
+    assert uses(owners, "b", chain("system", "b1")) == 1
+    assert uses(owners, "a", chain("system", "a1", "a2")) == 1
 
 
-def test_a_prompt_that_somebody_repeats_belongs_to_nobody() -> None:
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_prompt_that_somebody_repeats_belongs_to_nobody(recorded: bool) -> None:
     owners = Owners(100)
-    owners.used("victim", chain("system", "question"))
-    assert owners.used("attacker", chain("system", "question")) == 2
+    uses(owners, "victim", chain("system", "question"), recorded=recorded)
+    assert uses(owners, "attacker", chain("system", "question"), recorded=recorded) == 2
+    assert uses(owners, None, chain("system", "question", "more"), recorded=recorded) == 2
+    assert uses(owners, None, chain("system", "question", "more"), recorded=recorded) == 3
+
+
+def test_nothing_is_owned_while_too_many_uses_are_unrecorded() -> None:
+    owners = Owners(10_000)
+    for number in range(3 * MOST_UNRECORDED):
+        owners.used(f"s{number}", chain("system", f"s{number}"))
+    assert owners.own_from("new", chain("system", "new")) == 2
+    owners.record()
+    assert owners.own_from("new", chain("system", "new")) == 1
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["a", "b", None]), st.lists(st.integers(0, 1), min_size=1, max_size=5), st.booleans()))
+)
+def test_own_blocks_are_those_that_no_other_conversation_has_used(made: list[tuple[str | None, list[int], bool]]) -> None:
+    owners = Owners(10_000)
+    users: dict[bytes, set[object]] = {}
+    for session, path, recorded in made:
+        blocks = [BlockHash(bytes(path[: depth + 1])) for depth in range(len(path))]
+        wanted = max((n for n, block in enumerate(blocks, 1) if users.get(block, set()) - {session}), default=0)
+        assert uses(owners, session, blocks, recorded=recorded) == wanted
+        for block in blocks:
+            users.setdefault(block, set()).add(session or object())
 
 
 def test_owners_of_blocks_in_use_are_remembered_and_the_memory_is_bounded() -> None:
     owners = Owners(10)
     for number in range(1000):
-        owners.used(f"s{number}", chain("system", f"s{number}"))
-        assert len(owners._users) + len(owners._earlier) <= 24
-    assert owners.used("s1", chain("system", "new")) == 1
+        uses(owners, f"s{number}", chain("system", f"s{number}"))
+        assert sum(len(part) for table in owners._users for part in table) <= 24
+    assert uses(owners, "s1", chain("system", "new")) == 1

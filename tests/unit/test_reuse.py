@@ -89,7 +89,7 @@ def test_what_is_remembered_and_watched_is_bounded() -> None:
         ask(monitor, [f"prompt {turn}"], 10.0 * turn)
         if turn % 100 == 0:
             monitor.fit(10.0 * turn)
-    assert len(monitor._last_use) == 500
+    assert len(monitor._last_uses) == 500
     assert sum(len(watch.blocks) for watch in monitor._watches) <= HORIZON_S / 10.0 + 101
 
 

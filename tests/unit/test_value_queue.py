@@ -151,6 +151,16 @@ def test_what_no_request_waits_for_any_more_goes_next_if_its_turn_had_come_and_e
     assert ids(queue.popleft_n(4)) == [0, 2, 3, 1]
 
 
+def test_a_request_that_waits_twice_needs_only_its_later_blocks_and_releases_them_all() -> None:
+    queue = queue_of(Clock())
+    queue.insert([Block(1), Block(2), Block(3), Block(4)], 0, 10.0)
+    queue.wait("r", [1, 2])
+    queue.wait("r", [2, 3])
+    assert queue.waiting == 1 and ids(queue.popleft_n(2)) == [1, 4]
+    queue.served("r")
+    assert not queue.keeps and not queue.waiting and len(queue) == 2
+
+
 class Machine(RuleBasedStateMachine):
     """Operations in any order, compared with a list of all free blocks and, under value, with a search over every block."""
 

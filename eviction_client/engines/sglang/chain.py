@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final, overload
 
+from eviction_client.pace import PIECE, pause
 from eviction_client.stores.base import BlockHash
 
 BLOCK_TOKENS: Final = 64
@@ -48,6 +49,8 @@ class TokenChain(Sequence[BlockHash]):
                 for start in range(0, self._length * size, size):
                     before = blake2b(before + view[start : start + size], digest_size=DIGEST_BYTES).digest()
                     hashes.append(BlockHash(before))
+                    if not len(hashes) % PIECE:
+                        pause()
             self._hashes = hashes
             self._tokens = array("q")
         return self._hashes
