@@ -102,6 +102,14 @@ class ClientSettings(RedisSettings):
 
     _empty_is_none = field_validator("predictor_ca", "predictor_token_file", mode="before")(none_if_empty)
 
+    @field_validator("predictor_address", mode="before")
+    @classmethod
+    def _has_no_password(cls, address: object) -> object:
+        # Logs and messages name the address.
+        if isinstance(address, str) and "@" in address and not address.startswith("unix"):
+            raise ValueError("an address has no user or password: write host:port, and set predictor_token_file")
+        return address
+
     @field_validator("tenant_floors", mode="before")
     @classmethod
     def _listed(cls, value: object) -> object:

@@ -75,5 +75,19 @@ def url_with_brackets(url: str) -> str:
     return urlunsplit(parts._replace(netloc=f"{user}{at}{place}"))
 
 
+def shown(address: str) -> str:
+    """Return an address for messages: without user, password, query and fragment.
+
+    Everything before the last ``@`` is left out, because a password may contain characters that end the host of a valid URL.
+    """
+    scheme, found, rest = address.partition("://")
+    if not found:
+        scheme, rest = "", address
+    secret, at, rest = rest.rpartition("@")
+    for mark in "?#":
+        rest = rest.partition(mark)[0]
+    return f"{scheme}{found}{'***' if secret else ''}{at}{rest}"
+
+
 Host = Annotated[str, AfterValidator(bare)]
 """A setting: an address to listen on, without brackets."""

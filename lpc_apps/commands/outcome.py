@@ -6,6 +6,7 @@ Exit codes: 0, success; 1, failure; 2, an option, an argument or a setting is in
 import contextlib
 import errno
 import json
+import math
 import sys
 import tempfile
 import traceback
@@ -39,12 +40,21 @@ def report(
             _writable(file)
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         figures = measure()
-    text = json.dumps(figures, indent=2)
+    text = json.dumps(_finite(figures), indent=2, allow_nan=False)
     if output is not None:
         output.write_text(text + "\n")
     if as_json:
         typer.echo(text)
     return figures
+
+
+def _finite(value: Any) -> Any:
+    """Return figures in which null stands for numbers that JSON does not have: NaN and infinities."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _writable(file: Path) -> None:
@@ -72,7 +82,12 @@ def end_with(error: Exception) -> NoReturn:
     fail(f"internal error: {type(error).__name__} at {last.filename}:{last.lineno}; `lpc --debug ...` shows the traceback")
 
 
+def note(message: str) -> None:
+    """Print a message to standard error. It may quote what a server sent: control characters become blanks."""
+    typer.echo("lpc: " + "".join(c if c.isprintable() or c == "\n" else " " for c in message), err=True)
+
+
 def fail(message: str, code: int = FAILURE) -> NoReturn:
     """Print a message to standard error and exit."""
-    typer.echo(f"lpc: {message}", err=True)
+    note(message)
     raise SystemExit(code)

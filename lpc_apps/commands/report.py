@@ -1,12 +1,11 @@
 """`lpc report`: why prompts missed the prefix cache, from the metrics of engines with the plug-in."""
 
 import json
-import urllib.error
+import math
 import urllib.parse
-import urllib.request
-from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -14,11 +13,16 @@ from eviction_client.ghost import GhostHits
 from eviction_client.misses import SOURCES
 from eviction_client.tenants import OTHERS
 from lpc.errors import LpcError, UsageError
+from lpc.wire.addresses import shown
 from lpc_apps.commands.options import JsonOutput, Output
+from lpc_apps.commands.outcome import note
 from lpc_apps.commands.outcome import report as printed
+from lpc_apps.commands.pages import Address, Page, read
 
-TIMEOUT_S: Final = 20.0
-MOST_BYTES: Final = 64 << 20
+OPEN_METRICS: Final = "application/openmetrics-text"
+EXPLAINED: Final = frozenset({400, 422, 503})
+"""Statuses with which a Prometheus sends the reason for an error as JSON."""
+MOST_COUNTED: Final = 2.0**60
 MOST_TENANTS: Final = 10
 """Tenants in the table, those with the most missed tokens first."""
 LABELS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -57,13 +61,64 @@ class ReportError(LpcError):
     """Metrics cannot be read, or nothing was counted."""
 
 
+class Sample(NamedTuple):
+    """A value of a series."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return not math.isnan(float(text))
+    except ValueError:
+        return False
+
+
+VALUES: Final[Mapping[str, Callable[[str], bool]]] = {
+    "source": SOURCES.__contains__,
+    "unused": _is_number,
+    "before": str.isdecimal,
+    "tenant": bool,
+    "cache": {"all", *CACHES, *GhostHits._fields}.__contains__,
+}
+"""Whether the report can read a value of a label."""
+
+
+@dataclass
+class Counted:
+    """Counts of series, added up over labels that the report does not use.
+
+    Attributes:
+        ignored: number of series with a label that is missing or unknown.
+        first_ignored: the first of them.
+        warnings: what a Prometheus reports about its answers.
+    """
+
+    sums: Sums = field(default_factory=dict)
+    ignored: int = 0
+    first_ignored: str = ""
+    warnings: dict[str, None] = field(default_factory=dict)
+
+    def add(self, name: str, labels: Mapping[str, str], value: float) -> None:
+        """Add a series. A value that is not a count (NaN, infinite, negative, MOST_COUNTED) is absent."""
+        wrong = next((label for label in LABELS[name] if not VALUES[label](labels.get(label, ""))), None)
+        if wrong is not None:
+            self.ignored += 1
+            self.first_ignored = self.first_ignored or f"{name} with {wrong}={labels.get(wrong, '')!r:.40}"
+        elif 0 <= value < MOST_COUNTED:
+            key = (name, *(labels[label] for label in LABELS[name]))
+            self.sums[key] = self.sums.get(key, 0.0) + value
+
+
 def report(
     prometheus: Annotated[str | None, typer.Option(metavar="URL", help="A Prometheus that scrapes the engines.")] = None,
     engine: Annotated[
         list[str] | None,
         typer.Option(metavar="URL", help="An engine, http://host:port: everything since its start. Repeatable."),
     ] = None,
-    hours: Annotated[float, typer.Option(min=0.01, help="With --prometheus: how many hours back.")] = 6.0,
+    hours: Annotated[float, typer.Option(min=0.01, max=100_000, help="With --prometheus: how many hours back.")] = 6.0,
     output: Output = None,
     as_json: JsonOutput = False,
 ) -> None:
@@ -72,65 +127,99 @@ def report(
         raise UsageError("give either --prometheus URL, or --engine URL once for each engine")
 
     def measure() -> dict[str, Any]:
-        sums = of_prometheus(prometheus, hours) if prometheus is not None else of_engines(engine or [])
-        figures = figures_of(sums)
+        counted = of_prometheus(prometheus, hours) if prometheus is not None else of_engines(engine or [])
+        for warning in counted.warnings:
+            note(f"the Prometheus warns: {warning}")
+        if counted.ignored:
+            note(f"{counted.ignored} series cannot be read and are ignored, first: {counted.first_ignored}")
+        figures = figures_of(counted.sums) | {"ignored_series": counted.ignored, "warnings": list(counted.warnings)}
         show(figures)
         return figures
 
     printed(measure, output, as_json=as_json)
 
 
-def of_engines(addresses: list[str]) -> Sums:
-    """Return the counts of engines since their start. Raises ReportError."""
-    from prometheus_client.parser import text_string_to_metric_families
-
-    sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
-    for address in addresses:
-        url = metrics_of(address)
-        try:
-            for family in text_string_to_metric_families(fetched(url).decode()):
-                for sample in family.samples:
-                    if sample.name in LABELS:
-                        names = (sample.labels.get(label, "") for label in LABELS[sample.name])
-                        sums[sample.name, *names] += sample.value
-        except ValueError as error:
-            raise ReportError(f"{url}: cannot be read as metrics ({error})") from None
-    return dict(sums)
+def of_engines(addresses: list[str]) -> Counted:
+    """Return the counts of engines since their start. Raises UsageError, ReportError, PageError."""
+    counted = Counted()
+    for address in dict.fromkeys(map(metrics_of, map(Address.parse, addresses))):
+        page = read(address)
+        for name, labels, value in samples_of(page, shown(address.url)):
+            counted.add(name, labels, value)
+    return counted
 
 
-def of_prometheus(address: str, hours: float) -> Sums:
-    """Return the counts of all engines of a Prometheus in the last hours. Raises ReportError."""
-    sums: Sums = {}
+def samples_of(page: Page, name: str) -> list[Sample]:
+    """Return the samples of a page of metrics, each once. Raises ReportError. ``name``: of the page, for the error."""
+    from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
+    from prometheus_client.parser import text_string_to_metric_families as text_format
+
+    try:
+        text = page.body.decode()
+        parse = open_metrics if page.kind == OPEN_METRICS or text.rstrip().endswith("# EOF") else text_format
+        # A malformed exposition can repeat a series: the last value counts.
+        found = {
+            (sample.name, *sorted(sample.labels.items())): Sample(sample.name, sample.labels, sample.value)
+            for family in parse(text)
+            for sample in family.samples
+            if sample.name in LABELS
+        }
+    except (
+        ValueError,
+        OverflowError,
+        KeyError,
+        IndexError,
+        TypeError,
+        AttributeError,
+    ) as error:  # the parsers raise what comes
+        raise ReportError(f"{name}: cannot be read as metrics ({type(error).__name__}): name an engine's metrics") from None
+    return list(found.values())
+
+
+def of_prometheus(address: str, hours: float) -> Counted:
+    """Return the counts of all engines of a Prometheus in the last hours. Raises UsageError, ReportError, PageError."""
+    base = Address.parse(address)
+    counted = Counted()
     for name, labels in LABELS.items():
         query = f"sum by ({', '.join(labels)}) (increase({name}[{round(hours * 3600)}s]))"
-        url = f"{address.rstrip('/')}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
-        try:
-            for found in json.loads(fetched(url))["data"]["result"]:
-                key = (name, *(found["metric"].get(label, "") for label in labels))
-                sums[key] = float(found["value"][1])
-        except (ValueError, KeyError, TypeError, IndexError):
-            raise ReportError(f"{address}: not the answer of a Prometheus") from None
-    return sums
+        page = read(base.with_path(base.path + "/api/v1/query", urllib.parse.urlencode({"query": query})), statuses=EXPLAINED)
+        result, warnings = result_of(page.body, shown(base.url))
+        counted.warnings.update(dict.fromkeys(warnings))
+        for series, value in result:
+            counted.add(name, series, value)
+    return counted
 
 
-def metrics_of(address: str) -> str:
-    """Return the address of an engine's metrics."""
-    return address if address.rstrip("/").endswith("/metrics") else address.rstrip("/") + "/metrics"
+def result_of(body: bytes, name: str) -> tuple[list[tuple[dict[str, str], float]], list[str]]:
+    """Return series with values, each series once, and the warnings of an answer of a Prometheus. Raises ReportError.
 
-
-def fetched(url: str) -> bytes:
-    """Return the body at a URL. Raises UsageError, ReportError."""
-    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-        raise UsageError(f"{url}: the address must begin with http:// or https://")
+    Args:
+        body: the answer.
+        name: of the Prometheus, for the error.
+    """
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
-            read: bytes = answer.read(MOST_BYTES)
-            return read
-    except urllib.error.HTTPError as error:
-        error.close()
-        raise ReportError(f"{url}: {error.code} {error.reason}") from None
-    except (OSError, ValueError) as error:
-        raise ReportError(f"{url}: {getattr(error, 'reason', error)}") from None
+        answer = json.loads(body)
+        if answer["status"] != "success":
+            reason = f"{answer.get('errorType') or 'error'}: {answer.get('error') or answer['status']}"
+            raise ReportError(f"{name}: {reason:.300}")
+        found: dict[tuple[tuple[str, str], ...], float] = {}
+        for series in answer["data"]["result"]:
+            value = series["value"][1]
+            if isinstance(value, bool):
+                raise TypeError
+            labels = {str(label): str(text) for label, text in series["metric"].items()}
+            found[tuple(sorted(labels.items()))] = float(value)
+        warnings = [f"{warning!s:.300}" for warning in answer.get("warnings") or ()]
+        if answer.get("isPartial"):
+            warnings.append("the answer is partial")
+    except (ValueError, OverflowError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        raise ReportError(f"{name}: not the answer of a Prometheus: name its address without /api/v1") from None
+    return [(dict(labels), value) for labels, value in found.items()], warnings
+
+
+def metrics_of(address: Address) -> Address:
+    """Return the address of an engine's metrics."""
+    return address if address.path.endswith("/metrics") else address.with_path(address.path + "/metrics")
 
 
 def figures_of(sums: Sums) -> dict[str, Any]:
@@ -140,7 +229,7 @@ def figures_of(sums: Sums) -> dict[str, Any]:
     if not asked:
         raise ReportError("no engine with the plug-in has counted a prompt in this time")
     computed = sums.get(("vllm:request_prefill_kv_computed_tokens_sum",), 0.0)
-    per_token = sums.get(("vllm:request_prefill_time_seconds_sum",), 0.0) / computed if computed else None
+    per_token = sums.get(("vllm:request_prefill_time_seconds_sum",), 0.0) / computed if computed >= 1 else None
     blocks = {cache: sums.get(("lpc_evicted_blocks_total", cache), 0.0) for cache in ("all", *CACHES)}
 
     def by_label(name: str) -> dict[str, int]:
@@ -165,7 +254,9 @@ def figures_of(sums: Sums) -> dict[str, Any]:
         },
         "evicted_by_seconds_unused": by_label("lpc_evicted_tokens_total"),
         "evicted_share_that_other_caches_had": {
-            cache: blocks[cache] / blocks["all"] if blocks["all"] else None for cache in CACHES
+            # Prometheus extrapolates each series, so a part can exceed the whole.
+            cache: min(blocks[cache] / blocks["all"], 1.0) if blocks["all"] else None
+            for cache in CACHES
         },
         "changed_by_tokens_before": by_label("lpc_changed_tokens_total"),
         "tenants": tenants,
@@ -175,6 +266,7 @@ def figures_of(sums: Sums) -> dict[str, Any]:
 
 def show(figures: dict[str, Any]) -> None:
     """Print the tables."""
+    from rich.markup import escape
     from rich.table import Table
 
     from lpc.wire.terminal import console
@@ -204,7 +296,7 @@ def show(figures: dict[str, Any]) -> None:
         for tenant, tokens in sorted(figures["tenants"].items(), key=lambda item: -_missed(item[1]))[:MOST_TENANTS]:
             asked = max(sum(tokens.values()), 1)
             shares = (f"{tokens[source] / asked:.1%}" for source in ("cached", "evicted", "changed"))
-            name = "all others" if tenant == OTHERS else tenant
+            name = "all others" if tenant == OTHERS else escape(tenant)
             verdict = _verdict(figures["ghost_blocks_by_tenant"].get(tenant))
             table.add_row(name, f"{sum(tokens.values()):,}", *shares, f"{_missed(tokens):,}", verdict)
         screen.print(table)
@@ -231,7 +323,7 @@ def _within(seconds: str) -> str:
 
 
 def _behind(tokens: str) -> str:
-    return f"{int(tokens):,} or more" if tokens != "0" else "fewer"
+    return f"{int(tokens):,} or more" if int(tokens) else "fewer"
 
 
 def _missed(tokens: Mapping[str, int]) -> int:
@@ -240,4 +332,6 @@ def _missed(tokens: Mapping[str, int]) -> int:
 
 def _verdict(judged: Mapping[str, int] | None) -> str:
     """Return the share of blocks that the ghost cache under the value hit, less that under LRU."""
-    return f"{(judged['value'] - judged['lru']) / judged['asked']:+.1%}" if judged and judged["asked"] else ""
+    if not judged or not judged["asked"]:
+        return ""
+    return f"{min(max((judged['value'] - judged['lru']) / judged['asked'], -1.0), 1.0):+.1%}"

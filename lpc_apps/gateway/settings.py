@@ -127,16 +127,25 @@ class GatewaySettings(ServerSettings):
     def _are_urls(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
         if not urls:
             raise ValueError("name at least one engine: LPC_GATEWAY_ENGINES=http://engine:8000")
-        urls = tuple(map(url_with_brackets, urls))
+        bracketed = []
         for url in urls:
-            parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query or parts.fragment:
-                raise ValueError("each engine must be http://host:port or https://host:port")
+            # Logs and metrics name the engines, so an address contains no secret.
+            try:
+                bracketed.append(url_with_brackets(url))
+                parts = urlsplit(bracketed[-1])
+                valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+            except ValueError:
+                valid = False
+            if not valid or "@" in url or parts.query or parts.fragment:
+                raise ValueError(
+                    "each engine must be http://host:port or https://host:port, without a user or password: "
+                    "LPC_GATEWAY_ENGINE_KEY is the engines' key"
+                )
             if parts.path.rstrip("/").endswith("/v1"):
                 raise ValueError("remove /v1 from the engine's address: the client adds it")
-        if len(set(urls)) < len(urls):
+        if len(set(bracketed)) < len(urls):
             raise ValueError("an engine is named twice")
-        return tuple(url.rstrip("/") for url in urls)
+        return tuple(url.rstrip("/") for url in bracketed)
 
     @field_validator("gateway_identity_headers")
     @classmethod
