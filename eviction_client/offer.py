@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from lpc.v1 import predictor_pb2
+from lpc.wire.terminal import shown
 from lpc.wire.tokenizer_files import CHUNK_BYTES, MAX_BYTES, NAMES, NEEDED, digest_of
 
 logger = logging.getLogger("eviction_client")
@@ -55,7 +56,8 @@ class LogOnce:
         """Log the line unless one of this kind was logged before."""
         if kind not in self._logged:
             self._logged.add(kind)
-            logger.log(level, "learned prefix cache: " + text, *values)
+            shown_values = (shown(value) if isinstance(value, str) else value for value in values)
+            logger.log(level, "learned prefix cache: " + text, *shown_values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,8 @@ def log_bug(logger: logging.Logger, where: str, error: BaseException) -> None:
             return
         _reports[where] = (now, 0)
     more = f" ({since} more since the last report)" if since else ""
-    logger.error("bug in %s%s: please report these lines\n%s", where, more, "\n".join(frames_of(error)))
+    lines = list(frames_of(error))
+    logger.error("bug in %s%s: please report these lines" + "\n%s" * len(lines), where, more, *lines)
 
 
 def frames_of(error: BaseException) -> Iterator[str]:

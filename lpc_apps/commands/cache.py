@@ -79,7 +79,7 @@ def report_scopes(
     from rich.table import Table
 
     from lpc.cache.v1 import response_cache_pb2 as pb
-    from lpc.wire.terminal import console
+    from lpc.wire.terminal import console, shown
 
     scopes = _with_client(lambda client: client.stats(pb.StatsRequest(scope=scope)), address).scopes
     if as_json:
@@ -93,7 +93,8 @@ def report_scopes(
         elif semantic != "off":
             semantic += f", shut ({one.labels:,} labels)"
         table.add_row(
-            one.scope + ("" if one.known else " (no Redis)"), one.kind, f"{one.entries:,}", f"{one.ttl_s / 3600:g}", semantic
+            shown(one.scope) + ("" if one.known else " (no Redis)"),
+            *(shown(one.kind), f"{one.entries:,}", f"{one.ttl_s / 3600:g}", shown(semantic)),
         )
     console().print(table)
 

@@ -60,13 +60,14 @@ def _run(settings: "ServiceSettings", picture: Path) -> None:
     try:
         _show_gain(picture, screen)
     except ModuleNotFoundError as error:
-        screen.print(f"no simulated cache: {error.name} is not installed (pip install 'learned-prefix-cache\\[demo]')")
+        screen.print(f"no simulated cache: {error.name} is not installed (pip install 'learned-prefix-cache[demo]')")
     asyncio.run(_serve(settings, screen))
 
 
 def _show_gain(picture: Path, screen: "Console") -> None:
     """Simulate an hour of chat with a small cache under LRU and the plug-in; print and draw the hit rates."""
     from rich.table import Table
+    from rich.text import Text
 
     from lpc_apps.simulator.picture import draw_hit_rates, write_png
     from lpc_apps.simulator.run import Run, WorkloadSpec, sweep
@@ -81,7 +82,9 @@ def _show_gain(picture: Path, screen: "Console") -> None:
     choices = pairs(summary)
     for lru, ours in choices:
         more = f"{round(100 * (ours['hit_rate'] / lru['hit_rate'] - 1)):+d}%"
-        table.add_row(f"{lru['capacity_fraction']:.0%}", f"{lru['hit_rate']:.1%}", f"[bold]{ours['hit_rate']:.1%}[/bold]", more)
+        table.add_row(
+            f"{lru['capacity_fraction']:.0%}", f"{lru['hit_rate']:.1%}", Text(f"{ours['hit_rate']:.1%}", "bold"), more
+        )
     screen.print(table)
     write_png(draw_hit_rates(summary, nearest(choices, None)), picture)
     screen.print(f"picture: {picture}")

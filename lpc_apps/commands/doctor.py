@@ -32,17 +32,16 @@ def doctor(
 
 def show(findings: "list[Finding]") -> dict[str, Any]:
     """Print findings as a table; return them, with `ok`: no check failed."""
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
-    from lpc.wire.terminal import console
+    from lpc.wire.terminal import console, shown
 
     table = Table("check", "", "found", "what to do")
     colours = {"ok": "green", "warn": "yellow", "fail": "red"}
     for finding in findings:
-        table.add_row(
-            finding.check, f"[{colours[finding.status]}]{finding.status}[/]", escape(finding.found), escape(finding.advice)
-        )
+        status = Text(finding.status, colours[finding.status])
+        table.add_row(finding.check, status, shown(finding.found), shown(finding.advice))
     console().print(table)
     failed = any(finding.status == "fail" for finding in findings)
     return {"ok": not failed, "checks": [asdict(finding) for finding in findings]}

@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn
 import typer
 
 from lpc.errors import LpcError, UsageError
+from lpc.wire.terminal import shown
 
 FAILURE: Final = 1
 USAGE: Final = 2
@@ -83,8 +84,8 @@ def end_with(error: Exception) -> NoReturn:
 
 
 def note(message: str) -> None:
-    """Print a message to standard error. It may quote what a server sent: control characters become blanks."""
-    typer.echo("lpc: " + "".join(c if c.isprintable() or c == "\n" else " " for c in message), err=True)
+    """Print a message to standard error, on one line. It may quote what a server sent."""
+    typer.echo(f"lpc: {shown(message)}", err=True)
 
 
 def fail(message: str, code: int = FAILURE) -> NoReturn:

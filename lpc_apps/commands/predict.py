@@ -16,6 +16,7 @@ from lpc.errors import LpcError
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.access import access_of
+from lpc.wire.terminal import shown
 from lpc_apps.commands.options import Address, JsonOutput, Output
 from lpc_apps.commands.outcome import report
 from lpc_apps.commands.settings import client_settings
@@ -67,10 +68,10 @@ def _predict(settings: ClientSettings, file: str, timeout: float) -> dict[str, A
             try:
                 answer = ask(line.read())
             except Refused as error:
-                typer.echo(f"lpc: {line.where}: {error}", err=True)
+                typer.echo(f"lpc: {shown(f'{line.where}: {error}')}", err=True)
                 continue
             turns, probability, model = answer.turn_count, answer.probability, answer.model_version
-            print(f"{line.number:>6}  {turns:>5}  {probability:>11.3f}  {model}", flush=True)
+            print(f"{line.number:>6}  {turns:>5}  {probability:>11.3f}  {shown(model)}", flush=True)
             rows.append({"line": line.number, "turns": turns, "probability": probability, "model_version": model})
     return {"predictions": rows, "failed": len(lines) - len(rows)}
 

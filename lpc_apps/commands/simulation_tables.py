@@ -1,10 +1,10 @@
 """Tables of `lpc simulate`: hit rates, and properties of a trace."""
 
-import re
 from collections.abc import Callable
 from typing import Any, Final
 
 from rich.table import Table
+from rich.text import Text
 
 from lpc.wire.terminal import console
 from lpc_apps.simulator.amounts import about, seconds, tokens
@@ -22,7 +22,7 @@ OVERLOADED: Final = 1.0
 def print_hit_rates(rows: Rows) -> None:
     """Print one line per policy and setting."""
     seeds = max(row["seeds"] for row in rows)
-    shown: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
+    shown: list[tuple[str, Callable[[dict[str, Any]], Text | str]]] = [
         ("policy", lambda r: _shown(r["policy"])),
         ("capacity, tokens", lambda r: tokens(r["capacity_tokens"])),
         ("of working set", lambda r: about(r["capacity_fraction"])),
@@ -52,7 +52,8 @@ def print_hit_rates(rows: Rows) -> None:
 
 def print_gain(pair: Pair) -> None:
     """Print the gain at one size of the cache."""
-    console().print(re.sub(r"\*\*(.+?)\*\*", r"[bold]\1[/bold]", sentence(pair)))
+    parts = sentence(pair).split("**")
+    console().print(Text.assemble(*((part, "bold" if number % 2 else "") for number, part in enumerate(parts))))
 
 
 def print_description(found: dict[str, Any]) -> None:
@@ -84,7 +85,7 @@ def print_description(found: dict[str, Any]) -> None:
     console().print(table)
 
 
-def _print_by_setting(title: str, heads: list[str], rows: Rows, cells: Callable[[dict[str, Any]], list[str]]) -> None:
+def _print_by_setting(title: str, heads: list[str], rows: Rows, cells: Callable[[dict[str, Any]], list[Text | str]]) -> None:
     """Print a line for each row, with a rule between sizes of the cache."""
     table = Table(title=title)
     for head in heads:
@@ -108,7 +109,7 @@ def _saved(row: dict[str, Any]) -> str:
     return ("≥ " if row["capacity_saved_at_least"] else "") + f"{row['capacity_saved']:.0%}"
 
 
-def _shown(policy: str) -> str:
+def _shown(policy: str) -> Text | str:
     if policy == OURS:
-        return f"[bold]{policy}[/bold]"
+        return Text(policy, "bold")
     return f"{policy} (bound)" if REGISTRY[policy].bound else policy
