@@ -8,6 +8,7 @@ from typing import Final
 
 from eviction_client.pace import in_pieces
 from lpc.v1 import predictor_pb2
+from lpc.wire.names import as_name
 
 MAX_TOKEN_IDS: Final = 2**20
 """Longer prompts (more than 4 MiB) are not sent."""
@@ -67,11 +68,11 @@ def encode(question: Question, tokenizer: str = "") -> predictor_pb2.PredictRequ
     request = predictor_pb2.PredictRequest()
     conversation = request.conversation  # filled in place: protobuf copies a message that it takes as an argument
     conversation.tokens.MergeFromString(b"\x0a" + _varint(len(raw)) + raw)
-    conversation.tokens.served_model = question.served_model
+    conversation.tokens.served_model = as_name(question.served_model)
     conversation.tokens.tokenizer = tokenizer
     if question.turn_count is not None:
         conversation.turn_count = question.turn_count
-    conversation.category = question.category
+    conversation.category = as_name(question.category)
     conversation.conversation_id = question.conversation_id
     return request
 

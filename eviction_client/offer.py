@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from lpc.v1 import predictor_pb2
+from lpc.wire.names import as_name
 from lpc.wire.terminal import shown
 from lpc.wire.tokenizer_files import CHUNK_BYTES, MAX_BYTES, NAMES, NEEDED, digest_of
 
@@ -98,7 +99,7 @@ class Offer:
     """
 
     def __init__(self, served_model: str, find: FindFiles, log: LogOnce) -> None:
-        self.served_model = served_model
+        self.served_model = as_name(served_model)
         self.state: TokenizerState = "unknown"
         self._find = find
         self._log = log
@@ -106,7 +107,8 @@ class Offer:
 
     def digest_of(self, served_model: str) -> str:
         """Return the digest of a model's tokenizer; empty for another model, without files, and before :meth:`read_files`."""
-        return self._files.digest if self._files is not None and served_model == self.served_model else ""
+        known = self._files is not None and as_name(served_model) == self.served_model
+        return self._files.digest if self._files is not None and known else ""
 
     def read_files(self) -> None:
         """Read and hash the files. Call it once, before all else."""
@@ -159,6 +161,10 @@ class Offer:
         self.state = state
         if state == "ready":
             self._log("ready", logging.INFO, "the predictor reads the prompts of %s", self.served_model)
+        elif state == "loading" and status.message:
+            self._log(
+                "waits", logging.INFO, "the predictor takes the tokenizer of %s later: %s", self.served_model, status.message
+            )
         elif state in ("none", "refused", "failed"):
             self._log(
                 state,

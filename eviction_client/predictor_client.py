@@ -575,7 +575,16 @@ class PredictorClient:
             )
         except grpc.RpcError as error:
             code = error.code()
-            if self._answered_at < self._probed_at:  # else another sidecar has answered
+            if code not in _INCONCLUSIVE:
+                self._log(
+                    "info",
+                    logging.WARNING,
+                    "the predictor at %s answers, but not to GetModelInfo (%s). Predictions do not need it: see its log",
+                    self._address,
+                    code.name,
+                )
+                self._note_status(code)
+            elif self._answered_at < self._probed_at:  # else another sidecar has answered
                 self._note_reached(False, "nothing answers" if code is grpc.StatusCode.DEADLINE_EXCEEDED else str(code))
             return
         self._note_status(grpc.StatusCode.OK)

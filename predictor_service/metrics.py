@@ -14,8 +14,9 @@ SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 REFUSALS = ("rate", "bytes")
 """Label values: which limit of a caller was exceeded."""
-OFFERS = ("known", "received", "refused", "damaged")
-"""Label values for an offered tokenizer: already stored; received; refused; its files differ from the offered digest."""
+OFFERS = ("known", "received", "waits", "refused", "damaged")
+"""Label values for an offered tokenizer: already stored; received; accepted later; refused; its files did not arrive, or differ
+from the offered digest."""
 DECILES = tuple(tenths / 10 for tenths in range(1, 11))
 """Upper bounds of the intervals of probability in which labelled predictions are counted."""
 TOKENS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)

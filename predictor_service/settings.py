@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 from lpc.responses.scopes import ScopeSettings
 from lpc.wire.access import is_loopback
 from lpc.wire.certificates import CertificateFiles
+from lpc.wire.names import MAX_NAME, is_name
 from lpc.wire.redis_settings import RedisSettings, parsed, readable
 from lpc.wire.server_settings import ServerSettings
 from lpc.wire.variables import none_if_empty
@@ -142,7 +143,8 @@ class ServiceSettings(RedisSettings, ServerSettings):
 
     served_models: dict[str, str] = Field(
         default_factory=dict,
-        description="Folder (or hub name) of the tokenizer by served model name, for requests with token ids. Takes precedence "
+        max_length=100,
+        description="Folder (or hub name) of the tokenizer by served model name (at most 100), for requests with token ids. Takes precedence "
         "over the tokenizer that the engine's plug-in offers; needed only if no plug-in offers one.",
     )
     offered_tokenizers: bool = Field(
@@ -153,6 +155,14 @@ class ServiceSettings(RedisSettings, ServerSettings):
         *("unix_socket", "tls_client_ca", "label_log", "state", "cache_redis_password_file", "cache_keys"),
         mode="before",
     )(none_if_empty)
+
+    @field_validator("served_models")
+    @classmethod
+    def _have_names(cls, models: dict[str, str]) -> dict[str, str]:
+        bad = next((name for name in models if not is_name(name)), None)
+        if bad is not None:
+            raise ValueError(f"{bad[:50]!r} is not a name of at most {MAX_NAME} printable characters")
+        return models
 
     @field_validator("cache_gateways", mode="before")
     @classmethod

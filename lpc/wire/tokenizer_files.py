@@ -1,5 +1,6 @@
 """Files of a tokenizer that an engine offers to the sidecar: allowed names, size limits and digest."""
 
+import re
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Final
@@ -19,6 +20,14 @@ MAX_BYTES: Final = 64 * 2**20
 """Limit of all files together; known tokenizers have at most 35 MB (vocabularies of 262,144 tokens)."""
 CHUNK_BYTES: Final = 128 * 2**10
 """Bytes of one message; small, so that requests on the same connection do not wait long."""
+LEAST_CHUNK_BYTES: Final = 4 * 2**10
+"""Mean bytes of a message that a sidecar accepts."""
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+
+
+def is_digest(text: str) -> bool:
+    """Return whether a text may be a tokenizer's digest."""
+    return _DIGEST.fullmatch(text) is not None
 
 
 def digest_of(digests: Mapping[str, str]) -> str:

@@ -26,14 +26,21 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from lpc.errors import LpcError
+from lpc.wire.names import as_name
 from lpc.wire.tokenizer_files import MAX_BYTES
 from predictor_service.requests.chat_template import Messages, Piece, Render, UserMarkup, learn_markup
 from predictor_service.requests.decoders import check_decoder
 from predictor_service.requests.marked_text import MarkingTokenizer, token_lengths
+from predictor_service.requests.scratch import Scratch
 
-MEMORY_BYTES: Final = 2 * 2**30
+MEMORY_BYTES: Final = 2**30
 """Largest address space of a process that loads an offered tokenizer: a template can build texts of any length. A vocabulary
-of 262,144 tokens took 560 MiB."""
+of 262,144 tokens took 560 MiB. With the sidecar it must fit the container: Kubernetes ends all processes of a container that
+runs out of memory."""
+MAX_WRITTEN: Final = MAX_BYTES
+"""Largest file that such a process may write. The parts that decoding needs are smaller than the tokenizer."""
+MAX_REASON: Final = 200
+"""Characters of the reason of a failure."""
 MAX_TOKEN: Final = 1024
 """Largest number of characters of a token; in known tokenizers the longest are runs of 256 blanks."""
 CPU_S: Final = 300
@@ -70,9 +77,14 @@ class LoadLimits:
 
 
 class TokenizerLoader:
-    """Loads tokenizers, each in a process of its own. Thread-safe."""
+    """Loads tokenizers, each in a process of its own. Thread-safe.
+
+    Attributes:
+        scratch: the folder for files of tokenizers.
+    """
 
     def __init__(self, limits: LoadLimits = LoadLimits()) -> None:
+        self.scratch = Scratch()
         self._limits = limits
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[bytes]] = set()
@@ -86,7 +98,11 @@ class TokenizerLoader:
         """
         if Path(source).is_absolute() and not Path(source).is_dir():
             raise TokenizerError("the folder does not exist")
-        with tempfile.TemporaryDirectory(prefix="lpc-tokenizer-") as target:
+        try:
+            made = tempfile.TemporaryDirectory(dir=self.scratch.folder())
+        except OSError as error:
+            raise TokenizerError(f"the sidecar cannot write to {tempfile.gettempdir()} ({error.strerror or error})") from error
+        with made as target:
             self._read(source, Path(target), offered=offered)
             try:
                 backend = Tokenizer.from_file(str(Path(target, BACKEND)))
@@ -96,11 +112,12 @@ class TokenizerLoader:
                 raise TokenizerError(_first_line(error)) from error
 
     def close(self) -> None:
-        """Kill the running processes, and refuse further calls."""
+        """Kill the running processes, delete all files, and refuse further calls."""
         with self._lock:
             self._closed = True
             for process in self._running:
                 process.kill()
+        self.scratch.close()
 
     def _read(self, source: str, target: Path, *, offered: bool) -> None:
         # -P: modules in the working directory are not imported.
@@ -135,15 +152,15 @@ class TokenizerLoader:
             with self._lock:
                 self._running.discard(process)
         if status:
-            with suppress(OSError):
-                raise TokenizerError(Path(target, REASON).read_text())
+            with suppress(OSError), Path(target, REASON).open(errors="replace") as file:
+                raise TokenizerError(as_name(file.read(MAX_REASON), MAX_REASON))
             limit = f" (limit: {MEMORY_BYTES // 2**20} MiB)" if offered else ""
             raise TokenizerError(f"the process that loads it has died, possibly from lack of memory{limit}")
 
 
 def _first_line(error: BaseException) -> str:
     text = str(error).strip()
-    return text.splitlines()[0][:200] if text else type(error).__name__
+    return as_name(text.splitlines()[0], MAX_REASON) if text else type(error).__name__
 
 
 def _markup_of(values: dict[str, Any] | None) -> UserMarkup | None:
@@ -194,7 +211,7 @@ def decoder_of(backend: Tokenizer) -> str:
     # Unigram models allow, the model stays.
     if len(vocabulary) == backend.get_vocab_size(with_added_tokens=True):
         content["model"] = {"type": "WordLevel", "vocab": vocabulary, "unk_token": ""}
-    return json.dumps(content, ensure_ascii=False)
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 
 
 def _tokenizer(source: str, *, offered: bool) -> Any:
@@ -230,7 +247,7 @@ def _limit() -> None:
         (resource.RLIMIT_AS, MEMORY_BYTES),
         # Ends this process if the sidecar is killed before it can do so.
         (resource.RLIMIT_CPU, CPU_S),
-        (resource.RLIMIT_FSIZE, 2 * MAX_BYTES),
+        (resource.RLIMIT_FSIZE, MAX_WRITTEN),
         (resource.RLIMIT_NOFILE, OPEN_FILES),
         (resource.RLIMIT_NPROC, 0),
         (resource.RLIMIT_CORE, 0),
@@ -260,6 +277,8 @@ def main(source: str, target: Path, *, offered: bool) -> int:
         np.save(target / LENGTHS, lengths)
         (target / MARKUP).write_text(json.dumps(None if markup is None else asdict(markup)))
     except BaseException as error:  # a panic of the tokenizers library is not an Exception
+        for part in (BACKEND, LENGTHS, MARKUP):  # the disk may be full
+            (target / part).unlink(missing_ok=True)
         (target / REASON).write_text(_first_line(error))
         return 1
     return 0

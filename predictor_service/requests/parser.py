@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 from lpc.errors import InvalidRequest
 from lpc.model.conversation import Message, UserTurns, from_messages, from_prompt, with_turn_count
 from lpc.v1 import predictor_pb2 as pb
+from lpc.wire.names import MAX_NAME, is_name
+from lpc.wire.tokenizer_files import is_digest
 from predictor_service.requests.served_models import ServedModels
 
 
@@ -32,12 +34,21 @@ class RequestParser:
         kind = conversation.WhichOneof("input")
         if kind is None:
             raise InvalidRequest("the conversation has no input: set one of chat, prompt or tokens")
+        if not is_name(conversation.category):
+            raise InvalidRequest(f"category is not a name of at most {MAX_NAME} printable characters")
+        if len(conversation.conversation_id) > MAX_NAME:
+            count = len(conversation.conversation_id)
+            raise InvalidRequest(f"conversation_id has {count} characters, at most {MAX_NAME} are accepted: send a digest")
         if kind == "chat" and len(conversation.chat.messages) > self.limits.max_messages:
             raise InvalidRequest(
                 f"the chat has {len(conversation.chat.messages)} messages, at most {self.limits.max_messages} are accepted: "
                 "send the last ones and turn_count"
             )
         if kind == "tokens":
+            if not is_name(conversation.tokens.served_model):
+                raise InvalidRequest(f"tokens.served_model is not a name of at most {MAX_NAME} printable characters")
+            if conversation.tokens.tokenizer and not is_digest(conversation.tokens.tokenizer):
+                raise InvalidRequest("tokens.tokenizer is not a digest: 64 hexadecimal digits in lower case")
             count = len(conversation.tokens.ids)
             if count == 0:
                 raise InvalidRequest("tokens.ids is empty: send the prompt's token ids")

@@ -38,6 +38,9 @@ NAMELESS: Final = (
 )
 MAX_NAME: Final = 253
 """Largest number of characters of a name in a certificate, as for a DNS name."""
+ASKED_PER_S: Final = 50.0
+"""Calls of GetModelInfo and OfferTokenizer that one caller may make per second, and twice as many at once. A plug-in makes at
+most one in two seconds."""
 MAX_CALLERS: Final = 1000
 """Largest number of callers whose state and metrics are stored."""
 Certificate = Callable[[], Mapping[str, Iterable[bytes]]]
@@ -94,6 +97,7 @@ class Caller:
         self._over_rate, self._over_bytes = (metrics.client_refusals.labels(name, reason) for reason in REFUSALS)
         self._bucket = Bucket(limits.rate) if limits.rate else None
         self._bytes = 0
+        self._asked = Bucket(ASKED_PER_S, holds=2 * ASKED_PER_S)
         self.uploads: Bucket | None = None
         """Limit of offered tokenizers; None before the first."""
         self.invalidations: Bucket | None = None
@@ -113,6 +117,17 @@ class Caller:
                 f"client {self.name} may send {self._limits.rate:g} conversations per second: try again in {wait:.3f} s", wait
             )
         self._admitted.inc(conversations)
+
+    def ask(self) -> None:
+        """Count a call about tokenizers or the model. Raises Overloaded if there are too many."""
+        wait = self._asked.take(1)
+        if wait:
+            self._over_rate.inc()
+            raise Overloaded(
+                f"client {self.name} may call GetModelInfo and OfferTokenizer {ASKED_PER_S:g} times per second: "
+                f"try again in {wait:.3f} s",
+                wait,
+            )
 
     @contextlib.contextmanager
     def carry(self, size: int) -> Iterator[None]:

@@ -1,29 +1,29 @@
 """Answers offers of tokenizers, and receives those that are not known."""
 
 import asyncio
-import re
-import shutil
 import tempfile
 from collections.abc import AsyncIterator
-from hashlib import sha256
-from pathlib import Path
 from typing import Final, TypeAlias
 
 from lpc.errors import InvalidRequest, LpcError
 from lpc.v1 import predictor_pb2 as pb
-from lpc.wire.tokenizer_files import MAX_BYTES, NAMES, NEEDED, digest_of
+from lpc.wire.names import MAX_NAME, is_name
+from lpc.wire.tokenizer_files import LEAST_CHUNK_BYTES, MAX_BYTES, NAMES, NEEDED, is_digest
 from predictor_service.errors import TokenizerFailed, UnknownServedModel, UnreadPrompt
 from predictor_service.metrics import Metrics
-from predictor_service.requests.served_models import Known, ServedModels, State
+from predictor_service.requests.offered import Known, OfferWaits, State
+from predictor_service.requests.served_models import ServedModels
+from predictor_service.requests.upload import Upload
 from predictor_service.rpc.callers import Bucket, Caller
 
-STALLED_S: Final = 30.0
-"""Time without data after which an upload is abandoned, so that another engine can send the tokenizer."""
-MIN_BYTES_PER_S: Final = 256 * 2**10
+STALLED_S: Final = 15.0
+"""Time without data after which an upload is abandoned."""
+MIN_BYTES_PER_S: Final = 512 * 2**10
 """Minimum mean rate of an upload, after an allowance of STALLED_S."""
 MAX_HOURLY: Final = 32
 """Uploads that one caller may begin within an hour."""
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+SHORT_MESSAGES: Final = 64
+"""Messages with less than LEAST_CHUNK_BYTES that an upload may have."""
 
 WireState: TypeAlias = "pb.TokenizerState.ValueType"
 _STATES: Final[dict[State, WireState]] = {
@@ -42,58 +42,120 @@ class TokenizerOffers:
 
     def __init__(self, models: ServedModels, metrics: Metrics, *, accepted: bool) -> None:
         self._models = models
+        self._offered = models.offered
         self._metrics = metrics
         self._accepted = accepted
-        self._sending: set[str] = set()
-        """Callers whose upload is in progress."""
 
     async def answer(self, parts: AsyncIterator[pb.OfferTokenizerRequest], caller: Caller) -> pb.TokenizerStatus:
         """Return the state of an offered tokenizer; receive it first if it is not known.
 
         ``parts``: the offer, then the bytes of its files. Raises InvalidRequest: the first message is not an offer.
         """
-        first = await anext(parts, pb.OfferTokenizerRequest())
-        if first.WhichOneof("part") != "offer":
-            raise InvalidRequest("the first message of the call must be the offer")
-        offer = first.offer
-        error = self._models.look(offer.served_model, offer.digest)
-        if not isinstance(error, UnknownServedModel):
-            self._metrics.tokenizer_offers.labels("known").inc()
-            return _status(error)
+        caller.ask()
+        offer = await _offer_in(parts)
         try:
-            if not self._accepted or not offer.files:
-                raise OfferRefused(str(error))
             sizes = _sizes_of(offer)
-            if caller.name in self._sending or not self._models.has_room:
-                return pb.TokenizerStatus(state=pb.TOKENIZER_STATE_LOADING)
-            _count(caller)
+            error = self._models.look(caller.name, offer.served_model, offer.digest)
+            if not isinstance(error, UnknownServedModel):
+                self._metrics.tokenizer_offers.labels("known").inc()
+                return _status(error)
+            if not self._accepted or not sizes:
+                raise OfferRefused(str(error))
+            upload = self._offered.begin(caller.name, offer.served_model, offer.digest, sizes)
         except OfferRefused as refusal:
             self._metrics.tokenizer_offers.labels("refused").inc()
             return pb.TokenizerStatus(state=pb.TOKENIZER_STATE_REFUSED, message=str(refusal))
-        self._models.expect(offer.served_model, offer.digest)
-        self._sending.add(caller.name)
-        folder = None
+        except OfferWaits as reason:
+            self._metrics.tokenizer_offers.labels("waits").inc()
+            return pb.TokenizerStatus(state=pb.TOKENIZER_STATE_LOADING, message=str(reason))
+        return await self._received(upload, caller, parts)
+
+    async def _received(
+        self, upload: Upload, caller: Caller, parts: AsyncIterator[pb.OfferTokenizerRequest]
+    ) -> pb.TokenizerStatus:
+        """Receive an upload, and return the tokenizer's state. Whatever happens, the upload ends or is queued for loading."""
+        result = "damaged"
         try:
-            folder = await _receive(offer.digest, sizes, parts)
+            if not _counted(caller):
+                result = "refused"
+                raise OfferRefused(
+                    f"client {caller.name} has sent {MAX_HOURLY} tokenizers within an hour: offer this one again later"
+                )
+            complete = await self._receive(upload, parts)
         except OfferRefused as refusal:
-            self._metrics.tokenizer_offers.labels("damaged").inc()
+            # Shielded, because cancelling the call would otherwise cancel the work in the other thread.
+            await asyncio.shield(asyncio.wrap_future(self._offered.abandon(upload, punish=result == "damaged")))
+            self._metrics.tokenizer_offers.labels(result).inc()
             return pb.TokenizerStatus(state=pb.TOKENIZER_STATE_REFUSED, message=str(refusal))
-        finally:
-            self._sending.discard(caller.name)
-            if folder is None:
-                self._models.give_up(offer.digest)
-        self._metrics.tokenizer_offers.labels("received").inc()
-        self._models.received(offer.digest, folder)
-        return _status(self._models.look(offer.served_model, offer.digest))
+        except BaseException:
+            self._offered.abandon(upload, punish=True)
+            raise
+        if complete:
+            self._metrics.tokenizer_offers.labels("received").inc()
+            self._offered.received(upload)
+        else:
+            self._offered.abandon(upload, punish=False)
+        error = self._models.look(caller.name, upload.name, upload.digest)
+        return _status(error)
+
+    async def _receive(self, upload: Upload, parts: AsyncIterator[pb.OfferTokenizerRequest]) -> bool:
+        """Write an upload's files; return False if another client was first. Raises OfferRefused."""
+        loop = asyncio.get_running_loop()
+        began_at, received, messages = loop.time(), 0, 0
+        try:
+            async with asyncio.timeout(STALLED_S) as limit:
+                while received < upload.bytes:
+                    data = (await anext(parts, pb.OfferTokenizerRequest())).data
+                    received += len(data)
+                    messages += 1
+                    if not data:
+                        raise OfferRefused("the engine could not read its tokenizer's files to the end: see its log")
+                    if received > upload.bytes:
+                        raise OfferRefused("the upload has more bytes than were offered")
+                    if messages > SHORT_MESSAGES + received // LEAST_CHUNK_BYTES:
+                        raise OfferRefused(f"send the files in messages of at least {LEAST_CHUNK_BYTES} bytes")
+                    if not self._offered.useful(upload):
+                        return False
+                    await loop.run_in_executor(self._offered.disk, upload.write, data)
+                    slowest = began_at + STALLED_S + received / MIN_BYTES_PER_S
+                    limit.reschedule(min(loop.time() + STALLED_S, slowest))
+            digest = await loop.run_in_executor(self._offered.disk, upload.received_digest)
+        except TimeoutError:
+            raise OfferRefused("the upload was too slow: offer the tokenizer again") from None
+        except OSError as error:
+            raise OfferRefused(
+                f"the sidecar cannot write to {tempfile.gettempdir()} ({error.strerror or error}): set TMPDIR to a writable "
+                "folder with enough space"
+            ) from error
+        if digest != upload.digest:
+            raise OfferRefused("the uploaded files do not have the offered digest: they have changed since the offer")
+        return True
+
+
+async def _offer_in(parts: AsyncIterator[pb.OfferTokenizerRequest]) -> pb.TokenizerOffer:
+    """Return the offer in a call's first message. Raises InvalidRequest."""
+    try:
+        async with asyncio.timeout(STALLED_S):
+            first = await anext(parts, pb.OfferTokenizerRequest())
+    except TimeoutError:
+        raise InvalidRequest(f"the offer did not arrive within {STALLED_S:g} s") from None
+    if first.WhichOneof("part") != "offer":
+        raise InvalidRequest("the first message of the call must be the offer")
+    return first.offer
 
 
 def _sizes_of(offer: pb.TokenizerOffer) -> dict[str, int]:
-    """Return the bytes of each file of an offer. Raises OfferRefused: it is invalid or too large."""
-    sizes = {file.name: file.bytes for file in offer.files[: len(NAMES) + 1]}
-    total = sum(sizes.values())
-    if not _DIGEST.fullmatch(offer.digest):
+    """Return the bytes of each file of an offer; empty: there are no files. Raises OfferRefused: it is invalid or too large."""
+    if not is_name(offer.served_model):
+        raise OfferRefused(
+            f"served_model is not a name of at most {MAX_NAME} printable characters: set LPC_SERVED_MODEL in the engine"
+        )
+    if (offer.digest or offer.files) and not is_digest(offer.digest):
         raise OfferRefused("the digest of the tokenizer is not 64 hexadecimal digits in lower case")
-    if NEEDED not in sizes or list(sizes) != [name for name in NAMES if name in sizes]:
+    sizes = {file.name: file.bytes for file in offer.files[: len(NAMES)]}
+    total = sum(sizes.values())
+    in_order = [name for name in NAMES if name in sizes]
+    if offer.files and (len(offer.files) != len(sizes) or NEEDED not in sizes or list(sizes) != in_order):
         raise OfferRefused(f"the files of a tokenizer are, in this order, any of {', '.join(NAMES)}, with {NEEDED}")
     if total > MAX_BYTES:
         raise OfferRefused(
@@ -102,52 +164,11 @@ def _sizes_of(offer: pb.TokenizerOffer) -> dict[str, int]:
     return sizes
 
 
-def _count(caller: Caller) -> None:
-    """Count an upload of a caller. Raises OfferRefused: there were too many."""
+def _counted(caller: Caller) -> bool:
+    """Count an upload of a caller, unless there were too many within an hour."""
     if caller.uploads is None:
         caller.uploads = Bucket(MAX_HOURLY / 3600, holds=MAX_HOURLY)
-    if caller.uploads.take(1):
-        raise OfferRefused(f"client {caller.name} has sent {MAX_HOURLY} tokenizers within an hour: offer this one again later")
-
-
-async def _receive(digest: str, sizes: dict[str, int], parts: AsyncIterator[pb.OfferTokenizerRequest]) -> Path:
-    """Return a new folder with the uploaded files. Raises OfferRefused."""
-    total, data = sum(sizes.values()), bytearray()
-    try:
-        async with asyncio.timeout(STALLED_S + total / MIN_BYTES_PER_S):
-            while len(data) < total:
-                part = await asyncio.wait_for(anext(parts, pb.OfferTokenizerRequest()), STALLED_S)
-                if not part.data:
-                    raise OfferRefused("the engine could not read its tokenizer's files to the end: see its log")
-                data += part.data
-    except TimeoutError:
-        raise OfferRefused("the upload was too slow: offer the tokenizer again") from None
-    if len(data) > total:
-        raise OfferRefused("the upload has more bytes than were offered")
-    return await asyncio.to_thread(_write, digest, sizes, data)
-
-
-def _write(digest: str, sizes: dict[str, int], data: bytearray) -> Path:
-    """Write an upload's files into a new folder of this user, and return it. Raises OfferRefused."""
-    files: dict[str, memoryview] = {}
-    rest = memoryview(data)
-    for name, size in sizes.items():
-        files[name], rest = rest[:size], rest[size:]
-    if digest_of({name: sha256(content).hexdigest() for name, content in files.items()}) != digest:
-        raise OfferRefused("the uploaded files do not have the offered digest: they have changed since the offer")
-    folder = None
-    try:
-        folder = Path(tempfile.mkdtemp(prefix="lpc-offered-"))
-        for name, content in files.items():
-            (folder / name).write_bytes(content)
-    except OSError as error:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise OfferRefused(
-            f"the sidecar cannot write to {tempfile.gettempdir()} ({error.strerror}): set TMPDIR to a writable folder with "
-            "enough space"
-        ) from error
-    return folder
+    return not caller.uploads.take(1)
 
 
 def message_of(known: Known) -> pb.KnownTokenizer:

@@ -109,6 +109,8 @@ class PredictorService(rpc.ContinuationPredictorServicer):
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:  # noqa: N802
         """Return the served model and all limits."""
         del request, context
+        caller = CALLER.get()
+        caller.ask()
         model = self._serving.model
         manifest = model.manifest
         limits = pb.Limits(max_batch_tokens=self._batcher.queue.budget.tokens)
@@ -125,7 +127,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
             served_models=self._parser.served_models.names,
             limits=limits,
             reuse_curves=self._returns.curves.message,
-            tokenizers=map(known_tokenizer, self._parser.served_models.known()[:MAX_NAMED]),
+            tokenizers=map(known_tokenizer, self._parser.served_models.known(caller.name)[:MAX_NAMED]),
         )
 
     async def _predict(

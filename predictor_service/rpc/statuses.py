@@ -20,6 +20,9 @@ from predictor_service.errors import (
 
 log = logging.getLogger(__name__)
 
+MAX_MESSAGE: Final = 2000
+"""Bytes of a message. gRPC sends it percent-encoded in the trailers, of which peers accept 8 KiB."""
+
 STATUSES: Final[dict[type[Exception], grpc.StatusCode]] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     UnknownServedModel: grpc.StatusCode.NOT_FOUND,
@@ -46,6 +49,6 @@ def refusal(error: BaseException, where: str) -> tuple[grpc.StatusCode, str]:
     """
     status = status_of(error)
     if status is not None:
-        return status, str(error)
+        return status, str(error).encode(errors="replace")[:MAX_MESSAGE].decode(errors="ignore")
     log_bug(log, where, error)
     return grpc.StatusCode.INTERNAL, "internal error: see the sidecar's log"

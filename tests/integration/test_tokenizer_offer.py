@@ -118,6 +118,8 @@ def offer_of(files: Mapping[str, int], digest: str = "0" * 64) -> pb.OfferTokeni
 async def test_an_engine_that_does_not_finish_leaves_the_sending_to_the_next(
     tiny_models: Path, folder: Path, ends: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Both are the same client: an engine that restarts, or another one of a fleet without tokens."""
+    monkeypatch.setattr("predictor_service.requests.offered.FREE_S", 10.0)
     if ends == "stalls":
         monkeypatch.setattr("predictor_service.rpc.offers.STALLED_S", 3.0)
     files = hash_files(files_of(folder)())
@@ -168,7 +170,7 @@ async def test_an_upload_that_differs_from_its_offer_is_discarded_and_uploads_pe
         for number in range(2, MAX_HOURLY):
             await said(number, b"{ }")
         assert "has sent 32 tokenizers within an hour" in await said(99, b"{ }")
-    assert not [path for path in os.listdir(tmp_path) if path.startswith("lpc-offered-")]  # noqa: PTH208
+    assert not [path for path in os.listdir(tmp_path) if path.startswith("lpc-tokenizers-")]  # noqa: PTH208
 
 
 @pytest.mark.nightly

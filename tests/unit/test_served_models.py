@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -240,17 +239,46 @@ class FailingLoader(TokenizerLoader):
 
 def test_an_offered_tokenizer_that_fails_is_accepted_again_later_and_later(folder: Path) -> None:
     now, sent = [0.0], []
-    served = ServedModels({}, FailingLoader(), clock=lambda: now[0])
+    loader = FailingLoader()
+    served = ServedModels({}, loader, clock=lambda: now[0])
     for at in range(0, 2 * 86_400, 60):
         now[0] = float(at)
-        if isinstance(served.look("m", "0" * 64), UnknownServedModel):
+        if isinstance(served.look("engine", "m", "0" * 64), UnknownServedModel):
             sent.append(at)
-            served.expect("m", "0" * 64)
-            copy = shutil.copytree(folder, folder / f"copy {at}", ignore=shutil.ignore_patterns("copy*"))
-            served.received("0" * 64, copy)
+            upload = served.offered.begin("engine", "m", "0" * 64, {"tokenizer.json": 2})
+            upload.write(b"{}")
+            upload.received_digest()
+            served.offered.received(upload)
             loaded(served)
-            assert not copy.exists()
+            assert not list(loader.scratch.folder().iterdir())
         with pytest.raises(TokenizerFailed):
             served.get("m", "0" * 64)
     served.close()
     assert 2 < len(sent) < 8, sent
+
+
+def test_offered_tokenizers_that_hang_do_not_delay_a_configured_one(folder: Path) -> None:
+    gate = threading.Event()
+
+    class HangingLoader(TokenizerLoader):
+        def load(self, source: str, *, offered: bool):
+            if offered:
+                gate.wait(60)
+            return super().load(source, offered=offered)
+
+    now = [0.0]
+    served = ServedModels({"m": str(folder / "later")}, HangingLoader(), clock=lambda: now[0])
+    served.wait(60)
+    for client in ("a", "b", "c"):
+        upload = served.offered.begin(client, "other", client, {"tokenizer.json": 2})
+        upload.write(b"{}")
+        upload.received_digest()
+        served.offered.received(upload)
+    tokenizer_of(STYLES["llama3"]).save_pretrained(folder / "later")
+    now[0] = RETRY_S
+    with pytest.raises(TokenizerFailed):
+        served.get("m")
+    until(lambda: served.known()[0].state == "ready")
+    assert served.count("loading") == 3
+    gate.set()
+    served.close()

@@ -182,5 +182,5 @@ spec:
         sizeLimit: 1Mi
     - name: tmp
       emptyDir:
-        sizeLimit: 256Mi
+        sizeLimit: 512Mi
 {{- end -}}
