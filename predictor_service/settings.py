@@ -144,8 +144,8 @@ class ServiceSettings(RedisSettings, ServerSettings):
     served_models: dict[str, str] = Field(
         default_factory=dict,
         max_length=100,
-        description="Folder (or hub name) of the tokenizer by served model name (at most 100), for requests with token ids. Takes precedence "
-        "over the tokenizer that the engine's plug-in offers; needed only if no plug-in offers one.",
+        description="Folder (or hub name) of the tokenizer by served model name (at most 100), for requests with token ids. "
+        "Takes precedence over the tokenizer that the engine's plug-in offers; needed only if no plug-in offers one.",
     )
     offered_tokenizers: bool = Field(
         True, description="Whether engines may send their tokenizers. The sidecar keeps the eight used last in memory."

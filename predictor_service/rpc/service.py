@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 MAX_LOGGED: Final = 100
 """Largest number of pairs of served model and reason that are logged, of prompts that cannot be read."""
+MAX_KNOWN_CURVES: Final = 64
+"""Largest number of versions in PredictRequest.known_curves, which are searched one by one."""
 MAX_NAMED: Final = 100
 """Largest number of tokenizers in an answer of GetModelInfo."""
 
@@ -67,6 +69,9 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         """Answer one conversation within the call's deadline."""
         if not 0.0 <= request.evicted_age_s < math.inf:
             raise InvalidRequest("evicted_age_s must be 0 or more: send the mean age, in seconds, of what your cache evicts")
+        if len(request.known_curves) > MAX_KNOWN_CURVES:
+            count = len(request.known_curves)
+            raise InvalidRequest(f"known_curves has {count} versions, at most {MAX_KNOWN_CURVES} are accepted: send the latest")
         CALLER.get().admit(1)
         prediction = await self._predict(request.conversation, self._deadline(context), answers_unread=request.accept_unread)
         if request.evicted_age_s:

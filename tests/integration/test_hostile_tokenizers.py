@@ -1,6 +1,6 @@
 """Hostile tokenizers are offered to a real sidecar: it goes on answering, its memory is bounded, and nothing is tried for ever.
 
-Hypothesis draws three offers (`make test-nightly`: 100), since each is read in a new process.
+Each kind is offered once, and Hypothesis draws combinations: three (`make test-nightly`: 100). Each is read in a new process.
 """
 
 import itertools
@@ -20,7 +20,6 @@ from benchmarks.processes import Sidecar
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.tokenizer_files import CHUNK_BYTES, NAMES, digest_of
-from predictor_service.rpc.offers import MAX_HOURLY
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.nightly import EXAMPLES
 
@@ -48,7 +47,7 @@ class Offering:
         """Offer files until they are loaded, refused or have failed; return each status."""
         found = [self._offer(files)]
         while found[-1].state == pb.TOKENIZER_STATE_LOADING:
-            time.sleep(0.02)
+            time.sleep(0.1)
             found.append(self._offer(files))
         return found
 
@@ -84,8 +83,8 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> list[Files]:
 
 @pytest.fixture(scope="module")
 def clients() -> list[Metadata]:
-    """As many clients as the quota asks for."""
-    return [(("authorization", f"Bearer {n}"),) for n in range(2 + OFFERS // MAX_HOURLY)]
+    """One for each offer, because a client whose tokenizer fails has to wait."""
+    return [(("authorization", f"Bearer {n}"),) for n in range(2 * OFFERS + len(KINDS))]
 
 
 @pytest.fixture(scope="module")
@@ -117,78 +116,89 @@ def with_template(text: str) -> Callable[[Files], Files]:
 
 REGEX = {"Regex": "(a|a|aa)*$"}
 DOUBLING = "{% set ns = namespace(t='x' * 999) %}{% for i in range(40) %}{% set ns.t = ns.t ~ ns.t %}{% endfor %}{{ ns.t }}"
-lengths = st.sampled_from([1, 1000, 1025, 2**18, 2**22])
-steps = st.sampled_from(
-    [
-        {"type": "Replace", "pattern": REGEX, "content": ""},
-        {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000},
-        {"type": "Strip", "content": "a", "start": 0, "stop": 3},
-        {"type": "Strip", "content": "a", "start": 2**40, "stop": 0},
-        {"type": "BPEDecoder", "suffix": ""},
-        {"type": "CTC", "pad_token": "", "word_delimiter_token": "", "cleanup": True},
-        {"type": "Metaspace", "replacement": "a", "prepend_scheme": "always", "split": True},
-        *({"type": kind} for kind in ("ByteFallback", "Fuse", "ByteLevel", "Unknown")),
-    ]
-)
-decoders = st.one_of(
-    steps,
-    st.builds(lambda found, n: {"type": "Sequence", "decoders": found * n}, st.lists(steps), st.sampled_from([1, 10_000])),
-)
-changes = st.one_of(
-    decoders.map(lambda decoder: changed(lambda content: content.update(decoder=decoder))),
-    lengths.map(lambda n: changed(lambda content: content["model"]["vocab"].update({"x" * n: 599}))),
-    lengths.map(lambda n: changed(lambda content: content["added_tokens"][0].update(content="<" + "x" * n))),
-    st.sampled_from([-1, 2**20, 2**31, 2**40]).map(lambda i: changed(lambda content: content["added_tokens"][0].update(id=i))),
-    st.just(changed(lambda content: content.update(normalizer={"type": "Replace", "pattern": REGEX, "content": "x" * 1000}))),
-    st.just(
-        changed(
-            lambda content: content.update(
-                pre_tokenizer={"type": "Split", "pattern": REGEX, "behavior": "Isolated", "invert": False}
-            )
-        )
+STEPS: dict[str, Any] = {
+    "regular expression": {"type": "Replace", "pattern": REGEX, "content": ""},
+    "longer replacement": {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000},
+    "strip at the end": {"type": "Strip", "content": "a", "start": 0, "stop": 3},
+    "strip of 2**40": {"type": "Strip", "content": "a", "start": 2**40, "stop": 0},
+    "empty suffix": {"type": "BPEDecoder", "suffix": ""},
+    "CTC": {"type": "CTC", "pad_token": "", "word_delimiter_token": "", "cleanup": True},
+    "metaspace of a letter": {"type": "Metaspace", "replacement": "a", "prepend_scheme": "always", "split": True},
+    "10,000 steps": {"type": "Sequence", "decoders": [{"type": "Fuse"}] * 10_000},
+    "another decoder": {"type": "ByteLevel"},
+    "unknown decoder": {"type": "Unknown"},
+}
+TEMPLATES = {
+    "doubling text": DOUBLING,
+    "a text of 10**10": "{{ 'x' * 10**10 }}",
+    "endless loop": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "long markup": "{% for m in messages %}{{ 'a' * 5000 }}{{ m.content }}{% endfor %}",
+    "markup of a letter": "{% for m in messages %}a{{ m.content }}a{% endfor %}",
+    "exit": "{{ cycler.__init__.__globals__.os._exit(0) }}",
+    "file": "{% include '/etc/passwd' %}",
+    "broken template": "{{",
+    "empty template": "",
+}
+
+
+def decoder(step: Any) -> Callable[[Files], Files]:
+    return changed(lambda content: content.update(decoder=step))
+
+
+def long_token(characters: int) -> Callable[[Files], Files]:
+    return changed(lambda content: content["model"]["vocab"].update({"x" * characters: 599}))
+
+
+def long_added(characters: int) -> Callable[[Files], Files]:
+    return changed(lambda content: content["added_tokens"][0].update(content="<" + "x" * characters))
+
+
+def added_id(number: int) -> Callable[[Files], Files]:
+    return changed(lambda content: content["added_tokens"][0].update(id=number))
+
+
+SPLIT = {"type": "Split", "pattern": REGEX, "behavior": "Isolated", "invert": False}
+KINDS: dict[str, Callable[[Files], Files]] = {
+    **{name: decoder(step) for name, step in STEPS.items()},
+    **{name: with_template(text) for name, text in TEMPLATES.items()},
+    "long token": long_token(2**22),
+    "long added token": long_added(2**22),
+    "negative id": added_id(-1),
+    "id of 2**31": added_id(2**31),
+    "normalizer": changed(
+        lambda content: content.update(normalizer={"type": "Replace", "pattern": REGEX, "content": "x" * 1000})
     ),
-    st.just(changed(lambda content: content.update(model=[]))),
-    st.sampled_from(
-        [
-            DOUBLING,
-            "{{ 'x' * 10**10 }}",
-            "{% for m in messages %}{{ 'a' * 5000 }}{{ m.content }}{% endfor %}",
-            "{% for m in messages %}a{{ m.content }}a{% endfor %}",
-            "{{ cycler.__init__.__globals__.os._exit(0) }}",
-            "{% include '/etc/passwd' %}",
-            "{{",
-            "",
-        ]
-    ).map(with_template),
+    "pre-tokenizer": changed(lambda content: content.update(pre_tokenizer=SPLIT)),
+    "model of another type": changed(lambda content: content.update(model=[])),
+    "nested lists": lambda files: files | {"tokenizer.json": b"[" * 2**20},
+    "empty files": lambda files: dict.fromkeys(files, b""),
+    "invalid UTF-8": lambda files: files | {"tokenizer_config.json": b"\xff" * 1000},
+}
+assert len(KINDS) >= 24
+lengths = st.sampled_from([1, 1000, 1025, 2**18, 2**22])
+steps = st.sampled_from(list(STEPS.values()))
+changes = st.one_of(
+    st.sampled_from([change for name, change in KINDS.items() if name != "endless loop"]),
+    st.builds(
+        lambda found, n: decoder({"type": "Sequence", "decoders": found * n}), st.lists(steps), st.sampled_from([1, 1000])
+    ),
+    lengths.map(long_token),
+    lengths.map(long_added),
+    st.sampled_from([-1, 2**20, 2**31, 2**40]).map(added_id),
     st.tuples(st.sampled_from(["tokenizer.json", "tokenizer_config.json"]), st.integers(0, 10_000), st.binary(max_size=4)).map(
         lambda cut: lambda files: files | {cut[0]: files[cut[0]][: cut[1]] + cut[2] + files[cut[0]][cut[1] + 1 :]}
     ),
-    st.just(lambda files: files | {"tokenizer.json": b"[" * 2**20}),
 )
 number = itertools.count()
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(7200)
-@pytest.mark.filterwarnings("ignore:Generating overly large repr")  # of the originals, when an example fails
-@settings(max_examples=OFFERS, deadline=None, suppress_health_check=list(HealthCheck))
-@given(which=st.integers(0, 2), change=st.lists(changes, min_size=1, max_size=2), ids=st.lists(st.integers(0, 599), min_size=1))
-def test_a_hostile_tokenizer_is_read_or_refused_once_and_small_requests_are_answered(
-    sidecar: tuple[Sidecar, rpc.ContinuationPredictorStub],
-    clients: list[Metadata],
-    originals: list[Files],
-    which: int,
-    change: list[Callable[[Files], Files]],
-    ids: list[int],
-) -> None:
-    process, stub = sidecar
-    files, client = originals[which], clients[next(number) // MAX_HOURLY % len(clients)]
+Running = tuple[Sidecar, rpc.ContinuationPredictorStub]
+
+
+def check(running: Running, client: Metadata, files: Files, ids: list[int]) -> None:
+    """Offer files: they are read or refused once, small requests are answered, and memory is bounded."""
+    process, stub = running
     before = process.rss_mib
-    for one in change:
-        try:
-            files = one(files)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            break  # of what the first change has broken
     stream = Offering(stub, client)
     last = stream.offer(files)[-1]
     assert last.state in (pb.TOKENIZER_STATE_READY, pb.TOKENIZER_STATE_FAILED, pb.TOKENIZER_STATE_REFUSED)
@@ -200,3 +210,34 @@ def test_a_hostile_tokenizer_is_read_or_refused_once_and_small_requests_are_answ
     assert process.running
     assert process.rss_mib - before < GROWTH_MIB
     assert "internal error" not in process.log and "panicked" not in process.log
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_hostile_tokenizer_is_read_or_refused_once(
+    sidecar: Running, clients: list[Metadata], originals: list[Files], kind: str
+) -> None:
+    check(sidecar, clients[next(number)], KINDS[kind](originals[0]), [1, 5, 599])
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(7200)
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")  # of the originals, when an example fails
+@settings(max_examples=OFFERS, deadline=None, suppress_health_check=list(HealthCheck))
+@given(which=st.integers(0, 2), change=st.lists(changes, min_size=1, max_size=2), ids=st.lists(st.integers(0, 599), min_size=1))
+def test_a_hostile_tokenizer_is_read_or_refused_once_and_small_requests_are_answered(
+    sidecar: Running,
+    clients: list[Metadata],
+    originals: list[Files],
+    which: int,
+    change: list[Callable[[Files], Files]],
+    ids: list[int],
+) -> None:
+    files = originals[which]
+    for one in change:
+        try:
+            files = one(files)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            break  # of what the first change has broken
+    check(sidecar, clients[next(number) % len(clients)], files, ids)

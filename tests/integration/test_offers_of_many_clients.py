@@ -140,6 +140,16 @@ async def test_a_long_conversation_id_is_refused(tiny_models: Path) -> None:
             await stub.Predict(one(pb.Conversation(prompt="hello", conversation_id="x" * 257)))
 
 
+async def test_more_versions_of_curves_than_sidecars_are_refused(tiny_models: Path) -> None:
+    async with sidecar(tiny_models) as (stub, _):
+        for count in (65, 2**20):
+            request = pb.PredictRequest(conversation=pb.Conversation(prompt="hello"), known_curves=[2**63] * count)
+            with pytest.raises(grpc.aio.AioRpcError, match=f"known_curves has {count} versions, at most 64"):
+                await stub.Predict(request)
+        del request.known_curves[64:]
+        assert (await stub.Predict(request)).prediction.probability
+
+
 async def test_an_offer_with_long_fields_or_repeated_files_is_refused(tiny_models: Path, files: Files) -> None:
     long = first(files)
     long.offer.files[0].name = "x" * 2**21
@@ -401,21 +411,65 @@ def environment(**values: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-@pytest.mark.parametrize("after", ["nothing", "the offer", "half", "all but one byte", "everything"])
-async def test_a_cancelled_offer_gives_back_its_slot_bytes_and_files(
-    tiny_models: Path, scratch: Path, files: Files, after: str
-) -> None:
-    """Cancelled at once, and after the sidecar has got what was sent."""
+def observed() -> tuple[list[ServedModels], Parts]:
+    """Return a list that gets a sidecar's tokenizers, and the parts of that sidecar."""
     kept: list[ServedModels] = []
 
     def parser(limits: RequestLimits, models: ServedModels) -> RequestParser:
         kept.append(models)
         return RequestParser(limits, models)
 
+    return kept, Parts(parser=parser)
+
+
+async def test_a_loading_process_that_dies_leaves_nothing_behind(
+    tiny_models: Path, tmp_path: Path, scratch: Path, files: Files
+) -> None:
+    kept, parts = observed()
+    endless = variant(files, 0, chat_template_jinja=ENDLESS)
+    async with sidecar(tiny_models, parts, tokens=tokens(tmp_path, "a", "b")) as (stub, _):
+        await offer(stub, endless, "a")
+        running = kept[0]._loader._running
+        await eventually(lambda: running)
+        assert kept[0].offered.uploading and files_in(scratch)
+        for process in list(running):
+            process.kill()
+        status = await offered(stub, endless, "a")
+        assert status.state == pb.TOKENIZER_STATE_FAILED and "has died" in status.message
+        await eventually(lambda: not kept[0].offered.uploading)
+        assert not files_in(scratch)
+        assert (await offered(stub, files, "b")).state == pb.TOKENIZER_STATE_READY
+
+
+async def test_a_client_with_two_connections_has_one_upload(tiny_models: Path, tmp_path: Path, files: Files) -> None:
+    async with sidecar(tiny_models, tokens=tokens(tmp_path, "a", "b")) as (stub, addresses):
+        call = stub.OfferTokenizer(metadata=bearer("a"))
+        await call.write(first(files))
+        await call.write(pb.OfferTokenizerRequest(data=b"{"))
+        await eventually(lambda: said_by(stub, variant(files, 1), "a", "another tokenizer of client a"))
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}", options) as channel:
+            assert await said_by(Stub(channel), variant(files, 2), "a", "another tokenizer of client a")
+        assert (await offered(stub, variant(files, 3), "b")).state == pb.TOKENIZER_STATE_READY
+        call.cancel()
+
+
+async def said_by(stub: Stub, files: Files, client: str, text: str) -> bool:
+    """Return whether the answer to an offer contains a text."""
+    await asyncio.sleep(0.1)
+    return text in (await offer(stub, files, client)).message
+
+
+@pytest.mark.parametrize("after", ["nothing", "the offer", "half", "all but one byte", "everything"])
+async def test_a_cancelled_offer_gives_back_its_slot_bytes_and_files(
+    tiny_models: Path, scratch: Path, files: Files, after: str
+) -> None:
+    """Cancelled at once, and after the sidecar has got what was sent."""
+    kept, parts = observed()
     content = b"".join(files.values())
     sizes = {"nothing": 0, "the offer": 0, "half": len(content) // 2, "all but one byte": len(content) - 1}
     part = content[: sizes.get(after, len(content))]
-    async with sidecar(tiny_models, Parts(parser=parser)) as (stub, _):
+    async with sidecar(tiny_models, parts) as (stub, _):
         offers = kept[0].offered
         for at_once in (True, False) * 3:
             call = stub.OfferTokenizer()
