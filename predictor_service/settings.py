@@ -148,7 +148,7 @@ class ServiceSettings(RedisSettings, ServerSettings):
         "Takes precedence over the tokenizer that the engine's plug-in offers; needed only if no plug-in offers one.",
     )
     offered_tokenizers: bool = Field(
-        True, description="Whether engines may send their tokenizers. The sidecar keeps the eight used last in memory."
+        True, description="Whether engines may send their tokenizers. The sidecar keeps eight in memory."
     )
 
     _empty_is_none_here = field_validator(
