@@ -183,8 +183,9 @@ class OfferedTokenizers:
         try:
             return self.disk.submit(self._end, upload)
         except RuntimeError:  # closed
+            self._end(upload)
             done: Future[None] = Future()
-            done.set_result(self._end(upload))
+            done.set_result(None)
             return done
 
     def known(self, client: str) -> list[Known]:

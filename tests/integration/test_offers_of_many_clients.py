@@ -471,16 +471,29 @@ async def test_a_cancelled_offer_gives_back_its_slot_bytes_and_files(
     part = content[: sizes.get(after, len(content))]
     async with sidecar(tiny_models, parts) as (stub, _):
         offers = kept[0].offered
-        for at_once in (True, False) * 3:
+
+        async def send() -> Any:
             call = stub.OfferTokenizer()
             if after != "nothing":
                 await call.write(first(files))
             if part:
                 await call.write(pb.OfferTokenizerRequest(data=part))
-            if not at_once and after not in ("nothing", "everything"):
-                await eventually(lambda: offers.uploading)
-                await eventually(lambda: sum(path.stat().st_size for path in files_in(scratch)) == len(part))
-            call.cancel()
+            return call
+
+        for _ in range(3):
+            (await send()).cancel()
+            await eventually(lambda: not offers.uploading)
+        for _ in range(3 if 0 < len(part) < len(content) else 0):
+            calls: list[Any] = []
+
+            async def arrived(calls: list[Any] = calls) -> bool:
+                if not calls or calls[-1].done():  # an earlier call has not ended yet
+                    await asyncio.sleep(0.1)
+                    calls.append(await send())
+                return bool(offers.uploading) and sum(path.stat().st_size for path in files_in(scratch)) == len(part)
+
+            await eventually(arrived)
+            calls[-1].cancel()
             await eventually(lambda: not offers.uploading)
             assert not files_in(scratch)
             offers._rest_until.clear()

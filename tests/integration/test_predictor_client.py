@@ -182,7 +182,6 @@ def test_an_error_counts_by_its_status_and_costs_the_next_request_nothing(code: 
         {"token_ids": [1], "turn_count": "many"},
         {"token_ids": [1], "turn_count": 2**40},
         {"token_ids": [1], "category": 7},
-        {"token_ids": [1], "category": "\ud800"},
         {"token_ids": [1], "timeout_s": "soon"},
         {"token_ids": [1], "timeout_s": float("nan")},
     ],
@@ -195,6 +194,17 @@ def test_nonsense_is_counted_and_the_next_request_is_answered(nonsense: dict) ->
         assert answer_of(client, "good")
         assert client.take("bad") is None
         assert client.counters.failed + client.counters.late == 1
+
+
+@pytest.mark.parametrize("name", ["\ud800", "m\x1b[2J", "x" * 257, "x\n" * 2**20])
+def test_a_name_that_the_sidecar_would_refuse_is_sent_as_one_that_it_accepts(name: str) -> None:
+    sidecar = Sidecar()
+    with serving(sidecar) as address, asking(address) as client:
+        client.ask("r", token_ids=[1], category=name, served_model=name)
+        assert answer_of(client, "r")
+    (request,) = sidecar.requests
+    for sent in (request.conversation.category, request.conversation.tokens.served_model):
+        assert sent == name.replace("\ud800", "?").replace("\x1b", "?").replace("\n", "?")[:256]
 
 
 @pytest.mark.parametrize(
