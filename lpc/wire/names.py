@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from lpc.wire.terminal import shown
+
 MAX_NAME: Final = 256
 """Largest number of characters of a name."""
 
@@ -11,7 +13,6 @@ def is_name(text: str) -> bool:
     return len(text) <= MAX_NAME and text.isprintable()
 
 
-def as_name(text: str, most: int = MAX_NAME) -> str:
-    """Return a text with `?` for each character that is not printable, cut to ``most`` characters."""
-    text = text[:most]
-    return text if text.isprintable() else "".join(character if character.isprintable() else "?" for character in text)
+def as_name(text: str) -> str:
+    """Return a name for a text: what is not printable is escaped, and the end of a long text is left out."""
+    return shown(text[:MAX_NAME])[:MAX_NAME]

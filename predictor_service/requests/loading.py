@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from lpc.errors import LpcError
-from lpc.wire.names import as_name
+from lpc.wire.terminal import shown
 from lpc.wire.tokenizer_files import MAX_BYTES
 from predictor_service.requests.chat_template import Messages, Piece, Render, UserMarkup, learn_markup
 from predictor_service.requests.decoders import check_decoder
@@ -153,14 +153,14 @@ class TokenizerLoader:
                 self._running.discard(process)
         if status:
             with suppress(OSError), Path(target, REASON).open(errors="replace") as file:
-                raise TokenizerError(as_name(file.read(MAX_REASON), MAX_REASON))
+                raise TokenizerError(shown(file.read(MAX_REASON))[:MAX_REASON])
             limit = f" (limit: {MEMORY_BYTES // 2**20} MiB)" if offered else ""
             raise TokenizerError(f"the process that loads it has died, possibly from lack of memory{limit}")
 
 
 def _first_line(error: BaseException) -> str:
     text = str(error).strip()
-    return as_name(text.splitlines()[0], MAX_REASON) if text else type(error).__name__
+    return shown(text.splitlines()[0])[:MAX_REASON] if text else type(error).__name__
 
 
 def _markup_of(values: dict[str, Any] | None) -> UserMarkup | None:

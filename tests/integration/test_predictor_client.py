@@ -204,7 +204,7 @@ def test_a_name_that_the_sidecar_would_refuse_is_sent_as_one_that_it_accepts(nam
         assert answer_of(client, "r")
     (request,) = sidecar.requests
     for sent in (request.conversation.category, request.conversation.tokens.served_model):
-        assert sent == name.replace("\ud800", "?").replace("\x1b", "?").replace("\n", "?")[:256]
+        assert sent == name.replace("\ud800", "\\ud800").replace("\x1b", "\\x1b").replace("\n", "\\n")[:256]
 
 
 @pytest.mark.parametrize(
