@@ -16,7 +16,7 @@ from typing import Final, Literal
 from lpc.v1 import predictor_pb2
 from lpc.wire.names import as_name
 from lpc.wire.terminal import shown
-from lpc.wire.tokenizer_files import CHUNK_BYTES, MAX_BYTES, NAMES, NEEDED, digest_of
+from lpc.wire.tokenizer_files import CHUNK_BYTES, MAX_BYTES, NAMES, NEEDED, digest_of, without_needed
 
 logger = logging.getLogger("eviction_client")
 
@@ -33,7 +33,7 @@ TokenizerState = Literal["unknown", "none", "loading", "ready", "refused", "fail
 STATES: Final[tuple[TokenizerState, ...]] = ("failed", "refused", "none", "loading", "ready", "unknown")
 
 FindFiles = Callable[[], Mapping[str, Path]]
-"""Returns the paths of the engine's tokenizer files by name, if in `tokenizer_files.NAMES`. Raises NoTokenizer."""
+"""Returns the paths of the engine's tokenizer files by name; other files are ignored. Raises OSError, NoTokenizer."""
 
 _STATE_OF: Final[dict[int, TokenizerState]] = {
     predictor_pb2.TOKENIZER_STATE_READY: "ready",
@@ -70,11 +70,16 @@ class TokenizerFiles:
     paths: Mapping[str, Path]
 
 
+def files_in(folder: Path) -> Mapping[str, Path]:
+    """Return the files in a folder by name. Raises OSError."""
+    return {path.name: path for path in folder.iterdir() if path.is_file()}
+
+
 def hash_files(paths: Mapping[str, Path]) -> TokenizerFiles:
     """Return the digest and sizes of a tokenizer's files, ignoring other files. Raises OSError, NoTokenizer."""
     known = {name: paths[name] for name in NAMES if name in paths}
     if NEEDED not in known:
-        raise NoTokenizer(f"it has no {NEEDED}")
+        raise NoTokenizer(without_needed(paths))
     sizes: dict[str, int] = {}
     digests: dict[str, str] = {}
     for name, path in known.items():
@@ -104,6 +109,7 @@ class Offer:
         self._find = find
         self._log = log
         self._files: TokenizerFiles | None = None
+        self._why_none = ""
 
     def digest_of(self, served_model: str) -> str:
         """Return the digest of a model's tokenizer; empty for another model, without files, and before :meth:`read_files`."""
@@ -121,6 +127,7 @@ class Offer:
             reason = f"{error.filename}: {error.strerror}"
         except Exception as error:
             reason = type(error).__name__
+        self._why_none = f"{reason}; name a folder with a {NEEDED} in LPC_SERVED_MODELS of the sidecar"
         self._log(
             "nothing",
             logging.WARNING,
@@ -171,5 +178,5 @@ class Offer:
                 logging.WARNING,
                 "the predictor cannot read the prompts of %s and predicts from lengths and times alone: %s",
                 self.served_model,
-                status.message,
+                self._why_none if state == "none" else status.message,
             )

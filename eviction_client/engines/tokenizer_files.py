@@ -5,8 +5,8 @@ from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
 
-from eviction_client.offer import FindFiles, NoTokenizer
-from lpc.wire.tokenizer_files import NAMES
+from eviction_client.offer import FindFiles, NoTokenizer, files_in
+from lpc.wire.tokenizer_files import NAMES, NEEDED, OTHER_FORMATS
 
 
 def finder(source: str, revision: str | None, caches: Iterable[str | None]) -> FindFiles:
@@ -21,11 +21,11 @@ def finder(source: str, revision: str | None, caches: Iterable[str | None]) -> F
     def find() -> Mapping[str, Path]:
         folder = Path(source)
         if folder.is_dir():
-            return {name: folder / name for name in NAMES if (folder / name).is_file()}
+            return files_in(folder)
         if folder.exists():
-            raise NoTokenizer(f"{source} is a file, not a folder")
+            raise NoTokenizer(f"{source} is a file, not a folder with a {NEEDED}")
         found: dict[str, Path] = {}
-        for name in NAMES:
+        for name in (*NAMES, *OTHER_FORMATS):
             for cache in folders:
                 path = try_to_load_from_cache(source, name, cache_dir=cache, revision=revision)
                 if isinstance(path, str):

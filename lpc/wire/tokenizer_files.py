@@ -1,7 +1,7 @@
 """Files of a tokenizer that an engine offers to the sidecar: allowed names, size limits and digest."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import Final
 
@@ -16,6 +16,11 @@ NAMES: Final = (
     "tokenizer_config.json",
 )
 """Allowed files, in order; all contain only data. Files with other names are neither read nor written."""
+OTHER_FORMATS: Final = (
+    *("tekken.json", "tokenizer.model", "tokenizer.model.v3", "tokenizer.model.v7", "tokenizer.model.v11", "tiktoken.model"),
+    *("spiece.model", "sentencepiece.bpe.model", "qwen.tiktoken", "vocab.json", "merges.txt", "vocab.txt"),
+)
+"""Usual names of vocabularies in other formats: tekken, SentencePiece, tiktoken, and the halves of older BPE tokenizers."""
 MAX_BYTES: Final = 64 * 2**20
 """Limit of all files together; known tokenizers have at most 35 MB (vocabularies of 262,144 tokens)."""
 CHUNK_BYTES: Final = 128 * 2**10
@@ -28,6 +33,17 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 def is_digest(text: str) -> bool:
     """Return whether a text may be a tokenizer's digest."""
     return _DIGEST.fullmatch(text) is not None
+
+
+def without_needed(names: Iterable[str]) -> str:
+    """Return why a tokenizer without NEEDED cannot be used, and what to do. ``names``: of its files."""
+    endings = (".model", ".tiktoken", ".gguf")
+    found = sorted(name for name in names if name in OTHER_FORMATS or name.endswith(endings))
+    only = f"only {', '.join(found[:5])}" if found else "and no vocabulary in another format"
+    return (
+        f"it has no {NEEDED}, {only}; take that of the same model in Hugging Face's format, or write one with transformers: "
+        "AutoTokenizer.from_pretrained(SOURCE).save_pretrained(FOLDER)"
+    )
 
 
 def digest_of(digests: Mapping[str, str]) -> str:

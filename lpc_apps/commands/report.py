@@ -266,7 +266,6 @@ def figures_of(sums: Sums) -> dict[str, Any]:
 
 def show(figures: dict[str, Any]) -> None:
     """Print the tables."""
-    from rich.markup import escape
     from rich.table import Table
 
     from lpc.wire.terminal import console
@@ -296,7 +295,7 @@ def show(figures: dict[str, Any]) -> None:
         for tenant, tokens in sorted(figures["tenants"].items(), key=lambda item: -_missed(item[1]))[:MOST_TENANTS]:
             asked = max(sum(tokens.values()), 1)
             shares = (f"{tokens[source] / asked:.1%}" for source in ("cached", "evicted", "changed"))
-            name = "all others" if tenant == OTHERS else escape(tenant)
+            name = "all others" if tenant == OTHERS else tenant
             verdict = _verdict(figures["ghost_blocks_by_tenant"].get(tenant))
             table.add_row(name, f"{sum(tokens.values()):,}", *shares, f"{_missed(tokens):,}", verdict)
         screen.print(table)

@@ -10,10 +10,9 @@ Tested with LMCache 0.5.6. The coordinator scans this module and builds every Co
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,10 +21,9 @@ from lmcache.v1.mp_coordinator.controllers.base import Controller
 from lmcache.v1.mp_coordinator.views.instance_registry import InstanceRegistry
 
 from eviction_client import ClientSettings, PredictorClient
-from eviction_client.offer import NoTokenizer
+from eviction_client.offer import files_in
 from lpc.clock import MonotoneClock
 from lpc.wire.access import access_of
-from lpc.wire.tokenizer_files import NAMES
 from lpc_apps.lmcache.events import ALGORITHM, NO_TOKENS, Entry, Event, Location, ObjectId, reported_at
 from lpc_apps.lmcache.loop import Loop
 from lpc_apps.lmcache.metrics import exposition, status
@@ -54,7 +52,7 @@ class LearnedController(Controller):
             client.predictor_address,
             served_model=client.served_model,
             access=access_of(client),
-            tokenizer=None if settings.tokenizer is None else partial(_tokenizer_files, settings.tokenizer),
+            tokenizer=None if settings.tokenizer is None else partial(files_in, settings.tokenizer),
         )
         self._clock = MonotoneClock().now
         self.service = Service(settings, clock=self._clock)
@@ -154,11 +152,3 @@ def _tokens(ids: Sequence[int]) -> "array[int]":
         return array("I", ids)
     except (OverflowError, TypeError):  # malformed ids: the chunk is tracked without tokens
         return NO_TOKENS
-
-
-def _tokenizer_files(folder: Path) -> Mapping[str, Path]:
-    """Return the files of the served model's tokenizer."""
-    found = {name: folder / name for name in NAMES if (folder / name).is_file()}
-    if not found:
-        raise NoTokenizer(f"{folder} does not contain a tokenizer")
-    return found

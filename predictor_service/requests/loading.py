@@ -27,7 +27,7 @@ from tokenizers import Tokenizer
 
 from lpc.errors import LpcError
 from lpc.wire.terminal import shown
-from lpc.wire.tokenizer_files import MAX_BYTES
+from lpc.wire.tokenizer_files import MAX_BYTES, NEEDED, without_needed
 from predictor_service.requests.chat_template import Messages, Piece, Render, UserMarkup, learn_markup
 from predictor_service.requests.decoders import check_decoder
 from predictor_service.requests.marked_text import MarkingTokenizer, token_lengths
@@ -225,11 +225,13 @@ def _tokenizer(source: str, *, offered: bool) -> Any:
         found = AutoTokenizer.from_pretrained(source, use_fast=True, trust_remote_code=False, local_files_only=offered)
     except Exception:
         # The class is unknown, or needs code that is not run; tokenizer.json is enough.
-        if not Path(source, "tokenizer.json").is_file():
+        if not Path(source, NEEDED).is_file():
+            if (names := _names_of(source, offered=offered)) and NEEDED not in names:
+                raise ValueError(without_needed(names)) from None
             raise
         found = PreTrainedTokenizerFast.from_pretrained(source, local_files_only=True)
     if getattr(found, "backend_tokenizer", None) is None:
-        raise ValueError("it is not a fast tokenizer (tokenizer.json)")
+        raise ValueError(without_needed(_names_of(source, offered=offered)))
     if not found.chat_template:
         # Multimodal models have the template in a file that transformers reads for a processor only.
         with suppress(Exception):
@@ -237,6 +239,18 @@ def _tokenizer(source: str, *, offered: bool) -> Any:
             if path is not None:
                 found.chat_template = json.loads(Path(path).read_text())["chat_template"]
     return found
+
+
+def _names_of(source: str, *, offered: bool) -> list[str]:
+    """Return the names of the files in a folder or on a hub; empty: unknown."""
+    if Path(source).is_dir():
+        return [path.name for path in Path(source).iterdir()]
+    if not offered:
+        with suppress(Exception):
+            from huggingface_hub import list_repo_files
+
+            return list_repo_files(source)
+    return []
 
 
 def _limit() -> None:

@@ -17,7 +17,7 @@ def config(source: Path | str, revision: str | None = None, download_dir: Path |
 
 def test_in_a_folder_only_the_tokenizers_files_are_found(tmp_path: Path) -> None:
     folder = build(tmp_path / "model")
-    assert finder_of(config(folder))().keys() == {"tokenizer.json", "tokenizer_config.json"}
+    assert hash_files(finder_of(config(folder))()).paths.keys() == {"tokenizer.json", "tokenizer_config.json"}
 
 
 @pytest.mark.parametrize("revision", [None, "main", "c0ffee"])
