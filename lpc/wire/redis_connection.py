@@ -35,11 +35,13 @@ class RedisUrl:
     Attributes:
         bare: the URL without user and password.
         where: host and port, or the path of a Unix socket; safe to log.
+        node: host and port.
         user, password: percent-decoded; None: the URL has none.
     """
 
     bare: str
     where: str
+    node: tuple[str, int]
     user: str | None
     password: str | None = field(repr=False)
 
@@ -58,10 +60,10 @@ class RedisUrl:
                 "password write / as %2F, # as %23, ? as %3F, @ as %40, [ as %5B, ] as %5D and % as %25, or write the "
                 "password unchanged into a file and set LPC_REDIS_PASSWORD_FILE"
             ) from None
-        where = parts.get("path") or f"{parts.get('host', 'localhost')}:{parts.get('port', 6379)}"
-        return cls(
-            "".join(found.group(1, 2) if found[1] else found.group(3, 4)), where, parts.get("username"), parts.get("password")
-        )
+        host, port = parts.get("host", "localhost"), parts.get("port", 6379)
+        bare = "".join(found.group(1, 2) if found[1] else found.group(3, 4))
+        where = parts.get("path") or f"{host}:{port}"
+        return cls(bare, where, (host, port), parts.get("username"), parts.get("password"))
 
 
 class PasswordFileError(redis.AuthenticationError):
@@ -137,6 +139,8 @@ class Connection:
         self._client: Any = None
         self._nodes: list[tuple[str, int]] = []
         """Nodes of a Cluster as last seen, in case the URL's node is down."""
+        self._own_node = parsed.node
+        self._opened = 0
 
     @property
     def client(self) -> Any:
@@ -155,7 +159,11 @@ class Connection:
         """Return an asyncio client. ``connections``: largest number of connections to a server."""
         options = {**self._options, "retry": redis.asyncio.retry.Retry(NoBackoff(), 0), "max_connections": connections}
         if self.cluster:
-            return redis.asyncio.cluster.RedisCluster.from_url(self._url, **options)
+            # A node that does not answer takes all of a call's time, so that each call begins with another one.
+            nodes = [self._own_node, *self._nodes]
+            first, self._opened = self._opened % len(nodes), self._opened + 1
+            starts = [redis.asyncio.cluster.ClusterNode(host, port) for host, port in nodes[first:] + nodes[:first]]
+            return redis.asyncio.cluster.RedisCluster.from_url(self._url, startup_nodes=starts, **options)
         # A call waits for a free connection as long as for an answer.
         pool = redis.asyncio.BlockingConnectionPool.from_url(self._url, timeout=self.timeout_s, **options)
         return redis.asyncio.Redis.from_pool(pool)
@@ -165,9 +173,13 @@ class Connection:
         client, self._client = self._client, None
         if client is not None:
             with contextlib.suppress(*ERRORS):
-                if self.cluster:
-                    self._nodes = [(node.host, node.port) for node in client.get_nodes()] or self._nodes
+                self.note_nodes(client)
                 client.close()
+
+    def note_nodes(self, client: Any) -> None:
+        """Remember the nodes that a client of a Cluster has seen, for the next client."""
+        if self.cluster:
+            self._nodes = [(node.host, node.port) for node in client.get_nodes()] or self._nodes
 
 
 def evaluate(client: Any, script: str, commands: list[tuple[Any, ...]], *, raise_on_error: bool = True) -> list[Any]:

@@ -17,8 +17,13 @@ from redis.backoff import AbstractBackoff, EqualJitterBackoff
 from lpc.wire.bugs import log_bug
 from lpc.wire.certificates import verdict
 from lpc.wire.redis_connection import ERRORS, Connection, PasswordFileError
+from lpc.wire.redis_settings import OF_A_KEY
 
 log = logging.getLogger(__name__)
+
+RENEW_S: Final = 5.0
+"""Least time between two replacements of the connections while Redis refuses commands."""
+LOG_AGAIN_S: Final = 3600.0
 
 _LOGIN: Final = "{settings}_PASSWORD_FILE, or in {settings}_URL (where % / # ? @ are written %25 %2F %23 %3F %40)"
 _ADVICE: Final = {
@@ -27,18 +32,26 @@ _ADVICE: Final = {
     "set its protected-mode to no",
     "password": f"refuses this user or password: correct them in {_LOGIN}",
     "no password": f"requires a password: set it in {_LOGIN}",
-    "loading": "is still loading its data: wait",
+    "loading": "is still loading its data: it answers when it has finished",
+    "busy": "runs a script of another program, and answers when that ends: see its log; SCRIPT KILL stops the script",
+    "clients": "has too many clients: it answers when some leave; raise maxclients",
     "cluster": "is an incomplete Cluster: it is forming or failing over, or some nodes are down; if this lasts, see CLUSTER "
     "INFO and CLUSTER NODES",
-    "READONLY": "is a read-only replica: set {settings}_URL to the primary",
-    "OOM": "is out of memory and does not store new data: raise maxmemory",
-    "WRONGTYPE": "contains a key of another type: use a Redis into which no other program writes",
-    "MISCONF": "cannot write its data to disk: see its log",
-    "NOREPLICAS": "has too few replicas connected: see its log",
+    "READONLY": "is a read-only replica: a new connection is opened, which leads to the new primary after a failover; if this "
+    "lasts, {settings}_URL leads to a replica",
+    "MASTERDOWN": "is a replica without its primary: a new connection is opened, which leads to the new primary after a "
+    "failover; if this lasts, see its log",
+    "OOM": "is out of memory and does not store new data until you raise its maxmemory",
+    "WRONGTYPE": "contains a key of another type, and refuses it until that is deleted: use a Redis into which no other "
+    "program writes",
+    "MISCONF": "cannot write its data to disk, and stores nothing until it can: see its log",
+    "NOREPLICAS": "has too few replicas connected: a new connection is opened, which leads to the new primary after a "
+    "failover; if this lasts, see its log",
     "old": "is too old: version 6.2 or later is needed",
     "single": "is not a Cluster: unset {settings}_CLUSTER",
     "moved": "is a node of a Cluster: set {settings}_CLUSTER=true",
-    "timeout": "did not answer within {timeout_s:g} s: check that it runs and that no firewall blocks it",
+    "timeout": "did not answer within {timeout_s:g} s: new connections are tried; check that it runs and that no firewall "
+    "blocks it",
     "away": "cannot be reached: check {settings}_URL and that the server runs",
     "password file": "cannot be used: the file of {settings}_PASSWORD_FILE cannot be read, {file}",
     "certificate": "has a certificate that {verdict} (LPC_REDIS_CA)",
@@ -60,6 +73,9 @@ _SIGNS: Final[tuple[tuple[str, tuple[type[BaseException], ...], str], ...]] = (
     ("password", (), "WRONGPASS|(?i:invalid.*password)"),
     ("no password", (redis.AuthenticationError,), "NOAUTH"),
     ("loading", (redis.BusyLoadingError,), _NEVER),
+    ("busy", (), "BUSY Redis is busy"),
+    ("clients", (), "max number of clients"),
+    ("MASTERDOWN", (e.MasterDownError,), "MASTERDOWN"),
     ("cluster", (e.ClusterDownError, e.TryAgainError, e.SlotNotCoveredError), "slots are not covered|could not agree"),
     ("READONLY", (redis.ReadOnlyError,), "READONLY|(?i:read only)"),
     ("OOM", (redis.OutOfMemoryError,), r"\bOOM\b"),
@@ -113,7 +129,9 @@ def _answered(error: BaseException) -> BaseException:
 
 
 class Health:
-    """Whether a Redis answers, and when to retry. Logs each cause of failure once until Redis answers again.
+    """Whether a Redis answers, when to retry, and when to connect again.
+
+    It logs each cause of failure until Redis answers again once an hour.
 
     Args:
         connection: the connection, for messages.
@@ -125,6 +143,8 @@ class Health:
     Attributes:
         failures: number of consecutive failures.
         healthy: whether the last command was answered; False before the first.
+        outdated: whether the owner should replace its connections, since another server may stand behind the address; the
+            owner resets it.
     """
 
     def __init__(
@@ -138,13 +158,14 @@ class Health:
     ) -> None:
         self.failures = 0
         self.healthy = False
+        self.outdated = False
         self._connection = connection
         self._what = what
         self._count = count
         self._backoff = backoff or EqualJitterBackoff(cap=5.0, base=0.05)
         self._clock = clock
-        self._retry_at = -float("inf")
-        self._logged: set[str] = set()
+        self._retry_at = self._renewed_at = -float("inf")
+        self._logged: dict[str, float] = {}
 
     @property
     def resting(self) -> bool:
@@ -159,6 +180,7 @@ class Health:
         """Record that Redis could not be used."""
         self.failures += 1
         self.healthy = False
+        self.outdated = True
         self.rest(self._backoff.compute(min(self.failures, 16)))
         if self._is_new(reason := explain(error, self._connection, self._what)):
             log.warning("%s. Until then serving goes on without it", reason)
@@ -169,6 +191,9 @@ class Health:
             log_bug(log, f"a command to Redis {self._what}", error)  # redis-py did not send it
         cause, reason = cause_of(error), explain(error, self._connection, self._what)
         self._count(cause)
+        if cause not in OF_A_KEY and self._clock() - self._renewed_at >= RENEW_S:
+            self._renewed_at = self._clock()
+            self.outdated = True
         if self._is_new(reason):
             log.error("%s. Other commands still work", reason)
         return cause
@@ -182,6 +207,8 @@ class Health:
             log.info("Redis %s answers again", self._what or f"at {self._connection.where}")
 
     def _is_new(self, reason: str) -> bool:
-        known = reason in self._logged
-        self._logged.add(reason)
-        return not known
+        now = self._clock()
+        new = now - self._logged.get(reason, -float("inf")) >= LOG_AGAIN_S
+        if new:
+            self._logged[reason] = now
+        return new

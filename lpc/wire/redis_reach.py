@@ -30,10 +30,21 @@ class RedisRefused(RedisFailed):
     """Redis refused one command: it is full, or a key has another type. Other commands and keys still work."""
 
 
+class _Opened:
+    """A client of redis-py, which is closed when it has been replaced and its last command has ended."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self.users = 0
+
+
 class RedisReach:
     """Sends commands to a Redis. After a failure only one caller at a time retries; the others fail at once.
 
     The connection's time-out covers connecting, waiting for a free connection, and the answer.
+
+    After a failure, and after a refusal that another server might not give, new commands use new connections: the address may
+    lead to another server since a failover, while the old connections stay at the old one.
 
     Args:
         connection: the server or Cluster; not opened yet.
@@ -45,7 +56,8 @@ class RedisReach:
         self._connection = connection
         self._what = what
         self._health = Health(connection, what, refused)
-        self._client: Any = None
+        self._opened: _Opened | None = None
+        self._closing: set[asyncio.Task[None]] = set()
 
     @property
     def away(self) -> bool:
@@ -62,19 +74,41 @@ class RedisReach:
             if health.resting:
                 raise RedisAway(f"Redis {self._what} is away")
             health.rest(limit_s)  # other calls fail at once until this one has ended
+        if self._opened is None:
+            self._opened = _Opened(self._connection.open_async(CONNECTIONS))
+        opened = self._opened
+        opened.users += 1
         try:
             async with asyncio.timeout(timeout_s or limit_s):
-                if self._client is None:
-                    self._client = self._connection.open_async(CONNECTIONS)
-                answer = await question(self._client)
+                answer = await question(opened.client)
         except ERRORS as error:
             if cause_of(error) not in REFUSALS:
-                health.failed(error)
+                if opened is self._opened:  # else a command has failed that began before a newer connection
+                    health.failed(error)
                 raise RedisAway(f"Redis {self._what} is away") from None
             health.answered()
             raise RedisRefused(f"Redis {self._what} refuses a command ({health.refused(error)})") from None
-        health.answered()
-        return answer
+        else:
+            health.answered()
+            return answer
+        finally:
+            self._leave(opened)
+
+    def _leave(self, opened: _Opened) -> None:
+        """End one use of a client, and replace or close it if that is due."""
+        opened.users -= 1
+        if self._health.outdated and opened is self._opened:
+            self._opened = None
+            self._health.outdated = False
+        if opened is not self._opened and not opened.users:
+            closing = asyncio.create_task(self._close(opened))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    async def _close(self, opened: _Opened) -> None:
+        self._connection.note_nodes(opened.client)
+        with contextlib.suppress(*ERRORS):
+            await opened.client.aclose()
 
     async def read(self, *command: str) -> Any:
         """Return the answer to a read-only command. Raises RedisAway or RedisRefused."""
@@ -109,10 +143,10 @@ class RedisReach:
 
     async def close(self) -> None:
         """Close the connections."""
-        client, self._client = self._client, None
-        if client is not None:
-            with contextlib.suppress(*ERRORS):
-                await client.aclose()
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await self._close(opened)
+        await asyncio.gather(*self._closing)
 
 
 async def _executed(client: Any, add: Callable[[Any], object], *, raise_on_error: bool = True) -> list[Any]:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 REFUSALS: Final = ("OOM", "WRONGTYPE", "NOPERM", "READONLY", "MISCONF", "NOREPLICAS", "old", "other")
 """Causes for which Redis refuses single commands, as labels of metrics. All other causes affect every command."""
+OF_A_KEY: Final = ("WRONGTYPE",)
+"""Refusals that concern a key. The others concern the server, so that another one behind the same address may not refuse."""
 
 
 class RedisSettings(BaseSettings):

@@ -135,14 +135,21 @@ class TurnRegistry:
                 if time.monotonic() - returns_at >= RETURNS_S:
                     self._take_returns()
                     returns_at = time.monotonic()
+                if self._health.outdated:
+                    self._reconnect()
             except Exception as error:  # an error of Redis or a bug: each sidecar goes on by itself
                 if not isinstance(error, ERRORS):
                     log_bug(log, "the shared turns", error)
                 self.key = None
-                self._redis.close()
                 self._health.failed(error)
+                self._reconnect()
                 self._refuse(lookups)
         self._refuse([])
+        self._redis.close()
+
+    def _reconnect(self) -> None:
+        """Close the connections, so that the next command opens new ones."""
+        self._health.outdated = False
         self._redis.close()
 
     def _gather(self, timeout: float) -> list[_Lookup]:
