@@ -30,7 +30,7 @@ from eviction_client.pace import gives_way
 from eviction_client.prior import BadCurves, Groups, ReuseCurves
 from eviction_client.settings import ClientSettings
 from lpc.v1 import predictor_pb2, predictor_pb2_grpc
-from lpc.wire.access import Access, access_of
+from lpc.wire.access import Access, access_of, proxy_advice
 from lpc.wire.bugs import log_bug
 from lpc.wire.certificates import CertificateError
 
@@ -490,6 +490,7 @@ class PredictorClient:
         if reached:
             logger.info("connected to the predictor at %s", self._address)
         else:
+            reason = "; ".join(filter(None, (reason, proxy_advice(self._address))))
             logger.warning("no connection to the predictor at %s (%s): no predictions until it is back", self._address, reason)
 
     # The watcher's thread.

@@ -17,7 +17,7 @@ import grpc.aio
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from lpc.errors import LpcError
-from lpc.wire.access import Access
+from lpc.wire.access import Access, proxy_advice
 from lpc.wire.certificates import CertificateError
 
 TIMEOUT_S: Final = 0.05
@@ -118,10 +118,7 @@ class ResponseCacheClient:
         """Return the channel and the metadata for calls on it. Raises CertificateError."""
         if self._channel is None:
             access = self._access()
-            if access.credentials is None or self._address.startswith("unix:"):
-                self._channel = grpc.aio.insecure_channel(self._address, _OPTIONS)
-            else:
-                self._channel = grpc.aio.secure_channel(self._address, access.credentials, _OPTIONS)
+            self._channel = access.aio_channel(self._address, _OPTIONS)
             self._metadata, self._opened = access.metadata, time.monotonic()
             # Connect now, so that the first lookup need not.
             self._channel.get_state(try_to_connect=True)
@@ -242,5 +239,6 @@ def _message_of(error: Exception, address: str) -> str:
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return f"the sidecar at {address} has no response cache: update it"
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-        return f"no sidecar answers at {address} ({reason or code.name}): start it, or name another with LPC_PREDICTOR_ADDRESS"
+        advice = proxy_advice(address) or "start it, or name another with LPC_PREDICTOR_ADDRESS"
+        return f"no sidecar answers at {address} ({reason or code.name}): {advice}"
     return f"the sidecar at {address} refuses: {reason or code}"

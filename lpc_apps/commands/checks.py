@@ -22,7 +22,7 @@ from lpc.cache.v1 import response_cache_pb2 as cache_pb
 from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
-from lpc.wire.access import Access, access_of
+from lpc.wire.access import Access, access_of, proxy_advice
 from lpc.wire.addresses import parted
 from lpc.wire.certificates import CertificateError, read, verdict
 from lpc.wire.variables import unknown_variables
@@ -211,6 +211,8 @@ def _health(channel: grpc.Channel) -> str:
 def _health_advice(code: grpc.StatusCode, settings: ClientSettings) -> str:
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return "this is another gRPC service: correct LPC_PREDICTOR_ADDRESS"
+    if advice := proxy_advice(settings.predictor_address):
+        return advice
     if settings.predictor_ca is None and not settings.predictor_address.startswith("unix:"):
         return "if it uses TLS, set LPC_PREDICTOR_CA; if this is not a sidecar, correct LPC_PREDICTOR_ADDRESS"
     return "if this is not a sidecar, correct LPC_PREDICTOR_ADDRESS; otherwise see its log"

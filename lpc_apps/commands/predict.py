@@ -15,7 +15,7 @@ from eviction_client.settings import ClientSettings
 from lpc.errors import LpcError
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
-from lpc.wire.access import access_of
+from lpc.wire.access import access_of, proxy_advice
 from lpc.wire.terminal import shown
 from lpc_apps.commands.options import Address, JsonOutput, Output
 from lpc_apps.commands.outcome import report
@@ -178,10 +178,10 @@ def _refusal(error: grpc.RpcError, settings: ClientSettings) -> PredictError:
     status: grpc.StatusCode = error.code()
     if status is grpc.StatusCode.UNAVAILABLE:
         spoken = "in clear" if settings.predictor_ca is None else "over TLS"
-        return PredictError(
-            f"no sidecar answers {spoken} at {settings.predictor_address}: start one with `lpc serve`, or name another with "
-            "--address; `lpc doctor` finds what is wrong with certificates"
+        advice = proxy_advice(settings.predictor_address) or (
+            "start one with `lpc serve`, or name another with --address; `lpc doctor` finds what is wrong with certificates"
         )
+        return PredictError(f"no sidecar answers {spoken} at {settings.predictor_address}: {advice}")
     if status is grpc.StatusCode.UNAUTHENTICATED:
         return PredictError(
             "the sidecar refuses this token, or needs one: name a file with one of its tokens in LPC_PREDICTOR_TOKEN_FILE"
