@@ -4,7 +4,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 
-_ENCODING = 2
+_ENCODING = 3
 """Version of a score's encoding and meaning. Increase it with any change, so that clients of different versions never pool."""
 
 
@@ -17,6 +17,7 @@ class Namespace:
         hash_seed: seed of the first block's hash (PYTHONHASHSEED or the version's default), as text.
         block_size: tokens per block (> 0).
         model: name and revision of the served model.
+        lookahead: tokens after each block that its hash covers (vLLM with EAGLE or MTP).
 
     Raises:
         ValueError: ``block_size`` is not positive.
@@ -26,6 +27,7 @@ class Namespace:
     hash_seed: str
     block_size: int
     model: str
+    lookahead: int = 0
 
     def __post_init__(self) -> None:
         if self.block_size <= 0:

@@ -33,4 +33,5 @@ def namespace_of(settings: ClientSettings, vllm_config: Any, scheduler: Any) -> 
         hash_seed=seed,
         block_size=scheduler.hash_block_size,
         model=json.dumps([model.model, model.revision]),
+        lookahead=getattr(scheduler, "num_hash_lookahead_tokens", 0),  # since vLLM 0.33
     )
