@@ -53,7 +53,7 @@ def forming(folder: Path, nodes: list[tuple[str, int]]) -> Iterator[Callable[[],
     command = [word.replace("/etc/form", str(folder)) for word in container["command"]]
     given = {variable["name"] for variable in container["env"]}
     env = {"NODES": " ".join(f"{host}:{port}" for host, port in nodes), "REPLICAS": "0", "EVERY": "1", "RUN": str(folder)}
-    env |= {"REDISCLI_AUTH": ADMIN}
+    env |= {"REDISCLI_AUTH": ADMIN, "SET": "", "SERVICE": ""}  # of which Kubernetes makes NODES
     assert set(env) == given
     probe = [word.replace("/run/form", str(folder)) for word in container["readinessProbe"]["exec"]["command"]]
     process = subprocess.Popen(command, env={"PATH": os.environ["PATH"], **env})
