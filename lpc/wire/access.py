@@ -2,8 +2,6 @@
 
 import ipaddress
 import os
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +12,6 @@ import grpc.aio
 
 from lpc.wire.addresses import bare, parted
 from lpc.wire.certificates import CertificateError, CertificateFiles, Pem, read
-
 
 _PROXIES: Final = ("grpc_proxy", "https_proxy", "http_proxy")
 _NO_PROXIES: Final = ("no_grpc_proxy", "no_proxy")
@@ -95,13 +92,6 @@ def proxy_advice(address: str) -> str:
     """Return a clause for the message of a failed connection, if gRPC used a proxy; otherwise an empty string."""
     name = proxy_for(address)
     return f"gRPC connects through the proxy of {name}; to connect directly, add the host to no_grpc_proxy" if name else ""
-
-
-def open_http(url: str, timeout_s: float) -> Any:
-    """Return urllib's response for a URL; without a proxy if its host is this machine. Raises as urllib does."""
-    host = urllib.parse.urlsplit(url).hostname or ""
-    proxies = urllib.request.ProxyHandler({} if _is_local(host) else None)
-    return urllib.request.build_opener(proxies).open(url, timeout=timeout_s)
 
 
 def access_of(settings: AccessSettings) -> Callable[[], Access]:

@@ -73,7 +73,10 @@ def test_every_overlay_is_tested() -> None:
 @pytest.mark.parametrize("overlay", PARTS)
 def test_an_overlay_in_another_namespace_under_other_names(overlay: str, names: tuple[str, str, str], tmp_path: Path) -> None:
     namespace, prefix, suffix = names
-    tree = kustomized(tmp_path / "deploy") if overlay == "gateway" else _copied(tmp_path / "deploy")
+    if overlay == "gateway":
+        kustomized(tmp_path / "deploy")
+    else:
+        (tmp_path / "deploy").symlink_to(CHART.parents[1])
     own = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
@@ -94,11 +97,6 @@ def test_an_overlay_in_another_namespace_under_other_names(overlay: str, names: 
         (container,) = forming["spec"]["template"]["spec"]["containers"]
         given = {one["name"]: one.get("value") for one in container["env"]}
         assert (given["SET"], given["SERVICE"]) == (f"{prefix}lpc-redis{suffix}", f"{prefix}lpc-redis-nodes{suffix}")
-
-
-def _copied(tree: Path) -> Path:
-    tree.symlink_to(CHART.parents[1])
-    return tree
 
 
 @pytest.mark.parametrize("overlay", PARTS)
