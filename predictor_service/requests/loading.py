@@ -153,9 +153,10 @@ class TokenizerLoader:
                 self._running.discard(process)
         if status:
             with suppress(OSError), Path(target, REASON).open(errors="replace") as file:
-                raise TokenizerError(shown(file.read(MAX_REASON))[:MAX_REASON])
+                if reason := shown(file.read(MAX_REASON))[:MAX_REASON]:  # empty: the disk is full
+                    raise TokenizerError(reason)
             limit = f" (limit: {MEMORY_BYTES // 2**20} MiB)" if offered else ""
-            raise TokenizerError(f"the process that loads it has died, possibly from lack of memory{limit}")
+            raise TokenizerError(f"the process that loads it has died, possibly from lack of memory{limit} or disk space")
 
 
 def _first_line(error: BaseException) -> str:

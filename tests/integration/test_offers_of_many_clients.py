@@ -504,3 +504,40 @@ async def test_a_cancelled_offer_gives_back_its_slot_bytes_and_files(
 async def offered_by_all(stub: Stub, files: Files) -> pb.TokenizerStatus:
     """Offer as the anonymous client until the answer is final."""
     return await offered(stub, files, "anonymous")
+
+
+async def test_a_full_disk_refuses_the_upload_and_leaves_nothing_behind(
+    tiny_models: Path, small_disk: Path, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(small_disk))
+    kept, parts = observed()
+    async with sidecar(tiny_models, parts) as (stub, _):
+        large = {"tokenizer.json": b"x" * 2**20}
+        status = await offer(stub, large, "anonymous")
+        assert status.state == pb.TOKENIZER_STATE_REFUSED
+        assert "No space left on device" in status.message and "set TMPDIR" in status.message
+        assert not kept[0].offered.uploading and not files_in(small_disk)
+        assert (await stub.Predict(one(pb.Conversation(prompt="hello")))).prediction.probability
+
+
+async def test_a_disk_that_has_no_space_for_the_loaded_tokenizer_fails_the_load_alone(
+    tiny_models: Path, small_disk: Path, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(small_disk))
+    kept, parts = observed()
+    async with sidecar(tiny_models, parts) as (stub, _):
+        assert (await offer(stub, files, "anonymous")).state == pb.TOKENIZER_STATE_LOADING
+        fill(small_disk / "filler")  # while the loading process starts
+        status = await offered(stub, files, "anonymous")
+        assert status.state == pb.TOKENIZER_STATE_FAILED
+        assert "No space left on device" in status.message or "disk space" in status.message
+        await eventually(lambda: not kept[0].offered.uploading)
+        assert not files_in(small_disk)
+        assert (await stub.Predict(one(pb.Conversation(prompt="hello")))).prediction.probability
+
+
+def fill(path: Path) -> None:
+    """Fill a disk."""
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+        while file.write(b"x" * 4096):
+            pass
