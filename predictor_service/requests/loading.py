@@ -39,7 +39,7 @@ of 262,144 tokens took 560 MiB. With the sidecar it must fit the container: Kube
 runs out of memory."""
 MAX_WRITTEN: Final = MAX_BYTES
 """Largest file that such a process may write. The parts that decoding needs are smaller than the tokenizer."""
-MAX_REASON: Final = 200
+MAX_REASON: Final = 400
 """Characters of the reason of a failure."""
 MAX_TOKEN: Final = 1024
 """Largest number of characters of a token; in known tokenizers the longest are runs of 256 blanks."""
