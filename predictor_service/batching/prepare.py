@@ -80,8 +80,12 @@ class Preparation:
         self._large = ThreadPoolExecutor(1, "tokenize-large")
         self._closed = False
 
-    async def prepare(self, conversation: pb.Conversation, model: Model, *, large: bool = False) -> Prepared:
-        """Prepare a conversation that has just arrived for a model. ``large``: it was in a large message.
+    async def prepare(self, conversation: pb.Conversation, model: Model, *, large: bool = False, client: str = "") -> Prepared:
+        """Prepare a conversation that has just arrived for a model.
+
+        Args:
+            large: it was in a large message.
+            client: name of its client.
 
         Raises:
             InvalidRequest, UnreadPrompt: the conversation cannot be read. Unavailable: the service is shutting down.
@@ -91,7 +95,7 @@ class Preparation:
         loop = asyncio.get_running_loop()
         threads = self._large if large else self._threads
         at = self._clock()
-        prepared, names = await loop.run_in_executor(threads, self._prepare, conversation, model, at)
+        prepared, names = await loop.run_in_executor(threads, self._prepare, conversation, model, at, client)
         self._metrics.tokenize_seconds.observe(prepared.microseconds / 1e6)
         await self._share(prepared.turn, names, at)
         return prepared
@@ -104,14 +108,14 @@ class Preparation:
             # The sidecar that got the turn first labels it and learns from it.
             self._labels.repeated_elsewhere(turn)
 
-    async def note_unread(self, conversation: pb.Conversation, *, large: bool = False) -> Turn:
-        """Record the arrival of a conversation whose token ids cannot be read."""
+    async def note_unread(self, conversation: pb.Conversation, *, large: bool = False, client: str = "") -> Turn:
+        """Record the arrival of a conversation whose token ids cannot be read; arguments as in :meth:`prepare`."""
         if self._closed:
             raise Unavailable(CLOSING)
         loop = asyncio.get_running_loop()
         at = self._clock()
         threads = self._large if large else self._threads
-        turn, names = await loop.run_in_executor(threads, self._note_unread, conversation, at)
+        turn, names = await loop.run_in_executor(threads, self._note_unread, conversation, at, client)
         await self._share(turn, names, at)
         return turn
 
@@ -121,26 +125,29 @@ class Preparation:
         for threads in (self._threads, self._large):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def _prepare(self, conversation: pb.Conversation, model: Model, at: float) -> tuple[Prepared, Names | None]:
+    def _prepare(self, conversation: pb.Conversation, model: Model, at: float, client: str) -> tuple[Prepared, Names | None]:
         start = time.perf_counter_ns()
         turns = self._parser.parse(conversation, max(model.manifest.features.prompt_window, WINDOW))
         named = turns
         if not turns.has_text:
             named = self._by_digest(conversation, turns)
             turns = replace(turns, turn_count=named.turn_count)
-        turn, names = self._arrive(conversation, named, at, facts_of(conversation, turns))
+        turn, names = self._arrive(conversation, named, at, facts_of(conversation, turns), client)
         features = model.encode(turns)
         return Prepared(model, features, turn, turns.has_text, (time.perf_counter_ns() - start) // 1000), names
 
-    def _arrive(self, conversation: pb.Conversation, turns: UserTurns, at: float, facts: Facts) -> tuple[Turn, Names | None]:
+    def _arrive(
+        self, conversation: pb.Conversation, turns: UserTurns, at: float, facts: Facts, client: str
+    ) -> tuple[Turn, Names | None]:
         """Return the recorded turn, and its names under the fleet's hash key; None: there is no key."""
         name, key = conversation.conversation_id, self._registry.key if self._registry is not None else None
-        turn = self._labels.arrive(turns, name, at, facts, opening_of(conversation))
+        turn = self._labels.arrive(turns, name, at, facts, opening_of(conversation), client)
         return turn, None if key is None else names_of(turns, name, key)
 
-    def _note_unread(self, conversation: pb.Conversation, at: float) -> tuple[Turn, Names | None]:
+    def _note_unread(self, conversation: pb.Conversation, at: float, client: str) -> tuple[Turn, Names | None]:
         turns = self._by_digest(conversation, UserTurns(NO_TEXT, 1, told_apart=False))
-        return self._arrive(conversation, turns, at, facts_of(conversation, turns)._replace(reply_tokens=math.nan))
+        facts = facts_of(conversation, turns)._replace(reply_tokens=math.nan)
+        return self._arrive(conversation, turns, at, facts, client)
 
     def _by_digest(self, conversation: pb.Conversation, turns: UserTurns) -> UserTurns:
         """Return the turns of a conversation without text, named by a digest of its input and counted by its id."""

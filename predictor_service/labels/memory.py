@@ -16,6 +16,11 @@ only turns that have not continued, and in the first hour every labelled turn wo
 memory does not label new turns; it does not drop the oldest ones, which are the least likely to continue. Unlabelled turns are
 still stored, so that their next turn is recognised; the longest idle are dropped first.
 
+So that a client that sends much does not own the labels, and with them what the next model learns, it holds at most SHARE of
+the turns to be labelled if other clients hold any. It also holds at most SHARE of what the others leave free, so that there is
+always room for another client (dynamic thresholds, Choudhury and Hahne 1998). A client alone has the whole memory, until a turn
+of another one finds it full.
+
 Known errors: a turn counts as the last one if its next turn arrived after the horizon, or at another sidecar that does not
 share its turns (`predictor_service.sharing`); if the caller edited the history or sends fewer than WINDOW prompts of a longer
 one; or if the served model's chat template renders the last user message differently from earlier ones (Mistral's with a system
@@ -44,12 +49,17 @@ CHUNK: Final = 1000
 EXPIRE_INTERVAL_S: Final = 1.0
 """Interval at which turns whose horizon has passed are labelled."""
 
+SHARE: Final = 0.75
+"""Largest part of the turns to be labelled, and of the memory that others leave free, that one of several clients may hold."""
+LEAST_SHARE: Final = 1 / 32
+"""Part of the memory that a client may hold in any case."""
+
 LATE_S: Final = float(EDGES[-1])
 """Age until which the next turn of a turn with an id is recognised: the end of the last interval of a return curve."""
 
-Reason: TypeAlias = Literal["unidentified", "memory", "repeated", "shutdown"]
-"""Why a prediction is not labelled: its conversation cannot be recognised, the memory is full, the same turn was sent again, or
-the sidecar stopped before the horizon."""
+Reason: TypeAlias = Literal["unidentified", "memory", "share", "repeated", "shutdown"]
+"""Why a prediction is not labelled: its conversation cannot be recognised, the memory is full, its client has its share, the
+same turn was sent again, or the sidecar stopped before the horizon."""
 
 
 class Forecast(NamedTuple):
@@ -79,6 +89,7 @@ class Turn(Arrived):
         turn_count, prompt_chars, history_chars, last_reply_chars: as in `UserTurns`.
         forecast: its prediction; None: not answered yet.
         labelled: whether it will be labelled.
+        client: name of the client that sent it.
         shared_as, follows: ids in Redis of this turn, and of the previous one if that arrived here.
     """
 
@@ -91,6 +102,7 @@ class Turn(Arrived):
     last_reply_chars: int
     forecast: Forecast | None = None
     labelled: bool = True
+    client: str = ""
     shared_as: bytes = b""
     follows: bytes = b""
 
@@ -139,12 +151,22 @@ class Labels:
         self._unlabelled_turns: OrderedDict[Turn, None] = OrderedDict()
         self._late: OrderedDict[Turn, None] = OrderedDict()
         self._waiting: dict[bytes, list[Turn]] = {}
+        self._held: dict[str, int] = {}
+        """Number of turns to be labelled, by client."""
+        self._refused: dict[str, float] = {}
+        """Arrival of the latest turn that the full memory did not label, by client, until one is labelled again."""
 
     def __len__(self) -> int:
         return len(self._turns)
 
     def arrive(
-        self, turns: UserTurns, conversation_id: str, at: float, facts: Facts | None = None, opening: bytes = b""
+        self,
+        turns: UserTurns,
+        conversation_id: str,
+        at: float,
+        facts: Facts | None = None,
+        opening: bytes = b"",
+        client: str = "",
     ) -> Turn:
         """Record the arrival of a turn, which is the next turn of the previous one. Return it, or the same turn sent before.
 
@@ -155,6 +177,7 @@ class Labels:
             conversation_id: opaque; empty: none.
             at: seconds since the Unix epoch.
             facts, opening: for the return model, without the history of the conversation.
+            client: name of the client.
         """
         names = names_of(turns, conversation_id, self._key) if self.capacity else None
         turn = Turn(
@@ -170,6 +193,7 @@ class Labels:
             history_chars=turns.history_chars,
             last_reply_chars=turns.last_reply_chars,
             labelled=names is not None,
+            client=client,
         )
         if names is None:
             if self.capacity:
@@ -189,10 +213,12 @@ class Labels:
                 turn.conversation = names.own if names.by_id else os.urandom(len(names.own))
             turn.follow(NO_PAST if before is None else before.past)
             self._waiting.setdefault(names.own, []).append(turn)
-            turn.labelled = len(self._turns) < self.capacity
+            reason = self._why_unlabelled(client, at)
+            turn.labelled = reason is None
             forgotten: Turn | None = None
             if turn.labelled:
                 self._turns.append(turn)
+                self._held[client] = self._held.get(client, 0) + 1
             else:
                 self._unlabelled_turns[turn] = None
                 if len(self._unlabelled_turns) > self.capacity:
@@ -204,8 +230,8 @@ class Labels:
                 observer.returned(before)
             if forgotten is not None:
                 observer.forgotten(forgotten)
-        if not turn.labelled:
-            self._unlabelled("memory", 1)
+        if reason is not None:
+            self._unlabelled(reason, 1)
         return turn
 
     def turn_of(self, prompt: str, conversation_id: str) -> int:
@@ -261,10 +287,12 @@ class Labels:
             with self._lock:
                 while self._turns and self._turns[0].asked_at + self.horizon_s <= now and len(due) < CHUNK:
                     turn = self._turns.popleft()
+                    self._release(turn.client)
                     self._make_late(turn)
                     due.append(turn)
                 while self._unlabelled_turns and (turn := next(iter(self._unlabelled_turns))).asked_at + self.horizon_s <= now:
                     self._make_late(turn)
+                self._refused = {name: at for name, at in self._refused.items() if at + self.horizon_s > now}
                 while self._late and (turn := next(iter(self._late))).asked_at + LATE_S <= now:
                     self._stop_waiting(turn)
             if not due:
@@ -289,10 +317,33 @@ class Labels:
         with self._lock:
             known = sum(turn.forecast is not None for turn in self._turns)
             self._turns.clear()
+            self._held.clear()
+            self._refused.clear()
             self._unlabelled_turns.clear()
             self._late.clear()
             self._waiting.clear()
         self._unlabelled("shutdown", known)
+
+    def _why_unlabelled(self, client: str, at: float) -> Reason | None:
+        """Return why a client's new turn is not labelled; None: it is. Requires `_lock`."""
+        if len(self._turns) >= self.capacity:
+            self._refused[client] = at
+            return "memory"
+        held = self._held.get(client, 0)
+        others = len(self._turns) - held
+        if others or self._refused.keys() - {client}:
+            part = SHARE / (1.0 - SHARE) * min(others, self.capacity - len(self._turns))
+            if held >= max(LEAST_SHARE * self.capacity, part):
+                return "share"
+        self._refused.pop(client, None)
+        return None
+
+    def _release(self, client: str) -> None:
+        held = self._held[client] - 1
+        if held:
+            self._held[client] = held
+        else:
+            del self._held[client]
 
     def _unlabelled(self, reason: Reason, count: int) -> None:
         for observer in self._observers:

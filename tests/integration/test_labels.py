@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC
+from hashlib import sha256
 from pathlib import Path
 
 import grpc
@@ -21,6 +22,7 @@ from lpc.model.inference import Model
 from lpc.model.session import InferenceSettings
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
+from predictor_service.labels.memory import Labels, Turn
 from predictor_service.server import Addresses, Parts, running
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.integration.test_server import _scrape, one
@@ -168,3 +170,40 @@ def test_a_killed_sidecar_leaves_only_complete_files(tiny_models: Path, tmp_path
     assert all(path.name.removeprefix(".").startswith("labels-") for path in left)
     whole = [path for path in left if path.suffix == ".npz"]
     assert 5 <= sum(label_rows.metadata_of(path)["rows"] for path in whole) <= asked
+
+
+async def test_a_turn_is_counted_for_the_client_that_sent_it(
+    tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients: list[str] = []
+    arrive = Labels.arrive
+
+    def seen(labels: Labels, *args: object) -> Turn:
+        turn = arrive(labels, *args)  # type: ignore[arg-type]
+        clients.append(turn.client)
+        return turn
+
+    monkeypatch.setattr(Labels, "arrive", seen)
+    (tmp_path / "tokens").write_text(f"engine-a: {sha256(b'a-token').hexdigest()}\n")
+    unread = pb.Conversation(tokens=pb.TokenIds(ids=[1, 2], served_model="nobody knows it"))
+    async with sidecar(tiny_models, tokens=tmp_path / "tokens", unix_socket=tmp_path / "s") as one_:
+        for conversation in (chat(["hello"]), unread):
+            request = pb.PredictRequest(conversation=conversation, accept_unread=True)
+            await one_.stub.Predict(request, metadata=(("authorization", "Bearer a-token"),))
+            async with grpc.aio.insecure_channel(f"unix://{tmp_path / 's'}") as channel:
+                await rpc.ContinuationPredictorStub(channel).Predict(request)
+    assert clients == ["engine-a", "unix"] * 2
+
+
+async def test_a_conversation_continues_at_an_engine_with_another_token(tiny_models: Path, tmp_path: Path) -> None:
+    """So a client that knows an id learns the number of its turns; the threat model says so."""
+    names = ("engine-a", "engine-b")
+    (tmp_path / "tokens").write_text("".join(f"{name}: {sha256(name.encode()).hexdigest()}\n" for name in names))
+    async with sidecar(tiny_models, tokens=tmp_path / "tokens") as one_:
+        for number, name in enumerate(names):
+            ids = pb.TokenIds(ids=range(9 + number), served_model="nobody knows it")
+            unread = pb.Conversation(tokens=ids, conversation_id="guessed")
+            metadata = (("authorization", f"Bearer {name}"),)
+            answer = await one_.stub.Predict(pb.PredictRequest(conversation=unread, accept_unread=True), metadata=metadata)
+            assert answer.prediction.turn_count == number + 1
+        await one_.until('lpc_returns_learnt{of="returns"} 1.0')

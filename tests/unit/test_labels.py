@@ -38,8 +38,8 @@ class Sidecar(TurnObserver):
     def unlabelled(self, reason: Reason, count: int) -> None:
         self.without[reason] += count
 
-    def ask(self, turns: UserTurns, at: float, name: str = "", answered: bool = True) -> int:
-        turn = self.labels.arrive(turns, name, at)
+    def ask(self, turns: UserTurns, at: float, name: str = "", answered: bool = True, client: str = "") -> int:
+        turn = self.labels.arrive(turns, name, at, client=client)
         number, self.asked = self.asked, self.asked + 1
         if answered:
             self.labels.answered(turn, Forecast(number / 1000, None, 3, MANIFEST))
@@ -120,6 +120,55 @@ def test_a_full_memory_labels_old_turns_correctly_and_new_ones_not() -> None:
     assert sidecar.without == {"memory": 2}
     sidecar.ask(chat("d"), at=4)
     assert sidecar.outcomes()[4] is False
+
+
+def flooded(sidecar: Sidecar, rates: dict[str, float], horizons: int) -> Counter[str]:
+    """Let each client send so many turns per second, each of a conversation of its own; return the labels by client."""
+    sent = Counter[str]()
+    for second in range(int(horizons * HORIZON)):
+        for client, rate in rates.items():
+            while sent[client] < rate * (second + 1):
+                sent[client] += 1
+                sidecar.ask(chat(f"{client} {sent[client]}"), at=second, client=client)
+        sidecar.labels.expire(second)
+    return Counter(label.turn.client for label in sidecar.known.values())
+
+
+def test_a_client_that_floods_owns_at_most_three_quarters_of_the_labels() -> None:
+    sidecar = Sidecar(capacity=2000)
+    found = flooded(sidecar, {"quiet": 2.0, "flood": 30.0}, 5)
+    assert found["quiet"] == 2 * (5 * HORIZON - HORIZON)
+    assert found["flood"] / found.total() <= 0.76
+    assert sidecar.without["share"] > 0 and sidecar.without["memory"] == 0
+
+
+@pytest.mark.parametrize("floods", [1, 3])
+def test_clients_that_have_filled_the_memory_make_room_for_another(floods: int) -> None:
+    sidecar = Sidecar(capacity=600)
+    rates = {f"flood {n}": 20.0 for n in range(floods)}
+    flooded(sidecar, rates, 2)
+    assert len(sidecar.labels) > 500
+    sidecar.known.clear()
+    for second in range(int(2 * HORIZON), int(5 * HORIZON)):
+        for client in rates:
+            for n in range(20):
+                sidecar.ask(chat(f"{client} {second} {n}"), at=second, client=client)
+        sidecar.ask(chat(f"quiet {second}"), at=second, client="quiet")
+        sidecar.labels.expire(second)
+        assert len(sidecar.labels) <= 600
+    found = Counter(label.turn.client for label in sidecar.known.values())
+    assert found["quiet"] >= HORIZON  # of 200 due, once the first turns of the others have expired
+
+
+def test_a_client_alone_has_the_whole_memory_also_after_others_have_gone() -> None:
+    sidecar = Sidecar(capacity=200)
+    flooded(sidecar, {"one": 1.0, "other": 0.1}, 3)
+    for second in range(1000, 1400):
+        sidecar.ask(chat(f"alone {second}"), at=second, client="one")
+        sidecar.ask(chat(f"alone too {second}"), at=second, client="one")
+        sidecar.labels.expire(second)
+    assert sidecar.labels._held == {"one": len(sidecar.labels)}
+    assert len(sidecar.labels) >= 198  # two have just expired
 
 
 def test_the_memory_contains_neither_text_nor_ids() -> None:
