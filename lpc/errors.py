@@ -8,7 +8,7 @@
     ├── ArtifactError           a model artefact is missing, corrupted or incompatible
     ├── ProviderError           lpc.model.session: CUDA is required but unavailable
     ├── CertificateError        lpc.wire.certificates: a certificate, key or token cannot be used
-    ├── TraceError              lpc.logs.traces.request: a log cannot be read
+    ├── TraceError              lpc.logs.records: a log cannot be read
     ├── DatasetError            lpc.logs.records: a dataset cannot be read
     ├── ServiceError            predictor_service.errors, with a tree of its own: a call to the sidecar failed
     ├── StartError              predictor_service.errors: the sidecar cannot start

@@ -5,29 +5,53 @@ An unreadable record does not end a run. It is counted by reason and located, an
 a record.
 """
 
+import gzip
+import io
 import json
-from collections.abc import Iterator
+import math
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeVar
 
 import ijson
 
 from lpc.errors import LpcError
 
 Record = dict[str, Any]
+_Reader = io.BufferedReader | gzip.GzipFile
+T = TypeVar("T")
 
 SUFFIXES: Final = (".jsonl", ".json")
 NAMED: Final = 20
 """Maximum number of locations stored per reason."""
 
 
+SKIP_SHARE: Final = 0.9
+"""Share of a log's records that may be damaged: one odd record in two still leaves a log."""
+SKIP_ALWAYS: Final = 10
+"""Records that may be damaged in a log of any size."""
+LONGEST_LINE: Final = 256 << 20
+"""Bytes of the longest line that is read; images inside a request may have tens of MiB."""
+_PEEK: Final = 4096
+
+
 class DatasetError(LpcError):
     """A dataset cannot be read."""
 
 
+class TraceError(LpcError):
+    """A trace cannot be read."""
+
+
 class WrongRecord(Exception):
     """A record does not match its format. The message is the reason, equal for all records with the same fault."""
+
+
+class OtherRecord(WrongRecord):
+    """A record is readable, but no prompt that an engine computed: an embedding, a failed call, an answer from a cache."""
 
 
 @dataclass
@@ -48,6 +72,59 @@ class Skipped:
     def first(self) -> dict[str, str]:
         """Location of the first record by reason."""
         return {reason: places[0] for reason, places in self.places.items()}
+
+
+def read_records(
+    path: Path,
+    parse: Callable[[Record], Iterable[T | WrongRecord]],
+    skipped: Skipped,
+    repair: Callable[[bytes], bytes] | None = None,
+) -> Iterator[tuple[str, T]]:
+    """Yield the location and contents of what ``parse`` yields for the objects of a JSONL file, in file order.
+
+    Args:
+        path: the file, as in `json_lines`; blank lines are ignored.
+        parse: yields what an object contains, and WrongRecord for each wrong part; raises WrongRecord for an invalid object.
+        skipped: counts wrong records, with the location ``file:line`` of the first ones per reason.
+        repair: makes JSON of a line that is not.
+
+    Raises:
+        TraceError: the file cannot be read, has no valid record, or more than SKIP_SHARE and SKIP_ALWAYS are damaged.
+    """
+    good = damaged = 0
+    reasons = Skipped()
+    try:
+        for place, record in json_lines(path, repair):
+            try:
+                for found in [record] if isinstance(record, WrongRecord) else parse(record):
+                    if isinstance(found, WrongRecord):
+                        damaged += _note(found, f"{path.name}:{place}", reasons, skipped)
+                    else:
+                        good += 1
+                        yield place, found
+            except WrongRecord as wrong:
+                damaged += _note(wrong, f"{path.name}:{place}", reasons, skipped)
+            except RecursionError:
+                damaged += _note(WrongRecord("nested too deeply"), f"{path.name}:{place}", reasons, skipped)
+    except OSError as error:
+        raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
+    except DatasetError as error:
+        raise TraceError(str(error)) from error
+    named = "; ".join(f"{reason}: {count} (first: {reasons.first[reason]})" for reason, count in reasons.counts.items())
+    if not good:
+        raise TraceError(f"{path} has no request of this format ({named or 'it is empty'}): check the file and --format")
+    if damaged > max(SKIP_ALWAYS, SKIP_SHARE * (good + damaged)):
+        raise TraceError(
+            f"{damaged} of {good + damaged} records of {path} are wrong, more than {SKIP_SHARE:.0%} and {SKIP_ALWAYS}: "
+            f"{named}. Fix the file, or check --format"
+        )
+
+
+def _note(wrong: WrongRecord, where: str, *counts: Skipped) -> int:
+    """Count a record; return whether it is damaged."""
+    for count in counts:
+        count.note(str(wrong), where)
+    return not isinstance(wrong, OtherRecord)
 
 
 def records_of(path: Path) -> Iterator[tuple[str, Record | WrongRecord]]:
@@ -98,20 +175,107 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def json_lines(path: Path) -> Iterator[tuple[str, Record | WrongRecord]]:
-    """Yield the number, from 1, and the object of every non-blank line of a JSONL file."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.isspace():
-                yield str(number), _object(line)
+def json_lines(path: Path, repair: Callable[[bytes], bytes] | None = None) -> Iterator[tuple[str, Record | WrongRecord]]:
+    """Yield the number, from 1, and the object of every non-blank line of a JSONL file, which may be compressed with gzip.
+
+    A file of one JSON array, or of objects that span lines, gives its objects, numbered from 1. UTF-16 and UTF-32 are read.
+
+    Args:
+        repair: makes JSON of a line that is not.
+    """
+    with path.open("rb") as raw:
+        file = _unpacked(raw, path)
+        # A JSON text begins with ASCII: the zero bytes of its start show the encoding.
+        encoding = json.detect_encoding(file.peek(4)[:4])
+        spread = encoding.startswith("utf-8") and _spans_lines(file)
+        try:
+            if spread:
+                yield from _spread(file)
+            else:
+                yield from _lines(file, encoding, repair)
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            yield "the end", WrongRecord("file cut off")
 
 
-def _object(line: bytes) -> Record | WrongRecord:
+def _unpacked(file: io.BufferedReader, path: Path) -> _Reader:
+    """Return a reader of a file's contents. Raises DatasetError if it is compressed with Zstandard."""
+    start = file.peek(4)
+    if start.startswith(b"\x28\xb5\x2f\xfd"):
+        raise DatasetError(f"{path} is compressed with Zstandard: unpack it with zstd -d")
+    return gzip.GzipFile(fileobj=file) if start.startswith(b"\x1f\x8b") else file
+
+
+def _lines(file: _Reader, encoding: str, repair: Callable[[bytes], bytes] | None) -> Iterator[tuple[str, Record | WrongRecord]]:
+    if encoding.startswith("utf-8"):
+        yield from _numbered(file, repair)
+        return
+    text = io.TextIOWrapper(file, encoding, errors="replace", newline="\n")
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
+        yield from _numbered(text, repair)
+    finally:
+        text.detach()  # its owner closes the file
+
+
+def _numbered(stream: Any, repair: Callable[[bytes], bytes] | None) -> Iterator[tuple[str, Record | WrongRecord]]:
+    number = 0
+    while line := stream.readline(LONGEST_LINE):
+        number += 1
+        ended = _ends(line)
+        if len(line) == LONGEST_LINE and not ended:
+            while not ended and (line := stream.readline(LONGEST_LINE)):
+                ended = _ends(line)
+            yield str(number), WrongRecord(f"longer than {LONGEST_LINE >> 20} MiB")
+            continue
+        text = line if isinstance(line, bytes) else line.encode("utf-8", "surrogatepass")
+        text = text.removeprefix(b"\xef\xbb\xbf") if number == 1 else text
+        if text and not text.isspace():
+            yield str(number), _object(text, repair)
+
+
+def _ends(line: bytes | str) -> bool:
+    return line[-1:] in (b"\n", "\n")
+
+
+def _spans_lines(file: _Reader) -> bool:
+    """Return whether a file starts with an array, or with an object that does not end in its line."""
+    start = file.peek(_PEEK)[:_PEEK].removeprefix(b"\xef\xbb\xbf").lstrip()
+    return start[:1] == b"[" or bool(re.match(rb"\{\s*\n", start))
+
+
+def _spread(file: _Reader) -> Iterator[tuple[str, Record | WrongRecord]]:
+    """Yield the objects of an array, or of objects after each other, as they are read."""
+    if file.peek(3).startswith(b"\xef\xbb\xbf"):
+        file.read(3)
+    number = 0
+    prefix = "item" if file.peek(_PEEK)[:_PEEK].lstrip()[:1] == b"[" else ""
+    try:
+        for record in ijson.items(file, prefix, multiple_values=True, use_float=True):
+            number += 1
+            yield f"record {number}", record if isinstance(record, dict) else WrongRecord("not a JSON object")
+    except (ijson.JSONError, UnicodeDecodeError, ValueError):
+        yield f"after record {number}", WrongRecord("not JSON from here to the end")
+
+
+def _object(line: bytes, repair: Callable[[bytes], bytes] | None = None) -> Record | WrongRecord:
+    try:
+        record = loads(line)
+    except RecursionError:
+        return WrongRecord("not JSON")
+    except ValueError:
+        if repair is not None and (repaired := repair(line)) != line:
+            return _object(repaired)
         return WrongRecord("not JSON" if line.endswith(b"\n") else "last line cut off")
     return record if isinstance(record, dict) else WrongRecord("not a JSON object")
+
+
+def loads(text: str | bytes) -> Any:
+    """Return the value of a JSON text; whole numbers of too many digits become infinity. Raises ValueError, RecursionError."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # Python refuses to convert more than 4,300 digits
+        return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 4_000 else math.inf)
 
 
 def _array(path: Path) -> Iterator[tuple[str, Record | WrongRecord]]:

@@ -9,9 +9,8 @@ from lpc.errors import UsageError
 from lpc.logs.datasets.conversation import Conversation
 from lpc.logs.datasets.openai import load_openai
 from lpc.logs.datasets.sharegpt import load_sharegpt, sharegpt_path
-from lpc.logs.records import DatasetError, Skipped
+from lpc.logs.records import DatasetError, Skipped, TraceError
 from lpc.logs.traces.chat import chat_conversations
-from lpc.logs.traces.request import TraceError
 
 
 def _chat(path: Path, skipped: Skipped) -> Iterator[Conversation]:

@@ -20,7 +20,10 @@ Precision = Annotated[
 ]
 Provider = Literal["auto", "cpu", "cuda"]
 
-TraceFormat = Annotated[Literal["mooncake", "qwen", "chat", "agents"], typer.Option("--format", help="Format of --trace.")]
+TraceFormat = Annotated[
+    Literal["mooncake", "qwen", "agents", "chat", "litellm", "langfuse", "otel", "nginx"],
+    typer.Option("--format", help="Format of --trace."),
+]
 Embeddings = Annotated[Path | None, typer.Option(help="Folder of embeddings, written by `lpc embed`.")]
 Head = Annotated[Path | None, typer.Option(help="File of the head, written by `lpc train`.")]
 

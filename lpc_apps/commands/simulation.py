@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lpc.wire.terminal import console
-from lpc_apps.commands.simulation_tables import print_description, print_gain, print_hit_rates
+from lpc_apps.commands.simulation_tables import print_description, print_gain, print_hit_rates, print_reading
 from lpc_apps.simulator.amounts import SimulationError, parse_capacity
 from lpc_apps.simulator.describe import describe as figures_of
 from lpc_apps.simulator.picture import draw_hit_rates, write_png
@@ -68,6 +68,11 @@ def simulate(
     if drawn:
         console().print("ShareGPT: the bundled sample. For your own traffic: --trace FILE --format chat")
     rows = sweep(runs, jobs)
+    # Each worker has read the log.
+    logs = [row.pop("log", None) for row in rows]
+    log = logs[0] if spec.trace is not None else None
+    if log is not None:
+        print_reading(log)
     for run, row in zip(runs, rows, strict=True):
         row["by_fraction"] = isinstance(run.capacity, float)
     summary = derived(rows)
@@ -80,12 +85,15 @@ def simulate(
     if picture is not None:
         write_png(draw_hit_rates(summary, nearest(pairs(summary), own)), picture)
         console().print(f"picture: {picture}")
-    return {"rows": rows, "summary": summary}
+    return {"rows": rows, "summary": summary, **({} if log is None else {"log": log})}
 
 
 def describe(spec: WorkloadSpec) -> dict[str, Any]:
     """Print the properties of a trace or generated workload; return them. Raises SimulationError, TraceError."""
-    found = figures_of(load_trace(spec))
+    trace = load_trace(spec)
+    if spec.trace is not None:
+        print_reading(trace.reading())
+    found = figures_of(trace)
     print_description(found)
     return found
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Final
 
+import typer
 from rich.table import Table
 from rich.text import Text
 
@@ -48,6 +49,18 @@ def print_hit_rates(rows: Rows) -> None:
             f"Prefill needs {load:.0%} of the time: requests arrive faster than one engine can serve them. The queue and the "
             "time to first token only grow. Hit rates stay valid. For times, raise --prefill-rate."
         )
+
+
+def print_reading(log: dict[str, Any]) -> None:
+    """Print to standard error what was read of a log (`lpc.logs.traces.Trace.reading`)."""
+    lines = [f"{log['file']}: {log['requests']:,} requests"]
+    if skipped := log["skipped"]:
+        lines.append(f"  records skipped: {sum(found['records'] for found in skipped.values()):,}")
+        lines += [f"    {found['records']:,}  {reason} (first: {found['first']})" for reason, found in skipped.items()]
+    if log["estimated"]:
+        named = ", ".join(f"{kind} ({number:,})" for kind, number in log["estimated"].items())
+        lines.append(f"  tokens estimated or left out: {named}")
+    typer.echo("\n".join(lines), err=True)
 
 
 def print_gain(pair: Pair) -> None:

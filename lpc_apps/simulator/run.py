@@ -161,6 +161,7 @@ def run_one(run: Run) -> dict[str, Any]:
         "queue": run.queueing.label,
         "inverted": run.settings.invert,
         "guarded": run.settings.guard,
+        **({"log": workload.trace.reading()} if workload.trace is not None else {}),
         **result.figures(),
     }
 

@@ -161,6 +161,59 @@ def test_agent_sessions_run_in_a_closed_loop_so_many_at_a_time(tmp_path: Path) -
     assert "latency" in done.output
 
 
+def test_damaged_agent_sessions_are_skipped_and_named(tmp_path: Path) -> None:
+    agents_file(tmp_path / "a.tar.gz")
+    whole = json.loads((tmp_path / "s0.json").read_text())
+    wrong = {"null": None, "list": [], "block": {**whole, "block_size": "x"}, "requests": {**whole, "requests": [1]}}
+    with tarfile.open(tmp_path / "b.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "s0.json", "s0.json")
+        for name, content in wrong.items():
+            (tmp_path / name).write_text(json.dumps(content))
+            archive.add(tmp_path / name, f"{name}.json")
+        (tmp_path / "cut").write_text('{"id": "canaryzebra')
+        archive.add(tmp_path / "cut", "cut.json")
+    path = str(tmp_path / "b.tar.gz")
+    done = RUN.invoke(app, ["simulate", "--trace", path, "--format", "agents", "--policies", "lru", "--capacity", "50%"])
+
+    assert done.exit_code == 0, done.output
+    assert "records skipped: 5" in done.stderr
+    assert "not JSON (first: b.tar.gz:cut.json)" in done.stderr
+    assert "canaryzebra" not in done.output
+
+
+def test_what_was_read_and_skipped_is_printed_once_and_is_in_the_json(tmp_path: Path) -> None:
+    image = {"type": "image_url", "image_url": {"url": "https://x/1.png"}}
+    lines = [
+        {"time": i, "messages": [{"role": "user", "content": [image, {"type": "text", "text": "q" * 900}]}]} for i in range(9)
+    ]
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + "canaryzebra\n")
+    asked = [
+        "simulate",
+        "--trace",
+        str(path),
+        "--format",
+        "chat",
+        "--policies",
+        "lru,value",
+        "--capacity",
+        "50%,100%",
+        "--json",
+    ]
+    done = RUN.invoke(app, [*asked, "--jobs", "2"])
+
+    assert done.exit_code == 0, done.output
+    skipped = {"not JSON": {"records": 1, "first": "log.jsonl:10"}}
+    figures = json.loads(done.stdout)
+    assert figures["log"] == {"file": "log.jsonl", "requests": 9, "skipped": skipped, "estimated": {"image": 1}}
+    assert not any("log" in row for row in figures["rows"])
+    assert done.stderr.count("not JSON (first: log.jsonl:10)") == 1
+    assert "image (1)" in done.stderr
+    assert "canaryzebra" not in done.output
+    described = RUN.invoke(app, ["simulate", "--trace", str(path), "--format", "chat", "--describe"])
+    assert "image (1)" in described.stderr
+
+
 def test_the_waiting_queue_of_a_closed_loop_is_shown(tmp_path: Path) -> None:
     asked = ["simulate", "--workload", "cliff", "--closed", "--sessions", "24", "--requests", "300", "--capacity", "150K"]
     asked += ["--policies", "lru", "--output", str(tmp_path / "a.json")]

@@ -189,16 +189,20 @@ GOOD = {"mooncake": mooncake(0, 1, 2), "qwen": qwen(1, 0), "chat": chat(0, "hell
         ("qwen", GOOD["qwen"], "chat_id is another line's"),
         ("qwen", GOOD["qwen"] | {"type": ""}, "type is not text"),
         ("chat", chat("yesterday", "a"), "time is not ISO 8601"),
-        ("chat", chat(1_700_000_000_000, "a"), "time is in milliseconds: give seconds"),
+        ("chat", chat(-1, "a"), "time is neither a number of seconds nor ISO 8601"),
+        ("chat", chat(10**21, "a"), "time is neither a number of seconds nor ISO 8601"),
+        ("chat", chat(float("nan"), "a"), "time is neither a number of seconds nor ISO 8601"),
+        ("chat", chat("0001-01-01", "a"), "time is before 1970"),
+        ("chat", chat(None, "a"), "no time"),
         ("chat", {"time": 0, "messages": "a"}, "no messages"),
-        ("chat", chat(0, " "), "no user message with text"),
+        ("chat", chat(0, " "), "no message with content"),
         (
             "chat",
             {"time": 0, "messages": [{"role": "user", "content": 1}]},
             "content is neither text nor a list of parts",
         ),
         ("chat", {"time": 0, "messages": [{"role": "user", "content": [{"type": "text"}]}]}, "a text part has no text"),
-        ("chat", chat(0, "a", response=1), "response is not text"),
+        ("chat", chat(0, "a", response=1), "response is neither text nor a message"),
         ("chat", chat(0, "a", usage=1), "usage is not an object"),
         ("chat", chat(0, "a", session_id=[]), "session_id is neither text nor a whole number"),
     ],
@@ -213,7 +217,7 @@ def test_a_wrong_line_is_counted_and_named(read: Read, format: str, wrong: dict[
 def test_ten_lines_may_always_be_wrong_and_eleven_of_a_small_file_may_not(read: Read) -> None:
     assert read("mooncake", GOOD["mooncake"], *["{"] * 10).skipped.counts == {"not JSON": 10}
     with pytest.raises(
-        TraceError, match=r"11 of 12 lines of .*trace\.jsonl are wrong, more than 10: not JSON: 11 \(first: trace"
+        TraceError, match=r"11 of 12 records of .*trace\.jsonl are wrong, more than 90% and 10: not JSON: 11 \(first: trace"
     ):
         read("mooncake", GOOD["mooncake"], *["{"] * 11)
 
@@ -226,7 +230,7 @@ def test_no_message_repeats_a_line(read: Read) -> None:
 
 
 def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="use one of mooncake, qwen, chat"):
+    with pytest.raises(UsageError, match="use one of mooncake, qwen, agents, chat, litellm, langfuse, otel, nginx"):
         open_trace(write(tmp_path, GOOD["qwen"]), "csv")
 
 

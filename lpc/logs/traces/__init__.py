@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Final
 
 from lpc.errors import UsageError
+from lpc.logs.chats import READERS
+from lpc.logs.records import TraceError
 from lpc.logs.traces.agents import ACTIVE_SESSIONS, read_agent_sessions
 from lpc.logs.traces.chat import read_chat
 from lpc.logs.traces.mooncake import read_mooncake
 from lpc.logs.traces.qwen import read_qwen
-from lpc.logs.traces.request import Trace, TracedRequest, TraceError
+from lpc.logs.traces.request import Trace, TracedRequest
 
 __all__ = ["FORMATS", "Trace", "TraceError", "TracedRequest", "open_trace"]
 
-FORMATS: Final = ("mooncake", "qwen", "chat", "agents")
+FORMATS: Final = ("mooncake", "qwen", "agents", *READERS)
 
 
 def open_trace(
@@ -34,16 +36,15 @@ def open_trace(
 
     Raises:
         UsageError: the format is unknown.
-        TraceError: the file cannot be read, has no request, or has too many wrong lines: more than 1% and 10. Of agent
-            sessions none may be wrong.
+        TraceError: the file cannot be read, has no request, or nearly all of its records are wrong.
     """
     match format:
         case "mooncake":
             return read_mooncake(path)
         case "qwen":
             return read_qwen(path)
-        case "chat":
-            return read_chat(path)
         case "agents":
             return read_agent_sessions(path, active=active, seed=seed)
+    if format in READERS:
+        return read_chat(path, format)
     raise UsageError(f"unknown trace format {format!r:.40}: use one of {', '.join(FORMATS)}")

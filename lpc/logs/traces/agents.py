@@ -5,26 +5,46 @@ Format: a tar of one JSON per session with `block_size` and `requests` of `t` s,
 reply ended (a tool call or the end of the turn). An engine sees it in the reply; it is the category of the next request.
 """
 
-import json
 import random
 import tarfile
+import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from lpc.logs.traces.request import BlockIds, Trace, TracedRequest, TraceError
+from lpc.logs.records import Record, Skipped, TraceError, WrongRecord, loads
+from lpc.logs.traces.request import BlockIds, Trace, TracedRequest, seconds, whole
 
 ACTIVE_SESSIONS: Final = 20
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    at: float
+    input_tokens: int
+    output_tokens: int
+    blocks: list[int]
+    reply_end: str
+    took: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    name: Any
+    block_tokens: int
+    calls: list[_Call]
+
+
 def read_agent_sessions(path: Path, *, active: int = ACTIVE_SESSIONS, seed: int = 0) -> Trace:
-    """Return the sessions as a trace, in a random order.
+    """Return the sessions as a trace, in a random order. Damaged sessions are skipped and counted.
 
     Raises:
-        TraceError: the file is not an archive of agent sessions.
+        TraceError: the file cannot be read, or has no agent session.
     """
-    sessions = _sessions(path)
+    skipped = Skipped()
+    sessions = _sessions(path, skipped)
     random.Random(seed).shuffle(sessions)
-    block_tokens = int(sessions[0]["block_size"])
+    block_tokens = sessions[0].block_tokens
     free_at = [0.0] * active
     requests = []
     ids = BlockIds()
@@ -32,39 +52,76 @@ def read_agent_sessions(path: Path, *, active: int = ACTIVE_SESSIONS, seed: int 
         slot = min(range(active), key=free_at.__getitem__)
         start = free_at[slot]
         kind = ""
-        for turn, record in enumerate(session["requests"], 1):
-            blocks = ids.chain(record["hash_ids"][: record["in"] // block_tokens], within=number)
-            arrival = start + record["t"]
-            took = record.get("api_time") or 0.0
-            reply_end = str(record.get("stop") or "unknown")
+        for turn, call in enumerate(session.calls, 1):
+            blocks = ids.chain(call.blocks[: call.input_tokens // block_tokens], within=number)
+            arrival = start + call.at
             requests.append(
                 TracedRequest(
-                    *(arrival, record["in"], record["out"], blocks, session["id"], turn, kind),
-                    reply_end=reply_end,
-                    served_s=took,
+                    *(arrival, call.input_tokens, call.output_tokens, blocks, session.name, turn, kind),
+                    reply_end=call.reply_end,
+                    served_s=call.took,
                 )
             )
-            kind = reply_end
-            free_at[slot] = max(free_at[slot], arrival + took)
+            kind = call.reply_end
+            free_at[slot] = max(free_at[slot], arrival + call.took)
     requests.sort(key=lambda request: request.arrival)
-    return Trace(path.name, block_tokens, requests)
+    return Trace(path.name, block_tokens, requests, skipped=skipped)
 
 
-def _sessions(path: Path) -> list[dict[str, Any]]:
-    sessions = []
+def _sessions(path: Path, skipped: Skipped) -> list[_Session]:
+    sessions: list[_Session] = []
     try:
         with tarfile.open(path) as archive:
             for member in sorted(archive.getmembers(), key=lambda member: member.name):
                 file = archive.extractfile(member) if member.name.endswith(".json") else None
-                if file is not None:
-                    session = json.load(file)
-                    session["requests"] = [r for r in session["requests"] if r.get("hash_ids") and r["in"] > 0]
-                    if session["requests"]:
-                        sessions.append(session)
-    except (OSError, tarfile.TarError) as error:
-        raise TraceError(f"cannot read {path}: {error}") from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise TraceError(f"{path} holds a file that is not an agent session ({type(error).__name__}: {error})") from error
+                if file is None:
+                    continue
+                try:
+                    session = _session(loads(file.read()))
+                    if sessions and session.block_tokens != sessions[0].block_tokens:
+                        raise WrongRecord("block_size is not the first session's")
+                except WrongRecord as wrong:
+                    skipped.note(str(wrong), f"{path.name}:{member.name}")
+                except (ValueError, RecursionError):
+                    skipped.note("not JSON", f"{path.name}:{member.name}")
+                else:
+                    sessions += [session] if session.calls else []
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise TraceError(f"cannot read {path}: {reason or 'it is not a tar archive, or damaged'}") from error
     if not sessions:
-        raise TraceError(f"{path} holds no agent sessions")
+        reasons = "; ".join(f"{reason}: {n} (first: {skipped.first[reason]})" for reason, n in skipped.counts.items())
+        raise TraceError(f"{path} holds no agent sessions" + (f" ({reasons})" if reasons else ""))
     return sessions
+
+
+def _session(record: object) -> _Session:
+    if not isinstance(record, dict):
+        raise WrongRecord("not a JSON object")
+    calls = record.get("requests")
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise WrongRecord("requests is not a list of objects")
+    name = record.get("id")
+    if not isinstance(name, str | int) or isinstance(name, bool):
+        raise WrongRecord("id is neither text nor a whole number")
+    # Requests without blocks, or without a prompt, are retries.
+    return _Session(
+        name,
+        whole(record, "block_size", 1),
+        [_call(call) for call in calls if call.get("hash_ids") and call.get("in") != 0],
+    )
+
+
+def _call(call: Record) -> _Call:
+    ids = call["hash_ids"]
+    if not isinstance(ids, list) or not all(isinstance(block, int) for block in ids):
+        raise WrongRecord("hash_ids is not a list of whole numbers")
+    took = call.get("api_time") or 0.0
+    return _Call(
+        seconds(call, "t"),
+        whole(call, "in", 1),
+        whole(call, "out", 0),
+        ids,
+        str(call.get("stop") or "unknown"),
+        seconds(call, "api_time") if took else 0.0,
+    )

@@ -1,111 +1,191 @@
-"""An operator's own log: JSONL exported from an OpenAI-compatible gateway, one object per request.
+"""Logs of chats (`lpc.logs.chats`) as traces and as conversations.
 
-Fields: `time` (seconds since the epoch, or ISO 8601, UTC without an offset), `messages` (`role`, `content`: a string or a list
-of parts, of which the text parts are used). Optional: `response` (the reply's text), `session_id`, `user`, `usage`
-(`prompt_tokens`, `completion_tokens`), `category`.
-
-- **Blocks** are chained hashes of the rendered messages in blocks of 16 tokens of 4 characters each, so that a turn's blocks
-  are a prefix of the next turn's. Token counts come from `usage` if it exists, else from this estimate; the number of
-  blocks always comes from the estimate.
-- **Conversations** are identified by `session_id`. Without it, a request continues the earlier request of the same `user` with
-  the longest list of messages (and response, if logged) that is a proper prefix of its own; the latest among equals.
+- **Blocks** are chained hashes of the rendered prompt in blocks of 64 characters. The prompt is the tool definitions and all
+  messages with all parts, so a turn's blocks are a prefix of the next turn's. A medium is as long as its tokens. Prompts of
+  different models, or with different cache salts, share nothing.
+- **Tokens** come from the log if it has them, else from the estimate. A block has 16 tokens, 4 characters each, unless the
+  counted prompts show other tokens per character: then the median of the prompts of at least SURE_TOKENS tokens decides.
+- **Media** have estimated tokens. If the log has the prompt's tokens, what is left after text and known media is shared among
+  the media seen first in it.
+- **Conversations** are identified by `session`. Without it, a request continues the earlier request of the same `user` with
+  the longest list of messages (and reply, if logged) that is a proper prefix of its own; the latest among equals.
 - **Turns** are the number of requests, or of user messages if that is higher (the log may begin in mid-conversation).
 """
 
-import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
+from statistics import median
 from typing import Final
 
+from lpc.logs.chats import read_chats
+from lpc.logs.chats.request import MEDIA_TOKENS, LoggedMessage, LoggedRequest, Part, rendered
 from lpc.logs.datasets.conversation import Conversation
-from lpc.logs.datasets.reading import messages_of, unicode_of
-from lpc.logs.records import Record, Skipped, WrongRecord
-from lpc.logs.traces.request import (
-    BlockIds,
-    Trace,
-    TracedRequest,
-    read_lines,
-    seconds,
-    whole,
-)
-from lpc.model.conversation import Message, is_user_turn
+from lpc.logs.records import Skipped
+from lpc.logs.traces.request import BlockIds, Trace, TracedRequest, in_order
+from lpc.model.conversation import Message
 
 BLOCK_TOKENS: Final = 16
 CHARS_PER_TOKEN: Final = 4
-LATEST_S: Final = 1e11
-"""Higher values (from the year 5138) are milliseconds by mistake."""
+BLOCK_CHARS: Final = BLOCK_TOKENS * CHARS_PER_TOKEN
+SURE_TOKENS: Final = 256
+"""Estimated tokens of a prompt in which the template's own text does not matter for the ratio of characters and tokens."""
+BLOCK_TOKENS_RANGE: Final = (8, 64)
+"""From 8 characters per token to one."""
+MEDIUM_RANGE: Final = (BLOCK_TOKENS, 65_536)
 SETTLED_S: Final = 3600.0
 """A conversation with a request in the last seconds of the log may not have ended."""
-"""Priority of the request to serve first."""
-CATEGORY: Final = "chat"
-"""Category of requests without one."""
 
 
 @dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """One line of the log. ``time``: seconds since the epoch. Token counts: None if the log has none."""
+class _Line:
+    """A request without its text. ``chars``: of the rendered prompt and reply. ``prefixes``: ids of its lists of messages."""
 
     time: float
-    messages: tuple[Message, ...]
-    response: str | None
+    blocks: tuple[int, ...]
+    with_reply: tuple[int, ...] | None
+    chars: int
+    reply_chars: int
+    has_media: bool
+    asked: int
+    prefixes: tuple[int, ...]
+    replied: int | None
     session: str | None
-    user: str
+    group: str | None
     input_tokens: int | None
     output_tokens: int | None
     category: str
 
 
-def read_chat(path: Path) -> Trace:
-    """Read a gateway's log as a trace. Raises TraceError: see `read_lines`."""
+def read_chat(path: Path, format: str = "chat") -> Trace:  # noqa: A002
+    """Read a log of chats as a trace. Raises TraceError: see `lpc.logs.records.read_records`."""
     skipped = Skipped()
-    lines = chat_requests(path, skipped)
+    reading = _Reading()
+    placed = ((place, reading.line(request)) for place, request in read_chats(path, format, skipped))
+    lines = in_order(placed, path, lambda line: (line.time,), skipped)
+    names: dict[int, int] = {}
+
+    def numbered(blocks: tuple[int, ...]) -> tuple[int, ...]:
+        """Return ids that count up in order of time."""
+        return tuple(names.setdefault(block, len(names)) for block in blocks) if reading.unordered else blocks
+
+    block_tokens = _block_tokens(lines)
     start = lines[0].time
-    ids, conversations = BlockIds(), _Conversations()
+    conversations = _Conversations()
     requests = []
     for line in lines:
         conversation, turn = conversations.place(line)
-        text = "".join(_rendered(message) for message in line.messages)
-        answered = text + _rendered(Message("assistant", line.response)) if line.response else ""
         requests.append(
             TracedRequest(
                 line.time - start,
-                line.input_tokens if line.input_tokens is not None else _tokens(text),
-                line.output_tokens if line.output_tokens is not None else _tokens(line.response or ""),
-                ids.chain(_block_digests(text)),
+                line.input_tokens if line.input_tokens is not None else _tokens(line.chars, block_tokens),
+                line.output_tokens if line.output_tokens is not None else _tokens(line.reply_chars, block_tokens),
+                numbered(line.blocks),
                 conversation,
                 turn,
                 line.category,
-                with_reply=ids.chain(_block_digests(answered)) if answered else None,
+                with_reply=None if line.with_reply is None else numbered(line.with_reply),
             )
         )
-    return Trace(path.name, BLOCK_TOKENS, requests, start=start, skipped=skipped)
+    return Trace(path.name, block_tokens, requests, start=start, skipped=skipped, estimated=reading.estimated())
 
 
 def chat_conversations(path: Path, skipped: Skipped | None = None) -> Iterator[Conversation]:
     """Yield each conversation of a gateway's log: its request with the most messages, and that one's response.
 
-    A conversation that was active in the last SETTLED_S seconds of the log has no known end.
+    A conversation that was active in the last SETTLED_S seconds of the log has no known end. Only text is in the messages.
 
     Raises:
-        TraceError: see `read_lines`.
+        TraceError: see `lpc.logs.records.read_records`.
     """
-    lines = chat_requests(path, skipped if skipped is not None else Skipped())
+    skipped = skipped if skipped is not None else Skipped()
+    reading = _Reading()
+    placed = ((place, (reading.line(request), request)) for place, request in read_chats(path, "chat", skipped))
+    lines = in_order(placed, path, lambda found: (found[0].time,), skipped)
     places = _Conversations()
-    longest: dict[str, ChatRequest] = {}
+    longest: dict[str, LoggedRequest] = {}
     latest: dict[str, float] = {}
-    for line in lines:
+    for line, request in lines:
         conversation, _ = places.place(line)
         known = longest.get(conversation)
-        if known is None or len(line.messages) >= len(known.messages):
-            longest[conversation] = line
+        if known is None or len(request.messages) >= len(known.messages):
+            longest[conversation] = request
         latest[conversation] = line.time
-    end = lines[-1].time
-    for conversation, line in longest.items():
-        reply = (Message("assistant", line.response),) if line.response else ()
-        yield Conversation(conversation, line.messages + reply, ended=end - latest[conversation] >= SETTLED_S)
+    end = lines[-1][0].time
+    for conversation, request in longest.items():
+        messages = tuple(Message(message.role, message.text) for message in request.messages + request.reply)
+        yield Conversation(conversation, messages, ended=end - latest[conversation] >= SETTLED_S)
+
+
+class _Reading:
+    """Turns requests into blocks, one at a time, so that no text is held."""
+
+    def __init__(self) -> None:
+        self._blocks, self._prefixes = BlockIds(), BlockIds()
+        self._media: dict[Part, int] = {}  # tokens
+        self._others: Counter[str] = Counter()
+        self._latest = 0.0
+        self.unordered = False
+
+    def line(self, request: LoggedRequest) -> _Line:
+        self.unordered = self.unordered or request.time < self._latest
+        self._latest = max(self._latest, request.time)
+        messages = request.messages
+        parts = [part for message in messages + request.reply for part in message.parts]
+        media = [part for part in parts if part.kind in MEDIA_TOKENS]
+        if media:
+            self._size(request, media)
+        self._others.update(request.left_out)
+        self._others["part of unknown kind"] += sum(part.kind == "data" for part in parts)
+        texts = [rendered(message, self._filler) for message in messages]
+        replies = [rendered(message, self._filler) for message in request.reply]
+        prompt = "".join([*(f"tool {tool.text}\n" for tool in request.tools), *texts])
+        # A history has the reply without its thoughts.
+        digests = [_digest(rendered(_said(message), self._filler)) for message in messages]
+        answer = _digest("".join(rendered(_said(message), self._filler) for message in request.reply)) if replies else None
+        chained = self._prefixes.chain([*digests, answer] if answer else digests, within=request.user)
+        return _Line(
+            request.time,
+            self._blocks.chain(_block_digests(prompt), within=request.scope),
+            self._blocks.chain(_block_digests(prompt + "".join(replies)), within=request.scope) if replies else None,
+            len(prompt),
+            sum(len(part.text) for message in request.reply for part in message.parts),
+            bool(media),
+            sum(message.is_user_turn for message in messages),
+            chained[: len(digests)],
+            chained[-1] if answer else None,
+            request.session,
+            request.group,
+            request.input_tokens,
+            request.output_tokens,
+            request.category,
+        )
+
+    def estimated(self) -> dict[str, int]:
+        """Return the number of different media by kind, and of other parts."""
+        return {k: n for k, n in (Counter(part.kind for part in self._media) + self._others).items() if n}
+
+    def _size(self, request: LoggedRequest, media: list[Part]) -> None:
+        """Decide the tokens of media that were not seen before."""
+        new = [part for part in dict.fromkeys(media) if part not in self._media]
+        self._media.update({part: MEDIA_TOKENS[part.kind] for part in new})
+        shown = [part for message in request.messages for part in message.parts if part.kind in MEDIA_TOKENS]
+        unknown = [part for part in shown if part in new]
+        if not unknown or request.input_tokens is None:
+            return
+        chars = sum(len(tool.text) for tool in request.tools)
+        chars += sum(len(rendered(message, lambda _: "")) for message in request.messages)
+        known = sum(self._media[part] for part in shown if part not in new)
+        share = (request.input_tokens - chars // CHARS_PER_TOKEN - known) / sum(MEDIA_TOKENS[part.kind] for part in unknown)
+        for part in unknown:
+            tokens = round(MEDIA_TOKENS[part.kind] * share)
+            self._media[part] = min(max(tokens, MEDIUM_RANGE[0]), MEDIUM_RANGE[1])
+
+    def _filler(self, part: Part) -> str:
+        length = self._media[part] * CHARS_PER_TOKEN
+        return (part.text * -(-length // len(part.text)))[:length]
 
 
 class _Conversations:
@@ -113,120 +193,56 @@ class _Conversations:
 
     def __init__(self) -> None:
         self._turns: dict[str, int] = {}
-        self._by_messages: dict[bytes, str] = {}  # digest of the user and all messages -> conversation
+        self._by_messages: dict[int, str] = {}  # id of the user and all messages -> conversation
+        self._by_group: dict[str, str] = {}
         self._count = 0
 
-    def place(self, line: ChatRequest) -> tuple[str, int]:
+    def place(self, line: _Line) -> tuple[str, int]:
         """Return conversation and turn."""
         conversation = self._by_prefix(line) if line.session is None else f"s:{line.session}"
-        asked = sum(map(is_user_turn, line.messages))
-        turn = self._turns[conversation] = max(self._turns.get(conversation, 0) + 1, asked)
+        turn = self._turns[conversation] = max(self._turns.get(conversation, 0) + 1, line.asked)
         return conversation, turn
 
-    def _by_prefix(self, line: ChatRequest) -> str:
-        digests = _message_digests(line)
+    def _by_prefix(self, line: _Line) -> str:
         # Only proper prefixes: two requests with equal messages are two conversations.
-        conversation = next((self._by_messages[d] for d in reversed(digests[:-1]) if d in self._by_messages), None)
+        known = self._by_messages
+        conversation = next((known[prefix] for prefix in reversed(line.prefixes[:-1]) if prefix in known), None)
+        if conversation is None and line.group is not None:
+            conversation = self._by_group.get(line.group)
         if conversation is None:
             self._count += 1
             conversation = f"c{self._count}"
-        self._by_messages[digests[-1]] = conversation
-        if line.response:
-            self._by_messages[_digest(digests[-1], _rendered(Message("assistant", line.response)))] = conversation
+        known[line.prefixes[-1]] = conversation
+        if line.replied is not None:
+            known[line.replied] = conversation
+        if line.group is not None:
+            self._by_group[line.group] = conversation
         return conversation
 
 
-def chat_requests(path: Path, skipped: Skipped) -> list[ChatRequest]:
-    """Return the log's requests in order of time. Raises TraceError: see `read_lines`."""
-    return sorted(read_lines(path, _parse, skipped), key=lambda line: line.time)
+def _block_tokens(lines: list[_Line]) -> int:
+    """Return the tokens of a block of BLOCK_CHARS characters."""
+    counted = [line for line in lines if line.input_tokens and line.chars >= SURE_TOKENS * CHARS_PER_TOKEN]
+    ratios = [(line.input_tokens or 0) / line.chars for line in counted if not line.has_media]
+    if not ratios:
+        return BLOCK_TOKENS
+    least, most = BLOCK_TOKENS_RANGE
+    return min(max(round(median(ratios) * BLOCK_CHARS), least), most)
 
 
-def _parse(record: Record) -> ChatRequest:
-    usage = record.get("usage")
-    if usage is None:
-        usage = {}
-    if not isinstance(usage, dict):
-        raise WrongRecord("usage is not an object")
-    response = record.get("response")
-    if response is not None and not isinstance(response, str):
-        raise WrongRecord("response is not text")
-    return ChatRequest(
-        _time(record),
-        _messages(record.get("messages")),
-        unicode_of(response) if response is not None else None,
-        _name(record, "session_id"),
-        _name(record, "user") or "",
-        whole(usage, "prompt_tokens", 1) if usage.get("prompt_tokens") is not None else None,
-        whole(usage, "completion_tokens", 0) if usage.get("completion_tokens") is not None else None,
-        _name(record, "category") or CATEGORY,
-    )
+def _tokens(chars: int, block_tokens: int) -> int:
+    return -(-chars * block_tokens // BLOCK_CHARS)
 
 
-def _time(record: Record) -> float:
-    value = record.get("time")
-    if isinstance(value, str):
-        try:
-            moment = datetime.fromisoformat(value)
-        except ValueError:
-            raise WrongRecord("time is not ISO 8601") from None
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    if seconds(record, "time") >= LATEST_S:
-        raise WrongRecord("time is in milliseconds: give seconds")
-    return seconds(record, "time")
-
-
-def _messages(value: object) -> tuple[Message, ...]:
-    messages = messages_of(value, _content)
-    if not any(map(is_user_turn, messages)):
-        raise WrongRecord("no user message with text")
-    return messages
-
-
-def _content(message: Record) -> str:
-    value = message.get("content")
-    if value is None:  # an assistant's message that only calls tools
-        return ""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
-        raise WrongRecord("content is neither text nor a list of parts")
-    texts = [part.get("text") for part in value if part.get("type") == "text"]
-    if not all(isinstance(text, str) for text in texts):
-        raise WrongRecord("a text part has no text")
-    return "".join(texts)
-
-
-def _name(record: Record, field: str) -> str | None:
-    value = record.get(field)
-    if value is None or value == "":
-        return None
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise WrongRecord(f"{field} is neither text nor a whole number")
-    return unicode_of(str(value))
-
-
-def _rendered(message: Message) -> str:
-    # JSON, so that content cannot imitate the start of another message.
-    return json.dumps(message, ensure_ascii=False) + "\n"
-
-
-def _tokens(text: str) -> int:
-    return -(-len(text) // CHARS_PER_TOKEN)
+def _said(message: LoggedMessage) -> LoggedMessage:
+    if all(part.kind != "reasoning" for part in message.parts):
+        return message
+    return LoggedMessage(message.role, tuple(part for part in message.parts if part.kind != "reasoning"))
 
 
 def _block_digests(text: str) -> list[bytes]:
-    size = BLOCK_TOKENS * CHARS_PER_TOKEN
-    return [blake2b(text[at : at + size].encode(), digest_size=16).digest() for at in range(0, len(text), size)]
+    return [_digest(text[at : at + BLOCK_CHARS]) for at in range(0, len(text), BLOCK_CHARS)]
 
 
-def _message_digests(line: ChatRequest) -> list[bytes]:
-    digests = []
-    last = blake2b(line.user.encode(), digest_size=16).digest()
-    for message in line.messages:
-        last = _digest(last, _rendered(message))
-        digests.append(last)
-    return digests
-
-
-def _digest(before: bytes, text: str) -> bytes:
-    return blake2b(before + text.encode(), digest_size=16).digest()
+def _digest(text: str) -> bytes:
+    return blake2b(text.encode(), digest_size=16).digest()

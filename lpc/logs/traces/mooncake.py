@@ -54,7 +54,7 @@ class _Place:
 def read_mooncake(path: Path) -> Trace:
     """Read a Mooncake trace. Raises TraceError, as `read_lines`."""
     skipped = Skipped()
-    lines = sorted(read_lines(path, _parse, skipped), key=lambda line: line.arrival)
+    lines = read_lines(path, _parse, skipped, lambda line: (line.arrival,))
     first = lines[0].arrival
     conversations = _Conversations()
     requests = []

@@ -50,7 +50,7 @@ def read_qwen(path: Path) -> Trace:
         return line
 
     # Sorted by turn as well, because a parent may have its child's time stamp.
-    lines = sorted(read_lines(path, parse, skipped), key=lambda line: (line.arrival, line.turn))
+    lines = read_lines(path, parse, skipped, lambda line: (line.arrival, line.turn))
     first = lines[0].arrival
     roots: dict[int, int] = {}
     requests = []

@@ -1,29 +1,22 @@
 """Requests of traces, and parsing of lines in all trace readers.
 
-Wrong lines are counted by reason, and the first of each reason is reported by file and line. Beyond a limit the whole file is
-rejected, because results from the rest would be silently wrong. Messages contain no text of a line, which may be a user's.
+Wrong lines are counted by reason, and the first of each reason is reported by file and line. A file is rejected if nearly all
+are wrong. Messages contain no text of a line, which may be a user's.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from lpc.errors import LpcError
-from lpc.logs.records import Skipped, WrongRecord, json_lines
+from lpc.logs.records import Record, Skipped, WrongRecord, read_records
 
-SKIP_LIMIT: Final = 0.01
-"""Share of a file's lines that may be wrong."""
-SKIP_ALWAYS: Final = 10
-"""Lines that may be wrong in a file of any size."""
 LATEST: Final = 1e14
 """The highest time stamp, in any unit: milliseconds since the epoch stay below it for a thousand years."""
+FAR_S: Final = 10 * 365 * 86_400.0
+"""Seconds from a log's median time to an absurd one: of a clock that was not set, or in other units."""
 
 T = TypeVar("T")
-
-
-class TraceError(LpcError):
-    """A trace cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +61,8 @@ class Trace:
         block_tokens: tokens of a full block.
         requests: in order of arrival; the first arrives at 0.
         start: seconds since the epoch of the first request; None if unknown.
-        skipped: skipped lines.
+        skipped: skipped records.
+        estimated: number of parts by kind whose tokens are estimated or which are not in the blocks.
     """
 
     name: str
@@ -76,11 +70,22 @@ class Trace:
     requests: list[TracedRequest]
     start: float | None = None
     skipped: Skipped = field(default_factory=Skipped, compare=False)
+    estimated: dict[str, int] = field(default_factory=dict, compare=False)
 
     @property
     def duration(self) -> float:
         """Seconds from the first arrival to the last."""
         return self.requests[-1].arrival
+
+    def reading(self) -> dict[str, Any]:
+        """Return what was read of the file: requests, skipped records with the place of the first, and estimated parts."""
+        first = self.skipped.first
+        return {
+            "file": self.name,
+            "requests": len(self.requests),
+            "skipped": {reason: {"records": n, "first": first[reason]} for reason, n in self.skipped.counts.items()},
+            "estimated": self.estimated,
+        }
 
 
 class _Run:
@@ -137,40 +142,31 @@ class BlockIds:
         return tuple(ids)
 
 
-def read_lines(path: Path, parse: Callable[[dict[str, Any]], T], skipped: Skipped) -> list[T]:
-    """Return ``parse(object)`` of every line of a JSONL file, in file order.
+def read_lines(path: Path, parse: Callable[[Record], T], skipped: Skipped, key: Callable[[T], tuple[float, ...]]) -> list[T]:
+    """Return ``parse(object)`` of every line of a JSONL file, in order.
 
     Args:
-        path: the file; blank lines are ignored.
         parse: raises WrongRecord for an invalid object.
-        skipped: counts wrong lines, with the location ``file:line`` of the first ones per reason.
+        skipped: counts wrong lines.
+        key: orders the results; its first number is the time, seconds.
 
     Raises:
-        TraceError: the file cannot be read, has no valid line, or has too many wrong ones.
+        TraceError: see `lpc.logs.records.read_records`.
     """
-    parsed: list[T] = []
-    lines = wrong = 0
-    try:
-        for number, record in json_lines(path):
-            lines += 1
-            try:
-                if isinstance(record, WrongRecord):
-                    raise record
-                parsed.append(parse(record))
-            except WrongRecord as reason:
-                wrong += 1
-                skipped.note(str(reason), f"{path.name}:{number}")
-    except OSError as error:
-        raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
-    reasons = "; ".join(f"{reason}: {count} (first: {skipped.first[reason]})" for reason, count in skipped.counts.items())
-    if not parsed:
-        raise TraceError(f"{path} has no request of this format ({reasons or 'it is empty'}): check the file and --format")
-    if wrong > max(SKIP_ALWAYS, SKIP_LIMIT * lines):
-        raise TraceError(
-            f"{wrong} of {lines} lines of {path} are wrong, more than {max(SKIP_ALWAYS, int(SKIP_LIMIT * lines))}: {reasons}. "
-            "Fix the file, or check --format"
-        )
-    return parsed
+    return in_order(read_records(path, lambda record: [parse(record)], skipped), path, key, skipped)
+
+
+def in_order(found: Iterable[tuple[str, T]], path: Path, key: Callable[[T], tuple[float, ...]], skipped: Skipped) -> list[T]:
+    """Return placed results in order, without those whose time is absurd: more than FAR_S from the median."""
+    ordered = sorted(found, key=lambda item: key(item[1]))
+    median = key(ordered[len(ordered) // 2][1])[0]
+    kept = []
+    for place, item in ordered:
+        if abs(key(item)[0] - median) > FAR_S:
+            skipped.note("time is more than 10 years from the others'", f"{path.name}:{place}")
+        else:
+            kept.append(item)
+    return kept
 
 
 def whole(record: dict[str, Any], name: str, at_least: int) -> int:

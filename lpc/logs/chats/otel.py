@@ -1,0 +1,197 @@
+"""OpenTelemetry: spans of its GenAI conventions, one a line, or files of the collector's file exporter.
+
+Sources: https://opentelemetry.io/docs/specs/semconv/gen-ai/ (`gen_ai.input.messages`, `gen_ai.system_instructions`,
+`gen_ai.tool.definitions`, `gen_ai.output.messages`; the event `gen_ai.client.inference.operation.details`; older: an event per
+message, `gen_ai.content.prompt`, and OpenLLMetry's `gen_ai.prompt.0.content`), and OTLP's JSON. Attributes are lists of
+`{"key", "value": {"stringValue" ...}}` or objects, and their values JSON, strings of JSON, or numbered names.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from lpc.logs.chats.body import prompt_of, refuse_operation, reply_of
+from lpc.logs.chats.fields import count_of, decoded, first_of, moment, name_of, tokens_of
+from lpc.logs.chats.request import LoggedRequest
+from lpc.logs.records import OtherRecord, Record, WrongRecord
+
+LEVELS: Final = (
+    *("resourceSpans", "resource_spans", "scopeSpans", "scope_spans", "instrumentationLibrarySpans", "spans"),
+    *("resourceLogs", "resource_logs", "scopeLogs", "scope_logs", "logRecords", "log_records", "batches", "data"),
+)
+"""Fields whose objects lead from a file of the collector to its spans."""
+MESSAGE: Final = "gen_ai.{role}.message"
+DETAILS: Final = "gen_ai.client.inference.operation.details"
+ERROR: Final = frozenset({"2", "ERROR", "STATUS_CODE_ERROR"})
+_SCALARS: Final = ("stringValue", "intValue", "doubleValue", "boolValue", "bytesValue")
+
+
+def read(record: Record) -> Iterator[LoggedRequest | WrongRecord]:
+    """Yield the requests of a line; a span that is not a chat as OtherRecord. Raises WrongRecord."""
+    count = 0
+    for span in _spans(record):
+        count += 1
+        try:
+            yield _request(span)
+        except WrongRecord as wrong:
+            yield wrong
+    if not count:
+        raise OtherRecord("no span")
+
+
+def _spans(record: Record) -> Iterator[Record]:
+    inside = [record[name] for name in LEVELS if isinstance(record.get(name), list)]
+    if not inside:
+        if not any(isinstance(record.get(name), dict) for name in ("resource", "scope")) or "attributes" in record:
+            yield record
+        return
+    for items in inside:
+        for item in items:
+            if isinstance(item, dict):
+                yield from _spans(item)
+
+
+def _request(span: Record) -> LoggedRequest:
+    found = _attributes(span.get("attributes"))
+    events = [event for event in _listed(span.get("events")) if isinstance(event, dict)]
+    for event in events:
+        if event.get("name") in (DETAILS, "gen_ai.content.prompt", "gen_ai.content.completion"):
+            found = _attributes(event.get("attributes")) | found
+    if not any(name.startswith(("gen_ai.", "llm.")) for name in found):
+        raise OtherRecord("not a GenAI span")
+    refuse_operation(found.get("gen_ai.operation.name"))
+    refuse_operation(found.get("llm.request.type"))
+    body, reply = _body(found, events)
+    status = span.get("status")
+    code = first_of(status, "code", "status_code") if isinstance(status, dict) else None
+    if not reply and (str(code) in ERROR or found.get("error.type")):
+        raise OtherRecord("failed call")
+    if not body.get("messages"):
+        raise OtherRecord("no messages: record the content of messages")
+    prompt = prompt_of(body)
+    usage = {name.rpartition(".")[2]: value for name, value in found.items() if name.startswith("gen_ai.usage.")}
+    # Cached tokens are part of `input_tokens` here.
+    names = ("prompt_tokens", "input_tokens", "completion_tokens", "output_tokens")
+    input_tokens, output_tokens = tokens_of({name: usage.get(name) for name in names})
+    return LoggedRequest(
+        moment(_start(span)),
+        prompt.messages,
+        prompt.tools,
+        reply,
+        session=name_of(first_of(found, "gen_ai.conversation.id", "session.id")),
+        user=name_of(first_of(found, "user.id", "enduser.id")) or "",
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        scope=prompt.scope,
+        left_out=prompt.left_out,
+    )
+
+
+def _start(span: Record) -> object:
+    names = ("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime", "timeUnixNano", "time_unix_nano")
+    return first_of(span, *names, "observedTimeUnixNano", "timestamp")
+
+
+def _body(found: Record, events: list[Record]) -> tuple[Record, tuple[Any, ...]]:
+    """Return the request's body, and the reply."""
+    messages: Any = decoded(found.get("gen_ai.input.messages"))
+    reply: Any = decoded(found.get("gen_ai.output.messages"))
+    if not messages:
+        messages = decoded(found.get("gen_ai.prompt")) or _numbered(found, "gen_ai.prompt")
+        reply = reply or decoded(found.get("gen_ai.completion")) or _numbered(found, "gen_ai.completion")
+        messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+    if not messages:
+        messages = [message for event in events if (message := _message_of(event)) is not None]
+        chosen = [_attributes(event.get("attributes")) for event in events if event.get("name") == "gen_ai.choice"]
+        reply = reply or [
+            message if isinstance(message := decoded(choice.get("message")), dict) else choice for choice in chosen
+        ]
+    if isinstance(messages, dict):
+        messages = [messages]
+    first = reply[0] if isinstance(reply, list) and reply else reply
+    body = {
+        "messages": messages,
+        "system": decoded(found.get("gen_ai.system_instructions")),
+        "tools": decoded(found.get("gen_ai.tool.definitions")) or _numbered(found, "llm.request.functions"),
+        "model": found.get("gen_ai.request.model"),
+    }
+    return body, reply_of(_whole(first) if isinstance(first, dict) else first)
+
+
+def _whole(message: Record) -> Record:
+    """Return an event's message with its calls decoded."""
+    return message | {"tool_calls": decoded(message["tool_calls"])} if "tool_calls" in message else message
+
+
+def _message_of(event: Record) -> Record | None:
+    """Return the message of an event of the older conventions."""
+    name = event.get("name")
+    role = next((r for r in ("system", "user", "assistant", "tool") if name == MESSAGE.format(role=r)), None)
+    if role is None:
+        return None
+    found = _attributes(event.get("attributes"))
+    body = _value(event.get("body"))
+    return {"role": role} | _whole(found | (body if isinstance(body, dict) else {}))
+
+
+def _numbered(found: Record, prefix: str) -> list[Record]:
+    """Return the messages of names such as `gen_ai.prompt.0.tool_calls.1.name`."""
+    tree: dict[str, Any] = {}
+    for name, value in found.items():
+        if name.startswith(f"{prefix}."):
+            at = tree
+            *path, last = name.removeprefix(f"{prefix}.").split(".")[:8]
+            for step in path:
+                following = at.setdefault(step, {})
+                if not isinstance(following, dict):
+                    break
+                at = following
+            else:
+                at[last] = value
+    messages = [message for message in _as_list(tree) if isinstance(message, dict)]
+    for message in messages:
+        if isinstance(calls := message.get("tool_calls"), dict):
+            message["tool_calls"] = _as_list(calls)
+        if isinstance(content := message.get("content"), str) and content.lstrip()[:2] in ("[{", "[ "):
+            parts = decoded(content)
+            if isinstance(parts, list) and all(isinstance(part, dict) and "type" in part for part in parts):
+                message["content"] = parts
+    return messages
+
+
+def _as_list(tree: dict[str, Any]) -> list[Any]:
+    return [tree[key] for key in sorted((k for k in tree if k.isdecimal() and len(k) < 9), key=int)]
+
+
+def _attributes(value: object) -> Record:
+    """Return attributes as an object."""
+    if isinstance(value, dict):
+        return {str(key): _value(item) for key, item in value.items()}
+    found = {}
+    for pair in _listed(value):
+        if isinstance(pair, dict) and isinstance(pair.get("key"), str):
+            found[pair["key"]] = _value(pair.get("value"))
+    return found
+
+
+def _value(value: Any) -> Any:
+    """Return the value of OTLP's AnyValue; any other value as it is."""
+    if not isinstance(value, dict):
+        return value
+    value = (
+        {name[:1] + "".join(word.title() for word in name.split("_"))[1:]: v for name, v in value.items()}
+        if any(name.endswith("_value") for name in value)
+        else value
+    )
+    for name in _SCALARS:
+        if name in value:
+            number = count_of(value[name]) if name == "intValue" else None
+            return value[name] if number is None else number
+    if isinstance(array := value.get("arrayValue"), dict):
+        return [_value(item) for item in _listed(array.get("values"))]
+    if isinstance(pairs := value.get("kvlistValue"), dict):
+        return _attributes(pairs.get("values"))
+    return value
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
