@@ -185,11 +185,10 @@ def json_lines(path: Path, repair: Callable[[bytes], bytes] | None = None) -> It
     """
     with path.open("rb") as raw:
         file = _unpacked(raw, path)
-        # A JSON text begins with ASCII: the zero bytes of its start show the encoding.
-        encoding = json.detect_encoding(file.peek(4)[:4])
-        spread = encoding.startswith("utf-8") and _spans_lines(file)
         try:
-            if spread:
+            # A JSON text begins with ASCII: the zero bytes of its start show the encoding.
+            encoding = json.detect_encoding(file.peek(4)[:4])
+            if encoding.startswith("utf-8") and _spans_lines(file):
                 yield from _spread(file)
             else:
                 yield from _lines(file, encoding, repair)

@@ -611,6 +611,13 @@ def test_a_line_that_is_too_long_is_skipped_in_pieces(tmp_path: Path, monkeypatc
     assert trace.skipped.first == {"longer than 0 MiB": "log:2", "not JSON": "log:3"}
 
 
+def test_a_compressed_file_without_contents_is_refused(tmp_path: Path) -> None:
+    for size in (2, 5, 12):
+        (tmp_path / "log.gz").write_bytes(gzip.compress(TEXT.encode())[:size])
+        with pytest.raises(TraceError, match="file cut off"):
+            open_trace(tmp_path / "log.gz", "chat")
+
+
 def test_zstandard_is_named(tmp_path: Path) -> None:
     (tmp_path / "log.zst").write_bytes(b"\x28\xb5\x2f\xfd1234")
     with pytest.raises(TraceError, match="unpack it with zstd -d"):
