@@ -1,6 +1,6 @@
 """Eviction policies by name. To add one, write a class with `@register` in a module here, and import the module below."""
 
-from lpc_apps.simulator.policies import bounds, lpc, lru, ttl, value, workload_aware
+from lpc_apps.simulator.policies import bounds, classic, lpc, lru, ttl, value, workload_aware
 from lpc_apps.simulator.policy import REGISTRY, Policy, PolicySettings
 
 __all__ = [
@@ -8,6 +8,7 @@ __all__ = [
     "Policy",
     "PolicySettings",
     "bounds",
+    "classic",
     "lpc",
     "lru",
     "ttl",

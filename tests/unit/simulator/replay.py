@@ -63,6 +63,7 @@ class OneByOne:
         if back_after is not None:
             use.next = Turn(name, turn + 1, "", tokens, 0, contents, contents, arrival=self.now + back_after, gap=back_after)
             self._awaited[name] = use.next
+        self.policy.arrive(use, self.now)
         path = self.policy.path(use)
         hits = self.cache.hit_blocks(path)
         gone = self.cache.allocate(path, 0, self.now)
