@@ -75,6 +75,24 @@ def test_every_output_equals_stocks(asynchronous: bool, window: int | None) -> N
     assert not queue_of(engine)._waiting and not queue_of(engine)._begun and not queue_of(engine)._popped
 
 
+@pytest.mark.parametrize("interval", [2, 5])
+def test_with_a_prefill_interval_outputs_equal_stocks_and_the_most_cached_goes_first(
+    asynchronous: bool, interval: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Since vLLM 0.33 the interval holds without data parallelism: in the steps between, the queue is not asked."""
+    monkeypatch.setattr(vllm_config().scheduler_config, "prefill_schedule_interval", interval)
+    made = busy(2)
+    stock = Engine(60, learned=False, asynchronous=asynchronous).run(made)
+    engine = engine_of(60, asynchronous=asynchronous)
+    if hasattr(engine.scheduler, "local_prefill_interval"):
+        assert engine.scheduler.local_prefill_interval == interval
+    ours = engine.run(made)
+    assert ours.outputs == stock.outputs and len(ours.outputs) == sum(map(len, made.values()))
+    assert queue_of(engine).overtaking > 20
+    assert queue_of(engine).cached_first and engine.scheduler.lpc.plugin.failures == 0
+    assert not queue_of(engine)._waiting and not queue_of(engine)._begun and not queue_of(engine)._popped
+
+
 def warm_and_cold(engine: Engine, *, cold_tokens: int) -> None:
     """Let one request run and two wait: first a cold one, then a warm one."""
     engine.add("first", range(6, 6 + 10 * BLOCK), 2)
