@@ -5,7 +5,7 @@
 or `lpc lmcache coordinator`, which also supports tokens. LMCache's own controllers stay. Nothing here raises into the
 coordinator after its start.
 
-Tested with LMCache 0.5.6. The coordinator scans this module and builds every Controller defined in it.
+Tested with LMCache 0.5.6 and 0.5.7rc2. The coordinator scans this module and builds every Controller defined in it.
 """
 
 import asyncio
@@ -54,6 +54,7 @@ class LearnedController(Controller):
             access=access_of(client),
             tokenizer=None if settings.tokenizer is None else partial(files_in, settings.tokenizer),
         )
+        self._lost: dict[str, int] = {}
         self._clock = MonotoneClock().now
         self.service = Service(settings, clock=self._clock)
         self.loop = Loop(self.service, self._predictor, self._node_of, client.served_model)
@@ -75,6 +76,11 @@ class LearnedController(Controller):
 
         If this raises, LMCache logs the error and goes on with its other consumers; this controller loses the batch.
         """
+        # The node's count of events that it has lost, since LMCache 0.5.7. Which ones is unknown, so that nothing is certain.
+        lost, known = getattr(batch, "dropped_events", 0), self._lost.get(batch.instance_id, 0)
+        self._lost[batch.instance_id] = lost
+        if lost > known:
+            self.loop.lose(batch.instance_id, lost - known)
         tier = batch.tier.value
         location = Location(tier, "" if batch.shared else batch.instance_id)
         kind = batch.event_type.value
@@ -86,6 +92,7 @@ class LearnedController(Controller):
 
     def fence_instance(self, instance_id: str) -> None:
         """Drop the contents of a node's memory."""
+        self._lost.pop(instance_id, None)
         self.loop.fence(instance_id)
 
     @asynccontextmanager

@@ -38,6 +38,7 @@ class Loop:
     Attributes:
         failures: number of failures of each kind.
         dropped: number of events dropped because the queue was full.
+        lost: number of objects in events that nodes have lost.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Loop:
     ) -> None:
         self.service = service
         self.failures = {"tick": 0, "delete": 0, "refit": 0}
-        self.dropped = 0
+        self.dropped = self.lost = 0
         self._predictor = predictor
         self._node_of = node_of
         self._served_model = served_model
@@ -68,6 +69,11 @@ class Loop:
     def fence(self, node: str) -> None:
         """Queue the loss of a node's memory; thread-safe."""
         self._events.append(lambda: self.service.fence(node))
+
+    def lose(self, node: str, events: int) -> None:
+        """Queue that a node has lost events, so that its contents are unknown; thread-safe."""
+        self.lost += events
+        self._events.append(lambda: self.service.empty(node))
 
     async def run(self) -> None:
         """Tick until cancelled."""

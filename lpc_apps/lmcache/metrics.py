@@ -11,7 +11,15 @@ from lpc_apps.lmcache.loop import Loop
 PREFIX: Final = "lpc_lmcache"
 TIER_GAUGES: Final = ("capacity_bytes", "used_bytes", "value_enabled")
 TIER_COUNTERS: Final = ("deleted_bytes", "lost_bytes")
-COUNTERS: Final = ("returning_turns", "memory_chunks", "disk_chunks", "unread_stores", "dropped_events", "reuses")
+COUNTERS: Final = (
+    "returning_turns",
+    "memory_chunks",
+    "disk_chunks",
+    "unread_stores",
+    "dropped_events",
+    "lost_events",
+    "reuses",
+)
 
 
 def status(loop: Loop, *, sidecar: bool) -> dict[str, Any]:
@@ -39,6 +47,7 @@ def status(loop: Loop, *, sidecar: bool) -> dict[str, Any]:
         "reuses": service.classes.reuses,
         "reuse_classes": service.classes.fitted,
         "dropped_events": loop.dropped,
+        "lost_events": loop.lost,
         "failures": loop.failures,
         "sidecar": sidecar,
     }

@@ -114,12 +114,20 @@ class Service:
             self._read(event)
 
     def fence(self, node: str) -> None:
-        """Remove the contents of a node's memory: the node has restarted or left."""
-        cache = self.caches.get(Location("l1", node))
+        """Remove the contents of a node's memory, and its capacity: the node has restarted or left."""
+        self._empty(Location("l1", node))
+        self.caches.remove_memory_of(node)
+
+    def empty(self, node: str) -> None:
+        """Remove the contents of a node's own tiers, which are unknown. What is not reported again it evicts by itself."""
+        for location in [one for one, _ in self.caches.items() if one.node == node]:
+            self._empty(location)
+
+    def _empty(self, location: Location) -> None:
+        cache = self.caches.get(location)
         if cache is not None:
             for chunk in cache.clear():
                 self._forget_if_nowhere(chunk)
-        self.caches.remove_memory_of(node)
 
     def follow(self, curves: ReuseCurves | None) -> None:
         """Use the sidecar's curves of its groups as priors; None: no change."""

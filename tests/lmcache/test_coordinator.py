@@ -29,7 +29,16 @@ class Reporter:
         body = {"instance_id": "node-a", "ip": host, "http_port": int(port), "p2p_advertised_url": "", "mq_port": 0}
         self.registered = coordinator.ask("/instances", body)
 
-    def report(self, kind: str, tier: str, seeds: list[int] = [], *, capacity: int = 0, token: int | None = None) -> None:  # noqa: B006
+    def report(
+        self,
+        kind: str,
+        tier: str,
+        seeds: list[int] = [],  # noqa: B006
+        *,
+        capacity: int = 0,
+        token: int | None = None,
+        dropped: int = 0,
+    ) -> None:
         self._seq += 1
         entries = [entry for seed in seeds for entry in self._entries(seed, tokens=kind == "store")]
         for entry in entries if token is not None else ():
@@ -47,6 +56,8 @@ class Reporter:
             "capacity_bytes": capacity,
             "capacity_revision": 1 if capacity else 0,
         }
+        if dropped:
+            batch["dropped_events"] = dropped
         assert self._coordinator.ask("/events", {"batches": [batch]}) == {"applied": 1, "duplicates": 0, "stale": 0}
 
     def _entries(self, seed: int, *, tokens: bool) -> list[dict[str, Any]]:
@@ -119,5 +130,34 @@ async def test_chunks_are_deleted_from_memory_in_lru_order(tmp_path: Path, node:
         assert status["failures"] == {"tick": 0, "delete": 0, "refit": 0}
         assert "lpc_lmcache_deleted_bytes_total" in await asyncio.to_thread(running.ask, "/lpc/metrics")
         assert str(TOKENS[2][:3])[1:-1] not in running.log
+    finally:
+        await asyncio.to_thread(running.kill)
+
+
+async def test_events_that_a_node_has_lost_empty_the_view_of_it(
+    tmp_path: Path, node: tuple[NodeServer, str], lmcache_version: str
+) -> None:
+    """LMCache 0.5.7 reports how many it has lost in all."""
+    if lmcache_version.startswith("0.5.6"):
+        pytest.skip("this LMCache does not report lost events")
+    _, address = node
+    running = coordinator(tmp_path)
+    await asyncio.to_thread(running.start)
+
+    def used() -> list[int]:
+        return [row["used_bytes"] for row in running.status["tiers"]]
+
+    try:
+        reporter = await asyncio.to_thread(Reporter, running, address)
+        await asyncio.to_thread(reporter.report, "config", "l1", capacity=100 * MIB)
+        await asyncio.to_thread(reporter.report, "store", "l1", [1, 2])
+        await asyncio.to_thread(until, lambda: sum(used()) == 4 * MIB)
+        await asyncio.to_thread(reporter.report, "store", "l1", [3], dropped=5)
+        await asyncio.to_thread(until, lambda: sum(used()) == 2 * MIB)
+        await asyncio.to_thread(reporter.report, "store", "l1", [4], dropped=5)  # no more since then
+        await asyncio.to_thread(until, lambda: sum(used()) == 4 * MIB)
+        status = await asyncio.to_thread(lambda: running.status)
+        assert status["lost_events"] == 5 and status["failures"] == {"tick": 0, "delete": 0, "refit": 0}
+        assert "lpc_lmcache_lost_events_total 5.0" in await asyncio.to_thread(running.ask, "/lpc/metrics")
     finally:
         await asyncio.to_thread(running.kill)
