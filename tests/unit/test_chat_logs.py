@@ -159,6 +159,36 @@ PARTS: dict[str, tuple[Json, Json]] = {
     "encrypted reasoning": tuple(
         {"input": [user("go"), {"type": "reasoning", "summary": [], "encrypted_content": n}, user(LONG)]} for n in "ab"
     ),
+    "Langfuse's reference to an image": tuple(
+        {"messages": [user([{"type": "text", "text": f"@@@langfuseMedia:type=image/png|id={n}|source=bytes@@@"}])]}
+        for n in "ab"
+    ),
+    "Bedrock image": tuple({"messages": [user([{"image": {"source": {"bytes": n}}}, {"text": LONG}])]} for n in "ab"),
+    "Bedrock tool use": tuple(
+        {"messages": [user("go"), {"role": "assistant", "content": [{"toolUse": {"name": "f", "input": {"x": n + LONG}}}]}]}
+        for n in "ab"
+    ),
+    "Bedrock tool result": tuple(
+        {"messages": [user([{"toolResult": {"content": [{"text": n + LONG}]}}, {"cachePoint": {"type": "default"}}])]}
+        for n in "ab"
+    ),
+    "Gemini call": tuple(
+        {"contents": [user("go"), {"role": "model", "parts": [{"functionCall": {"name": "f", "args": {"x": n + LONG}}}]}]}
+        for n in "ab"
+    ),
+    "Gemini result": tuple(
+        {"contents": [{"role": "user", "parts": [{"functionResponse": {"name": "f", "response": {"x": n + LONG}}}]}]}
+        for n in "ab"
+    ),
+    "Gemini image": tuple(
+        {"contents": [{"role": "user", "parts": [{"inlineData": {"mimeType": "image/png", "data": n}}]}]} for n in "ab"
+    ),
+    "Gemini instruction": tuple(
+        {"systemInstruction": {"parts": [{"text": n}]}, "contents": [{"role": "user", "parts": [{"text": LONG}]}]} for n in "ab"
+    ),
+    "bytes in a part of an unknown kind": tuple(
+        {"messages": [user([{"type": "hologram", "x": n + "A" * 50_000}, {"type": "text", "text": LONG}])]} for n in "ab"
+    ),
     "role": tuple({"messages": [{"role": role, "content": LONG}]} for role in ("user", "system")),
     "prompt": tuple({"prompt": n + LONG} for n in "ab"),
     "token ids": tuple({"prompt": [n, *range(500)]} for n in (1, 2)),
@@ -409,6 +439,17 @@ def otel_plain(turn: int) -> Json:
     return {"name": "chat m", "start_time": f"2024-05-29T13:4{turn}:19.963000Z", "attributes": found, "events": []}
 
 
+def openinference(turn: int) -> Json:
+    found: Json = {"openinference.span.kind": "LLM", "session.id": "s", "llm.token_count.prompt": 120}
+    found |= {"llm.token_count.completion": 60}
+    for side, messages in (("input", asked(turn)), ("output", [SAID])):
+        for at, message in enumerate(messages):
+            name = f"llm.{side}_messages.{at}.message"
+            found |= {f"{name}.role": message["role"], f"{name}.contents.0.message_content.type": "text"}
+            found |= {f"{name}.contents.0.message_content.text": message["content"]}
+    return {"startTimeUnixNano": str((1_700_000_000 + 60 * turn) * 10**9), "attributes": found}
+
+
 def collector(*spans: Json) -> Json:
     return {"resourceSpans": [{"resource": {"attributes": []}, "scopeSpans": [{"scope": {"name": "x"}, "spans": list(spans)}]}]}
 
@@ -446,6 +487,7 @@ FORMS: dict[str, tuple[str, Callable[[int], Json | bytes]]] = {
     "otel events": ("otel", otel_events),
     "otel details": ("otel", otel_details),
     "otel plain": ("otel", otel_plain),
+    "openinference": ("otel", openinference),
     "otel collector": ("otel", lambda turn: collector(otel(turn))),
     "nginx": ("nginx", nginx),
     "nginx default": ("nginx", nginx_default),
@@ -516,6 +558,7 @@ SKIPPED: list[tuple[str, Json | str | bytes, str]] = [
     ("otel", span(0, {}, status={"code": 2}), "failed call"),
     ("otel", {"name": "GET /", "attributes": [{"key": "http.method", "value": {"stringValue": "GET"}}]}, "not a GenAI span"),
     ("otel", {"resourceSpans": []}, "no span"),
+    ("otel", {"attributes": {"openinference.span.kind": "AGENT", "llm.model_name": "m"}}, "not a span of a model"),
     ("nginx", nginx(0) | {"body": ""}, "no body: not a chat, or larger than client_body_buffer_size"),
     ("nginx", nginx(0) | {"body": "-"}, "no body: not a chat, or larger than client_body_buffer_size"),
     ("nginx", nginx(0) | {"body": nginx(0)["body"][:-9]}, "the body is not JSON, or cut off"),

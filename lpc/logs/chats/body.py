@@ -1,7 +1,8 @@
 """Bodies of requests and replies of OpenAI's and Anthropic's APIs.
 
 Chat completions (`messages`, `tools`, `functions`), responses (`input`, `instructions`), completions (`prompt`), Anthropic's
-messages (`system`, `messages`, `tools`), and vLLM's fields `documents` and `cache_salt`.
+messages (`system`, `messages`, `tools`), Gemini's `contents` and `systemInstruction`, and vLLM's fields
+`documents` and `cache_salt`.
 """
 
 import base64
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from lpc.logs.chats.fields import decoded, name_of
+from lpc.logs.chats.fields import decoded, first_of, name_of
 from lpc.logs.chats.parts import message_of, messages_of, text_message, tools_of
 from lpc.logs.chats.request import LoggedMessage, Part
 from lpc.logs.records import OtherRecord, Record, WrongRecord
@@ -20,6 +21,7 @@ OPERATIONS: Final = (
     *("batch", "file", "ocr", "video", "realtime", "search", "score", "tokenize", "count_tokens", "models"),
 )
 """Operations that compute no prompt of a chat, as words in the name of an operation or in a path."""
+INSTRUCTIONS: Final = ("system", "instructions", "systemInstruction", "system_instruction")
 CUT_MARK: Final = "litellm_truncated"
 """Marks where LiteLLM's database cut a long text."""
 REDACTED: Final = frozenset({"redacted-by-litellm", "[REDACTED]", "<redacted>"})
@@ -52,11 +54,9 @@ def prompt_of(body: Record) -> Prompt:
         WrongRecord: it has no messages, or they are not messages.
         OtherRecord: it is the body of another API, or its text was removed.
     """
-    given = [decoded(body.get(name)) for name in ("messages", "input", "prompt")]
-    messages, items, text = given
-    instructions = tuple(
-        message for name in ("system", "instructions") for message in message_of("system", decoded_parts(body.get(name)))
-    )
+    messages = decoded(first_of(body, "messages", "contents"))
+    items, text = (decoded(body.get(name)) for name in ("input", "prompt"))
+    instructions = tuple(message for name in INSTRUCTIONS for message in message_of("system", decoded_parts(body.get(name))))
     if isinstance(messages, list) and len(messages) == 1 and isinstance(messages[0], list):
         messages = messages[0]  # LangChain's batch of one
     if messages is not None:
@@ -88,6 +88,8 @@ def prompt_of(body: Record) -> Prompt:
 def decoded_parts(value: object) -> object:
     """Return a list of parts that is a string of JSON; else the value."""
     found = decoded(value)
+    if isinstance(found, dict) and "parts" in found:
+        found = found["parts"]
     return found if isinstance(found, list) else value
 
 

@@ -46,6 +46,8 @@ def _request(row: Record) -> LoggedRequest:
     if kind is None and row.get("start_time") is None:
         raise OtherRecord("not an observation")
     asked = decoded(row.get("input"))
+    if isinstance(asked, dict) and isinstance(asked.get("kwargs"), dict):
+        asked = asked["kwargs"]  # of a function that Langfuse's decorator observes
     reply = reply_of(decoded(row.get("output")))
     if row.get("level") == "ERROR" and not reply:
         raise OtherRecord("failed call")
@@ -55,7 +57,7 @@ def _request(row: Record) -> LoggedRequest:
     body = {"tools": object_of(row.get("model_parameters")).get("tools"), "model": model}
     if not isinstance(asked, dict):
         body["messages" if isinstance(asked, list) else "prompt"] = asked
-    elif {"messages", "input", "prompt"} & asked.keys():
+    elif "role" not in asked and "type" not in asked:
         body |= {name: value for name, value in asked.items() if name != "model"}
     else:
         body["messages"] = [asked]

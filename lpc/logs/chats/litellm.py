@@ -49,7 +49,7 @@ def _body(record: Record) -> Record:
     messages: Any = decoded(record.get("messages"))
     parameters = object_of(record.get("model_parameters")) | {"model": first_of(record, "model_group", "model")}
     if isinstance(messages, dict) and messages:
-        return parameters | (messages if {"messages", "input", "prompt"} & messages.keys() else {"messages": [messages]})
+        return parameters | (messages if "role" not in messages else {"messages": [messages]})
     if isinstance(messages, list) and messages:
         return parameters | {"messages": messages}
     if isinstance(messages, str) and messages:

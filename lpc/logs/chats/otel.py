@@ -2,7 +2,8 @@
 
 Sources: https://opentelemetry.io/docs/specs/semconv/gen-ai/ (`gen_ai.input.messages`, `gen_ai.system_instructions`,
 `gen_ai.tool.definitions`, `gen_ai.output.messages`; the event `gen_ai.client.inference.operation.details`; older: an event per
-message, `gen_ai.content.prompt`, and OpenLLMetry's `gen_ai.prompt.0.content`), and OTLP's JSON. Attributes are lists of
+message, `gen_ai.content.prompt`, and OpenLLMetry's `gen_ai.prompt.0.content`), OpenInference's
+`llm.input_messages.0.message.content`, and OTLP's JSON. Attributes are lists of
 `{"key", "value": {"stringValue" ...}}` or objects, and their values JSON, strings of JSON, or numbered names.
 """
 
@@ -22,6 +23,11 @@ LEVELS: Final = (
 MESSAGE: Final = "gen_ai.{role}.message"
 DETAILS: Final = "gen_ai.client.inference.operation.details"
 ERROR: Final = frozenset({"2", "ERROR", "STATUS_CODE_ERROR"})
+_ASKED: Final = "llm.input_messages"
+_SAID: Final = "llm.output_messages"
+"""Of OpenInference."""
+_DEEPEST: Final = 12
+"""Levels of numbered names."""
 _SCALARS: Final = ("stringValue", "intValue", "doubleValue", "boolValue", "bytesValue")
 
 
@@ -60,6 +66,8 @@ def _request(span: Record) -> LoggedRequest:
         raise OtherRecord("not a GenAI span")
     refuse_operation(found.get("gen_ai.operation.name"))
     refuse_operation(found.get("llm.request.type"))
+    if found.get("openinference.span.kind") not in (None, "LLM"):
+        raise OtherRecord("not a span of a model")
     body, reply = _body(found, events)
     status = span.get("status")
     code = first_of(status, "code", "status_code") if isinstance(status, dict) else None
@@ -69,6 +77,7 @@ def _request(span: Record) -> LoggedRequest:
         raise OtherRecord("no messages: record the content of messages")
     prompt = prompt_of(body)
     usage = {name.rpartition(".")[2]: value for name, value in found.items() if name.startswith("gen_ai.usage.")}
+    usage |= {f"{name}_tokens": found.get(f"llm.token_count.{name}") for name in ("prompt", "completion") if not usage}
     # Cached tokens are part of `input_tokens` here.
     names = ("prompt_tokens", "input_tokens", "completion_tokens", "output_tokens")
     input_tokens, output_tokens = tokens_of({name: usage.get(name) for name in names})
@@ -96,8 +105,9 @@ def _body(found: Record, events: list[Record]) -> tuple[Record, tuple[Any, ...]]
     messages: Any = decoded(found.get("gen_ai.input.messages"))
     reply: Any = decoded(found.get("gen_ai.output.messages"))
     if not messages:
-        messages = decoded(found.get("gen_ai.prompt")) or _numbered(found, "gen_ai.prompt")
-        reply = reply or decoded(found.get("gen_ai.completion")) or _numbered(found, "gen_ai.completion")
+        messages = decoded(found.get("gen_ai.prompt")) or _numbered(found, "gen_ai.prompt") or _numbered(found, _ASKED)
+        said = _numbered(found, "gen_ai.completion") or _numbered(found, _SAID)
+        reply = reply or decoded(found.get("gen_ai.completion")) or said
         messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     if not messages:
         messages = [message for event in events if (message := _message_of(event)) is not None]
@@ -111,8 +121,10 @@ def _body(found: Record, events: list[Record]) -> tuple[Record, tuple[Any, ...]]
     body = {
         "messages": messages,
         "system": decoded(found.get("gen_ai.system_instructions")),
-        "tools": decoded(found.get("gen_ai.tool.definitions")) or _numbered(found, "llm.request.functions"),
-        "model": found.get("gen_ai.request.model"),
+        "tools": decoded(found.get("gen_ai.tool.definitions"))
+        or _numbered(found, "llm.request.functions")
+        or _numbered(found, "llm.tools"),
+        "model": first_of(found, "gen_ai.request.model", "llm.model_name"),
     }
     return body, reply_of(_whole(first) if isinstance(first, dict) else first)
 
@@ -134,12 +146,12 @@ def _message_of(event: Record) -> Record | None:
 
 
 def _numbered(found: Record, prefix: str) -> list[Record]:
-    """Return the messages of names such as `gen_ai.prompt.0.tool_calls.1.name`."""
+    """Return the messages of names such as `gen_ai.prompt.0.tool_calls.1.name`, or OpenInference's with their wrappers."""
     tree: dict[str, Any] = {}
     for name, value in found.items():
         if name.startswith(f"{prefix}."):
             at = tree
-            *path, last = name.removeprefix(f"{prefix}.").split(".")[:8]
+            *path, last = name.removeprefix(f"{prefix}.").split(".")[:_DEEPEST]
             for step in path:
                 following = at.setdefault(step, {})
                 if not isinstance(following, dict):
@@ -147,10 +159,15 @@ def _numbered(found: Record, prefix: str) -> list[Record]:
                 at = following
             else:
                 at[last] = value
-    messages = [message for message in _as_list(tree) if isinstance(message, dict)]
+    listed = _lists(tree)
+    messages = (
+        [_inner(message, "message") for message in listed if isinstance(message, dict)] if isinstance(listed, list) else []
+    )
     for message in messages:
-        if isinstance(calls := message.get("tool_calls"), dict):
-            message["tool_calls"] = _as_list(calls)
+        if isinstance(calls := message.get("tool_calls"), list):
+            message["tool_calls"] = [_inner(call, "tool_call") for call in calls]
+        if isinstance(parts := message.get("contents"), list):
+            message["content"] = [_inner(part, "message_content") for part in parts]
         if isinstance(content := message.get("content"), str) and content.lstrip()[:2] in ("[{", "[ "):
             parts = decoded(content)
             if isinstance(parts, list) and all(isinstance(part, dict) and "type" in part for part in parts):
@@ -158,8 +175,18 @@ def _numbered(found: Record, prefix: str) -> list[Record]:
     return messages
 
 
-def _as_list(tree: dict[str, Any]) -> list[Any]:
-    return [tree[key] for key in sorted((k for k in tree if k.isdecimal() and len(k) < 9), key=int)]
+def _inner(value: Any, name: str) -> Any:
+    return value[name] if isinstance(value, dict) and isinstance(value.get(name), dict) else value
+
+
+def _lists(tree: Any) -> Any:
+    """Return a tree with a list for each object whose names are numbers."""
+    if not isinstance(tree, dict):
+        return tree
+    numbers = sorted((k for k in tree if k.isdecimal() and len(k) < 9), key=int)
+    if numbers:
+        return [_lists(tree[key]) for key in numbers]
+    return {key: _lists(item) for key, item in tree.items()}
 
 
 def _attributes(value: object) -> Record:

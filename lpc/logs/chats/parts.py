@@ -9,14 +9,16 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any, Final
 
-from lpc.logs.chats.fields import as_json, decoded, unicode
+from lpc.logs.chats.fields import as_json, decoded, first_of, unicode
 from lpc.logs.chats.request import Kind, LoggedMessage, Part
 from lpc.logs.records import Record, WrongRecord
 
 TEXTS: Final = frozenset({"text", "input_text", "output_text", "summary_text"})
 REASONING: Final = frozenset({"thinking", "reasoning", "reasoning_text", "redacted_thinking"})
 CALLS: Final = frozenset({"tool_use", "server_tool_use", "mcp_tool_use", "tool_call", "function_call", "server_tool_call"})
-RESULTS: Final = frozenset({"tool_call_response", "server_tool_call_response", "function_call_output"})
+RESULTS: Final = frozenset({"tool_call_response", "server_tool_call_response", "function_call_output", "function_response"})
+UNSEEN: Final = frozenset({"cache_point"})
+"""Marks of Bedrock."""
 ROLES: Final = {"human": "user", "ai": "assistant", "model": "assistant"}
 """Other names of roles, as in LangChain and Gemini."""
 MEDIA: Final[tuple[tuple[str, Kind], ...]] = (
@@ -26,6 +28,9 @@ MEDIA: Final[tuple[tuple[str, Kind], ...]] = (
 """Kinds of media by words in a part's type."""
 _LONG: Final = 64
 """Characters of a role that are read."""
+_BINARY: Final = re.compile(r"[A-Za-z0-9+/_-]{4096}")
+"""Encoded bytes inside a part of an unknown kind: a template does not render them as text."""
+_CAPITAL: Final = re.compile(r"(?<=[a-z])([A-Z])")
 _STORED: Final = re.compile(r"@@@langfuseMedia:type=([^|@]*)\|id=([^|@]*)\|[^@]*@@@")
 """Langfuse's reference to a medium, which it stores apart under an id made of the content's hash."""
 
@@ -148,7 +153,9 @@ def _contents(content: object) -> Iterator[Part | LoggedMessage]:
 def _part(part: Record) -> Iterator[Part | LoggedMessage]:
     kind = part.get("type")
     if not isinstance(kind, str):
-        kind = "text" if isinstance(part.get("text"), str) else ""
+        part, kind = _typed(part)
+    if kind in UNSEEN:
+        return
     if kind in TEXTS:
         text = part.get("text", part.get("content"))
         text = text.get("value") if isinstance(text, dict) else text
@@ -171,7 +178,23 @@ def _part(part: Record) -> Iterator[Part | LoggedMessage]:
     elif medium := _kind_of_medium(part, kind):
         yield _medium(medium, part)
     else:
-        yield Part("data", as_json(part))
+        text = as_json(part)
+        yield Part("document", _digest(text)) if _BINARY.search(text) else Part("data", text)
+
+
+def _typed(part: Record) -> tuple[Record, str]:
+    """Return a part without a type, and its kind: Bedrock and Gemini name it by the field."""
+    if isinstance(part.get("text"), str):
+        return part, "text"
+    name, inner = next(((name, inner) for name, inner in part.items() if isinstance(inner, dict)), ("", {}))
+    kind = _CAPITAL.sub(r"_\1", name).lower()
+    if kind == "reasoning_content":
+        shown = inner.get("reasoningText")
+        return (shown if isinstance(shown, dict) else {"data": as_json(inner)}), "reasoning"
+    if kind in ("inline_data", "file_data"):
+        return part, f"{first_of(inner, 'mimeType', 'mime_type') or ''} file"
+    known = kind in CALLS or kind in RESULTS or kind == "tool_result" or kind in UNSEEN or _kind_of_medium({}, kind)
+    return (inner, kind) if known else (part, "")
 
 
 def _kind_of_medium(part: Record, kind: str) -> Kind | None:
