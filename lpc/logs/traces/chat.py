@@ -143,13 +143,18 @@ class _Reading:
         replies = [rendered(message, self._filler) for message in request.reply]
         prompt = "".join([*(f"tool {tool.text}\n" for tool in request.tools), *texts])
         # A history has the reply without its thoughts.
-        digests = [_digest(rendered(_said(message), self._filler)) for message in messages]
-        answer = _digest("".join(rendered(_said(message), self._filler) for message in request.reply)) if replies else None
+        digests = [_digest(self._said(message, text)) for message, text in zip(messages, texts, strict=True)]
+        answer = None
+        if replies:
+            answer = _digest("".join(self._said(*reply) for reply in zip(request.reply, replies, strict=True)))
+        blocks = _block_digests(prompt)
+        full = len(prompt) // BLOCK_CHARS
+        with_reply = blocks[:full] + _block_digests(prompt[full * BLOCK_CHARS :] + "".join(replies))
         chained = self._prefixes.chain([*digests, answer] if answer else digests, within=request.user)
         return _Line(
             request.time,
-            self._blocks.chain(_block_digests(prompt), within=request.scope),
-            self._blocks.chain(_block_digests(prompt + "".join(replies)), within=request.scope) if replies else None,
+            self._blocks.chain(blocks, within=request.scope),
+            self._blocks.chain(with_reply, within=request.scope) if replies else None,
             len(prompt),
             sum(len(part.text) for message in request.reply for part in message.parts),
             bool(media),
@@ -182,6 +187,11 @@ class _Reading:
         for part in unknown:
             tokens = round(MEDIA_TOKENS[part.kind] * share)
             self._media[part] = min(max(tokens, MEDIUM_RANGE[0]), MEDIUM_RANGE[1])
+
+    def _said(self, message: LoggedMessage, text: str) -> str:
+        """Return a rendered message without its thoughts."""
+        kept = tuple(part for part in message.parts if part.kind != "reasoning")
+        return text if len(kept) == len(message.parts) else rendered(LoggedMessage(message.role, kept), self._filler)
 
     def _filler(self, part: Part) -> str:
         length = self._media[part] * CHARS_PER_TOKEN
@@ -232,12 +242,6 @@ def _block_tokens(lines: list[_Line]) -> int:
 
 def _tokens(chars: int, block_tokens: int) -> int:
     return -(-chars * block_tokens // BLOCK_CHARS)
-
-
-def _said(message: LoggedMessage) -> LoggedMessage:
-    if all(part.kind != "reasoning" for part in message.parts):
-        return message
-    return LoggedMessage(message.role, tuple(part for part in message.parts if part.kind != "reasoning"))
 
 
 def _block_digests(text: str) -> list[bytes]:
