@@ -49,21 +49,23 @@ if not stale then redis.call('SET', e, record, 'PX', px) end
 if flight ~= '' and redis.call('GET', f) == flight then redis.call('DEL', f) end
 if stale then return {0, 0, 0, 0, 0} end
 local function lives(key) if redis.call('PTTL', key) < px + 0 then redis.call('PEXPIRE', key, px) end end
+local function sized(bytes) return bytes and string.match(bytes, '^%-?%d+$') and #bytes < 16 end
 local function gone(members, kept)
   for _, member in ipairs(members) do
     local one, bytes = string.match(member, '^([^:]*):?(%d*)$')
-    if bytes ~= '' then redis.call('DECRBY', b, bytes) end
-    if kept then redis.call('DEL', prefix .. 'e:' .. one) end
-    if kept or redis.call('EXISTS', prefix .. 'e:' .. one) == 0 then
+    if sized(bytes) then redis.call('DECRBY', b, bytes) end
+    if one and kept then redis.call('DEL', prefix .. 'e:' .. one) end
+    if one and (kept or redis.call('EXISTS', prefix .. 'e:' .. one) == 0) then
       if redis.call('HDEL', v, one) == 1 and kept then redis.call('XADD', x, 'MAXLEN', '~', 10000, '*', 'd', one) end
     end
   end
 end
 local function not_own(member)
-  if redis.call('ZREM', tz, member) == 1 then redis.call('DECRBY', tb, string.match(member, ':(%d+)$')) end
+  local bytes = string.match(member, ':(%d+)$')
+  if redis.call('ZREM', tz, member) == 1 and sized(bytes) then redis.call('DECRBY', tb, bytes) end
 end
-if members == 0 then redis.call('DEL', b) end
-if own == 0 then redis.call('DEL', tb) end
+if members == 0 or not sized(redis.call('GET', b)) then redis.call('DEL', b) end
+if own == 0 or not sized(redis.call('GET', tb)) then redis.call('DEL', tb) end
 if redis.call('ZREM', z, id .. ':' .. before) == 1 then redis.call('DECRBY', b, before) end
 not_own(id .. ':' .. before)
 redis.call('ZADD', z, ends, id .. ':' .. #record)
@@ -86,6 +88,7 @@ for _ = 1, 100 do
   local bound = redis.call('ZCARD', tz) > own_most + 0 and 3 or redis.call('GET', tb) + 0 > own_room + 0 and 4
   if not bound then break end
   local member = redis.call('ZRANGE', tz, 0, 0)[1]
+  if not member then break end
   not_own(member)
   if redis.call('ZREM', z, member) == 1 then
     gone({member}, true)
@@ -95,7 +98,9 @@ end
 for _ = 1, 100 do
   local bound = redis.call('ZCARD', z) > most + 0 and 1 or redis.call('GET', b) + 0 > room + 0 and 2
   if not bound then break end
-  gone({redis.call('ZPOPMIN', z)[1]}, true)
+  local member = redis.call('ZPOPMIN', z)[1]
+  if not member then break end
+  gone({member}, true)
   evicted[bound] = evicted[bound] + 1
 end
 return {1, evicted[1], evicted[2], evicted[3], evicted[4]}
@@ -105,7 +110,8 @@ entries are removed first, then those that expire first; a tenant over its own l
 counts for its tenant until it would have expired or is the next to be evicted.
 
 The script reads every key before the first write, so that a key of another type changes nothing. The first write is one that a
-full Redis refuses; after any other, Redis would let the script exceed `maxmemory`."""
+full Redis refuses; after any other, Redis would let the script exceed `maxmemory`. Counts and members that no sidecar would
+have written do not stop it: a count is begun again, and a member is dropped when it expires or is evicted."""
 
 _REGISTER: Final = """
 local listed = redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import random
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -79,6 +80,37 @@ async def test_a_forged_generation_is_treated_as_absent(make: Make, redis_server
         await one.cache.store("a", asked("Is it?"), answer("New."))
         assert isinstance(await ask(one, asked("Is it?")), Hit)
         assert forged(one) == 1
+
+
+COUNTS = [b"x", b"", b"1e9", b"9" * 15, b"9" * 400, b"-" + b"9" * 18, b"9223372036854775807", b"nan", b"1.5", b"\xff\x00"]
+
+
+@pytest.mark.parametrize("count", COUNTS)
+async def test_a_forged_count_of_bytes_does_not_end_storing(make: Make, redis_server: RedisServer, count: bytes) -> None:
+    caches = make()
+    await fill(caches, asked("Is it?"))
+    for pattern in ("lpc:rc:*:b", "lpc:rc:*:b:*"):
+        write(redis_server, dict.fromkeys(values(redis_server, pattern), count))
+    for _ in range(2):  # a forged count may evict the first
+        stored = await caches.cache.store("a", asked("Are you?"), answer("Yes.", engine_s=-1.0))
+    assert stored.refusal is None
+    assert isinstance(await ask(caches, asked("Are you?")), Hit)
+
+
+@pytest.mark.parametrize("member", [b"", b":", b"a:b:c", b"\xff", b"a:" + b"9" * 30, b"a:-1", b":" * 1000])
+@pytest.mark.parametrize("score", [0.0, math.inf, -math.inf])
+async def test_a_forged_member_of_the_limits_does_not_end_storing(
+    make: Make, redis_server: RedisServer, member: bytes, score: float
+) -> None:
+    caches = make()
+    await fill(caches, asked("Is it?"))
+    with contextlib.closing(redis_server.client()) as client:
+        for pattern in ("lpc:rc:*:z", "lpc:rc:*:z:*"):
+            for key in client.scan_iter(pattern):
+                client.zadd(key, {member: score})
+    stored = await caches.cache.store("a", asked("Are you?"), answer("Yes.", engine_s=-1.0))
+    assert stored.refusal is None
+    assert isinstance(await ask(caches, asked("Are you?")), Hit)
 
 
 async def test_the_generation_of_another_scope_is_treated_as_absent(make: Make, redis_server: RedisServer) -> None:
