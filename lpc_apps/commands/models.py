@@ -80,7 +80,7 @@ def _list(models: Path, name: str) -> dict[str, Any]:
     from lpc.wire.terminal import console
 
     folder = models / name
-    found = [examine(version) for version in tqdm(newest_first(folder), "checksums", unit=" version", leave=False)]
+    found = [examine(version) for version in tqdm(newest_first(folder), "checksums", unit=" version", leave=False, delay=1)]
     note = promoted = None
     try:
         promotion = read_promotion(folder)

@@ -93,7 +93,7 @@ def describe(spec: WorkloadSpec) -> dict[str, Any]:
     trace = load_trace(spec)
     if spec.trace is not None:
         print_reading(trace.reading())
-    found = figures_of(trace)
+    found = figures_of(trace, decodes=spec.format != "mooncake")
     print_description(found)
     return found
 

@@ -10,14 +10,12 @@ from rich.text import Text
 from lpc.wire.terminal import console
 from lpc_apps.simulator.amounts import about, seconds, tokens
 from lpc_apps.simulator.policies import REGISTRY
-from lpc_apps.simulator.summary import BASELINE, OURS, Pair, Rows, sentence
+from lpc_apps.simulator.summary import BASELINE, OURS, OVERLOADED, Pair, Rows, sentence
 
 OF_OPEN: Final = ("of working set", "over LRU", "gap closed", "cache saved", "prefill, tokens/s", "TTFT mean, s")
 """Columns without a meaning in a closed loop, which is about throughput and latency."""
 OF_CLOSED: Final = (*("prompt tokens/s", "latency mean, s", "p99, s", "wait mean, s", "wait p99, s"),)
 """Columns of a closed loop only."""
-OVERLOADED: Final = 1.0
-"""Utilisation of the prefill server above which its queue only grows."""
 
 
 def print_hit_rates(rows: Rows) -> None:
@@ -29,7 +27,7 @@ def print_hit_rates(rows: Rows) -> None:
         ("of working set", lambda r: about(r["capacity_fraction"])),
         ("hit rate", lambda r: f"{r['hit_rate']:.2%}" + (f" ± {r['spread']:.2%}" if seeds > 1 else "")),
         ("over LRU", lambda r: "" if r["gain"] is None or r["policy"] == BASELINE else f"{r['gain']:+.1%}"),
-        ("gap closed", lambda r: "" if r["gap_closed"] is None else f"{r['gap_closed']:.0%}"),
+        ("gap closed", lambda r: _signed(r["gap_closed"])),
         ("cache saved", _saved),
         ("prompt tokens/s", lambda r: f"{r['throughput_tokens_s']:,.0f}"),
         ("latency mean, s", lambda r: f"{r['latency_mean_s']:.1f}"),
@@ -37,7 +35,7 @@ def print_hit_rates(rows: Rows) -> None:
         ("wait mean, s", lambda r: f"{r['wait_mean_s']:.1f}"),
         ("wait p99, s", lambda r: f"{r['wait_p99_s']:.1f}"),
         ("prefill, tokens/s", lambda r: f"{r['prefill_throughput_tokens_s']:,.0f}"),
-        ("TTFT mean, s", lambda r: f"{r['ttft_mean_s']:.3f}"),
+        ("TTFT mean, s", lambda r: "" if r["prefill_load"] > OVERLOADED else f"{r['ttft_mean_s']:.3f}"),
     ]
     closed = any(row["closed_loop"] for row in rows)
     columns = [(name, cell) for name, cell in shown if name not in (OF_OPEN if closed else OF_CLOSED)]
@@ -47,7 +45,7 @@ def print_hit_rates(rows: Rows) -> None:
     if load > OVERLOADED and not closed:
         console().print(
             f"Prefill needs {load:.0%} of the time: requests arrive faster than one engine can serve them. The queue and the "
-            "time to first token only grow. Hit rates stay valid. For times, raise --prefill-rate."
+            "time to first token only grow, so times are left out. Hit rates stay valid. For times, raise --prefill-rate."
         )
 
 
@@ -75,7 +73,7 @@ def print_description(found: dict[str, Any]) -> None:
     table.add_column("", justify="right")
     for name, value in (
         ("working set, tokens", f"{found['working_set_tokens']:,}"),
-        ("ideal hit rate (infinite cache), blocks", f"{found['ideal_hit_rate']:.1%}"),
+        ("ideal hit rate (infinite cache), prompt tokens", f"{found['ideal_hit_rate']:.1%}"),
         ("requests equal to an earlier one, at most", f"{found['repeated_requests']:.1%}"),
         ("blocks used only once", f"{found['blocks_used_once']:.1%}"),
         ("reuses that fall on the most reused tenth of blocks", f"{found['reuses_of_top_tenth']:.1%}"),
@@ -119,7 +117,14 @@ def _title(row: dict[str, Any]) -> str:
 def _saved(row: dict[str, Any]) -> str:
     if row["capacity_saved"] is None or row["policy"] == BASELINE:
         return ""
-    return ("≥ " if row["capacity_saved_at_least"] else "") + f"{row['capacity_saved']:.0%}"
+    return ("≥ " if row["capacity_saved_at_least"] else "") + _signed(row["capacity_saved"])
+
+
+def _signed(share: float | None) -> str:
+    """Return a share of at most 1 as a percentage; a large loss only as such."""
+    if share is None:
+        return ""
+    return f"{share:.0%}" if share >= -1 else "< -100%"
 
 
 def _shown(policy: str) -> Text | str:

@@ -6,15 +6,18 @@ from typing import Any, Final
 import numpy as np
 
 from lpc.logs.traces import Trace
+from lpc_apps.simulator.workload import from_trace
 
 WITHIN_S: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 28_800, 86_400)
 """Horizons for the shares of returns, seconds."""
 
 
-def describe(trace: Trace) -> dict[str, Any]:
+def describe(trace: Trace, *, decodes: bool = True) -> dict[str, Any]:
     """Return reuse by class, skew, turns, returns, the ideal hit rate and the working set of a trace.
 
-    Only full blocks count. A block's *reuse time* is the time between two uses, its *life* that between the first and the last.
+    The ideal hit rate is the share of prompt tokens that an infinite cache serves in a simulation from the first request on. It
+    includes blocks of replies, if the engine decodes; at least one token of each prompt is computed. All other figures count
+    full prompt blocks only. A block's *reuse time* is the time between two uses, its *life* that from the first to the last.
     `returns` covers turns with a successor in the log: quantiles of the seconds between the two arrivals, and the share within
     each horizon. `conversations_by_turns` counts the turns in the log; a conversation may continue after it.
     `repeated_requests` is the share with the length and blocks of an earlier prompt: at most what a response cache can answer.
@@ -24,33 +27,32 @@ def describe(trace: Trace) -> dict[str, Any]:
     last: dict[int, tuple[float, str]] = {}
     uses: Counter[int] = Counter()
     reuse: defaultdict[str, list[float]] = defaultdict(list)
-    hit = blocks = 0
     hit_of: Counter[str] = Counter()
+    tokens_of: Counter[str] = Counter()
+    replied: set[int] = set()
     blocks_of: Counter[str] = Counter()
     requests_of: Counter[str] = Counter()
     turns: Counter[int] = Counter()
     lengths: Counter[str] = Counter()
     prompts: set[tuple[int, int]] = set()
-    for request in trace.requests:
-        full = request.blocks[: request.input_tokens // size]
+    for request, turn in zip(trace.requests, from_trace(trace, decodes=decodes).arrivals, strict=True):
+        full = turn.contents
         requests_of[request.category] += 1
         turns[request.turn] += 1
         lengths[request.conversation] += 1
         # Ids are chained: the last one identifies all blocks before it.
         prompts.add((request.input_tokens, request.blocks[-1] if request.blocks else -1 - requests_of.total()))
-        blocks += len(full)
+        tokens_of[request.category] += request.input_tokens
         blocks_of[request.category] += len(full)
-        unbroken = True
+        kept = next((i for i, block in enumerate(full) if block not in last and block not in replied), len(full))
+        hit_of[request.category] += min(kept, (request.input_tokens - 1) // size) * size
+        replied.update(turn.all_contents[len(full) :])
         for block in full:
             before = last.get(block)
             if before is None:
-                unbroken = False
                 first[block] = request.arrival
             else:
                 reuse[before[1]].append(request.arrival - before[0])
-                if unbroken:
-                    hit += 1
-                    hit_of[request.category] += 1
             uses[block] += 1
             last[block] = (request.arrival, request.category)
     counts = np.sort(np.array(list(uses.values())))[::-1]
@@ -63,7 +65,7 @@ def describe(trace: Trace) -> dict[str, Any]:
         classes[name] = {
             "requests": requests_of[name],
             "blocks": blocks_of[name],
-            "ideal_hit_rate": hit_of[name] / max(blocks_of[name], 1),
+            "ideal_hit_rate": hit_of[name] / max(tokens_of[name], 1),
             "reuses": len(reuse[name]),
             "reuse_time_p50_s": float(np.quantile(times, 0.5)),
             "reuse_time_p90_s": float(np.quantile(times, 0.9)),
@@ -76,7 +78,7 @@ def describe(trace: Trace) -> dict[str, Any]:
         "duration_s": trace.duration,
         "block_tokens": size,
         "working_set_tokens": len(first) * size,
-        "ideal_hit_rate": hit / max(blocks, 1),
+        "ideal_hit_rate": hit_of.total() / max(tokens_of.total(), 1),
         "repeated_requests": 1 - len(prompts) / len(trace.requests),
         "blocks_used_once": float(np.mean(counts == 1)),
         "reuses_of_top_tenth": float(reused[:tenth].sum() / max(reused.sum(), 1)),

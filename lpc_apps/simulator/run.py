@@ -183,7 +183,7 @@ def sweep(runs: Sequence[Run], jobs: int | None = 1) -> list[dict[str, Any]]:
         groups.setdefault(run.workload, []).append(place)
     parts = [part for places in groups.values() for part in _split(places, -(-parts_for(jobs) // len(groups)))]
     rows: list[dict[str, Any]] = [{} for _ in runs]
-    with tqdm(total=len(runs), desc="simulating", unit=" runs") as progress:
+    with tqdm(total=len(runs), desc="simulating", unit=" runs", delay=1) as progress:
         for place, done in spread([(_run_part, ([runs[i] for i in part],)) for part in parts], jobs):
             for i, row in zip(parts[place], done, strict=True):
                 rows[i] = row

@@ -1,5 +1,6 @@
 """Summaries of simulated runs: means over seeds, comparisons with LRU, and the gain in a sentence."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -23,12 +24,17 @@ MEANS: Final = (
 
 SAME: Final = 0.0005
 """Hit rates that differ by less are called equal."""
+LEAST: Final = 0.005
+"""Hit rates, and differences of hit rates, below which ratios to them are not computed."""
+OVERLOADED: Final = 1.0
+"""Utilisation of the prefill server above which its queue only grows, so that times depend on the length of the log."""
 
 
 def derived(rows: Rows) -> list[dict[str, Any]]:
     """Return per workload, policy and capacity: mean and spread over seeds, and what follows from them.
 
-    gain: hit rate over LRU, minus 1. gap_closed: share of the way from LRU to the continuation oracle. capacity_saved: how much
+    gain: hit rate over LRU, minus 1. gap_closed: share of the way from LRU to the continuation oracle. Both are None if LRU's
+    hit rate, or the way, is below LEAST. capacity_saved: how much
     smaller a cache under the policy hits what LRU hits at this size, as a share of it (interpolated on the logarithm of the
     policy's sizes; negative: it takes a larger one; None: no size that was run hits as much). capacity_saved_at_least: even the
     smallest that was run hits more. prefill_mean_s: seconds of computing per request.
@@ -43,7 +49,9 @@ def derived(rows: Rows) -> list[dict[str, Any]]:
         lru, oracle = (means.get((*setting, name, size)) for name in (BASELINE, ORACLE))
         rates = [row["hit_rate"] for row in group]
         curve = sorted((k[-1], v) for k, v in means.items() if k[:-1] == key[:-1])
-        equal = None if lru is None else _inverse([v for _, v in curve], [s for s, _ in curve], lru)
+        equal: float | None = float(size)  # of equal rates: LRU could hit as much in a smaller cache as well
+        if lru is None or abs(means[key] - lru) >= SAME:
+            equal = None if lru is None else _inverse([v for _, v in curve], [s for s, _ in curve], lru)
         result.append(
             {
                 "workload": group[0]["workload"],
@@ -54,8 +62,10 @@ def derived(rows: Rows) -> list[dict[str, Any]]:
                 "hit_rate": means[key],
                 "spread": float(np.std(rates, ddof=1)) if len(rates) > 1 else 0.0,
                 "seeds": len(rates),
-                "gain": means[key] / lru - 1 if lru else None,
-                "gap_closed": (means[key] - lru) / (oracle - lru) if lru is not None and oracle and oracle > lru else None,
+                "gain": means[key] / lru - 1 if lru is not None and lru >= LEAST else None,
+                "gap_closed": (means[key] - lru) / (oracle - lru)
+                if lru is not None and oracle is not None and oracle - lru >= LEAST
+                else None,
                 "capacity_saved": None if equal is None else 1 - equal / size,
                 "capacity_saved_at_least": lru is not None and lru < curve[0][1] and equal is not None and equal < size,
                 "prefill_mean_s": float(np.mean([_prefill_s(row) for row in group])),
@@ -85,7 +95,13 @@ def _prefill_s(row: dict[str, Any]) -> float:
 def _inverse(rates: list[float], sizes: list[float], rate: float) -> float | None:
     """Return the size at which a rising curve reaches a rate: the smallest if it starts above it, None if it never does."""
     rising = np.maximum.accumulate(rates)
-    return float(np.exp(np.interp(rate, rising, np.log(sizes)))) if rate <= rising[-1] else None
+    at = int(np.searchsorted(rising, rate - 1e-9))  # the first size that reaches it, also on a level stretch
+    if at == len(sizes):
+        return None
+    if at == 0:
+        return float(sizes[0])
+    between = [math.log(size) for size in sizes[at - 1 : at + 1]]
+    return math.exp(float(np.interp(rate, rising[at - 1 : at + 1], between)))
 
 
 def pairs(rows: Rows) -> list[Pair]:
@@ -129,13 +145,15 @@ def sentence(pair: Pair) -> str:
     if saved > 0:
         said.append(f"saves **{seconds(saved)} of prefill** per 1,000 requests")
     first = seconds(lru["ttft_mean_s"]), seconds(ours["ttft_mean_s"])
-    if ours["ttft_mean_s"] < lru["ttft_mean_s"] and first[0] != first[1]:
+    overloaded = max(lru["prefill_load"], ours["prefill_load"]) > OVERLOADED
+    if ours["ttft_mean_s"] < lru["ttft_mean_s"] and first[0] != first[1] and not overloaded:
         said.append(f"sends the first token after **{first[1]}** instead of {first[0]}")
     smaller = ours["capacity_saved"]
     if smaller is not None and smaller >= 0.01:
         least = "at least " if ours["capacity_saved_at_least"] else ""
         said.append(f"hits as much as LRU does with a cache {least}**{about(smaller)} smaller**")
-    return f"{_listed(said)}."
+    times = " The load exceeds one engine, so times are left out." if overloaded else ""
+    return f"{_listed(said)}.{times}"
 
 
 def _times(gain: float | None) -> str:

@@ -101,14 +101,14 @@ def embed(
     shards = _shards(
         [
             example
-            for conversation in tqdm(conversations, "reading", unit=" conversations")
+            for conversation in tqdm(conversations, "reading", unit=" conversations", delay=1)
             for example in examples_of(conversation, settings.prompt_window)
         ]
     )
     count = sum(map(len, shards))
     encoder = FeatureEncoder(Tokenizer.from_file(str(artifact / "tokenizer.json")), settings)
     session = ort.InferenceSession(str(artifact / "model.onnx"))
-    with tqdm(total=count, desc="embedding", unit=" turns") as progress:
+    with tqdm(total=count, desc="embedding", unit=" turns", delay=1) as progress:
         for number, shard in enumerate(shards):
             path = out / f"part-{number:05d}.parquet"
             if not path.exists():

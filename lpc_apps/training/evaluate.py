@@ -54,7 +54,7 @@ def evaluate(embeddings: Path, heads: dict[str, Path]) -> Evaluation:
     }
     judged |= {name: _head(data, Head.load(path)) for name, path in heads.items()}
     found: dict[str, Any] = {}
-    for name, (probability, threshold) in tqdm(judged.items(), "bootstrap", leave=False):
+    for name, (probability, threshold) in tqdm(judged.items(), "bootstrap", leave=False, delay=1):
         found[name] = figures(probability, evaluation.continues, threshold)
         found[name]["intervals"] = intervals(probability, evaluation.continues, threshold, evaluation.conversation)
     return Evaluation(str(data.description["dataset"]), found)

@@ -102,7 +102,7 @@ def export(
     with tempfile.TemporaryDirectory(prefix=f".{version}-", dir=place.parent) as scratch:
         folder = Path(scratch) / version
         folder.mkdir()
-        with tqdm(total=3, desc=f"export {name} {precision}", unit=" step") as progress:
+        with tqdm(delay=1, total=3, desc=f"export {name} {precision}", unit=" step") as progress:
             source.tokenizer.save(str(folder / "tokenizer.json"))
             write_onnx(source, trained, precision, folder / "model.onnx")
             progress.update()
@@ -150,7 +150,7 @@ def compare(model: Path, encoder: Encoder, head: HeadFile, settings: FeatureSett
     session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     features = FeatureEncoder(encoder.tokenizer, settings)
     cosines, differences = [], []
-    for turns in tqdm(PROMPTS, "comparing with fp32", unit=" prompts", leave=False):
+    for turns in tqdm(PROMPTS, "comparing with fp32", unit=" prompts", leave=False, delay=1):
         inputs = features.encode(turns)
         # One thread: on a loaded machine NumPy's threads wait for each other a hundred times as long as they compute.
         with threadpool_limits(1):

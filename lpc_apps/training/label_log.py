@@ -153,7 +153,7 @@ def _other(metadata: Mapping[str, Any], live: Manifest) -> str:
 
 def _read(files: Mapping[Path, dict[str, Any]], share: float, damaged: list[str], notes: list[str]) -> Iterator[_Turns]:
     unusable = 0
-    for path, metadata in tqdm(files.items(), "reading", unit=" file", leave=False):
+    for path, metadata in tqdm(files.items(), "reading", unit=" file", leave=False, delay=1):
         try:
             turns = _turns(label_rows.read(path), str(metadata["model_version"]), share)
         except Exception as error:  # as above

@@ -144,7 +144,7 @@ def choose(data: Embedded, candidates: tuple[Recipe, ...], *, seed: int) -> Reci
     part = data.take(data.split != "evaluation")
     fold = np.array([int(key[16:24], 16) % FOLDS for key in part.conversation])
     losses = []
-    for recipe in tqdm(candidates, "choosing", unit=" recipe"):
+    for recipe in tqdm(candidates, "choosing", unit=" recipe", delay=1):
         side = _side(part, recipe.scalars)
         total = 0.0
         for k in range(FOLDS):
@@ -175,7 +175,7 @@ def fit(recipe: Recipe, train: Side, validation: Side, *, seed: int, quiet: bool
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps) if recipe.decay else None
     order = torch.Generator().manual_seed(seed)
     best_loss, best = float("inf"), head.state_dict()
-    for _ in tqdm(range(recipe.epochs), "training", unit=" epoch", disable=quiet):
+    for _ in tqdm(range(recipe.epochs), "training", unit=" epoch", disable=quiet, delay=1):
         head.train()
         for batch in torch.randperm(len(train.label), generator=order).split(recipe.batch):  # type: ignore[no-untyped-call]
             optimizer.zero_grad()

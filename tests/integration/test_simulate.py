@@ -107,17 +107,37 @@ def test_a_description_tells_reuse_skew_turns_and_the_ideal(qwen: Path, tmp_path
     assert returns["count"] == found["requests"] - 300
     by_hand = describe(trace(300))
     assert by_hand["working_set_tokens"] == found["working_set_tokens"]
-    blocks = [set() for _ in range(2)]  # type: ignore[var-annotated]
-    hits = total = 0
-    for request in trace(300).requests:
-        hits += sum(block in blocks[0] for block in request.blocks)
-        total += len(request.blocks)
-        blocks[0].update(request.blocks)
-    assert by_hand["ideal_hit_rate"] == pytest.approx(hits / total)
     assert by_hand["repeated_requests"] == 0
     twice = trace(300)
     twice.requests.extend(twice.requests[:10])
     assert describe(twice)["repeated_requests"] == pytest.approx(10 / len(twice.requests))
+
+
+@pytest.mark.parametrize("output_tokens", [0, 7, 200])
+def test_the_ideal_hit_rate_is_that_of_an_infinite_cache_with_replies(output_tokens: int, tmp_path: Path) -> None:
+    def text(seed: int) -> str:
+        return " ".join(f"word{seed}x{i}" for i in range(60))
+
+    rows = []
+    for chat in range(12):
+        messages: list[dict[str, str]] = []
+        for turn in range(4):
+            messages.append({"role": "user", "content": text(100 * chat + turn)})
+            rows.append({"time": 3 * chat + 60 * turn, "messages": list(messages), "output_tokens": output_tokens})
+            messages.append({"role": "assistant", "content": text(1000 + 100 * chat + turn)})
+    log = tmp_path / "chat.jsonl"
+    log.write_text("\n".join(map(json.dumps, sorted(rows, key=lambda row: row["time"]))))
+    asked = ["simulate", "--trace", str(log), "--format", "chat", "--json"]
+    ideal = json.loads(RUN.invoke(app, [*asked, "--describe"]).stdout)["ideal_hit_rate"]
+    run = [*asked, "--policies", "lru", "--capacity", "100M", "--count-from", "0", "--prefill-rate", "1000000"]
+    (row,) = json.loads(RUN.invoke(app, run).stdout)["rows"]
+    assert ideal == pytest.approx(row["hit_rate"]) and ideal > 0.3
+
+
+def test_no_progress_is_shown_before_an_error(tmp_path: Path) -> None:
+    for arguments in (["--trace", str(tmp_path / "nowhere")], ["--trace", str(tmp_path)]):
+        done = RUN.invoke(app, ["simulate", *arguments, "--format", "chat"])
+        assert done.exit_code == 1 and len(done.stderr.splitlines()) == 1 and "%|" not in done.output, done.output
 
 
 def agents_file(path: Path) -> Path:

@@ -87,3 +87,22 @@ def test_the_cache_saved_is_found_on_the_policys_own_line() -> None:
     assert ours[1]["capacity_saved"] == pytest.approx(1 - 100 * 2 ** ((0.2 - 0.05) / 0.25) / 200)
     assert ours[2]["capacity_saved"] is None  # no size that was run hits 45%
     assert not any(r["capacity_saved_at_least"] for r in ours)
+
+
+def test_ratios_to_almost_nothing_are_left_out() -> None:
+    found = [row("lru", 100, 0.3), row("value", 100, 0.1), row("oracle", 100, 0.3 + 5e-7)]
+    assert next(r for r in derived(found) if r["policy"] == "value")["gap_closed"] is None
+    found = [row("lru", 100, 1e-6), row("value", 100, 0.1), row("oracle", 100, 0.2)]
+    ours = next(r for r in derived(found) if r["policy"] == "value")
+    assert ours["gain"] is None and 0 < ours["gap_closed"] < 1
+
+
+def test_a_level_curve_saves_no_cache_and_wastes_none() -> None:
+    assert [ours["capacity_saved"] for _, ours in pairs(rows((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)))] == [0.0, 0.0, 0.0]
+
+
+def test_a_sentence_about_an_overloaded_engine_has_no_times() -> None:
+    ((lru, ours), *_) = pairs(rows((0.1, 0.2, 0.4), (0.2, 0.3, 0.5)))
+    said = sentence((lru | {"prefill_load": 1.6}, ours | {"prefill_load": 1.5, "ttft_mean_s": 0.1}))
+    assert "first token" not in said and said.endswith("The load exceeds one engine, so times are left out.")
+    assert "first token" in sentence((lru, ours | {"ttft_mean_s": 0.1}))
