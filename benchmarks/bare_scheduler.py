@@ -145,16 +145,23 @@ class Engine:
         reply: int,
         arguments: dict[str, Any] | None = None,
         salt: str | None = None,
+        **fields: Any,
     ) -> Request:
-        """Admit a request. ``arguments``: its session and hints; ``salt``: its cache salt."""
+        """Admit a request.
+
+        Args:
+            arguments: its session and hints.
+            salt: its cache salt.
+            fields: further arguments of vLLM's ``Request``.
+        """
         parameters = SamplingParams(max_tokens=reply, ignore_eos=True, extra_args=arguments)
         request = Request(
             request_id=name,
-            prompt_token_ids=list(tokens),
             sampling_params=parameters,
             pooling_params=None,
             cache_salt=salt,
             block_hasher=self._hasher,
+            **{"prompt_token_ids": list(tokens), **fields},
         )
         self.scheduler.add_request(request)
         self.outcome.prompt += len(tokens)

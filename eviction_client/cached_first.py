@@ -51,8 +51,9 @@ class CachedFirst(Generic[R]):
         self._missing = missing
         self._places: dict[R, Place] = {}
         """The oldest estimate first."""
-        self._heap: list[tuple[float, int, R]] = []
-        """Key, number, request; with outdated entries."""
+        self._numbers: dict[int, R] = {}
+        self._heap: list[tuple[float, int]] = []
+        """Key and number, with outdated entries: these must not keep a request that has left."""
         self._added = 0
 
     def __len__(self) -> int:
@@ -87,7 +88,9 @@ class CachedFirst(Generic[R]):
 
     def remove(self, request: R) -> Place:
         """Remove a request and return its place. Raises KeyError if it does not wait."""
-        return self._places.pop(request)
+        place = self._places.pop(request)
+        del self._numbers[place.number]
+        return place
 
     def restore(self, request: R, place: Place) -> None:
         """Put a removed request back in its place."""
@@ -110,16 +113,17 @@ class CachedFirst(Generic[R]):
     def _put(self, request: R, place: Place) -> None:
         before = self._places.pop(request, None)
         self._places[request] = place
+        self._numbers[place.number] = request
         if before is None or place.key != before.key:
-            heapq.heappush(self._heap, (place.key, place.number, request))
+            heapq.heappush(self._heap, (place.key, place.number))
             if len(self._heap) > 4 * len(self._places) + 64:
-                self._heap = [(known.key, known.number, each) for each, known in self._places.items()]
+                self._heap = [(known.key, known.number) for known in self._places.values()]
                 heapq.heapify(self._heap)
 
     def _least(self) -> R:
         while True:
-            key, number, request = self._heap[0]
-            place = self._places.get(request)
-            if place is not None and (place.key, place.number) == (key, number):
+            key, number = self._heap[0]
+            request = self._numbers.get(number)
+            if request is not None and self._places[request].key == key:
                 return request
             heapq.heappop(self._heap)

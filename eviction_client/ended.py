@@ -19,15 +19,16 @@ class Ended:
     """A finished request.
 
     Attributes:
-        session: name of its conversation in all engines; None: unknown.
+        session: digest of its conversation's name, the same in all engines; None: unknown.
         blocks: hashes of the computed blocks of its chain, from the start.
         prompt_blocks: number of these blocks that its prompt filled.
         at: time of the end, seconds since the epoch.
         first_class: reuse class of blocks used for the first time; see `eviction_client.reuse.first_class`.
         runs: the reuse classes of its blocks, from the chain's start; empty without blocks.
         retain_s: seconds for which a hint retains all its blocks; 0: no hint.
-        token_ids: of its prompt; empty: unknown.
-        salt: cache salt, which separates tenants.
+        prompt_tokens: of its prompt; 0: unknown.
+        opening: hash of the tokens of its first block.
+        tenant: digest of its cache salt; empty without one.
     """
 
     request_id: Hashable
@@ -38,5 +39,6 @@ class Ended:
     first_class: int
     runs: Sequence[Run]
     retain_s: float = 0.0
-    token_ids: Sequence[int] = ()
-    salt: str = ""
+    prompt_tokens: int = 0
+    opening: int = 0
+    tenant: str = ""

@@ -12,18 +12,14 @@ Cost: one look-up per evicted block, and one per block that a request of a tenan
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
 from typing import Final, Generic
 
 from eviction_client.queue import B
-from eviction_client.tenants import digest_of
 from eviction_client.value_queue import _HEAD, _NEXT, ValueQueue
 
 LAPSE_S: Final = 1800.0
 """Seconds without a request after which a tenant's floor lapses: it must not pin memory for good."""
 _NOTHING: Final = -1
-
-_digest_of = lru_cache(maxsize=1024)(digest_of)
 
 
 class Floor(Generic[B]):
@@ -63,9 +59,9 @@ class FlooredQueue(ValueQueue[B]):
         self._over = False
         """Whether some tenant may have set blocks aside and be above its floor."""
 
-    def own(self, blocks: Iterable[B], salt: str) -> None:
-        """Assign blocks that a tenant's request frees with content."""
-        floor = self.floors.get(_digest_of(salt)) if salt else None
+    def own(self, blocks: Iterable[B], tenant: str) -> None:
+        """Assign blocks that a request frees with content. ``tenant``: digest of its cache salt."""
+        floor = self.floors.get(tenant)
         if floor is None:
             return
         floor.used, floor.limit = self._clock(), floor.blocks

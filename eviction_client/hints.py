@@ -22,7 +22,8 @@ SWEEP_S: Final = 1.0
 
 B = TypeVar("B")
 
-
+MOST_CHARACTERS: Final = 64
+"""Longest value of a hint that is read."""
 MAX_RETAIN_S: Final = 3600.0
 """Longest retention that a hint may ask for."""
 MOST_UNRECORDED: Final = 64
@@ -47,10 +48,9 @@ class Hints:
         if not arguments:
             return NO_HINTS
         done = arguments.get("lpc_done", False)
-        hints = cls(
-            _seconds(arguments.get("lpc_retain_seconds")),
-            done.strip().lower() in ("1", "true", "yes") if isinstance(done, str) else bool(done),
-        )
+        if isinstance(done, str):
+            done = done[:MOST_CHARACTERS].strip().lower() in ("1", "true", "yes")
+        hints = cls(_seconds(arguments.get("lpc_retain_seconds")), bool(done))
         return NO_HINTS if hints == NO_HINTS else hints
 
 
@@ -187,6 +187,8 @@ def _shared(one: Sequence[BlockHash], other: Sequence[BlockHash]) -> int:
 
 
 def _seconds(value: Any) -> float:
+    if isinstance(value, str) and len(value) > MOST_CHARACTERS:
+        return 0.0
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):

@@ -18,7 +18,7 @@ from eviction_client.pace import PIECE, in_pieces, pause
 from eviction_client.recent import Recent
 from eviction_client.reuse import GAPS, Stretch
 from eviction_client.stores.base import BlockHash
-from eviction_client.tenants import MOST_TENANTS, OTHERS, digest_of
+from eviction_client.tenants import MOST_TENANTS, OTHERS
 
 SOURCES: Final = (
     "cached",
@@ -158,14 +158,14 @@ class Misses:
         """
         pieces, cached = self._arrived.pop(ended.request_id, None), self._cached.pop(ended.request_id, None)
         prompt = ended.blocks[: ended.prompt_blocks]
-        if pieces is not None and cached is not None and ended.token_ids:
-            self._count(ended, prompt, pieces, min(cached, len(ended.token_ids)), ghosts, elsewhere)
+        if pieces is not None and cached is not None and ended.prompt_tokens:
+            self._count(ended, prompt, pieces, min(cached, ended.prompt_tokens), ghosts, elsewhere)
         self._remember(ended, prompt, in_use)
 
-    def judge(self, salt: str, hits: GhostHits) -> None:
+    def judge(self, tenant: str, hits: GhostHits) -> None:
         """Count the ghost caches' hits by tenant, which shows tenants that lose by the rule."""
-        if salt:
-            self._tenant(salt).sampled.update(hits._asdict())
+        if tenant:
+            self._tenant(tenant).sampled.update(hits._asdict())
 
     def _count(
         self,
@@ -178,7 +178,7 @@ class Misses:
     ) -> None:
         size = self.block_tokens
         # The last token of a prompt is always computed, and with it its block.
-        most = min((len(ended.token_ids) - 1) // size, len(prompt)) * size
+        most = min((ended.prompt_tokens - 1) // size, len(prompt)) * size
         counts = Counter(cached=cached)
         done = evicted_to = cached
         for end, gap in pieces:
@@ -194,11 +194,11 @@ class Misses:
                 self.unused[UNUSED[gap - 1]] += tokens
             counts[source] += tokens
             done += tokens
-        counts["short"] += len(ended.token_ids) - done
+        counts["short"] += ended.prompt_tokens - done
         for source, tokens in counts.items():
             self.tokens[source] += tokens
-        if ended.salt:
-            self._tenant(ended.salt).tokens.update(counts)
+        if ended.tenant:
+            self._tenant(ended.tenant).tokens.update(counts)
         if evicted_to > cached:
             self._follow(prompt, cached // size, evicted_to // size, ghosts)
 
@@ -209,7 +209,7 @@ class Misses:
         chain = self._sessions.get(ended.session) if ended.session else None
         if chain is not None and depth < chain.blocks:
             return "changed" if depth < chain.prompt else "reply_changed"
-        if depth == 0 and self._first.get(self._content(ended), prompt[0]) != prompt[0]:
+        if depth == 0 and self._first.get(ended.opening, prompt[0]) != prompt[0]:
             return "other_salt"
         return "new"
 
@@ -243,15 +243,11 @@ class Misses:
             if len(self._sessions) > MOST_SESSIONS:
                 self._sessions.popitem(last=False)
         if prompt:
-            self._first[self._content(ended)] = prompt[0]
+            self._first[ended.opening] = prompt[0]
             if len(self._first) > MOST_FIRST_BLOCKS:
                 self._first.popitem(last=False)
 
-    def _content(self, ended: Ended) -> int:
-        return hash(tuple(ended.token_ids[: self.block_tokens]))
-
-    def _tenant(self, salt: str) -> Tenant:
-        name = digest_of(salt)
+    def _tenant(self, name: str) -> Tenant:
         if name not in self.tenants and len(self.tenants) >= MOST_TENANTS:
             name = OTHERS
         return self.tenants.setdefault(name, Tenant(Counter(dict.fromkeys(SOURCES, 0)), Counter()))

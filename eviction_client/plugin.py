@@ -209,7 +209,7 @@ class Plugin:
         session: str | None = None,
         hints: Hints = NO_HINTS,
         token_ids: Sequence[int] = (),
-        salt: str = "",
+        tenant: str = "",
     ) -> Ended:
         """Return the reuse classes of a finished request, and its hints.
 
@@ -220,9 +220,9 @@ class Plugin:
             blocks: hashes of its computed blocks from the start, which must not change afterwards.
             prompt_blocks: number of these that the prompt filled.
             reply_end: equal for replies with the same end; see `eviction_client.grouping.ReplyEnds`.
-            session: name of the conversation in all engines, if known.
-            token_ids: the prompt, which must not change afterwards.
-            salt: cache salt, which separates tenants.
+            session: digest of the conversation's name, the same in all engines, if known.
+            token_ids: the prompt.
+            tenant: digest of the cache salt; empty without one.
         """
         now = self.now()
         prediction = self.predictor.take(request_id)
@@ -245,9 +245,17 @@ class Plugin:
                 Run(own_from, run.reuse_class) for run in runs if run.end >= own_from > 0
             ][:1]
             runs.append(Run(len(blocks), DONE))
-        ended = Ended(request_id, session, blocks, prompt_blocks, now, first, runs, retain_s, token_ids, salt)
+        opening = hash(tuple(token_ids[: self.block_tokens]))
+        ended = Ended(request_id, session, blocks, prompt_blocks, now, first, runs, retain_s, len(token_ids), opening, tenant)
         for tier in self.tiers:
             tier.ended(ended)
+        self._append(ended)
+        return ended
+
+    def lost(self, request_id: Hashable) -> Ended:
+        """Forget a request whose end could not be read; return it as ended without blocks. Never raises."""
+        ended = Ended(request_id, None, (), 0, self.clock.latest, 0, ())
+        self.predictor.forget(request_id)
         self._append(ended)
         return ended
 
@@ -489,7 +497,7 @@ class Plugin:
         for tier in self.tiers:  # first, while the ghost caches of the pool have not seen this request
             tier.learn(prompt, freed, above)
         enabled = self.ghosts.observe(prompt, freed)
-        self._explain(self.misses.judge, ended.salt, self.ghosts.latest)
+        self._explain(self.misses.judge, ended.tenant, self.ghosts.latest)
         self._served(ended.request_id)
         if self.settings.guard:
             self.value_enabled = enabled

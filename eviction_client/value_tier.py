@@ -28,6 +28,8 @@ Content = Hashable
 """Key of a chunk in the tier's own code."""
 MAX_ENDED: Final = 1024
 """Finished requests that the tier's own code has not reported yet. Beyond it the oldest lose their classes."""
+REPORTED_S: Final = 60.0
+"""Time within which the tier's own code reports a finished request. It reports some before they free their blocks."""
 
 
 class Chunk(Block):
@@ -125,6 +127,9 @@ class ValueTier:
     def step(self) -> bool:
         """Do the work due before a step of the engine, in bounded time; return whether some is left."""
         self._follow()
+        now = self._clock()
+        while self._ended and next(iter(self._ended.values())).at < now - REPORTED_S:
+            self._ended.popitem(last=False)
         return self._queue.step()
 
     def ended(self, ended: Ended) -> None:

@@ -1,8 +1,41 @@
-"""Names of conversations in calls to the sidecar, computed in the same way by engines and gateways."""
+"""Names that callers choose, as digests: of conversations, LoRA adapters, salts and over-long request ids.
+
+Callers' text is neither kept nor sent. vLLM and SGLang limit neither the length of these names nor their characters, and the
+engine's scheduler computes the digests. So of a name above WHOLE characters only its length and its two ends are hashed.
+
+Two over-long names with equal ends and equal length are then one name. This gives nobody a name of another tenant:
+
+- Names of conversations are keyed by the tenant's cache salt, a secret. A tenant can only merge its own conversations. Without
+  salts all callers are one tenant, where anyone may use any name as it is.
+- A salt is set by the operator's gateway, or is a secret of the tenant. To get another tenant's digest a caller must know both
+  ends of its salt. Salts that differ only between their ends would be one tenant in statistics and order, although the engine
+  never shares their blocks; those of `lpc gateway` have 64 characters.
+- vLLM appends eight random characters to the id of a request. In SGLang two over-long ids may share an entry while both run.
+"""
 
 import hashlib
+from typing import Final
+
+WHOLE: Final = 1024
+"""Longest name that is hashed as a whole, characters."""
 
 
-def name_under_salt(session: str, salt: str) -> str:
-    """Return a name that is unique across tenants, which may use the same session ids; ``salt`` is the tenant's secret."""
-    return hashlib.blake2b(session.encode(), key=hashlib.sha256(salt.encode()).digest(), digest_size=16).hexdigest()
+def hashed(name: str) -> bytes:
+    """Return the bytes that stand for a name in a digest: at most 4 KiB. Any string is allowed, also with lone surrogates.
+
+    Equal bytes mean equal names, or two names above WHOLE characters with equal length and ends.
+    """
+    if len(name) > WHOLE:
+        name = f"{len(name)} {name[: WHOLE // 2]}{name[-WHOLE // 2 :]}"  # longer than WHOLE, so unlike any short name
+    return name.encode(errors="surrogatepass")
+
+
+def name_of(text: str, salt: str = "") -> str:
+    """Return the digest of a name, 32 hexadecimal digits. ``salt``: secret of the tenant, under which equal names differ."""
+    key = hashlib.sha256(hashed(salt)).digest() if salt else b""
+    return hashlib.blake2b(hashed(text), key=key, digest_size=16).hexdigest()
+
+
+def key_of(request_id: str) -> str:
+    """Return a request's id, or its digest if it is over-long."""
+    return request_id if len(request_id) <= WHOLE else name_of(request_id)

@@ -63,7 +63,7 @@ class Engine:
             prompt_blocks=len(blocks),
             session=session,
             token_ids=list(prompt),
-            salt=salt,
+            tenant=digest_of(salt),
         )
         for block in reversed(chain):
             self.held.pop(block, None)

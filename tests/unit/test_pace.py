@@ -106,7 +106,7 @@ def test_the_background_pauses_within_each_walk_over_a_long_prompt(pauses: Pause
             prompt_blocks=len(blocks) - 5_000,
             hints=Hints(done=True) if number == 8 else NO_HINTS,
             token_ids=range(16 * len(blocks)),
-            salt="s",
+            tenant="s",
         )
         assert len(pauses.between) > 5 * BLOCKS / pace.PIECE
         assert max([*pauses.between, Counted.looked_up]) <= MOST_HASHED

@@ -30,7 +30,7 @@ def queue_of(clock: Clock) -> FlooredQueue[Block]:
 def leave(queue: FlooredQueue[Block], clock: Clock, salt: str, count: int) -> list[int]:
     """Let a request of a tenant take blocks and leave them; return their ids."""
     taken = queue.popleft_n(count)
-    queue.own(taken, salt)
+    queue.own(taken, digest_of(salt))
     queue.insert(taken, 0, clock.now)
     clock.now += 1.0
     return [block.block_id for block in taken]
@@ -75,7 +75,7 @@ class Tenants(RuleBasedStateMachine):
     def end(self, data: st.DataObject, seconds: float) -> None:
         salt, blocks = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
         self.clock.now += seconds
-        self.queue.own(blocks, salt)
+        self.queue.own(blocks, digest_of(salt))
         self.queue.insert(blocks, 0, self.clock.now)
         for block in blocks:
             self.frees += 1

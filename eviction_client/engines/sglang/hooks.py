@@ -25,7 +25,17 @@ from eviction_client.ended import Ended
 from eviction_client.engines.sglang.chain import BLOCK_TOKENS, TokenChain
 from eviction_client.engines.sglang.keep import Keep
 from eviction_client.engines.sglang.order import ValueStrategy, classes_of
-from eviction_client.engines.sglang.requests import arguments_of, completed, is_conversation, reply_end_of, session_of, space_of
+from eviction_client.engines.sglang.requests import (
+    arguments_of,
+    category_of,
+    completed,
+    id_of,
+    is_conversation,
+    reply_end_of,
+    session_of,
+    space_of,
+    tenant_of,
+)
 from eviction_client.hints import Hints, Retained
 from eviction_client.plugin import Plugin
 from eviction_client.value_queue import GOES_ON
@@ -83,7 +93,7 @@ class Hooks:
                 if is_conversation(req):
                     joins = req
                     self.plugin.admitted(
-                        req.rid, req.origin_input_ids_unpadded, session=session_of(req), category=req.lora_id or ""
+                        id_of(req), req.origin_input_ids_unpadded, session=session_of(req), category=category_of(req)
                     )
         except Exception as error:
             self.plugin.failed(error)
@@ -104,8 +114,8 @@ class Hooks:
         node = self._core.node_by_id(node_id)
         if self._keep.join(req, None if node is self._core.root_node else node):
             chain = TokenChain(array("q", req.origin_input_ids), space_of(req))
-            self._waiting.add(req.rid)
-            self.plugin.started(req.rid, chain, kept=True)
+            self._waiting.add(id_of(req))
+            self.plugin.started(id_of(req), chain, kept=True)
 
     def _dropped(self, request_id: str) -> None:
         """Forget a request that SGLang has dropped while it waited."""
@@ -126,9 +136,9 @@ class Hooks:
                 self._started.add(req)
                 if self._keep is not None and req in self._keep:
                     self._keep.leave(req)
-                    self._waiting.discard(req.rid)
+                    self._waiting.discard(id_of(req))
                 else:
-                    self.plugin.started(req.rid, _chain_of(req, len(req.origin_input_ids)))
+                    self.plugin.started(id_of(req), _chain_of(req, len(req.origin_input_ids)))
             if req.finished():
                 ended = self._ended(req, up_to)
         except Exception as error:
@@ -148,7 +158,7 @@ class Hooks:
         if not checkpointed:
             try:
                 if req.finished():
-                    self.plugin.finished(req.rid, completed=False, blocks=(), prompt_blocks=0)
+                    self.plugin.finished(id_of(req), completed=False, blocks=(), prompt_blocks=0)
                 elif self.order is not None:
                     nodes = self._path_of(req.last_node)
                     self.order.used(nodes, [GOES_ON] * len(nodes), self.plugin.now())
@@ -181,9 +191,9 @@ class Hooks:
         """Pass the end of a request to the plug-in."""
         blocks = _chain_of(req, up_to)
         self.plugin.in_use(self._protected_size() // BLOCK_TOKENS)
-        self.plugin.served(req.rid, req.cached_tokens)
+        self.plugin.served(id_of(req), req.cached_tokens)
         return self.plugin.finished(
-            req.rid,
+            id_of(req),
             completed=completed(req),
             blocks=blocks,
             prompt_blocks=min(len(req.origin_input_ids) // BLOCK_TOKENS, len(blocks)),
@@ -191,7 +201,7 @@ class Hooks:
             session=session_of(req),
             hints=Hints.of(arguments_of(req)),
             token_ids=req.origin_input_ids,
-            salt=req.cache_salt or "",
+            tenant=tenant_of(req),
         )
 
     def _path_of(self, node_id: Any) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, finalize, ref
 
 from eviction_client.waits import KEPT_REQUESTS
+from lpc.wire.session import key_of
 
 
 class Keep:
@@ -36,7 +37,7 @@ class Keep:
             return False
         self._added += 1
         self._numbers[req] = self._added
-        finalize(req, self._dropped, req.rid).atexit = False
+        finalize(req, self._dropped, key_of(str(req.rid))).atexit = False
         if node is not None:
             if not hasattr(node, "lpc_waits"):
                 node.lpc_waits = []

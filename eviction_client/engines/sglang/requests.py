@@ -1,11 +1,13 @@
 """Reads what the plug-in needs from a request of SGLang."""
 
+from hashlib import blake2b
 from typing import Any
 
 from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_MATCHED_TOKEN
 
-from lpc.wire.session import name_under_salt
+from eviction_client.tenants import digest_of
+from lpc.wire.session import hashed, key_of, name_of
 
 
 def is_conversation(req: Any) -> bool:
@@ -31,16 +33,30 @@ def arguments_of(req: Any) -> dict[str, Any] | None:
     return arguments if isinstance(arguments, dict) else None
 
 
+def id_of(req: Any) -> str:
+    """Return the id under which the plug-in stores a request."""
+    return key_of(str(req.rid))
+
+
+def category_of(req: Any) -> str:
+    """Return the digest of the LoRA adapter's id; empty without one."""
+    return name_of(str(req.lora_id)) if req.lora_id else ""
+
+
+def tenant_of(req: Any) -> str:
+    """Return the digest of the cache salt, which separates tenants; empty without one."""
+    return digest_of(req.cache_salt)
+
+
 def session_of(req: Any) -> str | None:
-    """Return the name of the conversation: SGLang's session id, or else ``session_id`` of the caller's arguments."""
+    """Return the digest of the conversation's name: SGLang's session id, or else ``session_id`` of the caller's arguments."""
     session = req.session_id or getattr(req.session, "session_id", None)
     if session is None and (arguments := arguments_of(req)):
         session = arguments.get("session_id")
-    if not isinstance(session, str):
-        return None
-    return name_under_salt(session, req.cache_salt) if req.cache_salt else session
+    return name_of(session, req.cache_salt or "") if isinstance(session, str) and session else None
 
 
 def space_of(req: Any) -> bytes:
     """Return what separates the request's cache from others': the extra key (LoRA and class) and the tenant's salt."""
-    return repr((req.extra_key, req.cache_salt)).encode()
+    parts = repr([hashed(part or "") for part in (req.extra_key, req.cache_salt)])
+    return blake2b(parts.encode(), digest_size=16).digest()

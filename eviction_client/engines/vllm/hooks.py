@@ -22,7 +22,7 @@ blocks used once.
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -31,11 +31,20 @@ from vllm.v1.request import Request
 from eviction_client.ended import Ended
 from eviction_client.engines.vllm.keep import Keep
 from eviction_client.engines.vllm.queue import FlooredFreeQueue, FreedLater, LearnedFreeQueue
-from eviction_client.engines.vllm.requests import completed, hints_of, reply_end_of, session_of
+from eviction_client.engines.vllm.requests import (
+    category_of,
+    completed,
+    hints_of,
+    id_of,
+    reply_end_of,
+    session_of,
+    tenant_of,
+)
 from eviction_client.engines.vllm.waiting import CachedFirstQueue
 from eviction_client.engines.vllm_cpu.placing import Tiers
 from eviction_client.plugin import Plugin
 from eviction_client.value_queue import RENEWED_S
+from lpc.wire.session import key_of
 
 STEP_S: Final = 1.04 * RENEWED_S
 """Seconds between two times at which what is due is done, unless requests wait: a little more than those after which values
@@ -75,6 +84,7 @@ class Hooks:
         pool = manager.block_pool
         self._free_blocks_of: Callable[[], int] = pool.get_num_free_blocks
         self._blocks: int = pool.num_gpu_blocks
+        self._requests: Mapping[str, Any] = scheduler.requests
         self._stock_add_request: Callable[..., None] = scheduler.add_request
         self._stock_shutdown: Callable[..., None] = scheduler.shutdown
         self._stock_free: Callable[[Request], None] = manager.free
@@ -145,16 +155,17 @@ class Hooks:
         self.plugin.close()
 
     def admitted(self, request: Request) -> None:
-        """Ask the predictor, unless there are no token ids or they will change (streamed input)."""
+        """Ask the predictor, unless there are no token ids or they will change (streamed input).
+
+        The continuation and the end of streamed input also pass ``add_request``, as a request with the id of the first one.
+        vLLM does not admit these, so no later call would end what is stored of them here.
+        """
         started = time.perf_counter()
         try:
-            if request.prompt_token_ids and not request.resumable:
-                lora = request.lora_request
+            new = self._requests.get(request.request_id) is request
+            if new and not request.is_finished() and request.prompt_token_ids and not request.resumable:
                 self.plugin.admitted(
-                    request.request_id,
-                    request.prompt_token_ids,
-                    session=session_of(request),
-                    category="" if lora is None else lora.lora_name,
+                    id_of(request), request.prompt_token_ids, session=session_of(request), category=category_of(request)
                 )
                 self.keep.join(request)
         except Exception as error:
@@ -165,7 +176,7 @@ class Hooks:
         """Have the prompts of those requests looked at that a step has begun."""
         started = time.perf_counter()
         try:
-            self.keep.started((new.req_id, new.num_computed_tokens) for new in scheduled.scheduled_new_reqs)
+            self.keep.started((key_of(new.req_id), new.num_computed_tokens) for new in scheduled.scheduled_new_reqs)
         except Exception as error:
             self.plugin.failed(error)
         self.plugin.seconds += time.perf_counter() - started
@@ -219,12 +230,12 @@ class Hooks:
         ended: Ended | None = None
         try:
             if request.is_finished():
-                self.keep.leave(request.request_id)
+                self.keep.leave(id_of(request))
                 size = self._hash_block_size
                 self.plugin.in_use(self._blocks - self._free_blocks_of())
                 computed = request.block_hashes[: request.num_computed_tokens // size]
                 ended = self.plugin.finished(
-                    request.request_id,
+                    id_of(request),
                     completed=completed(request),
                     blocks=computed,
                     prompt_blocks=min(len(computed), request.num_prompt_tokens // size),
@@ -232,10 +243,10 @@ class Hooks:
                     session=session_of(request),
                     hints=hints_of(request),
                     token_ids=request.prompt_token_ids or (),
-                    salt=request.cache_salt or "",
+                    tenant=tenant_of(request),
                 )
         except Exception as error:
             self.plugin.failed(error)
-            ended = ended or Ended(None, None, (), 0, 0.0, 0, ())
+            ended = self.plugin.lost(id_of(request))
         self.plugin.seconds += time.perf_counter() - started
         return ended

@@ -12,6 +12,7 @@ from typing import Any, Final
 from vllm.v1.request import Request
 
 from eviction_client.engines.vllm.queue import LearnedFreeQueue
+from eviction_client.engines.vllm.requests import id_of
 from eviction_client.plugin import Plugin
 from eviction_client.waits import KEPT_REQUESTS, Waited, Waits
 
@@ -57,7 +58,7 @@ class Keep:
 
     def join(self, request: Request) -> None:
         """Add a request that starts to wait."""
-        self.beyond[request.request_id] = request
+        self.beyond[id_of(request)] = request
 
     def before_step(self) -> None:
         """Look up and count the oldest waiting requests, unless there is only one and it may be served at once.
@@ -91,10 +92,9 @@ class Keep:
 
     def leave(self, request_id: str) -> None:
         """Remove a request if it waits."""
-        if self.counted.pop(request_id, None) is None:
-            self.beyond.pop(request_id, None)
-            return
-        self._release(request_id)
+        self.beyond.pop(request_id, None)
+        if self.counted.pop(request_id, None) is not None:
+            self._release(request_id)
 
     def _release(self, request_id: str) -> None:
         if self._queue is not None:
@@ -104,7 +104,7 @@ class Keep:
 
     def _count(self, request: Request) -> int:
         """Keep what a request will hit; return the number of blocks looked up."""
-        request_id, size = request.request_id, self._block_tokens
+        request_id, size = id_of(request), self._block_tokens
         blocks: Sequence[int] = ()
         chunks: list[Sequence[Any]] = [() for _ in self._policies]
         cached = 0

@@ -159,7 +159,7 @@ class FlooredFreeQueue(FlooredQueue[KVCacheBlock], LearnedFreeQueue):
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Add blocks with content that were just used, ``blocks[0]`` to be evicted first."""
         if self._ended is not None:
-            self.own(blocks, self._ended.salt)
+            self.own(blocks, self._ended.tenant)
         super().append_n(blocks)
 
     def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:

@@ -5,11 +5,16 @@ from typing import Any, Final
 from vllm.v1.request import Request, RequestStatus
 
 from eviction_client.hints import NO_HINTS, Hints
-from lpc.wire.session import name_under_salt
+from eviction_client.tenants import digest_of
+from lpc.wire.session import key_of, name_of
 
 _COMPLETED: Final = frozenset(
     (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_REPETITION)
 )
+
+
+MOST_ACTIONS: Final = 16
+"""Actions of ``kv_hints`` that are read."""
 
 
 def completed(request: Request) -> bool:
@@ -35,21 +40,34 @@ def hints_of(request: Request) -> Hints:
     hints = Hints.of(arguments_of(request))
     envelope = getattr(request, "kv_hints", None)  # vLLM 0.32
     if hints is NO_HINTS and envelope is not None:
-        for action in envelope.actions:
-            known = action.action_type == "kv.retain" and str(action.action_version).partition(".")[0] == "1"
+        for action in envelope.actions[:MOST_ACTIONS]:
+            known = action.action_type == "kv.retain" and str(action.action_version)[:2] in ("1", "1.")
             if known and isinstance(action.payload, dict):
                 return Hints.of({"lpc_retain_seconds": action.payload.get("seconds")})
     return hints
 
 
-def session_of(request: Request) -> str | None:
-    """Name of the conversation: vLLM's session id, or ``session_id`` among the extra arguments if vLLM has none.
+def id_of(request: Request) -> str:
+    """Return the id under which the plug-in stores a request."""
+    return key_of(request.request_id)
 
-    With a cache salt it is a digest of both, because tenants may use the same ids and the salt is secret.
+
+def category_of(request: Request) -> str:
+    """Return the digest of the LoRA adapter's name; empty without one."""
+    return "" if request.lora_request is None else name_of(request.lora_request.lora_name)
+
+
+def tenant_of(request: Request) -> str:
+    """Return the digest of the cache salt, which separates tenants; empty without one."""
+    return digest_of(request.cache_salt)
+
+
+def session_of(request: Request) -> str | None:
+    """Return the digest of the conversation's name: vLLM's session id, or else ``session_id`` of the extra arguments.
+
+    Tenants may use the same names, so the digest differs between cache salts.
     """
     session = getattr(request, "session_id", None)
     if session is None and (arguments := arguments_of(request)):
         session = arguments.get("session_id")
-    if not isinstance(session, str):
-        return None
-    return name_under_salt(session, request.cache_salt) if request.cache_salt else session
+    return name_of(session, request.cache_salt or "") if isinstance(session, str) and session else None

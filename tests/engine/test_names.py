@@ -1,0 +1,55 @@
+"""Callers' names are bounded in the engine's memory, whatever callers send."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks.bare_scheduler import BLOCK, Engine
+from benchmarks.told import Told
+from eviction_client.background import AtOnce
+from eviction_client.tenants import digest_of
+from tests.reachable import reached, weigh
+
+pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="names of a megabyte and of invalid characters")
+
+MEBIBYTE = 1 << 20
+SETTINGS = {"hints_share": 0.5, "pooling": "shared", "guard": True, "background": AtOnce}
+
+
+def serve(engine: Engine, number: int, name: str, tokens: int = 2 * BLOCK) -> None:
+    arguments = {"lpc_retain_seconds": name, "lpc_done": name} if number % 2 else {"session_id": name, "lpc_done": True}
+    salt = f"{number}{name}" if number % 4 < 2 else None
+    request = engine.add(f"{name}{number}", range(6, 6 + tokens), 2, arguments, salt, session_id=name)
+    request.lora_request = SimpleNamespace(lora_name=name)
+    while engine.scheduler.has_unfinished_requests():
+        engine.step()
+
+
+def test_names_of_a_mebibyte_take_no_memory_once_their_requests_have_ended(window: int | None) -> None:
+    engine = Engine(60, window=window, tenant_floors={digest_of("a"): 0.1}, **SETTINGS)
+    engine.told.ask = lambda *_, **__: None  # type: ignore[method-assign]  # its list of all ids is not the plug-in's
+    hooks = engine.scheduler.lpc
+    for number in range(40):
+        serve(engine, number, f"{number:0{MEBIBYTE}}")
+    assert not [path for path, one in reached(hooks) if isinstance(one, str | bytes) and len(one) > 1024]
+    before = weigh(hooks, beyond=[engine.scheduler.requests])
+    for number in range(40, 80):
+        serve(engine, number, f"{number:0{MEBIBYTE}}")
+    assert weigh(hooks, beyond=[engine.scheduler.requests]) - before < 40 * 4096
+    assert hooks.plugin.failures == 0 and hooks.plugin.ended["prediction"] + hooks.plugin.ended["unanswered"] == 80
+
+
+@pytest.mark.parametrize("name", ["\ud800", "a\udfff" * 3000, "\x00\n\x1b[2J", "\U0010ffff" * 2000, ""])
+def test_names_of_any_characters_raise_nowhere(name: str) -> None:
+    engine = Engine(60, tenant_floors={digest_of("a"): 0.1}, **SETTINGS)
+    asked: list[dict[str, str]] = []
+
+    class Asked(Told):
+        def ask(self, request_id: object, **named: object) -> None:
+            asked.append({key: str(value) for key, value in named.items() if key != "token_ids"})
+
+    engine.scheduler.lpc.plugin.predictor = Asked(lambda _: None)
+    for number in range(3):
+        serve(engine, number, name, BLOCK - 5)  # vLLM itself cannot hash a full block with such a salt
+    assert engine.scheduler.lpc.plugin.failures == 0
+    assert all(value.isascii() and len(value) in (0, 32) for named in asked for value in named.values())
