@@ -75,7 +75,7 @@ def url_with_brackets(url: str) -> str:
     return urlunsplit(parts._replace(netloc=f"{user}{at}{place}"))
 
 
-def shown(address: str) -> str:
+def without_secrets(address: str) -> str:
     """Return an address for messages: without user, password, query and fragment.
 
     Everything before the last ``@`` is left out, because a password may contain characters that end the host of a valid URL.

@@ -11,7 +11,7 @@ import zlib
 from typing import Final, NamedTuple
 
 from lpc.errors import LpcError, UsageError
-from lpc.wire.addresses import shown, url_with_brackets
+from lpc.wire.addresses import url_with_brackets, without_secrets
 
 TIMEOUT_S: Final = 20.0
 """Time limit of a connection and of each part of an answer."""
@@ -53,11 +53,15 @@ class Address(NamedTuple):
             parts = urllib.parse.urlsplit(url_with_brackets(text.strip()))
             host, port = parts.hostname, parts.port
         except ValueError:
-            raise UsageError(f"{shown(text)}: is not a URL. Write @, / and : of a password as %40, %2F, %3A") from None
+            raise UsageError(
+                f"{without_secrets(text)}: is not a URL. Write @, / and : of a password as %40, %2F, %3A"
+            ) from None
         if parts.scheme not in ("http", "https") or not host:
-            raise UsageError(f"{shown(text)}: the address must begin with http:// or https:// and a host")
+            raise UsageError(f"{without_secrets(text)}: the address must begin with http:// or https:// and a host")
         if any(ord(c) <= 32 or ord(c) > 126 for c in text.strip()):
-            raise UsageError(f"{shown(text)}: the address contains a blank or a character that is not ASCII: percent-encode it")
+            raise UsageError(
+                f"{without_secrets(text)}: the address contains a blank or a character that is not ASCII: percent-encode it"
+            )
         user, at, netloc = parts.netloc.rpartition("@")
         credentials = ""
         if at and user.strip(":"):
@@ -99,7 +103,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         try:
             following = Address.parse(newurl)
         except UsageError as error:
-            raise PageError(f"{shown(req.full_url)}: redirects to an address that cannot be read ({error})") from None
+            raise PageError(f"{without_secrets(req.full_url)}: redirects to an address that cannot be read ({error})") from None
         request = super().redirect_request(req, fp, code, msg, headers, following.url)
         if request is not None and following.origin == self._first.origin and self._first.credentials:
             request.add_unredirected_header("Authorization", self._first.credentials)
@@ -113,7 +117,7 @@ def read(address: Address, *, statuses: frozenset[int] = frozenset()) -> Page:
         address: of the page.
         statuses: HTTP statuses of failures whose page is returned as well.
     """
-    name = shown(address.url)
+    name = without_secrets(address.url)
     handlers: list[urllib.request.BaseHandler] = [_Redirects(address)]
     if address.is_loopback:
         handlers.append(urllib.request.ProxyHandler({}))

@@ -13,7 +13,7 @@ from eviction_client.ghost import GhostHits
 from eviction_client.misses import SOURCES
 from eviction_client.tenants import OTHERS
 from lpc.errors import LpcError, UsageError
-from lpc.wire.addresses import shown
+from lpc.wire.addresses import without_secrets
 from lpc_apps.commands.options import JsonOutput, Output
 from lpc_apps.commands.outcome import note
 from lpc_apps.commands.outcome import report as printed
@@ -144,7 +144,7 @@ def of_engines(addresses: list[str]) -> Counted:
     counted = Counted()
     for address in dict.fromkeys(map(metrics_of, map(Address.parse, addresses))):
         page = read(address)
-        for name, labels, value in samples_of(page, shown(address.url)):
+        for name, labels, value in samples_of(page, without_secrets(address.url)):
             counted.add(name, labels, value)
     return counted
 
@@ -183,7 +183,7 @@ def of_prometheus(address: str, hours: float) -> Counted:
     for name, labels in LABELS.items():
         query = f"sum by ({', '.join(labels)}) (increase({name}[{round(hours * 3600)}s]))"
         page = read(base.with_path(base.path + "/api/v1/query", urllib.parse.urlencode({"query": query})), statuses=EXPLAINED)
-        result, warnings = result_of(page.body, shown(base.url))
+        result, warnings = result_of(page.body, without_secrets(base.url))
         counted.warnings.update(dict.fromkeys(warnings))
         for series, value in result:
             counted.add(name, series, value)

@@ -21,7 +21,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from lpc.errors import UsageError
-from lpc.wire.addresses import parted, shown, with_port
+from lpc.wire.addresses import parted, with_port, without_secrets
 from lpc.wire.listening import listen
 from lpc.wire.raw_path import BadTarget, raw_path, raw_target
 
@@ -150,7 +150,9 @@ def serve_front(target: str, token: str, host: str, port: int) -> None:
     try:
         app = front(with_port(*parted(target)), token)
     except (ValueError, httpx.InvalidURL):
-        raise UsageError(f"--upstream {shown(target)} is not host:port, such as 127.0.0.1:8080 or [::1]:8080") from None
+        raise UsageError(
+            f"--upstream {without_secrets(target)} is not host:port, such as 127.0.0.1:8080 or [::1]:8080"
+        ) from None
     with listen(host, port, ("--host", "--port")) as listener:
         place = with_port(host, listener.getsockname()[1])
         print(f"lpc: {place} forwards requests with the token to {target}", file=sys.stderr, flush=True)
