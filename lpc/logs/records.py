@@ -9,19 +9,18 @@ import gzip
 import io
 import json
 import math
-import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import Any, BinaryIO, Final, Literal, TypeAlias, TypeVar
 
 import ijson
 
 from lpc.errors import LpcError
 
 Record = dict[str, Any]
-_Reader = io.BufferedReader | gzip.GzipFile
+_Reader: TypeAlias = "io.BufferedReader[Any] | gzip.GzipFile"
 T = TypeVar("T")
 
 SUFFIXES: Final = (".jsonl", ".json")
@@ -35,7 +34,7 @@ SKIP_ALWAYS: Final = 10
 """Records that may be damaged in a log of any size."""
 LONGEST_LINE: Final = 256 << 20
 """Bytes of the longest line that is read; images inside a request may have tens of MiB."""
-_PEEK: Final = 4096
+_PEEK: Final = 1 << 16
 
 
 class DatasetError(LpcError):
@@ -183,20 +182,21 @@ def json_lines(path: Path, repair: Callable[[bytes], bytes] | None = None) -> It
     Args:
         repair: makes JSON of a line that is not.
     """
-    with path.open("rb") as raw:
+    with io.BufferedReader(io.FileIO(path), _PEEK) as raw:
         file = _unpacked(raw, path)
         try:
             # A JSON text begins with ASCII: the zero bytes of its start show the encoding.
             encoding = json.detect_encoding(file.peek(4)[:4])
-            if encoding.startswith("utf-8") and _spans_lines(file):
+            layout = _layout(file) if encoding.startswith("utf-8") else "lines"
+            if layout == "spread":
                 yield from _spread(file)
             else:
-                yield from _lines(file, encoding, repair)
+                yield from _lines(file, encoding, repair, listed=layout == "listed")
         except (EOFError, zlib.error, gzip.BadGzipFile):
             yield "the end", WrongRecord("file cut off")
 
 
-def _unpacked(file: io.BufferedReader, path: Path) -> _Reader:
+def _unpacked(file: "io.BufferedReader[Any]", path: Path) -> _Reader:
     """Return a reader of a file's contents. Raises DatasetError if it is compressed with Zstandard."""
     start = file.peek(4)
     if start.startswith(b"\x28\xb5\x2f\xfd"):
@@ -204,9 +204,11 @@ def _unpacked(file: io.BufferedReader, path: Path) -> _Reader:
     return gzip.GzipFile(fileobj=file) if start.startswith(b"\x1f\x8b") else file
 
 
-def _lines(file: _Reader, encoding: str, repair: Callable[[bytes], bytes] | None) -> Iterator[tuple[str, Record | WrongRecord]]:
+def _lines(
+    file: _Reader, encoding: str, repair: Callable[[bytes], bytes] | None, *, listed: bool
+) -> Iterator[tuple[str, Record | WrongRecord]]:
     if encoding.startswith("utf-8"):
-        yield from _numbered(file, repair)
+        yield from _numbered(file, repair, listed=listed)
         return
     text = io.TextIOWrapper(file, encoding, errors="replace", newline="\n")
     try:
@@ -215,7 +217,9 @@ def _lines(file: _Reader, encoding: str, repair: Callable[[bytes], bytes] | None
         text.detach()  # its owner closes the file
 
 
-def _numbered(stream: Any, repair: Callable[[bytes], bytes] | None) -> Iterator[tuple[str, Record | WrongRecord]]:
+def _numbered(
+    stream: Any, repair: Callable[[bytes], bytes] | None, *, listed: bool = False
+) -> Iterator[tuple[str, Record | WrongRecord]]:
     number = 0
     while line := stream.readline(LONGEST_LINE):
         number += 1
@@ -227,6 +231,7 @@ def _numbered(stream: Any, repair: Callable[[bytes], bytes] | None) -> Iterator[
             continue
         text = line if isinstance(line, bytes) else line.encode("utf-8", "surrogatepass")
         text = text.removeprefix(b"\xef\xbb\xbf") if number == 1 else text
+        text = _unlisted(text) if listed else text
         if text and not text.isspace():
             yield str(number), _object(text, repair)
 
@@ -235,10 +240,40 @@ def _ends(line: bytes | str) -> bool:
     return line[-1:] in (b"\n", "\n")
 
 
-def _spans_lines(file: _Reader) -> bool:
-    """Return whether a file starts with an array, or with an object that does not end in its line."""
-    start = file.peek(_PEEK)[:_PEEK].removeprefix(b"\xef\xbb\xbf").lstrip()
-    return start[:1] == b"[" or bool(re.match(rb"\{\s*\n", start))
+def _layout(file: _Reader) -> Literal["lines", "listed", "spread"]:
+    """Return how a file holds its objects: one a line, as an array with one a line, or across lines.
+
+    A damaged first line does not make an array of a log of lines.
+    """
+    start = file.peek(_PEEK)[:_PEEK].removeprefix(b"\xef\xbb\xbf")
+    first, second, third = ([line.strip() for line in start.splitlines() if line.strip()] + [b""] * 3)[:3]
+    if first.startswith(b"{"):
+        return "spread" if first == b"{" and second.startswith(b'"') else "lines"
+    if not first.startswith(b"["):
+        return "lines"
+    if not second:
+        return "spread"
+    if second.startswith(b"{") and second.endswith(b",") and _is_json(second[:-1]):
+        return "listed"
+    if first == b"[":
+        return "lines" if _is_json(second) and third != b"]" else "spread"
+    if first.endswith(b"},"):
+        return "listed"
+    return "spread" if first == b"[{" and not second.startswith(b"{") else "lines"
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _unlisted(line: bytes) -> bytes:
+    """Return an object's line without what makes an array of the lines."""
+    text = line.strip().removesuffix(b",").removeprefix(b"[").strip()
+    return (text[:-1] if text == b"]" or text.endswith(b"}]") else text) + b"\n"
 
 
 def _spread(file: _Reader) -> Iterator[tuple[str, Record | WrongRecord]]:

@@ -538,6 +538,7 @@ def test_opentelemetry_s_instructions_tools_calls_and_results_are_read(tmp_path:
 SKIPPED: list[tuple[str, Json | str | bytes, str]] = [
     ("litellm", litellm(0) | {"call_type": "aembedding"}, "not a chat: embedding"),
     ("litellm", litellm(0) | {"call_type": "arerank"}, "not a chat: rerank"),
+    ("litellm", litellm(0) | {"call_type": None, "response": {"object": "list", "data": []}}, "not a chat: embedding"),
     ("litellm", litellm(0) | {"status": "failure"}, "failed call"),
     ("litellm", litellm(0) | {"prompt_tokens": 0, "response": None}, "failed call"),
     ("litellm", litellm(0) | {"prompt_tokens": 0, "response": {"choices": []}}, "failed call"),
@@ -625,6 +626,8 @@ TEXT = "".join(json.dumps(line) + "\n" for line in LINES)
         gzip.compress(TEXT[:300].encode()) + gzip.compress(TEXT[300:].encode()),
         json.dumps(LINES).encode(),
         json.dumps(LINES, indent=2).encode(),
+        ("[" + ",\n".join(json.dumps(line) for line in LINES) + "]").encode(),
+        ("[\n" + ",\n".join(json.dumps(line) for line in LINES) + "\n]\n").encode(),
         b"\xef\xbb\xbf " + json.dumps(LINES, indent=2).encode(),
         "\n".join(json.dumps(line, indent=2) for line in LINES).encode(),
         gzip.compress(json.dumps(LINES).encode()),
@@ -644,6 +647,23 @@ def test_a_file_that_is_cut_off_gives_what_it_has(data: bytes, tmp_path: Path) -
     trace = open_trace(tmp_path / "log", "chat")
     assert len(trace.requests) >= 2
     assert sum(trace.skipped.counts.values()) == 1
+
+
+@pytest.mark.parametrize("first", ["[", "[1]", "[1, 2", "{", "[{", '["x', "]", "[{}]", '[{"a": 1},'])
+def test_a_damaged_first_line_does_not_hide_the_others(first: str, read: Read) -> None:
+    trace = read("chat", first, chat(0), chat(1), chat(2))
+    assert len(trace.requests) == 3
+    assert sum(trace.skipped.counts.values()) <= 1
+
+
+@pytest.mark.parametrize("start", ["[\n", "["])
+@pytest.mark.parametrize("end", ["\n]\n", "]"])
+def test_a_damaged_record_of_an_array_with_a_record_a_line_is_skipped(start: str, end: str, tmp_path: Path) -> None:
+    rows = [json.dumps(chat(0)), json.dumps(chat(1)), '{"time": 1, "mess', json.dumps(chat(2))]
+    (tmp_path / "log").write_text(start + ",\n".join(rows) + end)
+    trace = open_trace(tmp_path / "log", "chat")
+    assert len(trace.requests) == 3
+    assert trace.skipped.counts == {"not JSON": 1}
 
 
 def test_a_line_that_is_too_long_is_skipped_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,8 @@ def read(record: Record) -> Iterator[LoggedRequest]:
         record = object_of(record[wrapper]) if object_of(record.get(wrapper)) else record
     refuse_operation(record.get("call_type"))
     response = decoded(record.get("response"))
+    if isinstance(response, dict) and isinstance(response.get("data"), list):
+        raise OtherRecord("not a chat: embedding")
     reply = reply_of(response)
     input_tokens = count_of(record.get("prompt_tokens"), 1)
     if record.get("status") == "failure" or (input_tokens is None and record.get("error_str") and not reply):
