@@ -62,7 +62,7 @@ class RedisUrl:
             ) from None
         host, port = parts.get("host", "localhost"), parts.get("port", 6379)
         bare = "".join(found.group(1, 2) if found[1] else found.group(3, 4))
-        where = parts.get("path") or f"{host}:{port}"
+        where = parts.get("path") or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         return cls(bare, where, (host, port), parts.get("username"), parts.get("password"))
 
 
