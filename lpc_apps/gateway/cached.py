@@ -100,6 +100,13 @@ class Cached:
         self._metrics.misses.labels(DENIED if denied else pb.Reason.Name(reason).removeprefix("REASON_").lower()).inc()
         return Found(question, miss=answer.miss)
 
+    def wants(self, found: Found, *, store: bool) -> bool:
+        """Return whether an engine's answer can be stored, another request waits for it, or it is evidence."""
+        if self._client is None or found.question is None or found.hit is not None:
+            return False
+        miss = found.miss
+        return bool(miss.flight or miss.candidate) or (store and miss.reason not in _ASKED_OFF)
+
     def hand_in(self, found: Found, response: pb.Response | None, *, store: bool = True, ended: bool = False) -> None:
         """Store the engine's answer in the background.
 
@@ -109,11 +116,9 @@ class Cached:
             store: whether the request permits it.
             ended: whether the answer was complete. If so, waiting requests need not repeat it one after the other.
         """
-        if self._client is None or found.question is None or found.hit is not None:
+        if self._client is None or not self.wants(found, store=store and response is not None):
             return
         miss = found.miss
-        if not (miss.flight or miss.candidate) and (response is None or not store or miss.reason in _ASKED_OFF):
-            return  # no request waits for it, and it is not evidence
         message = pb.StoreRequest(
             request=found.question,
             response=response,

@@ -18,6 +18,8 @@ from lpc.cache.v1 import response_cache_pb2 as pb
 
 DONE: Final = b"[DONE]"
 _END_OF_EVENT: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+LONGEST_END: Final = 3
+"""Bytes of an incomplete end of an event."""
 _END_OF_LINE: Final = re.compile(rb"\r\n|\n|\r")
 _ID: Final = re.compile(rb'("id"\s*:\s*")((?:[^"\\]|\\.)*)"')
 _CREATED: Final = re.compile(rb'("created"\s*:\s*)[0-9.]+')
@@ -35,7 +37,8 @@ class Recording:
         self._streamed = streamed
         self._left = max_bytes
         self._kept: list[bytes] = []
-        self._rest = b""
+        self._rest = bytearray()
+        self._searched = 0
         self._whole = False
         self._spoilt = False
 
@@ -55,8 +58,7 @@ class Recording:
             self._kept.append(data)
         else:
             self._rest += data
-            *events, self._rest = _END_OF_EVENT.split(self._rest)
-            for event in events:
+            for event in self._events():
                 self._event(event)
 
     def end(self) -> None:
@@ -73,9 +75,20 @@ class Recording:
         except (ValueError, KeyError, TypeError, AttributeError, IndexError):
             return None
 
+    def _events(self) -> list[bytes]:
+        """Take the complete events. Searches each byte once, and the last few twice, because an end may be split."""
+        events, start = [], 0
+        for found in _END_OF_EVENT.finditer(bytes(self._rest[self._searched :])):
+            end = self._searched + found.start()
+            events.append(bytes(self._rest[start:end]))
+            start = self._searched + found.end()
+        del self._rest[:start]
+        self._searched = max(0, len(self._rest) - LONGEST_END)
+        return events
+
     def _spoil(self) -> None:
         self._spoilt = True
-        self._kept, self._rest = [], b""
+        self._kept, self._rest = [], bytearray()
 
     def _event(self, event: bytes) -> None:
         data = [line[5:].removeprefix(b" ") for line in _END_OF_LINE.split(event) if line.startswith(b"data:")]

@@ -1,6 +1,8 @@
 """Recording an engine's answer and replaying it."""
 
 import json
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lpc.cache.v1 import response_cache_pb2 as pb
+from lpc_apps.gateway import recording as recording_module
 from lpc_apps.gateway.recording import Recording, replay
 
 USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
@@ -118,3 +121,22 @@ def test_a_recording_is_replayed_in_its_own_form_only() -> None:
 @pytest.mark.parametrize("data", [b"[]", b"{}", b"not JSON", b'{"choices": []}', b'{"choices": [{"message": {}}]}'])
 def test_a_body_that_is_not_an_answer_is_not_recorded(data: bytes) -> None:
     assert recorded(data, streamed=False) is None
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r"])
+@pytest.mark.parametrize("size", [1, 2, 3, 100, 4096])
+def test_a_long_event_in_small_pieces_is_searched_once(monkeypatch: pytest.MonkeyPatch, end: bytes, size: int) -> None:
+    class Counting:
+        searched = 0
+
+        def finditer(self, data: bytes) -> Iterator[re.Match[bytes]]:
+            self.searched += len(data)
+            return ends.finditer(data)
+
+    ends, counting = recording_module._END_OF_EVENT, Counting()
+    monkeypatch.setattr(recording_module, "_END_OF_EVENT", counting)
+    body = stream([chunk({"content": "x" * 50_000}), *CHUNKS]).replace(b"\n\n", end)
+    response = recorded(body, cuts=tuple(range(size, len(body), size)), max_bytes=100_000)
+    assert response is not None and len(response.chunks) == 1 + len(CHUNKS)
+    pieces = len(body) / size + 1
+    assert len(body) <= counting.searched <= len(body) + pieces * recording_module.LONGEST_END
