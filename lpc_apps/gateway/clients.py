@@ -19,6 +19,7 @@ from lpc.cache.bodies import DEFAULT_SCOPE
 from lpc.errors import LpcError
 from lpc.wire.tokens import TokenFileError, owner_of, read_tokens
 from lpc.wire.watched import Watched
+from lpc_apps.gateway.errors import GatewayError
 from lpc_apps.gateway.headers import Headers, first
 from lpc_apps.gateway.settings import GatewaySettings
 
@@ -30,9 +31,12 @@ NAMES: Final = (
     *(("session_id",), ("vllm_xargs", "session_id")),  # vLLM
     *(("custom_params", "session_id"), ("session_params", "id")),  # SGLang
     ("conversation_params", "conversation_id"),  # TensorRT-LLM
+    *(("extra_body", "session_id"), ("extra_body", "cache_salt")),  # proxies with an engine's API
     *(("nvext", "agent_context", "session_id"), ("nvext", "session_control", "session_id"), ("nvext", "cache_salt")),  # Dynamo
 )
 """Paths in a body of a conversation's name or a salt that an engine reads."""
+_SPELLED: Final = frozenset(name for path in (("cache_salt",), *NAMES) for name in path)
+_HOLDERS: Final = frozenset(name for path in NAMES for name in path[:-1])
 SESSION_HEADERS: Final = frozenset(
     (
         *(b"x-session-id", b"x-session-affinity", b"x-multi-turn-session-id"),  # vLLM and TensorRT-LLM, TensorRT-LLM
@@ -161,15 +165,17 @@ class Tenants:
         """Return the salt of a tenant's request whose body has the salt ``own``; None if it needs none."""
         return None if tenant == ANONYMOUS and own is None else self._digest("salt", tenant, own)
 
-    def session(self, tenant: str, name: str) -> str:
-        """Return the name that engines get for a tenant's conversation."""
+    def session(self, tenant: str, name: Any) -> Any:
+        """Return the name that engines get for a tenant's conversation. Invalid names, as numbers, are replaced as well."""
         return name if tenant == ANONYMOUS else self._digest("session", tenant, name)
 
     def apply(self, tenant: str, fields: Mapping[str, Any], body: bytes) -> bytes:
         """Return a body with the tenant's salt and names. Everything else stays unchanged.
 
-        ``fields`` is the JSON object in ``body``.
+        ``fields`` is the JSON object in ``body``. Raises GatewayError (400) if a field for them has another case.
         """
+        if tenant != ANONYMOUS:
+            _check_case(fields)
         salt, changed = self.salt(tenant, fields.get(SALT)), fields
         if tenant != ANONYMOUS:
             for path in NAMES:
@@ -194,10 +200,20 @@ def text_at(fields: object, path: Sequence[str]) -> str | None:
     return fields if isinstance(fields, str) and fields else None
 
 
-def _replaced(fields: Mapping[str, Any], path: Sequence[str], to: Callable[[str], str]) -> Mapping[str, Any] | None:
-    """Return fields with another text at a path; None if there is no text."""
-    text = text_at(fields, path)
-    if text is None:
-        return None
-    inner = to(text) if len(path) == 1 else _replaced(fields[path[0]], path[1:], to)
-    return {**fields, path[0]: inner}
+def _replaced(fields: Mapping[str, Any], path: Sequence[str], to: Callable[[Any], Any]) -> Mapping[str, Any] | None:
+    """Return fields with another value at a path; None if there is none."""
+    inner = fields.get(path[0])
+    if len(path) == 1:
+        changed = None if inner is None else to(inner)
+    else:
+        changed = _replaced(inner, path[1:], to) if isinstance(inner, dict) else None
+    return None if changed is None else {**fields, path[0]: changed}
+
+
+def _check_case(fields: Mapping[str, Any]) -> None:
+    """Raise GatewayError (400) if a name of `NAMES` has another case, because some parsers ignore it."""
+    for name, value in fields.items():
+        if name not in _SPELLED and name.lower() in _SPELLED:
+            raise GatewayError(400, f"spell the field {name.lower()} in lower case")
+        if name in _HOLDERS and isinstance(value, dict):
+            _check_case(value)

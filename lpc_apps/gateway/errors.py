@@ -8,11 +8,11 @@ from lpc.errors import LpcError
 
 _KINDS: Final = {401: "authentication_error", 403: "permission_error"}
 """OpenAI's `type` by status; other statuses below 500: invalid_request_error, from 500: api_error."""
-_CLOSE: Final = (b"connection", b"close")
+CLOSE: Final = (b"connection", b"close")
 _HEADERS: Final = {
-    HTTPStatus.REQUEST_TIMEOUT: (_CLOSE,),
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: (_CLOSE,),
-    HTTPStatus.SERVICE_UNAVAILABLE: ((b"retry-after", b"1"), _CLOSE),
+    HTTPStatus.REQUEST_TIMEOUT: (CLOSE,),
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: (CLOSE,),
+    HTTPStatus.SERVICE_UNAVAILABLE: ((b"retry-after", b"1"), CLOSE),
 }
 
 

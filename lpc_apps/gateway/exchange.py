@@ -9,6 +9,8 @@ from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
 
+from lpc.wire.raw_path import origin_form
+from lpc_apps.gateway.coding import coding_of, decoded
 from lpc_apps.gateway.errors import GatewayError
 from lpc_apps.gateway.headers import Headers
 from lpc_apps.gateway.metrics import Metrics
@@ -69,7 +71,7 @@ class Exchange:
         self._body_time_left_s = load.body_timeout_s
         self.held_bytes = 0
         self.method: str = scope["method"]
-        self.raw_path: bytes = scope["raw_path"]
+        self.raw_path = origin_form(scope["raw_path"])
         self.query: bytes = scope["query_string"]
         self.headers: Headers = [(name.lower(), value) for name, value in scope["headers"]]
         client = scope.get("client")
@@ -79,15 +81,41 @@ class Exchange:
         self.complete = False
         self.gone = False
         self._read = asyncio.Event()
+        self._asked = False
 
     async def body(self) -> bytes:
         """Return the whole body and count its bytes as held. Raises like `chunks`, and GatewayError (503)."""
-        parts: list[bytes] = []
+        body = bytearray()  # not a list, which would take more than the bytes of a client that sends few at a time
         async for data in self.chunks():
-            self._load.hold(len(data))
-            self.held_bytes += len(data)
-            parts.append(data)
-        return b"".join(parts)
+            self.hold(len(data))
+            body += data
+        return bytes(body)
+
+    async def decoded_body(self) -> bytes:
+        """Return the whole body without its Content-Encoding, which is removed from the headers.
+
+        Raises like `body`, and GatewayError (400, 415).
+        """
+        coding = coding_of(self.headers)
+        body = await self.body()
+        self.headers = [field for field in self.headers if field[0] != b"content-encoding"]
+        if coding is None:
+            return body
+        left = self.max_bytes
+
+        def hold(count: int) -> None:
+            nonlocal left
+            left -= count
+            if left < 0:
+                raise self._too_large()
+            self.hold(count)
+
+        return await decoded(body, coding, hold)
+
+    def hold(self, count: int) -> None:
+        """Count bytes of the body as held. Raises GatewayError (503)."""
+        self._load.hold(count)
+        self.held_bytes += count
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body as it arrives. Raises GatewayError (408, 413), and ClientGone if the client disconnects."""
@@ -108,6 +136,11 @@ class Exchange:
             if not more:
                 return
 
+    @property
+    def expects(self) -> bool:
+        """Whether the client sends the body only after the server has agreed, and it has not."""
+        return not self._asked and any(name == b"expect" and value.lower() == b"100-continue" for name, value in self.headers)
+
     async def discard(self) -> None:
         """Receive and discard up to `max_bytes` more: otherwise the client gets a connection reset instead of the refusal."""
         left = self.max_bytes
@@ -120,6 +153,7 @@ class Exchange:
     async def _next(self) -> Message:
         """Return the next part of the body. The timeout covers all parts, because a client could send single bytes."""
         began = time.monotonic()
+        self._asked = True
         try:
             async with asyncio.timeout(self._body_time_left_s):
                 message = await self._receive()

@@ -17,24 +17,25 @@ import httpx
 from starlette.types import Receive, Scope, Send
 
 from lpc.cache.v1 import response_cache_pb2 as pb
+from lpc.wire.raw_path import BadTarget, check_framing
 from lpc_apps.gateway.cached import Cached, Found
 from lpc_apps.gateway.clients import SESSION_HEADERS, Client, Clients, scope_of
 from lpc_apps.gateway.engines import Upstream
-from lpc_apps.gateway.errors import GatewayError
+from lpc_apps.gateway.errors import CLOSE, GatewayError
 from lpc_apps.gateway.exchange import JSON, ClientGone, Exchange, Load
 from lpc_apps.gateway.headers import Directives, Headers, directives_of, end_to_end, for_engine
 from lpc_apps.gateway.metrics import Metrics
 from lpc_apps.gateway.recording import Recording, ahead, replay
 from lpc_apps.gateway.request import SESSION_HEADER, Reader, Reading, digest
 from lpc_apps.gateway.settings import GatewaySettings
-from lpc_apps.gateway.targets import CHAT, COMPLETIONS, OWN, SALTED, Paths, path_of
+from lpc_apps.gateway.targets import CHAT, COMPLETIONS, OWN, Paths, is_form, path_of
 
+BODILESS: Final = ("GET", "HEAD", "OPTIONS")
 BUFFERED_BYTES: Final = 2**20
 """A body up to this size is received before it is forwarded, so that another engine can get it if the first is unreachable."""
 LOOKUP_BYTES: Final = 256 * 2**10
 """A larger body is not looked up, because the sidecar would parse it while engines wait for predictions."""
 STREAM: Final = (b"content-type", b"text/event-stream; charset=utf-8")
-MISS: Final = (b"x-lpc-cache", b"miss")
 HEALTH: Final = "/lpc/health"
 FEEDBACK: Final = "/lpc/v1/feedback"
 """Receives feedback on answers from the cache."""
@@ -78,7 +79,7 @@ class Gateway:
         exchange = Exchange(scope, receive, send, self._settings.max_request_bytes, self._load)
         endpoint, status = "other", ""
         try:
-            path = path_of(exchange.raw_path, exchange.query)
+            path = _path(exchange)
             if path.startswith(OWN):
                 endpoint = ""
                 await self._own(exchange, path)
@@ -130,12 +131,23 @@ class Gateway:
     async def _answer(self, exchange: Exchange, path: str) -> None:
         client = self._identify(exchange)
         self._paths.check(exchange.method, path)
-        if exchange.method != "POST" or path not in SALTED:
+        if exchange.method in BODILESS:
+            if exchange.body_bytes:
+                raise GatewayError(400, f"{exchange.method} requests must not have a body")
+            await exchange.body()
+            async with exchange.watched():
+                await self._forward(exchange, client, b"", digest("other", client.tenant))
+            return
+        if is_form(path, exchange.headers):
             content = await exchange.body() if exchange.body_bytes <= BUFFERED_BYTES else exchange.chunks()
             async with exchange.watched():
                 await self._forward(exchange, client, content, digest("other", client.tenant))
             return
-        body = await exchange.body()
+        body = await exchange.decoded_body()
+        if not body:
+            async with exchange.watched():
+                await self._forward(exchange, client, body, digest("other", client.tenant))
+            return
         scope = scope_of(exchange.headers, client)
         if scope is None:
             raise GatewayError(
@@ -166,8 +178,9 @@ class Gateway:
             raise GatewayError(504, "no answer is cached for this request (Cache-Control: only-if-cached)")
         if found.asked:
             self._metrics.answers.labels(client.name, scope, found.label).inc()
-        if found.question is None:
-            await self._forward(exchange, client, reading.body, reading.affinity, reading.session)
+        if not self._cached.wants(found, store=directives.store):
+            label = found.label if found.asked else "none"
+            await self._forward(exchange, client, reading.body, reading.affinity, reading.session, label)
         else:
             await self._answer_by_engine(exchange, client, reading, found, directives)
 
@@ -220,8 +233,7 @@ class Gateway:
                     chunks = await stack.enter_async_context(contextlib.aclosing(reading_ahead))
                 else:
                     settle(ended=True)
-                extra = [MISS] if found.asked else []
-                await self._relay(exchange, answer, chunks, extra, "miss" if found.asked else "none")
+                await self._relay(exchange, answer, chunks, found.label if found.asked else "none")
         finally:
             # Also if the client or the engine has disconnected. Clients disconnect as soon as they have read [DONE], which is
             # before the end of the stream; the recording is complete by then.
@@ -234,16 +246,16 @@ class Gateway:
         content: bytes | AsyncIterator[bytes],
         key: bytes,
         session: str | None = None,
+        label: str = "none",
     ) -> None:
         """Forward a request whose answer is not recorded. ``session`` is that of `Reading`."""
         headers = self._for_engine(exchange, client, session)
         async with self._upstream.answer(exchange.method, exchange.target, headers, content or None, key) as answer:
-            await self._relay(exchange, answer, answer.aiter_raw(), [], "none")
+            await self._relay(exchange, answer, answer.aiter_raw(), label)
 
-    async def _relay(
-        self, exchange: Exchange, answer: httpx.Response, chunks: AsyncIterator[bytes], extra: Headers, label: str
-    ) -> None:
-        """Send an engine's answer to the client as it arrives."""
+    async def _relay(self, exchange: Exchange, answer: httpx.Response, chunks: AsyncIterator[bytes], label: str) -> None:
+        """Send an engine's answer to the client as it arrives. ``label``: the result of a look-up; ``none``: not looked up."""
+        extra = [] if label == "none" else [(b"x-lpc-cache", label.encode())]
         await exchange.start(answer.status_code, [*end_to_end(answer.headers.raw), *extra])
         self._metrics.first_byte_seconds.labels(label).observe(time.perf_counter() - exchange.began)
         async for data in chunks:
@@ -270,10 +282,22 @@ class Gateway:
     @staticmethod
     async def _refuse(exchange: Exchange, error: GatewayError) -> None:
         if exchange.status is None:
-            if error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            headers = error.headers
+            if exchange.expects:
+                headers = (*headers, CLOSE)  # the client may or may not send the body now
+            elif error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
                 with contextlib.suppress(GatewayError):
                     await exchange.discard()
-            await exchange.answer(error.status, error.body(), error.headers)
+            await exchange.answer(error.status, error.body(), headers)
+
+
+def _path(exchange: Exchange) -> str:
+    """Return the path of a request. Raises GatewayError (400)."""
+    try:
+        check_framing(exchange.headers)
+    except BadTarget as error:
+        raise GatewayError(400, str(error), CLOSE) from None
+    return path_of(exchange.raw_path, exchange.query)
 
 
 def _feedback(body: bytes, tenant: str) -> pb.FeedbackRequest:

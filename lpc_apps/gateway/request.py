@@ -14,8 +14,10 @@ LPC_HINTS_SHARE.
 """
 
 import asyncio
+import codecs
 import contextlib
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -34,7 +36,8 @@ SESSION_HEADER: Final = b"x-session-id"
 PROMPT_BEGINNING: Final = 2048
 """Characters of a plain prompt that choose its engine. Later turns only append to them."""
 MAX_DEPTH: Final = 100
-"""Nesting depth up to which a body is read. The engine decides about deeper ones."""
+"""Nesting depth up to which a body is read."""
+_JSON_TYPE: Final = re.compile(rb"application/[a-z0-9!#$&^_.+-]+\+json")
 INLINE_BYTES: Final = 16 * 2**10
 """A longer body is read in a thread."""
 _TOKEN: Final = re.compile(rb'"[^"]*"?|[,:\[{]')
@@ -81,15 +84,15 @@ class Reader:
     arguments: str | None = None
 
     async def read(self, path: str, headers: Headers, body: bytes, query: str, tenant: str, scope: str | None) -> Reading:
-        """Read a body. ``scope`` is that of the caches; None if they are not asked. Raises GatewayError (413)."""
+        """Read a body. ``scope`` is that of the caches; None if they are not asked. Raises GatewayError (400, 413, 415)."""
+        check_type(headers)
         if len(body) <= INLINE_BYTES:
             return self._read(path, headers, body, query, tenant, scope)
         return await asyncio.to_thread(self._read, path, headers, body, query, tenant, scope)
 
     def _read(self, path: str, headers: Headers, body: bytes, query: str, tenant: str, scope: str | None) -> Reading:
-        fields = self._parse(body)
-        if fields is None:
-            return Reading(body, digest("other", tenant))
+        body = body.removeprefix(codecs.BOM_UTF8)
+        fields = parse(body, self.max_values)
         known_to_engines = session_of(fields, headers)
         name = known_to_engines or name_in_other_fields(fields, headers)
         session = None if name is None or known_to_engines else self.tenants.session(tenant, name)
@@ -114,15 +117,57 @@ class Reader:
         fields = {**fields, str(self.arguments): {**hints, **own}}
         return fields, json.dumps(fields, separators=(",", ":")).encode()
 
-    def _parse(self, body: bytes) -> Mapping[str, Any] | None:
-        """Return the JSON object of a body; None if it is not one. Raises GatewayError (413)."""
-        if values_exceed(body, self.max_values):
-            raise GatewayError(413, f"the body has more than {self.max_values} values: send fewer")
-        try:
-            fields = json.loads(body)
-        except (ValueError, RecursionError):
-            return None
-        return fields if isinstance(fields, dict) and not is_deep(fields, body) else None
+
+def check_type(headers: Headers) -> None:
+    """Raise GatewayError (415) unless a body is declared as JSON in UTF-8, or not declared."""
+    for value in (value.lower() for name, value in headers if name == b"content-type"):
+        kind, *parameters = (part.strip() for part in value.split(b";"))
+        charsets = {
+            part.partition(b"=")[2].strip(b' "') for part in parameters if part.partition(b"=")[0].strip() == b"charset"
+        }
+        if not (kind in (b"", b"application/json") or _JSON_TYPE.fullmatch(kind)) or not charsets <= {b"utf-8", b"us-ascii"}:
+            raise GatewayError(415, "send the body as JSON in UTF-8, with Content-Type: application/json")
+
+
+def parse(body: bytes, max_values: int) -> dict[str, Any]:
+    """Return the JSON object of a body. All parsers must read the same in it, because the engine has another one.
+
+    Raises GatewayError: 413 if it has too many values. 400 if it is not one JSON object in UTF-8, names a field twice, has
+    numbers that are not finite or too long, or is nested too deeply.
+    """
+    if values_exceed(body, max_values):
+        raise GatewayError(413, f"the body has more than {max_values} values: send fewer")
+    try:
+        fields = json.loads(
+            body.decode(), object_pairs_hook=_without_repetition, parse_float=_finite, parse_constant=_refuse_constant
+        )
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        raise GatewayError(
+            400, "the body must be one JSON object in UTF-8, without NaN, infinity or numbers of thousands of digits"
+        )
+    if is_deep(fields, body):
+        raise GatewayError(400, f"the body is nested more deeply than {MAX_DEPTH} levels: send a flatter one")
+    return fields
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise GatewayError(400, "an object in the body names a field twice: send each field once")
+    return fields
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError
+    return number
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(name)
 
 
 def question_of(path: str, fields: Mapping[str, Any], query: str, tenant: str, scope: str) -> pb.Request | None:

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-import uvicorn
-
 from eviction_client.settings import ClientSettings
 from lpc.cache.client import ResponseCacheClient
 from lpc.wire.access import access_of, is_loopback
 from lpc.wire.addresses import with_port
 from lpc.wire.background import Background, lost_errors
 from lpc.wire.certificates import CertificateError, CertificateFiles, read
+from lpc.wire.http_server import Connections, Patience, Server, raise_descriptors
 from lpc.wire.listening import listen, served
 from lpc.wire.tokens import TokenFileError
 from lpc.wire.watched import Watched
@@ -118,8 +117,9 @@ async def running(
             bounds.max_answer_bytes,
             clock,
         )
-        server = _server(settings, gateway, tls)
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        port = listener.getsockname()[1]
+        server = _server(settings, gateway, tls, listener, bounds.patience)
+        serving = asyncio.create_task(server.serve_all())
         background = Background(metrics.task_failures)
         background.watch("server", serving)
         background.every(bounds.probe_interval_s, "probe", partial(engines.probe, http))
@@ -127,7 +127,7 @@ async def running(
         if tls is not None:
             background.every(REFRESH_S, "certificates", partial(asyncio.to_thread, tls.refresh))
         try:
-            yield Addresses(settings.host, listener.getsockname()[1], metrics_port)
+            yield Addresses(settings.host, port, metrics_port)
         finally:
             await background.close()
             server.should_exit = True
@@ -136,6 +136,7 @@ async def running(
 
 async def serve(settings: GatewaySettings, sidecar: ClientSettings) -> None:
     """Serve until SIGINT or SIGTERM, then drain. Raises ListenError and GatewayStartError."""
+    raise_descriptors()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -183,37 +184,22 @@ def _context(files: CertificateFiles) -> ssl.SSLContext:
     return context
 
 
-class _Server(uvicorn.Server):
-    """Leaves the signals to :func:`serve`."""
-
-    @contextlib.contextmanager
-    def capture_signals(self):  # type: ignore[no-untyped-def]
-        yield
-
-
-def _server(settings: GatewaySettings, app: Gateway, tls: GatewayTls | None) -> uvicorn.Server:
-    config = uvicorn.Config(
+def _server(
+    settings: GatewaySettings, app: Gateway, tls: GatewayTls | None, listener: socket.socket, patience: Patience
+) -> Server:
+    connections = Connections(settings.gateway_max_connections, settings.gateway_max_connections_per_address, patience)
+    server = Server(
         app,
-        log_config=None,
-        log_level="error",  # otherwise each malformed request logs a warning
-        access_log=False,
+        listener,
+        connections,
         lifespan="off",
-        http="h11",
-        ws="none",
-        # The engine's own fields are forwarded.
-        server_header=False,
-        date_header=False,
-        proxy_headers=False,
-        # Longer than clients keep an idle connection (httpx: 5 s), so that clients do not use one that is being closed.
-        timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
         ssl_certfile=settings.tls_certificate,
         ssl_keyfile=settings.tls_key,
     )
-    config.load()
-    if tls is not None and config.ssl is not None:
-        tls.install(config.ssl)
-    return _Server(config)
+    if tls is not None and server.config.ssl is not None:
+        tls.install(server.config.ssl)
+    return server
 
 
 def _listen(settings: GatewaySettings) -> socket.socket:

@@ -10,6 +10,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from lpc.wire.addresses import url_with_brackets
+from lpc.wire.http_server import SHIPPED, Patience
 from lpc.wire.server_settings import ServerSettings
 from lpc.wire.variables import none_if_empty
 from lpc_apps.gateway.targets import ENTRY, OWN
@@ -34,6 +35,7 @@ class Bounds:
         max_answer_bytes: longest answer that is recorded.
         connect_timeout_s: timeout of connecting to an engine, seconds.
         probe_interval_s: seconds between health checks of an engine that is down.
+        patience: when connections of slow clients are closed.
     """
 
     wait_s: float = 120.0
@@ -42,6 +44,7 @@ class Bounds:
     max_answer_bytes: int = 2**20
     connect_timeout_s: float = 2.0
     probe_interval_s: float = 1.0
+    patience: Patience = SHIPPED
 
 
 class GatewaySettings(ServerSettings):
@@ -112,10 +115,22 @@ class GatewaySettings(ServerSettings):
         256 * 2**20, ge=1024, description="Bytes of the bodies of all requests in progress; over it 503."
     )
     gateway_max_requests: int = Field(2048, ge=1, description="Concurrent requests; over it 503.")
-
-    _empty_is_none_too = field_validator("gateway_engine_key", "gateway_engine_ca", "gateway_salt_key_file", mode="before")(
-        none_if_empty
+    gateway_max_connections: int = Field(
+        8192,
+        ge=16,
+        description="Connections of clients; at most half of the descriptors (`ulimit -n`) without 128. At the limit a new "
+        "connection replaces the one that has waited longest for a request.",
     )
+    gateway_max_connections_per_address: int | None = Field(
+        None,
+        ge=1,
+        description="Connections of one client address; empty: not limited. Set it only if clients connect directly: behind a "
+        "proxy all have its address.",
+    )
+
+    _empty_is_none_too = field_validator(
+        "gateway_engine_key", "gateway_engine_ca", "gateway_salt_key_file", "gateway_max_connections_per_address", mode="before"
+    )(none_if_empty)
 
     @field_validator("gateway_engines", "gateway_paths", "gateway_identity_headers", mode="before")
     @classmethod

@@ -9,12 +9,12 @@ import base64
 import contextlib
 import hmac
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
 import httpx
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
@@ -22,8 +22,9 @@ from starlette.routing import Route
 
 from lpc.errors import UsageError
 from lpc.wire.addresses import parted, with_port, without_secrets
+from lpc.wire.http_server import Connections, Server, raise_descriptors
 from lpc.wire.listening import listen
-from lpc.wire.raw_path import BadTarget, raw_path, raw_target
+from lpc.wire.raw_path import BadTarget, check_framing, raw_path, raw_target
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -36,6 +37,7 @@ HOP_BY_HOP: Final = frozenset(
     ("connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "host", "authorization", "content-length")
 )
 METHODS: Final = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD"]
+MAX_CONNECTIONS: Final = 2048
 TIMEOUT_S: Final = 30.0
 MAX_BODY_BYTES: Final = 32 << 20
 """A request with a prompt of a million tokens has about 8 MB."""
@@ -62,8 +64,9 @@ class TokenGate:
     def _refusal(self, scope: Scope) -> Response | None:
         try:
             raw_target(scope)
+            check_framing(scope["headers"])
         except BadTarget as error:
-            return PlainTextResponse(f"{error}\n", 400)
+            return PlainTextResponse(f"{error}\n", 400, {"Connection": "close"})
         if _is_probe(scope):
             return None
         header = next((value for name, value in scope["headers"] if name.lower() == b"authorization"), b"")
@@ -156,15 +159,12 @@ def serve_front(target: str, token: str, host: str, port: int) -> None:
     with listen(host, port, ("--host", "--port")) as listener:
         place = with_port(host, listener.getsockname()[1])
         print(f"lpc: {place} forwards requests with the token to {target}", file=sys.stderr, flush=True)
-        _Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
+        raise_descriptors()
+        asyncio.run(_serve(app, listener))
 
 
-class _Server(uvicorn.Server):
-    """Stops without raising the signal again, as uvicorn's own server does after a shutdown."""
-
-    @contextlib.contextmanager
-    def capture_signals(self):  # type: ignore[no-untyped-def]
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, setattr, self, "should_exit", True)
-        yield
+async def _serve(app: App, listener: socket.socket) -> None:
+    server = Server(app, listener, Connections(MAX_CONNECTIONS))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, setattr, server, "should_exit", True)
+    await server.serve_all()

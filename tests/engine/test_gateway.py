@@ -1,10 +1,15 @@
 """`lpc gateway` before real vLLM, with sidecar and Redis, each in its own process, called by OpenAI's client."""
 
+import gzip
 import itertools
+import json
 import os
 import secrets
+import socket
 import subprocess
+import urllib.error
 import urllib.request
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,3 +137,46 @@ def test_without_sidecar_and_redis_the_gateway_is_a_proxy(stack: Stack) -> None:
     assert cache is None and text
     stack.sidecar.signal(9)
     assert said(client, "body", stream=True) == (text, None)
+
+
+@pytest.mark.timeout(600)
+def test_a_tenant_reuses_no_prefix_of_another_however_its_body_is_written(stack: Stack) -> None:
+    """In vLLM a hit on another tenant's blocks would show how that tenant's prompt begins."""
+    prompt = "the secret of the first tenant, which the second one guesses " * 8
+    plain = json.dumps({"model": "tiny", "prompt": prompt, "max_tokens": 1, "temperature": 0, "session_id": "s"}).encode()
+    written = [
+        ({}, plain),
+        ({"content-encoding": "gzip"}, gzip.compress(plain)),
+        ({"content-encoding": "deflate"}, zlib.compress(plain)),
+        ({"content-encoding": "br"}, plain),
+        ({}, plain[:-1] + b', "x": ' + b"[" * 101 + b"]" * 101 + b"}"),
+        ({}, plain[:-1] + b', "x": ' + b"1" * 5000 + b"}"),
+        ({}, plain[:-1] + b', "x": NaN}'),
+        ({}, plain[:-1] + b', "cache_salt": "a", "cache_salt": "b"}'),
+        ({}, json.dumps(json.loads(plain)).encode("utf-16")),
+    ]
+
+    def hits(tenant: str, headers: dict[str, str], body: bytes) -> tuple[int, float]:
+        """Return the status of the answer, and the tokens that hit."""
+        before = stack.engine.metrics()["vllm:prefix_cache_hits_total", ""]
+        fields = {
+            "content-type": "application/json",
+            "x-forwarded-user": tenant,
+            "cache-control": "no-store, no-cache",
+            **headers,
+        }
+        request = urllib.request.Request(f"http://127.0.0.1:{stack.port}/v1/completions", body, fields)
+        try:
+            status = urllib.request.urlopen(request, timeout=120).status
+        except urllib.error.HTTPError as error:
+            status = error.code
+        return status, stack.engine.metrics()["vllm:prefix_cache_hits_total", ""] - before
+
+    assert hits("first", {}, plain)[0] == 200
+    assert hits("first", {}, plain)[1] > 100  # it hits its own
+    for number, (headers, body) in enumerate(written):
+        status, hit = hits(f"guesser {number}", headers, body)
+        assert (status, hit) == (200 if number < 3 else status, 0) and (number < 3 or status in (400, 415)), (number, status)
+    with socket.create_connection(("127.0.0.1", stack.port), 60) as half:
+        half.sendall(b"POST /v1/completions HTTP/1.1\r\n")
+        assert hits("first", {}, plain)[0] == 200

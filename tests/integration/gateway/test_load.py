@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lpc_apps.gateway.request import INLINE_BYTES, Reader
+from lpc_apps.gateway.request import INLINE_BYTES, parse
 from tests.caching_sidecar import ResponseCaches, response_caches
 from tests.engine_double import EngineDouble, served
 from tests.eventually import eventually
@@ -104,15 +104,14 @@ async def _holds_nothing(gateway: Running) -> bool:
 
 async def test_other_requests_are_answered_while_a_long_body_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, further = threading.Event(), threading.Event()
-    parse = Reader._parse
 
-    def slow(self: Reader, body: bytes) -> Mapping[str, Any] | None:
+    def slow(body: bytes, max_values: int) -> dict[str, Any]:
         if len(body) > INLINE_BYTES:
             reading.set()
             assert further.wait(60)
-        return parse(self, body)
+        return parse(body, max_values)
 
-    monkeypatch.setattr(Reader, "_parse", slow)
+    monkeypatch.setattr("lpc_apps.gateway.request.parse", slow)
     async with served(EngineDouble()) as engine, a_gateway(engine) as gateway:
         asking = asyncio.ensure_future(gateway.ask(chat("a" * INLINE_BYTES)))
         await eventually(reading.is_set)

@@ -32,8 +32,6 @@ async def test_other_requests_and_errors_are_forwarded_unchanged() -> None:
         assert engine.received[0].target == "/v1/models?after=a b" or engine.received[0].target.endswith("a%20b")
         refused = await client.post("/v1/embeddings", json={"input": "x"})
         assert (refused.status_code, refused.text, refused.headers["x-own"]) == (418, '{"error": "a teapot ☕"}', "yes")
-        not_json = await client.post(CHAT, content=b"no json", headers={"content-type": "application/json"})
-        assert not_json.status_code == 418
 
 
 async def test_the_path_of_the_engines_address_precedes_the_requests_path() -> None:
@@ -42,13 +40,16 @@ async def test_the_path_of_the_engines_address_precedes_the_requests_path() -> N
         assert engine.received[0].target == "/prefix/v1/models?after=%22a%2Fb"
 
 
+FORM = {"content-type": "multipart/form-data; boundary=x"}
+
+
 async def test_a_streamed_body_is_forwarded() -> None:
     async def parts() -> AsyncIterator[bytes]:
         for _ in range(64):
             yield b"x" * 2**16
 
     async with served(EngineDouble()) as engine, gateway(engine, gateway_paths=("POST /echo",)) as client:
-        answer = await client.post("/echo", content=parts())
+        answer = await client.post("/echo", content=parts(), headers=FORM)
         assert answer.headers["x-length"] == str(2**22)
 
 
@@ -64,7 +65,7 @@ async def test_hop_by_hop_header_fields_are_not_forwarded() -> None:
         "x-kept": "yes",
     }
     async with served(EngineDouble()) as engine, gateway(engine, gateway_paths=("POST /echo",)) as client:
-        answer = await client.post("/echo", content=b"a", headers=headers)
+        answer = await client.post("/echo", content=b"a", headers={**headers, **FORM})
         (received,) = engine.received
         for name in ("x-secret", "te", "proxy-authorization", "x-lpc-scope"):
             assert received.header(name) is None
