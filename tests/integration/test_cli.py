@@ -68,7 +68,7 @@ def test_predict_reads_a_file(served: tuple[object, str], tmp_path: Path) -> Non
         (b"{}", "expected a list of messages"),
         (b'[{"content": "x"}]', "message 0 has no role"),
         (b'{"messages": [{"role": "user", "content": "x"}], "turn_count": NaN}', "turn_count must be a whole number"),
-        (b'[{"role": "system", "content": "x"}]', "INVALID_ARGUMENT: none of the 1 messages"),
+        (b'[{"role": "wizard", "content": "x"}]', "INVALID_ARGUMENT: message 0 has an unknown role"),
     ],
 )
 def test_predict_says_what_is_wrong_with_its_input(served: tuple[object, str], data: bytes, why: str) -> None:
