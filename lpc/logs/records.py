@@ -185,8 +185,7 @@ def json_lines(path: Path, repair: Callable[[bytes], bytes] | None = None) -> It
     with io.BufferedReader(io.FileIO(path), _PEEK) as raw:
         file = _unpacked(raw, path)
         try:
-            # A JSON text begins with ASCII: the zero bytes of its start show the encoding.
-            encoding = json.detect_encoding(file.peek(4)[:4])
+            encoding = _encoding(file.peek(_PEEK)[:_PEEK])
             layout = _layout(file) if encoding.startswith("utf-8") else "lines"
             if layout == "spread":
                 yield from _spread(file)
@@ -238,6 +237,13 @@ def _numbered(
 
 def _ends(line: bytes | str) -> bool:
     return line[-1:] in (b"\n", "\n")
+
+
+def _encoding(start: bytes) -> str:
+    """Return the encoding of a text of JSON: its ASCII, and zero bytes between that, show it. A damaged start shows nothing."""
+    found = json.detect_encoding(start[:4])
+    text = start.decode(found, "replace").lstrip("\ufeff \t\r\n")
+    return found if text[:1] in ("{", "[") else "utf-8"
 
 
 def _layout(file: _Reader) -> Literal["lines", "listed", "spread"]:

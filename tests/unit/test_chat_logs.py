@@ -649,8 +649,8 @@ def test_a_file_that_is_cut_off_gives_what_it_has(data: bytes, tmp_path: Path) -
     assert sum(trace.skipped.counts.values()) == 1
 
 
-@pytest.mark.parametrize("first", ["[", "[1]", "[1, 2", "{", "[{", '["x', "]", "[{}]", '[{"a": 1},'])
-def test_a_damaged_first_line_does_not_hide_the_others(first: str, read: Read) -> None:
+@pytest.mark.parametrize("first", ["[", "[1]", "[1, 2", "{", "[{", '["x', "]", "[{}]", '[{"a": 1},', "\0", b"\xff\xfe\0"])
+def test_a_damaged_first_line_does_not_hide_the_others(first: str | bytes, read: Read) -> None:
     trace = read("chat", first, chat(0), chat(1), chat(2))
     assert len(trace.requests) == 3
     assert sum(trace.skipped.counts.values()) <= 1
