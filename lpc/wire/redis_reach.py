@@ -16,6 +16,8 @@ T = TypeVar("T")
 
 CONNECTIONS: Final = 64
 """Largest number of connections to one server."""
+CLUSTER_FAILURES: Final = 10
+"""Consecutive failures after which the client of a Cluster is replaced: perhaps all its nodes have new addresses."""
 
 
 class RedisFailed(LpcError):
@@ -98,7 +100,9 @@ class RedisReach:
         """End one use of a client, and replace or close it if that is due."""
         opened.users -= 1
         if self._health.outdated and opened is self._opened:
-            self._opened = None
+            # A Cluster's client finds the nodes by itself, and a new one cannot begin while the first slots' node is down.
+            if not self._connection.cluster or self._health.failures >= CLUSTER_FAILURES:
+                self._opened = None
             self._health.outdated = False
         if opened is not self._opened and not opened.users:
             closing = asyncio.create_task(self._close(opened))
