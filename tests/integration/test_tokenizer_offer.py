@@ -206,7 +206,9 @@ async def test_a_tokenizer_that_hangs_delays_no_answer(
     assert counted["lpc_unread_prompts_total['loading']"] == 10
     assert counted["lpc_unread_prompts_total['failed']"] == 2
     lines = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
-    assert sum("cannot be loaded" in line and "accepted again after" in line for line in lines) == 1, "the sidecar, of the tokenizer"
+    assert sum("cannot be loaded" in line and "accepted again after" in line for line in lines) == 1, (
+        "the sidecar, of the tokenizer"
+    )
     assert sum(line.startswith("cannot read prompts of served model m:") for line in lines) == 1, "the sidecar, of the prompts"
     assert sum("the predictor cannot read the prompts of m" in line for line in lines) == 1, "the engine"
 
