@@ -50,6 +50,8 @@ MAX_ASKED: Final = 256
 """Blocks per query of the store."""
 MAX_POOLED: Final = 10_000
 """Cached answers of the store."""
+ROUND_S: Final = 1.0
+"""Longest time for which one round of the background processes events."""
 TRIM_EVERY_S: Final = 100.0
 MOST_FAILURES: Final = 3
 """Failures of the background after which LRU applies until the engine restarts."""
@@ -433,11 +435,12 @@ class Plugin:
             logger.warning("learned prefix cache: the file %s %s", self.settings.lru_file, what)
 
     def _learn(self) -> None:
-        """Process all events."""
+        """Process events for at most about ROUND_S, so that the operator's file and the store are looked at under any load."""
         curves = self.predictor.reuse_curves
         if curves is not None:
             self._monitor.follow(curves.epoch, grouping.priors_of(curves.hazards))
-        while self._events:
+        until = time.monotonic() + ROUND_S
+        while self._events and time.monotonic() < until:
             event = self._events.popleft()
             try:
                 if isinstance(event, _Started):

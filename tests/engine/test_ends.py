@@ -51,9 +51,9 @@ class Remote(KVConnectorBase_V1):  # type: ignore[misc]  # mypy runs where vLLM 
 class Walk:
     """One engine, in which requests are ended. Their ids, sessions and salts contain MARK."""
 
-    def __init__(self, *, asynchronous: bool, background: Any = AtOnce, **settings: Any) -> None:
+    def __init__(self, *, asynchronous: bool, background: Any = AtOnce, blocks: int = 60, **settings: Any) -> None:
         settings = {"hints_share": 0.5, "guard": True, "pooling": "shared", **settings}
-        self.engine = Engine(60, max_seqs=2, asynchronous=asynchronous, background=background, **settings)
+        self.engine = Engine(blocks, max_seqs=2, asynchronous=asynchronous, background=background, **settings)
         self.scheduler = self.engine.scheduler
         self.plugin = self.scheduler.lpc.plugin
         self.plugin.predictor = PredictorClient("127.0.0.1:9", timeout_s=600.0)  # nothing listens there
@@ -89,7 +89,7 @@ class Walk:
         assert not self.scheduler.requests
 
     def left(self) -> dict[str, object]:
-        assert self.plugin.settle()
+        assert self.plugin.settle(60.0)
         return names_in(
             self.scheduler.lpc, lambda one: isinstance(one, Request) or (isinstance(one, str | bytes) and MARK in str(one))
         )
