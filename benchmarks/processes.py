@@ -196,6 +196,8 @@ class Sidecar(Server):
             "port": self.port,
             "unix_socket": self.socket,
             "metrics_port": "",
+            # Benchmarks send more than an engine.
+            "client_rate": 0,
             **settings,
         }
         # Drop LPC_ variables of the environment.

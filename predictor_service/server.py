@@ -26,7 +26,7 @@ from predictor_service.batching.batcher import Batcher
 from predictor_service.batching.budget import TokenBudget
 from predictor_service.batching.inference import Inference
 from predictor_service.batching.prepare import TOKENIZER_THREADS, Preparation
-from predictor_service.batching.queue import BatchQueue
+from predictor_service.batching.queue import LANES, BatchQueue
 from predictor_service.constants import Constants
 from predictor_service.errors import StartError
 from predictor_service.labels.log import LabelWriter
@@ -57,6 +57,8 @@ HEALTH_S: Final = 1.0
 """Interval of health checks."""
 LARGEST_IN_FLIGHT: Final = 4
 """Messages of the largest size that one client may have in flight; small ones do not count."""
+ALL_IN_FLIGHT: Final = 8
+"""The same for all clients together."""
 TOKENIZERS_TIMEOUT_S: Final = 30.0
 """Longest time that the start waits for configured tokenizers."""
 
@@ -119,7 +121,7 @@ async def running(settings: ServiceSettings, parts: Parts = Parts()) -> AsyncIte
         serving = await _serving(settings, parts, budget, metrics)
         returns = await _returns(settings, parts, clock, metrics, stack)
         labels = _labels(settings, parts, clock, metrics, returns, stack)
-        batcher = _batcher(settings, parts, budget, returns, metrics, stack)
+        batcher = _batcher(settings, parts, serving, budget, returns, metrics, stack)
         service = _service(settings, parts, clock, serving, batcher, served_models, labels, returns, metrics, stack)
         caches = _caches(settings, parts, clock, serving, batcher, metrics, stack)
         await asyncio.to_thread(served_models.wait, TOKENIZERS_TIMEOUT_S)
@@ -167,7 +169,7 @@ def _start_background(
     caches: "Caches | None",
 ) -> None:
     async def show_health() -> None:
-        await listener.show(serving=await batcher.check())
+        listener.show(serving=await batcher.check())
 
     background.every(HEALTH_S, "health", show_health)
     background.every(parts.constants.reload_s, "reload", serving.reload)
@@ -183,7 +185,11 @@ def _credentials(settings: ServiceSettings, metrics: Metrics) -> tuple[ServerTls
         if settings.tls_certificate is not None:
             tls = ServerTls(settings.tls_files)
             metrics.certificate_expiry.set_function(lambda: tls.expires_at)
-        limits = CallerLimits(settings.client_rate, LARGEST_IN_FLIGHT * settings.max_request_bytes)
+        limits = CallerLimits(
+            settings.client_rate,
+            LARGEST_IN_FLIGHT * settings.max_request_bytes,
+            ALL_IN_FLIGHT * settings.max_request_bytes,
+        )
         callers = Callers(settings.tokens, limits, metrics, certificates=settings.tls_client_ca is not None)
     except (CertificateError, TokenFileError) as error:
         raise StartError(str(error)) from error
@@ -294,6 +300,7 @@ def _registry(
 def _batcher(
     settings: ServiceSettings,
     parts: Parts,
+    serving: Serving,
     budget: TokenBudget,
     returns: ReturnLearning,
     metrics: Metrics,
@@ -303,11 +310,15 @@ def _batcher(
     metrics.queue_depth.set_function(lambda: queue.depth)
     metrics.queue_wait.set_function(lambda: queue.wait_s)
     metrics.queue_limit.set(queue.max_items)
+    lanes = LANES[serving.model.provider]
     embedded = any(scope.semantic != "off" for scope in settings.cache_scopes.values())
     inference = Inference(
-        embeddings=settings.label_log is not None, returns=returns, remembered=CACHED_FORWARDS if embedded else 0
+        embeddings=settings.label_log is not None,
+        returns=returns,
+        remembered=CACHED_FORWARDS if embedded else 0,
+        threads=len(lanes),
     )
-    batcher = Batcher(queue, inference, metrics)
+    batcher = Batcher(queue, inference, metrics, lanes)
     stack.push_async_callback(batcher.close)
     return batcher
 

@@ -45,10 +45,11 @@ class ServiceSettings(RedisSettings, ServerSettings):
         "name.",
     )
     client_rate: float = Field(
-        0.0,
+        1000.0,
         ge=0,
         allow_inf_nan=False,
-        description="Limit of conversations per second of one client, averaged over a second; 0: unlimited.",
+        description="Limit of conversations per second of one client, averaged over a second; 0: unlimited. More than an "
+        "engine sends. Clients without a name are limited by address, those of the Unix socket together.",
     )
 
     models: Path = Field(Path("models"), description="Model repository: folders <model>/<version>/ made by `lpc export`.")

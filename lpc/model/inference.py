@@ -34,7 +34,7 @@ def graph_inputs(batch: Sequence[Features]) -> dict[str, NDArray[Any]]:
 
 
 class Model:
-    """A model version, ready to run. Not thread-safe: one thread runs it.
+    """A model version, ready to run. Thread-safe: batches run at the same time share its threads.
 
     Attributes:
         manifest: manifest of the version.

@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.wire.bugs import log_bug
 from predictor_service.batching.inference import Inference
 from predictor_service.batching.prepare import Prepared
-from predictor_service.batching.queue import Batch, BatchQueue, Entry, Outcome
+from predictor_service.batching.queue import Batch, BatchQueue, Entry, Lane, Outcome
 from predictor_service.errors import BROKEN, CLOSING, Expired, Overloaded, Unavailable
 from predictor_service.metrics import Metrics
 
@@ -16,15 +17,19 @@ log = logging.getLogger(__name__)
 
 
 class Batcher:
-    """Runs the queued conversations in batches. Use it from one event loop only."""
+    """Runs the queued conversations in batches, one at a time of each lane. Use it from one event loop only."""
 
-    def __init__(self, queue: BatchQueue, inference: Inference, metrics: Metrics) -> None:
+    def __init__(
+        self, queue: BatchQueue, inference: Inference, metrics: Metrics, lanes: Sequence[Lane | None] = (None,)
+    ) -> None:
         self.queue = queue
         self._inference = inference
         self._metrics = metrics
-        self._work = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._task = self._loop.create_task(self._run())
+        self._work = [asyncio.Event() for _ in lanes]
+        self._tasks = [self._loop.create_task(self._run(*lane)) for lane in zip(lanes, self._work, strict=True)]
+        self._running = 0
+        """Batches that the model runs."""
         self._closed: Unavailable | None = None
         self._failed: Model | None = None
         """Model of the last batch if that failed; else None."""
@@ -54,13 +59,15 @@ class Batcher:
         if self._closed is not None:
             raise self._closed
         self.queue.put(entry, self._loop.time())
-        self._work.set()
+        for work in self._work:
+            work.set()
         # If the caller cancels, the outcome is cancelled as well, and the queue drops the entry.
         return await entry.outcome
 
     async def close(self) -> None:
         """Stop; new requests and those in the queue fail with Unavailable."""
-        self._task.cancel()
+        for task in self._tasks:
+            task.cancel()
         self._refuse(Unavailable(CLOSING), [])
         self._inference.close()
 
@@ -69,7 +76,7 @@ class Batcher:
 
         So a conversation that fails in every model does not make the sidecar unhealthy, and a model can recover.
         """
-        if self._task.done():
+        if any(task.done() for task in self._tasks):
             return False
         model = self._failed
         if model is None:
@@ -82,17 +89,21 @@ class Batcher:
         self._failed = None
         return True
 
-    async def _run(self) -> None:
+    async def _run(self, lane: Lane | None, work: asyncio.Event) -> None:
         batch = Batch([])
         try:
             while True:
-                await self._work.wait()
-                batch = self.queue.next_batch(self._loop.time())
+                await work.wait()
+                batch = self.queue.next_batch(self._loop.time(), lane)
                 self._drop(batch)
                 if batch.entries:
-                    await self._infer(batch)
-                elif not len(self.queue):
-                    self._work.clear()
+                    self._running += 1
+                    try:
+                        await self._infer(batch)
+                    finally:
+                        self._running -= 1
+                else:
+                    work.clear()
         except Exception as error:
             log_bug(log, "the batcher, which makes no more predictions", error)
             self._metrics.task_failures.labels("batcher").inc()
@@ -130,7 +141,8 @@ class Batcher:
             return
         self._metrics.observe_batch(len(batch.entries), batch.tokens, sum(len(one.input_ids) for one in features))
         self._metrics.infer_seconds.observe(infer_us / 1e6)
-        self.queue.served(len(batch.entries), self._loop.time() - started)
+        # Batches that run at the same time share the model.
+        self.queue.served(len(batch.entries), (self._loop.time() - started) / self._running)
         for entry, one in zip(batch.entries, inferred, strict=True):
             if not entry.outcome.done():
                 entry.outcome.set_result(Outcome(one, int((started - entry.queued) * 1e6), infer_us))

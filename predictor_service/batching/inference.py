@@ -1,6 +1,7 @@
-"""The thread that runs the served model, then the return model. One is enough because ONNX Runtime uses all cores."""
+"""The threads that run the served model, then the return model. One per lane is enough because ONNX Runtime uses all cores."""
 
 import asyncio
+import threading
 import time
 from array import array
 from collections import OrderedDict
@@ -35,22 +36,27 @@ Forward: TypeAlias = tuple[float, bytes | None]
 
 
 class Inference:
-    """Runs batches one after the other.
+    """Runs batches, ``threads`` of them at the same time.
 
     Args:
         embeddings: whether predictions include embeddings; requests of the response caches always do.
         returns: predicts the groups; None: no groups.
         remembered: number of inputs whose output is cached. The response caches embed a first turn just before the engine
             requests its prediction, and one forward pass serves both.
+        threads: number of batches at the same time.
     """
 
-    def __init__(self, *, embeddings: bool = False, returns: ReturnLearning | None = None, remembered: int = 0) -> None:
+    def __init__(
+        self, *, embeddings: bool = False, returns: ReturnLearning | None = None, remembered: int = 0, threads: int = 1
+    ) -> None:
         self._embeddings = embeddings
         self._returns = returns
         self._remembered = remembered
         self._forwards: OrderedDict[bytes, Forward] = OrderedDict()
         self._cached_model: Model | None = None
-        self._thread = ThreadPoolExecutor(1, "infer")
+        self._lock = threading.Lock()
+        """Guards the cached outputs."""
+        self._threads = ThreadPoolExecutor(threads, "infer")
 
     async def run(
         self,
@@ -67,16 +73,16 @@ class Inference:
         Raises:
             ArtifactError: the model returned a value that is not a probability.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, model, features, turns)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, model, features, turns)
 
     async def check(self, model: Model) -> None:
         """Run a model on an input that every model accepts. Raises the model's error."""
         known = Features([0], (1.0,) * len(model.manifest.features.scalars))
-        await asyncio.get_running_loop().run_in_executor(self._thread, model.run, [known])
+        await asyncio.get_running_loop().run_in_executor(self._threads, model.run, [known])
 
     def close(self) -> None:
-        """Wait for the current batch, and cancel the others."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        """Wait for the current batches, and cancel the others."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _run(
         self,
@@ -106,17 +112,22 @@ class Inference:
         return [(probability, None) for probability in model.run(features)]
 
     def _forward_cached(self, model: Model, features: Sequence[Features]) -> list[Forward]:
-        if self._cached_model is not model:
-            self._forwards.clear()
-            self._cached_model = model
-        digests = [_digest(one) for one in features]
-        new = {digest: one for digest, one in zip(digests, features, strict=True) if digest not in self._forwards}
+        inputs = {_digest(one): one for one in features}
+        with self._lock:
+            if self._cached_model is not model:
+                self._forwards.clear()
+                self._cached_model = model
+            found = {digest: self._forwards[digest] for digest in inputs if digest in self._forwards}
+        new = {digest: one for digest, one in inputs.items() if digest not in found}
         if new:
-            self._forwards.update(zip(new, self._forward(model, list(new.values())), strict=True))
-        found = [self._forwards[digest] for digest in digests]
-        while len(self._forwards) > self._remembered:
-            self._forwards.popitem(last=False)
-        return found
+            forwards = dict(zip(new, self._forward(model, list(new.values())), strict=True))
+            found |= forwards
+            with self._lock:
+                if self._cached_model is model:
+                    self._forwards.update(forwards)
+                while len(self._forwards) > self._remembered:
+                    self._forwards.popitem(last=False)
+        return [found[_digest(one)] for one in features]
 
 
 def _digest(features: Features) -> bytes:

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 TOKENIZER_THREADS: Final = {"cpu": 1, "cuda": 8}
 """One thread tokenises far faster than a CPU infers, and a second one would take cores from inference; a GPU needs more."""
 
+SMALL: Final = 16 * 2**10
+"""Largest length of a conversation (`RequestParser.length`) that does not need the thread of large ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -80,11 +83,10 @@ class Preparation:
         self._large = ThreadPoolExecutor(1, "tokenize-large")
         self._closed = False
 
-    async def prepare(self, conversation: pb.Conversation, model: Model, *, large: bool = False, client: str = "") -> Prepared:
+    async def prepare(self, conversation: pb.Conversation, model: Model, *, client: str = "") -> Prepared:
         """Prepare a conversation that has just arrived for a model.
 
         Args:
-            large: it was in a large message.
             client: name of its client.
 
         Raises:
@@ -93,7 +95,7 @@ class Preparation:
         if self._closed:
             raise Unavailable(CLOSING)
         loop = asyncio.get_running_loop()
-        threads = self._large if large else self._threads
+        threads = self._lane_of(conversation)
         at = self._clock()
         prepared, names = await loop.run_in_executor(threads, self._prepare, conversation, model, at, client)
         self._metrics.tokenize_seconds.observe(prepared.microseconds / 1e6)
@@ -108,16 +110,19 @@ class Preparation:
             # The sidecar that got the turn first labels it and learns from it.
             self._labels.repeated_elsewhere(turn)
 
-    async def note_unread(self, conversation: pb.Conversation, *, large: bool = False, client: str = "") -> Turn:
+    async def note_unread(self, conversation: pb.Conversation, *, client: str = "") -> Turn:
         """Record the arrival of a conversation whose token ids cannot be read; arguments as in :meth:`prepare`."""
         if self._closed:
             raise Unavailable(CLOSING)
         loop = asyncio.get_running_loop()
         at = self._clock()
-        threads = self._large if large else self._threads
+        threads = self._lane_of(conversation)
         turn, names = await loop.run_in_executor(threads, self._note_unread, conversation, at, client)
         await self._share(turn, names, at)
         return turn
+
+    def _lane_of(self, conversation: pb.Conversation) -> ThreadPoolExecutor:
+        return self._threads if self._parser.length(conversation) <= SMALL else self._large
 
     def close(self) -> None:
         """Refuse new work, and cancel work that has not begun."""

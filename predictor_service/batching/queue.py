@@ -14,11 +14,19 @@ from typing import Final, Literal, NamedTuple
 from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.model.returns.memory import Arrived
+from lpc.model.session import Provider
 from predictor_service.batching.budget import TokenBudget
 from predictor_service.batching.inference import Inferred
 from predictor_service.errors import Overloaded
 
 DropReason = Literal["cancelled", "expired"]
+Lane = Literal["short", "long"]
+
+LANES: Final[dict[Provider, tuple[Lane | None, ...]]] = {"cpu": ("short", "long"), "cuda": (None,)}
+"""Lanes whose batches run at the same time; None: all entries in one lane. On a CPU 512 tokens take 15 to 30 times as long as a
+short prompt, which would wait for them. A GPU has no such difference, and its memory is for one batch."""
+SHORT_TOKENS: Final = 128
+"""Largest number of tokens of an entry of the lane `short`."""
 
 PATIENCE_SHARE: Final = 0.5
 """A request is admitted if the queued work takes at most this share of the time to its deadline. Later requests whose length
@@ -56,6 +64,11 @@ class Entry:
     outcome: "asyncio.Future[Outcome]"
     deadline: float
     queued: float = 0.0
+
+    @property
+    def lane(self) -> Lane:
+        """The lane of its length."""
+        return "short" if len(self.features.input_ids) <= SHORT_TOKENS else "long"
 
 
 @dataclass
@@ -149,17 +162,19 @@ class BatchQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def next_batch(self, now: float) -> Batch:
-        """Remove and return the entries that the model should run now.
+    def next_batch(self, now: float, lane: Lane | None = None) -> Batch:
+        """Remove and return the entries of a lane that the model should run now; None: of all lanes.
 
-        The oldest entry is always among them, so none starves. The others are those closest in length, as long as the batch
-        stays within the budget. Padding counts, because on a CPU a padding token costs as much as a real one. Entries that
-        were cancelled or whose deadline has passed are removed and not run.
+        The oldest entry of the lane is always among them, so none starves. The others are those closest in length, as long as
+        the batch stays within the budget. Padding counts, because on a CPU a padding token costs as much as a real one. Entries
+        that were cancelled or whose deadline has passed are removed and not run.
         """
         batch: Batch = Batch([])
-        alive = []
+        alive, others = [], []
         for entry in self._waiting:
-            if entry.outcome.done():
+            if lane is not None and entry.lane != lane:
+                others.append(entry)
+            elif entry.outcome.done():
                 batch.dropped["cancelled"].append(entry)
             elif entry.deadline <= now:
                 batch.dropped["expired"].append(entry)
@@ -169,7 +184,8 @@ class BatchQueue:
             batch.entries = self._around_oldest(alive)
             taken = set(map(id, batch.entries))
             alive = [entry for entry in alive if id(entry) not in taken]
-        self._waiting = alive
+        # Lanes do not compare their ages, so their order in the list does not matter.
+        self._waiting = alive + others
         return batch
 
     def take_all(self) -> list[Entry]:

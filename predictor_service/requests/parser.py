@@ -1,6 +1,7 @@
 """Parses a request of the wire format to user turns, and refuses invalid ones."""
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,11 @@ from lpc.model.conversation import Message, UserTurns, from_messages, from_promp
 from lpc.v1 import predictor_pb2 as pb
 from lpc.wire.names import MAX_NAME, is_name
 from lpc.wire.tokenizer_files import is_digest
+from predictor_service.errors import UnreadPrompt
 from predictor_service.requests.served_models import ServedModels
+
+MAX_COUNTED: Final = 2**16
+"""Bytes from which on a conversation's characters are not counted, because it is long anyway."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,18 @@ class RequestParser:
                 raise InvalidRequest("tokens.ids is empty: send the prompt's token ids")
             if count > self.limits.max_token_ids:
                 raise InvalidRequest(f"the prompt has {count} token ids, at most {self.limits.max_token_ids} are accepted")
+
+    def length(self, conversation: pb.Conversation) -> int:
+        """Return the conversation's length: bytes, or for token ids the characters that they stand for, if more."""
+        size = conversation.ByteSize()
+        if size > MAX_COUNTED or conversation.WhichOneof("input") != "tokens":
+            return size
+        tokens = conversation.tokens
+        try:
+            served_model = self.served_models.get(tokens.served_model, tokens.tokenizer)
+        except UnreadPrompt:
+            return size
+        return max(size, served_model.characters(ids_of(tokens)))
 
     def parse(self, conversation: pb.Conversation, window: int) -> UserTurns:
         """Return the last ``window`` user prompts and the turn count.

@@ -11,7 +11,7 @@ join them (Mistral, Llama 2, Gemma): there the system prompt counts as part of t
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,11 @@ class ServedModel:
         """All ids are below it."""
         return self._tokenizer.vocabulary
 
+    def characters(self, ids: NDArray[np.integer[Any]]) -> int:
+        """Return the largest number of characters that token ids stand for; ids outside the vocabulary count as its last."""
+        # A decoder puts at most one blank between two tokens.
+        return int(self._lengths[np.minimum(ids, len(self._lengths) - 1)].sum(dtype=np.int64)) + len(ids)
+
     def user_turns(self, ids: Sequence[int] | NDArray[np.uint32], window: int) -> UserTurns:
         """Return the last ``window`` user turns of a prompt, and the number of all.
 
@@ -70,8 +75,7 @@ class ServedModel:
                 f"token id {int(array[position])} at position {position} is outside the vocabulary of {self.name} "
                 f"({self._tokenizer.vocabulary} tokens): is served_model the model that the prompt was tokenised for?"
             )
-        # A decoder puts at most one blank between two tokens.
-        if (characters := int(self._lengths[array].sum(dtype=np.int64)) + len(array)) > MAX_CHARACTERS:
+        if (characters := self.characters(array)) > MAX_CHARACTERS:
             raise InvalidRequest(
                 f"the token ids stand for up to {characters} characters, at most {MAX_CHARACTERS} are accepted"
             )

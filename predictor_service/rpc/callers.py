@@ -4,7 +4,8 @@ Settings (`client_rate`), metrics (`lpc_client_...`) and messages call them clie
 
 With a token file (:mod:`lpc.wire.tokens`), the token names a caller on the TCP port; a client certificate then only permits the
 connection. Without a token file, a verified client certificate names the caller: the first DNS name or URI of its
-subjectAltName, else its common name. Without either, all callers on the TCP port are `anonymous`.
+subjectAltName, else its common name. Without either, all callers on the TCP port are `anonymous`; those
+of each address have limits of their own.
 
 Callers on the Unix socket need no token, because the socket's mode restricts access.
 """
@@ -49,14 +50,23 @@ Certificate = Callable[[], Mapping[str, Iterable[bytes]]]
 
 @dataclass(frozen=True)
 class CallerLimits:
-    """Limits of one caller; 0: unlimited.
+    """Limits of one caller, and of all; 0: unlimited.
 
     Attributes:
-        rate: conversations per second.
-        bytes: bytes of large messages in flight.
+        rate: conversations per second of one caller.
+        bytes: bytes of large messages in flight of one caller.
+        all_bytes: bytes of large messages in flight of all callers.
     """
 
     rate: float = 0.0
+    bytes: int = 0
+    all_bytes: int = 0
+
+
+@dataclass
+class InFlight:
+    """Bytes of the large messages that are being answered."""
+
     bytes: int = 0
 
 
@@ -87,11 +97,12 @@ class Bucket:
 
 
 class Caller:
-    """A caller and its use of the limits. Use it from one event loop only."""
+    """A caller and its use of the limits. Use it from one event loop only. ``together``: large messages of all callers."""
 
-    def __init__(self, name: str, limits: CallerLimits, metrics: Metrics) -> None:
+    def __init__(self, name: str, limits: CallerLimits, metrics: Metrics, together: InFlight) -> None:
         self.name = name
         self._limits = limits
+        self._together = together
         # Stored, so that a call that ends after its caller was removed does not create the series again.
         self._admitted = metrics.client_conversations.labels(name)
         self._over_rate, self._over_bytes = (metrics.client_refusals.labels(name, reason) for reason in REFUSALS)
@@ -141,11 +152,19 @@ class Caller:
                 f"client {self.name} has {self._bytes} bytes of large requests in flight, at most {self._limits.bytes} with "
                 "this one: wait for answers"
             )
+        if self._limits.all_bytes and self._together.bytes + size > self._limits.all_bytes:
+            self._over_bytes.inc()
+            raise Overloaded(
+                f"{self._together.bytes} bytes of large requests are in flight, at most {self._limits.all_bytes} with this "
+                "one: try again later"
+            )
         self._bytes += size
+        self._together.bytes += size
         try:
             yield
         finally:
             self._bytes -= size
+            self._together.bytes -= size
 
 
 CALLER: ContextVar[Caller] = ContextVar("caller")
@@ -167,7 +186,9 @@ class Callers:
         self._certificates = certificates
         self._limits = limits
         self._metrics = metrics
-        self._callers: dict[str, Caller] = {}
+        self._callers: dict[tuple[str, str], Caller] = {}
+        """By name, and by address if the name is shared."""
+        self._together = InFlight()
         self._tokens: Watched[dict[bytes, str]] | None = None
         if path is not None:
             self._tokens = Watched([path], lambda: read_tokens(path, TAKEN), "token file is")
@@ -188,7 +209,7 @@ class Callers:
         if not self._tokens.refresh():
             return False
         for name in before - set(self._tokens.current.values()):
-            if self._callers.pop(name, None) is not None:
+            if self._callers.pop((name, ""), None) is not None:
                 self._metrics.forget_caller(name)
         return True
 
@@ -196,27 +217,30 @@ class Callers:
         if peer.startswith("unix:"):
             return self._caller(UNIX)
         if self._tokens is None:
-            return self._caller(_named_by(certificate()) if self._certificates else ANYONE)
+            return (
+                self._caller(_named_by(certificate())) if self._certificates else self._caller(ANYONE, peer.rpartition(":")[0])
+            )
         shown = [value for key, value in metadata if key == "authorization"]
         found = owner_of(shown[0], self._tokens.current) if len(shown) == 1 and isinstance(shown[0], str) else None
         if found is None:
             raise Unauthenticated(WHO_ARE_YOU)
         return self._caller(found[1])
 
-    def _caller(self, name: str) -> Caller:
-        caller = self._callers.get(name)
+    def _caller(self, name: str, address: str = "") -> Caller:
+        caller = self._callers.get((name, address))
         if caller is None:
             if len(self._callers) >= MAX_CALLERS:
                 self._remove_idle()
-            caller = self._callers[name] = Caller(name, self._limits, self._metrics)
+            caller = self._callers[name, address] = Caller(name, self._limits, self._metrics, self._together)
         return caller
 
     def _remove_idle(self) -> None:
         """Remove the oldest idle caller."""
-        name = next((name for name, caller in self._callers.items() if caller.idle), None)
-        if name is not None:
-            del self._callers[name]
-            self._metrics.forget_caller(name)
+        key = next((key for key, caller in self._callers.items() if caller.idle), None)
+        if key is not None:
+            del self._callers[key]
+            if key[0] != ANYONE:
+                self._metrics.forget_caller(key[0])
 
 
 def _named_by(certificate: Mapping[str, Iterable[bytes]]) -> str:

@@ -5,7 +5,6 @@ protobuf takes 1.5 s to decode 16 MiB of empty chat messages, during which no ot
 
 import asyncio
 from collections.abc import Callable
-from contextvars import ContextVar
 from functools import cache
 from typing import Any, Final
 
@@ -13,14 +12,11 @@ from google.protobuf.message import DecodeError, Message
 
 from lpc.errors import InvalidRequest
 
-LARGE: Final = 256 * 2**10
+LARGE: Final = 64 * 2**10
 """Bytes above which a message is large."""
 MAX_FIELDS: Final = 2**16
 """Largest number of fields of a large message, including nested messages; token ids are one field."""
 UNDECODABLE: Final = "the request is not a valid protobuf message of this method (strings must be UTF-8)"
-
-SIZE: ContextVar[int] = ContextVar("size", default=0)
-"""Size of the large message that the current task answers, bytes; 0: it is not large."""
 
 
 class Raw:
@@ -41,11 +37,9 @@ class Raw:
             raise InvalidRequest(UNDECODABLE) from None
 
     async def decoded_aside(self) -> Message:
-        """As :meth:`decoded`, but decode a large message in a thread, and set SIZE."""
+        """As :meth:`decoded`, but decode a large message in a thread."""
         if len(self.data) <= LARGE:
-            SIZE.set(0)
             return self.decoded()
-        SIZE.set(len(self.data))
         return await asyncio.to_thread(self.decoded)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
 
 from lpc.cache.v1 import response_cache_pb2 as cache_pb
 from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
@@ -21,6 +21,7 @@ from lpc.wire.addresses import with_port
 from lpc.wire.listening import listen
 from predictor_service.errors import StartError
 from predictor_service.own_folder import ForeignFolder, make_own
+from predictor_service.rpc.health import Health
 from predictor_service.rpc.service import PredictorService
 from predictor_service.rpc.tls import ServerTls
 from predictor_service.settings import ServiceSettings
@@ -29,6 +30,16 @@ SERVICE: Final = pb.DESCRIPTOR.services_by_name["ContinuationPredictor"].full_na
 CACHE_SERVICE: Final = cache_pb.DESCRIPTOR.services_by_name["ResponseCache"].full_name
 GRACE_MS: Final = 30_000
 """Time that running calls get when their connection is closed because of its age."""
+MAX_CONNECTIONS: Final = 1000
+"""Connections to the TCP port, and to the Unix socket."""
+MAX_CALLS: Final = 256
+"""Calls of one connection at a time. Further ones wait in the client."""
+MAX_PENDING: Final = 10_000
+"""Calls that have arrived and are not accepted yet."""
+UNREAD_BYTES: Final = 16 * 2**10
+"""Bytes of a message that are received before a handler reads it, that is, before the caller's token is checked."""
+HANDSHAKE_MS: Final = 10_000
+"""Time in which a connection must complete the handshakes of TLS and HTTP/2."""
 QUIET_S: Final = 0.05
 """The server stops when it has accepted no call for so long."""
 FREQUENT_PINGS_MS: Final = 1_000
@@ -87,6 +98,15 @@ class Listener:
                 # If the port is in use, fail, instead of sharing the calls with the other server.
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", settings.max_request_bytes),
+                ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+                ("grpc.max_concurrent_streams", MAX_CALLS),
+                ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+                # Beyond the first, gRPC cancels random calls that have not been accepted, of engines as well.
+                ("grpc.server.max_pending_requests", MAX_PENDING),
+                ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_PENDING),
+                # Else gRPC receives up to megabytes of each message before a handler reads it.
+                ("grpc.http2.bdp_probe", 0),
+                ("grpc.http2.lookahead_bytes", UNREAD_BYTES),
                 ("grpc.keepalive_time_ms", keepalive.idle_ms),
                 ("grpc.keepalive_timeout_ms", keepalive.timeout_ms),
                 # gRPC 1.85 uses this instead (default 60 s), as measured.
@@ -99,7 +119,7 @@ class Listener:
                 ("grpc.max_connection_age_grace_ms", GRACE_MS),
             ],
         )
-        self._health = health.aio.HealthServicer()
+        self._health = Health()
         self.port = self._listen_on_tcp(tls)
         if settings.unix_socket is not None:
             self._listen_on_unix(settings.unix_socket)
@@ -115,19 +135,16 @@ class Listener:
         await self._server.start()
         if self._settings.unix_socket is not None:
             self._settings.unix_socket.chmod(int(self._settings.unix_socket_mode, 8))
-        for name in ("", *names):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self._health.show(("", *names), serving=True)
 
-    async def show(self, *, serving: bool) -> None:
+    def show(self, *, serving: bool) -> None:
         """Report on gRPC's health service whether predictions work. The response caches serve without the model."""
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in ("", SERVICE):
-            await self._health.set(name, status)
+        self._health.show(("", SERVICE), serving=serving)
 
     async def drain(self) -> None:
         """Refuse new calls, and wait for running ones, at most the configured time."""
         # First report not serving, so that load balancers stop sending.
-        await self._health.enter_graceful_shutdown()
+        self._health.shut_down()
         await self._accept_all()
         await self._server.stop(self._settings.drain_timeout_s)
         if self._settings.unix_socket is not None:

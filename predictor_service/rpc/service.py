@@ -21,7 +21,6 @@ from predictor_service.metrics import Metrics
 from predictor_service.requests.parser import RequestParser
 from predictor_service.returns.learning import ReturnLearning
 from predictor_service.rpc.callers import CALLER
-from predictor_service.rpc.large import SIZE
 from predictor_service.rpc.offers import TokenizerOffers
 from predictor_service.rpc.offers import message_of as known_tokenizer
 from predictor_service.rpc.statuses import refusal
@@ -156,9 +155,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         # The permit comes before any work, because conversations that are being tokenised also wait for the model.
         with contextlib.nullcontext() if admitted else self._batcher.queue.permit(patience):
             try:
-                prepared = await self._preparation.prepare(
-                    conversation, self._serving.model, large=SIZE.get() > 0, client=CALLER.get().name
-                )
+                prepared = await self._preparation.prepare(conversation, self._serving.model, client=CALLER.get().name)
             except UnreadPrompt as error:
                 self._note_unread(conversation.tokens.served_model[:100], error)
                 if not answers_unread:
@@ -178,7 +175,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
 
     async def _answer_unread(self, conversation: pb.Conversation) -> pb.Prediction:
         """Predict the group without text: from length, times of turns and the conversation's start."""
-        turn = await self._preparation.note_unread(conversation, large=SIZE.get() > 0, client=CALLER.get().name)
+        turn = await self._preparation.note_unread(conversation, client=CALLER.get().name)
         (reuse_group,) = await asyncio.to_thread(self._returns.answer, [turn])
         version = self._serving.model.manifest.version
         return pb.Prediction(

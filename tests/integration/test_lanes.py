@@ -1,0 +1,110 @@
+"""Long conversations never occupy what short ones wait for, whatever the form in which they come."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import grpc
+import pytest
+from tokenizers import AddedToken
+
+from lpc.model.conversation import UserTurns
+from lpc.model.features import Features
+from lpc.model.inference import Model
+from lpc.v1 import predictor_pb2 as pb
+from predictor_service.batching.queue import SHORT_TOKENS
+from predictor_service.requests.parser import RequestParser
+from predictor_service.server import Parts
+from tests.chat_templates import STYLES, tokenizer_of
+from tests.eventually import eventually
+from tests.integration.test_server import chat, one, shown, sidecar
+
+TEXT = "what is a cache " * 4096
+FORMS = {
+    "text": pb.Conversation(prompt=TEXT),
+    "a long message": chat(TEXT),
+    "many messages": chat(*["hi"] * 4001),
+    "long instructions": pb.Conversation(
+        chat=pb.ChatMessages(
+            messages=[pb.ChatMessage(role="system", content=TEXT), pb.ChatMessage(role="user", content="hello")]
+        )
+    ),
+    "long results of tools": pb.Conversation(
+        chat=pb.ChatMessages(messages=[pb.ChatMessage(role="tool", content=TEXT), pb.ChatMessage(role="user", content="hello")])
+    ),
+    "many token ids": pb.Conversation(tokens=pb.TokenIds(ids=[300] * 5000, served_model="m")),
+    "ids of long tokens": pb.Conversation(tokens=pb.TokenIds(ids=[0] * 300, served_model="long")),
+}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("served")
+    tokenizer = tokenizer_of(STYLES["chatml"])
+    tokenizer.save_pretrained(root / "m")
+    tokenizer.add_tokens([AddedToken("z" * 1000)])
+    tokenizer.save_pretrained(root / "long")
+    FORMS["ids of long tokens"].tokens.ids[:] = [tokenizer.convert_tokens_to_ids("z" * 1000)] * 300
+    return {name: str(root / name) for name in ("m", "long")}
+
+
+@pytest.mark.parametrize("batch", [False, True], ids=["one call each", "one batch"])
+@pytest.mark.parametrize("compressed", [False, True], ids=["plain", "compressed"])
+@pytest.mark.parametrize("form", FORMS)
+async def test_short_conversations_overtake_long_ones_that_are_being_read(
+    tiny_models: Path, served: dict[str, str], form: str, compressed: bool, batch: bool
+) -> None:
+    go, held = threading.Event(), []
+
+    class Held(RequestParser):
+        def parse(self, conversation: pb.Conversation, window: int) -> UserTurns:
+            if conversation.WhichOneof("input") != "prompt" or len(conversation.prompt) > 100:
+                held.append(conversation)
+                assert go.wait(60)
+            return super().parse(conversation, window)
+
+    compression = grpc.Compression.Gzip if compressed else grpc.Compression.NoCompression
+    async with sidecar(tiny_models, Parts(parser=Held), served_models=served) as (stub, _):
+        if batch:
+            request = pb.PredictBatchRequest(conversations=[FORMS[form]] * 4)
+            calls = [asyncio.ensure_future(awaited(stub.PredictBatch(request, compression=compression)))]
+        else:
+            calls = [asyncio.ensure_future(awaited(stub.Predict(one(FORMS[form]), compression=compression))) for _ in range(12)]
+        try:
+            await eventually(lambda: held)
+            for _ in range(20):
+                answer = await stub.Predict(one(pb.Conversation(prompt="hello world")), timeout=60)
+                assert answer.prediction.probability > 0
+            assert len(held) == 1 and not any(call.done() for call in calls)
+        finally:
+            go.set()
+        await asyncio.gather(*calls)
+
+
+async def awaited(call: object) -> object:
+    return await call  # type: ignore[misc]
+
+
+async def test_short_inputs_overtake_long_ones_in_the_model(tiny_models: Path) -> None:
+    go, held = threading.Event(), []
+
+    class Held(Model):
+        def run(self, batch: Sequence[Features]) -> list[float]:
+            if max(len(features.input_ids) for features in batch) > SHORT_TOKENS:
+                held.append(len(batch))
+                assert go.wait(60)
+            return super().run(batch)
+
+    async with sidecar(tiny_models, Parts(load=Held)) as (stub, addresses):
+        calls = [stub.Predict(one(pb.Conversation(prompt=TEXT))) for _ in range(40)]
+        try:
+            await shown(addresses, "lpc_queue_depth 40.0")
+            await eventually(lambda: held)
+            for n in range(20):
+                assert (await stub.Predict(one(chat("hello " * n + "you")), timeout=60)).prediction.probability > 0
+            assert len(held) == 1
+        finally:
+            go.set()
+        for call in calls:
+            assert (await call).prediction.probability > 0
