@@ -105,8 +105,9 @@ class Batcher:
                 else:
                     work.clear()
         except Exception as error:
-            log_bug(log, "the batcher, which makes no more predictions", error)
-            self._metrics.task_failures.labels("batcher").inc()
+            if self._closed is None:
+                log_bug(log, "the batcher, which makes no more predictions", error)
+                self._metrics.task_failures.labels("batcher").inc()
             self._refuse(Unavailable(BROKEN), batch.entries)
 
     def _refuse(self, error: Unavailable, taken: list[Entry]) -> None:
