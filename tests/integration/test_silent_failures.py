@@ -51,7 +51,7 @@ async def test_a_batcher_that_dies_is_not_serving_and_answers_what_waits(
         await stub.Predict(one(chat("hello")))
         assert await health(addresses) == SERVING
 
-        def fails(queue: BatchQueue, now: float) -> Batch:
+        def fails(queue: BatchQueue, now: float, lane: object) -> Batch:
             raise KeyError(SECRET)
 
         monkeypatch.setattr(BatchQueue, "next_batch", fails)
