@@ -62,7 +62,8 @@ def simulate(
         str | None,
         _option(
             CACHE,
-            "Names with commas, or all: lru, fifo, mru, lfu, gdsf, mq, arc, s3-fifo, ttl, lpc, wa, reuse, value, oracle, belady.",
+            "Names with commas, or all: lru, fifo, mru, lfu, gdsf, mq, arc, s3-fifo, ttl, lpc, wa, reuse, value, oracle, "
+            "belady.",
         ),
     ] = None,
     capacity: Annotated[str | None, _option(CACHE, "Tokens or shares of the working set: 160K,2%.")] = None,
