@@ -35,8 +35,18 @@ NAMES: Final = (
     *(("nvext", "agent_context", "session_id"), ("nvext", "session_control", "session_id"), ("nvext", "cache_salt")),  # Dynamo
 )
 """Paths in a body of a conversation's name or a salt that an engine reads."""
-_SPELLED: Final = frozenset(name for path in (("cache_salt",), *NAMES) for name in path)
-_HOLDERS: Final = frozenset(name for path in NAMES for name in path[:-1])
+REFUSED: Final = {
+    ("kv_transfer_params",): "names blocks of engines",
+    ("vllm_xargs", "kv_transfer_params"): "names blocks of engines",
+    ("ec_transfer_params",): "names encoded media of engines",
+    ("vllm_xargs", "ec_transfer_params"): "names encoded media of engines",
+    ("bootstrap_host",): "names another engine",
+    ("bootstrap_room",): "names blocks of engines",
+    ("previous_response_id",): "names an answer that an engine keeps without a tenant: send the messages instead",
+}
+"""Paths in a body by which an engine finds what it keeps, whichever tenant that belongs to (vLLM, SGLang), and why."""
+_SPELLED: Final = frozenset(name for path in (("cache_salt",), *NAMES, *REFUSED) for name in path)
+_HOLDERS: Final = frozenset(name for path in (*NAMES, *REFUSED) for name in path[:-1])
 SESSION_HEADERS: Final = frozenset(
     (
         *(b"x-session-id", b"x-session-affinity", b"x-multi-turn-session-id"),  # vLLM and TensorRT-LLM, TensorRT-LLM
@@ -44,6 +54,10 @@ SESSION_HEADERS: Final = frozenset(
     )
 )
 """Header fields of a conversation's name that an engine reads."""
+CONTENT: Final = ("content", "output")
+"""Fields of a message with content parts: of chats, and of the items of OpenAI's Responses."""
+MEDIA_DEPTH: Final = 8
+"""Lists and objects around a content part, at most: messages, message, content, part, and those of a tool's result."""
 UNNAMED: Final = "-"
 """Name of a client without a token of the gateway, in labels and settings."""
 _CREDENTIALS: Final = frozenset((b"authorization", b"api-key", b"x-api-key"))
@@ -172,12 +186,15 @@ class Tenants:
     def apply(self, tenant: str, fields: Mapping[str, Any], body: bytes) -> bytes:
         """Return a body with the tenant's salt and names. Everything else stays unchanged.
 
-        ``fields`` is the JSON object in ``body``. Raises GatewayError (400) if a field for them has another case.
+        ``fields`` is the JSON object in ``body``. Raises GatewayError (400) if a field for them has another case, or if a field
+        names what an engine keeps for any tenant (`REFUSED`).
         """
         if tenant != ANONYMOUS:
             _check_case(fields)
+            _check_refused(fields)
         salt, changed = self.salt(tenant, fields.get(SALT)), fields
         if tenant != ANONYMOUS:
+            changed = _with_media_names(changed, partial(self._digest, "media", tenant)) or changed
             for path in NAMES:
                 changed = _replaced(changed, path, partial(self.session, tenant)) or changed
         if salt is None and changed is fields:
@@ -208,6 +225,33 @@ def _replaced(fields: Mapping[str, Any], path: Sequence[str], to: Callable[[Any]
     else:
         changed = _replaced(inner, path[1:], to) if isinstance(inner, dict) else None
     return None if changed is None else {**fields, path[0]: changed}
+
+
+def _with_media_names(value: Any, to: Callable[[Any], str], depth: int = 0) -> Any:
+    """Return the messages of a body with other names of media; None if there are none.
+
+    vLLM finds media that it has processed by the ``uuid`` of a content part, without a salt.
+    """
+    if isinstance(value, list):
+        items = [_with_media_names(item, to, depth + 1) for item in value]
+        return None if all(item is None for item in items) else [new or old for new, old in zip(items, value, strict=True)]
+    if not isinstance(value, dict) or depth > MEDIA_DEPTH:
+        return None
+    within = CONTENT if depth else (*CONTENT, "messages", "input", "prompt")
+    changed = {name: new for name in within if (new := _with_media_names(value.get(name), to, depth + 1)) is not None}
+    if depth and value.get("uuid") is not None:
+        changed["uuid"] = to(value["uuid"])
+    return {**value, **changed} if changed else None
+
+
+def _check_refused(fields: Mapping[str, Any]) -> None:
+    """Raise GatewayError (400) if a body has a field of `REFUSED`."""
+    for path, why in REFUSED.items():
+        found: Any = fields
+        for name in path:
+            found = found.get(name) if isinstance(found, dict) else None
+        if found is not None:
+            raise GatewayError(400, f"leave out the field {'.'.join(path)}: it {why}")
 
 
 def _check_case(fields: Mapping[str, Any]) -> None:

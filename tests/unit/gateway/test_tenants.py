@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from lpc_apps.gateway.clients import ANONYMOUS, NAMES, SaltKeyError, Tenants, read_key, text_at
+from lpc_apps.gateway.clients import ANONYMOUS, NAMES, REFUSED, SaltKeyError, Tenants, read_key, text_at
+from lpc_apps.gateway.errors import GatewayError
 
 TENANTS = Tenants(b"k" * 32)
 
@@ -54,6 +55,47 @@ def test_the_engine_gets_another_name_for_each_tenants_conversation(path: tuple[
             said = said[name]
     assert names == [TENANTS.session("t", "mine"), TENANTS.session("u", "mine"), "mine"]
     assert len(set(names)) == 3
+
+
+@pytest.mark.parametrize("path", REFUSED, ids=".".join)
+def test_a_tenant_cannot_name_what_an_engine_keeps_for_others(path: tuple[str, ...]) -> None:
+    fields: Any = {"remote_block_ids": [1]}
+    for name in reversed(path):
+        fields = {name: fields}
+    body = json.dumps(fields).encode()
+    with pytest.raises(GatewayError, match=f"leave out the field {'.'.join(path)}") as refused:
+        TENANTS.apply("t", fields, body)
+    assert refused.value.status == 400
+    assert TENANTS.apply(ANONYMOUS, fields, body) == body
+    shouted = {path[0].upper() if len(path) == 1 else path[0]: fields[path[0]]}
+    with pytest.raises(GatewayError):
+        TENANTS.apply("t", shouted, json.dumps(shouted).encode())
+    absent: Any = None
+    for name in reversed(path):
+        absent = {name: absent}
+    assert sent("t", json.dumps(absent).encode())[2]
+
+
+@pytest.mark.parametrize("field", ["messages", "input"])
+@pytest.mark.parametrize("uuid", ["cat", 7, "", {"a": 1}])
+def test_the_engine_gets_another_name_for_each_tenants_media(field: str, uuid: object) -> None:
+    image = {"type": "image_url", "image_url": {"url": "http://a/b.png"}, "uuid": uuid}
+    text = {"type": "text", "text": "What is it?"}
+    result = {"type": "tool_result", "content": [{**image, "image_url": None}, text]}
+    fields = {
+        field: [{"role": "user", "content": [text, image, result]}, {"role": "assistant", "content": "A cat"}],
+        "uuid": "x",
+    }
+    body = json.dumps(fields).encode()
+    names = []
+    for tenant in ("t", "u"):
+        said = sent(tenant, body)[1]
+        parts = said[field][0]["content"]
+        names += [parts[1].pop("uuid"), parts[2]["content"][0].pop("uuid")]
+        assert said[field][1] == fields[field][1] and said["uuid"] == "x"  # type: ignore[index]
+        assert parts[0] == parts[2]["content"][1] == text
+    assert names[0] == names[1] != names[2] == names[3] and all(len(name) == 64 for name in names)
+    assert json.loads(TENANTS.apply(ANONYMOUS, fields, body)) == fields
 
 
 def test_gateways_with_the_same_key_file_make_the_same_salts(tmp_path: Path) -> None:
