@@ -39,19 +39,23 @@ class Keep:
         self._numbers[req] = self._added
         finalize(req, self._dropped, key_of(str(req.rid))).atexit = False
         if node is not None:
-            if not hasattr(node, "lpc_waits"):
-                node.lpc_waits = []
-            node.lpc_waits.append(ref(req))
+            waits = node.lpc_waits = getattr(node, "lpc_waits", None) or []
+            if len(waits) >= 2 * KEPT_REQUESTS:  # a node that is used all the time is never looked at for eviction
+                self._forget_gone(waits)
+            waits.append(ref(req))
         return True
 
     def leave(self, req: Any) -> None:
         """Remove a request if it was added."""
         self._numbers.pop(req, None)
 
+    def _forget_gone(self, waits: list[Any]) -> None:
+        waits[:] = [each for each in waits if each() in self._numbers]
+
     def first(self, node: Any) -> int | None:
         """Return the number of the oldest request for which a node is kept; None without one."""
         waits = getattr(node, "lpc_waits", None)
         if not waits or not self.enabled:
             return None
-        waits[:] = [each for each in waits if each() in self._numbers]
+        self._forget_gone(waits)
         return min((self._numbers[each()] for each in waits), default=None)
