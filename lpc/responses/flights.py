@@ -22,8 +22,18 @@ LONGEST_POLL_S: Final = 0.05
 
 State: TypeAlias = Literal["stored", "free", "flying", "not_kept"]
 
-_TAKE: Final = """
+_LIVE: Final = """
+local function live(key, most)
+  local left = redis.call('PTTL', key)
+  if left == -1 or left > most + 0 then redis.call('DEL', key) end
+  return redis.call('GET', key)
+end
+"""
+"""Start of a script: reads a flight. One that lasts longer than any is forged, and would make followers wait for good."""
+_FLYING: Final = f"{_LIVE} return live(KEYS[1], ARGV[1])"
+_TAKE: Final = f"""{_LIVE}
 if ARGV[3] == '1' and redis.call('EXISTS', KEYS[1]) == 1 then return 'stored' end
+live(KEYS[2], ARGV[4])
 if redis.call('SET', KEYS[2], ARGV[1], 'NX', 'PX', ARGV[2]) then return 'taken' end
 if redis.call('GET', KEYS[2]) == '-' then return 'not_kept' end
 return 'flying'
@@ -54,6 +64,7 @@ class Flights:
     def __init__(self, redis: RedisReach, flight_s: float) -> None:
         self._redis = redis
         self._flight_ms = max(1, int(flight_s * 1000))
+        self._longest_ms = max(2 * self._flight_ms, NOT_KEPT_MS)  # another sidecar may have a longer time
         self._waits: dict[tuple[Scope, EntryId], _Wait] = {}
 
     async def take(self, scope: Scope, entry: EntryId, *, unless_stored: bool = True) -> tuple[State, bytes]:
@@ -66,7 +77,7 @@ class Flights:
         """
         token = secrets.token_hex(TOKEN_BYTES).encode()
         keys = self._keys(scope, entry)
-        arguments = (token, self._flight_ms, int(unless_stored))
+        arguments = (token, self._flight_ms, int(unless_stored), self._longest_ms)
         found: bytes = await self._redis.run(_TAKE, keys, *arguments)
         if found == b"taken":
             return "free", token
@@ -91,7 +102,7 @@ class Flights:
 
     async def flying(self, scope: Scope, entry: EntryId) -> bool:
         """Return whether a flight is open. Raises RedisFailed."""
-        flight: bytes | None = await self._redis.read("GET", self._keys(scope, entry)[1])
+        flight: bytes | None = await self._redis.run(_FLYING, self._keys(scope, entry)[1:], self._longest_ms)
         return flight not in (None, NOT_KEPT)
 
     async def wait(self, scope: Scope, entry: EntryId, wait_s: float) -> State:

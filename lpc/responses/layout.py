@@ -28,6 +28,17 @@ from typing import Final
 
 from lpc.responses.canonical import EntryId
 
+READ: Final = """
+local function read(command, key, ...)
+  local found = redis.pcall(command, key, ...)
+  if type(found) ~= 'table' or not found.err then return found end
+  if not string.find(found.err, 'WRONGTYPE', 1, true) then error(found.err) end
+  redis.call('DEL', key)
+  return redis.call(command, key, ...)
+end
+"""
+"""Start of a script: reads a key, and deletes one of another type, which no sidecar has written and which may never expire."""
+
 PREFIX: Final = "lpc:rc:"
 KEEP_S: Final = 400 * 24 * 3600
 """Life of generations and of lists of scopes in seconds: longer than any entry's."""

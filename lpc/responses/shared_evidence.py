@@ -56,12 +56,15 @@ return 1
 """
 """Replaces the record if its MAC is still the one that the sidecar has read."""
 
-_NTH: Final = """
+_NTH: Final = f"""{layout.READ}
 local now, old, candidate, entry, most, life = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local function get(field) return redis.call('HGET', now, field) or redis.call('HGET', old, field) end
-local root = get('r:' .. candidate) or candidate
+local function get(field) return read('HGET', now, field) or read('HGET', old, field) end
+local root = get('r:' .. candidate)
+if not root or #root ~= #candidate then root = candidate end
 if entry ~= '' and entry ~= candidate then redis.call('HSET', now, 'r:' .. entry, root) end
-local nth = (get('n:' .. root) or 0) + 1
+local count = get('n:' .. root)
+if not count or #count > 9 or not string.match(count, '^%d+$') then count = 0 end
+local nth = count + 1
 redis.call('HSET', now, 'n:' .. root, nth)
 redis.call('EXPIRE', now, life)
 if redis.call('HLEN', now) >= most + 0 then redis.call('RENAME', now, old) end
@@ -70,7 +73,8 @@ return nth
 """Counts a label of a candidate's cluster; if the label is `same`, the new entry joins the cluster.
 
 Sixty rewordings of one question are not sixty independent observations: the labels of a cluster are treated as fully dependent
-(design effect of cluster sampling, Kish 1965). A dropped candidate begins a new cluster."""
+(design effect of cluster sampling, Kish 1965). A dropped candidate begins a new cluster, and so does one whose count no sidecar
+would have written: it would be added to the evidence, which is then sealed."""
 
 
 class SharedEvidence:

@@ -36,29 +36,45 @@ ERASED_AT_ONCE: Final = 200
 ADMIN_S: Final = 2.0
 """Timeout of administrative calls, such as invalidation."""
 
-_PUT: Final = """
+_PUT: Final = f"""{layout.READ}
 local e, z, x, v, f, b, tz, tb, g = unpack(KEYS)
 local id, record, px, now, ends, most, vector, prefix, flight, room, own_most, own_room, generation = unpack(ARGV)
-local stale = redis.call('GET', g) ~= generation
-local before, members, own = redis.call('STRLEN', e), redis.call('ZCARD', z), redis.call('ZCARD', tz)
-redis.call('GET', b)
-redis.call('GET', tb)
-redis.call('HLEN', v)
-redis.call('XLEN', x)
+local stale = read('GET', g) ~= generation
+local before, members, own = read('STRLEN', e), read('ZCARD', z), read('ZCARD', tz)
+read('GET', b)
+read('GET', tb)
+read('HLEN', v)
+read('XLEN', x)
 if not stale then redis.call('SET', e, record, 'PX', px) end
-if flight ~= '' and redis.call('GET', f) == flight then redis.call('DEL', f) end
-if stale then return {0, 0, 0, 0, 0} end
+if flight ~= '' and read('GET', f) == flight then redis.call('DEL', f) end
+if stale then return {{0, 0, 0, 0, 0}} end
 local function lives(key) if redis.call('PTTL', key) < px + 0 then redis.call('PEXPIRE', key, px) end end
-local function sized(bytes) return bytes and string.match(bytes, '^%-?%d+$') and #bytes < 16 end
+local function sized(bytes) return bytes and string.match(bytes, '^%d+$') and #bytes < 16 end
+local function note(field, one)
+  local added = redis.pcall('XADD', x, 'MAXLEN', '~', 10000, '*', field, one)
+  if type(added) == 'table' then
+    redis.call('DEL', x)
+    redis.call('XADD', x, '*', field, one)
+  end
+end
 local function gone(members, kept)
   for _, member in ipairs(members) do
     local one, bytes = string.match(member, '^([^:]*):?(%d*)$')
     if sized(bytes) then redis.call('DECRBY', b, bytes) end
     if one and kept then redis.call('DEL', prefix .. 'e:' .. one) end
     if one and (kept or redis.call('EXISTS', prefix .. 'e:' .. one) == 0) then
-      if redis.call('HDEL', v, one) == 1 and kept then redis.call('XADD', x, 'MAXLEN', '~', 10000, '*', 'd', one) end
+      if redis.call('HDEL', v, one) == 1 and kept then note('d', one) end
     end
   end
+end
+local function due(key)
+  local last = redis.call('ZREVRANGE', key, 0, 0)[1]
+  if not last then return nil end
+  local one, bytes = string.match(last, '^([^:]*):(%d+)$')
+  if one and redis.pcall('STRLEN', prefix .. 'e:' .. one) == tonumber(bytes) then
+    return redis.call('ZRANGE', key, 0, 0)[1], true
+  end
+  return last, false
 end
 local function not_own(member)
   local bytes = string.match(member, ':(%d+)$')
@@ -72,49 +88,51 @@ redis.call('ZADD', z, ends, id .. ':' .. #record)
 redis.call('INCRBY', b, #record)
 redis.call('ZADD', tz, ends, id .. ':' .. #record)
 redis.call('INCRBY', tb, #record)
-for _, key in ipairs({z, b, tz, tb}) do lives(key) end
+for _, key in ipairs({{z, b, tz, tb}}) do lives(key) end
 if vector ~= '' then
   redis.call('HSET', v, id, vector)
   lives(v)
-  redis.call('XADD', x, 'MAXLEN', '~', 10000, '*', 'a', id)
+  note('a', id)
   lives(x)
 end
 local ended = redis.call('ZRANGEBYSCORE', z, '-inf', '(' .. now, 'LIMIT', 0, 100)
 for _, one in ipairs(ended) do redis.call('ZREM', z, one) end
 gone(ended, false)
 for _, one in ipairs(redis.call('ZRANGEBYSCORE', tz, '-inf', '(' .. now, 'LIMIT', 0, 100)) do not_own(one) end
-local evicted = {0, 0, 0, 0}
+local evicted = {{0, 0, 0, 0}}
 for _ = 1, 100 do
   local bound = redis.call('ZCARD', tz) > own_most + 0 and 3 or redis.call('GET', tb) + 0 > own_room + 0 and 4
   if not bound then break end
-  local member = redis.call('ZRANGE', tz, 0, 0)[1]
+  local member, there = due(tz)
   if not member then break end
   not_own(member)
   if redis.call('ZREM', z, member) == 1 then
-    gone({member}, true)
-    evicted[bound] = evicted[bound] + 1
+    gone({{member}}, there)
+    if there then evicted[bound] = evicted[bound] + 1 end
   end
 end
 for _ = 1, 100 do
   local bound = redis.call('ZCARD', z) > most + 0 and 1 or redis.call('GET', b) + 0 > room + 0 and 2
   if not bound then break end
-  local member = redis.call('ZPOPMIN', z)[1]
+  local member, there = due(z)
   if not member then break end
-  gone({member}, true)
-  evicted[bound] = evicted[bound] + 1
+  redis.call('ZREM', z, member)
+  gone({{member}}, there)
+  if there then evicted[bound] = evicted[bound] + 1 end
 end
-return {1, evicted[1], evicted[2], evicted[3], evicted[4]}
+return {{1, evicted[1], evicted[2], evicted[3], evicted[4]}}
 """
 """Stores an entry unless its generation is outdated, ends its flight, and enforces the limits of scope and tenant. Expired
 entries are removed first, then those that expire first; a tenant over its own limits loses its own entries. A deleted entry
 counts for its tenant until it would have expired or is the next to be evicted.
 
-The script reads every key before the first write, so that a key of another type changes nothing. The first write is one that a
-full Redis refuses; after any other, Redis would let the script exceed `maxmemory`. Counts and members that no sidecar would
-have written do not stop it: a count is begun again, and a member is dropped when it expires or is evicted."""
+The first write is one that a full Redis refuses; after any other, Redis would let the script exceed `maxmemory`. So the script
+reads every key before. What no sidecar would have written does not stop it: a key of another type, a stream whose ids are
+exhausted, and a count that is not one are begun again. A member without an entry of its size is dropped when it expires, or
+before any entry is evicted if its score is the highest."""
 
-_REGISTER: Final = """
-local listed = redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1
+_REGISTER: Final = f"""{layout.READ}
+local listed = read('HEXISTS', KEYS[1], ARGV[1]) == 1
 if not listed and redis.call('HLEN', KEYS[1]) >= ARGV[3] + 0 then return 0 end
 local done = redis.pcall('HSET', KEYS[1], ARGV[1], ARGV[2])
 if not listed and type(done) == 'table' then return done end
@@ -134,8 +152,8 @@ return there
 """
 
 
-_REPLACE: Final = """
-local found = redis.call('GET', KEYS[1])
+_REPLACE: Final = f"""{layout.READ}
+local found = read('GET', KEYS[1])
 if (found or '') ~= ARGV[1] then return found end
 if KEYS[2] then redis.call('SET', KEYS[2], 1, 'EX', ARGV[4]) end
 redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])
@@ -293,7 +311,8 @@ class Store:
     async def invalidated_s(self, scope: Scope) -> float:
         """Return the seconds since the latest invalidation in a scope; infinite if it was long ago."""
         left = int(await self.redis.read("PTTL", layout.key(scope, "i")))
-        return layout.INVALIDATED_S - left / 1000 if left > 0 else math.inf
+        # A longer life is forged: it would make all answers count as invalidated.
+        return layout.INVALIDATED_S - left / 1000 if 0 < left <= layout.INVALIDATED_S * 1000 else math.inf
 
     async def size(self, scope: Scope) -> int:
         """Return the number of entries of a scope, which may include recently expired ones."""

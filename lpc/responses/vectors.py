@@ -87,15 +87,18 @@ class Vectors:
     async def changes(self, scope: Scope, position: str, keys: Keyring) -> Changes:
         """Return the changes since a position. Raises RedisFailed."""
         stream, hashed = layout.key(scope, "x"), layout.key(scope, "v", self._encoder())
-        generation, oldest, events = await self._redis.ask_all(
+        generation, oldest, newest, events = await self._redis.ask_all(
             lambda pipe: (
-                pipe.get(layout.key(scope, "g")).xrange(stream, count=1).xrange(stream, f"({position}", count=READ_AT_ONCE)
+                pipe.get(layout.key(scope, "g"))
+                .xrange(stream, count=1)
+                .xrevrange(stream, count=1)
+                .xrange(stream, position, count=READ_AT_ONCE)  # not "(", which Redis refuses with the last possible id
             )
         )
-        # Nothing is missing if the oldest event that remains is not newer than the position.
-        complete = (
-            position == START or (bool(oldest) and _order(oldest[0][0].decode()) <= _order(position)) or not (oldest or events)
-        )
+        events = [event for event in events if event[0] != position.encode()]
+        # Nothing is missing if the oldest event that remains is not newer than the position. If the newest is older, the stream
+        # has begun again with lower ids.
+        complete = position == START or not oldest or _order(oldest[0][0]) <= _order(position.encode()) <= _order(newest[0][0])
         added = {fields[b"a"]: None for _, fields in events if b"a" in fields}
         removed = [fields[b"d"] for _, fields in events if b"d" in fields]
         records: Sequence[bytes | None] = []
@@ -126,6 +129,6 @@ def _generation(value: bytes | None) -> str | None:
     return None if value is None else value.partition(b":")[0].decode("ascii", "replace")
 
 
-def _order(position: str) -> tuple[int, int]:
-    milliseconds, _, sequence = position.partition("-")
+def _order(position: bytes) -> tuple[int, int]:
+    milliseconds, _, sequence = position.partition(b"-")
     return int(milliseconds), int(sequence or 0)

@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.processes import RedisServer
-from lpc.responses.canonical import Namer, Scope
+from lpc.responses.canonical import EntryId, Namer, Scope
+from lpc.responses.scopes import ScopeSettings
 from lpc.responses.semantic.evidence_file import EvidenceError, Verdicts
 from lpc.responses.semantic.gate import Decision, Gate
 from lpc.responses.shared_evidence import SharedEvidence
@@ -22,7 +24,7 @@ from predictor_service.responses.outcomes import Hit, Miss
 from tests.integration.test_response_cache import Make, ask, fill, make
 from tests.integration.test_response_cache_service import served
 from tests.integration.test_shared_evidence import labels_from_before, misses
-from tests.response_cache import Caches, answer, asked
+from tests.response_cache import Caches, GivenVectors, answer, asked
 
 __all__ = ["make"]
 
@@ -113,6 +115,100 @@ async def test_a_forged_member_of_the_limits_does_not_end_storing(
     assert isinstance(await ask(caches, asked("Are you?")), Hit)
 
 
+VALUES: dict[str, Callable[[Any, bytes], object]] = {
+    "string": lambda client, key: client.set(key, b"x" * 30),
+    "list": lambda client, key: client.rpush(key, b"x"),
+    "hash": lambda client, key: client.hset(key, b"x", b"y"),
+    "set": lambda client, key: client.sadd(key, b"x"),
+    "zset": lambda client, key: client.zadd(key, {b"x": math.inf}),
+    "stream": lambda client, key: client.xadd(key, {b"a": b"x"}, id=LAST_ID),
+}
+LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
+
+
+@pytest.mark.parametrize("kind", ["b", "e", "f", "g", "i", "q", "s", "v", "x", "z"])
+@pytest.mark.parametrize("value", VALUES)
+async def test_no_value_of_any_type_ends_storing(make: Make, redis_server: RedisServer, kind: str, value: str) -> None:
+    scopes = {"faq": ScopeSettings(mode="shadow")}
+    vector = np.ones(8, np.float32)
+    one = make(scopes, embedder=GivenVectors({}, vector), flight_s=0.001)
+    await fill(one, asked("Is it?"))
+    await ask(one, asked("Are you?"))
+    with contextlib.closing(redis_server.client()) as client:
+        keys = [key for pattern in (kind, f"{kind}:*") for key in client.scan_iter(f"lpc:rc:*:{pattern}")]
+        if not keys:
+            (limits,) = client.scan_iter("lpc:rc:*:z")
+            keys = [limits[:-1] + kind.encode()]
+        for key in keys:
+            client.delete(key)
+            VALUES[value](client, key)
+    for caches in (one, make(scopes, embedder=GivenVectors({}, vector), flight_s=0.001)):
+        refusals = []
+        for question in ("Are you?", "Is it?"):
+            for _ in range(2):  # the first may find out
+                await ask(caches, asked(question))
+                stored = await caches.cache.store("a", asked(question), answer("Yes.", engine_s=-1.0))
+            refusals.append(stored.refusal)
+            assert isinstance(await ask(caches, asked(question)), Hit)
+        assert refusals == [None, None]
+
+
+async def test_an_index_follows_a_stream_that_has_begun_again(make: Make, redis_server: RedisServer) -> None:
+    scopes = {"faq": ScopeSettings(mode="serve")}
+    near, far = np.eye(2, 8, dtype=np.float32)
+    vectors = {"Is it?": near, "Is it so?": near, "Are you?": far, "Are you so?": far}
+    one, other = (make(scopes, embedder=GivenVectors(vectors)) for _ in range(2))
+    await fill(one, asked("Is it?"))
+    for now in (1.0, 2.0):
+        with contextlib.closing(redis_server.client()) as client:
+            (stream,) = client.scan_iter("lpc:rc:*:x")
+            if client.xinfo_stream(stream)["last-generated-id"] != LAST_ID.encode():
+                client.xadd(stream, {"d": "x"}, id=LAST_ID)
+        await ask(other, asked("What?"))
+        await other.semantic.sync(now)
+    await fill(one, asked("Are you?"), answer("Yes."))
+    await other.semantic.sync(3.0)
+    hit = await ask(other, asked("Are you so?"))
+    assert isinstance(hit, Hit) and hit.source == "semantic" and hit.answer == answer("Yes.")
+
+
+async def test_members_without_an_entry_evict_nothing(make: Make, redis_server: RedisServer) -> None:
+    caches = make({"faq": ScopeSettings(max_entries=3, tenant_entries=3)})
+    await fill(caches, asked("Is it?"))
+    with contextlib.closing(redis_server.client()) as client:
+        for key in [key for pattern in ("z", "z:*") for key in client.scan_iter(f"lpc:rc:*:{pattern}")]:
+            ((real, _),) = client.zrange(key, 0, 0, withscores=True)
+            forged = [b"ghost:5", b"ghost", b":", real + b"1", real.partition(b":")[0] + b":1"]
+            client.zadd(key, {member: score for member in forged for score in (math.inf, 4e9)})
+    questions = ["Is it?", "Are you?", "Do they?"]
+    for question in questions[1:]:
+        await fill(caches, asked(question))
+    found = [await ask(caches, asked(question)) for question in questions]
+    assert [type(one) for one in found] == [Hit, Hit, Hit]
+
+
+@pytest.mark.parametrize("life_ms", [None, 10**12])
+@pytest.mark.parametrize("mode", ["off", "shadow"])
+async def test_a_forged_flight_makes_nobody_wait(make: Make, redis_server: RedisServer, life_ms: int | None, mode: Any) -> None:
+    caches = make({"faq": ScopeSettings(mode=mode)})
+    await ask(caches, asked("Is it?"))
+    (flight,) = values(redis_server, "lpc:rc:*:f:*")
+    for content in (b"x", b"-"):
+        with contextlib.closing(redis_server.client()) as client:
+            client.set(flight, content, px=life_ms)
+        miss = await ask(caches, asked("Is it?"), wait_s=60.0)
+        assert isinstance(miss, Miss) and miss.reason == "cold" and miss.flight
+
+
+async def test_a_forged_invalidation_ends_storing_for_an_hour_at_most(make: Make, redis_server: RedisServer) -> None:
+    caches = make()
+    await fill(caches, asked("Is it?"))
+    (generation,) = values(redis_server, "lpc:rc:*:g")
+    with contextlib.closing(redis_server.client()) as client:
+        client.set(generation[:-1] + b"i", 1, px=10**12)
+    assert (await caches.cache.store("a", asked("Are you?"), answer())).refusal is None
+
+
 async def test_the_generation_of_another_scope_is_treated_as_absent(make: Make, redis_server: RedisServer) -> None:
     caches = counting(make())
     await fill(caches, asked("Is it?", scope="one"))
@@ -176,6 +272,38 @@ async def test_forged_evidence_opens_no_scope(share: Share, redis_server: RedisS
         assert gate.threshold is None and count == 6, "evidence of another place was believed"
         await exchange(share(forged=note), gate := Gate())
         assert gate.threshold is not None and count == 6
+
+
+@pytest.mark.parametrize("count", ["x", "", "nan", "inf", "-1000", "0.5", "1e300", "4000000000000000000", "9" * 30, "9" * 400])
+async def test_a_forged_count_of_a_cluster_does_not_reach_the_evidence(
+    share: Share, redis_server: RedisServer, count: str
+) -> None:
+    shared, gate = share(), Gate()
+    candidate, entry = EntryId(b"c" * 16), EntryId(b"e" * 16)
+    assert await shared.nth(SCOPE, "", candidate, joins=entry) == 1
+    with contextlib.closing(redis_server.client()) as client:
+        (clusters,) = client.scan_iter("lpc:rc:*:k:*")
+        for field in client.hkeys(clusters):
+            client.hset(clusters, field, count)
+    for number in (1, 2):
+        nth = await shared.nth(SCOPE, "", candidate)
+        assert nth == number
+        gate.learn(0.999, same=True, decision=Decision.AUDIT, nth=nth)
+        await exchange(shared, gate)
+    await exchange(shared, later := Gate())
+    assert later.evidence.labels == 2
+
+
+@pytest.mark.parametrize("value", VALUES)
+async def test_clusters_of_another_type_begin_again(share: Share, redis_server: RedisServer, value: str) -> None:
+    shared = share()
+    await shared.nth(SCOPE, "", EntryId(b"c" * 16))
+    with contextlib.closing(redis_server.client()) as client:
+        (clusters,) = client.scan_iter("lpc:rc:*:k:*")
+        for key in (clusters, clusters + b":old"):
+            client.delete(key)
+            VALUES[value](client, key)
+    assert [await shared.nth(SCOPE, "", EntryId(b"c" * 16)) for _ in range(2)] == [1, 2]
 
 
 async def test_restored_evidence_from_before_a_reset_is_ignored(
