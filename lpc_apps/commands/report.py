@@ -69,17 +69,25 @@ class Sample(NamedTuple):
     value: float
 
 
-def _is_number(text: str) -> bool:
+MOST_DIGITS: Final = 18
+"""Of a number in a label."""
+
+
+def _is_time(text: str) -> bool:
     try:
-        return not math.isnan(float(text))
+        return len(text) <= MOST_DIGITS and (text == "+Inf" or 0 <= float(text) < math.inf)
     except ValueError:
         return False
 
 
+def _is_count(text: str) -> bool:
+    return text.isdecimal() and len(text) <= MOST_DIGITS
+
+
 VALUES: Final[Mapping[str, Callable[[str], bool]]] = {
     "source": SOURCES.__contains__,
-    "unused": _is_number,
-    "before": str.isdecimal,
+    "unused": _is_time,
+    "before": _is_count,
     "tenant": bool,
     "cache": {"all", *CACHES, *GhostHits._fields}.__contains__,
 }
@@ -155,7 +163,7 @@ def samples_of(page: Page, name: str) -> list[Sample]:
     from prometheus_client.parser import text_string_to_metric_families as text_format
 
     try:
-        text = page.body.decode()
+        text = page.body.decode("utf-8-sig")
         parse = open_metrics if page.kind == OPEN_METRICS or text.rstrip().endswith("# EOF") else text_format
         # A malformed exposition can repeat a series: the last value counts.
         found = {

@@ -106,6 +106,10 @@ STRANGE = {
     "unknown values": 'lpc_prompt_tokens_total{source="x"} 7\nlpc_changed_tokens_total{before="x"} 7\n'
     'lpc_evicted_tokens_total{unused="NaN"} 7\nlpc_evicted_blocks_total{cache="arc"} 7\n'
     'lpc_tenant_ghost_blocks_total{tenant="a",cache="arc"} 7\n',
+    "digits without end": f'lpc_changed_tokens_total{{before="{"9" * 5000}"}} 7\n'
+    f'lpc_evicted_tokens_total{{unused="{"9" * 5000}"}} 7\n',
+    "times that are none": 'lpc_evicted_tokens_total{unused="-1"} 7\nlpc_evicted_tokens_total{unused="1e400"} 7\n'
+    'lpc_changed_tokens_total{before="\u00b2"} 7\n',
     "all but a part": 'lpc_evicted_blocks_total{cache="lru"} 9\nlpc_tenant_ghost_blocks_total{tenant="a",cache="value"} 9\n',
     "prefill without tokens": "vllm:request_prefill_time_seconds_sum 5\nvllm:request_prefill_kv_computed_tokens_sum 1e-300\n",
     "huge": 'lpc_prompt_tokens_total{source="evicted"} 1e308\nlpc_evicted_blocks_total{cache="all"} 1.7e308\n',
@@ -143,6 +147,7 @@ ENCODED = {
     "open metrics called text": (OPEN_METRICS, {}),
     "gzip": (gzip.compress(GOOD.encode()), {"Content_Encoding": "gzip"}),
     "deflate": (zlib.compress(GOOD.encode()), {"Content_Encoding": "deflate"}),
+    "byte order mark": ("\ufeff" + GOOD, {}),
     "windows lines": (GOOD.replace("\n", "\r\n"), {}),
 }
 
