@@ -299,6 +299,8 @@ def _spread(file: _Reader) -> Iterator[tuple[str, Record | WrongRecord]]:
 def _object(line: bytes, repair: Callable[[bytes], bytes] | None = None) -> Record | WrongRecord:
     try:
         record = loads(line)
+    except UnicodeDecodeError:  # web servers log a client's bytes as they came
+        return _object(line.decode("utf-8", "replace").encode(), repair)
     except RecursionError:
         return WrongRecord("not JSON")
     except ValueError:

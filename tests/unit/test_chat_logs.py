@@ -724,3 +724,163 @@ def test_numbers_of_thousands_of_digits_do_not_hide_a_request(read: Read) -> Non
 def test_lone_surrogates_are_replaced(read: Read) -> None:
     trace = read("chat", *[{"time": i, "messages": [user(LONG + "\ud83d")], "user": "\ud83d"} for i in range(2)])
     assert shared(trace)[0] == shared(trace)[1]
+
+
+# Shapes that other versions and libraries write
+
+
+BASE: Json = litellm(0) | {"model_parameters": {}, "response": None}
+
+
+def one(path: Path, format: str, record: Json | str | bytes) -> LoggedRequest:  # noqa: A002
+    (request,) = requests_of(written(path / "log.jsonl", record), format)
+    return request
+
+
+@pytest.mark.parametrize(
+    ("item", "kinds"),
+    [
+        ({"type": "item_reference", "id": "x"}, [["data"]]),
+        ({"type": "mcp_list_tools", "server_label": "s", "tools": [{"name": "f"}]}, [["data"]]),
+        ({"type": "mcp_approval_response", "approve": True}, [["data"]]),
+        ({"type": "compaction", "encrypted_content": "e"}, [["data"]]),
+        ({"type": "mcp_call", "name": "f", "arguments": "{}", "output": "12 degrees"}, [["call"], ["text"]]),
+        ({"type": "code_interpreter_call", "code": "1", "outputs": [{"type": "logs", "logs": "1"}]}, [["call"], ["data"]]),
+        ({"type": "image_generation_call", "result": "iVBORw0KGgo="}, [["call"], ["image"]]),
+    ],
+)
+def test_every_item_of_the_responses_api_is_read(item: Json, kinds: list[list[str]], tmp_path: Path) -> None:
+    request = one(tmp_path, "litellm", BASE | {"call_type": "aresponses", "messages": [user("go"), item]})
+    assert [[part.kind for part in message.parts] for message in request.messages[1:]] == kinds
+    changed = json.loads(json.dumps(item).replace("12 degrees", "13 degrees").replace("iVBOR", "other"))
+    assert changed == item or request.messages != one(tmp_path, "litellm", BASE | {"messages": [user("go"), changed]}).messages
+
+
+@pytest.mark.parametrize("field", ["messages", "contents"])
+def test_a_body_in_one_message_of_a_pass_through_endpoint_is_read(field: str, tmp_path: Path) -> None:
+    turns = [
+        {"role": role, "parts" if field == "contents" else "content": [{"text": role}]} for role in ("user", "model", "user")
+    ]
+    body = json.dumps({"model": "m", field: turns, "max_tokens": 5})
+    request = one(tmp_path, "litellm", BASE | {"call_type": "pass_through_endpoint", "messages": [user(body)]})
+    assert [(message.role, message.text) for message in request.messages] == [
+        ("user", "user"),
+        ("assistant", "model"),
+        ("user", "user"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("usage", "tokens"),
+    [
+        ({"input": 10, "output": 5, "total": 115, "input_cache_read": 90, "input_cache_creation": 10}, (110, 5)),
+        ({"input": 20, "output": 10, "output_reasoning_tokens": 30, "input_cached_tokens": 80, "total": 140}, (100, 40)),
+        ({"input": 100, "output": 10, "total": 110, "cache_read_input_tokens": 90}, (100, 10)),
+        ({"input": 100, "output": 10, "total": 110, "output_reasoning": 4}, (100, 10)),
+        ({"input": 3, "output": 9, "cache_read_input_tokens": 997}, (1000, 9)),
+        ({"input": 0, "output": 9, "input_cached_tokens": 512}, (512, 9)),
+        ({"input": 7, "output": 2, "total": 9, "unit": "TOKENS", "input_cost": 3, "inputCost": 3}, (7, 2)),
+    ],
+)
+def test_tokens_that_langfuse_counts_apart_are_added_once(usage: Json, tokens: tuple[int, int], tmp_path: Path) -> None:
+    request = one(tmp_path, "langfuse", langfuse(0) | {"usage_details": json.dumps(usage)})
+    assert (request.input_tokens, request.output_tokens) == tokens
+
+
+def serialised(name: str, **fields: Any) -> Json:
+    return {"lc": 1, "type": "constructor", "id": ["langchain", "schema", "messages", name], "kwargs": fields}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [[serialised("SystemMessage", content="s"), serialised("HumanMessage", content="q", type="human")]],
+        [serialised("SystemMessage", content="s"), serialised("HumanMessageChunk", content="q")],
+        {"args": [[{"role": "system", "content": "s"}, user("q")]], "kwargs": {}},
+        {"args": [], "kwargs": {"messages": [{"role": "system", "content": "s"}, user("q")]}},
+    ],
+)
+def test_langchain_s_and_the_decorator_s_inputs_are_read(given: Any, tmp_path: Path) -> None:
+    request = one(tmp_path, "langfuse", langfuse(0) | {"input": json.dumps(given)})
+    assert [(message.role, message.text) for message in request.messages] == [("system", "s"), ("user", "q")]
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"llm.prompts.0.role": "user", "llm.prompts.0.content": "q", "llm.completions.0.content": "a"},
+        {"ai.prompt.messages": json.dumps([user("q")]), "ai.response.text": "a"},
+        {"gen_ai.prompt": json.dumps([user("q")]), "gen_ai.completion": json.dumps([{"content": "a"}])},
+    ],
+)
+def test_older_and_other_attributes_of_spans_are_read(attributes: Json, tmp_path: Path) -> None:
+    usage = {"llm.usage.prompt_tokens": 7, "llm.usage.completion_tokens": 3, "gen_ai.system": "x"}
+    record = span(0, {}) | {"attributes": attributes | usage}
+    request = one(tmp_path, "otel", record)
+    assert [(message.role, message.text) for message in request.messages + request.reply] == [("user", "q"), ("assistant", "a")]
+    assert (request.input_tokens, request.output_tokens) == (7, 3)
+
+
+def event(name: str, span_id: str, **body: Any) -> Json:
+    attributes = [
+        {"key": "event.name", "value": {"stringValue": name}},
+        {"key": "gen_ai.system", "value": {"stringValue": "x"}},
+    ]
+    pairs = [{"key": key, "value": value if isinstance(value, dict) else {"stringValue": value}} for key, value in body.items()]
+    body = {"kvlistValue": {"values": pairs}}
+    return {"timeUnixNano": "1732000000000000000", "spanId": span_id, "body": body, "attributes": attributes}
+
+
+def test_log_records_of_one_span_are_one_request(tmp_path: Path) -> None:
+    said = {"kvlistValue": {"values": [{"key": "content", "value": {"stringValue": "a"}}]}}
+    records = [
+        event("gen_ai.system.message", "1", content="s"),
+        event("gen_ai.user.message", "2", content="other"),
+        event("gen_ai.user.message", "1", content="q"),
+        event("gen_ai.choice", "1", message=said),
+    ]
+    path = written(tmp_path / "log.jsonl", {"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]})
+    skipped = Skipped()
+    ((_, request),) = read_chats(path, "otel", skipped)
+    assert [message.text for message in request.messages + request.reply] == ["s", "q", "a"]
+    assert skipped.counts == {"messages without an answer in the same line": 1}
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "/research/v1/messages",
+        "/v1/chat/completions?source=search",
+        "/profile/v1/responses",
+        "/v1/projects/p/publishers/anthropic/models/claude:streamRawPredict",
+        "/video/v1/messages",
+    ],
+)
+def test_a_path_s_prefix_or_query_does_not_make_another_api_of_a_chat(uri: str, tmp_path: Path) -> None:
+    assert one(tmp_path, "nginx", nginx(0) | {"uri": uri}).messages
+    assert one(tmp_path, "nginx", {k: v for k, v in nginx(0).items() if k != "uri"} | {"request": f"POST {uri} HTTP/1.1"})
+
+
+@pytest.mark.parametrize(
+    "uri", ["/chatbot/v1/embeddings", "/v1/messages/count_tokens", "/v1/messages/batches", "/v1/chat/rerank?chat=1"]
+)
+def test_the_last_word_of_a_path_decides(uri: str, read: Read) -> None:
+    trace = read("nginx", nginx(0), nginx(1) | {"uri": uri})
+    assert len(trace.requests) == 1
+    assert [reason.partition(":")[0] for reason in trace.skipped.counts] == ["not a chat"]
+
+
+@pytest.mark.parametrize("missing", [b"", b"-", b" ", b" - "])
+@pytest.mark.parametrize("make", [nginx, nginx_default])
+def test_a_variable_without_a_value_and_a_byte_that_is_not_utf_8_do_not_hide_a_request(
+    make: Callable[[int], Json | bytes], missing: bytes, tmp_path: Path
+) -> None:
+    line = as_bytes(make(0))
+    odd = line.rstrip()[:-1] + b', "agent": "M\xfcller", "upstream":' + missing + b"}"
+    assert one(tmp_path, "nginx", odd) == one(tmp_path, "nginx", line)
+
+
+def test_a_stream_s_events_are_not_the_reply_s_text(tmp_path: Path) -> None:
+    events = 'data: {"choices": [{"delta": {"content": "a"}}]}\n\ndata: [DONE]\n\n'
+    assert one(tmp_path, "nginx", nginx(0) | {"response": events}).reply == ()
+    assert one(tmp_path, "chat", {"time": 1, "messages": [user("q")], "response": f"event: x\n{events}"}).reply == ()

@@ -6,6 +6,7 @@ messages (`system`, `messages`, `tools`), Gemini's `contents` and `systemInstruc
 """
 
 import base64
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +22,8 @@ OPERATIONS: Final = (
     *("batch", "file", "ocr", "video", "realtime", "search", "score", "tokenize", "count_tokens", "models"),
 )
 """Operations that compute no prompt of a chat, as words in the name of an operation or in a path."""
+_OTHER: Final = re.compile(rf"(?<![a-z])a?({'|'.join(OPERATIONS)})")
+_CHAT: Final = re.compile(r"chat|completion|generate|raw_?predict|converse|/messages|/responses")
 INSTRUCTIONS: Final = ("system", "instructions", "systemInstruction", "system_instruction")
 CUT_MARK: Final = "litellm_truncated"
 """Marks where LiteLLM's database cut a long text."""
@@ -40,11 +43,11 @@ class Prompt:
 def refuse_operation(name: object) -> None:
     """Raise OtherRecord if the name of an operation, or a path, is of one that is not a chat."""
     if isinstance(name, str):
-        words = name.lower().replace("-", "_").replace("/images/", "/image_generation/")
-        found = next((word for word in OPERATIONS if word in words), None)
-        chat = any(word in words for word in ("chat", "completion", "generate"))
-        if found is not None and not chat:
-            raise OtherRecord(f"not a chat: {found}")
+        words = name.partition("?")[0].lower().replace("-", "_").replace("/images/", "/image_generation/")
+        # A name, or a path's prefix, may have words of both kinds: the last one counts.
+        found = max(_OTHER.finditer(words), key=lambda match: match.end(), default=None)
+        if found is not None and not _CHAT.search(words, found.end()):
+            raise OtherRecord(f"not a chat: {found[1]}")
 
 
 def prompt_of(body: Record) -> Prompt:
@@ -122,7 +125,8 @@ def reply_of(value: object) -> tuple[LoggedMessage, ...]:
 
 def _replies(value: object) -> Iterator[LoggedMessage]:
     if isinstance(value, str):
-        yield text_message("assistant", value)
+        if not value.startswith(("data:", "event:")):  # not a stream's events
+            yield text_message("assistant", value)
     elif isinstance(value, list):
         yield from messages_of(value) if value else ()
     elif isinstance(value, dict):

@@ -110,19 +110,26 @@ def _unmarked(value: object) -> object:
 def tokens_of(usage: Record) -> tuple[int | None, int | None]:
     """Return the tokens of prompt and reply of a usage object of OpenAI's, Anthropic's or Langfuse's form; None: unknown.
 
-    Anthropic counts cached tokens outside `input_tokens`, and Langfuse splits details off `input`, so these are added up.
+    Anthropic counts cached tokens outside `input_tokens`, and Langfuse splits details off `input` and `output`, so these are
+    added up. LiteLLM sends Langfuse an `input` with its details: then `total` shows that they are part of it.
     """
     whole = count_of(first_of(usage, "prompt_tokens", "promptTokens"), 1)
-    if whole is None:
-        details = {
-            name: value
-            for name, value in usage.items()
-            if name.startswith(("input_", "cache_")) and name.endswith("tokens") and name != "input_tokens"
-        }
-        split = [first_of(usage, "input", "input_tokens", "inputTokens"), *details.values()]
-        whole = count_of(sum(count_of(number) or 0 for number in split), 1)
-    reply = count_of(first_of(usage, "completion_tokens", "completionTokens", "output_tokens", "outputTokens", "output"))
-    return whole, reply
+    asked = count_of(first_of(usage, "input", "input_tokens", "inputTokens"))
+    said = count_of(first_of(usage, "completion_tokens", "completionTokens", "output_tokens", "outputTokens", "output"))
+    cached, thought = _details(usage, "input_", "cache_"), _details(usage, "output_")
+    total = count_of(usage.get("total"))
+    if whole is None and (asked or cached):
+        both = (asked or 0) + cached
+        whole = count_of(asked if total is not None and asked and total == asked + (said or 0) else both, 1)
+    if said is not None and total != (whole or 0) + said:
+        said += thought
+    return whole, said
+
+
+def _details(usage: Record, *beginnings: str) -> int:
+    """Return the sum of the tokens that an object counts apart."""
+    names = (name for name in usage if name.startswith(beginnings) and name not in ("input_tokens", "output_tokens"))
+    return sum(count_of(usage[name]) or 0 for name in names if not name.endswith(("_cost", "_price")))
 
 
 def snake(record: Record) -> Record:

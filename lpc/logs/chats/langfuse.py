@@ -46,12 +46,14 @@ def _request(row: Record) -> LoggedRequest:
     if kind is None and row.get("start_time") is None:
         raise OtherRecord("not an observation")
     asked = decoded(row.get("input"))
-    if isinstance(asked, dict) and isinstance(asked.get("kwargs"), dict):
-        asked = asked["kwargs"]  # of a function that Langfuse's decorator observes
+    if isinstance(asked, dict) and isinstance(asked.get("kwargs"), dict) and "lc" not in asked:
+        # Of a function that Langfuse's decorator observes.
+        arguments = asked.get("args")
+        asked = asked["kwargs"] or (arguments[0] if isinstance(arguments, list) and arguments else None)
     reply = reply_of(decoded(row.get("output")))
     if row.get("level") == "ERROR" and not reply:
         raise OtherRecord("failed call")
-    if asked in (None, "", [], {}):
+    if asked in (None, "", "null", [], {}):
         raise OtherRecord("no input")
     model = first_of(row, "provided_model_name", "model")
     body = {"tools": object_of(row.get("model_parameters")).get("tools"), "model": model}

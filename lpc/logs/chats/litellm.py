@@ -53,6 +53,11 @@ def _body(record: Record) -> Record:
     if isinstance(messages, dict) and messages:
         return parameters | (messages if "role" not in messages else {"messages": [messages]})
     if isinstance(messages, list) and messages:
+        if len(messages) == 1 and isinstance(messages[0], dict):
+            # A pass-through endpoint logs the whole body as the text of one message.
+            passed = object_of(messages[0].get("content"))
+            if any(isinstance(passed.get(name), list) and passed[name] for name in ("messages", "contents")):
+                return parameters | passed
         return parameters | {"messages": messages}
     if isinstance(messages, str) and messages:
         return parameters | {"input": messages}

@@ -16,11 +16,13 @@ from lpc.logs.chats.request import LoggedRequest
 from lpc.logs.records import OtherRecord, Record, WrongRecord, loads
 
 _ESCAPED: Final = re.compile(rb"(?:\\x[0-9A-Fa-f]{2})+")
+_MISSING: Final = re.compile(rb'(?<!\\)":[ ]*-?[ ]*(?=[,}])')
+"""A variable without a value, outside of quotes."""
 
 
 def repair(line: bytes) -> bytes:
-    """Return a line of the default escape as JSON."""
-    return _ESCAPED.sub(_decoded, line)
+    """Return a line of the default escape, or with variables without a value, as JSON."""
+    return _MISSING.sub(b'":null', _ESCAPED.sub(_decoded, line))
 
 
 def _decoded(match: re.Match[bytes]) -> bytes:

@@ -7,6 +7,7 @@ message, `gen_ai.content.prompt`, and OpenLLMetry's `gen_ai.prompt.0.content`), 
 `{"key", "value": {"stringValue" ...}}` or objects, and their values JSON, strings of JSON, or numbered names.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -20,12 +21,13 @@ LEVELS: Final = (
     *("resourceLogs", "resource_logs", "scopeLogs", "scope_logs", "logRecords", "log_records", "batches", "data"),
 )
 """Fields whose objects lead from a file of the collector to its spans."""
-MESSAGE: Final = "gen_ai.{role}.message"
+_MESSAGE: Final = re.compile(r"gen_ai\.((system|user|assistant|tool)\.message|choice)")
+CHOICE: Final = "gen_ai.choice"
 DETAILS: Final = "gen_ai.client.inference.operation.details"
 ERROR: Final = frozenset({"2", "ERROR", "STATUS_CODE_ERROR"})
-_ASKED: Final = "llm.input_messages"
-_SAID: Final = "llm.output_messages"
-"""Of OpenInference."""
+_ASKED: Final = ("gen_ai.prompt", "llm.input_messages", "llm.prompts", "ai.prompt.messages")
+_SAID: Final = ("gen_ai.completion", "llm.output_messages", "llm.completions", "ai.response.text")
+"""Of the older conventions, of OpenInference, of older OpenLLMetry, and of Vercel's AI SDK."""
 _DEEPEST: Final = 12
 """Levels of numbered names."""
 _SCALARS: Final = ("stringValue", "intValue", "doubleValue", "boolValue", "bytesValue")
@@ -34,7 +36,7 @@ _SCALARS: Final = ("stringValue", "intValue", "doubleValue", "boolValue", "bytes
 def read(record: Record) -> Iterator[LoggedRequest | WrongRecord]:
     """Yield the requests of a line; a span that is not a chat as OtherRecord. Raises WrongRecord."""
     count = 0
-    for span in _spans(record):
+    for span in _calls(_spans(record)):
         count += 1
         try:
             yield _request(span)
@@ -56,12 +58,30 @@ def _spans(record: Record) -> Iterator[Record]:
                 yield from _spans(item)
 
 
+def _calls(spans: Iterator[Record]) -> Iterator[Record]:
+    """Yield spans. Log records that are the messages of one span, as in older conventions, become one span with events."""
+    messages: dict[str, Record] = {}
+    for span in spans:
+        attributes = _attributes(span.get("attributes"))
+        name = first_of(span, "eventName", "event_name") or attributes.get("event.name")
+        of = name_of(first_of(span, "spanId", "span_id"))
+        if of is None or not isinstance(name, str) or not _MESSAGE.fullmatch(name):
+            yield span
+            continue
+        call = messages.setdefault(of, span | {"events": [], "complete": False})
+        call["events"].append(span | {"name": name})
+        call["complete"] = call["complete"] or name == CHOICE
+    yield from messages.values()
+
+
 def _request(span: Record) -> LoggedRequest:
     found = _attributes(span.get("attributes"))
     events = [event for event in _listed(span.get("events")) if isinstance(event, dict)]
     for event in events:
         if event.get("name") in (DETAILS, "gen_ai.content.prompt", "gen_ai.content.completion"):
             found = _attributes(event.get("attributes")) | found
+    if span.get("complete") is False:
+        raise OtherRecord("messages without an answer in the same line")
     if not any(name.startswith(("gen_ai.", "llm.")) for name in found):
         raise OtherRecord("not a GenAI span")
     refuse_operation(found.get("gen_ai.operation.name"))
@@ -76,7 +96,7 @@ def _request(span: Record) -> LoggedRequest:
     if not body.get("messages"):
         raise OtherRecord("no messages: record the content of messages")
     prompt = prompt_of(body)
-    usage = {name.rpartition(".")[2]: value for name, value in found.items() if name.startswith("gen_ai.usage.")}
+    usage = {name.rpartition(".")[2]: v for name, v in found.items() if name.startswith(("gen_ai.usage.", "llm.usage."))}
     usage |= {f"{name}_tokens": found.get(f"llm.token_count.{name}") for name in ("prompt", "completion") if not usage}
     # Cached tokens are part of `input_tokens` here.
     names = ("prompt_tokens", "input_tokens", "completion_tokens", "output_tokens")
@@ -105,13 +125,14 @@ def _body(found: Record, events: list[Record]) -> tuple[Record, tuple[Any, ...]]
     messages: Any = decoded(found.get("gen_ai.input.messages"))
     reply: Any = decoded(found.get("gen_ai.output.messages"))
     if not messages:
-        messages = decoded(found.get("gen_ai.prompt")) or _numbered(found, "gen_ai.prompt") or _numbered(found, _ASKED)
-        said = _numbered(found, "gen_ai.completion") or _numbered(found, _SAID)
-        reply = reply or decoded(found.get("gen_ai.completion")) or said
+        asked = (decoded(found.get(name)) or _numbered(found, name) for name in _ASKED)
+        said = (decoded(found.get(name)) or _numbered(found, name) for name in _SAID)
+        messages = next(filter(None, asked), None)
+        reply = reply or next(filter(None, said), None)
         messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     if not messages:
         messages = [message for event in events if (message := _message_of(event)) is not None]
-        chosen = [_attributes(event.get("attributes")) for event in events if event.get("name") == "gen_ai.choice"]
+        chosen = [_contents_of(event) for event in events if event.get("name") == CHOICE]
         reply = reply or [
             message if isinstance(message := decoded(choice.get("message")), dict) else choice for choice in chosen
         ]
@@ -137,12 +158,14 @@ def _whole(message: Record) -> Record:
 def _message_of(event: Record) -> Record | None:
     """Return the message of an event of the older conventions."""
     name = event.get("name")
-    role = next((r for r in ("system", "user", "assistant", "tool") if name == MESSAGE.format(role=r)), None)
-    if role is None:
-        return None
-    found = _attributes(event.get("attributes"))
+    match = _MESSAGE.fullmatch(name) if isinstance(name, str) else None
+    return {"role": match[2]} | _whole(_contents_of(event)) if match is not None and match[2] else None
+
+
+def _contents_of(event: Record) -> Record:
+    """Return an event's attributes, and the fields of its body."""
     body = _value(event.get("body"))
-    return {"role": role} | _whole(found | (body if isinstance(body, dict) else {}))
+    return _attributes(event.get("attributes")) | (body if isinstance(body, dict) else {})
 
 
 def _numbered(found: Record, prefix: str) -> list[Record]:

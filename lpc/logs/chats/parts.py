@@ -26,6 +26,8 @@ MEDIA: Final[tuple[tuple[str, Kind], ...]] = (
     *(("file", "document"), ("document", "document"), ("pdf", "document"), ("blob", "document"), ("uri", "document")),
 )
 """Kinds of media by words in a part's type."""
+LANGCHAIN: Final = frozenset({"human", "ai", "system", "tool"})
+"""Types of LangChain's messages, which have no role."""
 _LONG: Final = 64
 """Characters of a role that are read."""
 _BINARY: Final = re.compile(r"[A-Za-z0-9+/_-]{4096}")
@@ -73,8 +75,20 @@ def _messages(item: object) -> Iterator[LoggedMessage]:
             return
         if isinstance(kind, str) and kind.endswith("_call"):
             yield LoggedMessage("assistant", (_call(item),))
+            found = first_of(item, "output", "outputs", "result")  # of a tool that the API's server runs
+            if isinstance(found, str) and (medium := _kind_of_medium({}, kind)):
+                yield LoggedMessage("tool", (Part(medium, _digest(found)),))
+            elif found is not None:
+                yield from message_of("tool", _plain(found))
             return
-        if kind not in ("human", "ai", "system", "tool"):
+        if kind == "constructor" and isinstance(inner := item.get("kwargs"), dict):  # LangChain's serialised message
+            yield from _messages(_with_role(inner, item.get("id")))
+            return
+        if isinstance(kind, str) and kind != "message" and kind not in LANGCHAIN:
+            # Another item of the responses API, such as a list of tools, an approval or a reference to an earlier item.
+            yield LoggedMessage("assistant", (Part("data", as_json(item)),))
+            return
+        if not isinstance(kind, str) or kind not in LANGCHAIN:
             raise WrongRecord("a message has no role")
         role = kind
     role = unicode(ROLES.get(role, role)[:_LONG])
@@ -83,6 +97,13 @@ def _messages(item: object) -> Iterator[LoggedMessage]:
         content = item["parts"]
     parts = [*_extras_before(item), *_contents(_plain(content) if role == "tool" else content), *_extras_after(item)]
     yield from _split(role, parts)
+
+
+def _with_role(message: Record, path: object) -> Record:
+    """Return LangChain's message with the type that the name of its class shows, if it has none."""
+    name = path[-1] if isinstance(path, list) and path and isinstance(path[-1], str) else ""
+    kind = next((kind for kind in LANGCHAIN if name.lower().startswith(kind)), None)
+    return message if kind is None else {"type": kind} | message
 
 
 def _split(role: str, parts: "Iterator[Part | LoggedMessage] | list[Part | LoggedMessage]") -> Iterator[LoggedMessage]:
