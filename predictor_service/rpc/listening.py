@@ -32,8 +32,9 @@ GRACE_MS: Final = 30_000
 """Time that running calls get when their connection is closed because of its age."""
 MAX_CONNECTIONS: Final = 1000
 """Connections to the TCP port, and to the Unix socket."""
-MAX_CALLS: Final = 256
-"""Calls of one connection at a time. Further ones wait in the client."""
+MAX_CALLS: Final = 10_000
+"""Calls of one connection at a time. A gateway has one connection, and each of its waiting look-ups is a call. With 256 the
+store for which all of them waited did not get through, and gRPC refused calls of bursts."""
 MAX_PENDING: Final = 10_000
 """Calls that have arrived and are not accepted yet."""
 UNREAD_BYTES: Final = 16 * 2**10

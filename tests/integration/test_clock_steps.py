@@ -53,7 +53,16 @@ class Rounds:
 
 @contextlib.asynccontextmanager
 async def sidecar(models: Path, parts: Parts = SHIPPED, **changes: object) -> AsyncIterator[Sidecar]:
-    values = {"models": models, "model": "tiny", "port": 0, "metrics_port": 0, "unix_socket": None, "threads": 1, **changes}
+    values = {
+        "models": models,
+        "model": "tiny",
+        "port": 0,
+        "metrics_port": 0,
+        "unix_socket": None,
+        "threads": 1,
+        "client_rate": 0,
+        **changes,
+    }
     async with (
         server.running(*tuned(values, parts)) as addresses,
         grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}") as channel,

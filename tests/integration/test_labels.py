@@ -57,7 +57,15 @@ class Sidecar:
 
 @contextlib.asynccontextmanager
 async def sidecar(models: Path, **changes: object) -> AsyncIterator[Sidecar]:
-    values = {"models": models, "model": "tiny", "port": 0, "metrics_port": 0, "unix_socket": None, "threads": 1}
+    values = {
+        "models": models,
+        "model": "tiny",
+        "port": 0,
+        "metrics_port": 0,
+        "unix_socket": None,
+        "threads": 1,
+        "client_rate": 0,
+    }
     made: list[Sidecar] = []
     parts = Parts(clock=lambda: made[0].now if made else START)
     async with (

@@ -93,7 +93,16 @@ class Sidecar:
 @contextlib.asynccontextmanager
 async def sidecar(models: Path, start: float = START, **changes: object) -> AsyncIterator[Sidecar]:
     made = Sidecar(start)
-    values = {"models": models, "model": "tiny", "port": 0, "metrics_port": 0, "unix_socket": None, "threads": 1, **changes}
+    values = {
+        "models": models,
+        "model": "tiny",
+        "port": 0,
+        "metrics_port": 0,
+        "unix_socket": None,
+        "threads": 1,
+        "client_rate": 0,
+        **changes,
+    }
     parts = Parts(clock=lambda: made.now, load=InstantModel, returns=made.learn_from)
     async with (
         running(*tuned(values, parts)) as made.addresses,
