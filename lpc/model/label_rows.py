@@ -68,6 +68,8 @@ def metadata_of(path: Path) -> dict[str, Any]:
         for name in (EMBEDDING, *COLUMNS):
             if name not in file.files:
                 raise ValueError(f"has no column {name}")
+        if metadata.get("rows") != (rows := len(file["continues"])):
+            raise ValueError(f"has {rows} rows, not as its metadata says")
     return metadata
 
 

@@ -22,6 +22,7 @@ from lpc.files import locked, write_text
 from lpc.model.artifact import Manifest, read_manifest, verify
 
 PROMOTED: Final = "promoted.json"
+_FIELDS: Final = frozenset(("version", "before", "rolled_back"))
 HISTORY: Final = 10
 """Maximum number of versions in `Promotion.before`."""
 SCRATCH_AGE_S: Final = 24 * 3600
@@ -52,7 +53,12 @@ def read_promotion(folder: Path) -> Promotion | None:
     path = folder / PROMOTED
     try:
         values = json.loads(path.read_text("utf-8"))
-        promotion = Promotion(values["version"], tuple(values["before"]), tuple(values.get("rolled_back", ())))
+        if not {"version", "before"} <= values.keys() <= _FIELDS:  # with a damaged name a field would count as empty
+            raise ValueError
+        lists = values["before"], values.get("rolled_back", [])
+        if not all(isinstance(one, list) for one in lists):
+            raise TypeError
+        promotion = Promotion(values["version"], *map(tuple, lists))
     except FileNotFoundError:
         return None
     except (OSError, AttributeError, ValueError, KeyError, TypeError, RecursionError) as error:

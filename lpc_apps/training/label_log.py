@@ -159,12 +159,14 @@ def _read(files: Mapping[Path, dict[str, Any]], share: float, damaged: list[str]
         except Exception as error:  # as above
             damaged.append(f"{path}: {_first_line(error)}")
             continue
-        sound = np.isfinite(turns.embedding).all(1) & (turns.columns["probability"] >= 0) & (turns.columns["probability"] <= 1)
+        columns = turns.columns
+        sound = np.isfinite(turns.embedding).all(1) & (columns["probability"] >= 0) & (columns["probability"] <= 1)
+        sound &= ~np.isnat(columns["asked_at"]) & np.all([columns[name] >= 0 for name in COUNTS], axis=0)
         unusable += int((~sound).sum())
         if sound.any():
             yield turns.take(sound)
     if unusable:
-        notes.append(f"{unusable:,} turns left out whose embedding or probability is not a number")
+        notes.append(f"{unusable:,} turns left out whose embedding, probability, time or counts are not valid")
 
 
 def _turns(columns: dict[str, NDArray[Any]], version: str, share: float) -> _Turns:

@@ -9,6 +9,7 @@ import pytest
 
 from lpc.model.artifact import Manifest
 from lpc.model.features import FeatureSettings
+from lpc.model.label_rows import COUNTS, write
 from lpc_apps.training.label_log import LabelLogError, TooFewTurnsError, newest_side, read_label_log
 from predictor_service.labels.log import columns_of
 from predictor_service.labels.memory import Forecast, Label
@@ -109,6 +110,22 @@ def test_turns_without_numbers_are_left_out_and_counted(tmp_path: Path) -> None:
     rows = made_up_rows(WIDTH, 1500)
     rows["embedding"][:5, 3] = math.nan
     rows["probability"][5] = math.nan
+    rows["asked_at"] = np.array(rows["asked_at"], "<M8[ms]")
+    rows["asked_at"][6] = np.datetime64("NaT")
+    for place, name in enumerate(COUNTS, 7):
+        rows[name] = np.array(rows[name])
+        rows[name][place] = -1
     found = read_label_log(write_made_up(tmp_path, LIVE, rows), LIVE)
-    assert any(note.startswith("6 turns left out whose embedding") for note in found.notes)
+    assert any(note.startswith(f"{7 + len(COUNTS)} turns left out whose embedding") for note in found.notes)
     assert np.isfinite(found.examples.embedding).all()
+
+
+@pytest.mark.parametrize("count", [math.nan, math.inf, 10**30, -(10**30), -1, 0, "many", None, [1]])
+def test_a_file_with_a_wrong_number_of_rows_is_left_out(tmp_path: Path, count: object) -> None:
+    rows = made_up_rows(WIDTH, 1500)
+    whole = read_label_log(write_made_up(tmp_path, LIVE, rows), LIVE)
+    with (tmp_path / "labels-a.npz").open("wb") as file:
+        write(file, LIVE, {name: values[:5] for name, values in rows.items()}, rows=count)
+    found = read_label_log(tmp_path, LIVE)
+    assert len(found.examples.continues) == len(whole.examples.continues)
+    assert any("1 damaged files left out" in note for note in found.notes)

@@ -66,7 +66,16 @@ def test_a_repository_follows_promotions_both_ways_and_loads_nothing_twice(root:
     assert model is not None and model.manifest.version == "v3"
 
 
-UNREADABLE = ["{", "[]", '{"version": "../v1", "before": []}', '{"version": 3, "before": []}', "", "\x00" * 64]
+UNREADABLE = [
+    *("{", "[]", '{"version": "../v1", "before": []}', '{"version": 3, "before": []}', "", "\x00" * 64),
+    *(
+        '{"version": "v2", "before": "v1"}',
+        '{"version": "v2", "before": {}}',
+        '{"version": "v2", "before": [], "rolled_back": "v3"}',
+    ),
+    '{"version": "v2", "before": [], "rolled_back": {"v3": 1}}',
+    '{"version": "v2", "before": [], "rolled_bacK": ["v3"]}',
+]
 
 
 @pytest.mark.parametrize("content", ['{"version": "none", "before": []}', *UNREADABLE])
@@ -112,6 +121,34 @@ def test_a_version_that_was_rolled_back_is_not_served_in_place_of_a_damaged_one(
     promote(folder, "v3")
     assert served(folder).name == "v3"
     assert read_promotion(folder) == Promotion("v3", ("v4",))
+
+
+def test_no_damage_outside_the_names_lets_a_rolled_back_version_in(root: Path) -> None:
+    folder = root / "tiny"
+    rollback(folder)
+    good = (folder / PROMOTED).read_bytes()
+    assert good.count(b"v3") == good.count(b"v2") == 1
+    in_names = {place for name in (b"v2", b"v3") for place in range(good.index(name), good.index(name) + len(name))}
+    changed = [
+        content
+        for at in range(len(good))
+        if at not in in_names
+        for content in (
+            good[:at],
+            good[:at] + good[at + 1 :],
+            *(good[:at] + bytes([byte]) + good[at + 1 :] for byte in range(256)),
+        )
+    ]
+    read = 0
+    for content in changed:
+        (folder / PROMOTED).write_bytes(content)
+        try:
+            promotion = read_promotion(folder)
+        except ArtifactError:
+            continue
+        read += 1
+        assert promotion is not None and promotion.rolled_back == ("v3",), content
+    assert 0 < read < len(changed)  # blanks may change
 
 
 def test_without_another_version_a_rolled_back_one_is_refused(root: Path) -> None:
