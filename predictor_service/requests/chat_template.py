@@ -4,6 +4,7 @@ The text that always precedes a user text is the *opening*, the text that always
 special treatment.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
@@ -23,6 +24,10 @@ MAX_TOOL_BYTES: Final = 64
 """UTF-8 bytes of a tool mark, which is compared at every opening. So at most this many tokens contain it."""
 MIN_TOOL_TEXT: Final = 3
 """Characters of a tool mark without an added token: a user's text can begin with a quote or a brace."""
+
+
+_PRINTED_PART: Final = re.compile(r"""(["'])type\1: ?(["'])text\2""")
+"""A part as Python or JSON writes it."""
 
 
 class Piece(NamedTuple):
@@ -78,11 +83,22 @@ class Render(Protocol):
 def learn_markup(tokenizer: MarkingTokenizer, render: Render) -> UserMarkup | None:
     """Return how user messages are marked; None: there is no template, it omits user texts, or the marks are too long."""
     for form in FORMS:
-        renders = [tokenizer.mark(text) for messages in _conversations() if (text := render(form(messages))) is not None]
+        shown = (_shown(render, form(messages)) for messages in _conversations())
+        renders = [tokenizer.mark(text) for text in shown if text is not None]
         markup = _learn(tokenizer, render, renders)
         if markup is not None:
             return markup
     return None
+
+
+def _shown(render: Render, messages: Messages, tools: Messages | None = None) -> str | None:
+    """Return a rendered conversation; None if the template refuses it, or prints a list of parts as a value.
+
+    Engines give such a template plain strings, so that what stands around the text in the value marks nothing.
+    """
+    text = render(messages, tools)
+    in_parts = any(isinstance(message["content"], list) for message in messages)
+    return None if text is not None and in_parts and _PRINTED_PART.search(text) else text
 
 
 def _as_text(messages: Messages) -> Messages:
@@ -171,7 +187,7 @@ def _tool_marks(
     for conversations in _tool_conversations():
         heads = []
         for messages, tools in conversations:
-            text = render(messages, tools)
+            text = _shown(render, messages, tools)
             head, found, _ = ("" if text is None else tokenizer.mark(text)).partition(TOOL)
             at = head.rfind(opening)
             if found and at >= 0 and USERS[0] not in head[at:]:

@@ -92,6 +92,25 @@ TOOLS_AS_USERS = QWEN3_TOOLS.replace(
 )
 assert "<tool_response>" not in TOOLS_AS_USERS
 """Nothing in a tool's answer differs from a user's message."""
+OPENCHAT = (
+    "<s>{% for m in messages %}{{ {'user': 'GPT4 Correct User: ', 'tool': 'GPT4 Correct User: ',"
+    " 'system': 'GPT4 Correct System: ', 'assistant': 'GPT4 Correct Assistant: '}[m.role] }}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments | tojson }}){% endfor %}<|end_of_turn|>"
+    "{% endfor %}{% if add_generation_prompt %}GPT4 Correct Assistant:{% endif %}"
+)
+"""As tools-as-users; and it prints a list of parts as a Python value."""
+VICUNA = (
+    OPENCHAT.replace("GPT4 Correct ", "")
+    .replace("User: ", "USER: ")
+    .replace("Assistant:", "ASSISTANT:")
+    .replace("<|end_of_turn|>", "{{ '</s>' if m.role == 'assistant' else '\n' }}")
+)
+BAICHUAN = (
+    "{% for m in messages %}{{ {'user': '<reserved_106>', 'tool': '<reserved_106>', 'assistant': '<reserved_107>'}[m.role]"
+    " if m.role != 'system' else '' }}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments | tojson }}){% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}<reserved_107>{% endif %}"
+)
 HERMES = CHATML.replace("<|im_start|>user\n<tool_response>", "<|im_start|>tool\n<tool_response>")
 LLAMA31 = (
     "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nToday Date: {{ strftime_now('%d %b %Y') }}\n\n"
@@ -261,6 +280,9 @@ STYLES = {
     "named-tools": Style(NAMED_TOOLS, ("<|im_start|>", "<|im_end|>", *TOOL_TOKENS)),
     "tools-in-words": Style(TOOLS_IN_WORDS, ("<|im_start|>", "<|im_end|>")),
     "tools-as-users": Style(TOOLS_AS_USERS, ("<|im_start|>", "<|im_end|>")),
+    "openchat": Style(OPENCHAT, ("<s>", "<|end_of_turn|>"), forgeable=True),
+    "vicuna": Style(VICUNA, ("<s>", "</s>"), forgeable=True),
+    "baichuan": Style(BAICHUAN, ("<reserved_106>", "<reserved_107>")),
     "hermes": Style(HERMES, ("<|im_start|>", "<|im_end|>", *TOOL_TOKENS)),
     "llama3.1": Style(
         LLAMA31, ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>")
