@@ -10,7 +10,7 @@ from lpc_apps.simulator.amounts import SimulationError, parse_capacity
 from lpc_apps.simulator.describe import describe as figures_of
 from lpc_apps.simulator.picture import draw_hit_rates, write_png
 from lpc_apps.simulator.policies import REGISTRY
-from lpc_apps.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, load_trace, sweep
+from lpc_apps.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, build, sweep
 from lpc_apps.simulator.summary import derived, nearest, pairs
 from lpc_apps.simulator.workloads import EVERYDAY, WORKLOADS
 
@@ -90,10 +90,13 @@ def simulate(
 
 def describe(spec: WorkloadSpec) -> dict[str, Any]:
     """Print the properties of a trace or generated workload; return them. Raises SimulationError, TraceError."""
-    trace = load_trace(spec)
+    if spec.trace is None and spec.workload is None:
+        raise SimulationError("no trace: give --trace FILE and --format, or --workload NAME")
+    workload, _ = build(spec)
+    assert workload.trace is not None
     if spec.trace is not None:
-        print_reading(trace.reading())
-    found = figures_of(trace, decodes=spec.format != "mooncake")
+        print_reading(workload.trace.reading())
+    found = figures_of(workload.trace, workload)
     print_description(found)
     return found
 

@@ -1,19 +1,24 @@
 """Statistics of a log, by the measures of KVCache Cache in the Wild (ATC 2025)."""
 
 from collections import Counter, defaultdict
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
 
 from lpc.logs.traces import Trace
-from lpc_apps.simulator.workload import from_trace
+from lpc_apps.simulator.workload import Workload
 
 WITHIN_S: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 28_800, 86_400)
 """Horizons for the shares of returns, seconds."""
 
 
-def describe(trace: Trace, *, decodes: bool = True) -> dict[str, Any]:
+def describe(trace: Trace, workload: Workload) -> dict[str, Any]:
     """Return reuse by class, skew, turns, returns, the ideal hit rate and the working set of a trace.
+
+    Args:
+        trace: what the workload replays.
+        workload: its turns, with the blocks of replies that a simulation caches.
 
     The ideal hit rate is the share of prompt tokens that an infinite cache serves in a simulation from the first request on. It
     includes blocks of replies, if the engine decodes; at least one token of each prompt is computed. All other figures count
@@ -35,7 +40,7 @@ def describe(trace: Trace, *, decodes: bool = True) -> dict[str, Any]:
     turns: Counter[int] = Counter()
     lengths: Counter[str] = Counter()
     prompts: set[tuple[int, int]] = set()
-    for request, turn in zip(trace.requests, from_trace(trace, decodes=decodes).arrivals, strict=True):
+    for request, turn in zip(trace.requests, sorted(workload.turns(), key=attrgetter("index")), strict=True):
         full = turn.contents
         requests_of[request.category] += 1
         turns[request.turn] += 1

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from tqdm import tqdm
 
-from lpc.logs.traces import Trace, open_trace
+from lpc.logs.traces import open_trace
 from lpc.logs.traces.agents import ACTIVE_SESSIONS
 from lpc_apps.simulator.amounts import SimulationError, in_tokens
 from lpc_apps.simulator.engine import FCFS, simulate
@@ -70,17 +70,6 @@ class Run:
     settings: PolicySettings = field(default_factory=PolicySettings)
 
 
-def load_trace(spec: WorkloadSpec) -> Trace:
-    """Return the trace of a spec or of its generated workload. Raises TraceError, SimulationError."""
-    if spec.workload is not None:
-        generated = _generate(spec).trace
-        assert generated is not None
-        return generated
-    if spec.trace is None:
-        raise SimulationError("no trace: give --trace FILE and --format, or --workload NAME")
-    return open_trace(spec.trace, spec.format, active=spec.active or ACTIVE_SESSIONS, seed=spec.seed)
-
-
 def build(spec: WorkloadSpec) -> tuple[Workload, int]:
     """Return a workload and its working set in tokens. The last result is cached until its file changes."""
     changed = spec.trace.stat().st_mtime_ns if spec.trace is not None and spec.trace.exists() else 0
@@ -103,7 +92,7 @@ def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
             seed=spec.seed,
         )
     else:
-        trace = load_trace(spec)
+        trace = open_trace(spec.trace, spec.format, active=spec.active or ACTIVE_SESSIONS, seed=spec.seed)
         start = spec.count_from
         if start is None:
             start = LEARN_S if trace.duration > 1.9 * LEARN_S else trace.duration / 2

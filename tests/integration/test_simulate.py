@@ -19,6 +19,7 @@ from lpc_apps.simulator.policies import REGISTRY
 from lpc_apps.simulator.run import Run, WorkloadSpec, build, sweep
 from lpc_apps.simulator.sharegpt import load_sample
 from lpc_apps.simulator.spread import WorkerError, spread
+from lpc_apps.simulator.workload import from_trace
 from lpc_apps.simulator.workloads import WORKLOADS
 from tests.integration.test_learned_policies import trace
 
@@ -105,12 +106,13 @@ def test_a_description_tells_reuse_skew_turns_and_the_ideal(qwen: Path, tmp_path
     returns = found["returns"]
     assert list(returns["within_s"].values()) == sorted(returns["within_s"].values())
     assert returns["count"] == found["requests"] - 300
-    by_hand = describe(trace(300))
+    once = trace(300)
+    by_hand = describe(once, from_trace(once))
     assert by_hand["working_set_tokens"] == found["working_set_tokens"]
     assert by_hand["repeated_requests"] == 0
     twice = trace(300)
     twice.requests.extend(twice.requests[:10])
-    assert describe(twice)["repeated_requests"] == pytest.approx(10 / len(twice.requests))
+    assert describe(twice, from_trace(twice))["repeated_requests"] == pytest.approx(10 / len(twice.requests))
 
 
 @pytest.mark.parametrize("output_tokens", [0, 7, 200])
@@ -132,6 +134,21 @@ def test_the_ideal_hit_rate_is_that_of_an_infinite_cache_with_replies(output_tok
     run = [*asked, "--policies", "lru", "--capacity", "100M", "--count-from", "0", "--prefill-rate", "1000000"]
     (row,) = json.loads(RUN.invoke(app, run).stdout)["rows"]
     assert ideal == pytest.approx(row["hit_rate"]) and ideal > 0.3
+
+
+@pytest.mark.parametrize("name", ["documents", "agents", "few-shot", "loop"])
+def test_the_ideal_of_a_generated_workload_is_that_of_an_infinite_cache(name: str) -> None:
+    asked = ["simulate", "--workload", name, "--json"]
+    ideal = json.loads(RUN.invoke(app, [*asked, "--describe"]).stdout)["ideal_hit_rate"]
+    run = [*asked, "--policies", "lru", "--capacity", "1000M", "--count-from", "0", "--prefill-rate", "1000000000"]
+    (row,) = json.loads(RUN.invoke(app, [*run, "--output-token-ms", "0"]).stdout)["rows"]
+    assert ideal == pytest.approx(row["whole_hit_rate"], abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["cliff", "day", "chat-bimodal"])
+def test_every_generated_workload_is_described(name: str) -> None:
+    done = RUN.invoke(app, ["simulate", "--workload", name, "--describe", "--json"])
+    assert done.exit_code == 0 and 0 < json.loads(done.stdout)["ideal_hit_rate"] < 1, done.output
 
 
 def test_no_progress_is_shown_before_an_error(tmp_path: Path) -> None:
