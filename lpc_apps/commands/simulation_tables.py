@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from lpc.wire.terminal import console
+from lpc.wire.terminal import console, shown
 from lpc_apps.simulator.amounts import about, seconds, tokens
 from lpc_apps.simulator.policies import REGISTRY
 from lpc_apps.simulator.summary import BASELINE, OURS, OVERLOADED, Pair, Rows, sentence
@@ -58,7 +58,7 @@ def print_reading(log: dict[str, Any]) -> None:
     if log["estimated"]:
         named = ", ".join(f"{kind} ({number:,})" for kind, number in log["estimated"].items())
         lines.append(f"  tokens estimated or left out: {named}")
-    typer.echo("\n".join(lines), err=True)
+    typer.echo("\n".join(map(shown, lines)), err=True)
 
 
 def print_gain(pair: Pair) -> None:

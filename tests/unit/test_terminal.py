@@ -10,6 +10,7 @@ from rich.table import Table
 
 from lpc.wire.log_lines import TEXT, JsonFormatter, TextFormatter
 from lpc.wire.terminal import LONGEST, console, shown
+from lpc_apps.commands.simulation_tables import print_reading
 
 NASTY = [
     "\x1b[2J\x1b]0;title\x07",
@@ -56,6 +57,14 @@ def test_tables_and_lines_show_names_as_they_are_but_for_controls(name: str, mon
     assert harmless(out.getvalue())
     if name.isprintable():
         assert out.getvalue().count(name) == 4
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_what_was_read_of_a_log_controls_no_terminal_and_forges_no_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    skipped = {name: {"records": 1, "first": f"{name}:1"}}
+    print_reading({"file": name, "requests": 1, "skipped": skipped, "estimated": {name: 1}})
+    lines = capsys.readouterr().err.removesuffix("\n").split("\n")
+    assert len(lines) == 4 and all(line.isprintable() for line in lines)
 
 
 @pytest.mark.parametrize("name", NASTY)
