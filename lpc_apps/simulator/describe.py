@@ -85,7 +85,7 @@ def describe(trace: Trace, workload: Workload) -> dict[str, Any]:
         "working_set_tokens": len(first) * size,
         "ideal_hit_rate": hit_of.total() / max(tokens_of.total(), 1),
         "repeated_requests": 1 - len(prompts) / len(trace.requests),
-        "blocks_used_once": float(np.mean(counts == 1)),
+        "blocks_used_once": float((counts == 1).sum() / max(len(counts), 1)),
         "reuses_of_top_tenth": float(reused[:tenth].sum() / max(reused.sum(), 1)),
         "conversations_by_turns": {str(n): count for n, count in sorted(Counter(lengths.values()).items())},
         "returns": _returns(trace),

@@ -126,6 +126,8 @@ def run_one(run: Run) -> dict[str, Any]:
         raise SimulationError(
             "requests wait for the server in a closed loop only: add --closed, or leave out --schedule and --keep-waiting"
         )
+    if not working_set:
+        raise SimulationError(f"no prompt has a full block of {workload.block_tokens} tokens, so a cache cannot hit anything")
     capacity = in_tokens(run.capacity, working_set)
     policy = REGISTRY[run.policy]
     if capacity < workload.block_tokens:

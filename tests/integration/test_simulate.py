@@ -151,6 +151,19 @@ def test_every_generated_workload_is_described(name: str) -> None:
     assert done.exit_code == 0 and 0 < json.loads(done.stdout)["ideal_hit_rate"] < 1, done.output
 
 
+@pytest.mark.parametrize("texts", [["hi"], ["hi", "ho"], ["hi"] * 5])
+def test_a_log_without_a_full_block_is_described_and_not_simulated(texts: list[str], tmp_path: Path) -> None:
+    log = tmp_path / "short.jsonl"
+    lines = ({"time": time, "messages": [{"role": "user", "content": text}]} for time, text in enumerate(texts))
+    log.write_text("\n".join(map(json.dumps, lines)))
+    asked = ["simulate", "--trace", str(log), "--format", "chat"]
+    done = RUN.invoke(app, [*asked, "--describe", "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout, parse_constant=pytest.fail)["blocks_used_once"] == 0
+    done = RUN.invoke(app, asked)
+    assert done.exit_code == 2 and "no prompt has a full block" in done.stderr, done.output
+
+
 def test_no_progress_is_shown_before_an_error(tmp_path: Path) -> None:
     for arguments in (["--trace", str(tmp_path / "nowhere")], ["--trace", str(tmp_path)]):
         done = RUN.invoke(app, ["simulate", *arguments, "--format", "chat"])
