@@ -40,15 +40,16 @@ MAC_BYTES: Final = NAME_BYTES
 _VERSION: Final = "version"
 
 _READ: Final = """
-local found = redis.pcall('GET', KEYS[1])
-if type(found) == 'table' then return 'x' end
-return found
+local size = redis.pcall('STRLEN', KEYS[1])
+if type(size) == 'table' or size > 1048576 then return 'x' end
+return redis.call('GET', KEYS[1])
 """
-"""A key of another type reads as a forged record."""
+"""A key of another type, or a larger value than any, reads as a forged record."""
 
 _WRITE: Final = """
-local found = redis.pcall('GET', KEYS[1])
-if type(found) == 'table' then found = 'x' end
+local size = redis.pcall('STRLEN', KEYS[1])
+local found = 'x'
+if type(size) == 'number' and size <= 1048576 then found = redis.call('GET', KEYS[1]) end
 if string.sub(found or '', 1, 16) ~= ARGV[1] then return 0 end
 if ARGV[4] == '1' then redis.call('DEL', KEYS[2], KEYS[3]) end
 redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])

@@ -36,6 +36,17 @@ ERASED_AT_ONCE: Final = 200
 ADMIN_S: Final = 2.0
 """Timeout of administrative calls, such as invalidation."""
 
+MOST_BYTES: Final = 32 * MIB
+_VALUES: Final = """
+local found = {}
+for i, key in ipairs(KEYS) do
+  local size = redis.pcall('STRLEN', key)
+  found[i] = type(size) == 'number' and size <= ARGV[1] + 0 and redis.call('GET', key)
+end
+return found
+"""
+"""Reads values; false for one that is absent, too large or of another type."""
+
 _PUT: Final = f"""{layout.READ}
 local e, z, x, v, f, b, tz, tb, g = unpack(KEYS)
 local id, record, px, now, ends, most, vector, prefix, flight, room, own_most, own_room, generation = unpack(ARGV)
@@ -153,7 +164,8 @@ return there
 
 
 _REPLACE: Final = f"""{layout.READ}
-local found = read('GET', KEYS[1])
+if read('STRLEN', KEYS[1]) > 1024 then redis.call('DEL', KEYS[1]) end
+local found = redis.call('GET', KEYS[1])
 if (found or '') ~= ARGV[1] then return found end
 if KEYS[2] then redis.call('SET', KEYS[2], 1, 'EX', ARGV[4]) end
 redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])
@@ -197,6 +209,7 @@ class Store:
         namer: computes names under the operator's key.
         encoder: returns the id of the current encoder.
         forged: called for each forged generation.
+        most_bytes: largest record that is read. Redis allows 512 MiB, which would exceed the time-out and so end all look-ups.
     """
 
     def __init__(
@@ -205,17 +218,19 @@ class Store:
         namer: Namer,
         encoder: Callable[[], str] = str,
         forged: Callable[[], object] = lambda: None,
+        most_bytes: int = MOST_BYTES,
     ) -> None:
         self.redis = redis
+        self._most_bytes = most_bytes
         self.namer = namer
         self._encoder = encoder
         self._forged = forged
         self._seen: dict[str, tuple[bytes, int]] = {}
 
     async def find(self, names: Names) -> Found:
-        """Look up a request by one MGET."""
+        """Look up a request by one script."""
         key = layout.key(names.scope, "g")
-        value, record = await self.redis.read("MGET", key, layout.key(names.scope, "e", layout.text(names.exact)))
+        value, record = await self._values(key, layout.key(names.scope, "e", layout.text(names.exact)))
         number = self._number(key, value)
         if number is None:
             number = self._next(key)
@@ -229,13 +244,17 @@ class Store:
         if not names:
             return [], False
         keys = [layout.key(scope, "e", layout.text(name)) for name in names]
-        *records, served = await self.redis.read("MGET", *keys, layout.key(scope, "q", layout.text(question)))
+        *records, served = await self._values(*keys, layout.key(scope, "q", layout.text(question)))
         return records, served is not None
 
     async def get(self, scope: Scope, entry: EntryId) -> bytes | None:
         """Return an entry's record."""
         key = layout.key(scope, "e", layout.text(entry))
-        return cast("bytes | None", await self.redis.read("GET", key))
+        return (await self._values(key))[0]
+
+    async def _values(self, *keys: str) -> Sequence[bytes | None]:
+        found = await self.redis.read("EVAL", _VALUES, str(len(keys)), *keys, str(self._most_bytes))
+        return cast("Sequence[bytes | None]", found)
 
     async def put(
         self, names: Names, entry: Entry, record: bytes, settings: ScopeSettings, *, vector: bytes, flight: bytes

@@ -13,7 +13,7 @@ from lpc.responses.scopes import Scopes
 from lpc.responses.sealing import Keys
 from lpc.responses.semantic.evidence_file import EvidenceError, Verdicts, read_judge_error
 from lpc.responses.shared_evidence import SharedEvidence
-from lpc.responses.store import Store
+from lpc.responses.store import MIB, Store
 from lpc.responses.vectors import Vectors
 from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisReach
@@ -80,7 +80,10 @@ def made(
     redis = RedisReach(connection, "of the response caches", refused)
     stack.push_async_callback(redis.close)
     cache_metrics.watch_redis(lambda: not redis.away)
-    store = Store(redis, Namer(keys.current.names), embedder.encoder, cache_metrics.forged.labels("generation").inc)
+    store = Store(
+        *(redis, Namer(keys.current.names), embedder.encoder, cache_metrics.forged.labels("generation").inc),
+        most_bytes=settings.cache_max_entry_kib * 1024 + MIB,  # an entry has its question as well
+    )
     for name, scope in settings.cache_scopes.items():
         if scope.judge == "embedding" and scope.semantic != "off":
             try:

@@ -153,6 +153,26 @@ async def test_no_value_of_any_type_ends_storing(make: Make, redis_server: Redis
         assert refusals == [None, None]
 
 
+@pytest.mark.parametrize("kind", ["e:*", "g", "t:*"])
+async def test_a_value_of_many_megabytes_is_not_read(make: Make, redis_server: RedisServer, kind: str) -> None:
+    caches = make({"faq": ScopeSettings(mode="shadow")}, embedder=GivenVectors({}, np.ones(8, np.float32)))
+    await fill(caches, asked("Is it?"))
+    await ask(caches, asked("Are you?"))
+    await caches.semantic.sync(10.0)
+    with contextlib.closing(redis_server.client()) as client:
+        (key,) = client.scan_iter(f"lpc:rc:*:{kind}")
+        client.set(key, b"x" * (64 << 20))
+        before = client.info("stats")["total_net_output_bytes"]
+        for now in (20.0, 30.0):
+            await ask(caches, asked("Is it?"))
+            await caches.cache.store("a", asked("Is it?"), answer(engine_s=-1.0))
+            await ask(caches, asked("Are they?"))
+            await caches.semantic.sync(now)
+        assert client.info("stats")["total_net_output_bytes"] - before < 1 << 20
+        assert client.strlen(key) < 1 << 20
+    assert isinstance(await ask(caches, asked("Is it?")), Hit)
+
+
 async def test_an_index_follows_a_stream_that_has_begun_again(make: Make, redis_server: RedisServer) -> None:
     scopes = {"faq": ScopeSettings(mode="serve")}
     near, far = np.eye(2, 8, dtype=np.float32)
