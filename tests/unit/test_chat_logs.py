@@ -884,3 +884,45 @@ def test_a_stream_s_events_are_not_the_reply_s_text(tmp_path: Path) -> None:
     events = 'data: {"choices": [{"delta": {"content": "a"}}]}\n\ndata: [DONE]\n\n'
     assert one(tmp_path, "nginx", nginx(0) | {"response": events}).reply == ()
     assert one(tmp_path, "chat", {"time": 1, "messages": [user("q")], "response": f"event: x\n{events}"}).reply == ()
+
+
+OTHER_APIS: dict[str, tuple[Json, Json, tuple[int, int]]] = {
+    "Gemini": (
+        {"contents": [{"role": "user", "parts": [{"text": "q"}]}]},
+        {
+            "candidates": [{"content": {"role": "model", "parts": [{"text": "a"}]}}],
+            "usageMetadata": {"promptTokenCount": 100, "candidatesTokenCount": 5, "cachedContentTokenCount": 50},
+        },
+        (100, 5),
+    ),
+    "Bedrock": (
+        {"messages": [{"role": "user", "content": [{"text": "q"}]}]},
+        {
+            "output": {"message": {"role": "assistant", "content": [{"text": "a"}]}},
+            "usage": {"inputTokens": 30, "outputTokens": 2, "cacheReadInputTokens": 70, "cacheReadInputTokenCount": 70},
+        },
+        (100, 2),
+    ),
+    "Ollama": (
+        {"messages": [user("q")]},
+        {"message": {"role": "assistant", "content": "a"}, "prompt_eval_count": 26, "eval_count": 3},
+        (26, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("api", OTHER_APIS)
+def test_replies_and_counts_of_other_apis_are_read(api: str, tmp_path: Path) -> None:
+    body, response, tokens = OTHER_APIS[api]
+    request = one(tmp_path, "nginx", nginx(0) | {"body": json.dumps(body), "response": json.dumps(response)})
+    assert [message.text for message in request.messages + request.reply] == ["q", "a"]
+    assert (request.input_tokens, request.output_tokens) == tokens
+
+
+def test_images_of_ollama_are_in_the_blocks_or_reported(tmp_path: Path) -> None:
+    def asked(image: str) -> LoggedRequest:
+        return one(tmp_path, "chat", {"time": 1, "messages": [user("q") | {"images": [image]}]})
+
+    assert [part.kind for part in asked("a").messages[0].parts] == ["text", "image"]
+    assert asked("a").messages != asked("b").messages
+    assert one(tmp_path, "chat", {"time": 1, "prompt": "q", "images": ["a"]}).left_out == ("images",)

@@ -77,7 +77,9 @@ def prompt_of(body: Record) -> Prompt:
     texts = [message.text for message in found]
     if any(text in REDACTED for text in texts):
         raise OtherRecord("text redacted")
-    left_out = [name for name in ("response_format", "previous_response_id") if body.get(name) not in (None, "", {})]
+    left_out = [
+        name for name in ("response_format", "previous_response_id", "images") if body.get(name) not in (None, "", {}, [])
+    ]
     if any(CUT_MARK in text for text in texts):
         left_out.append("text that LiteLLM cut")
     return Prompt(
@@ -137,5 +139,9 @@ def _replies(value: object) -> Iterator[LoggedMessage]:
             yield from _replies(message if isinstance(message, dict) else first.get("text"))
         elif isinstance(output, list):
             yield from _replies(output)
+        elif isinstance(candidates := value.get("candidates"), list):  # Gemini's
+            yield from _replies(candidates[0].get("content") if candidates and isinstance(candidates[0], dict) else None)
+        elif isinstance(message := (output if isinstance(output, dict) else value).get("message"), dict):
+            yield from _replies(message)  # of Bedrock or Ollama
         elif any(name in value for name in ("content", "parts", "tool_calls", "function_call", "reasoning_content")):
             yield from messages_of([{"role": "assistant", **{k: v for k, v in value.items() if k not in ("role", "type")}}])

@@ -108,14 +108,16 @@ def _unmarked(value: object) -> object:
 
 
 def tokens_of(usage: Record) -> tuple[int | None, int | None]:
-    """Return the tokens of prompt and reply of a usage object of OpenAI's, Anthropic's or Langfuse's form; None: unknown.
+    """Return the tokens of prompt and reply of a usage object; None: unknown.
 
-    Anthropic counts cached tokens outside `input_tokens`, and Langfuse splits details off `input` and `output`, so these are
-    added up. LiteLLM sends Langfuse an `input` with its details: then `total` shows that they are part of it.
+    Forms: OpenAI's, Anthropic's, Bedrock's, Gemini's, Ollama's and Langfuse's. Anthropic counts cached tokens outside
+    `input_tokens`, and Langfuse splits details off `input` and `output`, so these are added up. LiteLLM sends Langfuse an
+    `input` with its details: then `total` shows that they are part of it.
     """
-    whole = count_of(first_of(usage, "prompt_tokens", "promptTokens"), 1)
-    asked = count_of(first_of(usage, "input", "input_tokens", "inputTokens"))
-    said = count_of(first_of(usage, "completion_tokens", "completionTokens", "output_tokens", "outputTokens", "output"))
+    usage = snake(usage)
+    whole = count_of(first_of(usage, "prompt_tokens", "prompt_token_count", "prompt_eval_count"), 1)
+    asked = count_of(first_of(usage, "input", "input_tokens"))
+    said = count_of(first_of(usage, "completion_tokens", "output_tokens", "output", "candidates_token_count", "eval_count"))
     cached, thought = _details(usage, "input_", "cache_"), _details(usage, "output_")
     total = count_of(usage.get("total"))
     if whole is None and (asked or cached):
@@ -129,7 +131,7 @@ def tokens_of(usage: Record) -> tuple[int | None, int | None]:
 def _details(usage: Record, *beginnings: str) -> int:
     """Return the sum of the tokens that an object counts apart."""
     names = (name for name in usage if name.startswith(beginnings) and name not in ("input_tokens", "output_tokens"))
-    return sum(count_of(usage[name]) or 0 for name in names if not name.endswith(("_cost", "_price")))
+    return sum(count_of(usage[name]) or 0 for name in names if not name.endswith(("_cost", "_price", "_count")))
 
 
 def snake(record: Record) -> Record:

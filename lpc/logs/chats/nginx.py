@@ -47,7 +47,8 @@ def read(record: Record) -> Iterator[LoggedRequest]:
         raise WrongRecord("the body is not an object")
     prompt = prompt_of(body)
     response = decoded(first_of(record, "response", "response_body", "resp_body"))
-    input_tokens, output_tokens = tokens_of(object_of(response.get("usage")) if isinstance(response, dict) else {})
+    answer = response if isinstance(response, dict) else {}
+    input_tokens, output_tokens = tokens_of(object_of(first_of(answer, "usage", "usageMetadata")) or answer)
     metadata = object_of(body.get("metadata"))
     yield LoggedRequest(
         moment(first_of(record, "time", "time_iso8601", "msec", "@timestamp", "timestamp", "time_local")),

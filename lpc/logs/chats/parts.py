@@ -135,7 +135,11 @@ def _extras_before(item: Record) -> list[Part]:
 
 
 def _extras_after(item: Record) -> Iterator[Part | LoggedMessage]:
-    """Yield what a message has outside of its content: a refusal, an earlier spoken answer, calls of tools."""
+    """Yield what a message has outside of its content: images, a refusal, an earlier spoken answer, calls of tools."""
+    images = item.get("images")  # of Ollama
+    yield from (
+        Part("image", _digest(image)) for image in (images if isinstance(images, list) else []) if isinstance(image, str)
+    )
     if isinstance(refusal := item.get("refusal"), str) and refusal:
         yield Part("text", unicode(refusal))
     if isinstance(audio := item.get("audio"), dict):
