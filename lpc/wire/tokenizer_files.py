@@ -18,7 +18,8 @@ NAMES: Final = (
 """Allowed files, in order; all contain only data. Files with other names are neither read nor written."""
 OTHER_FORMATS: Final = (
     *("tekken.json", "tokenizer.model", "tokenizer.model.v3", "tokenizer.model.v7", "tokenizer.model.v11", "tiktoken.model"),
-    *("spiece.model", "sentencepiece.bpe.model", "qwen.tiktoken", "vocab.json", "merges.txt", "vocab.txt"),
+    *("tokenizer.model.v15", "spiece.model", "sentencepiece.model", "sentencepiece.bpe.model", "source.spm", "target.spm"),
+    *("qwen.tiktoken", "hy.tiktoken", "vocab.json", "merges.txt", "vocab.txt", "encoder.json", "vocab.bpe"),
 )
 """Usual names of vocabularies in other formats: tekken, SentencePiece, tiktoken, and the halves of older BPE tokenizers."""
 MAX_BYTES: Final = 64 * 2**20
@@ -27,6 +28,7 @@ CHUNK_BYTES: Final = 128 * 2**10
 """Bytes of one message; small, so that requests on the same connection do not wait long."""
 LEAST_CHUNK_BYTES: Final = 4 * 2**10
 """Mean bytes of a message that a sidecar accepts."""
+_OTHER: Final = re.compile(r".*\.(model(\.v\d+\w*)?|tiktoken|gguf|spm)|tekken.*\.json")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -37,8 +39,7 @@ def is_digest(text: str) -> bool:
 
 def without_needed(names: Iterable[str]) -> str:
     """Return why a tokenizer without NEEDED cannot be used, and what to do. ``names``: of its files."""
-    endings = (".model", ".tiktoken", ".gguf")
-    found = sorted(name for name in names if name in OTHER_FORMATS or name.endswith(endings))
+    found = sorted(name for name in names if name in OTHER_FORMATS or _OTHER.fullmatch(name))
     only = f"only {', '.join(found[:5])}" if found else "and no vocabulary in another format"
     return (
         f"it has no {NEEDED}, {only}; take that of the same model in Hugging Face's format, or write one with transformers: "

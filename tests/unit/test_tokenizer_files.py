@@ -9,6 +9,7 @@ import pytest
 from eviction_client.engines.tokenizer_files import finder
 from eviction_client.offer import LogOnce, NoTokenizer, Offer, files_in, hash_files
 from lpc.v1 import predictor_pb2
+from lpc.wire.tokenizer_files import without_needed
 from predictor_service.requests.loading import TokenizerError, TokenizerLoader
 
 KINDS = {
@@ -19,6 +20,10 @@ KINDS = {
     "tiktoken": ("tiktoken.model",),
     "tiktoken of Qwen": ("qwen.tiktoken",),
     "both": ("tekken.json", "tokenizer.model.v7"),
+    "SentencePiece of a later Mistral": ("tokenizer.model.v15",),
+    "SentencePiece of Marian": ("source.spm", "target.spm"),
+    "tiktoken of Hunyuan": ("hy.tiktoken",),
+    "halves of GPT-2": ("encoder.json", "vocab.bpe"),
     "halves": ("merges.txt", "vocab.json"),
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
@@ -75,6 +80,11 @@ def test_the_sidecar_names_them(kind: str, offered: bool, tmp_path: Path) -> Non
     with pytest.raises(TokenizerError) as refusal:
         TokenizerLoader().load(str(folder_of(kind, tmp_path / "model")), offered=offered)
     assert explains(str(refusal.value), kind)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model.v13", "tokenizer.model.v11m1", "tekken_240911.json", "o200k.tiktoken"])
+def test_a_sidecar_names_other_versions_of_these_files(name: str) -> None:
+    assert f"only {name};" in without_needed([name, "config.json", "model.safetensors"])
 
 
 def test_a_folder_without_any_tokenizer_and_one_that_does_not_exist(tmp_path: Path) -> None:
