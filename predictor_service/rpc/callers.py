@@ -97,10 +97,19 @@ class Bucket:
 
 
 class Caller:
-    """A caller and its use of the limits. Use it from one event loop only. ``together``: large messages of all callers."""
+    """A caller and its use of the limits. Use it from one event loop only.
 
-    def __init__(self, name: str, limits: CallerLimits, metrics: Metrics, together: InFlight) -> None:
+    Args:
+        address: of a caller that shares its name with others; empty otherwise.
+        together: large messages of all callers.
+
+    Attributes:
+        who: name and address.
+    """
+
+    def __init__(self, name: str, address: str, limits: CallerLimits, metrics: Metrics, together: InFlight) -> None:
         self.name = name
+        self.who = f"{name} at {address}" if address else name
         self._limits = limits
         self._together = together
         # Stored, so that a call that ends after its caller was removed does not create the series again.
@@ -231,7 +240,7 @@ class Callers:
         if caller is None:
             if len(self._callers) >= MAX_CALLERS:
                 self._remove_idle()
-            caller = self._callers[name, address] = Caller(name, self._limits, self._metrics, self._together)
+            caller = self._callers[name, address] = Caller(name, address, self._limits, self._metrics, self._together)
         return caller
 
     def _remove_idle(self) -> None:

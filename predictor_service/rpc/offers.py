@@ -55,13 +55,13 @@ class TokenizerOffers:
         offer = await _offer_in(parts)
         try:
             sizes = _sizes_of(offer)
-            error = self._models.look(caller.name, offer.served_model, offer.digest)
+            error = self._models.look(caller.who, offer.served_model, offer.digest)
             if not isinstance(error, UnknownServedModel):
                 self._metrics.tokenizer_offers.labels("known").inc()
                 return _status(error)
             if not self._accepted or not sizes:
                 raise OfferRefused(str(error))
-            upload = self._offered.begin(caller.name, offer.served_model, offer.digest, sizes)
+            upload = self._offered.begin(caller.who, offer.served_model, offer.digest, sizes)
         except OfferRefused as refusal:
             self._metrics.tokenizer_offers.labels("refused").inc()
             return pb.TokenizerStatus(state=pb.TOKENIZER_STATE_REFUSED, message=str(refusal))
@@ -79,7 +79,7 @@ class TokenizerOffers:
             if not _counted(caller):
                 result = "refused"
                 raise OfferRefused(
-                    f"client {caller.name} has sent {MAX_HOURLY} tokenizers within an hour: offer this one again later"
+                    f"client {caller.who} has sent {MAX_HOURLY} tokenizers within an hour: offer this one again later"
                 )
             complete = await self._receive(upload, parts)
         except OfferRefused as refusal:
@@ -95,7 +95,7 @@ class TokenizerOffers:
             self._offered.received(upload)
         else:
             self._offered.abandon(upload, punish=False)
-        error = self._models.look(caller.name, upload.name, upload.digest)
+        error = self._models.look(caller.who, upload.name, upload.digest)
         return _status(error)
 
     async def _receive(self, upload: Upload, parts: AsyncIterator[pb.OfferTokenizerRequest]) -> bool:

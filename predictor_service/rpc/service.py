@@ -131,7 +131,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
             served_models=self._parser.served_models.names,
             limits=limits,
             reuse_curves=self._returns.curves.message,
-            tokenizers=map(known_tokenizer, self._parser.served_models.known(caller.name)[:MAX_NAMED]),
+            tokenizers=map(known_tokenizer, self._parser.served_models.known(caller.who)[:MAX_NAMED]),
         )
 
     async def _predict(

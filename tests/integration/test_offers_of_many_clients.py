@@ -273,6 +273,22 @@ async def replaced(port: int, info: Any) -> AsyncIterator[int]:
             await server.stop(0)
 
 
+async def test_without_names_the_callers_of_each_address_are_a_client(tiny_models: Path, files: Files) -> None:
+    async with sidecar(tiny_models, host="::") as (stub, addresses):
+        silent = stub.OfferTokenizer()
+        await silent.write(first(variant(files, 1)))
+
+        async def refused() -> bool:
+            await asyncio.sleep(0.1)
+            return "of client anonymous at ip" in (await offer(stub, files, "same address")).message
+
+        await eventually(refused)
+        async with grpc.aio.insecure_channel(f"[::1]:{addresses.port}") as channel:
+            other = rpc.ContinuationPredictorStub(channel)
+            assert (await offered(other, files, "another address")).state == pb.TOKENIZER_STATE_READY
+        silent.cancel()
+
+
 @pytest.mark.parametrize("holders", [1, 3])
 async def test_a_silent_upload_of_a_digest_holds_nobody_else(
     tiny_models: Path, tmp_path: Path, files: Files, holders: int, monkeypatch: pytest.MonkeyPatch
