@@ -11,6 +11,7 @@ MAX_PORT: Final = 65535
 _NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,252}[A-Za-z0-9_.])?")
 _SCHEMES: Final = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:", "vsock:", "xds:")
 """Beginnings of gRPC's addresses that are not host:port."""
+_USER: Final = re.compile(r"://[^\s\"'<>]*@")
 
 
 def bare(host: str) -> str:
@@ -87,6 +88,11 @@ def without_secrets(address: str) -> str:
     for mark in "?#":
         rest = rest.partition(mark)[0]
     return f"{scheme}{found}{'***' if secret else ''}{at}{rest}"
+
+
+def text_without_secrets(text: str) -> str:
+    """Return another program's text for messages, without users and passwords in its addresses."""
+    return _USER.sub("://***@", text)
 
 
 Host = Annotated[str, AfterValidator(bare)]

@@ -13,7 +13,7 @@ from eviction_client.ghost import GhostHits
 from eviction_client.misses import SOURCES
 from eviction_client.tenants import OTHERS
 from lpc.errors import LpcError, UsageError
-from lpc.wire.addresses import without_secrets
+from lpc.wire.addresses import text_without_secrets, without_secrets
 from lpc_apps.commands.options import JsonOutput, Output
 from lpc_apps.commands.outcome import note
 from lpc_apps.commands.outcome import report as printed
@@ -209,7 +209,7 @@ def result_of(body: bytes, name: str) -> tuple[list[tuple[dict[str, str], float]
         answer = json.loads(body)
         if answer["status"] != "success":
             reason = f"{answer.get('errorType') or 'error'}: {answer.get('error') or answer['status']}"
-            raise ReportError(f"{name}: {reason:.300}")
+            raise ReportError(f"{name}: {text_without_secrets(reason):.300}")
         found: dict[tuple[tuple[str, str], ...], float] = {}
         for series in answer["data"]["result"]:
             value = series["value"][1]
@@ -217,7 +217,7 @@ def result_of(body: bytes, name: str) -> tuple[list[tuple[dict[str, str], float]
                 raise TypeError
             labels = {str(label): str(text) for label, text in series["metric"].items()}
             found[tuple(sorted(labels.items()))] = float(value)
-        warnings = [f"{warning!s:.300}" for warning in answer.get("warnings") or ()]
+        warnings = [f"{text_without_secrets(str(warning)):.300}" for warning in answer.get("warnings") or ()]
         if answer.get("isPartial"):
             warnings.append("the answer is partial")
     except (ValueError, OverflowError, KeyError, TypeError, IndexError, AttributeError, RecursionError):

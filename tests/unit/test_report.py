@@ -313,8 +313,8 @@ def test_the_answer_of_a_prometheus_is_read(server: Server, case: str) -> None:
 
 
 def test_warnings_and_partial_data_are_reported(server: Server) -> None:
-    url = server.sends(answered(CACHED, warnings=["a store is \x1b[31mdown"], isPartial=True), path=API)
-    assert figures("--prometheus", url)["warnings"] == ["a store is \x1b[31mdown", "the answer is partial"]
+    url = server.sends(answered(CACHED, warnings=["a store is \x1b[31mdown", "http://u:secret@h"], isPartial=True), path=API)
+    assert figures("--prometheus", url)["warnings"] == ["a store is \x1b[31mdown", "http://***@h", "the answer is partial"]
     said = lpc("--prometheus", url).stderr
     assert said.count(r"a store is \x1b[31mdown") == said.count("the answer is partial") == 1
     assert "\x1b" not in said
@@ -322,6 +322,10 @@ def test_warnings_and_partial_data_are_reported(server: Server) -> None:
 
 BAD_ANSWERS = {
     "an error": (400, json.dumps({"status": "error", "errorType": "bad_data", "error": "too long"}), "bad_data: too long"),
+    "an error that quotes an address": (
+        *(400, json.dumps({"status": "error", "error": 'Get "http://user:pa/ss@host:1/x": refused'})),
+        'Get "http://***@host:1/x": refused',
+    ),
     "an error with 200": (200, json.dumps({"status": "error", "error": "too long"}), "error: too long"),
     "unavailable": (503, json.dumps({"status": "error", "error": "starting"}), "starting"),
     "unavailable proxy": (503, "no upstream", "not the answer of a Prometheus"),
