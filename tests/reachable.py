@@ -43,6 +43,29 @@ def weigh(root: object, *, beyond: Iterable[object] = ()) -> int:
     return sum(map(sys.getsizeof, {id(one): one for _, one in reached(root, beyond=beyond)}.values()))
 
 
+def tables(root: object, *, beyond: Iterable[object] = ()) -> dict[str, int]:
+    """Return the bytes of each container that is reachable from ``root``, by path: itself, its keys, and plain values in it."""
+    return {
+        path: sys.getsizeof(one) + sum(map(_bytes_of, _entries(one)))
+        for path, one in reached(root, beyond=beyond)
+        if isinstance(one, _CONTAINERS) and len(one) > 0
+    }
+
+
+def _entries(one: Any) -> Iterator[object]:
+    if isinstance(one, dict):
+        for entry in dict(one).items():
+            yield from entry
+    else:
+        yield from list(one)
+
+
+def _bytes_of(entry: object) -> int:
+    if isinstance(entry, tuple):
+        return sys.getsizeof(entry) + sum(map(_bytes_of, entry))
+    return sys.getsizeof(entry) if isinstance(entry, str | bytes | int | float) else 0
+
+
 def _parts(one: object) -> Iterator[tuple[str, object]]:
     if isinstance(one, MethodType):
         yield ".__self__", one.__self__

@@ -14,6 +14,8 @@ from predictor_service.settings import ServiceSettings
 
 NAMES = {field.name for field in fields(Constants)}
 SHIPPED = Parts()
+TINY = {"model": "tiny", "port": 0, "metrics_port": 0, "unix_socket": None, "threads": 1}
+"""Settings of a sidecar with the tests' model on free ports."""
 
 
 def tuned(values: Mapping[str, Any], parts: Parts = SHIPPED) -> tuple[ServiceSettings, Parts]:

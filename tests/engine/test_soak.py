@@ -15,7 +15,7 @@ from benchmarks.processes import RedisServer
 from eviction_client.background import BackgroundThread
 from tests.engine.test_ends import MARK, Walk
 from tests.nightly import LONG
-from tests.reachable import reached, weigh
+from tests.reachable import reached, tables, weigh
 
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="minutes of random traffic, with Redis")
 
@@ -24,6 +24,8 @@ NAMED: Final = 1 << 16
 """Characters of each name that callers send."""
 MOST_BYTES: Final = (96 if LONG else 16) << 20
 """Growth of all that the plug-in reaches. The callers' names have more bytes in total."""
+MOST_TABLE_BYTES: Final = MOST_BYTES // 8
+"""Size of any one table, with what it stores of names, numbers and hashes."""
 GARBAGE: Final[tuple[Any, ...]] = (
     *(None, "", "soon", "\ud800", "1" * NAMED, -1, 0, 1e309, float("nan"), 2**64 - 1, True, [], {}, {"a": 1}, b"x", object()),
 )
@@ -90,6 +92,7 @@ def test_random_traffic_leaves_nothing_and_takes_a_bounded_number_of_bytes(
         assert traffic.left() == {}
         assert not [path for path, one in reached(hooks) if isinstance(one, str | bytes) and len(one) > 1024]
         assert weigh(hooks, beyond=beyond) - before < MOST_BYTES
+        assert {path: size for path, size in tables(hooks, beyond=beyond).items() if size > MOST_TABLE_BYTES} == {}
         plugin, queue = traffic.plugin, traffic.engine.pool.free_block_queue
         assert plugin.store.flush() and plugin.store.written > 0 == plugin.store.failures == plugin.failures
         assert not queue.waiting and len(queue.get_all_free_blocks()) == queue.num_free_blocks == 59

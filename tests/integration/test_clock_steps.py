@@ -26,7 +26,7 @@ from predictor_service.sharing.registry import TurnRegistry
 from tests.eventually import eventually
 from tests.integration.test_labels import Sidecar, chat
 from tests.label_log import rows_of
-from tests.tuned import SHIPPED, tuned
+from tests.tuned import SHIPPED, TINY, tuned
 
 HOURS = 7200.0
 REAL = time.time
@@ -53,16 +53,7 @@ class Rounds:
 
 @contextlib.asynccontextmanager
 async def sidecar(models: Path, parts: Parts = SHIPPED, **changes: object) -> AsyncIterator[Sidecar]:
-    values = {
-        "models": models,
-        "model": "tiny",
-        "port": 0,
-        "metrics_port": 0,
-        "unix_socket": None,
-        "threads": 1,
-        "client_rate": 0,
-        **changes,
-    }
+    values = {"models": models, **TINY, "client_rate": 0, **changes}
     async with (
         server.running(*tuned(values, parts)) as addresses,
         grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}") as channel,

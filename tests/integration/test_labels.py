@@ -27,7 +27,7 @@ from predictor_service.server import Addresses, Parts, running
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.integration.test_server import _scrape, one
 from tests.label_log import rows_of
-from tests.tuned import command, tuned
+from tests.tuned import TINY, command, tuned
 
 HORIZON = 3600.0
 START = 1_700_000_000.0
@@ -57,15 +57,7 @@ class Sidecar:
 
 @contextlib.asynccontextmanager
 async def sidecar(models: Path, **changes: object) -> AsyncIterator[Sidecar]:
-    values = {
-        "models": models,
-        "model": "tiny",
-        "port": 0,
-        "metrics_port": 0,
-        "unix_socket": None,
-        "threads": 1,
-        "client_rate": 0,
-    }
+    values = {"models": models, **TINY, "client_rate": 0}
     made: list[Sidecar] = []
     parts = Parts(clock=lambda: made[0].now if made else START)
     async with (

@@ -22,7 +22,7 @@ from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.server import Addresses, Parts, running
 from tests.eventually import eventually
 from tests.integration.test_server import _scrape
-from tests.tuned import tuned
+from tests.tuned import TINY, tuned
 
 START = 1_700_000_000.0
 LONG, SHORT = 20_000, 20
@@ -93,16 +93,7 @@ class Sidecar:
 @contextlib.asynccontextmanager
 async def sidecar(models: Path, start: float = START, **changes: object) -> AsyncIterator[Sidecar]:
     made = Sidecar(start)
-    values = {
-        "models": models,
-        "model": "tiny",
-        "port": 0,
-        "metrics_port": 0,
-        "unix_socket": None,
-        "threads": 1,
-        "client_rate": 0,
-        **changes,
-    }
+    values = {"models": models, **TINY, "client_rate": 0, **changes}
     parts = Parts(clock=lambda: made.now, load=InstantModel, returns=made.learn_from)
     async with (
         running(*tuned(values, parts)) as made.addresses,

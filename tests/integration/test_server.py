@@ -26,7 +26,7 @@ from predictor_service.requests.parser import RequestParser
 from predictor_service.server import Addresses, Parts, running
 from tests.eventually import eventually
 from tests.tiny_model import build_tiny_artifact
-from tests.tuned import tuned
+from tests.tuned import TINY, tuned
 
 SHIPPED = Parts()
 
@@ -35,7 +35,7 @@ SHIPPED = Parts()
 async def sidecar(
     models: Path, parts: Parts = SHIPPED, **changes: object
 ) -> AsyncIterator[tuple[rpc.ContinuationPredictorStub, Addresses]]:
-    values = {"models": models, "model": "tiny", "port": 0, "metrics_port": 0, "unix_socket": None, "threads": 1, **changes}
+    values = {"models": models, **TINY, **changes}
     async with running(*tuned(values, parts)) as addresses:
         options = [("grpc.max_send_message_length", -1)]
         async with grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}", options) as channel:
