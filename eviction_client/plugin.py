@@ -159,6 +159,8 @@ class Plugin:
         self.clock = MonotoneClock(clock)
         self._events: deque[_Started | _Served | Ended] = deque(maxlen=MAX_WAITING)
         self._appended = self._handled = 0
+        self._dropped = False
+        """Whether events have been dropped that the background has not noticed."""
         self._stretches: OrderedDict[Hashable, list[Stretch]] = OrderedDict()
         """Stretches of running requests. Only the background writes it."""
         self._retain_s: Sequence[float] = [0.0] * self.classes
@@ -346,6 +348,7 @@ class Plugin:
     def _append(self, event: "_Started | _Served | Ended") -> None:
         if len(self._events) == MAX_WAITING:
             self._handled += 1  # the oldest is dropped
+            self._dropped = True
         self._events.append(event)
         self._appended += 1
         self._background.wake()
@@ -440,6 +443,7 @@ class Plugin:
         if curves is not None:
             self._monitor.follow(curves.epoch, grouping.priors_of(curves.hazards))
         until = time.monotonic() + ROUND_S
+        self._forget_if_dropped()
         while self._events and time.monotonic() < until:
             event = self._events.popleft()
             try:
@@ -451,6 +455,7 @@ class Plugin:
                     self._end(event)
             finally:
                 self._handled += 1
+            self._forget_if_dropped()
             pause()
         now = self.now()
         if now - self._fitted_at >= REFIT_S:
@@ -467,9 +472,7 @@ class Plugin:
                 tier.ghosts.wait(admitted.request_id, admitted.prompt, above=above)
             self.ghosts.wait(admitted.request_id, admitted.prompt)
         if len(self._stretches) > MAX_RUNNING:
-            oldest = self._stretches.popitem(last=False)[0]
-            self._served(oldest)
-            self.misses.forget(oldest)
+            self._forget_oldest()
         if admitted.cached is not None:
             self.misses.served(admitted.request_id, admitted.cached)
         if self.store is not None:
@@ -509,6 +512,21 @@ class Plugin:
             for blocks, reuse_class in freed:
                 key = done_key(ended.at) if reuse_class == DONE else ended.at + self._retain_s[reuse_class]
                 self.store.record(name, blocks, key)
+
+    def _forget_oldest(self) -> None:
+        """Forget the request that has been known longest: its blocks count as used once."""
+        oldest = self._stretches.popitem(last=False)[0]
+        self._served(oldest)
+        self.misses.forget(oldest)
+
+    def _forget_if_dropped(self) -> None:
+        """Forget all running requests if events were dropped: the ends of some will not come."""
+        if not self._dropped:
+            return
+        self._dropped = False
+        while self._stretches:
+            self._forget_oldest()
+            pause()
 
     def _explain(self, explain: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Count misses. A failure does not stop the guard."""

@@ -105,7 +105,7 @@ class Machine:
         self.metrics = Metrics()
         clock = MonotoneClock(time.monotonic, lambda: REAL() + self.stepped)
         labels = Labels(100, 3600.0, [])
-        self.shared = TurnRegistry(Connection(url), labels, self.metrics, clock)
+        self.shared = TurnRegistry(Connection(url, timeout_s=20.0), labels, self.metrics, clock)
         parser = RequestParser(RequestLimits(10, 1000, 100), ServedModels({}))
         self.preparation = Preparation(parser, labels, self.metrics, registry=self.shared, threads=1, clock=clock.now)
 

@@ -218,7 +218,7 @@ def prepared_sides(url: str, count: int) -> Iterator[list[tuple[Preparation, Tur
         for _ in range(count):
             labels, metrics = Labels(100, HORIZON_S, []), Metrics()
             clock = MonotoneClock(lambda: 1_700_000_000.0)
-            shared = TurnRegistry(Connection(url), labels, metrics, clock)
+            shared = TurnRegistry(Connection(url, timeout_s=20.0), labels, metrics, clock)
             parser = RequestParser(RequestLimits(10, 1000, 100), ServedModels({}))
             preparation = Preparation(parser, labels, metrics, registry=shared, threads=1, clock=clock.now)
             sides.append((preparation, shared, metrics))

@@ -109,8 +109,8 @@ def test_lines_that_are_no_records_are_counted_by_reason_and_blank_ones_are_not(
     skipped = Skipped()
     assert [c.id for c in read(path, skipped)] == ["a", "z"]
     assert skipped.places == {
-        "not JSON": ["x.jsonl:3", "x.jsonl:6", "x.jsonl:8"],
-        "not a JSON object": ["x.jsonl:4"],
+        "not JSON": ["x.jsonl:3", "x.jsonl:6"],
+        "not a JSON object": ["x.jsonl:4", "x.jsonl:8"],
         "no field messages": ["x.jsonl:7"],
     }
 

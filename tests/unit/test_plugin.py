@@ -23,6 +23,7 @@ from eviction_client.stores import BlockHash, ConversationId, MemoryStore
 from eviction_client.value_guard import ValueGuard
 from eviction_client.value_queue import DONE, ValueQueue
 from lpc.model.curve import INTERVALS
+from tests.reachable import names_in
 
 NOW = 1.8e9
 SECRET = "what a user wrote"
@@ -321,6 +322,39 @@ def test_a_failure_of_what_shows_metrics_does_not_change_the_order(monkeypatch: 
     bench.plugin._ticked_at = -math.inf
     bench.serve("s", chain("s", 0, 1))
     assert bench.plugin.value_enabled and (bench.plugin.failures, bench.plugin.guard_failures) == (1, 0)
+
+
+class Later(AtOnce):
+    """Runs a round when the test asks for it."""
+
+    def wake(self) -> None:
+        pass
+
+    def round(self) -> None:
+        super().wake()
+
+
+def test_nothing_stays_of_requests_whose_ends_were_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eviction_client.plugin.MAX_WAITING", 10)
+    bench = Bench(background=Later)
+    plugin, background = bench.plugin, bench.plugin._background
+    assert isinstance(background, Later)
+    plugin.add_tier("below", 800, blocks=800, prompts_only=False)
+    for number in range(4):
+        plugin.started(f"early {number}", chain(f"early {number}", 0, 3), kept=True, cached=16)
+    background.round()
+    assert names_in(plugin, lambda one: isinstance(one, str) and one.startswith("early"))
+    for number in range(4):
+        bench.finish(f"early {number}", chain(f"early {number}", 0, 3))
+    for number in range(12):
+        plugin.started(f"late {number}", chain(f"late {number}", 0, 3), kept=True, cached=16)
+    for number in range(12):
+        bench.finish(f"late {number}", chain(f"late {number}", 0, 3))
+    background.round()
+    for tier in plugin.tiers:
+        tier._ended.clear()  # the tier's own code reports these
+    assert not names_in(plugin, lambda one: isinstance(one, str) and one.startswith(("early", "late")))
+    assert plugin.failures == plugin.guard_failures == 0
 
 
 def test_the_operators_file_forces_lru_until_it_is_gone(
