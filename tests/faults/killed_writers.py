@@ -98,7 +98,7 @@ def main(folder: Path, model: Path, kills: int) -> None:
         os.kill(child, signal.SIGKILL)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
         bad += unreadable(folder, model)
-    left = [path.name for path in (*folder.rglob(".*.*"), *model.glob(".*.*")) if not path.name.endswith(".lock")]
+    left = {path for path in (*folder.rglob(".*.*"), *model.glob(".*.*")) if not path.name.endswith(".lock")}
     print(json.dumps({"kills": kills, "unreadable": bad, "temporary": len(left)}))
 
 
