@@ -27,6 +27,11 @@ def sampled(block: bytes, every: int) -> bool:
     return not block[-1] & (every - 1)
 
 
+def sample_of(blocks: Sequence[H], every: int, chosen: Callable[[H, int], bool]) -> list[H]:
+    """Return the blocks that are in the sample of one in ``every``, in order. ``chosen``: as :func:`sampled`."""
+    return [block for piece in in_pieces(blocks) for block in piece if chosen(block, every)]
+
+
 class Freed(NamedTuple, Generic[H]):
     """Blocks of a finished request with one reuse class, from the chain's start."""
 
@@ -215,5 +220,4 @@ class Ghosts(Generic[H]):
         return self.guard.observe(value_hits, lru_hits)
 
     def _sample(self, blocks: Sequence[H]) -> list[H]:
-        chosen, every = self._sampled, self.every
-        return [block for piece in in_pieces(blocks) for block in piece if chosen(block, every)]
+        return sample_of(blocks, self.every, self._sampled)

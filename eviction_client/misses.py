@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from eviction_client.ended import Ended
-from eviction_client.ghost import Freed, GhostCache, GhostHits, sampled
+from eviction_client.ghost import Freed, GhostCache, GhostHits, sample_of, sampled
 from eviction_client.pace import PIECE, in_pieces, pause
 from eviction_client.recent import Recent
 from eviction_client.reuse import GAPS, Stretch
@@ -229,8 +229,7 @@ class Misses:
             self.followed[name] += min(max(cache.hits(blocks) - before, 0), within)
 
     def _remember(self, ended: Ended, prompt: Sequence[BlockHash], in_use: float) -> None:
-        every = self._every
-        freed = [Freed([block for piece in in_pieces(ended.blocks) for block in piece if sampled(block, every)], 0)]
+        freed = [Freed(sample_of(ended.blocks, self._every, sampled), 0)]
         for times, cache in zip(TIMES, self._caches.values(), strict=True):
             cache.room = max(int(times * self._capacity - in_use) // self._every, 1)
             cache.use(freed)
