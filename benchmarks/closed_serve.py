@@ -18,7 +18,7 @@ from benchmarks.engine_replay import admit, clocked_engine
 from benchmarks.tiny_llama import BLOCK
 from benchmarks.trace_replay import Replay, number_of
 from benchmarks.virtual_clock import VirtualClock
-from eviction_client.predictor import Predictor
+from eviction_client.transport.predictor import Predictor
 
 DECODE_S: Final = 0.012
 """Virtual seconds per decoded token of the log."""

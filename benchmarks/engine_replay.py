@@ -20,8 +20,8 @@ from benchmarks.trace_replay import Replay, number_of
 from benchmarks.virtual_clock import VirtualClock
 from eviction_client.background import AtOnce
 from eviction_client.plugin import MOST_FAILURES
-from eviction_client.predictor import Predictor
 from eviction_client.settings import ClientSettings
+from eviction_client.transport.predictor import Predictor
 
 STEP_S: Final = 0.05
 BATCH_TOKENS: Final = 8192

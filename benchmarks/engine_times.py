@@ -16,9 +16,9 @@ from benchmarks import bare_scheduler
 from benchmarks.bare_scheduler import Engine, conversations
 from benchmarks.tiny_llama import BLOCK
 from benchmarks.told import CONTINUES
-from eviction_client.ended import Ended, Run
-from eviction_client.engines.vllm.queue import LearnedFreeQueue
-from eviction_client.predictor_client import PredictorClient
+from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
+from eviction_client.policy.finished_request import ClassSpan, FinishedRequest
+from eviction_client.transport.predictor_client import PredictorClient
 from lpc.model.curve import EDGES, values
 
 STEP_BLOCKS: Final = 1500
@@ -204,11 +204,11 @@ class _Side:
             self.pool.cached_block_hash_to_block.insert(key, block)
         return blocks
 
-    def _next(self, reuse_class: int) -> Ended:
+    def _next(self, reuse_class: int) -> FinishedRequest:
         self.now += 0.5
-        return Ended("", None, (), 0, self.now, 0, [Run(self.chain, reuse_class)])
+        return FinishedRequest("", None, (), 0, self.now, 0, [ClassSpan(self.chain, reuse_class)])
 
-    def _free(self, blocks: list[Any], ended: Ended) -> None:
+    def _free(self, blocks: list[Any], ended: FinishedRequest) -> None:
         if self.queue is None:
             self.pool.free_blocks(reversed(blocks))
         else:

@@ -22,8 +22,8 @@ from eviction_client.background import AtOnce
 from eviction_client.engines.sglang.building import build
 from eviction_client.engines.sglang.chain import BLOCK_TOKENS
 from eviction_client.plugin import Plugin
-from eviction_client.predictor import Predictor
 from eviction_client.settings import ClientSettings
+from eviction_client.transport.predictor import Predictor
 
 BACKENDS: Final = ("rust", "python")
 ARGS: Final = ServerArgs(model_path="dummy")

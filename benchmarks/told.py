@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Hashable
 
-from eviction_client.messages import Prediction
-from eviction_client.offer import TokenizerState
-from eviction_client.predictor_client import PredictorCounters
-from eviction_client.prior import ReuseCurves
+from eviction_client.transport.messages import Prediction
+from eviction_client.transport.predictor_client import PredictorCounters
+from eviction_client.transport.sidecar_curves import ReuseCurves
+from eviction_client.transport.tokenizer_upload import TokenizerState
 
 CONTINUES, OVER = 1, 2
-"""Groups of conversations that continue, and of those that are over."""
+"""SidecarCurves of conversations that continue, and of those that are over."""
 
 
 class Told:

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from benchmarks.tiny_llama import BLOCK, SPECIAL
 from benchmarks.told import CONTINUES, OVER, Told
-from eviction_client.predictor_client import PredictorClient
+from eviction_client.transport.predictor_client import PredictorClient
 
 PRINTABLE: Final = range(len(SPECIAL), len(SPECIAL) + 94)
 """Token ids of the printable ASCII characters in the tiny model's vocabulary, so that the sidecar decodes text."""

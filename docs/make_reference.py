@@ -17,7 +17,7 @@ from pydantic_settings import BaseSettings
 from typer.cli import get_docs_for_click
 from typer.main import get_command
 
-from eviction_client.metrics import METRICS
+from eviction_client.observability.metrics import METRICS
 from eviction_client.settings import ClientSettings
 from lpc.wire.redis_settings import RedisSettings
 from lpc.wire.server_settings import ServerSettings

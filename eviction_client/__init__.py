@@ -7,18 +7,18 @@ imports this package, but few need gRPC, Redis or settings.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from eviction_client.queue import Block
-from eviction_client.value_queue import ValueQueue
+from eviction_client.policy.free_list import Block
+from eviction_client.policy.free_queue import FreeQueue
 from lpc.model.curve import values
 
 if TYPE_CHECKING:
     from eviction_client.errors import ClientError, EngineUnsupported, StoreError
-    from eviction_client.hints import Hints
-    from eviction_client.messages import Prediction
-    from eviction_client.predictor_client import PredictorClient
+    from eviction_client.policy.hints import Hints
     from eviction_client.settings import ClientSettings
     from eviction_client.stores import BlockHash, BlockStore, ConversationId, open_store
     from eviction_client.stores.namespace import Namespace
+    from eviction_client.transport.messages import Prediction
+    from eviction_client.transport.predictor_client import PredictorClient
 
 __all__ = [
     "Block",
@@ -28,21 +28,21 @@ __all__ = [
     "ClientSettings",
     "ConversationId",
     "EngineUnsupported",
+    "FreeQueue",
     "Hints",
     "Namespace",
     "Prediction",
     "PredictorClient",
     "StoreError",
-    "ValueQueue",
     "open_store",
     "values",
 ]
 
 _HOMES: Final = {
     "errors": ("ClientError", "EngineUnsupported", "StoreError"),
-    "hints": ("Hints",),
-    "messages": ("Prediction",),
-    "predictor_client": ("PredictorClient",),
+    "policy.hints": ("Hints",),
+    "transport.messages": ("Prediction",),
+    "transport.predictor_client": ("PredictorClient",),
     "settings": ("ClientSettings",),
     "stores": ("BlockHash", "BlockStore", "ConversationId", "open_store"),
     "stores.namespace": ("Namespace",),

@@ -17,22 +17,22 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from eviction_client import grouping
 from eviction_client.background import TICK_S, BackgroundThread, StartBackground
-from eviction_client.conversations import Conversations
-from eviction_client.ended import Ended, Run
-from eviction_client.ghost import Freed, Ghosts, sampled
-from eviction_client.hints import MAX_RETAIN_S, NO_HINTS, Hints, Owners, Retained
-from eviction_client.misses import Misses
+from eviction_client.observability.misses import Misses
 from eviction_client.operators_file import OperatorsFile
 from eviction_client.pace import pause
-from eviction_client.predictor import Predictor
-from eviction_client.reuse import KINDS, ReuseMonitor, Stretch, first_class
-from eviction_client.score import OLDEST_S, done_key
+from eviction_client.policy import grouping
+from eviction_client.policy.finished_request import ClassSpan, FinishedRequest
+from eviction_client.policy.free_queue import DONE, Table
+from eviction_client.policy.ghosts import Freed, Ghosts, sampled
+from eviction_client.policy.hints import MAX_RETAIN_S, NO_HINTS, Hints, Owners, Retained
+from eviction_client.policy.reuse_monitor import KINDS, GapSpan, ReuseMonitor, first_class
+from eviction_client.policy.tier import Tier
 from eviction_client.settings import ClientSettings
 from eviction_client.stores.base import BlockHash, BlockStore
-from eviction_client.value_queue import DONE, Table
-from eviction_client.value_tier import ValueTier
+from eviction_client.stores.conversations import Conversations
+from eviction_client.stores.retain_until import OLDEST_S, done_key
+from eviction_client.transport.predictor import Predictor
 from lpc.clock import MonotoneClock
 from lpc.model.curve import HORIZON_S, retain_seconds
 from lpc.wire.bugs import log_bug
@@ -45,7 +45,7 @@ REMEMBERED: Final = 4
 MAX_WAITING: Final = 20_000
 """Events that may wait for the background; beyond it the oldest are dropped."""
 MAX_RUNNING: Final = 10_000
-"""Running requests whose stretches are stored; beyond it the oldest request's blocks count as used once."""
+"""Running requests whose gap spans are stored; beyond it the oldest request's blocks count as used once."""
 MAX_ASKED: Final = 256
 """Blocks per query of the store."""
 MAX_POOLED: Final = 10_000
@@ -62,7 +62,7 @@ NOTICEABLE_S: Final = 1.0
 
 
 class Ordered(Protocol):
-    """A queue that orders blocks by the current rule and values, such as :class:`eviction_client.value_queue.ValueQueue`."""
+    """A queue that orders blocks by the current rule and values, such as a :class:`FreeQueue`."""
 
     value_enabled: bool
 
@@ -113,7 +113,7 @@ class Plugin:
         ended: requests by origin of their group: a prediction, no answer in time, or aborted.
         hinted: finished requests by hint: ``retain``, ``done``, or ``off`` if the settings disable hints.
         retained: blocks of the engine's cache that hints retain; shared with the engine's queue.
-        raised: stretches in another class because another conversation holds them.
+        raised: gap spans in another class because another conversation holds them.
         implausible: answers of the store that are not valid keys.
         failures: exceptions hidden from the engine; ``guard_failures``: those of the background's learning.
         refits: of the curves.
@@ -150,18 +150,18 @@ class Plugin:
         self.raised = self.implausible = self.failures = self.guard_failures = self.refits = 0
         self.seconds = 0.0
         self.on_tick: list[Callable[[], None]] = []
-        self.tiers: list[ValueTier] = []
+        self.tiers: list[Tier] = []
         self._owners = Owners(capacity) if settings.hints_share else None
         self._capacity = capacity
         self.block_tokens = block_tokens
         self._in_use = 0.0
         self._reply_ends = grouping.ReplyEnds()
         self.clock = MonotoneClock(clock)
-        self._events: deque[_Started | _Served | Ended] = deque(maxlen=MAX_WAITING)
+        self._events: deque[_Started | _Served | FinishedRequest] = deque(maxlen=MAX_WAITING)
         self._appended = self._handled = 0
         self._dropped = False
         """Whether events have been dropped that the background has not noticed."""
-        self._stretches: OrderedDict[Hashable, list[Stretch]] = OrderedDict()
+        self._gap_spans: OrderedDict[Hashable, list[GapSpan]] = OrderedDict()
         """Stretches of running requests. Only the background writes it."""
         self._retain_s: Sequence[float] = [0.0] * self.classes
         self._by_retain: Sequence[tuple[float, int]] = []
@@ -214,7 +214,7 @@ class Plugin:
         hints: Hints = NO_HINTS,
         token_ids: Sequence[int] = (),
         tenant: str = "",
-    ) -> Ended:
+    ) -> FinishedRequest:
         """Return the reuse classes of a finished request, and its hints.
 
         If a request ends before its prompt was `started`, its blocks count as used for the first time.
@@ -223,7 +223,7 @@ class Plugin:
             completed: False if it was aborted or failed; its prediction is then ignored.
             blocks: hashes of its computed blocks from the start, which must not change afterwards.
             prompt_blocks: number of these that the prompt filled.
-            reply_end: equal for replies with the same end; see `eviction_client.grouping.ReplyEnds`.
+            reply_end: equal for replies with the same end; see `eviction_client.policy.grouping.ReplyEnds`.
             session: digest of the conversation's name, the same in all engines, if known.
             token_ids: the prompt.
             tenant: digest of the cache salt; empty without one.
@@ -232,8 +232,8 @@ class Plugin:
         prediction = self.predictor.take(request_id)
         if prediction is None:
             self.predictor.forget(request_id)
-        stretches = self._stretches.get(request_id, ())
-        group = grouping.group_of(stretches, self.block_tokens)
+        gap_spans = self._gap_spans.get(request_id, ())
+        group = grouping.group_of(gap_spans, self.block_tokens)
         if not completed:
             self.ended["aborted"] += 1
         elif prediction is None:
@@ -242,23 +242,25 @@ class Plugin:
             self.ended["prediction"] += 1
             group = grouping.predicted(prediction.group) if prediction.group else group
         first = first_class(group, self._reply_ends.number(reply_end) if completed else 0)
-        runs = self._runs(stretches, first, blocks, now)
+        runs = self._runs(gap_spans, first, blocks, now)
         retain_s, own_from = self._asked(hints, session, blocks)
         if own_from < len(blocks):
             runs = [run for run in runs if run.end < own_from] + [
-                Run(own_from, run.reuse_class) for run in runs if run.end >= own_from > 0
+                ClassSpan(own_from, run.reuse_class) for run in runs if run.end >= own_from > 0
             ][:1]
-            runs.append(Run(len(blocks), DONE))
+            runs.append(ClassSpan(len(blocks), DONE))
         opening = hash(tuple(token_ids[: self.block_tokens]))
-        ended = Ended(request_id, session, blocks, prompt_blocks, now, first, runs, retain_s, len(token_ids), opening, tenant)
+        ended = FinishedRequest(
+            request_id, session, blocks, prompt_blocks, now, first, runs, retain_s, len(token_ids), opening, tenant
+        )
         for tier in self.tiers:
             tier.ended(ended)
         self._append(ended)
         return ended
 
-    def lost(self, request_id: Hashable) -> Ended:
+    def lost(self, request_id: Hashable) -> FinishedRequest:
         """Forget a request whose end could not be read; return it as ended without blocks. Never raises."""
-        ended = Ended(request_id, None, (), 0, self.clock.latest, 0, ())
+        ended = FinishedRequest(request_id, None, (), 0, self.clock.latest, 0, ())
         self.predictor.forget(request_id)
         self._append(ended)
         return ended
@@ -288,9 +290,9 @@ class Plugin:
 
     def add_tier(
         self, name: str, chunks: int, *, blocks: int, prompts_only: bool, named: Callable[[Any], bytes] = bytes
-    ) -> ValueTier:
-        """Add and return a tier below the engine's cache; see :class:`ValueTier`."""
-        tier = ValueTier(
+    ) -> Tier:
+        """Add and return a tier below the engine's cache; see :class:`Tier`."""
+        tier = Tier(
             name,
             chunks,
             blocks=blocks,
@@ -305,7 +307,7 @@ class Plugin:
         self.tiers = [*self.tiers, tier]
         return tier
 
-    def drop_tier(self, tier: ValueTier) -> None:
+    def drop_tier(self, tier: Tier) -> None:
         """Remove a tier."""
         self.tiers = [other for other in self.tiers if other is not tier]
 
@@ -345,7 +347,7 @@ class Plugin:
         """Classes with a curve of their own."""
         return self._monitor.seen if self._tables is not None else 0
 
-    def _append(self, event: "_Started | _Served | Ended") -> None:
+    def _append(self, event: "_Started | _Served | FinishedRequest") -> None:
         if len(self._events) == MAX_WAITING:
             self._handled += 1  # the oldest is dropped
             self._dropped = True
@@ -353,24 +355,24 @@ class Plugin:
         self._appended += 1
         self._background.wake()
 
-    def _runs(self, stretches: Sequence[Stretch], first: int, blocks: Sequence[BlockHash], now: float) -> list[Run]:
-        """Return the classes of a chain. The reply belongs to the last stretch."""
+    def _runs(self, gap_spans: Sequence[GapSpan], first: int, blocks: Sequence[BlockHash], now: float) -> list[ClassSpan]:
+        """Return the classes of a chain. The reply belongs to the last gap span."""
         if not blocks:
             return []
         most = len(blocks)
-        runs: list[Run] = []
-        for end, gap in stretches:
+        runs: list[ClassSpan] = []
+        for end, gap in gap_spans:
             end = min(end, most)
             if not runs or end > runs[-1].end:
-                runs.append(Run(end, self._raised(first + gap, blocks, end - 1, now)))
+                runs.append(ClassSpan(end, self._raised(first + gap, blocks, end - 1, now)))
         if not runs:
-            return [Run(most, first)]
+            return [ClassSpan(most, first)]
         if runs[-1].end < most:
-            runs[-1] = Run(most, runs[-1].reuse_class)
+            runs[-1] = ClassSpan(most, runs[-1].reuse_class)
         return runs
 
     def _raised(self, reuse_class: int, blocks: Sequence[BlockHash], deepest: int, now: float) -> int:
-        """Return the class of a stretch: a different one if other conversations give its deepest block a later key."""
+        """Return the class of a gap span: a different one if other conversations give its deepest block a later key."""
         key = self._pooled.get(blocks[deepest]) if self._pooled else None  # in SGLang reading one hash computes all of them
         if key is None or not self.value_enabled:
             return reuse_class
@@ -463,33 +465,33 @@ class Plugin:
             self._refit(now)
 
     def _arrive(self, admitted: _Started) -> None:
-        stretches = self._monitor.admitted(admitted.prompt, admitted.at)
-        self._stretches[admitted.request_id] = stretches
-        self._explain(self.misses.arrived, admitted.request_id, admitted.prompt, stretches, admitted.at)
+        gap_spans = self._monitor.admitted(admitted.prompt, admitted.at)
+        self._gap_spans[admitted.request_id] = gap_spans
+        self._explain(self.misses.arrived, admitted.request_id, admitted.prompt, gap_spans, admitted.at)
         if admitted.kept:
             above = self.ghosts.following(self.value_enabled and not self.lru_forced)
             for tier in self.tiers:
                 tier.ghosts.wait(admitted.request_id, admitted.prompt, above=above)
             self.ghosts.wait(admitted.request_id, admitted.prompt)
-        if len(self._stretches) > MAX_RUNNING:
+        if len(self._gap_spans) > MAX_RUNNING:
             self._forget_oldest()
         if admitted.cached is not None:
             self.misses.served(admitted.request_id, admitted.cached)
         if self.store is not None:
-            self._lately.extend(admitted.prompt[end - 1] for end, _ in stretches)
-            if stretches and not stretches[-1].gap:  # another engine may know the first unknown block
-                self._lately.append(admitted.prompt[stretches[-2].end if len(stretches) > 1 else 0])
+            self._lately.extend(admitted.prompt[end - 1] for end, _ in gap_spans)
+            if gap_spans and not gap_spans[-1].gap:  # another engine may know the first unknown block
+                self._lately.append(admitted.prompt[gap_spans[-2].end if len(gap_spans) > 1 else 0])
             self._to_ask = True
 
-    def _end(self, ended: Ended) -> None:
+    def _end(self, ended: FinishedRequest) -> None:
         if self._owners is not None:
             self._owners.record()
-        stretches = self._stretches.pop(ended.request_id, [])
+        gap_spans = self._gap_spans.pop(ended.request_id, [])
         prompt = ended.blocks[: ended.prompt_blocks]
-        if stretches and stretches[-1].end > len(prompt):  # aborted during its prefill
-            stretches = [Stretch(min(end, len(prompt)), gap) for end, gap in stretches]
-            stretches = [s for n, s in enumerate(stretches) if s.end > (stretches[n - 1].end if n else 0)]
-        self._monitor.finished(prompt, stretches, ended.first_class, ended.at)
+        if gap_spans and gap_spans[-1].end > len(prompt):  # aborted during its prefill
+            gap_spans = [GapSpan(min(end, len(prompt)), gap) for end, gap in gap_spans]
+            gap_spans = [s for n, s in enumerate(gap_spans) if s.end > (gap_spans[n - 1].end if n else 0)]
+        self._monitor.finished(prompt, gap_spans, ended.first_class, ended.at)
         starts = (0, *(run.end for run in ended.runs))
         freed = [Freed(ended.blocks[start : run.end], run.reuse_class) for start, run in zip(starts, ended.runs, strict=False)]
         self._explain(
@@ -515,7 +517,7 @@ class Plugin:
 
     def _forget_oldest(self) -> None:
         """Forget the request that has been known longest: its blocks count as used once."""
-        oldest = self._stretches.popitem(last=False)[0]
+        oldest = self._gap_spans.popitem(last=False)[0]
         self._served(oldest)
         self.misses.forget(oldest)
 
@@ -524,7 +526,7 @@ class Plugin:
         if not self._dropped:
             return
         self._dropped = False
-        while self._stretches:
+        while self._gap_spans:
             self._forget_oldest()
             pause()
 
@@ -565,7 +567,7 @@ class Plugin:
         self._tables = tables
 
     def _pool(self) -> None:
-        """Write recorded keys to the store, and query it for the deepest blocks of new stretches."""
+        """Write recorded keys to the store, and query it for the deepest blocks of new gap spans."""
         store = self.store
         if store is None:
             return
@@ -587,7 +589,7 @@ class Plugin:
         self._tables = None
         for tier in self.tiers:
             tier.distrust()
-        self._stretches.clear()
+        self._gap_spans.clear()
         self._monitor = ReuseMonitor(grouping.WITH_PREDICTED, remembered=REMEMBERED * self._capacity)
         self.ghosts = self.ghosts.renewed()
         self._fitted_at = -math.inf

@@ -1,14 +1,14 @@
 """What a plug-in shows of itself in an engine's /metrics, whatever the engine."""
 
-from eviction_client.metrics import Values
-from eviction_client.offer import STATES
+from eviction_client.observability.metrics import Values
 from eviction_client.plugin import Plugin
+from eviction_client.transport.tokenizer_upload import STATES
 
 FATES = ("answered", "late", "failed", "refused", "forgotten")
 
 
 def values_of_plugin(plugin: Plugin) -> Values:
-    """Return what :class:`eviction_client.metrics.EngineMetrics` shows of a plug-in. From any thread."""
+    """Return what :class:`eviction_client.observability.metrics.EngineMetrics` shows of a plug-in. From any thread."""
     asked, ghosts = plugin.predictor.counters, plugin.ghosts
     completed = plugin.ended["prediction"] + plugin.ended["unanswered"]
     accounts = [plugin.retained, *(tier.retained for tier in plugin.tiers)]

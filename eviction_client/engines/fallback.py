@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable
 
 from eviction_client.errors import EngineUnsupported
-from eviction_client.metrics import EngineMetrics
+from eviction_client.observability.metrics import EngineMetrics
 from eviction_client.settings import ClientSettings
 
 logger = logging.getLogger(__name__)

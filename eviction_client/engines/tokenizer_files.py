@@ -5,7 +5,7 @@ from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
 
-from eviction_client.offer import FindFiles, NoTokenizer, files_in
+from eviction_client.transport.tokenizer_upload import FindFiles, NoTokenizer, files_in
 from lpc.wire.tokenizer_files import NAMES, NEEDED, OTHER_FORMATS
 
 

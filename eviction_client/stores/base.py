@@ -7,7 +7,7 @@ of all later ones.
 So for records of different conversations, pooling is commutative, associative and idempotent. The order matters only between
 the turns of one conversation.
 
-A score is the key of :mod:`eviction_client.score`, seconds since the epoch.
+A score is the key of :mod:`eviction_client.stores.retain_until`, seconds since the epoch.
 """
 
 from collections.abc import Sequence

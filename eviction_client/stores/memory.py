@@ -5,8 +5,8 @@ from itertools import takewhile
 
 from eviction_client.pace import in_pieces, pause
 from eviction_client.recent import Recent
-from eviction_client.score import forgotten_below
 from eviction_client.stores.base import SHARED, BlockHash, ConversationId, pooled
+from eviction_client.stores.retain_until import forgotten_below
 
 MAX_BLOCKS = 1_000_000
 """Blocks remembered: about 200 MB."""

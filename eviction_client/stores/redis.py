@@ -16,7 +16,6 @@ from redis.backoff import AbstractBackoff
 
 from eviction_client.errors import StoreError
 from eviction_client.pace import in_pieces, pause
-from eviction_client.score import forgotten_below
 from eviction_client.stores.base import BlockHash, ConversationId
 from eviction_client.stores.layout import (
     LIVES_S,
@@ -30,6 +29,7 @@ from eviction_client.stores.layout import (
     members,
 )
 from eviction_client.stores.namespace import Namespace
+from eviction_client.stores.retain_until import forgotten_below
 from lpc.wire.redis_connection import ERRORS, Connection, evaluate
 from lpc.wire.redis_health import Health, cause_of, explain
 

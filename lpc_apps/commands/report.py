@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
-from eviction_client.ghost import GhostHits
-from eviction_client.misses import SOURCES
+from eviction_client.observability.misses import SOURCES
+from eviction_client.policy.ghosts import GhostHits
 from eviction_client.tenants import OTHERS
 from lpc.errors import LpcError, UsageError
 from lpc.wire.addresses import text_without_secrets, without_secrets

@@ -21,7 +21,7 @@ from lmcache.v1.mp_coordinator.controllers.base import Controller
 from lmcache.v1.mp_coordinator.views.instance_registry import InstanceRegistry
 
 from eviction_client import ClientSettings, PredictorClient
-from eviction_client.offer import files_in
+from eviction_client.transport.tokenizer_upload import files_in
 from lpc.clock import MonotoneClock
 from lpc.wire.access import access_of
 from lpc_apps.lmcache.events import ALGORITHM, NO_TOKENS, Entry, Event, Location, ObjectId, reported_at

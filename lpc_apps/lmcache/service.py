@@ -11,8 +11,8 @@ from functools import partial
 from typing import Final
 
 from eviction_client import Prediction
-from eviction_client.ghost import Freed
-from eviction_client.prior import ReuseCurves
+from eviction_client.policy.ghosts import Freed
+from eviction_client.transport.sidecar_curves import ReuseCurves
 from lpc_apps.lmcache.classes import CLASSES, Classes
 from lpc_apps.lmcache.conversations import LONGEST_TURN_S, Conversations
 from lpc_apps.lmcache.events import Event, KeyChain, Location, ObjectId

@@ -1,7 +1,7 @@
 """Model of each tier's contents: its chunks in eviction order, and its bytes.
 
-The order is that of the engines (:mod:`eviction_client.value_queue`): by retention value at the chunk's age, or least recently
-used first. Each tier has a guard that chooses (:mod:`eviction_client.ghost`).
+The order is that of the engines (:mod:`eviction_client.policy.free_queue`): by retention value at the chunk's age, or least
+recently used first. Each tier has a guard that chooses (:mod:`eviction_client.policy.ghosts`).
 
 The usage that LMCache reports lags by one report. So bytes are counted here, from its events, and chunks count as deleted as
 soon as the node has answered the deletion.
@@ -15,8 +15,8 @@ from itertools import groupby
 from typing import Final, NamedTuple
 
 from eviction_client import BlockHash
-from eviction_client.ghost import Freed, Ghosts, sampled
-from eviction_client.value_queue import GOES_ON, Table, ValueQueue
+from eviction_client.policy.free_queue import PREEMPTED, FreeQueue, Table
+from eviction_client.policy.ghosts import Freed, Ghosts, sampled
 from lpc_apps.lmcache.events import NO_TOKENS, ChunkId, Location, ObjectId
 from lpc_apps.lmcache.tree import Chunk, Resident
 
@@ -121,7 +121,7 @@ class TierCache:
         for chunk in lost:
             del chunk.residents[self]
         sentinels = (Resident(-1, _NO_CHUNK, 0.0), Resident(-1, _NO_CHUNK, 0.0))
-        self.queue: ValueQueue[Resident] = ValueQueue(*sentinels, self._classes, clock=self._clock)
+        self.queue: FreeQueue[Resident] = FreeQueue(*sentinels, self._classes, clock=self._clock)
         self._here = {}
         self._entered = 0
         self._deletions: list[_Deletions] = []
@@ -136,7 +136,7 @@ class TierCache:
 
     def mark_in_use(self, chunks: Iterable[Chunk]) -> None:
         """Rank chunks that a running request uses last."""
-        self.use([(sorted(chunks, key=_depth, reverse=True), GOES_ON)])
+        self.use([(sorted(chunks, key=_depth, reverse=True), PREEMPTED)])
 
     def touch(self, chunks: Iterable[Chunk]) -> None:
         """Record a use of chunks, which keep their classes."""

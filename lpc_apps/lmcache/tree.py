@@ -6,7 +6,7 @@ from hashlib import blake2b
 from typing import Protocol
 
 from eviction_client import Block, BlockHash
-from eviction_client.value_queue import GOES_ON
+from eviction_client.policy.free_queue import PREEMPTED
 from lpc_apps.lmcache.events import ChunkId, ObjectId
 
 
@@ -22,7 +22,7 @@ class Resident(Block):
 
     Attributes:
         objects: size of each object, bytes.
-        reuse_class: as in `eviction_client.value_queue`.
+        reuse_class: as in `eviction_client.policy.free_queue`.
         last_use: time of the last use.
         stored_at: time of the store.
         deletion_requested_at: time of the latest request to delete it.
@@ -34,7 +34,7 @@ class Resident(Block):
         super().__init__(number)
         self.chunk = chunk
         self.objects: dict[ObjectId, int] = {}
-        self.reuse_class = GOES_ON
+        self.reuse_class = PREEMPTED
         self.last_use = at
         self.stored_at = at
         self.deletion_requested_at = -math.inf

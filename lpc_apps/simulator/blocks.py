@@ -4,7 +4,7 @@ from collections.abc import Callable
 from copy import copy
 from typing import Any, Final, Generic, Self, TypeVar
 
-from eviction_client.queue import Block
+from eviction_client.policy.free_list import Block
 from lpc_apps.simulator.segments import Segment
 
 EDGE: Final = Segment((-1,), 0)
@@ -136,7 +136,7 @@ class Waiter:
     """A waiting request whose blocks are retained.
 
     Attributes:
-        kept: `lpc_apps.simulator.keep.Kept` of its cache.
+        kept: `lpc_apps.simulator.waiting_prefixes.WaitingPrefixes` of its cache.
         blocks: length of its cached prefix.
         needs: cached blocks of that prefix's segments.
         aside: heap of the pieces retained for it, in order of eviction; entries of pieces in use again are stale.

@@ -12,9 +12,9 @@ and has both copies. Here the old block is reused, and counted as computed.
 from typing import Generic
 
 from lpc_apps.simulator.blocks import B, Held
-from lpc_apps.simulator.keep import Kept
 from lpc_apps.simulator.policy import Chunk, Policy
 from lpc_apps.simulator.segments import Path, Segment
+from lpc_apps.simulator.waiting_prefixes import WaitingPrefixes
 from lpc_apps.simulator.workload import Turn
 
 
@@ -34,7 +34,7 @@ class BlockCache(Generic[B]):
         self.policy = policy
         self.evicted = 0
         self._held: dict[Segment, Held[B]] = {}
-        self._kept = Kept(policy, self._held) if keep else None
+        self._kept = WaitingPrefixes(policy, self._held) if keep else None
         self._blank = capacity
         self._free = 0
         self._cached = 0

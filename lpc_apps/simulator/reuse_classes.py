@@ -1,4 +1,4 @@
-"""Reuse classes of one engine's requests, by the monitor that runs inside an engine (`eviction_client.reuse`).
+"""Reuse classes of one engine's requests, by the monitor that runs inside an engine (`eviction_client.policy.reuse_monitor`).
 
 Refits are synchronous.
 """
@@ -7,10 +7,10 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import ClassVar, Final, NamedTuple
 
-from eviction_client import grouping
-from eviction_client.ghost import Freed
-from eviction_client.reuse import KINDS, ReuseMonitor, Stretch, first_class
-from eviction_client.value_queue import Table
+from eviction_client.policy import grouping
+from eviction_client.policy.free_queue import Table
+from eviction_client.policy.ghosts import Freed
+from eviction_client.policy.reuse_monitor import KINDS, GapSpan, ReuseMonitor, first_class
 from lpc.model.returns.groups import GROUPS, CurveGroups
 from lpc_apps.simulator.segments import Path, Segment
 from lpc_apps.simulator.sidecar import curves_of
@@ -21,7 +21,7 @@ REMEMBERED: Final = 4
 """The monitor remembers the last use of this many times the capacity, in blocks."""
 
 
-class Run(NamedTuple):
+class ClassSpan(NamedTuple):
     """Segments [start, end) of a path, which have one reuse class."""
 
     start: int
@@ -49,30 +49,30 @@ class ReuseClasses:
         self.tables: Sequence[Table] | None = None
         self.path: Path = ()
         self.prompt: Path = ()
-        self.runs: Sequence[Run] = ()
+        self.runs: Sequence[ClassSpan] = ()
         self._monitor = _Monitor(self.groups, remembered=REMEMBERED * capacity)
         self._fitted_at = -math.inf
-        self._stretches: dict[Turn, list[Stretch]] = {}
+        self._gap_spans: dict[Turn, list[GapSpan]] = {}
         """Stretches of running requests."""
         self._reply_ends = grouping.ReplyEnds()
         self._followed: dict[tuple[Segment, int], tuple[int, ...]] = {}
 
-    def group(self, turn: Turn, stretches: Sequence[Stretch], now: float) -> int:
-        """Return the group of a turn. ``stretches`` are in blocks."""
+    def group(self, turn: Turn, gap_spans: Sequence[GapSpan], now: float) -> int:
+        """Return the group of a turn. ``gap_spans`` are in blocks."""
         del turn, now
-        return grouping.group_of(stretches, self.workload.block_tokens)
+        return grouping.group_of(gap_spans, self.workload.block_tokens)
 
     def priors(self) -> Mapping[int, Sequence[float]]:
         """Return the predicted hazards by group."""
         return {}
 
     def start(self, turn: Turn, now: float) -> None:
-        """Count reuses; compute the turn's stretches; refit if due.
+        """Count reuses; compute the turn's gap spans; refit if due.
 
         A use is the allocation of blocks, not the arrival in the queue: otherwise the blocks of a waiting request would seem
         to have missed their next use, and be evicted just before it.
         """
-        self._stretches[turn] = self._monitor.admitted(_prompt(turn, self.workload.paths.of(turn)), now)
+        self._gap_spans[turn] = self._monitor.admitted(_prompt(turn, self.workload.paths.of(turn)), now)
         if now - self._fitted_at >= REFIT_S:
             self._fitted_at = now
             self._monitor.priors = dict(self.priors())
@@ -80,15 +80,15 @@ class ReuseClasses:
 
     def finish(self, turn: Turn, now: float) -> None:
         """Record the last use, and the turn's path and classes. A turn that was not started starts now."""
-        if turn not in self._stretches:
+        if turn not in self._gap_spans:
             self.start(turn, now)
         self.path = self.workload.paths.of(turn)
         self.prompt = prompt = _prompt(turn, self.path)
-        stretches = self._stretches.pop(turn)
-        in_blocks = [Stretch(prompt[end - 1].depth + prompt[end - 1].size, gap) for end, gap in stretches]
+        gap_spans = self._gap_spans.pop(turn)
+        in_blocks = [GapSpan(prompt[end - 1].depth + prompt[end - 1].size, gap) for end, gap in gap_spans]
         first = first_class(self.group(turn, in_blocks, now), self._reply_ends.number(turn.reply_end or None))
-        self._monitor.finished(prompt, stretches, first, now)
-        self.runs = _runs(stretches, first, len(self.path))
+        self._monitor.finished(prompt, gap_spans, first, now)
+        self.runs = _runs(gap_spans, first, len(self.path))
 
     def sample(self, path: Path, every: int) -> list[int]:
         """Return the blocks of segments in the ghost caches' sample of one in ``every``."""
@@ -126,9 +126,9 @@ class SidecarClasses(ReuseClasses):
         self._curves = curves_of(workload)
         self._clusters = CurveGroups()
 
-    def group(self, turn: Turn, stretches: Sequence[Stretch], now: float) -> int:
+    def group(self, turn: Turn, gap_spans: Sequence[GapSpan], now: float) -> int:
         """Return the group of the turn's predicted curve; 0 without one."""
-        del stretches
+        del gap_spans
         curve = self._curves.get(turn)
         if curve is None:
             return 0
@@ -172,16 +172,16 @@ def _prompt(turn: Turn, path: Path) -> Path:
     return path
 
 
-def _runs(stretches: Sequence[Stretch], first: int, segments: int) -> list[Run]:
-    """Return the classes of a turn's stretches; the last one includes the reply. ``first``: see `first_class`."""
+def _runs(gap_spans: Sequence[GapSpan], first: int, segments: int) -> list[ClassSpan]:
+    """Return the classes of a turn's gap spans; the last one includes the reply. ``first``: see `first_class`."""
     runs, start = [], 0
-    for end, gap in stretches:
-        runs.append(Run(start, end, first + gap))
+    for end, gap in gap_spans:
+        runs.append(ClassSpan(start, end, first + gap))
         start = end
     if not runs:
-        return [Run(0, segments, first)] if segments else []
+        return [ClassSpan(0, segments, first)] if segments else []
     start, _, number = runs[-1]
-    runs[-1] = Run(start, max(segments, start), number)
+    runs[-1] = ClassSpan(start, max(segments, start), number)
     return runs
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from eviction_client import cached_first
+from eviction_client.policy import cached_first
 from lpc_apps.simulator.workload import Turn
 
 Schedule = Literal["fcfs", "cached-first"]
@@ -54,7 +54,7 @@ class Fcfs:
 
 
 class CachedFirst(Fcfs):
-    """The least missing prefill first, as in the plug-in (`eviction_client.cached_first`).
+    """The least missing prefill first, as in the plug-in (`eviction_client.policy.cached_first`).
 
     Args:
         missing: returns the prefill time of a request if it started now, seconds.

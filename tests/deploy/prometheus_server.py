@@ -18,7 +18,7 @@ import yaml
 from prometheus_client import REGISTRY, Counter, generate_latest
 
 from benchmarks.processes import free_port
-from eviction_client.metrics import METRICS, EngineMetrics
+from eviction_client.observability.metrics import METRICS, EngineMetrics
 
 
 class Prometheus:

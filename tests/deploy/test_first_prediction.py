@@ -16,8 +16,8 @@ from urllib.request import urlopen
 import pytest
 
 from benchmarks.processes import free_port
-from eviction_client.predictor_client import PredictorClient
 from eviction_client.settings import ClientSettings
+from eviction_client.transport.predictor_client import PredictorClient
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.deploy.test_kubernetes import Object, example, named, pods, rendered, secret_data
 from tests.dockerfile import stages

@@ -26,10 +26,10 @@ from pydantic_settings import BaseSettings
 from typer.testing import CliRunner
 
 from benchmarks.processes import free_port
-from eviction_client.predictor_client import TIMEOUT_S
 from eviction_client.settings import ClientSettings
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
+from eviction_client.transport.predictor_client import TIMEOUT_S
 from lpc.wire.redis_connection import Connection
 from lpc_apps.commands.cli import app
 from lpc_apps.gateway.settings import GatewaySettings

@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY, start_http_server
 from typer.testing import CliRunner
 
 from benchmarks.processes import free_port
-from eviction_client.metrics import EngineMetrics
+from eviction_client.observability.metrics import EngineMetrics
 from eviction_client.plugin_metrics import values_of_plugin
 from lpc_apps.commands.cli import app
 from tests.deploy.prometheus_server import prometheus

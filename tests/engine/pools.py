@@ -6,7 +6,7 @@ from typing import Any
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-from eviction_client.engines.vllm.queue import LearnedFreeQueue
+from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
 from lpc.model.curve import KNOTS
 
 

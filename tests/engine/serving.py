@@ -19,8 +19,8 @@ from benchmarks.tiny_llama import SPECIAL
 from benchmarks.told import CONTINUES, OVER, Told
 from eviction_client.background import AtOnce
 from eviction_client.plugin import MOST_FAILURES
-from eviction_client.predictor import Predictor
 from eviction_client.settings import ClientSettings
+from eviction_client.transport.predictor import Predictor
 
 STEP_S: Final = 0.05
 REPLY: Final = 24

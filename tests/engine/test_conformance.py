@@ -19,7 +19,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from benchmarks.bare_scheduler import Engine, conversations, vllm_config
 from eviction_client.engines.vllm import conformance
-from eviction_client.engines.vllm.queue import LearnedFreeQueue
+from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
 from eviction_client.engines.vllm_cpu import placing
 from eviction_client.errors import EngineUnsupported
 

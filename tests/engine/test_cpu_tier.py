@@ -19,12 +19,12 @@ from vllm.v1.request import RequestStatus
 from benchmarks.bare_scheduler import BLOCK, Engine, vllm_config
 from benchmarks.cpu_tier import connector
 from eviction_client.background import AtOnce
-from eviction_client.ended import Run
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm_cpu.policy import LearnedCachePolicy
 from eviction_client.errors import EngineUnsupported
-from eviction_client.value_queue import DONE
-from eviction_client.value_tier import ValueTier
+from eviction_client.policy.finished_request import ClassSpan
+from eviction_client.policy.free_queue import DONE
+from eviction_client.policy.tier import Tier
 from tests.engine.tier_course import FEW, TABLES, Side, course, fail, key_of
 from tests.nightly import LONG
 
@@ -79,7 +79,7 @@ class Driven:
         self.policy.evict = evict  # type: ignore[method-assign]
 
     @property
-    def tier(self) -> ValueTier:
+    def tier(self) -> Tier:
         assert self.side.tier is not None
         return self.side.tier
 
@@ -115,7 +115,7 @@ class Driven:
                 manager.complete_store(output.keys_to_store, context, success=rng.random() < 0.9)
             middle = rng.randint(0, len(chain))
             numbers = [rng.choice((0, 1, 2, 3, DONE)) for _ in range(2)]
-            self.side.end(number, chain, Run(middle, numbers[0]), Run(len(chain), numbers[1]))
+            self.side.end(number, chain, ClassSpan(middle, numbers[0]), ClassSpan(len(chain), numbers[1]))
             assert len(self.tier) == len(self.policy.lru.chunks)
             assert set(self.tier.order()) == set(self.policy.lru.chunks)
             if number % 60 == 59:
@@ -181,7 +181,7 @@ def serve(driven: Driven, requests: int, *, first: int) -> None:
         output = driven.manager.prepare_store([key_of(block) for block in chain], context)
         assert output is not None
         driven.manager.complete_store(output.keys_to_store, context)
-        driven.side.end(number, chain, Run(len(chain), number % 2))
+        driven.side.end(number, chain, ClassSpan(len(chain), number % 2))
 
 
 def fail_a_store(driven: Driven) -> None:

@@ -12,7 +12,7 @@ from vllm.v1.request import Request, RequestStatus
 from benchmarks.bare_scheduler import BLOCK, Engine
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm import requests as requests_read
-from eviction_client.predictor_client import PredictorClient
+from eviction_client.transport.predictor_client import PredictorClient
 from tests.reachable import names_in, reached
 
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="every way in which its scheduler ends a request")
@@ -318,6 +318,6 @@ def test_the_walk_finds_what_runs() -> None:
     walk = Walk(asynchronous=False)
     walk.crowd()
     found = walk.left()
-    for table in ("_stretches", "_arrived", "counted", "_requests", "_waiters"):
+    for table in ("_gap_spans", "_arrived", "counted", "_requests", "_waiters"):
         assert any(table in path for path in found), table
     walk.plugin.close()

@@ -8,7 +8,7 @@ from vllm.v1.request import RequestStatus
 
 from benchmarks.bare_scheduler import BLOCK, Engine, conversations
 from eviction_client.background import AtOnce
-from eviction_client.engines.vllm import keep
+from eviction_client.engines.vllm import waiting_prefixes as keep
 from eviction_client.engines.vllm.metrics import values_of
 
 pytestmark = pytest.mark.supports(

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-from eviction_client.ended import Ended, Run
-from eviction_client.engines.vllm.queue import FreedLater, LearnedFreeQueue
-from eviction_client.hints import Retained
-from eviction_client.value_queue import DONE, GOES_ON, RENEWED_S, RETAINED
+from eviction_client.engines.vllm.free_queue import FreedLater, LearnedFreeQueue
+from eviction_client.policy.finished_request import ClassSpan, FinishedRequest
+from eviction_client.policy.free_queue import DONE, HINTED, PREEMPTED, RENEWED_S
+from eviction_client.policy.hints import Retained
 from lpc.model.curve import value_at
 from tests.engine.pools import CLASSES, TABLES, adopt, give_hash, ids, order, pool_of
 from tests.nightly import LONG
@@ -26,8 +26,8 @@ def chain_of(contents: Sequence[int]) -> list[bytes]:
     return [content.to_bytes(32, "big") for content in contents]
 
 
-def ended_with(chain: Sequence[bytes], *runs: Run, retain_s: float = 0.0) -> Ended:
-    return Ended("r", None, chain, len(chain), 0.0, 0, runs, retain_s)  # type: ignore[arg-type]
+def ended_with(chain: Sequence[bytes], *runs: ClassSpan, retain_s: float = 0.0) -> FinishedRequest:
+    return FinishedRequest("r", None, chain, len(chain), 0.0, 0, runs, retain_s)  # type: ignore[arg-type]
 
 
 class QueueInTheRealPool(RuleBasedStateMachine):
@@ -61,11 +61,11 @@ class QueueInTheRealPool(RuleBasedStateMachine):
     def rank(self, block: int) -> tuple[float, float]:
         """Return a block's rank; the lowest is evicted first."""
         reuse_class, used, place = self.free[block]
-        if reuse_class in (DONE, RETAINED):
+        if reuse_class in (DONE, HINTED):
             return (-math.inf if reuse_class == DONE else math.inf), place
         if not self.queue.value_enabled:
             return place, place
-        if reuse_class == GOES_ON:
+        if reuse_class == PREEMPTED:
             return 10.0 / (1.0 + self.now - used), place
         return value_at(TABLES[reuse_class], self.now - used), place
 
@@ -116,7 +116,7 @@ class QueueInTheRealPool(RuleBasedStateMachine):
         blocks, chain = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
         self.now += RENEWED_S
         ends = sorted(data.draw(st.sets(st.integers(1, max(len(chain), 1)), max_size=3)) | {len(chain)})
-        runs = [Run(end, data.draw(st.sampled_from([*range(CLASSES), DONE]))) for end in ends]
+        runs = [ClassSpan(end, data.draw(st.sampled_from([*range(CLASSES), DONE]))) for end in ends]
         ended = None if goes_on else ended_with(chain, *runs, retain_s=retain_s)
         self.front[:0] = [block.block_id for block in reversed(blocks) if block.block_hash is None]
         hashed = [block for block in reversed(blocks) if block.block_hash is not None]
@@ -125,14 +125,14 @@ class QueueInTheRealPool(RuleBasedStateMachine):
         else:
             self.queue.placing(ended, self.pool.free_blocks, reversed(blocks))
         if goes_on:
-            self.note(hashed, GOES_ON)
+            self.note(hashed, PREEMPTED)
             return
         for number in range(len(runs) - 1, -1, -1):
             start = runs[number - 1].end if number else 0
             part = [block for depth, block in enumerate(reversed(hashed)) if start <= depth < runs[number].end][::-1]
             retained = retain_s > 0.0 and runs[number].reuse_class != DONE
             self.note(
-                part, RETAINED if retained else runs[number].reuse_class, same_chain=not retain_s and number < len(runs) - 1
+                part, HINTED if retained else runs[number].reuse_class, same_chain=not retain_s and number < len(runs) - 1
             )
             if retained:
                 self.until |= {block.block_id: (self.now + retain_s, runs[number].reuse_class) for block in part}
@@ -142,7 +142,7 @@ class QueueInTheRealPool(RuleBasedStateMachine):
         self.now += seconds
         self.queue.expire(1000)
         over = [block for block, (until, _) in self.until.items() if until <= self.now]
-        held = [block for block in over if self.free.get(block, (0,))[0] == RETAINED]
+        held = [block for block in over if self.free.get(block, (0,))[0] == HINTED]
         for block in sorted(held, key=lambda block: (self.until[block][0], self.free[block][2])):
             self.note([self.pool.blocks[block]], self.until[block][1])
         for block in over:
@@ -199,14 +199,14 @@ def hashed_chain(blocks: Sequence[KVCacheBlock], first: int, *, group: int = 0, 
     return chain
 
 
-def parts(queue: LearnedFreeQueue, blocks: Sequence[KVCacheBlock], ended: Ended) -> list[tuple[list[int], int]]:
+def parts(queue: LearnedFreeQueue, blocks: Sequence[KVCacheBlock], ended: FinishedRequest) -> list[tuple[list[int], int]]:
     return [(ids(part), reuse_class) for part, reuse_class in queue._parts(list(reversed(blocks)), ended)]
 
 
 def test_a_chain_is_split_where_its_runs_end() -> None:
     blocks = [KVCacheBlock(block_id=i) for i in range(6)]
     chain = hashed_chain(blocks, 1)
-    ended = ended_with(chain, Run(2, 1), Run(5, 3), Run(6, 0))
+    ended = ended_with(chain, ClassSpan(2, 1), ClassSpan(5, 3), ClassSpan(6, 0))
     assert parts(LearnedFreeQueue(), blocks, ended) == [([5], 0), ([4, 3, 2], 3), ([1, 0], 1)]
     # Others still use the shared start; the last block is not in the prefix cache yet.
     assert parts(LearnedFreeQueue(), blocks[1:5], ended) == [([4, 3, 2], 3), ([1], 1)]
@@ -219,7 +219,7 @@ def test_each_group_of_a_hybrid_model_is_split_at_its_own_block_size() -> None:
     chain = hashed_chain(small, 1)
     assert hashed_chain(large, 1, group=1, scale=2) == chain
     queue = LearnedFreeQueue((), scales=(1, 2))
-    ended = ended_with(chain, Run(4, 1), Run(8, 3))
+    ended = ended_with(chain, ClassSpan(4, 1), ClassSpan(8, 3))
     assert parts(queue, small, ended) == [([7, 6, 5, 4], 3), ([3, 2, 1, 0], 1)]
     assert parts(queue, large[2:], ended) == [([13, 12], 3)]
     assert parts(queue, [*small[:4], *large], ended)[-1] == ([3, 2, 1, 0], 3), "not the end of its chain"
@@ -244,7 +244,7 @@ def test_classes_apply_to_one_free_even_if_it_fails() -> None:
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        queue.placing(ended_with([b"x"], Run(1, 3)), fail, blocks[:1])
+        queue.placing(ended_with([b"x"], ClassSpan(1, 3)), fail, blocks[:1])
     pool.free_blocks(blocks[1:])
     assert ids(queue.get_all_free_blocks()[-2:]) == ids(blocks)
     assert queue._newest[3] is not None and queue._newest[0] is not None

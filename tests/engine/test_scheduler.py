@@ -13,15 +13,15 @@ from vllm.v1.request import RequestStatus
 from benchmarks.bare_scheduler import BLOCK, Engine, conversations, oracle
 from benchmarks.processes import RedisServer
 from benchmarks.told import CONTINUES, OVER
-from eviction_client import grouping
 from eviction_client.background import AtOnce
+from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
 from eviction_client.engines.vllm.metrics import values_of
-from eviction_client.engines.vllm.queue import LearnedFreeQueue
 from eviction_client.engines.vllm.requests import hints_of, session_of
-from eviction_client.hints import Hints
-from eviction_client.messages import Prediction
-from eviction_client.reuse import first_class
-from eviction_client.value_queue import DONE, GOES_ON, RETAINED
+from eviction_client.policy import grouping
+from eviction_client.policy.free_queue import DONE, HINTED, PREEMPTED
+from eviction_client.policy.hints import Hints
+from eviction_client.policy.reuse_monitor import first_class
+from eviction_client.transport.messages import Prediction
 from lpc.model.curve import KNOTS
 from lpc.wire.session import name_of
 from tests.engine.pools import give_hash
@@ -130,7 +130,7 @@ def test_the_guard_enables_the_value_if_it_hits_more(asynchronous: bool) -> None
     assert guarded.cached > 1.03 * stock.cached
 
 
-def test_the_blocks_of_a_finished_request_get_the_classes_of_its_stretches(asynchronous: bool) -> None:
+def test_the_blocks_of_a_finished_request_get_the_classes_of_its_gap_spans(asynchronous: bool) -> None:
     engine = Engine(100, asynchronous=asynchronous, background=AtOnce)
     predicted(engine, 3)
     finish(engine, "a", range(6, 6 + 3 * BLOCK))
@@ -174,7 +174,7 @@ def test_a_hint_retains_blocks_only_if_the_operator_enables_hints(
     engine = Engine(100, hints_share=0.1 if hints else 0.0)
     finish(engine, "a", arguments=arguments)
     kept = classes_of(engine)
-    assert set(kept.values()) == {RETAINED if hints and seconds else 0}
+    assert set(kept.values()) == {HINTED if hints and seconds else 0}
     finish(engine, "b", range(106, 146))
     ordered = [block.block_id for block in engine.pool.free_block_queue.get_all_free_blocks()]
     assert (set(ordered[-2:]) == set(kept)) == bool(hints and seconds)
@@ -203,7 +203,7 @@ def test_vllms_own_kv_hints_retain_like_our_hint(kind: str, version: str, payloa
     request.kv_hints = kv_hints.KvHintsEnvelope("1.0", "m", [kv_hints.KvHintAction("1", kind, version, payload)])
     while engine.scheduler.has_unfinished_requests():
         engine.step()
-    assert (RETAINED in classes_of(engine).values()) == retained
+    assert (HINTED in classes_of(engine).values()) == retained
     assert engine.scheduler.lpc.plugin.failures == 0
 
 
@@ -217,7 +217,7 @@ def test_the_kv_hints_of_the_reference_page_are_valid_and_retain() -> None:
     assert hints_of(request) == Hints(retain_s=90.0)
     while engine.scheduler.has_unfinished_requests():
         engine.step()
-    assert RETAINED in classes_of(engine).values()
+    assert HINTED in classes_of(engine).values()
 
 
 def test_field_and_argument_name_one_conversation_and_salts_separate_tenants() -> None:
@@ -250,7 +250,7 @@ def test_many_hints_retain_no_more_than_their_share_of_the_cache(window: int | N
             engine.step()
 
     def retained() -> set[int]:
-        return {block for block, number in classes_of(engine).items() if number == RETAINED}
+        return {block for block, number in classes_of(engine).items() if number == HINTED}
 
     before, plugin = retained(), engine.scheduler.lpc.plugin
     assert 0 < len(before) <= plugin.retained.held <= 20
@@ -272,7 +272,7 @@ def test_a_preempted_requests_blocks_go_last_and_are_not_pinned(guard: bool) -> 
     if not guard:
         queue.set_tables([[0.1 / (1.0 + age) for age in KNOTS]] * (engine.scheduler.lpc.plugin.classes))
     preempted = [block.block_id for block in queue.get_all_free_blocks()[-6:]]
-    assert {classes_of(engine)[block] for block in preempted} == {GOES_ON}
+    assert {classes_of(engine)[block] for block in preempted} == {PREEMPTED}
     engine.now += 3600.0
     blocks = engine.pool.get_new_blocks(2)
     for number, block in enumerate(blocks):
@@ -377,7 +377,7 @@ def test_with_a_background_thread_nothing_fails_and_all_requests_are_learned(asy
     engine.run(made)
     plugin = engine.scheduler.lpc.plugin
     assert plugin.settle() and plugin.failures == 0
-    assert plugin.reuses > 50 and not plugin._stretches
+    assert plugin.reuses > 50 and not plugin._gap_spans
 
 
 def test_an_engine_keeps_a_prefix_that_another_engine_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.tiny_llama import build
 from eviction_client.engines.vllm.scheduler import finder_of
-from eviction_client.offer import NoTokenizer, hash_files
+from eviction_client.transport.tokenizer_upload import NoTokenizer, hash_files
 
 
 def config(source: Path | str, revision: str | None = None, download_dir: Path | None = None) -> SimpleNamespace:

@@ -12,11 +12,11 @@ from vllm.v1.core.sched.request_queue import FCFSRequestQueue, PriorityRequestQu
 from vllm.v1.request import RequestStatus
 
 from benchmarks.bare_scheduler import BLOCK, Engine, Turn, conversations, vllm_config
-from eviction_client.cached_first import AGEING
 from eviction_client.engines.vllm import conformance
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm.waiting import CachedFirstQueue, CachedPrompts
-from eviction_client.prefill import START_SPEED
+from eviction_client.policy.cached_first import AGEING
+from eviction_client.policy.prefill import START_SPEED
 from tests.nightly import LONG
 
 pytestmark = pytest.mark.supports(

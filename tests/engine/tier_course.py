@@ -10,11 +10,11 @@ from typing import Any, Final
 from vllm.v1.kv_offload.base import ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
-from eviction_client.ended import Ended, Run
 from eviction_client.engines.vllm_cpu import MODULE, POLICY
 from eviction_client.engines.vllm_cpu.policy import LearnedCachePolicy, policies_made
-from eviction_client.value_queue import Table
-from eviction_client.value_tier import ValueTier
+from eviction_client.policy.finished_request import ClassSpan, FinishedRequest
+from eviction_client.policy.free_queue import Table
+from eviction_client.policy.tier import Tier
 from lpc.model.curve import KNOTS
 
 FEW: Final = 12
@@ -30,7 +30,7 @@ class Side:
 
     def __init__(self, chunks: int, *, learned: bool, tables: Sequence[Table] | None = None) -> None:
         self.now = 1e9
-        self.tier: ValueTier | None = None
+        self.tier: Tier | None = None
         self._contexts: dict[int, Any] = {}
         if not learned:
             self.manager = CPUOffloadingManager(num_chunks=chunks, cache_policy="lru")
@@ -39,7 +39,7 @@ class Side:
             self.manager = CPUOffloadingManager(num_chunks=chunks, cache_policy=POLICY, cache_policy_module_path=MODULE)
         (policy,) = made
         assert isinstance(policy, LearnedCachePolicy)
-        self.tier = ValueTier(
+        self.tier = Tier(
             "check",
             chunks,
             blocks=chunks,
@@ -62,12 +62,12 @@ class Side:
             self.manager.on_new_request(context)
         return context
 
-    def end(self, request: int, chain: Sequence[bytes], *runs: Run) -> None:
+    def end(self, request: int, chain: Sequence[bytes], *runs: ClassSpan) -> None:
         """End a request, first like the scheduler's hook, then like the connector."""
         context = self.context(request, chain)
         if self.tier is not None:
-            wanted = runs or (Run(len(chain), MIDDLE),)
-            self.tier.ended(Ended(str(request), None, list(chain), len(chain), self.now, 0, wanted))  # type: ignore[arg-type]
+            wanted = runs or (ClassSpan(len(chain), MIDDLE),)
+            self.tier.ended(FinishedRequest(str(request), None, list(chain), len(chain), self.now, 0, wanted))  # type: ignore[arg-type]
         self.manager.on_request_finished(context)
         del self._contexts[request]
 

@@ -18,11 +18,11 @@ from benchmarks import BenchmarkError
 from benchmarks.processes import RedisServer, Sidecar
 from benchmarks.tiny_llama import build
 from eviction_client.plugin import Plugin
-from eviction_client.predictor_client import PredictorClient
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
+from eviction_client.transport.predictor_client import PredictorClient
 from lpc.wire.redis_connection import Connection
 
 SERVED_MODEL: Final = "llama"

@@ -10,8 +10,8 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from eviction_client.predictor_client import PredictorClient
 from eviction_client.settings import ClientSettings
+from eviction_client.transport.predictor_client import PredictorClient
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.access import access_of

@@ -15,7 +15,7 @@ import grpc.aio
 import pytest
 
 from benchmarks.processes import Sidecar
-from eviction_client.predictor_client import CHANNEL_OPTIONS, PredictorClient
+from eviction_client.transport.predictor_client import CHANNEL_OPTIONS, PredictorClient
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.tokenizer_files import MAX_BYTES, NAMES, digest_of

@@ -432,7 +432,7 @@ def test_an_address_that_leads_nowhere_costs_answers_only(address: str) -> None:
 def test_losing_and_finding_the_sidecar_is_one_line_each(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eviction_client.predictor_client.RETRY_S", 0.05)
+    monkeypatch.setattr("eviction_client.transport.predictor_client.RETRY_S", 0.05)
     caplog.set_level("INFO", "eviction_client")
     address = f"127.0.0.1:{free_port()}"
     probes = 0
@@ -449,7 +449,7 @@ def test_losing_and_finding_the_sidecar_is_one_line_each(
 def test_the_interpreter_ends_without_close() -> None:
     with serving(Sidecar()) as address:
         program = (
-            "from eviction_client.predictor_client import PredictorClient\n"
+            "from eviction_client.transport.predictor_client import PredictorClient\n"
             f"client = PredictorClient('{address}'); client.ask('r', token_ids=[1])\n"
             "import time\n"
             "while client.take('r') is None: time.sleep(0.01)\n"

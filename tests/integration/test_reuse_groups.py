@@ -1,10 +1,10 @@
-"""Groups of requests and their curves, from the sidecar's learning to the engine's client, over real gRPC."""
+"""SidecarCurves of requests and their curves, from the sidecar's learning to the engine's client, over real gRPC."""
 
 from collections.abc import Sequence
 
 import pytest
 
-from eviction_client.prior import ReuseCurves
+from eviction_client.transport.sidecar_curves import ReuseCurves
 from lpc.model.curve import EDGES, INTERVALS
 from lpc.v1 import predictor_pb2 as pb
 from tests.integration.test_predictor_client import Sidecar, answer_of, asking, prediction, serving

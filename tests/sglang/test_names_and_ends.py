@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.sglang_cache import Cache
 from benchmarks.told import Told
-from eviction_client.waits import KEPT_REQUESTS
+from eviction_client.observability.waiting_stats import KEPT_REQUESTS
 from tests.reachable import names_in, reached
 from tests.sglang.test_radix_cache import shows, tokens
 

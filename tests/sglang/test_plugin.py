@@ -29,4 +29,8 @@ def test_sglang_loads_only_the_entry_point() -> None:
     assert result.returncode == 0, result.stderr[-2000:]
     ours = result.stdout.split("\n")[-2].split()
     assert "eviction_client.engines.sglang.plugin" in ours
-    assert not {"eviction_client.metrics", "eviction_client.plugin", "eviction_client.engines.sglang.building"} & set(ours)
+    assert not {
+        "eviction_client.observability.metrics",
+        "eviction_client.plugin",
+        "eviction_client.engines.sglang.building",
+    } & set(ours)

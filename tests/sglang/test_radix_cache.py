@@ -11,14 +11,14 @@ from sglang.srt.mem_cache.radix_cache import RadixCache
 
 from benchmarks.sglang_cache import BACKENDS, Cache
 from benchmarks.told import Told
-from eviction_client import grouping
 from eviction_client.background import AtOnce
 from eviction_client.engines.sglang.building import build
-from eviction_client.messages import Prediction
 from eviction_client.plugin import MOST_FAILURES, Plugin
 from eviction_client.plugin_metrics import values_of_plugin
-from eviction_client.reuse import KINDS, first_class
+from eviction_client.policy import grouping
+from eviction_client.policy.reuse_monitor import KINDS, first_class
 from eviction_client.settings import ClientSettings
+from eviction_client.transport.messages import Prediction
 from lpc.model.curve import KNOTS
 from lpc.wire import bugs
 from tests.sglang.workloads import SideBySide
@@ -51,7 +51,7 @@ class Clock(list[float]):
         return self[0]
 
 
-class Groups(Told):
+class GroupsByToken(Told):
     """Answers with the group given for a request's id, otherwise with 1."""
 
     def __init__(self, groups: dict[str, int]) -> None:
@@ -136,7 +136,7 @@ def test_with_one_falling_value_the_hits_equal_those_of_lru(seed: int, clock: Cl
 @shows("the leaf with the lowest value at its present age goes first")
 def test_a_class_whose_value_rises_goes_first_while_young_and_last_when_it_is_old(clock: Clock) -> None:
     for waited, first_out in ((10.0, 0), (200.0, 1)):
-        cache = Cache(310, predictor=Groups({"1": 2, "2": 3, "3": 3}), clock=clock)
+        cache = Cache(310, predictor=GroupsByToken({"1": 2, "2": 3, "3": 3}), clock=clock)
         values(cache, RISING, LEVEL, HIGH)
         for i in range(2):
             cache.serve(str(i), tokens(i))
@@ -166,7 +166,7 @@ def test_of_sessions_that_return_in_turn_some_stay(clock: Clock) -> None:
 
 @shows("a change of rule moves nothing: the order is at once that of the other rule")
 def test_a_change_of_rule_applies_to_all_nodes_at_once(clock: Clock) -> None:
-    cache = Cache(550, predictor=Groups({"0": 2}), clock=clock)
+    cache = Cache(550, predictor=GroupsByToken({"0": 2}), clock=clock)
     values(cache, LOW, FALLING)
     for i in range(5):
         clock[0] += 1
@@ -197,7 +197,7 @@ def test_the_priority_of_requests_does_not_change(clock: Clock) -> None:
 
 
 def test_nodes_in_use_are_never_evicted(clock: Clock) -> None:
-    cache = Cache(330, predictor=Groups({"0": 2, "0 again": 2}), clock=clock)
+    cache = Cache(330, predictor=GroupsByToken({"0": 2, "0 again": 2}), clock=clock)
     values(cache, FALLING, LOW)
     cache.serve("0", tokens(0))
     running = cache.arrive("0 again", [*tokens(0), 5, 6])
@@ -258,7 +258,7 @@ def test_the_operators_file_releases_prefixes_of_waiting_requests(clock: Clock, 
 
 @shows("a later turn of a conversation gives its history another class, a lower one too")
 def test_a_later_turn_replaces_the_class_of_the_history(clock: Clock) -> None:
-    cache = Cache(400, predictor=Groups({"last": 2}), clock=clock)
+    cache = Cache(400, predictor=GroupsByToken({"last": 2}), clock=clock)
     values(cache, FALLING, LOW)
     cache.serve("first", tokens(0, 128), reply=[7])
     clock[0] += 10

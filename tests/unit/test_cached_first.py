@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eviction_client.cached_first import AGEING, ESTIMATES, CachedFirst
+from eviction_client.policy.cached_first import AGEING, ESTIMATES, CachedFirst
 
 R = TypeVar("R", bound=Hashable)
 

@@ -160,8 +160,7 @@ PARTS: dict[str, tuple[Json, Json]] = {
         {"input": [user("go"), {"type": "reasoning", "summary": [], "encrypted_content": n}, user(LONG)]} for n in "ab"
     ),
     "Langfuse's reference to an image": tuple(
-        {"messages": [user([{"type": "text", "text": f"@@@langfuseMedia:type=image/png|id={n}|source=bytes@@@"}])]}
-        for n in "ab"
+        {"messages": [user([{"type": "text", "text": f"@langfuseMedia:type=image/png|id={n}|source=bytes@"}])]} for n in "ab"
     ),
     "Bedrock image": tuple({"messages": [user([{"image": {"source": {"bytes": n}}}, {"text": LONG}])]} for n in "ab"),
     "Bedrock tool use": tuple(

@@ -24,7 +24,7 @@ def test_every_public_name_is_there_and_is_what_its_home_defines() -> None:
 
 def test_a_process_that_only_orders_blocks_loads_neither_grpc_nor_redis_nor_settings() -> None:
     probe = (
-        "import sys; from eviction_client import Block, ValueQueue, values\n"
+        "import sys; from eviction_client import Block, FreeQueue, values\n"
         "print(*({'grpc', 'redis', 'pydantic', 'prometheus_client'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout.strip() == ""

@@ -1,7 +1,7 @@
 """Which conversation a finished request belongs to."""
 
-from eviction_client.conversations import Conversations
 from eviction_client.stores import BlockHash
+from eviction_client.stores.conversations import Conversations
 
 
 def chain(*numbers: int) -> list[BlockHash]:

@@ -7,8 +7,8 @@ import shlex
 
 from google.protobuf import json_format
 
-from eviction_client.score import REMEMBERED_S
 from eviction_client.settings import ClientSettings
+from eviction_client.stores.retain_until import REMEMBERED_S
 from lpc.v1 import predictor_pb2 as pb
 from lpc_apps.gateway.settings import GatewaySettings
 from lpc_apps.lmcache.settings import LMCacheSettings

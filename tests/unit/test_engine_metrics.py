@@ -7,7 +7,7 @@ from pathlib import Path
 PROGRAM = """
 import multiprocessing, subprocess, sys
 from prometheus_client import generate_latest
-from eviction_client.metrics import EngineMetrics, register
+from eviction_client.observability.metrics import EngineMetrics, register
 
 def engine():
     register()  # as vLLM does in each of its processes

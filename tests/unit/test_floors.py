@@ -22,8 +22,12 @@ PLANTED = [
         "lpc_apps.training is not allowed to import predictor_service",
     ),
     ("predictor_service/constants.py", "import eviction_client", "predictor_service is not allowed to import eviction_client"),
-    ("eviction_client/score.py", "import predictor_service", "eviction_client is not allowed to import predictor_service"),
-    ("eviction_client/score.py", "import numpy", "eviction_client is not allowed to import numpy"),
+    (
+        "eviction_client/stores/retain_until.py",
+        "import predictor_service",
+        "eviction_client is not allowed to import predictor_service",
+    ),
+    ("eviction_client/stores/retain_until.py", "import numpy", "eviction_client is not allowed to import numpy"),
     ("lpc/model/features.py", "import grpc", "lpc.model is not allowed to import grpc"),
     ("lpc/responses/__init__.py", "import lpc.cache", "lpc.responses is not allowed to import lpc.cache"),
     (

@@ -2,9 +2,9 @@
 
 from itertools import pairwise
 
-from eviction_client.ghost import Freed, GhostCache, Ghosts
-from eviction_client.queue import Block
-from eviction_client.value_queue import ValueQueue
+from eviction_client.policy.free_list import Block
+from eviction_client.policy.free_queue import FreeQueue
+from eviction_client.policy.ghosts import Freed, GhostCache, Ghosts
 from lpc.model.curve import EDGES, INTERVALS, interval_of, values
 from tests.clock import Clock
 
@@ -30,7 +30,7 @@ def never() -> list[float]:
 def test_a_ghost_cache_holds_what_the_real_queue_would() -> None:
     clock = Clock(0.0)
     cache: GhostCache[int] = GhostCache(8, 1, value_enabled=False, clock=clock)
-    queue: ValueQueue[Block] = ValueQueue(Block(-1), Block(-1), 1, clock=clock)
+    queue: FreeQueue[Block] = FreeQueue(Block(-1), Block(-1), 1, clock=clock)
     for start in range(0, 40, 4):
         clock.now += 1.0
         cache.use([Freed(range(start, start + 4), 0)])

@@ -2,27 +2,27 @@
 
 import pytest
 
-from eviction_client.grouping import COUNTED, GROUPS, NEW_TOKENS, ReplyEnds, group_of
-from eviction_client.reuse import REPLY_ENDS, Stretch
+from eviction_client.policy.grouping import COUNTED, GROUPS, NEW_TOKENS, ReplyEnds, group_of
+from eviction_client.policy.reuse_monitor import REPLY_ENDS, GapSpan
 
 
 @pytest.mark.parametrize(
-    ("stretches", "group"),
+    ("gap_spans", "group"),
     [
         ([], 0),
-        ([Stretch(1000, 2)], 0),
-        ([Stretch(63, 0)], 0),
-        ([Stretch(64, 0)], 1),
-        ([Stretch(256, 0)], 2),
-        ([Stretch(1024, 0)], 3),
-        ([Stretch(1024, 2), Stretch(1087, 0)], 0),
-        ([Stretch(10, 1), Stretch(1024, 2), Stretch(1088, 0)], 1),
-        ([Stretch(1024, 0), Stretch(1025, 3)], 0),
+        ([GapSpan(1000, 2)], 0),
+        ([GapSpan(63, 0)], 0),
+        ([GapSpan(64, 0)], 1),
+        ([GapSpan(256, 0)], 2),
+        ([GapSpan(1024, 0)], 3),
+        ([GapSpan(1024, 2), GapSpan(1087, 0)], 0),
+        ([GapSpan(10, 1), GapSpan(1024, 2), GapSpan(1088, 0)], 1),
+        ([GapSpan(1024, 0), GapSpan(1025, 3)], 0),
     ],
 )
-def test_what_is_new_at_the_end_of_a_prompt_makes_the_group(stretches: list[Stretch], group: int) -> None:
+def test_what_is_new_at_the_end_of_a_prompt_makes_the_group(gap_spans: list[GapSpan], group: int) -> None:
     assert NEW_TOKENS == (1024, 4096, 16384)
-    assert group_of(stretches, 16) == group < GROUPS
+    assert group_of(gap_spans, 16) == group < GROUPS
 
 
 def test_the_frequent_ends_of_replies_get_numbers_and_keep_them() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eviction_client.hints import MOST_UNRECORDED, NO_HINTS, Hints, Owners
+from eviction_client.policy.hints import MOST_UNRECORDED, NO_HINTS, Hints, Owners
 from eviction_client.stores import BlockHash
 
 

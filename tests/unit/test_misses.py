@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks.told import Told
 from eviction_client.background import AtOnce
-from eviction_client.ghost import sampled
-from eviction_client.misses import SOURCES
+from eviction_client.observability.misses import SOURCES
 from eviction_client.plugin import Plugin
+from eviction_client.policy.ghosts import sampled
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore
 from eviction_client.tenants import MOST_TENANTS, OTHERS, digest_of

@@ -5,7 +5,7 @@ import hashlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eviction_client.hints import NO_HINTS, Hints
+from eviction_client.policy.hints import NO_HINTS, Hints
 from eviction_client.tenants import digest_of
 from lpc.wire.session import WHOLE, hashed, key_of, name_of
 

@@ -8,11 +8,11 @@ import pytest
 
 from benchmarks.told import Told
 from eviction_client import pace
-from eviction_client.hints import NO_HINTS, Hints
-from eviction_client.messages import PACKED_AT_ONCE, Question, encode
 from eviction_client.plugin import Plugin
+from eviction_client.policy.hints import NO_HINTS, Hints
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, MemoryStore
+from eviction_client.transport.messages import PACKED_AT_ONCE, Question, encode
 
 BLOCKS = 20_000
 MOST_HASHED = 12 * pace.PIECE

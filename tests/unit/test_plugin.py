@@ -1,4 +1,4 @@
-"""From a request's admission to the reuse classes of its blocks: stretches, groups, hints, pooling, and what fails."""
+"""From a request's admission to the reuse classes of its blocks: gap spans, groups, hints, pooling, and what fails."""
 
 import hashlib
 import math
@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from eviction_client import grouping
 from eviction_client.background import AtOnce
-from eviction_client.ended import Ended, Run
-from eviction_client.hints import Hints
-from eviction_client.messages import Prediction
-from eviction_client.offer import TokenizerState
 from eviction_client.plugin import REFIT_S, Plugin
-from eviction_client.predictor_client import PredictorCounters
-from eviction_client.prior import ReuseCurves
-from eviction_client.queue import Block
-from eviction_client.reuse import first_class
+from eviction_client.policy import grouping
+from eviction_client.policy.finished_request import ClassSpan, FinishedRequest
+from eviction_client.policy.free_list import Block
+from eviction_client.policy.free_queue import DONE, FreeQueue
+from eviction_client.policy.hints import Hints
+from eviction_client.policy.reuse_monitor import first_class
+from eviction_client.policy.value_guard import ValueGuard
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore
-from eviction_client.value_guard import ValueGuard
-from eviction_client.value_queue import DONE, ValueQueue
+from eviction_client.transport.messages import Prediction
+from eviction_client.transport.predictor_client import PredictorCounters
+from eviction_client.transport.sidecar_curves import ReuseCurves
+from eviction_client.transport.tokenizer_upload import TokenizerState
 from lpc.model.curve import INTERVALS
 from tests.reachable import names_in
 
@@ -76,10 +76,10 @@ class Bench:
         self.plugin.admitted(name, [1, 2, 3], session=None)
         self.plugin.started(name, blocks)
 
-    def finish(self, name: str, blocks: Sequence[BlockHash], *, completed: bool = True, **more: object) -> Ended:
+    def finish(self, name: str, blocks: Sequence[BlockHash], *, completed: bool = True, **more: object) -> FinishedRequest:
         return self.plugin.finished(name, completed=completed, blocks=blocks, prompt_blocks=len(blocks), **more)  # type: ignore[arg-type]
 
-    def serve(self, name: str, blocks: Sequence[BlockHash], group: int | None = None, **more: object) -> list[Run]:
+    def serve(self, name: str, blocks: Sequence[BlockHash], group: int | None = None, **more: object) -> list[ClassSpan]:
         """Serve a request that takes no time; return its runs."""
         if group is not None:
             self.answers.groups[name] = group
@@ -107,16 +107,16 @@ def bench() -> Iterator[Bench]:
 
 def test_a_chain_falls_into_runs_by_the_gap_since_each_block_was_used(bench: Bench) -> None:
     system, history = chain("system", 0, 2), chain("history", 0, 3)
-    assert bench.serve("a", [*system, *history]) == [Run(5, 0)]
+    assert bench.serve("a", [*system, *history]) == [ClassSpan(5, 0)]
     bench.now += 98.0
     bench.serve("b", [*system, *chain("other", 0, 1)])
     bench.now += 2.0
-    assert bench.serve("c", [*system, *history, *chain("new", 0, 1)]) == [Run(2, 1), Run(5, 3), Run(6, 0)]
+    assert bench.serve("c", [*system, *history, *chain("new", 0, 1)]) == [ClassSpan(2, 1), ClassSpan(5, 3), ClassSpan(6, 0)]
 
 
 def test_the_group_of_a_prediction_chooses_among_the_classes_of_a_gap(bench: Bench) -> None:
-    assert bench.serve("a", chain("a", 0, 2), group=3) == [Run(2, first_class(OWN + 3))]
-    assert bench.serve("b", chain("b", 0, 2), group=0) == [Run(2, 0)]
+    assert bench.serve("a", chain("a", 0, 2), group=3) == [ClassSpan(2, first_class(OWN + 3))]
+    assert bench.serve("b", chain("b", 0, 2), group=0) == [ClassSpan(2, 0)]
     assert bench.plugin.ended == {"prediction": 2, "unanswered": 0, "aborted": 0}
 
 
@@ -125,12 +125,12 @@ def test_without_a_prediction_that_counts_the_group_is_0(bench: Bench, completed
     if not completed:
         bench.answers.groups["a"] = 5
     bench.admit("a", chain("a", 0, 2))
-    assert bench.finish("a", chain("a", 0, 2), completed=completed).runs == [Run(2, 0)]
+    assert bench.finish("a", chain("a", 0, 2), completed=completed).runs == [ClassSpan(2, 0)]
     assert bench.plugin.ended["unanswered" if completed else "aborted"] == 1
 
 
 def test_the_value_orders_once_enough_was_used_again_and_the_queue_follows(bench: Bench) -> None:
-    queue: ValueQueue[Block] = ValueQueue(Block(-1), Block(-1), bench.plugin.classes, clock=bench.plugin.now)
+    queue: FreeQueue[Block] = FreeQueue(Block(-1), Block(-1), bench.plugin.classes, clock=bench.plugin.now)
     bench.plugin.follow(queue)
     assert queue.tables is None
     bench.loop(40, 6, every_s=2.0)
@@ -151,7 +151,7 @@ def test_the_guard_enables_the_value_where_it_hits_more() -> None:
 
 def test_hints_are_ignored_and_counted_unless_the_operator_enables_them(bench: Bench) -> None:
     bench.serve("r", chain("r", 0, 2), hints=Hints(retain_s=200))
-    assert bench.serve("s", chain("s", 0, 2), hints=Hints(done=True)) == [Run(2, 0)]
+    assert bench.serve("s", chain("s", 0, 2), hints=Hints(done=True)) == [ClassSpan(2, 0)]
     assert bench.plugin.hinted == {"retain": 0, "done": 0, "off": 2}
 
 
@@ -161,10 +161,10 @@ def test_of_a_request_that_is_done_only_its_own_blocks_go_first() -> None:
     bench.serve("a", [*shared, *chain("a", 0, 1)])
     bench.now += 5.0
     done = Hints(done=True)
-    assert bench.serve("b", [*shared, *chain("b", 0, 3)], hints=done) == [Run(2, 1), Run(5, DONE)]
-    assert bench.serve("c", chain("c", 0, 3), hints=done) == [Run(3, DONE)]
+    assert bench.serve("b", [*shared, *chain("b", 0, 3)], hints=done) == [ClassSpan(2, 1), ClassSpan(5, DONE)]
+    assert bench.serve("c", chain("c", 0, 3), hints=done) == [ClassSpan(3, DONE)]
     bench.now += 5.0
-    assert bench.serve("d", shared, hints=done) == [Run(2, 1)]
+    assert bench.serve("d", shared, hints=done) == [ClassSpan(2, 1)]
     assert bench.plugin.hinted["done"] == 3
 
 
@@ -226,10 +226,10 @@ def value_bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 @pytest.mark.parametrize(
     "part",
     [
-        "eviction_client.reuse.ReuseMonitor.admitted",
-        "eviction_client.reuse.ReuseMonitor.finished",
-        "eviction_client.ghost.Ghosts.observe",
-        "eviction_client.reuse.ReuseMonitor.fitting",
+        "eviction_client.policy.reuse_monitor.ReuseMonitor.admitted",
+        "eviction_client.policy.reuse_monitor.ReuseMonitor.finished",
+        "eviction_client.policy.ghosts.Ghosts.observe",
+        "eviction_client.policy.reuse_monitor.ReuseMonitor.fitting",
     ],
 )
 def test_after_a_failure_of_the_background_the_order_is_lru(
@@ -252,7 +252,7 @@ def test_the_value_comes_back_only_with_new_evidence_and_never_after_three_failu
     bench = value_bench(monkeypatch)
     for failures in (1, 2, 3):
         with monkeypatch.context() as broken:
-            broken.setattr("eviction_client.ghost.Ghosts.observe", fail)
+            broken.setattr("eviction_client.policy.ghosts.Ghosts.observe", fail)
             bench.serve(f"failing {failures}", chain("f", failures, 1))
         with monkeypatch.context() as shows_nothing:
             shows_nothing.setattr(ValueGuard, "observe", lambda guard, *_: guard.value_enabled)
@@ -277,14 +277,14 @@ def test_what_is_kept_of_requests_is_bounded_whatever_is_dropped(monkeypatch: py
     bench = Bench(MemoryStore())
     for number in range(200):
         bench.admit(f"never ends {number}", chain("n", number, 2))
-    assert len(bench.plugin._stretches) == 50
+    assert len(bench.plugin._gap_spans) == 50
 
 
 def test_a_prompt_that_was_computed_in_part_leaves_what_was_computed(bench: Bench) -> None:
     bench.serve("a", chain("a", 0, 4))
     bench.now += 5.0
     bench.admit("b", [*chain("a", 0, 4), *chain("b", 0, 4)])
-    assert bench.finish("b", chain("a", 0, 4)[:3], completed=False).runs == [Run(3, 1)]
+    assert bench.finish("b", chain("a", 0, 4)[:3], completed=False).runs == [ClassSpan(3, 1)]
     assert bench.finish("never computed", [], completed=False).runs == []
 
 
@@ -312,7 +312,7 @@ def test_what_cannot_be_a_key_is_counted_and_ignored(key: float) -> None:
     bench = pooled_bench(MemoryStore())
     blocks = chain("a", 0, 2)
     bench.plugin._pooled[blocks[-1]] = key
-    assert bench.serve("a", blocks) == [Run(2, 0)]
+    assert bench.serve("a", blocks) == [ClassSpan(2, 0)]
     assert bench.plugin.implausible == 1
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from eviction_client.prior import KEPT_S, MOST_GROUPS, BadCurves, Groups, ReuseCurves, curves_of
+from eviction_client.transport.sidecar_curves import KEPT_S, MOST_GROUPS, BadCurves, ReuseCurves, SidecarCurves, curves_of
 from lpc.model.curve import EDGES, INTERVALS
 from lpc.v1 import predictor_pb2 as pb
 from tests.clock import Clock
@@ -48,7 +48,7 @@ def test_what_is_not_curves_of_groups_is_refused(bad: pb.ReuseCurves) -> None:
 
 
 def test_a_sidecars_groups_keep_their_numbers_even_before_their_curves_come() -> None:
-    groups = Groups(Clock())
+    groups = SidecarCurves(Clock())
     first = message((1, flat(0.1)), epoch="A")
     numbers = [groups.number(answer(7, group, first if group == 0 else None)) for group in (0, 1, 2, MOST_GROUPS)]
     assert numbers == [0, 1, 2, 0]
@@ -58,7 +58,7 @@ def test_a_sidecars_groups_keep_their_numbers_even_before_their_curves_come() ->
 
 
 def test_another_sidecars_group_is_the_one_whose_curve_is_nearest() -> None:
-    groups = Groups(Clock())
+    groups = SidecarCurves(Clock())
     groups.number(answer(1, 1, message((1, flat(0.0)), (2, flat(0.01)), (3, flat(0.3)), epoch="A")))
     groups.number(answer(2, 1, message((1, flat(0.25)), (2, flat(0.0)), epoch="B")))
     assert groups.curves is not None and groups.curves.epoch == "A"
@@ -69,7 +69,7 @@ def test_another_sidecars_group_is_the_one_whose_curve_is_nearest() -> None:
 
 def test_another_epoch_takes_over_when_only_its_sidecars_have_answered_for_a_while() -> None:
     clock = Clock()
-    groups = Groups(clock)
+    groups = SidecarCurves(clock)
     groups.number(answer(1, 1, message((1, flat(0.3)), (2, flat(0.0)), epoch="A")))
     clock.now += 10 * KEPT_S  # nobody asks
     assert groups.number(answer(2, 1, message((1, flat(0.01)), epoch="B"))) == 2

@@ -12,7 +12,7 @@ EXAMPLES = (ROOT / "docs/how-to/use-from-python.md").read_text()
 
 
 def test_the_engine_example_runs() -> None:
-    examples = [block for block in re.findall(r"```python\n(.*?)```", EXAMPLES, re.DOTALL) if "ValueQueue" in block]
+    examples = [block for block in re.findall(r"```python\n(.*?)```", EXAMPLES, re.DOTALL) if "FreeQueue" in block]
     assert len(examples) == 1
     exec(compile(examples[0], "use-from-python.md", "exec"), {})
 

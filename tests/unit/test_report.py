@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from eviction_client.misses import SOURCES
+from eviction_client.observability.misses import SOURCES
 from lpc.wire.addresses import without_secrets
 from lpc_apps.commands import pages
 from lpc_apps.commands.cli import app

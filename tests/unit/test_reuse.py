@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from eviction_client.reuse import KINDS, MIN_REUSES, ReuseMonitor, Stretch, first_class
+from eviction_client.policy.reuse_monitor import KINDS, MIN_REUSES, GapSpan, ReuseMonitor, first_class
 from lpc.model.curve import HORIZON_S, INTERVALS, value_at
 
 
@@ -13,20 +13,20 @@ def monitor_of(groups: int = 1) -> ReuseMonitor:
     return ReuseMonitor(groups, remembered=100_000)
 
 
-def ask(monitor: ReuseMonitor, prompt: list[object], now: float, group: int = 0, reply_end: int = 0) -> list[Stretch]:
+def ask(monitor: ReuseMonitor, prompt: list[object], now: float, group: int = 0, reply_end: int = 0) -> list[GapSpan]:
     """Run a request that ends as it arrives."""
-    stretches = monitor.admitted(prompt, now)
-    monitor.finished(prompt, stretches, first_class(group, reply_end), now)
-    return stretches
+    gap_spans = monitor.admitted(prompt, now)
+    monitor.finished(prompt, gap_spans, first_class(group, reply_end), now)
+    return gap_spans
 
 
-def test_a_prompt_falls_into_stretches_of_like_gap() -> None:
+def test_a_prompt_falls_into_gap_spans() -> None:
     monitor = monitor_of()
     system, history = ["s0", "s1"], ["h0", "h1", "h2"]
-    assert ask(monitor, [*system, *history], 0.0) == [Stretch(5, 0)]
+    assert ask(monitor, [*system, *history], 0.0) == [GapSpan(5, 0)]
     ask(monitor, [*system, "other"], 98.0)
     # The system prompt was used 2 s ago, the history 100 s ago, the last block never.
-    assert ask(monitor, [*system, *history, "new"], 100.0) == [Stretch(2, 1), Stretch(5, 3), Stretch(6, 0)]
+    assert ask(monitor, [*system, *history, "new"], 100.0) == [GapSpan(2, 1), GapSpan(5, 3), GapSpan(6, 0)]
 
 
 def test_nothing_is_known_before_enough_blocks_were_used_again() -> None:

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.told import Told
-from eviction_client.ended import Ended, Run
 from eviction_client.engines.sglang.chain import BLOCK_TOKENS, TokenChain
 from eviction_client.engines.sglang.order import ValueStrategy, classes_of
 from eviction_client.engines.sglang.versions import find_incompatibility
 from eviction_client.plugin import Plugin
-from eviction_client.reuse import Stretch, first_class
+from eviction_client.policy.finished_request import ClassSpan, FinishedRequest
+from eviction_client.policy.free_queue import DONE
+from eviction_client.policy.reuse_monitor import GapSpan, first_class
 from eviction_client.settings import ClientSettings
-from eviction_client.value_queue import DONE
 from lpc.model.curve import KNOTS, value_at
 
 NOW = 1.8e9
@@ -98,8 +98,8 @@ def test_what_fails_is_told_and_leaves_the_order_of_last_access() -> None:
     assert [type(error) for error in order.errors] == [IndexError]
 
 
-def ended(*runs: tuple[int, int], group: int = 0) -> Ended:
-    return Ended("id", None, (), 0, NOW, first_class(group), [Run(*run) for run in runs])
+def ended(*runs: tuple[int, int], group: int = 0) -> FinishedRequest:
+    return FinishedRequest("id", None, (), 0, NOW, first_class(group), [ClassSpan(*run) for run in runs])
 
 
 def test_a_node_has_the_class_of_its_deepest_whole_block() -> None:
@@ -147,7 +147,7 @@ def test_a_release_without_the_hook_is_refused_with_its_name(tmp_path: Path) -> 
 def test_no_token_is_hashed_in_the_schedulers_thread() -> None:
     """With a background that never runs, and a prompt that was looked at."""
     plugin = Plugin(ClientSettings(), capacity=64, block_tokens=BLOCK_TOKENS, predictor=Told(lambda _: 0.0), background=Never)
-    plugin._stretches["id"] = [Stretch(2, 0), Stretch(5, 1)]
+    plugin._gap_spans["id"] = [GapSpan(2, 0), GapSpan(5, 1)]
     chain = TokenChain(array("q", range(6 * BLOCK_TOKENS)))
     plugin.started("id", chain)
     found = plugin.finished("id", completed=True, blocks=chain, prompt_blocks=5)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eviction_client.engines.tokenizer_files import finder
-from eviction_client.offer import LogOnce, NoTokenizer, Offer, files_in, hash_files
+from eviction_client.transport.tokenizer_upload import LogOnce, NoTokenizer, Offer, files_in, hash_files
 from lpc.v1 import predictor_pb2
 from lpc.wire.tokenizer_files import without_needed
 from predictor_service.requests.loading import TokenizerError, TokenizerLoader

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eviction_client.value_guard import LEAST, ValueGuard
+from eviction_client.policy.value_guard import LEAST, ValueGuard
 
 
 def requests_until(guard: ValueGuard, enabled: bool, *hits: int) -> int:

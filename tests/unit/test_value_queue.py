@@ -9,17 +9,17 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from eviction_client.queue import Block
-from eviction_client.value_queue import DONE, GOES_ON, RENEWED_S, ValueQueue
+from eviction_client.policy.free_list import Block
+from eviction_client.policy.free_queue import DONE, PREEMPTED, RENEWED_S, FreeQueue
 from lpc.model.curve import EDGES, INTERVALS, interval_of, value_at, values
 from tests.clock import Clock
 
 CLASSES = 4
 
 
-def queue_of(clock: Clock, classes: int = CLASSES) -> ValueQueue[Block]:
+def queue_of(clock: Clock, classes: int = CLASSES) -> FreeQueue[Block]:
     """Return an empty queue."""
-    return ValueQueue(Block(-1), Block(-1), classes, clock=clock)
+    return FreeQueue(Block(-1), Block(-1), classes, clock=clock)
 
 
 def decreasing(rate: float) -> list[float]:
@@ -111,7 +111,7 @@ def test_a_request_that_goes_on_goes_last_and_sinks_if_it_never_resumes() -> Non
     queue = queue_of(clock)
     queue.set_tables([decreasing(0.3)] * CLASSES)
     queue.value_enabled = True
-    queue.insert([Block(1)], GOES_ON, clock.now)
+    queue.insert([Block(1)], PREEMPTED, clock.now)
     queue.insert([Block(2)], 0, clock.now)
     assert ids(list(queue.eviction_order())) == [2, 1]
     clock.now += 600.0

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from eviction_client.ended import Ended, Run
-from eviction_client.ghost import Freed, GhostCache, Ghosts
+from eviction_client.policy.finished_request import ClassSpan, FinishedRequest
+from eviction_client.policy.free_queue import DONE
+from eviction_client.policy.ghosts import Freed, GhostCache, Ghosts
+from eviction_client.policy.tier import Tier
 from eviction_client.stores import BlockHash
-from eviction_client.value_queue import DONE
-from eviction_client.value_tier import ValueTier
 from lpc.model.curve import KNOTS
 
 LOW, HIGH = range(2)
@@ -24,7 +24,7 @@ class Bench:
 
     def __init__(self, *, guarded: bool = False, known: bool = True, hints_share: float = 0.0) -> None:
         self.now = 1000.0
-        self.tier = ValueTier(
+        self.tier = Tier(
             *("t", 100),
             blocks=100,
             classes=len(TABLES),
@@ -35,12 +35,12 @@ class Bench:
             clock=lambda: self.now,
         )
 
-    def use(self, blocks: Sequence[BlockHash], *runs: Run, retain_s: float = 0.0, stored: bool = True) -> None:
+    def use(self, blocks: Sequence[BlockHash], *runs: ClassSpan, retain_s: float = 0.0, stored: bool = True) -> None:
         self.now += 1.0
         if stored:
             for block in blocks:
                 self.tier.store(block)
-        self.tier.ended(Ended("r", None, blocks, len(blocks), self.now, 0, runs, retain_s))
+        self.tier.ended(FinishedRequest("r", None, blocks, len(blocks), self.now, 0, runs, retain_s))
         self.tier.used("r", blocks[::-1])
 
     def order(self) -> list[str]:
@@ -49,16 +49,16 @@ class Bench:
 
 def test_the_parts_of_a_chain_leave_by_their_values_the_deepest_first() -> None:
     bench = Bench()
-    bench.use(chain("a", 4), Run(2, HIGH), Run(4, LOW))
-    bench.use(chain("b", 1), Run(1, LOW))
+    bench.use(chain("a", 4), ClassSpan(2, HIGH), ClassSpan(4, LOW))
+    bench.use(chain("b", 1), ClassSpan(1, LOW))
     assert bench.order() == ["a3", "a2", "b0", "a1", "a0"]
 
 
 @pytest.mark.parametrize(("guarded", "known"), [(True, True), (False, False)])
 def test_while_lru_is_in_force_or_nothing_is_known_the_tiers_own_order_stays(guarded: bool, known: bool) -> None:
     bench = Bench(guarded=guarded, known=known)
-    bench.use(chain("a", 2), Run(2, HIGH))
-    bench.use(chain("b", 2), Run(2, LOW))
+    bench.use(chain("a", 2), ClassSpan(2, HIGH))
+    bench.use(chain("b", 2), ClassSpan(2, LOW))
     assert not bench.tier.decides and bench.order() == ["a1", "a0", "b1", "b0"]
 
 
@@ -66,15 +66,15 @@ def test_what_a_running_request_has_stored_goes_last() -> None:
     bench = Bench()
     for block in chain("running", 2):
         bench.tier.store(block)
-    bench.use(chain("a", 1), Run(1, HIGH))
+    bench.use(chain("a", 1), ClassSpan(1, HIGH))
     assert bench.order() == ["a0", "running1", "running0"] and len(bench.tier) == 3
 
 
 def test_hints_decide_under_either_rule_until_their_chunks_are_gone() -> None:
     bench = Bench(guarded=True, hints_share=0.02)
-    bench.use(chain("kept", 2), Run(2, LOW), retain_s=60.0)
-    bench.use(chain("too many", 2), Run(2, LOW), retain_s=60.0)
-    bench.use(chain("done", 1), Run(1, DONE))
+    bench.use(chain("kept", 2), ClassSpan(2, LOW), retain_s=60.0)
+    bench.use(chain("too many", 2), ClassSpan(2, LOW), retain_s=60.0)
+    bench.use(chain("done", 1), ClassSpan(1, DONE))
     assert bench.tier.decides
     assert bench.order() == ["done0", "too many1", "too many0", "kept1", "kept0"]
     bench.tier.evicted([BlockHash(name.encode()) for name in ("done0", "kept0", "kept1")], by="value")
@@ -86,7 +86,7 @@ def test_what_a_waiting_request_will_load_goes_last_and_then_next() -> None:
     bench.tier.wanted = False
     bench.tier.step()
     for name in "abc":
-        bench.use(chain(name, 2), Run(2, LOW))
+        bench.use(chain(name, 2), ClassSpan(2, LOW))
     assert not bench.tier.decides
     bench.tier.wait("first", chain("a", 2))
     bench.tier.wait("second", [*chain("b", 1), *chain("not here", 1)])

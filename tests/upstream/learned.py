@@ -14,12 +14,12 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from eviction_client.background import AtOnce
-from eviction_client.ended import Ended
+from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
 from eviction_client.engines.vllm.hooks import Hooks
-from eviction_client.engines.vllm.queue import LearnedFreeQueue
 from eviction_client.plugin import Plugin
-from eviction_client.predictor import Predictor
+from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.settings import ClientSettings
+from eviction_client.transport.predictor import Predictor
 
 NO_REQUEST = object()
 
@@ -36,8 +36,8 @@ class LearnedQueue(LearnedFreeQueue):
     clock: ClassVar[Callable[[], float]]
     predictor: ClassVar[Predictor]
     plugin: Plugin
-    ended: Callable[[Request], Ended | None]
-    freeing: dict[int, Ended | None]
+    ended: Callable[[Request], FinishedRequest | None]
+    freeing: dict[int, FinishedRequest | None]
 
     @classmethod
     def create(cls, blocks: list[KVCacheBlock], vllm_config: Any, kv_cache_config: Any, hash_block_size: int) -> "LearnedQueue":

@@ -9,12 +9,12 @@ from eviction_client.engines.fallback import stay_stock
 from eviction_client.engines.sglang.chain import BLOCK_TOKENS
 from eviction_client.engines.sglang.versions import TESTED, find_incompatibility, installed, unsuitable
 from eviction_client.engines.tokenizer_files import finder
-from eviction_client.metrics import EngineMetrics
+from eviction_client.observability.metrics import EngineMetrics
 from eviction_client.plugin import Plugin
 from eviction_client.plugin_metrics import values_of_plugin
-from eviction_client.predictor import Predictor
-from eviction_client.predictor_client import PredictorClient
 from eviction_client.settings import ClientSettings
+from eviction_client.transport.predictor import Predictor
+from eviction_client.transport.predictor_client import PredictorClient
 from lpc.errors import LpcError
 from lpc.wire.variables import unknown_variables
 

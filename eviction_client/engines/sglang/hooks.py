@@ -21,9 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakSet
 
-from eviction_client.ended import Ended
 from eviction_client.engines.sglang.chain import BLOCK_TOKENS, TokenChain
-from eviction_client.engines.sglang.keep import Keep
 from eviction_client.engines.sglang.order import ValueStrategy, classes_of
 from eviction_client.engines.sglang.requests import (
     arguments_of,
@@ -36,9 +34,11 @@ from eviction_client.engines.sglang.requests import (
     space_of,
     tenant_of,
 )
-from eviction_client.hints import Hints, Retained
+from eviction_client.engines.sglang.waiting_prefixes import WaitingPrefixes
 from eviction_client.plugin import Plugin
-from eviction_client.value_queue import GOES_ON
+from eviction_client.policy.finished_request import FinishedRequest
+from eviction_client.policy.free_queue import PREEMPTED
+from eviction_client.policy.hints import Hints, Retained
 
 
 class Hooks:
@@ -60,7 +60,7 @@ class Hooks:
         self._core = cache.tree_core
         self._protected_size: Callable[[], int] = self._core.full_protected_size
         self._asked: WeakSet[Any] = WeakSet()
-        self._keep = Keep(self._dropped) if adopt and plugin.settings.keep_waiting else None
+        self._keep = WaitingPrefixes(self._dropped) if adopt and plugin.settings.keep_waiting else None
         self._started: WeakSet[Any] = WeakSet()
         self._waiting: set[str] = set()
         """Ids of the requests that count as waiting."""
@@ -129,7 +129,7 @@ class Hooks:
     def checkpoint_into_tree(self, req: Any, *, up_to: int, **others: Any) -> None:
         """``UnifiedRadixCache.checkpoint_into_tree``; the nodes of a finished request then get their classes."""
         started = time.perf_counter()
-        ended: Ended | None = None
+        ended: FinishedRequest | None = None
         try:
             self._step()
             if req not in self._started:
@@ -161,7 +161,7 @@ class Hooks:
                     self.plugin.finished(id_of(req), completed=False, blocks=(), prompt_blocks=0)
                 elif self.order is not None:
                     nodes = self._path_of(req.last_node)
-                    self.order.used(nodes, [GOES_ON] * len(nodes), self.plugin.now())
+                    self.order.used(nodes, [PREEMPTED] * len(nodes), self.plugin.now())
             except Exception as error:
                 self.plugin.failed(error)
         self._stock_release(req, checkpointed=checkpointed)
@@ -187,7 +187,7 @@ class Hooks:
         if self._keep is not None:
             self._keep.enabled = not self.plugin.lru_forced
 
-    def _ended(self, req: Any, up_to: int) -> Ended:
+    def _ended(self, req: Any, up_to: int) -> FinishedRequest:
         """Pass the end of a request to the plug-in."""
         blocks = _chain_of(req, up_to)
         self.plugin.in_use(self._protected_size() // BLOCK_TOKENS)
@@ -213,7 +213,7 @@ class Hooks:
             node = node.parent
         return path[::-1]
 
-    def _place(self, path: Sequence[Any], ended: Ended) -> None:
+    def _place(self, path: Sequence[Any], ended: FinishedRequest) -> None:
         """Give the nodes of a finished request their reuse classes, or retain them as its hint says."""
         assert self.order is not None
         retained, until = self.plugin.retained, 0.0

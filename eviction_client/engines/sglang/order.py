@@ -15,17 +15,17 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from eviction_client.ended import Ended, Run
 from eviction_client.engines.sglang.chain import BLOCK_TOKENS
-from eviction_client.engines.sglang.keep import Keep
-from eviction_client.value_queue import DONE, GOES_ON, SOON, Table
+from eviction_client.engines.sglang.waiting_prefixes import WaitingPrefixes
+from eviction_client.policy.finished_request import ClassSpan, FinishedRequest
+from eviction_client.policy.free_queue import DONE, PREEMPTED, SOON, Table
 from lpc.model.curve import value_at
 
 FIRST: Final = -1
 """Rank of nodes that a hint has marked as done. Other nodes have rank 0."""
 LAST: Final = 1
 """Rank of nodes that a hint retains."""
-KEPT: Final = 2
+NEEDED_BY_WAITING: Final = 2
 """Rank of nodes that a waiting request will hit."""
 
 
@@ -33,7 +33,7 @@ class Place:
     """The data for a node's priority.
 
     Attributes:
-        reuse_class: of :class:`eviction_client.plugin.Plugin`, or ``DONE`` or ``GOES_ON``.
+        reuse_class: of :class:`eviction_client.plugin.Plugin`, or ``DONE`` or ``PREEMPTED``.
         used: end of the last request that used the node, seconds.
         until: end of a hint's retention, seconds; 0 without one.
     """
@@ -60,7 +60,7 @@ class ValueStrategy:
         now: time of the eviction, seconds, the same for all nodes.
     """
 
-    def __init__(self, failed: Callable[[Exception], None], keep: Keep | None = None) -> None:
+    def __init__(self, failed: Callable[[Exception], None], keep: WaitingPrefixes | None = None) -> None:
         self._keep = keep
         self.value_enabled = False
         self.now = 0.0
@@ -80,11 +80,11 @@ class ValueStrategy:
         """Return a node's rank, and within it the retention value at its current age or the time of its last access."""
         try:
             if self._keep is not None and (first := self._keep.first(node)) is not None:
-                return KEPT, -first
+                return NEEDED_BY_WAITING, -first
             now = self.now
             place = getattr(node, "lpc", None)
             if place is None:
-                place = node.lpc = Place(GOES_ON, now)
+                place = node.lpc = Place(PREEMPTED, now)
             if place.until:
                 if place.until > now:
                     return LAST, node.last_access_time
@@ -92,7 +92,7 @@ class ValueStrategy:
             if place.reuse_class == DONE:
                 return FIRST, node.last_access_time
             if self.value_enabled and self._tables is not None:
-                table = SOON if place.reuse_class == GOES_ON else self._tables[place.reuse_class]
+                table = SOON if place.reuse_class == PREEMPTED else self._tables[place.reuse_class]
                 return 0, value_at(table, max(now - place.used, 0.0))
         except Exception as error:
             self._failed(error)
@@ -105,14 +105,14 @@ class ValueStrategy:
             node.lpc = Place(reuse_class, now, 0.0 if reuse_class == DONE else until)
 
 
-def classes_of(ended: Ended, tokens: Sequence[int]) -> list[int]:
+def classes_of(ended: FinishedRequest, tokens: Sequence[int]) -> list[int]:
     """Return the reuse classes of the nodes on a request's path. ``tokens``: of each node.
 
     A node has the class of the deepest block that ends in it or before it. A block that extends beyond the node may be private
     to a conversation although the node is shared, so it must not make the node ``DONE``.
     """
     ends = [run.end for run in ended.runs]
-    new = Run(0, ended.first_class)
+    new = ClassSpan(0, ended.first_class)
     classes, depth = [], 0
     for count in tokens:
         depth += count

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 
-from eviction_client.engines.vllm.queue import LearnedFreeQueue
+from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
 from eviction_client.engines.vllm.waiting import CachedFirstQueue, CachedPrompts
 
 WRAPPED: Final = {

@@ -8,7 +8,7 @@
   request's classes to ``block_pool.free_blocks``, now :meth:`Hooks.free_blocks`;
 - the scheduler's ``add_request`` calls :meth:`Hooks.admitted` once vLLM has taken the request, ``schedule`` calls
   :meth:`Hooks.step` first if anything is due, and :meth:`Hooks.started` last if a request waited; ``shutdown`` closes the
-  plug-in last. From its admission to its start a request waits, and what it will hit is kept (:class:`Keep`).
+  plug-in last. From its admission to its start a request waits, and what it will hit is kept (:class:`WaitingPrefixes`).
 
 All of them are attributes of these very objects: their classes, and so every other engine of the process, stay vLLM's own.
 
@@ -28,9 +28,7 @@ from typing import Any, Final
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
-from eviction_client.ended import Ended
-from eviction_client.engines.vllm.keep import Keep
-from eviction_client.engines.vllm.queue import FlooredFreeQueue, FreedLater, LearnedFreeQueue
+from eviction_client.engines.vllm.free_queue import FlooredFreeQueue, FreedLater, LearnedFreeQueue
 from eviction_client.engines.vllm.requests import (
     category_of,
     completed,
@@ -41,9 +39,11 @@ from eviction_client.engines.vllm.requests import (
     tenant_of,
 )
 from eviction_client.engines.vllm.waiting import CachedFirstQueue
+from eviction_client.engines.vllm.waiting_prefixes import WaitingPrefixes
 from eviction_client.engines.vllm_cpu.placing import Tiers
 from eviction_client.plugin import Plugin
-from eviction_client.value_queue import RENEWED_S
+from eviction_client.policy.finished_request import FinishedRequest
+from eviction_client.policy.free_queue import RENEWED_S
 from lpc.wire.session import key_of
 
 STEP_S: Final = 1.04 * RENEWED_S
@@ -95,7 +95,7 @@ class Hooks:
         if adopt:
             # From here on nothing fails: the stock queue has given its blocks away.
             self.queue = self._adopt(pool, scales)
-        self.keep = Keep(plugin, manager, self.queue, self._hash_block_size, self.tiers.policies)
+        self.keep = WaitingPrefixes(plugin, manager, self.queue, self._hash_block_size, self.tiers.policies)
         self._wrap(scheduler)
 
     def _adopt(self, pool: Any, scales: list[int]) -> LearnedFreeQueue:
@@ -224,10 +224,10 @@ class Hooks:
 
     # Neither of these raises.
 
-    def _ended(self, request: Request) -> Ended | None:
+    def _ended(self, request: Request) -> FinishedRequest | None:
         """Note the end of a request; None: it goes on."""
         started = time.perf_counter()
-        ended: Ended | None = None
+        ended: FinishedRequest | None = None
         try:
             if request.is_finished():
                 self.keep.leave(id_of(request))

@@ -1,13 +1,13 @@
 """What the plug-in in vLLM shows of itself in the engine's /metrics."""
 
+from eviction_client.engines.vllm.free_queue import FlooredFreeQueue
 from eviction_client.engines.vllm.hooks import Hooks
-from eviction_client.engines.vllm.queue import FlooredFreeQueue
-from eviction_client.metrics import Values
+from eviction_client.observability.metrics import Values
 from eviction_client.plugin_metrics import values_of_plugin
 
 
 def values_of(hooks: Hooks) -> Values:
-    """Return what :class:`eviction_client.metrics.EngineMetrics` shows. From any thread."""
+    """Return what :class:`eviction_client.observability.metrics.EngineMetrics` shows. From any thread."""
     values = values_of_plugin(hooks.plugin)
     waiting = hooks.cached_first
     values["lpc_cached_first", ""] = float(waiting is not None and waiting.cached_first)

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from vllm.v1.request import Request, RequestStatus
 
-from eviction_client.hints import NO_HINTS, Hints
+from eviction_client.policy.hints import NO_HINTS, Hints
 from eviction_client.tenants import digest_of
 from lpc.wire.session import key_of, name_of
 

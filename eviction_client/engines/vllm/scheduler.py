@@ -19,13 +19,13 @@ from eviction_client.engines.tokenizer_files import finder
 from eviction_client.engines.vllm import TESTED
 from eviction_client.engines.vllm_cpu import placing
 from eviction_client.errors import EngineUnsupported
-from eviction_client.metrics import EngineMetrics
-from eviction_client.offer import FindFiles
+from eviction_client.observability.metrics import EngineMetrics
 from eviction_client.plugin import Plugin
-from eviction_client.predictor import Predictor
-from eviction_client.predictor_client import PredictorClient
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockStore, open_store
+from eviction_client.transport.predictor import Predictor
+from eviction_client.transport.predictor_client import PredictorClient
+from eviction_client.transport.tokenizer_upload import FindFiles
 from lpc.errors import LpcError
 from lpc.wire.variables import unknown_variables
 

@@ -1,8 +1,8 @@
 """vLLM's waiting queue, cached first.
 
 The queue is vLLM's deque, in vLLM's order. Only the choice of the next request differs: :meth:`peek_request` returns the first
-request in the order of :mod:`eviction_client.cached_first`, and :meth:`pop_request` removes it. Requests that vLLM prepends
-because they have started (preempted, resumed) precede all others, in vLLM's order. Requests that vLLM skips in a step
+request in the order of :mod:`eviction_client.policy.cached_first`, and :meth:`pop_request` removes it. Requests that vLLM
+prepends because they have started (preempted, resumed) precede all others, in vLLM's order. Requests that vLLM skips in a step
 (structured output, LoRA limits, transfers) return to their positions. vLLM's other queues are not changed.
 
 Nothing here raises into the scheduler. After a failure the queue is first come, first served. No request is lost, because
@@ -19,9 +19,9 @@ from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import Request
 
-from eviction_client.cached_first import CachedFirst, Place
 from eviction_client.plugin import Plugin
-from eviction_client.prefill import PrefillSpeed, cached_prefix
+from eviction_client.policy.cached_first import CachedFirst, Place
+from eviction_client.policy.prefill import PrefillSpeed, cached_prefix
 
 
 class CachedPrompts:

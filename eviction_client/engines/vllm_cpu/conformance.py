@@ -12,7 +12,7 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from eviction_client.engines.vllm_cpu import MODULE, POLICY
 from eviction_client.engines.vllm_cpu.policy import policies_made
-from eviction_client.value_tier import ValueTier
+from eviction_client.policy.tier import Tier
 from lpc.model.curve import KNOTS
 
 CHUNKS: Final = 4
@@ -42,7 +42,7 @@ def _evictions(policy: dict[str, str]) -> list[str | None]:
     tables = [[1.0 / (1.0 + age) for age in KNOTS]]
     shape: dict[str, Any] = {"blocks": CHUNKS, "classes": 1, "prompts_only": True, "guarded": False}
     for ours in made:
-        tier = ValueTier("check", CHUNKS, **shape, tables=lambda: tables, clock=count(10**9).__next__)
+        tier = Tier("check", CHUNKS, **shape, tables=lambda: tables, clock=count(10**9).__next__)
         tier.step()
         ours.link(tier, _fail)
 

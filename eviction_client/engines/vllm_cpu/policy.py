@@ -1,7 +1,7 @@
 """Policy for vLLM's CPU offload tier: the ``eviction_policy`` of an ``OffloadingConnector``.
 
 It wraps vLLM's own LRU policy, which gets every call, owns the data, and evicts, unless the tier's order
-(:class:`eviction_client.value_tier.ValueTier`) differs: then that order chooses, and the LRU policy removes the chosen chunks.
+(:class:`eviction_client.policy.tier.Tier`) differs: then that order chooses, and the LRU policy removes the chosen chunks.
 So the tier evicts exactly like vLLM's LRU until curves are known, while the guard enables LRU, in a release with another LRU,
 and after any failure here. Methods that a release adds go to its own policy.
 
@@ -21,7 +21,7 @@ from vllm.v1.kv_offload.base import OffloadKey, ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus, order_request_keys
 from vllm.v1.kv_offload.cpu.policies.lru import LRUCachePolicy
 
-from eviction_client.value_tier import ValueTier
+from eviction_client.policy.tier import Tier
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
     def __init__(self, cache_capacity: int) -> None:
         super().__init__(cache_capacity)
         self.lru: Any = LRUCachePolicy(cache_capacity)
-        self._tier: ValueTier | None = None
+        self._tier: Tier | None = None
         self._failed: Callable[[Exception], None] | None = None
         self._groups: Sequence[tuple[int, int]] = ()
         self._alone = _made is None
@@ -63,7 +63,7 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
             if not name.startswith("_") and callable(method := getattr(self.lru, name)) and name not in _OURS:
                 setattr(self, name, method)
 
-    def link(self, tier: ValueTier, failed: Callable[[Exception], None], groups: Sequence[tuple[int, int]] = ()) -> None:
+    def link(self, tier: Tier, failed: Callable[[Exception], None], groups: Sequence[tuple[int, int]] = ()) -> None:
         """Order by this tier from now on.
 
         Args:
@@ -73,7 +73,7 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
         self._tier, self._failed, self._groups = tier, failed, groups
 
     @property
-    def tier(self) -> ValueTier | None:
+    def tier(self) -> Tier | None:
         """The tier that orders; None: the policy is LRU."""
         return self._tier
 
@@ -181,9 +181,7 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
         if self._tier is not None:
             self._try(self._tier.clear)
 
-    def _choose(
-        self, tier: ValueTier, n: int, protected: Collection[OffloadKey]
-    ) -> list[tuple[OffloadKey, ChunkStatus]] | None:
+    def _choose(self, tier: Tier, n: int, protected: Collection[OffloadKey]) -> list[tuple[OffloadKey, ChunkStatus]] | None:
         get = self.lru.get
         # An unknown key raises: a bug of ours.
         keys = tier.choose(n, lambda key: key not in protected and get(key).ref_cnt == 0)

@@ -33,7 +33,7 @@ _LONG: Final = 64
 _BINARY: Final = re.compile(r"[A-Za-z0-9+/_-]{4096}")
 """Encoded bytes inside a part of an unknown kind: a template does not render them as text."""
 _CAPITAL: Final = re.compile(r"(?<=[a-z])([A-Z])")
-_STORED: Final = re.compile(r"@@@langfuseMedia:type=([^|@]*)\|id=([^|@]*)\|[^@]*@@@")
+_STORED: Final = re.compile(r"@langfuseMedia:type=([^|@]*)\|id=([^|@]*)\|[^@]*@")
 """Langfuse's reference to a medium, which it stores apart under an id made of the content's hash."""
 
 
@@ -242,7 +242,7 @@ def _digest(text: str) -> str:
 
 def _text(text: str) -> Iterator[Part]:
     text = unicode(text)
-    if "@@@langfuseMedia:" not in text:
+    if "@langfuseMedia:" not in text:
         if text:
             yield Part("text", text)
         return

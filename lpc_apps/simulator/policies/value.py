@@ -7,8 +7,8 @@ from the first request on.
 from collections.abc import Sequence
 from typing import Any, Final
 
-from eviction_client.ghost import Ghosts
-from eviction_client.value_queue import ValueQueue
+from eviction_client.policy.free_queue import FreeQueue
+from eviction_client.policy.ghosts import Ghosts
 from lpc_apps.simulator.blocks import EDGE, Piece
 from lpc_apps.simulator.policy import Policy, PolicySettings, register
 from lpc_apps.simulator.reuse_classes import ReuseClasses, SidecarClasses
@@ -21,7 +21,7 @@ class Reuse(Policy[Piece]):
 
     name = "reuse"
     rule = "the lowest retention value at the block's age, or least recently used while that hits more; no sidecar"
-    source = "this project: eviction_client.reuse, eviction_client.value_queue; Gittins 1979"
+    source = "this project: eviction_client.policy.reuse_monitor, eviction_client.policy.free_queue; Gittins 1979"
     piece_type = Piece
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
@@ -29,7 +29,7 @@ class Reuse(Policy[Piece]):
         self._now = 0.0
         self.reuse: Final = self._classes()
         self.ghosts: Ghosts[int] = Ghosts(capacity, self.reuse.classes, every_block, clock=self._clock)
-        self.queue: ValueQueue[Piece] = ValueQueue(Piece(EDGE, 0, 0), Piece(EDGE, 0, 0), self.reuse.classes, clock=self._clock)
+        self.queue: FreeQueue[Piece] = FreeQueue(Piece(EDGE, 0, 0), Piece(EDGE, 0, 0), self.reuse.classes, clock=self._clock)
         self.queue.value_enabled = not settings.guard
 
     def _classes(self) -> ReuseClasses:
@@ -59,7 +59,7 @@ class Reuse(Policy[Piece]):
             self.ghosts.served(turn)
 
     def free(self, pieces: Sequence[Piece], turn: Turn, now: float) -> None:
-        """Insert each stretch of blocks into its class."""
+        """Insert each gap span of blocks into its class."""
         self._now = now
         at, parts = 0, []
         for start, _, number in reversed(self.reuse.runs):

@@ -55,7 +55,7 @@ MEAN_CALLS: Final = 24.0
 VERSIONS: Final = 5
 TOOL_PROMPT: Final = 4_000
 COMMON: Final = 2_000
-GOES_ON: Final = 0.8
+PREEMPTED: Final = 0.8
 BURST: Final = 5.0
 COMPACT_AT: Final = 28_000
 COMPACTED: Final = 4_000
@@ -105,7 +105,7 @@ def _session(timeline: Timeline, at: float, prompt: Prefix) -> None:
             category = reply_end
             context += reply
             at = end + pause
-        if random.random() >= GOES_ON:
+        if random.random() >= PREEMPTED:
             return
 
 

@@ -25,7 +25,24 @@ Floats = NDArray[np.float64]
 Gaps = Callable[[int], Floats]
 """Draws this number of gaps between turns, seconds."""
 
-GOES_ON: Final = (0.693, 0.778, 0.810, 0.823, 0.838, 0.849, 0.860, 0.867, 0.890, 0.893, 0.897, 0.900, 0.903, 0.906, 0.91, 0.92)
+PREEMPTED: Final = (
+    0.693,
+    0.778,
+    0.810,
+    0.823,
+    0.838,
+    0.849,
+    0.860,
+    0.867,
+    0.890,
+    0.893,
+    0.897,
+    0.900,
+    0.903,
+    0.906,
+    0.91,
+    0.92,
+)
 """Share of conversations that continue after turn 1, 2, ...; the last one holds for all further turns."""
 
 FIRST_PROMPT: Final = (5, 9, 11, 13, 15, 17, 19, 21, 24, 27, 31, 37, 44, 53, 68, 91, 123, 182, 302, 627, 3172)
@@ -60,7 +77,7 @@ def tokens_at(quantiles: tuple[int, ...], z: Floats) -> NDArray[np.int64]:
     return lengths.round().astype(np.int64)
 
 
-def draw_lengths(random: np.random.Generator, goes_on: tuple[float, ...] = GOES_ON) -> tuple[list[int], list[int]]:
+def draw_lengths(random: np.random.Generator, goes_on: tuple[float, ...] = PREEMPTED) -> tuple[list[int], list[int]]:
     """Return the tokens of each prompt and each reply of a conversation.
 
     Args:
@@ -127,7 +144,7 @@ def converse(
     gaps: Gaps,
     system: Prefix,
     *,
-    goes_on: tuple[float, ...] = GOES_ON,
+    goes_on: tuple[float, ...] = PREEMPTED,
 ) -> None:
     """Add conversations of ShareGPT's lengths that start in [start, end), one per ``every`` seconds on average.
 

@@ -28,7 +28,7 @@ DOCUMENTS: Final = 1_000
 SYSTEM_PROMPT: Final = 512
 ZIPF: Final = 0.8
 HOT_S: Final = 150.0
-GOES_ON: Final = 0.55
+PREEMPTED: Final = 0.55
 MAX_QUESTIONS: Final = 6
 UNLINKED: Final = 1 / 3
 
@@ -47,14 +47,14 @@ def read_documents(timeline: Timeline, start: float, end: float, system: Prefix,
     """Add about ``questions`` requests about ``number`` documents that become hot in [start, end)."""
     random = timeline.random
     popularity = np.arange(1, number + 1) ** -ZIPF
-    mean_questions = (1 - GOES_ON**MAX_QUESTIONS) / (1 - GOES_ON)
+    mean_questions = (1 - PREEMPTED**MAX_QUESTIONS) / (1 - PREEMPTED)
     readers = np.maximum(popularity / popularity.sum() * (questions / mean_questions), 1)
     for expected in readers:
         tokens = SYSTEM_PROMPT + int(np.clip(lognormal(random, 4_500, 0.6, 1)[0], 1_000, 16_000))
         document = timeline.text(system, SYSTEM_PROMPT)
         bursts = start + (end - start) * random.random(random.integers(1, 3))
         for _ in range(max(int(random.poisson(expected)), 1)):
-            turns = min(int(random.geometric(1 - GOES_ON)), MAX_QUESTIONS)
+            turns = min(int(random.geometric(1 - PREEMPTED)), MAX_QUESTIONS)
             timeline.converse(
                 float(random.choice(bursts) + random.exponential(HOT_S)),
                 tokens_at(LATER_PROMPT, random.standard_normal(turns)).tolist(),

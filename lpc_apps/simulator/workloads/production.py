@@ -19,7 +19,7 @@ CONVERSATION_EVERY_S: Final = 1.1
 """Mean of a Poisson process. The trace has one every 0.44 s."""
 FIRST_GOES_ON: Final = ((1_000, 0.0), (4_000, 0.45), (12_000, 0.34), (1_000_000, 0.25))
 """(tokens, share): share of the conversations that continue after a first prompt of fewer tokens."""
-GOES_ON: Final = (0.54, 0.63, 0.68, 0.70, 0.75, 0.80, 0.85)
+PREEMPTED: Final = (0.54, 0.63, 0.68, 0.70, 0.75, 0.80, 0.85)
 """After turn 2, 3, ...; the last one holds for all further turns."""
 PASTED: Final = 1_000
 PASTED_GOES_ON: Final = 0.1
@@ -55,7 +55,7 @@ def production(seed: int = 0, *, requests: int = REQUESTS) -> Workload:
 def _goes_on(turn: int, prompt: int) -> float:
     if turn == 1:
         return next(share for tokens, share in FIRST_GOES_ON if prompt < tokens)
-    return PASTED_GOES_ON if prompt >= PASTED else GOES_ON[min(turn - 2, len(GOES_ON) - 1)]
+    return PASTED_GOES_ON if prompt >= PASTED else PREEMPTED[min(turn - 2, len(PREEMPTED) - 1)]
 
 
 def _draw(random: np.random.Generator, tokens: tuple[int, ...]) -> int:

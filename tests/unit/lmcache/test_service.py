@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from eviction_client import Prediction
-from eviction_client.reuse import KINDS
-from eviction_client.value_queue import Table
+from eviction_client.policy.free_queue import Table
+from eviction_client.policy.reuse_monitor import KINDS
 from lpc.model.curve import INTERVALS, value_at, values
 from lpc_apps.lmcache.classes import CLASSES
 from lpc_apps.lmcache.events import Location

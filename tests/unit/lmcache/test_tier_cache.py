@@ -1,7 +1,7 @@
 import pytest
 
 from eviction_client import BlockHash
-from eviction_client.ghost import Freed
+from eviction_client.policy.ghosts import Freed
 from lpc.model.curve import KNOTS
 from lpc_apps.lmcache.tier_cache import TierCache
 from lpc_apps.lmcache.tree import Chunk, Resident

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from eviction_client.cached_first import AGEING
+from eviction_client.policy.cached_first import AGEING
 from lpc_apps.simulator.cache import BlockCache
 from lpc_apps.simulator.engine import Result, simulate
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings

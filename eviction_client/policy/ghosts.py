@@ -1,8 +1,9 @@
 """Two ghost caches with the real cache's traffic, one under each rule, and the guard's decision between the rules.
 
 A ghost cache holds block hashes without content. Both hold a sample of the blocks, chosen by hash, and the same share of the
-capacity, so that the hit rate estimates that of a full cache. They use the real queue (:mod:`eviction_client.value_queue`) with
-the same reuse classes and tables. Requests take no time in them, so all blocks are always free.
+capacity, so that the hit rate estimates that of a full cache. They use the real queue
+(:mod:`eviction_client.policy.free_queue`) with the same reuse classes and tables. Requests take no time in
+them, so all blocks are always free.
 """
 
 import time
@@ -10,9 +11,9 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from eviction_client.pace import PIECE, in_pieces, pause
-from eviction_client.queue import Block
-from eviction_client.value_guard import ValueGuard
-from eviction_client.value_queue import Table, ValueQueue
+from eviction_client.policy.free_list import Block
+from eviction_client.policy.free_queue import FreeQueue, Table
+from eviction_client.policy.value_guard import ValueGuard
 
 H = TypeVar("H", bound=Hashable)
 
@@ -63,7 +64,7 @@ class GhostCache(Generic[H]):
     def __init__(self, room: int, classes: int, *, value_enabled: bool, clock: Callable[[], float]) -> None:
         self.room = room
         self._clock = clock
-        self.queue: ValueQueue[GhostBlock[H]] = ValueQueue(GhostBlock(-1), GhostBlock(-1), classes, clock=clock)
+        self.queue: FreeQueue[GhostBlock[H]] = FreeQueue(GhostBlock(-1), GhostBlock(-1), classes, clock=clock)
         self.queue.value_enabled = value_enabled
         self._blocks: dict[H | None, GhostBlock[H]] = {}
         self._numbers = 0

@@ -10,7 +10,7 @@ WARM: Final = 0.5
 
 
 @dataclass(slots=True)
-class Waits:
+class WaitStart:
     """The state when a request began to wait.
 
     Attributes:
@@ -29,7 +29,7 @@ class Waits:
         return self.cached >= WARM * self.prompt
 
 
-class Waited:
+class WaitingStats:
     """Counts requests that have waited.
 
     Attributes:
@@ -42,7 +42,7 @@ class Waited:
         self.requests = {"warm": 0, "cold": 0, "evicted": 0, "behind_cold": 0}
         self.lost_tokens = 0
 
-    def served(self, waits: Waits, cached: int) -> None:
+    def served(self, waits: WaitStart, cached: int) -> None:
         """Count a request that is served with ``cached`` tokens of its prompt cached."""
         if not waits.warm:
             self.requests["cold"] += 1

@@ -12,11 +12,11 @@ Invariants:
 
 Four classes exist in addition to the reuse classes, under either rule:
  - ``DONE``: evicted before all other blocks with content. No later use is expected.
- - ``GOES_ON``: blocks of preempted requests, which resume within seconds. Otherwise they age.
- - ``RETAINED``: evicted after these, until their time is over (:meth:`ValueQueue.expire`).
- - ``KEPT``: evicted last, blocks that waiting requests will hit (:meth:`ValueQueue.wait`). The blocks of the latest request go
-   first, the deepest first. A block enters this class when the eviction order reaches it, so other blocks cost nothing. It is
-   evicted next when no request waits for it any more.
+ - ``PREEMPTED``: blocks of preempted requests, which resume within seconds. Otherwise they age.
+ - ``HINTED``: evicted after these, until their time is over (:meth:`FreeQueue.expire`).
+ - ``NEEDED_BY_WAITING``: evicted last, blocks that waiting requests will hit (:meth:`FreeQueue.wait`). The blocks of the latest
+   request go first, the deepest first. A block enters this class when the eviction order reaches it, so other blocks cost
+   nothing. It is evicted next when no request waits for it any more.
 
 Eviction: a value that first rises and then falls with age has its minimum over a class at the oldest or the newest run, so only
 these two are compared, over all classes. A fitted curve may have several peaks. A run between the two ends may then be worth
@@ -25,7 +25,7 @@ could reach any more. (The classes' values, fitted one by one, may be in another
 where LRU hits 23.5: 21.8 without this rule, 22.6 with it; elsewhere 0 to 0.2 more.) LRU is the same comparison with the order
 of the frees in place of the value, so a change of rule moves no block.
 
-Values change slowly. They are calculated for one instant, which :meth:`ValueQueue.renew` advances; between renewals only the
+Values change slowly. They are calculated for one instant, which :meth:`FreeQueue.renew` advances; between renewals only the
 classes whose ends have changed are recalculated. Cost with C classes: ``insert`` of n blocks O(n), ``remove`` O(1),
 ``popleft_n`` O(n) and O(log C) per evicted run, ``renew`` O(C), ``wait`` and ``served`` O(blocks of the request).
 """
@@ -38,16 +38,16 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import groupby, repeat
 from typing import Any, Final
 
-from eviction_client.queue import B, FreeList
+from eviction_client.policy.free_list import B, FreeList
 from lpc.model.curve import KNOTS, value_at
 
 RENEWED_S: Final = 0.25
 """Seconds until calculated values are renewed."""
 
-KEPT: Final = -4
-GOES_ON: Final = -3
+NEEDED_BY_WAITING: Final = -4
+PREEMPTED: Final = -3
 DONE: Final = -2
-RETAINED: Final = -1
+HINTED: Final = -1
 _EXTRA: Final = 4
 _PRICED_BLOCKS: Final = 1000.0
 """Evicted blocks over which the price is averaged."""
@@ -78,10 +78,10 @@ _BLOCK: Final = 2
 Table = Sequence[float]
 """A class's retention value at `lpc.model.curve.KNOTS`."""
 SOON: Final[Table] = tuple(10.0 / (1.0 + age) for age in KNOTS)
-"""Value of ``GOES_ON``: above that of any class not used every second."""
+"""Value of ``PREEMPTED``: above that of any class not used every second."""
 
 
-_FIXED: Final = {DONE: -math.inf, RETAINED: sys.float_info.max, KEPT: math.inf}
+_FIXED: Final = {DONE: -math.inf, HINTED: sys.float_info.max, NEEDED_BY_WAITING: math.inf}
 """Values of classes without an age."""
 
 
@@ -95,7 +95,7 @@ class Waiter:
         self.run: Run | None = None
 
 
-class ValueQueue(FreeList[B]):
+class FreeQueue(FreeList[B]):
     """Free blocks in classes. Not thread-safe; only the scheduler's thread uses it.
 
     Args:
@@ -204,7 +204,7 @@ class ValueQueue(FreeList[B]):
         """
         if not blocks:
             return
-        run = self._begin(blocks[0], RETAINED, self._clock())
+        run = self._begin(blocks[0], HINTED, self._clock())
         self._link(blocks, run[_NEXT][_HEAD])
         heapq.heappush(self._retained, (until, run[_NUMBER], run, reuse_class))
         if len(self._retained) > self._swept_from:
@@ -301,7 +301,7 @@ class ValueQueue(FreeList[B]):
             kept: list[B] = []
             if not self._needed:
                 left = self._pop_from(first, behind, n - got, popped)
-            elif run[_CLASS] == KEPT:
+            elif run[_CLASS] == NEEDED_BY_WAITING:
                 left = self._pop_from(first, behind, n - got, popped)
                 for block in popped[got:]:
                     self._needed.pop(block.block_id, None)
@@ -379,14 +379,14 @@ class ValueQueue(FreeList[B]):
         """Move blocks, deepest first, to the run of the oldest request that needs them; without one they are evicted next."""
         self.num_free_blocks -= len(blocks)
         for waiter, alike in groupby(blocks, self._first_that_needs):
-            stretch = list(alike)
+            alike_blocks = list(alike)
             if waiter is None:
-                run = self._begin(stretch[0], DONE, -math.inf)
+                run = self._begin(alike_blocks[0], DONE, -math.inf)
             elif waiter.run is None or waiter.run[_NEXT] is None:
-                run = waiter.run = self._begin(stretch[0], KEPT, -math.inf)
+                run = waiter.run = self._begin(alike_blocks[0], NEEDED_BY_WAITING, -math.inf)
             else:
                 run = waiter.run
-            self._link(stretch, run[_NEXT][_HEAD])
+            self._link(alike_blocks, run[_NEXT][_HEAD])
 
     def _first_that_needs(self, block: B) -> Waiter | None:
         need = self._needed.get(block.block_id)
@@ -412,7 +412,7 @@ class ValueQueue(FreeList[B]):
         last: dict[Waiter, list[B]] = {}
         ends: list[tuple[float, int, Run, Run, Run]] = []
         for least in self._least:
-            if least is not None and least[2][_CLASS] != KEPT:
+            if least is not None and least[2][_CLASS] != NEEDED_BY_WAITING:
                 value, number, run = least
                 oldest, newest = self._oldest[run[_CLASS]], self._newest[run[_CLASS]]
                 assert oldest is not None and newest is not None
@@ -544,7 +544,7 @@ class ValueQueue(FreeList[B]):
         if oldest is None or newest is None:
             self._least[number] = None
             return
-        if oldest[_CLASS] == KEPT:
+        if oldest[_CLASS] == NEEDED_BY_WAITING:
             runs = (waiter.run for waiter in reversed(self._waiters.values()))
             run = next(run for run in runs if run is not None and run[_NEXT] is not None)
         else:
@@ -563,7 +563,7 @@ class ValueQueue(FreeList[B]):
         """Calculate, store and return a run's present value."""
         reuse_class: int = run[_CLASS]
         value: float
-        if reuse_class >= 0 or reuse_class == GOES_ON:
+        if reuse_class >= 0 or reuse_class == PREEMPTED:
             if self._tables is None or not self._value_enabled:
                 value = run[_NUMBER]
             else:
@@ -593,6 +593,6 @@ class ValueQueue(FreeList[B]):
         if self._newest[number] is run:
             self._newest[number] = previous if previous[_CLASS] == number else None
             self._stale.add(number)
-        if number == KEPT:
+        if number == NEEDED_BY_WAITING:
             self._stale.add(number)
         run[_PREVIOUS] = run[_NEXT] = None  # ended runs must not wait for the cycle collector

@@ -66,7 +66,7 @@ def curves_of(message: predictor_pb2.ReuseCurves) -> ReuseCurves:
     return ReuseCurves(message.epoch, found)
 
 
-class Groups:
+class SidecarCurves:
     """Maps the groups of all sidecars to the epoch in use. Thread-safe; no method blocks.
 
     Args:

@@ -24,11 +24,11 @@ from typing import Any, Final, Literal
 
 import grpc
 
-from eviction_client.messages import Prediction, Question, decode, encode
-from eviction_client.offer import FindFiles, LogOnce, Offer, TokenizerState
 from eviction_client.pace import gives_way
-from eviction_client.prior import BadCurves, Groups, ReuseCurves
 from eviction_client.settings import ClientSettings
+from eviction_client.transport.messages import Prediction, Question, decode, encode
+from eviction_client.transport.sidecar_curves import BadCurves, ReuseCurves, SidecarCurves
+from eviction_client.transport.tokenizer_upload import FindFiles, LogOnce, Offer, TokenizerState
 from lpc.v1 import predictor_pb2, predictor_pb2_grpc
 from lpc.wire.access import Access, access_of, proxy_advice
 from lpc.wire.bugs import log_bug
@@ -196,7 +196,7 @@ class PredictorClient:
         self._clock = clock
         self._log = LogOnce()
         self._offer = None if tokenizer is None else Offer(served_model, tokenizer, self._log)
-        self._groups = Groups(clock)
+        self._groups = SidecarCurves(clock)
 
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)

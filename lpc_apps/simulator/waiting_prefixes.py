@@ -12,14 +12,14 @@ time when it became one of them. Setting a block aside takes O(1).
 import heapq
 from typing import Any
 
-from eviction_client.waits import KEPT_REQUESTS
+from eviction_client.observability.waiting_stats import KEPT_REQUESTS
 from lpc_apps.simulator.blocks import Held, Piece, Waiter
 from lpc_apps.simulator.policy import Chunk, Policy
 from lpc_apps.simulator.segments import Path, Segment
 from lpc_apps.simulator.workload import Turn
 
 
-class Kept:
+class WaitingPrefixes:
     """The blocks of one cache that waiting requests need.
 
     Args:

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
-from eviction_client.ended import Ended
-from eviction_client.floors import FlooredQueue
-from eviction_client.hints import Retained
-from eviction_client.value_queue import DONE, GOES_ON, ValueQueue
+from eviction_client.policy.finished_request import FinishedRequest
+from eviction_client.policy.floors import FlooredQueue
+from eviction_client.policy.free_queue import DONE, PREEMPTED, FreeQueue
+from eviction_client.policy.hints import Retained
 
 GROUP_BYTES: Final = 4
 """vLLM appends the number of the KV-cache group to a block's hash."""
@@ -25,7 +25,7 @@ class FreedLater(list[KVCacheBlock]):
         ended: the finished request; None: it continues.
     """
 
-    def __init__(self, blocks: Iterable[KVCacheBlock], ended: Ended | None) -> None:
+    def __init__(self, blocks: Iterable[KVCacheBlock], ended: FinishedRequest | None) -> None:
         super().__init__(blocks)
         self.ended = ended
 
@@ -33,7 +33,7 @@ class FreedLater(list[KVCacheBlock]):
         return FreedLater(self[::-1], self.ended)
 
 
-class LearnedFreeQueue(ValueQueue[KVCacheBlock], FreeKVCacheBlockQueue):
+class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
     """vLLM's free queue with reuse classes: a drop-in replacement, equal to the stock queue while LRU is in force.
 
     Args:
@@ -55,11 +55,11 @@ class LearnedFreeQueue(ValueQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         self.fake_free_list_tail = self.tail
         self.retained: Retained[KVCacheBlock] = Retained(0) if retained is None else retained
         self._scales = scales
-        self._ended: Ended | None = None
+        self._ended: FinishedRequest | None = None
         self._class = 0
         super().prepend_n(blocks)
 
-    def placing(self, ended: Ended | None, free: Callable[..., None], *arguments: Any) -> None:
+    def placing(self, ended: FinishedRequest | None, free: Callable[..., None], *arguments: Any) -> None:
         """Call vLLM's ``free(*arguments)``, whose blocks belong to a request.
 
         vLLM's frees end in ``append_n(blocks)``, which has no parameter for the request, so it is stored during this call.
@@ -67,7 +67,7 @@ class LearnedFreeQueue(ValueQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         Args:
             ended: the finished request; None: it continues, and its blocks are evicted last.
         """
-        self._ended, self._class = ended, GOES_ON if ended is None else 0
+        self._ended, self._class = ended, PREEMPTED if ended is None else 0
         try:
             free(*arguments)
         finally:
@@ -119,7 +119,7 @@ class LearnedFreeQueue(ValueQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         """Iterate over free blocks in eviction order from the front, because blocks freed since may precede any cursor."""
         return self.eviction_order()
 
-    def _parts(self, blocks: Sequence[KVCacheBlock], ended: Ended) -> Iterator[tuple[Sequence[KVCacheBlock], int]]:
+    def _parts(self, blocks: Sequence[KVCacheBlock], ended: FinishedRequest) -> Iterator[tuple[Sequence[KVCacheBlock], int]]:
         """Split a request's freed blocks, the deepest first, by reuse class.
 
         Shared blocks are the start of a chain, so the freed blocks are its end, and the depth of the first determines the
@@ -135,7 +135,9 @@ class LearnedFreeQueue(ValueQueue[KVCacheBlock], FreeKVCacheBlockQueue):
                 yield from self._in_group(list(part), ended, scale)
 
     @staticmethod
-    def _in_group(blocks: Sequence[KVCacheBlock], ended: Ended, scale: int) -> Iterator[tuple[Sequence[KVCacheBlock], int]]:
+    def _in_group(
+        blocks: Sequence[KVCacheBlock], ended: FinishedRequest, scale: int
+    ) -> Iterator[tuple[Sequence[KVCacheBlock], int]]:
         depth = _depth_of(blocks, ended.blocks, scale)
         if depth is None:
             yield blocks, ended.runs[-1].reuse_class

@@ -1,7 +1,7 @@
 """Eviction order of a cache tier below the engine's pool, for example in CPU memory.
 
 The tier's chunks have the same reuse classes as the pool's blocks, with a queue and a guard of their own. The tier's own LRU
-code stays in place. It evicts while :attr:`ValueTier.decides` is false, because the order here is also LRU, and after any
+code stays in place. It evicts while :attr:`Tier.decides` is false, because the order here is also LRU, and after any
 failure.
 
 The tier stores chunks of requests that still run. Until the request ends, its chunks are evicted last, like a preempted
@@ -17,12 +17,12 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import groupby, islice
 from typing import Any, Final
 
-from eviction_client.ended import Ended
-from eviction_client.ghost import Freed, GhostCache, Ghosts, sampled
-from eviction_client.hints import Retained
-from eviction_client.queue import Block
+from eviction_client.policy.finished_request import FinishedRequest
+from eviction_client.policy.free_list import Block
+from eviction_client.policy.free_queue import DONE, PREEMPTED, FreeQueue, Table
+from eviction_client.policy.ghosts import Freed, GhostCache, Ghosts, sampled
+from eviction_client.policy.hints import Retained
 from eviction_client.stores.base import BlockHash
-from eviction_client.value_queue import DONE, GOES_ON, Table, ValueQueue
 
 Content = Hashable
 """Key of a chunk in the tier's own code."""
@@ -45,7 +45,7 @@ class Chunk(Block):
         self.hinted = False
 
 
-class ValueTier:
+class Tier:
     """Order of one tier's chunks. :meth:`learn`, :meth:`refitted` and :meth:`distrust` are for the background; all other
     methods are for the scheduler's thread.
 
@@ -95,12 +95,12 @@ class ValueTier:
         self._classes = classes
         self.ghosts: Ghosts[BlockHash] = Ghosts(max(blocks, 1), classes, sampled, clock=clock)
         self._numbers = 0
-        self._ended: OrderedDict[Hashable, Ended] = OrderedDict()
+        self._ended: OrderedDict[Hashable, FinishedRequest] = OrderedDict()
         self.clear()
 
     def clear(self) -> None:
         """Forget all chunks."""
-        self._queue: ValueQueue[Chunk] = ValueQueue(Chunk(-1, None), Chunk(-1, None), self._classes, clock=self._clock)
+        self._queue: FreeQueue[Chunk] = FreeQueue(Chunk(-1, None), Chunk(-1, None), self._classes, clock=self._clock)
         self._follow()
         self._chunks: dict[Content, Chunk] = {}
         self._fresh: dict[Content, None] = {}
@@ -132,14 +132,14 @@ class ValueTier:
             self._ended.popitem(last=False)
         return self._queue.step()
 
-    def ended(self, ended: Ended) -> None:
+    def ended(self, ended: FinishedRequest) -> None:
         """Record a finished request. The tier's own code reports its chunks a step later (:meth:`used`)."""
         self._ended[ended.request_id] = ended
         if len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
 
     def wait(self, request_id: Hashable, contents: Iterable[Content]) -> None:
-        """Keep the chunks that a waiting request will load; see :meth:`ValueQueue.wait`."""
+        """Keep the chunks that a waiting request will load; see :meth:`FreeQueue.wait`."""
         self._settle()
         chunks = self._chunks
         self._queue.wait(request_id, [chunks[content].block_id for content in contents if content in chunks])
@@ -163,7 +163,7 @@ class ValueTier:
     def touch(self, contents: Iterable[Content]) -> None:
         """Called when a running request uses chunks: they are evicted last, in the given order."""
         self._settle()
-        self._insert([chunk for content in contents if (chunk := self._take_out(content)) is not None], GOES_ON)
+        self._insert([chunk for content in contents if (chunk := self._take_out(content)) is not None], PREEMPTED)
 
     def used(self, request_id: Hashable, contents: Sequence[Content]) -> None:
         """Called when a request that used these chunks has ended. They get its classes. The first is evicted first."""
@@ -261,7 +261,7 @@ class ValueTier:
         if fresh:
             chunks = [self._new_chunk(content) for content in reversed(fresh)]
             self._chunks.update((chunk.content, chunk) for chunk in chunks)
-            self._insert(chunks, GOES_ON)
+            self._insert(chunks, PREEMPTED)
 
     def _new_chunk(self, content: Content) -> Chunk:
         self._numbers += 1
@@ -284,7 +284,7 @@ class ValueTier:
             chunk.hinted = False
             self._hinted -= 1
 
-    def _parts(self, ended: Ended | None, contents: Sequence[Content]) -> Iterator[tuple[int, Sequence[Content]]]:
+    def _parts(self, ended: FinishedRequest | None, contents: Sequence[Content]) -> Iterator[tuple[int, Sequence[Content]]]:
         """Yield a chain's chunks, the deepest first, split by reuse class."""
         if ended is None or not ended.runs:
             yield 0, contents

@@ -16,7 +16,7 @@ LONGEST_STEP_S: Final = 60.0
 def cached_prefix(cached: Callable[[int], bool], length: int, known: int) -> int:
     """Return how many blocks of a chain are cached from its start: 2 lookups if unchanged, else a binary search.
 
-    Chains lose their end first. For a chain with a hole the result is the end of one of its cached stretches.
+    Chains lose their end first. For a chain with a hole the result is the end of one of its cached gap spans.
 
     Args:
         cached: returns whether the block with this index is in the cache.

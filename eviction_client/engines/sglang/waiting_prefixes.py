@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary, finalize, ref
 
-from eviction_client.waits import KEPT_REQUESTS
+from eviction_client.observability.waiting_stats import KEPT_REQUESTS
 from lpc.wire.session import key_of
 
 
-class Keep:
+class WaitingPrefixes:
     """The waiting requests of one radix cache.
 
     Args:

@@ -14,8 +14,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, Generic
 
-from eviction_client.queue import B
-from eviction_client.value_queue import _HEAD, _NEXT, ValueQueue
+from eviction_client.policy.free_list import B
+from eviction_client.policy.free_queue import _HEAD, _NEXT, FreeQueue
 
 LAPSE_S: Final = 1800.0
 """Seconds without a request after which a tenant's floor lapses: it must not pin memory for good."""
@@ -43,7 +43,7 @@ class Floor(Generic[B]):
         self.aside: OrderedDict[int, B] = OrderedDict()
 
 
-class FlooredQueue(ValueQueue[B]):
+class FlooredQueue(FreeQueue[B]):
     """A queue in which tenants have floors, once :meth:`set_floors` has been called.
 
     Attributes:
@@ -80,7 +80,7 @@ class FlooredQueue(ValueQueue[B]):
                 floor.held -= 1
 
     def step(self) -> bool:
-        """As :meth:`ValueQueue.step`; also let floors of silent tenants lapse."""
+        """As :meth:`FreeQueue.step`; also let floors of silent tenants lapse."""
         now = self._clock()
         for floor in self.floors.values():
             if floor.limit != _NOTHING and now - floor.used > LAPSE_S:

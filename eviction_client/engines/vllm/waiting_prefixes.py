@@ -11,17 +11,17 @@ from typing import Any, Final
 
 from vllm.v1.request import Request
 
-from eviction_client.engines.vllm.queue import LearnedFreeQueue
+from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
 from eviction_client.engines.vllm.requests import id_of
+from eviction_client.observability.waiting_stats import KEPT_REQUESTS, WaitingStats, WaitStart
 from eviction_client.plugin import Plugin
-from eviction_client.waits import KEPT_REQUESTS, Waited, Waits
 
 BLOCKS_PER_STEP: Final = 1024
 """Blocks looked up before one step; the remaining requests are looked up before later steps. vLLM's look-up cannot stop
 half-way, so one request may exceed it: a prompt of 100,000 tokens takes about as long as vLLM's own look-up of it."""
 
 
-class Keep:
+class WaitingPrefixes:
     """The waiting requests of one scheduler.
 
     Args:
@@ -44,8 +44,8 @@ class Keep:
         block_tokens: int,
         policies: Sequence[Any] = (),
     ) -> None:
-        self.waited = Waited()
-        self.counted: dict[str, Waits] = {}
+        self.waited = WaitingStats()
+        self.counted: dict[str, WaitStart] = {}
         self.beyond: dict[str, Request] = {}
         self._plugin = plugin
         self._queue = queue
@@ -114,7 +114,7 @@ class Keep:
             chain = request.block_hashes[: (request.num_tokens - 1) // size]
             chunks = [policy.find(chain, cached // size) for policy in self._policies]
         self._kept = True
-        self.counted[request_id] = Waits(cached, request.num_prompt_tokens, self.waited.requests["cold"])
+        self.counted[request_id] = WaitStart(cached, request.num_prompt_tokens, self.waited.requests["cold"])
         if self._queue is not None:
             self._queue.wait(request_id, blocks)
         for policy, found in zip(self._policies, chunks, strict=True):

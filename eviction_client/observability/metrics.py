@@ -31,7 +31,7 @@ Values = dict[tuple[str, str], float]
 # Name: (kind, help, its own labels with commas between).
 METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     "lpc_predictions": (Counter, "Requests asked of the predictor, and what became of them.", "fate"),
-    "lpc_requests_ended": (Counter, "Ended requests by what their group came from.", "by"),
+    "lpc_requests_ended": (Counter, "FinishedRequest requests by what their group came from.", "by"),
     "lpc_value_enabled": (Gauge, "1 while retention values order the cache, 0 while it is LRU.", ""),
     "lpc_lru_forced": (Gauge, "1 while the operator's file forces the engine's own order.", ""),
     "lpc_reuse_classes": (Gauge, "Reuse classes with a curve of their own.", ""),
@@ -67,7 +67,7 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
         "Prompt tokens behind a place where a conversation's prompt was changed, by tokens before that place, at least.",
         "before",
     ),
-    "lpc_hints": (Counter, "Ended requests with hints by hint; off: LPC_HINTS_SHARE is 0.", "hint"),
+    "lpc_hints": (Counter, "FinishedRequest requests with hints by hint; off: LPC_HINTS_SHARE is 0.", "hint"),
     "lpc_hinted_blocks": (
         Counter,
         "Blocks (SGLang: tokens) that hints asked to retain, in the cache and its tiers; refused: beyond LPC_HINTS_SHARE.",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from eviction_client.stores.base import BlockHash
 
 
-class Run(NamedTuple):
+class ClassSpan(NamedTuple):
     """Consecutive blocks of a chain with one reuse class: from the previous run's end up to, without, depth ``end``."""
 
     end: int
@@ -15,7 +15,7 @@ class Run(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ended:
+class FinishedRequest:
     """A finished request.
 
     Attributes:
@@ -23,7 +23,7 @@ class Ended:
         blocks: hashes of the computed blocks of its chain, from the start.
         prompt_blocks: number of these blocks that its prompt filled.
         at: time of the end, seconds since the epoch.
-        first_class: reuse class of blocks used for the first time; see `eviction_client.reuse.first_class`.
+        first_class: reuse class of blocks used for the first time; see `eviction_client.policy.reuse_monitor.first_class`.
         runs: the reuse classes of its blocks, from the chain's start; empty without blocks.
         retain_s: seconds for which a hint retains all its blocks; 0: no hint.
         prompt_tokens: of its prompt; 0: unknown.
@@ -37,7 +37,7 @@ class Ended:
     prompt_blocks: int
     at: float
     first_class: int
-    runs: Sequence[Run]
+    runs: Sequence[ClassSpan]
     retain_s: float = 0.0
     prompt_tokens: int = 0
     opening: int = 0

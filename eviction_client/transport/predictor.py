@@ -3,14 +3,14 @@
 from collections.abc import Hashable, Sequence
 from typing import Protocol
 
-from eviction_client.messages import Prediction
-from eviction_client.offer import TokenizerState
-from eviction_client.predictor_client import PredictorCounters
-from eviction_client.prior import ReuseCurves
+from eviction_client.transport.messages import Prediction
+from eviction_client.transport.predictor_client import PredictorCounters
+from eviction_client.transport.sidecar_curves import ReuseCurves
+from eviction_client.transport.tokenizer_upload import TokenizerState
 
 
 class Predictor(Protocol):
-    """A part of :class:`eviction_client.predictor_client.PredictorClient`. Never blocks, never raises."""
+    """A part of :class:`eviction_client.transport.predictor_client.PredictorClient`. Never blocks, never raises."""
 
     def ask(self, request_id: Hashable, *, token_ids: Sequence[int], category: str = "", conversation_id: str = "") -> None:
         """Request a prediction."""

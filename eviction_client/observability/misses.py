@@ -12,11 +12,11 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from eviction_client.ended import Ended
-from eviction_client.ghost import Freed, GhostCache, GhostHits, sample_of, sampled
 from eviction_client.pace import PIECE, in_pieces, pause
+from eviction_client.policy.finished_request import FinishedRequest
+from eviction_client.policy.ghosts import Freed, GhostCache, GhostHits, sample_of, sampled
+from eviction_client.policy.reuse_monitor import GAPS, GapSpan
 from eviction_client.recent import Recent
-from eviction_client.reuse import GAPS, Stretch
 from eviction_client.stores.base import BlockHash
 from eviction_client.tenants import MOST_TENANTS, OTHERS
 
@@ -103,7 +103,7 @@ class Misses:
         self._caches: dict[str, GhostCache[BlockHash]] = {
             f"lru_{times}": GhostCache(times * capacity // every, 1, value_enabled=False, clock=clock) for times in TIMES
         }
-        self._arrived: dict[Hashable, list[Stretch]] = {}
+        self._arrived: dict[Hashable, list[GapSpan]] = {}
         self._cached: dict[Hashable, int] = {}
         self._replies: Recent[BlockHash, float] = Recent(REMEMBERED * capacity)
         """Times of reply blocks that no prompt has contained yet."""
@@ -111,23 +111,23 @@ class Misses:
         self._first: OrderedDict[int, BlockHash] = OrderedDict()
         """The last first block by its tokens."""
 
-    def arrived(self, request_id: Hashable, prompt: Sequence[BlockHash], stretches: Iterable[Stretch], at: float) -> None:
+    def arrived(self, request_id: Hashable, prompt: Sequence[BlockHash], gap_spans: Iterable[GapSpan], at: float) -> None:
         """Record what is known of a prompt's blocks.
 
         Args:
-            stretches: of the whole prompt, from the reuse monitor, which does not know replies.
+            gap spans: of the whole prompt, from the reuse monitor, which does not know replies.
             at: seconds since the epoch.
         """
-        pieces: list[Stretch] = []
+        pieces: list[GapSpan] = []
         replies, start = self._replies, 0
-        for end, gap in stretches:
+        for end, gap in gap_spans:
             if gap == _UNKNOWN:
                 while start < end and (made := replies.pop(prompt[start])) is not None:
                     start += 1
                     if not start % PIECE:
                         pause()
-                    pieces.append(Stretch(start, 1 + bisect_right(GAPS, at - made)))
-            pieces.append(Stretch(end, gap))
+                    pieces.append(GapSpan(start, 1 + bisect_right(GAPS, at - made)))
+            pieces.append(GapSpan(end, gap))
             start = end
         self._arrived[request_id] = pieces
 
@@ -143,7 +143,7 @@ class Misses:
 
     def ended(
         self,
-        ended: Ended,
+        ended: FinishedRequest,
         *,
         ghosts: Mapping[str, GhostCache[BlockHash]],
         elsewhere: Mapping[BlockHash, float],
@@ -169,9 +169,9 @@ class Misses:
 
     def _count(
         self,
-        ended: Ended,
+        ended: FinishedRequest,
         prompt: Sequence[BlockHash],
-        pieces: Sequence[Stretch],
+        pieces: Sequence[GapSpan],
         cached: int,
         ghosts: Mapping[str, GhostCache[BlockHash]],
         elsewhere: Mapping[BlockHash, float],
@@ -202,7 +202,9 @@ class Misses:
         if evicted_to > cached:
             self._follow(prompt, cached // size, evicted_to // size, ghosts)
 
-    def _source(self, ended: Ended, prompt: Sequence[BlockHash], depth: int, elsewhere: Mapping[BlockHash, float]) -> str:
+    def _source(
+        self, ended: FinishedRequest, prompt: Sequence[BlockHash], depth: int, elsewhere: Mapping[BlockHash, float]
+    ) -> str:
         """Return why a block is unknown."""
         if prompt[depth] in elsewhere:
             return "other_engine"
@@ -228,7 +230,7 @@ class Misses:
         for name, cache in {**ghosts, **self._caches}.items():
             self.followed[name] += min(max(cache.hits(blocks) - before, 0), within)
 
-    def _remember(self, ended: Ended, prompt: Sequence[BlockHash], in_use: float) -> None:
+    def _remember(self, ended: FinishedRequest, prompt: Sequence[BlockHash], in_use: float) -> None:
         freed = [Freed(sample_of(ended.blocks, self._every, sampled), 0)]
         for times, cache in zip(TIMES, self._caches.values(), strict=True):
             cache.room = max(int(times * self._capacity - in_use) // self._every, 1)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from eviction_client.pace import in_pieces
-from eviction_client.prefill import cached_prefix
+from eviction_client.policy.prefill import cached_prefix
 from eviction_client.recent import parts_for
 from eviction_client.stores.base import BlockHash
 

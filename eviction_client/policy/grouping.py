@@ -1,4 +1,4 @@
-"""Groups of requests without a sidecar: by the new tokens of the prompt and by how the reply ended.
+"""SidecarCurves of requests without a sidecar: by the new tokens of the prompt and by how the reply ended.
 
 The new tokens are the blocks at the end of a prompt whose last use the reuse monitor does not remember. They do not depend on
 the policy: an evicted block is not new. A long new part is a new conversation or a pasted document, a short one is a chat
@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Final
 
-from eviction_client.prior import MOST_GROUPS
-from eviction_client.reuse import REPLY_ENDS, Stretch
+from eviction_client.policy.reuse_monitor import REPLY_ENDS, GapSpan
+from eviction_client.transport.sidecar_curves import MOST_GROUPS
 
 NEW_TOKENS: Final = (1024, 4096, 16384)
 """Bounds of the groups, new tokens."""
@@ -35,12 +35,12 @@ def priors_of(hazards: Mapping[int, Sequence[float]]) -> dict[int, Sequence[floa
     return {predicted(group): curve for group, curve in hazards.items()}
 
 
-def group_of(stretches: Sequence[Stretch], block_tokens: int) -> int:
-    """Return the group, from 0, of a prompt with these stretches of full blocks."""
-    if not stretches or stretches[-1].gap:
+def group_of(gap_spans: Sequence[GapSpan], block_tokens: int) -> int:
+    """Return the group, from 0, of a prompt with these gap spans of full blocks."""
+    if not gap_spans or gap_spans[-1].gap:
         return 0
-    begins = stretches[-2].end if len(stretches) > 1 else 0
-    return bisect_right(NEW_TOKENS, (stretches[-1].end - begins) * block_tokens)
+    begins = gap_spans[-2].end if len(gap_spans) > 1 else 0
+    return bisect_right(NEW_TOKENS, (gap_spans[-1].end - begins) * block_tokens)
 
 
 COUNTED: Final = 100

@@ -2,15 +2,15 @@
 
 A block's reuse class has three parts:
 
-- a group of similar requests, from the sidecar or `eviction_client.grouping`;
+- a group of similar requests, from the sidecar or `eviction_client.policy.grouping`;
 - how the reply ended: a tool call returns in seconds, a user only after reading;
 - the *gap* between the block's last two uses.
 
-The gap splits a prompt into stretches: a system prompt used two seconds ago, the conversation's history used two minutes ago,
+The gap splits a prompt into gap spans: a system prompt used two seconds ago, the conversation's history used two minutes ago,
 and new blocks. It needs no identity, so it also covers repeated prompts without a session: evaluation suites, retries,
 documents, few-shot templates. The monitor remembers it beyond eviction, so that it does not depend on the policy.
 
-The monitor watches the deepest block of each stretch of a finished request. A later prompt of any conversation that contains
+The monitor watches the deepest block of each gap span of a finished request. A later prompt of any conversation that contains
 the block counts as a reuse at the block's age. Blocks that still wait count for the ages they have reached (censoring; Kaplan
 and Meier 1958). The hazard of an interval is (reuses + M x prior) / (at risk + M). The prior of a class is the sidecar's curve
 for its group, or else the curve over all groups with its gap and reply end. A wrong prediction only groups badly: within
@@ -53,8 +53,8 @@ Counts = list[float]
 """By interval of age."""
 
 
-class Stretch(NamedTuple):
-    """Consecutive blocks of a prompt with the same gap class: from the previous stretch's end up to, without, depth ``end``."""
+class GapSpan(NamedTuple):
+    """Consecutive blocks of a prompt with the same gap class: from the previous span's end up to, without, depth ``end``."""
 
     end: int
     gap: int
@@ -80,7 +80,7 @@ class Watch:
 
 
 class ReuseMonitor:
-    """Splits prompts into stretches, watches blocks, and fits one curve per class. Not thread-safe.
+    """Splits prompts into gap spans, watches blocks, and fits one curve per class. Not thread-safe.
 
     Args:
         groups: number of request groups; they are numbered from 0.
@@ -117,11 +117,11 @@ class ReuseMonitor:
                 self.renumber()
             self._epoch = epoch
 
-    def admitted(self, prompt: Sequence[Hashable], now: float) -> list[Stretch]:
-        """Count the reuses in an arriving prompt; return its stretches, from its start."""
+    def admitted(self, prompt: Sequence[Hashable], now: float) -> list[GapSpan]:
+        """Count the reuses in an arriving prompt; return its gap spans, from its start."""
         watch_of = self._watch_of
         last_use = self._last_use
-        stretches: list[Stretch] = []
+        gap_spans: list[GapSpan] = []
         depth, gap = 0, -1
         for piece in in_pieces(prompt):
             for block in piece:
@@ -131,21 +131,21 @@ class ReuseMonitor:
                 used = last_use(block)
                 before, gap = gap, 0 if used is None else 1 + bisect_right(GAPS, now - used)
                 if depth and gap != before:
-                    stretches.append(Stretch(depth, before))
+                    gap_spans.append(GapSpan(depth, before))
                 depth += 1
         if depth:
-            stretches.append(Stretch(depth, gap))
-        return stretches
+            gap_spans.append(GapSpan(depth, gap))
+        return gap_spans
 
-    def finished(self, prompt: Sequence[Hashable], stretches: Iterable[Stretch], first: int, now: float) -> None:
-        """Record a finished request's use of its blocks, and watch the deepest block of each stretch.
+    def finished(self, prompt: Sequence[Hashable], gap_spans: Iterable[GapSpan], first: int, now: float) -> None:
+        """Record a finished request's use of its blocks, and watch the deepest block of each gap span.
 
         Args:
             first: the request's :func:`first_class`.
             now: seconds; never goes back.
         """
         self.note_use(prompt, now)
-        for end, gap in stretches:
+        for end, gap in gap_spans:
             self._watch(prompt[end - 1], first + gap, now)
 
     def note_use(self, prompt: Sequence[Hashable], now: float) -> None:

@@ -1,0 +1,1 @@
+"""What a plug-in shows of itself: metrics, and the reasons for misses."""

@@ -1,0 +1,1 @@
+"""The way to the sidecar: calls, messages, and the upload of tokenizers."""
