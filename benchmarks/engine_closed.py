@@ -33,10 +33,10 @@ class Side:
 
 SIDES: Final[Mapping[str, Side]] = {
     "stock": Side("stock"),
-    "value": Side("plugin", {"keep_waiting": False}),
-    "value, keep": Side("plugin"),
-    "cached first": Side("plugin", {"keep_waiting": False, "schedule": "cached-first"}),
-    "all": Side("plugin", {"schedule": "cached-first"}),
+    "plugin-sidecar": Side("plugin-sidecar", {"keep_waiting": False}),
+    "plugin-sidecar, keep": Side("plugin-sidecar"),
+    "cached first": Side("plugin-sidecar", {"keep_waiting": False, "schedule": "cached-first"}),
+    "all": Side("plugin-sidecar", {"schedule": "cached-first"}),
 }
 """Columns by name. The first is the baseline."""
 LIVE: Final = (0.5, 1.0, 2.0)

@@ -33,7 +33,7 @@ from lpc_apps.simulator.workloads import EVERYDAY
 
 SHARES: Final = (0.02, 0.05, 0.08)
 """Capacities, as shares of the working set, which is the content of an infinite cache."""
-SIDES: Final = ("plugin", "oracle", "stock")
+SIDES: Final = ("plugin-sidecar", "oracle", "stock")
 """The slowest first."""
 QUICK_REQUESTS: Final = 4000
 """Enough for the sidecar to learn and for the guard to enable the value."""
@@ -218,9 +218,9 @@ def _row(share: float, blocks: int, sides: dict[str, dict[str, Any]]) -> dict[st
         "prompt_tokens_in_all": sides["stock"]["prompt_tokens_in_all"],
         "evictions": {name: side["evictions"] for name, side in sides.items()},
         "tokens_identical": len({side["tokens_sha256"] for side in sides.values()}) == 1,
-        "answered_share": sides["plugin"]["answered_share"],
-        "predicted_groups": sides["plugin"]["predicted_groups"],
-        "counters": sides["plugin"]["counters"],
+        "answered_share": sides["plugin-sidecar"]["answered_share"],
+        "predicted_groups": sides["plugin-sidecar"]["predicted_groups"],
+        "counters": sides["plugin-sidecar"]["counters"],
         "seconds": {name: side["seconds"] for name, side in sides.items()},
     }
 
@@ -236,7 +236,7 @@ def run_side(places: Places, run: str, side: str, blocks: int, **arguments: obje
     job = {"model": str(places.model), "requests": str(places.requests), "clock": str(home / "clock")}
     with contextlib.ExitStack() as stack:
         address = None
-        if side == "plugin":
+        if side == "plugin-sidecar":
             address = stack.enter_context(virtual_sidecar(home, places.models, places.name, places.model)).address
         return in_engine(run, **job, side=side, blocks=blocks, predictor=address, **arguments)
 
@@ -260,8 +260,8 @@ def show_sides(screen: Console, figures: dict[str, Any], title: str, *, size: st
     table = Table("capacity", size, stock, "plug-in", "oracle", gained, "answered", title=title)
     for row in figures["rows"]:
         hit, prompt = row["cached_tokens"], row["prompt_tokens"]
-        cells = [f"{hit[side]:,} ({hit[side] / prompt:.1%})" for side in ("stock", "plugin", "oracle")]
-        gain = f"{hit['plugin'] / max(hit['stock'], 1):.2f}"
+        cells = [f"{hit[side]:,} ({hit[side] / prompt:.1%})" for side in ("stock", "plugin-sidecar", "oracle")]
+        gain = f"{hit['plugin-sidecar'] / max(hit['stock'], 1):.2f}"
         table.add_row(f"{row['capacity_fraction']:.0%}", f"{row[size]:,}", *cells, gain, f"{row['answered_share']:.1%}")
     screen.print(table)
     for name in proofs:

@@ -75,7 +75,7 @@ def run(path: Path | None, trace_format: str, models: Path, model: str, *, quick
         hit = {side: sum(figures["cached"][i] for i in counted) for side, figures in sides.items()}
         prompt = sum(sides["stock"]["prompt"][i] for i in counted)
         rows.append({"capacity_fraction": share, "tokens": sizes[share], "prompt_tokens": prompt, "cached_tokens": hit})
-        rows[-1] |= {name: sides["plugin"][name] for name in TOLD}
+        rows[-1] |= {name: sides["plugin-sidecar"][name] for name in TOLD}
     first = {key[1:]: figures["cached"] for key, figures in results.items() if key[0] == shares[0]}
     figures = {
         "trace": trace.name,
@@ -99,7 +99,7 @@ def _run(folder: Path, requests: Path, models: Path, model: str, job: tuple[floa
     VirtualClock(home / "clock")
     with contextlib.ExitStack() as stack:
         address = None
-        if side == "plugin":
+        if side == "plugin-sidecar":
             address = stack.enter_context(virtual_sidecar(home, models, model, build(home / "tiny"))).address
         arguments = {"side": side, "core": core, "tokens": tokens, "predictor": address}
         return _in_sglang(requests=str(requests), clock=str(home / "clock"), **arguments)

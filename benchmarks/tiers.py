@@ -25,8 +25,8 @@ TIERS: Final = (1, 2, 4)
 QUICK_POOL: Final = 0.03
 QUICK_TIERS: Final = (2,)
 SIDES: Final = {
-    "both": ("plugin", None),
-    "gpu_only": ("plugin", "lru"),
+    "both": ("plugin-sidecar", None),
+    "gpu_only": ("plugin-sidecar", "lru"),
     "oracle": ("oracle", None),
     "stock": ("stock", None),
     "lru": ("lru", None),

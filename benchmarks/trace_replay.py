@@ -152,14 +152,14 @@ class Asked(PredictorClient):
 
 
 def predictor_of(side: str, replay: Replay, address: str | None) -> Asked | Told | None:
-    """Return the predictor of a side: None for stock, a constant for lru, the trace for oracle, one without answers for reuse
-    (it learns from the cache alone), and a sidecar for the others.
+    """Return the predictor of a side: None for stock, a constant for lru, the trace for oracle, one without answers for plugin,
+    which learns from the cache alone, and a sidecar for plugin-sidecar.
     """
     if side == "stock":
         return None
     if side == "lru":
         return Told(lambda _: CONTINUES)
-    if side == "reuse":
+    if side == "plugin":
         return Told(lambda _: None)
     if side == "oracle":
         return Told(lambda request: CONTINUES if replay.goes_on[number_of(request)] else OVER)

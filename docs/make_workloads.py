@@ -1,7 +1,7 @@
 """Write workloads.md and workloads.png in docs/benchmarks: every policy on every generated workload, compared with LRU.
 
 `make workloads` runs it: 11 workloads, 3 capacities, 3 seeds; with all policies an hour on two cores, with
-`--policies lru,value` half of it.
+`--policies lru,plugin-sidecar` half of it.
 """
 
 import argparse
@@ -12,10 +12,11 @@ from typing import Any, Final
 
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
 from lpc_apps.simulator.run import Run, WorkloadSpec, sweep
+from lpc_apps.simulator.summary import OURS
 from lpc_apps.simulator.workloads import WORKLOADS
 
 HERE: Final = Path(__file__).parent / "benchmarks"
-POLICIES: Final = "lru,ttl,reuse,value,oracle,belady"
+POLICIES: Final = "lru,turn-ttl,plugin,plugin-sidecar,oracle,belady"
 HELD_OUT: Final = "7001,7002,7003"
 """Seeds that nothing was tuned on."""
 SHARES: Final = (0.02, 0.08, 0.2)
@@ -31,7 +32,7 @@ Rows = list[dict[str, Any]]
 
 def rows_of(policies: Sequence[str], names: Sequence[str], seeds: Sequence[int], jobs: int) -> Rows:
     """Run everything; the plug-in also with its sidecar's answers inverted."""
-    asked = [(policy, False) for policy in policies] + ([("value", True)] if "value" in policies else [])
+    asked = [(policy, False) for policy in policies] + ([(OURS, True)] if OURS in policies else [])
     runs = [
         Run(WorkloadSpec(workload=name, seed=seed), policy, share, settings=PolicySettings(invert=inverted))
         for name in names
@@ -54,7 +55,7 @@ def mean(rows: Rows, column: str, **want: object) -> float:
 def above(rows: Rows, name: str, share: float, inverted: bool) -> tuple[float, float]:
     """Return the points that the plug-in is above LRU: after the first 500 requests, and over the whole run."""
     afterwards, overall = (
-        mean(rows, column, workload=name, share=share, policy="value", inverted=inverted)
+        mean(rows, column, workload=name, share=share, policy=OURS, inverted=inverted)
         - mean(rows, column, workload=name, share=share, policy="lru")
         for column in ("hit_rate", "whole_hit_rate")
     )
@@ -71,10 +72,10 @@ def page(rows: Rows, policies: Sequence[str], names: Sequence[str], seeds: Seque
     yield "What the names mean: [policies and workloads](../reference/policies.md)."
     yield ""
     yield "![The plug-in's distance from LRU on each workload](workloads.png)"
-    if "value" in policies:
+    if OURS in policies:
         for inverted, how in ((False, "as learnt"), (True, "inverted")):
             yield ""
-            yield f"## `value` against `lru`, predictions {how}"
+            yield f"## `{OURS}` against `lru`, predictions {how}"
             yield ""
             yield "Points of hit rate above LRU after the first 500 requests, in brackets over the whole run."
             yield ""
@@ -97,8 +98,7 @@ def page(rows: Rows, policies: Sequence[str], names: Sequence[str], seeds: Seque
     yield "In % of prompt tokens, after the first 500 requests. The bounds look into the future."
     yield ""
     shown = [
-        f"{policy} (bound)" if REGISTRY[policy].bound else f"**{policy}**" if policy == "value" else policy
-        for policy in policies
+        f"{policy} (bound)" if REGISTRY[policy].bound else f"**{policy}**" if policy == OURS else policy for policy in policies
     ]
     yield "| workload | capacity | " + " | ".join(shown) + " |"
     yield "|---|---|" + "---|" * len(policies)
@@ -152,7 +152,7 @@ def main() -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     lines = list(page(rows, policies, names, seeds))
     (asked.out / "workloads.md").write_text("\n".join(lines) + "\n", "utf-8")
-    if "value" in policies:
+    if OURS in policies:
         draw(rows, names, asked.out / "workloads.png")
         print(next(line for line in lines if line.startswith("Worst:")))
 

@@ -62,8 +62,8 @@ def simulate(
         str | None,
         _option(
             CACHE,
-            "Names with commas, or all: lru, fifo, mru, lfu, gdsf, mq, arc, s3-fifo, ttl, lpc, wa, reuse, value, oracle, "
-            "belady.",
+            "Names with commas, or all: lru, fifo, mru, lfu, gdsf, mq, arc, s3-fifo, turn-ttl, lpc, wa, plugin, "
+            "plugin-sidecar, oracle, belady; default: lru,mq,plugin,plugin-sidecar,belady.",
         ),
     ] = None,
     capacity: Annotated[str | None, _option(CACHE, "Tokens or shares of the working set: 160K,2%.")] = None,

@@ -38,7 +38,10 @@ def print_hit_rates(rows: Rows) -> None:
         ("TTFT mean, s", lambda r: "" if r["prefill_load"] > OVERLOADED else f"{r['ttft_mean_s']:.3f}"),
     ]
     closed = any(row["closed_loop"] for row in rows)
-    columns = [(name, cell) for name, cell in shown if name not in (OF_OPEN if closed else OF_CLOSED)]
+    left_out = {*(OF_OPEN if closed else OF_CLOSED)}
+    if all(row["gap_closed"] is None for row in rows):  # the oracle did not run
+        left_out.add("gap closed")
+    columns = [(name, cell) for name, cell in shown if name not in left_out]
     title = f"Hit rate: prompt tokens served from the cache, {_title(rows[0])}, {seeds} seed(s)"
     _print_by_setting(title, [name for name, _ in columns], rows, lambda row: [cell(row) for _, cell in columns])
     load = max(row["prefill_load"] for row in rows)

@@ -1,1 +1,1 @@
-"""Replays requests against a prefix cache under many eviction policies; `value` and `reuse` are the client's own code."""
+"""Replays requests against a prefix cache under many eviction policies; `plugin` and `plugin-sidecar` run `eviction_client`."""

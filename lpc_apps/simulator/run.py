@@ -22,7 +22,7 @@ from lpc_apps.simulator.workload import Workload, from_trace
 from lpc_apps.simulator.workloads import EVERYDAY, WORKLOADS
 
 LEARN_S: Final = 1800.0
-DEFAULT_POLICIES: Final = ("lru", "lpc", "wa", "reuse", "value", "oracle", "belady")
+DEFAULT_POLICIES: Final = ("lru", "mq", "plugin", "plugin-sidecar", "belady")
 
 
 @dataclass(frozen=True)

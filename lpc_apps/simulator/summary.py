@@ -14,7 +14,7 @@ Pair = tuple[dict[str, Any], dict[str, Any]]
 """Rows of `derived` for LRU and for the plug-in at one setting."""
 BASELINE: Final = "lru"
 ORACLE: Final = "oracle"
-OURS: Final = "value"
+OURS: Final = "plugin-sidecar"
 
 MEANS: Final = (
     *("throughput_tokens_s", "latency_mean_s", "latency_p99_s"),

@@ -193,7 +193,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work_begins(tmp_pat
 
 def test_ctrl_c_says_so_and_leaves_nothing(tmp_path: Path) -> None:
     page = tmp_path / "page.png"
-    flags = ["--workload", "batch-scan", "--policies", "lru,value", "--picture", str(page)]
+    flags = ["--workload", "batch-scan", "--policies", "lru,plugin-sidecar", "--picture", str(page)]
     # Who runs the tests may ignore Ctrl-C, and children would, too.
     listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     command = [*LPC, "simulate", *flags]

@@ -49,7 +49,7 @@ CAPACITY = 500 * BLOCK
 def test_whoever_learns_beats_lru_and_nobody_beats_the_bounds(workload: Workload) -> None:
     rates = {name: rate(workload, name, CAPACITY) for name in REGISTRY}
     assert rates["wa"] > rates["lru"]
-    for name in ("lpc", "value", "oracle"):
+    for name in ("lpc", "plugin-sidecar", "oracle"):
         assert rates[name] > rates["lru"] + 0.01, name
     assert rates["belady"] == max(rates.values())
     assert rate(workload, "lru", 10 * workload.working_set_tokens()) >= rates["belady"]

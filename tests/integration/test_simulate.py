@@ -16,7 +16,7 @@ from lpc_apps.simulator import run
 from lpc_apps.simulator.amounts import SimulationError, parse_capacity
 from lpc_apps.simulator.describe import describe
 from lpc_apps.simulator.policies import REGISTRY
-from lpc_apps.simulator.run import Run, WorkloadSpec, build, sweep
+from lpc_apps.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, build, sweep
 from lpc_apps.simulator.sharegpt import load_sample
 from lpc_apps.simulator.spread import WorkerError, spread
 from lpc_apps.simulator.workload import from_trace
@@ -61,7 +61,7 @@ def test_a_trace_is_replayed_into_table_picture_and_json(qwen: Path, tmp_path: P
         "--format",
         "qwen",
         "--policies",
-        "lru,lpc,value,oracle,belady",
+        "lru,lpc,plugin-sidecar,oracle,belady",
         "--capacity",
         "5%,10K",
         "--output",
@@ -77,13 +77,13 @@ def test_a_trace_is_replayed_into_table_picture_and_json(qwen: Path, tmp_path: P
     assert all(keys <= set(row) for row in found["rows"])
     assert {row["capacity_tokens"] for row in found["rows"] if row["capacity_fraction"] != 0.05} >= {10_000}
     assert (tmp_path / "s.png").read_bytes()[:4] == b"\x89PNG"
-    assert "oracle (bound)" in done.output
+    assert "oracle (bound)" in done.output and "gap closed" in done.output
     assert "of prompt tokens from the cache" in " ".join(done.output.split())
 
 
 def test_the_same_seed_gives_the_same_rows_whatever_the_parallelism(qwen: Path) -> None:
     spec = WorkloadSpec(trace=qwen, format="qwen")
-    runs = [Run(spec, name, size) for name in ("lru", "ttl") for size in (0.03, 0.1)]
+    runs = [Run(spec, name, size) for name in ("lru", "turn-ttl") for size in (0.03, 0.1)]
     alone, together = (sweep(runs, jobs) for jobs in (1, 2))
     assert alone == together
     run._build.cache_clear()
@@ -193,7 +193,7 @@ def agents_file(path: Path) -> Path:
 def test_agent_sessions_run_in_a_closed_loop_so_many_at_a_time(tmp_path: Path) -> None:
     path = agents_file(tmp_path / "a.tar.gz")
     asked = ["simulate", "--trace", str(path), "--format", "agents", "--closed", "--requests", "80"]
-    asked += ["--policies", "lru,reuse,value,wa,belady", "--capacity", "2K,50%"]
+    asked += ["--policies", "lru,plugin,plugin-sidecar,wa,belady", "--capacity", "2K,50%"]
     done = RUN.invoke(app, [*asked, "--sessions", "3,6", "--prefill-rate", "1000", "--output", str(tmp_path / "a.json")])
 
     assert done.exit_code == 0, done.output
@@ -245,7 +245,7 @@ def test_what_was_read_and_skipped_is_printed_once_and_is_in_the_json(tmp_path: 
         "--format",
         "chat",
         "--policies",
-        "lru,value",
+        "lru,plugin-sidecar",
         "--capacity",
         "50%,100%",
         "--json",
@@ -325,6 +325,7 @@ def test_what_is_no_capacity_is_refused(text: str) -> None:
     ("options", "why"),
     [
         (["--policies", "lru,nosuch"], "unknown policy 'nosuch'"),
+        *((["--policies", f"lru,{name}"], f"unknown policy '{name}': choose from ") for name in ("reuse", "value", "ttl")),
         (["--capacity", "1"], "choose a larger one"),
         (["--format", "csv"], "Invalid value for '--format'"),
         (["--seeds", "2"], "replayed as it is"),
@@ -352,15 +353,15 @@ needs_data = pytest.mark.skipif(
 @pytest.mark.nightly
 @needs_data
 def test_the_mooncake_trace_gives_the_known_order_of_policies() -> None:
-    names = ("lru", "lpc", "wa", "reuse", "value", "oracle", "belady")
+    names = ("lru", "lpc", "wa", "plugin", "plugin-sidecar", "oracle", "belady")
     rows = sweep([Run(WorkloadSpec(trace=MOONCAKE), name, 0.02) for name in names])
     rates = {row["policy"]: row["hit_rate"] for row in rows}
     assert rates["lru"] == pytest.approx(0.076, abs=0.006)
     assert rates["wa"] > 0.13
     assert rates["lpc"] > 0.13
-    assert rates["reuse"] > 0.14
-    assert rates["value"] > 0.145
-    assert rates["value"] < rates["oracle"] < rates["belady"]
+    assert rates["plugin"] > 0.14
+    assert rates["plugin-sidecar"] > 0.145
+    assert rates["plugin-sidecar"] < rates["oracle"] < rates["belady"]
 
 
 def test_generated_workloads_are_replayed_by_name_and_seed(tmp_path: Path) -> None:
@@ -392,6 +393,15 @@ def test_what_of_generated_workloads_cannot_be_run_is_said(options: list[str], m
     assert message in " ".join(done.output.split())
 
 
+def test_the_default_run_is_two_simple_rules_the_plugin_and_a_bound(qwen: Path, tmp_path: Path) -> None:
+    asked = ["simulate", "--trace", str(qwen), "--format", "qwen", "--capacity", "5%", "--output", str(tmp_path / "s.json")]
+    done = RUN.invoke(app, asked)
+    assert done.exit_code == 0, done.output
+    rows = json.loads((tmp_path / "s.json").read_text())["rows"]
+    assert [row["policy"] for row in rows] == ["lru", "mq", "plugin", "plugin-sidecar", "belady"]
+    assert "gap closed" not in done.output  # it needs the oracle
+
+
 def test_json_alone_is_printed_to_standard_output() -> None:
     done = RUN.invoke(app, ["simulate", "--workload", "documents", "--describe", "--json"])
     assert done.exit_code == 0, done.output
@@ -401,5 +411,7 @@ def test_json_alone_is_printed_to_standard_output() -> None:
 
 def test_the_help_lists_every_policy_and_workload() -> None:
     options = {option.name: option.help for option in get_command(app).commands["simulate"].params}  # type: ignore[attr-defined]
-    assert set(re.findall(r"[a-z0-9-]+", options["policies"].partition(":")[2])) == set(REGISTRY)
+    policies, _, default = options["policies"].partition(":")[2].partition("; default: ")
+    assert set(re.findall(r"[a-z0-9-]+", policies)) == set(REGISTRY)
+    assert default == ",".join(DEFAULT_POLICIES) + "."
     assert set(re.findall(r"[a-z-]+", options["workload"].partition(":")[2])) == set(WORKLOADS)

@@ -114,11 +114,11 @@ def test_simulate_replays_a_log(python: Path, somewhere: Path) -> None:
         for turn in range(1 + (number % 3 > 0))
     ]
     (somewhere / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = ("--format", "chat", "--policies", "lru,ttl", "--capacity", "2K", "--count-from", "1000")
+    flags = ("--format", "chat", "--policies", "lru,turn-ttl", "--capacity", "2K", "--count-from", "1000")
     result = lpc(python, somewhere, "simulate", "--trace", "log.jsonl", *flags, "--output", "figures.json")
     assert result.returncode == 0, result.stderr
     rows = json.loads((somewhere / "figures.json").read_text())["rows"]
-    assert [row["policy"] for row in rows] == ["lru", "ttl"]
+    assert [row["policy"] for row in rows] == ["lru", "turn-ttl"]
 
 
 @pytest.mark.nightly

@@ -1,6 +1,6 @@
 """Eviction policies by name. To add one, write a class with `@register` in a module here, and import the module below."""
 
-from lpc_apps.simulator.policies import bounds, classic, lpc, lru, ttl, value, workload_aware
+from lpc_apps.simulator.policies import bounds, classic, lpc, lru, plugin, turn_ttl, workload_aware
 from lpc_apps.simulator.policy import REGISTRY, Policy, PolicySettings
 
 __all__ = [
@@ -11,7 +11,7 @@ __all__ = [
     "classic",
     "lpc",
     "lru",
-    "ttl",
-    "value",
+    "plugin",
+    "turn_ttl",
     "workload_aware",
 ]

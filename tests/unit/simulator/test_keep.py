@@ -81,7 +81,7 @@ def test_a_block_that_several_requests_need_has_the_place_of_the_first() -> None
     assert cache.ask(5, 6, 7) == [3, 4, 2]
 
 
-@pytest.mark.parametrize("policy", ["lru", "ttl", "reuse", "belady"])
+@pytest.mark.parametrize("policy", ["lru", "turn-ttl", "plugin", "belady"])
 def test_a_block_that_nobody_needs_any_more_returns_to_its_place(policy: str) -> None:
     cache, plain = Cache(4, policy), Cache(4, policy)
     for content in (1, 2, 3, 4):

@@ -35,8 +35,8 @@ def test_every_policy_says_its_rule_and_its_source() -> None:
         assert policy.source
 
 
-def test_ttl_prefers_later_turns_until_their_time_is_over() -> None:
-    replay = OneByOne("ttl", 3)
+def test_turn_ttl_prefers_later_turns_until_their_time_is_over() -> None:
+    replay = OneByOne("turn-ttl", 3)
     replay.ask(1, turn=2, at=0)
     replay.ask(2, at=1)
     replay.ask(3, at=2)

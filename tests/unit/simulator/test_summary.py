@@ -50,14 +50,14 @@ def row(policy: str, capacity: int, rate: float, **more: Any) -> dict[str, Any]:
 def rows(lru: tuple[float, ...], ours: tuple[float, ...]) -> list[dict[str, Any]]:
     sizes = (100_000, 200_000, 400_000)
     found = [row("lru", size, rate) for size, rate in zip(sizes, lru, strict=True)]
-    return derived(found + [row("value", size, rate) for size, rate in zip(sizes, ours, strict=True)])
+    return derived(found + [row("plugin-sidecar", size, rate) for size, rate in zip(sizes, ours, strict=True)])
 
 
 def test_what_follows_from_the_rows_is_right() -> None:
     same = {"requests": 10, "prompt_tokens": 1000, "prefill_throughput_tokens_s": 1000.0}
     found = [row("lru", 100, 0.1, **same), row("lru", 200, 0.3, **same), row("oracle", 100, 0.5, **same)]
-    found += [row("value", 100, 0.2, **same), row("value", 100, 0.24, seed=1, **same)]
-    ours = next(r for r in derived(found) if r["policy"] == "value")
+    found += [row("plugin-sidecar", 100, 0.2, **same), row("plugin-sidecar", 100, 0.24, seed=1, **same)]
+    ours = next(r for r in derived(found) if r["policy"] == "plugin-sidecar")
     assert ours["hit_rate"] == pytest.approx(0.22)
     assert ours["spread"] == pytest.approx(0.02828, abs=1e-4)
     assert ours["gain"] == pytest.approx(1.2)
@@ -81,7 +81,7 @@ def test_the_gain_is_said_with_hits_prefill_first_token_and_the_smaller_cache() 
 
 def test_the_cache_saved_is_found_on_the_policys_own_line() -> None:
     found = {(r["policy"], r["capacity_tokens"]): r for r in rows((0.1, 0.2, 0.45), (0.05, 0.3, 0.4))}
-    ours = [found["value", size] for size in (100_000, 200_000, 400_000)]
+    ours = [found["plugin-sidecar", size] for size in (100_000, 200_000, 400_000)]
     # Between 100K and 200K in the logarithm of the size, as the chart draws it.
     assert ours[0]["capacity_saved"] == pytest.approx(1 - 2 ** ((0.1 - 0.05) / 0.25))
     assert ours[1]["capacity_saved"] == pytest.approx(1 - 100 * 2 ** ((0.2 - 0.05) / 0.25) / 200)
@@ -90,10 +90,10 @@ def test_the_cache_saved_is_found_on_the_policys_own_line() -> None:
 
 
 def test_ratios_to_almost_nothing_are_left_out() -> None:
-    found = [row("lru", 100, 0.3), row("value", 100, 0.1), row("oracle", 100, 0.3 + 5e-7)]
-    assert next(r for r in derived(found) if r["policy"] == "value")["gap_closed"] is None
-    found = [row("lru", 100, 1e-6), row("value", 100, 0.1), row("oracle", 100, 0.2)]
-    ours = next(r for r in derived(found) if r["policy"] == "value")
+    found = [row("lru", 100, 0.3), row("plugin-sidecar", 100, 0.1), row("oracle", 100, 0.3 + 5e-7)]
+    assert next(r for r in derived(found) if r["policy"] == "plugin-sidecar")["gap_closed"] is None
+    found = [row("lru", 100, 1e-6), row("plugin-sidecar", 100, 0.1), row("oracle", 100, 0.2)]
+    ours = next(r for r in derived(found) if r["policy"] == "plugin-sidecar")
     assert ours["gain"] is None and 0 < ours["gap_closed"] < 1
 
 

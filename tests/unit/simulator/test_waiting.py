@@ -64,7 +64,7 @@ def test_with_an_empty_waiting_queue_nothing_differs(log: Any, policy: str, bloc
 
 
 @settings(max_examples=30, deadline=None)
-@given(LOGS, st.integers(2, 6), st.integers(20, 300), st.sampled_from(["lru", "reuse"]))
+@given(LOGS, st.integers(2, 6), st.integers(20, 300), st.sampled_from(["lru", "plugin"]))
 def test_keep_serves_in_the_order_of_arrival(log: Any, at_a_time: int, blocks: int, policy: str) -> None:
     order, _ = served(loop(made(log), at_a_time, 60), blocks * SIZE, KEEP, policy)
 

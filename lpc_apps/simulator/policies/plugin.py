@@ -1,7 +1,7 @@
 """Eviction by retention value at the block's age, with the modules that run inside an engine (`eviction_client`).
 
-`reuse` groups requests as an engine without a sidecar does. `value` uses groups of the sidecar's return model, which learns
-from the first request on.
+`plugin` groups requests as an engine without a sidecar does. `plugin-sidecar` uses groups of the sidecar's return model, which
+learns from the first request on.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ from lpc_apps.simulator.workload import Turn, Workload
 
 
 @register
-class Reuse(Policy[Piece]):
+class Plugin(Policy[Piece]):
     """The plug-in without a sidecar: classes by gap and by the number of new tokens, curves from its own reuse."""
 
-    name = "reuse"
+    name = "plugin"
     rule = "the lowest retention value at the block's age, or least recently used while that hits more; no sidecar"
     source = "this project: eviction_client.policy.reuse_monitor, eviction_client.policy.free_queue; Gittins 1979"
     piece_type = Piece
@@ -89,12 +89,12 @@ class Reuse(Policy[Piece]):
 
 
 @register
-class Value(Reuse):
+class PluginSidecar(Plugin):
     """The plug-in with the sidecar's groups, and their curves as prior."""
 
-    name = "value"
+    name = "plugin-sidecar"
     rule = "the lowest retention value at the block's age, or least recently used while that hits more"
-    source = "this project: as reuse, with groups and prior from lpc/model/returns, which learns from the first request on"
+    source = "this project: as plugin, with groups and prior from lpc/model/returns, which learns from the first request on"
 
     def _classes(self) -> ReuseClasses:
         return SidecarClasses(self.capacity, self.workload, invert=self.settings.invert)

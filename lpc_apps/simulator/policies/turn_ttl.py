@@ -1,4 +1,4 @@
-"""Priorities that expire."""
+"""Priorities by turn that expire."""
 
 import heapq
 from collections import OrderedDict
@@ -17,7 +17,7 @@ class PrioritizedPiece(Piece):
 
 
 @register
-class Ttl(Policy[PrioritizedPiece]):
+class TurnTtl(Policy[PrioritizedPiece]):
     """Priorities 0 to 100 with a duration, as in TensorRT-LLM: lowest priority first, LRU among equals.
 
     After its duration a block gets the default priority, as most recently used. The latest request's priority replaces the
@@ -27,7 +27,7 @@ class Ttl(Policy[PrioritizedPiece]):
     `DURATION_S`, because it shows that the user stays.
     """
 
-    name = "ttl"
+    name = "turn-ttl"
     rule = "the lowest priority (35, and 15 more for each further turn, for 300 s), the least recently used of equals"
     source = "TensorRT-LLM, KvCacheRetentionConfig and LRUEvictionPolicy"
     piece_type = PrioritizedPiece
