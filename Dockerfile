@@ -118,7 +118,7 @@ RUN install -d -o 10001 -g 10001 /models \
        esac
 
 
-# What both of the sidecar's images are, but for its packages.
+# Common base of both sidecar images.
 FROM ${PYTHON_IMAGE} AS sidecar
 ARG VERSION=0.1.0
 ARG REVISION=unknown

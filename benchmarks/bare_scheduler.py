@@ -27,10 +27,10 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from benchmarks.tiny_llama import build
-from benchmarks.told import CONTINUES, OVER, Told
 from eviction_client.background import BackgroundThread, StartBackground
 from eviction_client.engines.vllm import LearnedScheduler
 from eviction_client.settings import ClientSettings
+from eviction_client.transport.scripted_predictor import CONTINUES, OVER, Script, ScriptedPredictor
 
 BLOCK = 16
 STEP_S = 0.05
@@ -82,7 +82,7 @@ class Engine:
         blocks: int,
         *,
         learned: bool = True,
-        tell: Callable[[str], int | None] = lambda _: None,
+        script: Script = lambda _: None,
         asynchronous: bool = False,
         window: int | None = None,
         max_seqs: int = 8,
@@ -96,7 +96,7 @@ class Engine:
         config.cache_config.num_gpu_blocks = blocks
         config.cache_config.enable_prefix_caching = True
         self.now = 1e9
-        self.told = Told(tell)
+        self.predictor = ScriptedPredictor(script)
         self.asynchronous = asynchronous
         shape: dict[str, Any] = {"block_size": BLOCK, "num_kv_heads": 2, "head_size": 32, "dtype": torch.float32}
         groups = [KVCacheGroupSpec(["layer"], FullAttentionSpec(**shape))]
@@ -110,7 +110,7 @@ class Engine:
                 {
                     "settings": ClientSettings(**{"pooling": "off", "guard": False, **settings}),
                     "clock": staticmethod(functools.partial(getattr, self, "now")),  # no frame, as `time.time`
-                    "open_predictor": staticmethod(lambda *_: self.told),
+                    "open_predictor": staticmethod(lambda *_: self.predictor),
                     "background": staticmethod(background),
                 },
             )

@@ -15,10 +15,10 @@ from vllm.v1.core.block_pool import BlockPool
 from benchmarks import bare_scheduler
 from benchmarks.bare_scheduler import Engine, conversations
 from benchmarks.tiny_llama import BLOCK
-from benchmarks.told import CONTINUES
 from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
 from eviction_client.policy.finished_request import ClassSpan, FinishedRequest
 from eviction_client.transport.predictor_client import PredictorClient
+from eviction_client.transport.scripted_predictor import CONTINUES
 from lpc.model.curve import EDGES, values
 
 STEP_BLOCKS: Final = 1500
@@ -44,7 +44,7 @@ def step_ratio(rounds: int) -> dict[str, Any]:
     ratios, means, stock_us = [], [], []
     for _ in range(rounds):
         engines = {
-            learned: Engine(STEP_BLOCKS, learned=learned, tell=lambda _: CONTINUES, max_seqs=64, guard=True, pooling="shared")
+            learned: Engine(STEP_BLOCKS, learned=learned, script=lambda _: CONTINUES, max_seqs=64, guard=True, pooling="shared")
             for learned in (False, True)
         }
         engines[True].scheduler.lpc.plugin.ghosts.guard.observe = lambda *_: False

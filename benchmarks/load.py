@@ -28,7 +28,7 @@ from benchmarks import BenchmarkError
 from benchmarks.processes import Sidecar
 from benchmarks.requests import conversations, request
 from lpc.errors import UsageError
-from lpc.model.versions import served
+from lpc.model.versions import served_folder
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.terminal import console
@@ -204,7 +204,7 @@ def run(
     seconds = minutes * 60
     if seconds < 2 * WINDOW_S or clients < 1 or factor <= 0:
         raise UsageError("--minutes must be at least 0.34, --clients at least 1 and --factor above 0")
-    served(models / model)
+    served_folder(models / model)
     screen = console()
     (turns,) = conversations(CONVERSATIONS, 1)
     requests = itertools.cycle([request(t) for t in turns])

@@ -29,7 +29,7 @@ from benchmarks.requests import conversations, request
 from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.model.session import InferenceSettings
-from lpc.model.versions import served as served_version
+from lpc.model.versions import served_folder
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.terminal import console
@@ -48,7 +48,7 @@ def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
     """
     screen = console()
     rounds, count = (3, 64) if quick else (5, 300)
-    folder = served_version(models / model)
+    folder = served_folder(models / model)
     session = Model(folder, InferenceSettings())
     measured: dict[str, list[float]] = {}
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks.tiny_llama import BLOCK, SPECIAL
-from benchmarks.told import CONTINUES, OVER, Told
 from eviction_client.transport.predictor_client import PredictorClient
+from eviction_client.transport.scripted_predictor import CONTINUES, OVER, ScriptedPredictor
 
 PRINTABLE: Final = range(len(SPECIAL), len(SPECIAL) + 94)
 """Token ids of the printable ASCII characters in the tiny model's vocabulary, so that the sidecar decodes text."""
@@ -74,7 +74,7 @@ class Replay:
             ids += self._last(number, full)[: min(-(-rest * BLOCK // self.block_tokens), BLOCK - 1)]
         return ids
 
-    def told(self, number: int) -> list[int]:
+    def sidecar_prompt(self, number: int) -> list[int]:
         """Return the token ids for the sidecar: the same blocks at their length in the trace, with markup."""
         request = self.requests[number]
         times = -(-self.block_tokens // BLOCK)
@@ -142,7 +142,7 @@ class Asked(PredictorClient):
 
     def ask(self, request_id: Hashable, **known: Any) -> None:
         """Request a prediction and wait for it."""
-        known["token_ids"] = self._replay.told(number_of(request_id))
+        known["token_ids"] = self._replay.sidecar_prompt(number_of(request_id))
         super().ask(request_id, **known)
         until = time.monotonic() + ANSWER_WITHIN_S
         while self.waiting and time.monotonic() < until:
@@ -151,17 +151,17 @@ class Asked(PredictorClient):
             time.sleep(0.0002)
 
 
-def predictor_of(side: str, replay: Replay, address: str | None) -> Asked | Told | None:
+def predictor_of(side: str, replay: Replay, address: str | None) -> Asked | ScriptedPredictor | None:
     """Return the predictor of a side: None for stock, a constant for lru, the trace for oracle, one without answers for plugin,
     which learns from the cache alone, and a sidecar for plugin-sidecar.
     """
     if side == "stock":
         return None
     if side == "lru":
-        return Told(lambda _: CONTINUES)
+        return ScriptedPredictor(lambda _: CONTINUES)
     if side == "plugin":
-        return Told(lambda _: None)
+        return ScriptedPredictor()
     if side == "oracle":
-        return Told(lambda request: CONTINUES if replay.goes_on[number_of(request)] else OVER)
+        return ScriptedPredictor(lambda request: CONTINUES if replay.goes_on[number_of(request)] else OVER)
     assert address is not None
     return Asked(address, replay)

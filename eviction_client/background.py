@@ -34,7 +34,7 @@ class BackgroundThread:
         self._work = work
         self._wake = threading.Event()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="lpc-scorer", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="lpc-background", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:

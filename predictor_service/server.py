@@ -19,14 +19,14 @@ from lpc.wire.access import is_loopback
 from lpc.wire.addresses import with_port
 from lpc.wire.background import Background, lost_errors
 from lpc.wire.certificates import CertificateError
-from lpc.wire.listening import served
+from lpc.wire.listening import serve_metrics
 from lpc.wire.tokenizer_files import MAX_BYTES
 from lpc.wire.tokens import TokenFileError
+from predictor_service.batching.batch_queue import LANES, BatchQueue
 from predictor_service.batching.batcher import Batcher
 from predictor_service.batching.budget import TokenBudget
 from predictor_service.batching.inference import Inference
 from predictor_service.batching.prepare import TOKENIZER_THREADS, Preparation
-from predictor_service.batching.queue import LANES, BatchQueue
 from predictor_service.constants import Constants
 from predictor_service.errors import StartError
 from predictor_service.labels.log import LabelWriter
@@ -46,7 +46,7 @@ from predictor_service.serving import Serving
 from predictor_service.settings import ServiceSettings
 
 if TYPE_CHECKING:
-    from predictor_service.responses.making import Caches
+    from predictor_service.responses.building import Caches
     from predictor_service.sharing.registry import TurnRegistry
 
 log = logging.getLogger(__name__)
@@ -201,7 +201,7 @@ def _credentials(settings: ServiceSettings, metrics: Metrics) -> tuple[ServerTls
 def _serve_metrics(settings: ServiceSettings, metrics: Metrics, stack: contextlib.AsyncExitStack) -> int | None:
     if settings.metrics_port is None:
         return None
-    return stack.enter_context(served(metrics.registry, settings.metrics_host, settings.metrics_port))
+    return stack.enter_context(serve_metrics(metrics.registry, settings.metrics_host, settings.metrics_port))
 
 
 def _budget(settings: ServiceSettings, metrics: Metrics) -> TokenBudget:
@@ -247,9 +247,9 @@ async def _returns(
 ) -> ReturnLearning:
     model = parts.returns(parts.constants.returns_turns)
     refit_s = parts.constants.refit_s
-    returns = parts.learning(model, metrics, refit_s=refit_s, kept=settings.returns_file, clock=clock.now)
+    returns = parts.learning(model, metrics, refit_s=refit_s, state_file=settings.returns_file, clock=clock.now)
     await asyncio.to_thread(returns.restore)
-    stack.push_async_callback(asyncio.to_thread, returns.keep)
+    stack.push_async_callback(asyncio.to_thread, returns.save)
     return returns
 
 
@@ -275,11 +275,11 @@ def _caches(
     # The packages of the response caches are an optional extra.
     from lpc.responses.sealing import KeyFileError
     from lpc.responses.semantic.evidence_file import EvidenceError
+    from predictor_service.responses.building import build_caches
     from predictor_service.responses.embedding import Embedder
-    from predictor_service.responses.making import made
 
     try:
-        return made(settings, parts.constants.flight_s, metrics, Embedder(serving, batcher), clock.now, stack)
+        return build_caches(settings, parts.constants.flight_s, metrics, Embedder(serving, batcher), clock.now, stack)
     except (KeyFileError, EvidenceError) as error:
         raise StartError(str(error)) from error
 

@@ -161,7 +161,7 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def served(engine: EngineDouble, port: int = 0) -> AsyncIterator[EngineDouble]:
+async def serve_double(engine: EngineDouble, port: int = 0) -> AsyncIterator[EngineDouble]:
     """Serve an engine on a port of loopback. Close its connections at the end."""
     with socket.create_server(("127.0.0.1", port), backlog=2048) as listener:
         config = uvicorn.Config(engine, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=0)

@@ -1,8 +1,8 @@
 """The client of the response caches. A failed lookup is a miss, so that a request can go on.
 
-`lookup`, `follow` and `store` never raise. If the sidecar is not running, gRPC fails at once. If it does not respond, a few
-requests wait for the deadline (50 ms); from then on, one request per second checks whether it responds again. `feedback`,
-`invalidate` and `stats` raise :class:`CacheError`.
+`lookup`, `wait_for_answer` and `store` never raise. If the sidecar is not running, gRPC fails at once. If it does not respond,
+a few requests wait for the deadline (50 ms); from then on, one request per second checks whether it responds again.
+`feedback`, `invalidate` and `stats` raise :class:`CacheError`.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ STORE_TIMEOUT_S: Final = 5.0
 """Long, because no request waits for it."""
 ADMIN_TIMEOUT_S: Final = 30.0
 SLICE_S: Final = 0.5
-"""`follow` waits in calls of this length, so that it notices a sidecar that dies."""
+"""`wait_for_answer` waits in calls of this length, so that it notices a sidecar that dies."""
 REOPEN_S: Final = 30.0
 """A failing connection of at least this age is reopened, and certificates are read again."""
 SILENCES: Final = 3
@@ -134,7 +134,7 @@ class ResponseCacheClient:
         message = pb.LookupRequest(request=request, exact_only=exact_only)
         return await self._lookup(message, self._timeout_s) if self._breaker.allows() else _UNAVAILABLE
 
-    async def follow(self, request: pb.Request, wait_s: float) -> pb.LookupResponse:
+    async def wait_for_answer(self, request: pb.Request, wait_s: float) -> pb.LookupResponse:
         """After REASON_IN_FLIGHT: wait up to ``wait_s`` for the answer that another caller requested."""
         answer = _UNAVAILABLE
         until = time.monotonic() + wait_s

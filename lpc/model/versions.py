@@ -130,7 +130,7 @@ def examine(version: Path) -> Version:
             return Version(version, None, str(error))
 
 
-def served(folder: Path) -> Path:
+def served_folder(folder: Path) -> Path:
     """Return the version that a starting sidecar serves: the first valid one of `candidates`.
 
     Raises:
@@ -183,7 +183,7 @@ def promote(folder: Path, version: str, *, instead_of: str | None = None) -> Non
         promotion, before = Promotion(""), list[str]()
         with contextlib.suppress(ArtifactError):  # it cannot be read, or nothing was served
             promotion = read_promotion(folder) or promotion
-            before.append(served(folder).name)
+            before.append(served_folder(folder).name)
         if instead_of is not None and before != [instead_of]:
             raise ArtifactError(f"{before[0] if before else 'nothing'} is served, not {instead_of}: nothing is promoted")
         before += promotion.before
@@ -209,7 +209,7 @@ def rollback(folder: Path) -> tuple[str, str]:
     """
     newest_first(folder)
     with locked(folder / PROMOTED):
-        now = served(folder)
+        now = served_folder(folder)
         promotion = read_promotion(folder) or Promotion("")
         left = tuple(dict.fromkeys((*promotion.rolled_back, now.name)))
         before = [name for name in promotion.before if name not in left]
@@ -259,7 +259,7 @@ def prune(folder: Path, keep: int) -> list[str]:
     """
     newest_first(folder)
     with locked(folder / PROMOTED):
-        retained = {served(folder).name}
+        retained = {served_folder(folder).name}
         if (promotion := read_promotion(folder)) is not None:
             retained |= {promotion.version, *promotion.before}
         found = [version for version in newest_first(folder) if examine(version).manifest is not None]

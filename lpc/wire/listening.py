@@ -161,7 +161,7 @@ class _Handler(WSGIRequestHandler):
 
 
 @contextlib.contextmanager
-def served(registry: CollectorRegistry, host: str, port: int) -> Iterator[int]:
+def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> Iterator[int]:
     """Serve a registry's metrics within the block; yield the port (0 chooses a free one). Raises ListenError."""
     with _Metrics(listen(host, port, METRICS_SETTINGS), registry) as server:
         thread = threading.Thread(target=server.serve_forever, name="lpc-metrics", daemon=True)

@@ -26,7 +26,7 @@ def export(
     Uses the bundled head unless --head names another.
     """
     from lpc.model.artifact import read_manifest
-    from lpc.model.versions import served
+    from lpc.model.versions import served_folder
     from lpc.wire.terminal import console
     from lpc_apps.training.export import export as write
     from lpc_apps.training.head_file import DEFAULT_HEAD
@@ -39,7 +39,7 @@ def export(
         screen.print(f"{folder}")
         for key, value in verification.items():
             screen.print(f"  {key.replace('_', ' ')}: {value}")
-        if (now := served(models / model)) != folder:
+        if (now := served_folder(models / model)) != folder:
             screen.print(
                 f"note: sidecars serve {now.name}, which is promoted or newer; `lpc models promote {folder.name}` changes that",
                 highlight=False,

@@ -49,10 +49,10 @@ def roll_back(models: Models = Path("models"), model: ModelName = "e5-small") ->
 @app.command("unpin")
 def unpin_version(models: Models = Path("models"), model: ModelName = "e5-small") -> None:
     """Remove the promotion: sidecars serve the newest version."""
-    from lpc.model.versions import served, unpin
+    from lpc.model.versions import served_folder, unpin
 
     there = unpin(models / model)
-    now = served(models / model).name
+    now = served_folder(models / model).name
     _say(f"{'promotion removed' if there else 'nothing was promoted'}: sidecars serve the newest version, {now}")
 
 
@@ -76,7 +76,7 @@ def _list(models: Path, name: str) -> dict[str, Any]:
     from tqdm import tqdm
 
     from lpc.errors import ArtifactError
-    from lpc.model.versions import examine, newest_first, read_promotion, served
+    from lpc.model.versions import examine, newest_first, read_promotion, served_folder
     from lpc.wire.terminal import console
 
     folder = models / name
@@ -88,7 +88,7 @@ def _list(models: Path, name: str) -> dict[str, Any]:
     except ArtifactError as error:
         note = str(error)
     try:
-        now = served(folder).name
+        now = served_folder(folder).name
     except ArtifactError:
         now = None
     rows = [_row(version, now, promoted) for version in found]

@@ -69,12 +69,12 @@ def _retrain(
         EncoderError, ExportError, EmbeddingError: see `lpc_apps.training.retrain.retrain`.
     """
     from lpc.model.artifact import read_manifest
-    from lpc.model.versions import served
+    from lpc.model.versions import served_folder
     from lpc_apps.training.label_log import TooFewTurnsError, read_label_log
     from lpc_apps.training.retrain import retrain
 
     screen = console()
-    live = served(models / name)
+    live = served_folder(models / name)
     try:
         turns = read_label_log(log, read_manifest(live))
     except TooFewTurnsError as error:

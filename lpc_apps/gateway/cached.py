@@ -85,7 +85,7 @@ class Cached:
         answer = await self._client.lookup(question, exact_only=directives.only_if_cached)
         self._metrics.lookup_seconds.observe(self._clock() - began)
         if answer.miss.reason == pb.REASON_IN_FLIGHT and wait_s:
-            answer = await self._client.follow(question, wait_s)
+            answer = await self._client.wait_for_answer(question, wait_s)
         reason = answer.miss.reason
         denied = answer.miss.refusal == DENIED
         if denied and not self._denied:

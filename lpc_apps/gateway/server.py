@@ -19,7 +19,7 @@ from lpc.wire.addresses import with_port
 from lpc.wire.background import Background, lost_errors
 from lpc.wire.certificates import CertificateError, CertificateFiles, read
 from lpc.wire.http_server import Connections, Patience, Server, raise_descriptors
-from lpc.wire.listening import listen, served
+from lpc.wire.listening import listen, serve_metrics
 from lpc.wire.tokens import TokenFileError
 from lpc.wire.watched import Watched
 from lpc_apps.gateway.cached import Cached
@@ -92,7 +92,7 @@ async def running(
         stack.callback(listener.close)
         metrics_port = settings.metrics_port
         if metrics_port is not None:
-            metrics_port = stack.enter_context(served(metrics.registry, settings.metrics_host, metrics_port))
+            metrics_port = stack.enter_context(serve_metrics(metrics.registry, settings.metrics_host, metrics_port))
         client = ResponseCacheClient(
             sidecar.predictor_address, access=access_of(sidecar), timeout_s=settings.gateway_lookup_timeout_s
         )

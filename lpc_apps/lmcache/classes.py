@@ -44,7 +44,7 @@ class Classes:
         """Number of classes with a curve of their own."""
         return self._monitor.seen if self.tables is not None else 0
 
-    def follow(self, curves: ReuseCurves | None) -> None:
+    def use_sidecar_curves(self, curves: ReuseCurves | None) -> None:
         """Use the sidecar's curves of its groups as priors; None: no change."""
         if curves is not None:
             self._monitor.follow(curves.epoch, grouping.priors_of(curves.hazards))

@@ -107,7 +107,7 @@ class Loop:
             if left and time.monotonic() >= until:
                 await asyncio.sleep(0)
                 until = time.monotonic() + EVENTS_SLICE_S
-        self.service.follow(self._predictor.reuse_curves)
+        self.service.use_sidecar_curves(self._predictor.reuse_curves)
         self._collect()
         plan = self.service.plan()
         for conversation in plan.ask:

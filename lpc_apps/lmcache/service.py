@@ -129,9 +129,9 @@ class Service:
             for chunk in cache.clear():
                 self._forget_if_nowhere(chunk)
 
-    def follow(self, curves: ReuseCurves | None) -> None:
+    def use_sidecar_curves(self, curves: ReuseCurves | None) -> None:
         """Use the sidecar's curves of its groups as priors; None: no change."""
-        self.classes.follow(curves)
+        self.classes.use_sidecar_curves(curves)
 
     def refit(self) -> Generator[None, None, None]:
         """Fit the reuse curves in steps of well under a millisecond. No other method may be called between the steps."""

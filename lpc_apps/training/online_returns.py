@@ -67,7 +67,7 @@ class OnlineReturns:
         self._replies[conversation] = output_tokens
         found = self.model.forecast(came)
         if before is not None:
-            self.model.follow(before)
+            self.model.record_return(before)
         self.model.answer([came])
         return found
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from lpc.errors import ArtifactError
 from lpc.model.artifact import Manifest, read_manifest
-from lpc.model.versions import promote, served
+from lpc.model.versions import promote, served_folder
 from lpc_apps.training.compare import Difference, Scores, differences, scores, to_json, why_worse
 from lpc_apps.training.encoders import load_encoder
 from lpc_apps.training.export import ExportError, export
@@ -120,7 +120,7 @@ def _compare(data: LoggedTurns, head: Head, live: Path) -> tuple[dict[str, Score
 def _publish(live: Path, encoder: str, head: Head, manifest: Manifest) -> str:
     """Export a version that sidecars then serve; return its name. Raises ExportError if another version is live now."""
     model = live.parent
-    if served(model) != live:
+    if served_folder(model) != live:
         raise ExportError(f"{live} was live when training began and is not any more: nothing is published, run it again")
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "head.safetensors"
@@ -132,7 +132,7 @@ def _publish(live: Path, encoder: str, head: Head, manifest: Manifest) -> str:
             head=path,
             precision=manifest.precision,  # type: ignore[arg-type]
         )
-    if served(model) != place:
+    if served_folder(model) != place:
         try:
             promote(model, place.name, instead_of=live.name)
         except ArtifactError as error:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.wire.bugs import log_bug
+from predictor_service.batching.batch_queue import Batch, BatchQueue, Entry, Lane, Outcome
 from predictor_service.batching.inference import Inference
 from predictor_service.batching.prepare import Prepared
-from predictor_service.batching.queue import Batch, BatchQueue, Entry, Lane, Outcome
 from predictor_service.errors import BROKEN, CLOSING, Expired, Overloaded, Unavailable
 from predictor_service.metrics import Metrics
 

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 State: TypeAlias = dict[str, NDArray[Any]]
 """State saved across restarts: NumPy arrays of numbers and digests only."""
-KEEP_INTERVAL_S: Final = 300.0
+SAVE_INTERVAL_S: Final = 300.0
 """Interval at which the state is saved; a killed process loses at most this much."""
 
 
@@ -34,24 +34,24 @@ class ReturnLearning(TurnObserver):
     """
 
     def __init__(
-        self, model: ReturnModel, metrics: Metrics, *, refit_s: float, kept: Path | None, clock: Callable[[], float]
+        self, model: ReturnModel, metrics: Metrics, *, refit_s: float, state_file: Path | None, clock: Callable[[], float]
     ) -> None:
         """Register the model's metrics.
 
         Args:
             refit_s: interval of refits, seconds.
-            kept: file of the saved state; None: it is not saved.
+            state_file: file of the saved state; None: it is not saved.
             clock: time of arrival of turns, seconds since the Unix epoch.
         """
         self._model = model
         self._metrics = metrics
         self._refit_s = refit_s
-        self._kept = kept
+        self._state_file = state_file
         self._clock = clock
         self.curves = PublishedCurves(model.group_curves)
         self._unwritten = False
         self._resets = model.resets
-        self._keep_at = time.monotonic() + KEEP_INTERVAL_S
+        self._save_at = time.monotonic() + SAVE_INTERVAL_S
         metrics.returns_learnt.labels("turns").set_function(lambda: model.quality.turns)
         metrics.returns_learnt.labels("returns").set_function(lambda: model.quality.returns)
         metrics.return_model_head_share.set_function(lambda: model.quality.head_share)
@@ -69,7 +69,7 @@ class ReturnLearning(TurnObserver):
     def returned(self, turn: Turn) -> None:
         """Learn from the arrival of a turn's next turn, here or at another sidecar."""
         try:
-            self._model.follow(turn)
+            self._model.record_return(turn)
         except Exception as error:
             self._failed("learning of a return", error)
 
@@ -79,17 +79,17 @@ class ReturnLearning(TurnObserver):
 
     def restore(self) -> None:
         """Load the saved state; log a warning if it is damaged."""
-        if self._kept is None:
+        if self._state_file is None:
             return
         try:
-            found = _read(self._kept)
+            found = _read(self._state_file)
             if found is not None:
                 self._model.restore(found, self._clock())
         except Exception as error:  # a damaged archive can raise anything
             # Only the type is logged: messages could quote the file.
             log.warning(
                 "the saved return model %s cannot be loaded (%s): starting with an empty one",
-                self._kept,
+                self._state_file,
                 type(error).__name__,
             )
             return
@@ -98,19 +98,19 @@ class ReturnLearning(TurnObserver):
             self.curves.update()
 
     async def learn(self) -> None:
-        """Refit the model in a thread, publish its curves, and save its state every KEEP_INTERVAL_S."""
-        if time.monotonic() >= self._keep_at:
-            self._keep_at = time.monotonic() + KEEP_INTERVAL_S
-            await asyncio.to_thread(self.keep)
+        """Refit the model in a thread, publish its curves, and save its state every SAVE_INTERVAL_S."""
+        if time.monotonic() >= self._save_at:
+            self._save_at = time.monotonic() + SAVE_INTERVAL_S
+            await asyncio.to_thread(self.save)
         await asyncio.to_thread(self._refit)
         await asyncio.to_thread(self.curves.update)
 
-    def keep(self) -> None:
+    def save(self) -> None:
         """Save the model's state, if a file is configured."""
-        if self._kept is None:
+        if self._state_file is None:
             return
         try:
-            _write(self._kept, self._model.state(self._clock()))
+            _write(self._state_file, self._model.state(self._clock()))
         except OSError as error:
             self._metrics.task_failures.labels("returns").inc()
             if not self._unwritten:

@@ -1,1 +1,1 @@
-"""The gRPC server: service, interceptors, callers, TLS and traces."""
+"""The gRPC server: service, interceptors, callers and TLS."""

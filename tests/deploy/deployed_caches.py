@@ -18,7 +18,7 @@ from tests.deploy.test_compose import configured
 from tests.deploy.test_first_prediction import environment_of
 from tests.deploy.test_kubernetes import Object, containers, kustomized, named, pods, render, secret_data
 from tests.dockerfile import ROOT, stages
-from tests.engine_double import EngineDouble, served
+from tests.engine_double import EngineDouble, serve_double
 
 IMAGE = stages()[1]["cpu"]
 CLIENT = "app"
@@ -237,7 +237,7 @@ def _engine() -> Iterator[EngineDouble]:
     end = asyncio.Event()
 
     async def serve() -> None:
-        async with served(double):
+        async with serve_double(double):
             up.set()
             await end.wait()
 

@@ -33,7 +33,7 @@ from eviction_client.transport.predictor_client import TIMEOUT_S
 from lpc.wire.redis_connection import Connection
 from lpc_apps.commands.cli import app
 from lpc_apps.gateway.settings import GatewaySettings
-from predictor_service.batching.queue import PATIENCE_SHARE
+from predictor_service.batching.batch_queue import PATIENCE_SHARE
 from predictor_service.metrics import Metrics
 from predictor_service.settings import ServiceSettings
 from tests.dockerfile import ROOT, stages

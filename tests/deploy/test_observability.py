@@ -5,7 +5,7 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import AsyncGenerator, Hashable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import yaml
 from prometheus_client import generate_latest
 
 from benchmarks.processes import RedisServer
+from eviction_client.transport.scripted_predictor import ScriptedPredictor
 from lpc.cache.v1 import response_cache_pb2 as cache_pb
 from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
 from lpc.responses.scopes import ScopeSettings
@@ -58,13 +59,7 @@ EXPRESSIONS = [
 def lmcache_metrics() -> str:
     service = Service(LMCacheSettings(), clock=time.time, keys=KEYS)
     service.declare(Location("l1", "node-a"), 1 << 30)
-
-    class Nobody:
-        def ask(self, request_id: Hashable, *, token_ids: Sequence[int], served_model: str, conversation_id: str) -> None: ...
-        def take(self, request_id: Hashable) -> None: ...
-        def forget(self, request_id: Hashable) -> None: ...
-
-    return exposition(status(Loop(service, Nobody(), lambda _: None), sidecar=True)).decode()
+    return exposition(status(Loop(service, ScriptedPredictor(), lambda _: None), sidecar=True)).decode()
 
 
 OF_THE_GATEWAY = set(re.findall(r"# TYPE (\S+)", generate_latest(GatewayMetrics().registry).decode()))

@@ -16,11 +16,11 @@ from vllm.inputs import TokensPrompt
 
 from benchmarks.tiny_engine import TinyEngine
 from benchmarks.tiny_llama import SPECIAL
-from benchmarks.told import CONTINUES, OVER, Told
 from eviction_client.background import AtOnce
 from eviction_client.plugin import MOST_FAILURES
 from eviction_client.settings import ClientSettings
 from eviction_client.transport.predictor import Predictor
+from eviction_client.transport.scripted_predictor import CONTINUES, OVER, ScriptedPredictor
 
 STEP_S: Final = 0.05
 REPLY: Final = 24
@@ -68,7 +68,7 @@ def serve(
         "settings": ClientSettings(**{"pooling": "off", "keep_waiting": learns, **settings}),
         "clock": staticmethod(lambda: now[0]),
         "background": AtOnce,
-        "open_predictor": staticmethod(lambda *_: predictor or Told(lambda _: None)),
+        "open_predictor": staticmethod(lambda *_: predictor or ScriptedPredictor()),
     }
     options = {"max_model_len": 7168, "max_num_seqs": 16, **({"kv_transfer_config": connector} if connector else {})}
     tiny = TinyEngine(model, blocks, learned=attributes if learned else None, **options)

@@ -25,7 +25,7 @@ from pathlib import Path
 from benchmarks.engine_run import settle
 settle()
 from benchmarks.cpu_tier import connector
-from benchmarks.told import CONTINUES, Told
+from eviction_client.transport.scripted_predictor import CONTINUES, ScriptedPredictor
 from tests.engine.serving import drawn, oracle, serve
 texts = drawn(90)
 def run(tier, think_s, **sides):
@@ -33,7 +33,7 @@ def run(tier, think_s, **sides):
 told = []
 for tier, think_s, asked in ((connector(320), 60.0, oracle(texts)), (connector(320, late=3), 1.0, None))[: int(sys.argv[2])]:
     stock = run(tier, think_s, learned=False)
-    even = run(tier, think_s, predictor=Told(lambda _: CONTINUES), guard=True, learns=False)
+    even = run(tier, think_s, predictor=ScriptedPredictor(lambda _: CONTINUES), guard=True, learns=False)
     row = {
         "tokens": even.outputs == stock.outputs,
         "pool": even.evicted == stock.evicted,
@@ -43,7 +43,7 @@ for tier, think_s, asked in ((connector(320), 60.0, oracle(texts)), (connector(3
         "failures": even.counters["lpc_failures"] + even.counters["lpc_tier_stock_fallback"],
     }
     if asked is not None:
-        knows = run(tier, think_s, predictor=Told(asked))
+        knows = run(tier, think_s, predictor=ScriptedPredictor(asked))
         row["tokens"] = row["tokens"] and knows.outputs == stock.outputs
         row["failures"] += knows.counters["lpc_failures"] + knows.counters["lpc_tier_stock_fallback"]
         row["by value"] = knows.counters["lpc_tier_evictions:value"]

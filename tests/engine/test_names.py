@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.bare_scheduler import BLOCK, Engine
-from benchmarks.told import Told
 from eviction_client.background import AtOnce
 from eviction_client.tenants import digest_of
+from eviction_client.transport.scripted_predictor import ScriptedPredictor
 from tests.reachable import reached, weigh
 
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="names of a megabyte and of invalid characters")
@@ -27,7 +27,6 @@ def serve(engine: Engine, number: int, name: str, tokens: int = 2 * BLOCK) -> No
 
 def test_names_of_a_mebibyte_take_no_memory_once_their_requests_have_ended(window: int | None) -> None:
     engine = Engine(60, window=window, tenant_floors={digest_of("a"): 0.1}, **SETTINGS)
-    engine.told.ask = lambda *_, **__: None  # type: ignore[method-assign]  # its list of all ids is not the plug-in's
     hooks = engine.scheduler.lpc
     for number in range(40):
         serve(engine, number, f"{number:0{MEBIBYTE}}")
@@ -42,14 +41,10 @@ def test_names_of_a_mebibyte_take_no_memory_once_their_requests_have_ended(windo
 @pytest.mark.parametrize("name", ["\ud800", "a\udfff" * 3000, "\x00\n\x1b[2J", "\U0010ffff" * 2000, ""])
 def test_names_of_any_characters_raise_nowhere(name: str) -> None:
     engine = Engine(60, tenant_floors={digest_of("a"): 0.1}, **SETTINGS)
-    asked: list[dict[str, str]] = []
-
-    class Asked(Told):
-        def ask(self, request_id: object, **named: object) -> None:
-            asked.append({key: str(value) for key, value in named.items() if key != "token_ids"})
-
-    engine.scheduler.lpc.plugin.predictor = Asked(lambda _: None)
+    predictor = engine.scheduler.lpc.plugin.predictor = ScriptedPredictor(record=True)
     for number in range(3):
         serve(engine, number, name, BLOCK - 5)  # vLLM itself cannot hash a full block with such a salt
     assert engine.scheduler.lpc.plugin.failures == 0
-    assert all(value.isascii() and len(value) in (0, 32) for named in asked for value in named.values())
+    assert len(predictor.asked) == 3
+    names = {name for question in predictor.asked.values() for name in (question.category, question.conversation_id)}
+    assert all(name.isascii() and len(name) in (0, 32) for name in names)

@@ -12,7 +12,6 @@ from vllm.v1.request import RequestStatus
 
 from benchmarks.bare_scheduler import BLOCK, Engine, conversations, oracle
 from benchmarks.processes import RedisServer
-from benchmarks.told import CONTINUES, OVER
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
 from eviction_client.engines.vllm.metrics import values_of
@@ -21,7 +20,7 @@ from eviction_client.policy import grouping
 from eviction_client.policy.free_queue import DONE, HINTED, PREEMPTED
 from eviction_client.policy.hints import Hints
 from eviction_client.policy.reuse_monitor import first_class
-from eviction_client.transport.messages import Prediction
+from eviction_client.transport.scripted_predictor import CONTINUES, OVER
 from lpc.model.curve import KNOTS
 from lpc.wire.session import name_of
 from tests.engine.pools import give_hash
@@ -72,7 +71,7 @@ PREDICTED = first_class(grouping.GROUPS - 1 + 3)
 
 def predicted(engine: Engine, group: int) -> None:
     """Answer each request with a group."""
-    engine.told.take = lambda _: Prediction(0.5, "told", 1, group=group)  # type: ignore[method-assign]
+    engine.predictor.script = lambda _: group
 
 
 @pytest.mark.parametrize("tell", [None, CONTINUES], ids=["no sidecar", "answers"])
@@ -82,7 +81,7 @@ def test_until_the_guard_enables_the_value_the_order_equals_stocks_block_by_bloc
     made = conversations(1, 120)
     blocks = 100 if window else 60
     stock = Engine(blocks, learned=False, asynchronous=asynchronous, window=window).run(made)
-    engine = Engine(blocks, tell=lambda _: tell, guard=True, asynchronous=asynchronous, window=window, background=AtOnce)
+    engine = Engine(blocks, script=lambda _: tell, guard=True, asynchronous=asynchronous, window=window, background=AtOnce)
     engine.scheduler.lpc.plugin.ghosts.guard.observe = lambda *_: False
     ours = engine.run(made)
     assert (window or stock.preempted > 0) and len(stock.evicted) > 1000
@@ -96,7 +95,7 @@ def test_two_groups_that_predict_perfectly_hit_more_than_stock(asynchronous: boo
     made = conversations(3, 200)
     blocks = 400 if window else 260
     stock = Engine(blocks, learned=False, asynchronous=asynchronous, window=window).run(made)
-    engine = Engine(blocks, tell=oracle(made), asynchronous=asynchronous, window=window, background=AtOnce)
+    engine = Engine(blocks, script=oracle(made), asynchronous=asynchronous, window=window, background=AtOnce)
     ours = engine.run(made)
     assert ours.outputs == stock.outputs
     assert ours.cached > 1.05 * stock.cached
@@ -113,7 +112,7 @@ def test_inverted_predictions_do_not_hit_less_than_stock(asynchronous: bool) -> 
         return CONTINUES + OVER - right(name)
 
     stock = Engine(260, learned=False, asynchronous=asynchronous).run(made)
-    engine = Engine(260, tell=inverted, guard=True, asynchronous=asynchronous, background=AtOnce)
+    engine = Engine(260, script=inverted, guard=True, asynchronous=asynchronous, background=AtOnce)
     guarded = engine.run(made)
     assert guarded.hit_rate(since=0.25) > stock.hit_rate(since=0.25) - 1
 
@@ -123,7 +122,7 @@ def test_inverted_predictions_do_not_hit_less_than_stock(asynchronous: bool) -> 
 def test_the_guard_enables_the_value_if_it_hits_more(asynchronous: bool) -> None:
     made = conversations(4, 600, spread_s=2000.0)
     stock = Engine(260, learned=False, asynchronous=asynchronous).run(made)
-    engine = Engine(260, tell=oracle(made), guard=True, asynchronous=asynchronous, background=AtOnce)
+    engine = Engine(260, script=oracle(made), guard=True, asynchronous=asynchronous, background=AtOnce)
     guarded = engine.run(made)
     assert engine.scheduler.lpc.plugin.value_enabled and engine.pool.free_block_queue.value_enabled
     assert guarded.outputs == stock.outputs
@@ -262,7 +261,7 @@ def test_many_hints_retain_no_more_than_their_share_of_the_cache(window: int | N
 
 @pytest.mark.parametrize("guard", [True, False])
 def test_a_preempted_requests_blocks_go_last_and_are_not_pinned(guard: bool) -> None:
-    engine = Engine(100, tell=lambda _: CONTINUES, guard=guard)
+    engine = Engine(100, script=lambda _: CONTINUES, guard=guard)
     finish(engine, "kept")
     request = engine.add("b", list(range(100, 200)), 50)
     engine.step()
@@ -328,7 +327,7 @@ def test_a_failing_hook_affects_neither_requests_nor_order(caplog: pytest.LogCap
     def tell(_: str) -> int:
         raise RuntimeError("secret text of a conversation")
 
-    engine = Engine(110, tell=tell)
+    engine = Engine(110, script=tell)
     ours = engine.run(made)
     assert ours.outputs == stock.outputs and ours.evicted == stock.evicted
     assert engine.scheduler.lpc.plugin.failures == len(ours.outputs)
@@ -342,7 +341,7 @@ def test_while_the_operators_file_exists_evictions_and_service_equal_stocks(asyn
     switch = tmp_path / "lru"
     switch.touch()
     engine = Engine(
-        60, tell=oracle(made), asynchronous=asynchronous, background=AtOnce, schedule="cached-first", lru_file=switch
+        60, script=oracle(made), asynchronous=asynchronous, background=AtOnce, schedule="cached-first", lru_file=switch
     )
     forced = engine.run(made)
     plugin = engine.scheduler.lpc.plugin
@@ -361,7 +360,7 @@ def test_while_the_operators_file_exists_evictions_and_service_equal_stocks(asyn
 def test_a_dry_run_keeps_the_stock_queue_and_reports() -> None:
     made = conversations(6, 100)
     stock = Engine(260, learned=False).run(made)
-    engine = Engine(260, tell=oracle(made), shadow=True, background=AtOnce)
+    engine = Engine(260, script=oracle(made), shadow=True, background=AtOnce)
     ours = engine.run(made)
     assert ours.evicted == stock.evicted
     assert type(engine.pool.free_block_queue) is not LearnedFreeQueue
@@ -373,7 +372,7 @@ def test_a_dry_run_keeps_the_stock_queue_and_reports() -> None:
 @at_night_also_asynchronous
 def test_with_a_background_thread_nothing_fails_and_all_requests_are_learned(asynchronous: bool) -> None:
     made = conversations(6, 100)
-    engine = Engine(260, tell=oracle(made), asynchronous=asynchronous, pooling="shared")
+    engine = Engine(260, script=oracle(made), asynchronous=asynchronous, pooling="shared")
     engine.run(made)
     plugin = engine.scheduler.lpc.plugin
     assert plugin.settle() and plugin.failures == 0

@@ -38,12 +38,12 @@ import json, sys
 from pathlib import Path
 from benchmarks.engine_run import settle
 settle()
-from benchmarks.told import Told
+from eviction_client.transport.scripted_predictor import ScriptedPredictor
 from tests.engine.serving import drawn, oracle, serve
 texts, think_s = drawn(int(sys.argv[2])), float(sys.argv[3])
 def run(**sides):
     return serve(Path(sys.argv[1]), texts, 240, think_s=think_s, **sides)
-stock, constant, knows = run(learned=False), run(learns=False), run(predictor=Told(oracle(texts)), guard=False)
+stock, constant, knows = run(learned=False), run(learns=False), run(predictor=ScriptedPredictor(oracle(texts)), guard=False)
 print(json.dumps({
     "requests": len(stock.outputs),
     "evictions": len(stock.evicted),

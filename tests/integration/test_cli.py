@@ -152,7 +152,7 @@ NOBODY = 65534
 
 def test_models_that_may_not_be_read_are_not_said_to_be_missing(tmp_path: Path, tiny_models: Path) -> None:
     from lpc.errors import ArtifactError
-    from lpc.model.versions import newest_first, served
+    from lpc.model.versions import newest_first, served_folder
 
     root = Path(shutil.copytree(tiny_models / "tiny", tmp_path / "tiny"))
 
@@ -173,7 +173,7 @@ def test_models_that_may_not_be_read_are_not_said_to_be_missing(tmp_path: Path, 
             break
         folder.chmod(folder.stat().st_mode | 0o011)
     (root / "v1/manifest.json").chmod(0)
-    assert re.search(r"manifest.json cannot be read \(Permission denied\): let user \d+", as_another(served))
+    assert re.search(r"manifest.json cannot be read \(Permission denied\): let user \d+", as_another(served_folder))
     root.chmod(0)
     assert re.search(rf"the models in {root} cannot be read \(Permission denied\): let user \d+", as_another(newest_first))
 

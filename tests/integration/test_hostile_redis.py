@@ -22,7 +22,7 @@ from lpc.wire.redis_reach import RedisReach
 from predictor_service.errors import StartError
 from predictor_service.responses.outcomes import Hit, Miss
 from tests.integration.test_response_cache import Make, ask, fill, make
-from tests.integration.test_response_cache_service import served
+from tests.integration.test_response_cache_service import serve_caches
 from tests.integration.test_shared_evidence import labels_from_before, misses
 from tests.response_cache import Caches, GivenVectors, answer, asked
 
@@ -390,5 +390,5 @@ async def test_a_sidecar_that_cannot_write_verdicts_does_not_start(
     (tmp_path / "cache-verdicts.json").mkdir()
     scopes: Any = {"faq": {"mode": "serve"}}
     with pytest.raises(StartError, match="LPC_STATE"):
-        async with served(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes, state=tmp_path):
+        async with serve_caches(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes, state=tmp_path):
             pass

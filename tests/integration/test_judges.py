@@ -14,7 +14,7 @@ from lpc.responses.semantic.evidence_file import write_evidence
 from lpc.responses.semantic.threshold import JudgeError
 from predictor_service.errors import StartError
 from tests.eventually import eventually
-from tests.integration.test_response_cache_service import request, response, served
+from tests.integration.test_response_cache_service import request, response, serve_caches
 from tests.integration.test_semantic_cache import QUESTIONS, reworded, until_candidate
 
 pytestmark = pytest.mark.usefixtures("patient")
@@ -46,7 +46,7 @@ async def test_answers_are_judged_by_vectors_and_numbers(
     evidence = tmp_path / "evidence.json"
     write_evidence(evidence, Evidence(), Embeddings(tiny_models, "tiny").encoder, JudgeError(1, 1000))
     scope = ScopeSettings(mode="serve", judge="embedding", evidence=evidence)
-    async with served(tiny_models, tmp_path, redis_server.url, cache_scopes={"faq": scope}) as stub:
+    async with serve_caches(tiny_models, tmp_path, redis_server.url, cache_scopes={"faq": scope}) as stub:
         for question in QUESTIONS[:2]:
             stored = pb.StoreRequest(
                 request=request(question, tenant=question), response=response("it opens at 9 in the north")
@@ -65,6 +65,6 @@ async def test_an_unmeasured_judge_prevents_the_start(tiny_models: Path, tmp_pat
     write_evidence(path, Evidence(), Embeddings(tiny_models, "tiny").encoder)
     scope = ScopeSettings(mode="shadow", judge="embedding", evidence=None if known == "nothing" else path)
     with pytest.raises(StartError, match=r"^scope faq: .*`lpc cache calibrate --answers FILE --evidence") as caught:
-        async with served(tiny_models, tmp_path, "redis://127.0.0.1:1/0", cache_scopes={"faq": scope}):
+        async with serve_caches(tiny_models, tmp_path, "redis://127.0.0.1:1/0", cache_scopes={"faq": scope}):
             pass
     assert "\n" not in str(caught.value)

@@ -13,7 +13,7 @@ from lpc.model.conversation import UserTurns
 from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.v1 import predictor_pb2 as pb
-from predictor_service.batching.queue import SHORT_TOKENS
+from predictor_service.batching.batch_queue import SHORT_TOKENS
 from predictor_service.requests.parser import RequestParser
 from predictor_service.server import Parts
 from tests.chat_templates import STYLES, tokenizer_of

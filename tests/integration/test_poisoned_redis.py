@@ -95,7 +95,7 @@ class Side:
     def __init__(self, url: str) -> None:
         self.metrics, clock = Metrics(), MonotoneClock()
         self.model = ReturnModel(1000)
-        learning = ReturnLearning(self.model, self.metrics, refit_s=60.0, kept=None, clock=clock.now)
+        learning = ReturnLearning(self.model, self.metrics, refit_s=60.0, state_file=None, clock=clock.now)
         labels = Labels(1000, HORIZON_S, [learning])
         self.learning = learning
         self.shared = TurnRegistry(Connection(url), labels, self.metrics, clock)

@@ -14,7 +14,7 @@ from lpc.responses.scopes import ScopeSettings
 from predictor_service.responses.outcomes import Hit, Miss
 from tests.integration.test_cache_callers import bearer, tokens
 from tests.integration.test_response_cache import Make, ask, entries_in, fill, make
-from tests.integration.test_response_cache_service import request, response, served
+from tests.integration.test_response_cache_service import request, response, serve_caches
 from tests.response_cache import Caches, answer, asked
 
 __all__ = ["make"]
@@ -114,7 +114,7 @@ async def test_invalidate_is_refused_above_its_rate_for_one_client_and_not_for_o
     tiny_models: Path, tmp_path: Path, redis_server: RedisServer
 ) -> None:
     settings = {"tokens": tokens(tmp_path, "loud", "quiet"), "cache_invalidations": 3}
-    async with served(tiny_models, tmp_path, redis_server.url, **settings) as stub:
+    async with serve_caches(tiny_models, tmp_path, redis_server.url, **settings) as stub:
         await stub.Store(pb.StoreRequest(request=request(), response=response()), metadata=bearer("loud"))
         for _ in range(3):
             assert (await stub.Invalidate(pb.InvalidateRequest(scope="faq"), metadata=bearer("loud"))).done

@@ -40,7 +40,7 @@ def caching(models: Path, folder: Path, url: str, **changes: object) -> ServiceS
 
 
 @asynccontextmanager
-async def served(models: Path, folder: Path, url: str, **changes: object) -> AsyncIterator[rpc.ResponseCacheStub]:
+async def serve_caches(models: Path, folder: Path, url: str, **changes: object) -> AsyncIterator[rpc.ResponseCacheStub]:
     settings = caching(models, folder, url, **{"cache_gateways": "anonymous", **changes})
     async with running(settings) as addresses, grpc.aio.insecure_channel(f"127.0.0.1:{addresses.port}") as channel:
         yield rpc.ResponseCacheStub(channel)
@@ -64,7 +64,7 @@ async def reason(stub: rpc.ResponseCacheStub, message: pb.Request, **fields: obj
 
 
 async def test_an_answer_is_returned_as_it_was_sent(tiny_models: Path, tmp_path: Path, redis_server: RedisServer) -> None:
-    async with served(tiny_models, tmp_path, redis_server.url) as stub:
+    async with serve_caches(tiny_models, tmp_path, redis_server.url) as stub:
         miss = (await stub.Lookup(pb.LookupRequest(request=request()))).miss
         assert (miss.reason, bool(miss.flight)) == (pb.REASON_COLD, True)
         stored = await stub.Store(pb.StoreRequest(request=request(), response=response(), flight=miss.flight))
@@ -91,7 +91,7 @@ async def test_invalid_requests_are_refused(tiny_models: Path, tmp_path: Path, r
         request(scope="s" * 300),
         pb.Request(model="m"),
     ]
-    async with served(tiny_models, tmp_path, redis_server.url) as stub:
+    async with serve_caches(tiny_models, tmp_path, redis_server.url) as stub:
         for one in wrong:
             for call in (stub.Lookup(pb.LookupRequest(request=one)), stub.Store(pb.StoreRequest(request=one))):
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -111,7 +111,7 @@ async def test_invalid_requests_are_refused(tiny_models: Path, tmp_path: Path, r
 async def test_the_token_identifies_the_client(tiny_models: Path, tmp_path: Path, redis_server: RedisServer) -> None:
     tokens = {"alice": "a-token", "bob": "b-token"}
     (tmp_path / "tokens").write_text("".join(f"{name}: {sha256(t.encode()).hexdigest()}\n" for name, t in tokens.items()))
-    async with served(tiny_models, tmp_path, redis_server.url, tokens=tmp_path / "tokens") as stub:
+    async with serve_caches(tiny_models, tmp_path, redis_server.url, tokens=tmp_path / "tokens") as stub:
 
         async def look_up(name: str) -> pb.LookupResponse:
             metadata = (("authorization", f"Bearer {tokens[name]}"),)
@@ -138,7 +138,7 @@ async def test_the_token_identifies_the_client(tiny_models: Path, tmp_path: Path
 async def test_a_dead_or_silent_redis_is_a_miss_until_it_is_back(
     tiny_models: Path, tmp_path: Path, own_redis: RedisServer
 ) -> None:
-    async with served(tiny_models, tmp_path, own_redis.url, cache_redis_timeout_s=0.05) as stub:
+    async with serve_caches(tiny_models, tmp_path, own_redis.url, cache_redis_timeout_s=0.05) as stub:
         # A loaded machine may exceed the timeout.
         while not (await stub.Store(pb.StoreRequest(request=request(), response=response()))).stored:
             await asyncio.sleep(0.05)
@@ -165,7 +165,7 @@ async def test_a_thousand_concurrent_requests_call_the_engine_once(
     tiny_models: Path, tmp_path: Path, redis_server: RedisServer
 ) -> None:
     engine_calls = 0
-    async with served(tiny_models, tmp_path, redis_server.url) as stub:
+    async with serve_caches(tiny_models, tmp_path, redis_server.url) as stub:
 
         async def one() -> bool:
             nonlocal engine_calls
@@ -182,7 +182,7 @@ async def test_a_thousand_concurrent_requests_call_the_engine_once(
 
 
 async def test_a_sidecar_starts_without_redis(tiny_models: Path, tmp_path: Path) -> None:
-    async with served(tiny_models, tmp_path, f"redis://127.0.0.1:{free_port()}") as stub:
+    async with serve_caches(tiny_models, tmp_path, f"redis://127.0.0.1:{free_port()}") as stub:
         assert await reason(stub, request()) == "UNAVAILABLE"
 
 
@@ -205,7 +205,7 @@ async def test_an_invalid_key_file_prevents_the_start_and_is_not_quoted(
     if lines is not None:
         path.write_bytes(lines.encode("latin-1"))
     with pytest.raises(StartError, match=message) as caught:
-        async with served(tiny_models, tmp_path, "redis://127.0.0.1:1", cache_keys=path):
+        async with serve_caches(tiny_models, tmp_path, "redis://127.0.0.1:1", cache_keys=path):
             pass
     assert "secret" not in str(caught.value) and "2222" not in str(caught.value)
 
@@ -227,7 +227,7 @@ def test_without_a_url_the_service_is_not_offered_or_imported(tiny_models: Path,
         "            except grpc.aio.AioRpcError as error:\n"
         "                print(error.code().name)\n"
         "asyncio.run(main())\n"
-        "print([m for m in ('lpc.responses.sealing', 'predictor_service.responses.making') if m in sys.modules])\n"
+        "print([m for m in ('lpc.responses.sealing', 'predictor_service.responses.building') if m in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["UNIMPLEMENTED", "[]"]
@@ -236,7 +236,7 @@ def test_without_a_url_the_service_is_not_offered_or_imported(tiny_models: Path,
 async def test_the_error_names_a_missing_extra(tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
     with pytest.raises(StartError, match=r"learned-prefix-cache\[cache\]"):
-        async with served(tiny_models, tmp_path, "redis://127.0.0.1:1"):
+        async with serve_caches(tiny_models, tmp_path, "redis://127.0.0.1:1"):
             pass
 
 

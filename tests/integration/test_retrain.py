@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lpc.model.artifact import read_manifest
-from lpc.model.versions import promote, served
+from lpc.model.versions import promote, served_folder
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc_apps.commands.cli import app
@@ -33,11 +33,11 @@ def root(tiny_models: Path, tmp_path: Path) -> Path:
 
 def log_of(root: Path, folder: Path, **law: Any) -> Path:
     """Write a log of the live version; return its folder."""
-    return write_made_up(folder, read_manifest(served(root / "tiny")), made_up_rows(WIDTH, 1500, **law))
+    return write_made_up(folder, read_manifest(served_folder(root / "tiny")), made_up_rows(WIDTH, 1500, **law))
 
 
 def learn(root: Path, log: Path, **changes: Any) -> dict[str, Any]:
-    live = served(root / "tiny")
+    live = served_folder(root / "tiny")
     turns = read_label_log(log, read_manifest(live))
     return retrain(turns, live, **{"encoder": str(root / ".encoder-tiny"), "recipe": "lpc", **changes}).to_json()
 
@@ -90,11 +90,11 @@ def test_a_worse_head_is_not_published(root: Path, tmp_path: Path) -> None:
     opposite = made_up_rows(WIDTH, 1500, law=-2.5, until_ms=END_MS - DAY_MS, seed=1)
     newest = made_up_rows(WIDTH, 400, days=1.0, seed=2)
     rows = {name: [*opposite[name], *newest[name]] for name in opposite}
-    log = write_made_up(tmp_path / "bad", read_manifest(served(root / "tiny")), rows)
+    log = write_made_up(tmp_path / "bad", read_manifest(served_folder(root / "tiny")), rows)
     there = {path.name for path in (root / "tiny").iterdir()}
     found = learn(root, log, out=tmp_path / "head.safetensors")
     assert not found["published"]
-    assert found["version"] == live["version"] == served(root / "tiny").name
+    assert found["version"] == live["version"] == served_folder(root / "tiny").name
     assert "above the live head's" in found["reason"]
     assert found["scores"]["new"]["log_loss"] > found["scores"]["live"]["log_loss"]
     assert {path.name for path in (root / "tiny").iterdir()} == there
@@ -158,4 +158,4 @@ def test_nothing_is_published_when_the_live_version_changed_meanwhile(
     monkeypatch.setattr(retraining, "learn", promoted_meanwhile)
     with pytest.raises(ExportError, match="was live when training began and is not any more"):
         learn(root, log)
-    assert served(root / "tiny").name == first
+    assert served_folder(root / "tiny").name == first

@@ -25,7 +25,7 @@ from predictor_service.responses import scopes_in_use
 from predictor_service.server import Parts, running
 from tests.eventually import eventually
 from tests.integration import test_response_cache_service as service
-from tests.integration.test_response_cache_service import caching, response, served
+from tests.integration.test_response_cache_service import caching, response, serve_caches
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -79,7 +79,7 @@ async def test_labels_open_the_tier_and_complaints_shut_it(
     tiny_models: Path, tmp_path: Path, redis_server: RedisServer
 ) -> None:
     scopes = {"faq": ScopeSettings(kind="faq", mode="serve")}
-    async with served(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes) as stub:
+    async with serve_caches(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes) as stub:
         # In separate partitions, so that the tiny model need not distinguish them.
         for question in QUESTIONS:
             await fill(stub, question, about=question)
@@ -146,8 +146,8 @@ async def test_a_file_of_evidence_opens_two_sidecars_and_drift_in_one_shuts_both
     scopes = {"faq": ScopeSettings(kind="faq", mode="serve", evidence=tmp_path / "evidence.json")}
     changes = {"cache_scopes": scopes, "cache_redis_timeout_s": 5.0}
     async with (
-        served(tiny_models, tmp_path, redis_server.url, **changes) as one,
-        served(tiny_models, tmp_path, redis_server.url, **changes) as other,
+        serve_caches(tiny_models, tmp_path, redis_server.url, **changes) as one,
+        serve_caches(tiny_models, tmp_path, redis_server.url, **changes) as other,
     ):
         for question in QUESTIONS[:7]:
             await fill(one, question, about=question)
@@ -173,7 +173,7 @@ async def test_a_file_of_evidence_opens_two_sidecars_and_drift_in_one_shuts_both
         for stub in (one, other):
             await until_shut(stub)
             assert (await asked_again(stub, QUESTIONS[5])).miss.reason == pb.REASON_BELOW_THRESHOLD
-    async with served(tiny_models, tmp_path, redis_server.url, **changes) as later:
+    async with serve_caches(tiny_models, tmp_path, redis_server.url, **changes) as later:
         assert (await asked_again(later, QUESTIONS[6])).miss.reason == pb.REASON_BELOW_THRESHOLD
 
 
@@ -182,7 +182,7 @@ async def test_a_scope_in_mode_off_or_shadow_serves_nothing(
     tiny_models: Path, tmp_path: Path, redis_server: RedisServer, mode: str
 ) -> None:
     scopes = {"faq": ScopeSettings(mode=mode), "other": ScopeSettings(mode="shadow")}  # type: ignore[arg-type]
-    async with served(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes) as stub:
+    async with serve_caches(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes) as stub:
         for question in QUESTIONS[:20]:
             await fill(stub, question)
         await asyncio.sleep(0.6)
@@ -196,7 +196,7 @@ async def test_a_candidate_is_in_the_same_partition_and_not_vetoed(
 ) -> None:
     scopes = {"faq": ScopeSettings(mode="serve")}
     question = QUESTIONS[0]
-    async with served(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes) as stub:
+    async with serve_caches(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes) as stub:
         await fill(stub, question)
         await until_candidate(stub, reworded(question))
         for fields in (
@@ -218,8 +218,8 @@ async def test_sidecars_share_their_index_and_a_restart_restores_it(
 ) -> None:
     scopes = {"faq": ScopeSettings(mode="serve")}
     changes = {"cache_scopes": scopes, "cache_redis_timeout_s": 5.0}
-    async with served(tiny_models, tmp_path, redis_server.url, **changes) as stub:
-        async with served(tiny_models, tmp_path, redis_server.url, **changes) as other:
+    async with serve_caches(tiny_models, tmp_path, redis_server.url, **changes) as stub:
+        async with serve_caches(tiny_models, tmp_path, redis_server.url, **changes) as other:
             await look(other, "hello")
             await fill(stub, QUESTIONS[0])
             await until_candidate(other, reworded(QUESTIONS[0]))
@@ -233,7 +233,7 @@ async def test_sidecars_share_their_index_and_a_restart_restores_it(
         flight = (await look(stub, QUESTIONS[2])).miss.flight  # an answer without one may be from before the invalidation
         again = pb.StoreRequest(request=request(QUESTIONS[2]), response=response(), flight=flight)
         assert (await stub.Store(again)).stored
-    async with served(tiny_models, tmp_path, redis_server.url, **changes) as stub:
+    async with serve_caches(tiny_models, tmp_path, redis_server.url, **changes) as stub:
         await until_candidate(stub, reworded(QUESTIONS[2]))
 
 
@@ -241,7 +241,7 @@ async def test_invalid_events_in_a_scopes_stream_are_skipped(
     tiny_models: Path, tmp_path: Path, redis_server: RedisServer
 ) -> None:
     scopes = {"faq": ScopeSettings(mode="serve"), "other": ScopeSettings(mode="serve")}
-    async with served(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes) as stub:
+    async with serve_caches(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes) as stub:
         await fill(stub, QUESTIONS[0])
         await until_candidate(stub, reworded(QUESTIONS[0]))
         with contextlib.closing(redis_server.client()) as client:

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from lpc.model.inference import Model
 from lpc.model.returns.model import ReturnModel
 from predictor_service import server
-from predictor_service.batching.queue import Batch, BatchQueue
+from predictor_service.batching.batch_queue import Batch, BatchQueue
 from predictor_service.labels.memory import Labels
 from predictor_service.repository import ModelRepository
 from predictor_service.server import Addresses, Parts

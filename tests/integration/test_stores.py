@@ -1,4 +1,4 @@
-"""One behaviour suite for every store: what DESIGN promises of a block's score, on memory and on a real Redis.
+"""One behaviour suite for every store: the contract of `eviction_client.stores.base`, on memory and on a real Redis.
 
 On Redis also as the user of docs/how-to/security.md, who may do what the store does and nothing else.
 """

@@ -195,7 +195,7 @@ async def test_the_present_cache_client_asks_a_newer_sidecar(result: str, contra
         # An answer from a source that this release does not know is not used.
         assert found.hit.response.body == b""
         assert found.miss.flight == (b"flight" if result == "miss" else b"")
-        assert await client.follow(question, 0.5) == found
+        assert await client.wait_for_answer(question, 0.5) == found
         assert not (await client.store(cache_pb.StoreRequest(request=question))).stored
         assert not (await client.feedback(cache_pb.FeedbackRequest(entry_id=b"1"))).counted
         assert not (await client.stats(cache_pb.StatsRequest())).scopes

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.told import Told
 from eviction_client.background import AtOnce
 from eviction_client.engines.sglang.building import CORE
 from eviction_client.engines.sglang.chain import BLOCK_TOKENS
 from eviction_client.engines.sglang.hooks import Hooks
 from eviction_client.plugin import MOST_FAILURES, Plugin
 from eviction_client.settings import ClientSettings
+from eviction_client.transport.scripted_predictor import ScriptedPredictor
 from lpc.model.curve import KNOTS
 
 # For SGLang's benchmarks, which its fixtures import but these tests do not run.
@@ -41,7 +41,7 @@ def test_sglangs_own_random_operations_leave_its_tree_intact(
     def build(*args: Any, **kwargs: Any) -> Any:
         cache, allocator, slots = stock(*args, **kwargs)
         plugin = Plugin(
-            ClientSettings(), capacity=4, block_tokens=BLOCK_TOKENS, predictor=Told(lambda _: 0.0), background=AtOnce
+            ClientSettings(), capacity=4, block_tokens=BLOCK_TOKENS, predictor=ScriptedPredictor(lambda _: 0), background=AtOnce
         )
         plugin.guard_failures = MOST_FAILURES
         plugin.value_enabled, plugin._tables = value_enabled, [[1.0 + age for age in KNOTS]] * plugin.classes

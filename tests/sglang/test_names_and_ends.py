@@ -5,8 +5,8 @@ import gc
 import pytest
 
 from benchmarks.sglang_cache import Cache
-from benchmarks.told import Told
 from eviction_client.observability.waiting_stats import KEPT_REQUESTS
+from eviction_client.transport.scripted_predictor import ScriptedPredictor
 from tests.reachable import names_in, reached
 from tests.sglang.test_radix_cache import shows, tokens
 
@@ -14,9 +14,7 @@ MEBIBYTE = 1 << 20
 
 
 def cache_of(tokens_held: int = 4096) -> Cache:
-    told = Told(lambda _: None)
-    told.ask = lambda *_, **__: None  # type: ignore[method-assign]  # its list of all ids is not the plug-in's
-    return Cache(tokens_held, predictor=told, hints_share=0.5)
+    return Cache(tokens_held, predictor=ScriptedPredictor(), hints_share=0.5)
 
 
 @shows("names of a megabyte and of invalid characters")

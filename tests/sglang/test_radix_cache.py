@@ -1,7 +1,7 @@
 """The plug-in in SGLang's real radix cache with the Python core, compared with SGLang's LRU in both cores."""
 
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +10,6 @@ import pytest
 from sglang.srt.mem_cache.radix_cache import RadixCache
 
 from benchmarks.sglang_cache import BACKENDS, Cache
-from benchmarks.told import Told
 from eviction_client.background import AtOnce
 from eviction_client.engines.sglang.building import build
 from eviction_client.plugin import MOST_FAILURES, Plugin
@@ -18,7 +17,7 @@ from eviction_client.plugin_metrics import values_of_plugin
 from eviction_client.policy import grouping
 from eviction_client.policy.reuse_monitor import KINDS, first_class
 from eviction_client.settings import ClientSettings
-from eviction_client.transport.messages import Prediction
+from eviction_client.transport.scripted_predictor import ScriptedPredictor
 from lpc.model.curve import KNOTS
 from lpc.wire import bugs
 from tests.sglang.workloads import SideBySide
@@ -51,15 +50,9 @@ class Clock(list[float]):
         return self[0]
 
 
-class GroupsByToken(Told):
-    """Answers with the group given for a request's id, otherwise with 1."""
-
-    def __init__(self, groups: dict[str, int]) -> None:
-        super().__init__(lambda _: 1)
-        self.groups = groups
-
-    def take(self, request_id: Hashable) -> Prediction | None:
-        return Prediction(0.5, "told", 1, group=self.groups.get(str(request_id), 1))
+def by_id(groups: dict[str, int]) -> ScriptedPredictor:
+    """Return a predictor that answers with the group given for a request's id, otherwise with 1."""
+    return ScriptedPredictor(lambda name: groups.get(name, 1))
 
 
 @pytest.fixture
@@ -95,7 +88,7 @@ def values(cache: Cache, *by_group: Sequence[float]) -> None:
 def test_under_lru_the_hits_equal_those_of_sglangs_own_lru(backend: str, seed: int, clock: Clock) -> None:
     """Requests wait and match again, run in chunks, are aborted and retracted."""
     lru = Cache(2500, policy="lru", backend=backend)
-    ours = Cache(2500, backend=backend, predictor=Told(lambda _: None), clock=clock, keep_waiting=False)
+    ours = Cache(2500, backend=backend, predictor=ScriptedPredictor(), clock=clock, keep_waiting=False)
     lru_only(ours)
     side = SideBySide([lru, ours], clock, seed, plain=False)
     side.run(250)
@@ -111,7 +104,7 @@ def test_under_lru_the_hits_equal_those_of_sglangs_own_lru(backend: str, seed: i
 def test_while_the_operators_file_exists_the_hits_equal_those_of_lru(clock: Clock, tmp_path: Path) -> None:
     (tmp_path / "lru").touch()
     lru = Cache(2500, policy="lru")
-    ours = Cache(2500, predictor=Told(lambda _: None), clock=clock, lru_file=tmp_path / "lru")
+    ours = Cache(2500, predictor=ScriptedPredictor(), clock=clock, lru_file=tmp_path / "lru")
     values(ours, RISING)
     side = SideBySide([lru, ours], clock, 1, plain=False)
     side.run(250)
@@ -124,7 +117,7 @@ def test_while_the_operators_file_exists_the_hits_equal_those_of_lru(clock: Cloc
 @pytest.mark.parametrize("seed", range(3))
 def test_with_one_falling_value_the_hits_equal_those_of_lru(seed: int, clock: Clock) -> None:
     lru = Cache(2500, policy="lru")
-    ours = Cache(2500, predictor=Told(lambda _: None), clock=clock)
+    ours = Cache(2500, predictor=ScriptedPredictor(), clock=clock)
     values(ours)
     side = SideBySide([lru, ours], clock, seed, plain=True)
     side.run(250)
@@ -136,7 +129,7 @@ def test_with_one_falling_value_the_hits_equal_those_of_lru(seed: int, clock: Cl
 @shows("the leaf with the lowest value at its present age goes first")
 def test_a_class_whose_value_rises_goes_first_while_young_and_last_when_it_is_old(clock: Clock) -> None:
     for waited, first_out in ((10.0, 0), (200.0, 1)):
-        cache = Cache(310, predictor=GroupsByToken({"1": 2, "2": 3, "3": 3}), clock=clock)
+        cache = Cache(310, predictor=by_id({"1": 2, "2": 3, "3": 3}), clock=clock)
         values(cache, RISING, LEVEL, HIGH)
         for i in range(2):
             cache.serve(str(i), tokens(i))
@@ -148,7 +141,7 @@ def test_a_class_whose_value_rises_goes_first_while_young_and_last_when_it_is_ol
 
 @shows("twenty sessions in turn, room for fifteen: LRU hits nothing, fifteen stay once their gaps have been learned")
 def test_of_sessions_that_return_in_turn_some_stay(clock: Clock) -> None:
-    lru, ours = Cache(15 * 640, policy="lru"), Cache(15 * 640, predictor=Told(lambda _: None), clock=clock)
+    lru, ours = Cache(15 * 640, policy="lru"), Cache(15 * 640, predictor=ScriptedPredictor(), clock=clock)
     hits = [0, 0]
     for turn in range(25):
         for i in range(20):
@@ -166,7 +159,7 @@ def test_of_sessions_that_return_in_turn_some_stay(clock: Clock) -> None:
 
 @shows("a change of rule moves nothing: the order is at once that of the other rule")
 def test_a_change_of_rule_applies_to_all_nodes_at_once(clock: Clock) -> None:
-    cache = Cache(550, predictor=GroupsByToken({"0": 2}), clock=clock)
+    cache = Cache(550, predictor=by_id({"0": 2}), clock=clock)
     values(cache, LOW, FALLING)
     for i in range(5):
         clock[0] += 1
@@ -186,7 +179,7 @@ def test_a_change_of_rule_applies_to_all_nodes_at_once(clock: Clock) -> None:
 
 @shows("`req.priority`, which schedules, is left alone")
 def test_the_priority_of_requests_does_not_change(clock: Clock) -> None:
-    cache = Cache(500, predictor=Told(lambda _: 100.0), clock=clock)
+    cache = Cache(500, predictor=ScriptedPredictor(lambda _: 100), clock=clock)
     values(cache)
     for priority in (None, 0, -5, 7):
         req = cache.arrive(f"p{priority}", tokens(1), priority=priority)
@@ -197,7 +190,7 @@ def test_the_priority_of_requests_does_not_change(clock: Clock) -> None:
 
 
 def test_nodes_in_use_are_never_evicted(clock: Clock) -> None:
-    cache = Cache(330, predictor=GroupsByToken({"0": 2, "0 again": 2}), clock=clock)
+    cache = Cache(330, predictor=by_id({"0": 2, "0 again": 2}), clock=clock)
     values(cache, FALLING, LOW)
     cache.serve("0", tokens(0))
     running = cache.arrive("0 again", [*tokens(0), 5, 6])
@@ -215,7 +208,7 @@ def test_nodes_in_use_are_never_evicted(clock: Clock) -> None:
 
 @shows("what waiting requests will hit goes last, the first to come the very last, until they are served or dropped")
 def test_prefixes_of_waiting_requests_are_evicted_last(clock: Clock) -> None:
-    cache = Cache(330, predictor=Told(lambda _: None), clock=clock)
+    cache = Cache(330, predictor=ScriptedPredictor(), clock=clock)
     for i in range(3):
         clock[0] += 1
         cache.serve(str(i), tokens(i))
@@ -238,7 +231,7 @@ def test_prefixes_of_waiting_requests_are_evicted_last(clock: Clock) -> None:
 
 @shows("the operator's file also releases what is kept for waiting requests already")
 def test_the_operators_file_releases_prefixes_of_waiting_requests(clock: Clock, tmp_path: Path) -> None:
-    cache = Cache(330, predictor=Told(lambda _: None), clock=clock, lru_file=tmp_path / "lru")
+    cache = Cache(330, predictor=ScriptedPredictor(), clock=clock, lru_file=tmp_path / "lru")
     for i in range(3):
         clock[0] += 1
         cache.serve(str(i), tokens(i))
@@ -258,7 +251,7 @@ def test_the_operators_file_releases_prefixes_of_waiting_requests(clock: Clock, 
 
 @shows("a later turn of a conversation gives its history another class, a lower one too")
 def test_a_later_turn_replaces_the_class_of_the_history(clock: Clock) -> None:
-    cache = Cache(400, predictor=GroupsByToken({"last": 2}), clock=clock)
+    cache = Cache(400, predictor=by_id({"last": 2}), clock=clock)
     values(cache, FALLING, LOW)
     cache.serve("first", tokens(0, 128), reply=[7])
     clock[0] += 10
@@ -274,7 +267,7 @@ def test_a_later_turn_replaces_the_class_of_the_history(clock: Clock) -> None:
 
 @pytest.mark.parametrize("in_force", [False, True])
 def test_hints_hold_under_either_rule(in_force: bool, clock: Clock) -> None:
-    cache = Cache(550, predictor=Told(lambda _: None), clock=clock, hints_share=0.5)
+    cache = Cache(550, predictor=ScriptedPredictor(), clock=clock, hints_share=0.5)
     values(cache)
     cache.plugin.value_enabled = in_force
     hints: list[dict[str, Any]] = [{"lpc_retain_seconds": 60}, {}, {}, {"lpc_done": True}, {}]
@@ -295,7 +288,7 @@ def test_hints_hold_under_either_rule(in_force: bool, clock: Clock) -> None:
 
 
 def test_many_hints_retain_no_more_than_their_share(clock: Clock) -> None:
-    cache = Cache(1050, predictor=Told(lambda _: None), clock=clock, hints_share=0.2)
+    cache = Cache(1050, predictor=ScriptedPredictor(), clock=clock, hints_share=0.2)
     for i in range(8):
         clock[0] += 1
         cache.serve(str(i), tokens(i), reply=[7], custom_params={"lpc_retain_seconds": 600})
@@ -308,7 +301,7 @@ def test_many_hints_retain_no_more_than_their_share(clock: Clock) -> None:
 
 @pytest.mark.parametrize("trunk", [30, 100])
 def test_a_done_branch_does_not_evict_the_trunk_of_others(trunk: int, clock: Clock) -> None:
-    cache = Cache(450 + trunk, predictor=Told(lambda _: None), clock=clock, hints_share=0.1)
+    cache = Cache(450 + trunk, predictor=ScriptedPredictor(), clock=clock, hints_share=0.1)
     shared = tokens(50, trunk)
     for i, hint in enumerate(({}, {"lpc_done": True})):
         clock[0] += 1
@@ -321,7 +314,7 @@ def test_a_done_branch_does_not_evict_the_trunk_of_others(trunk: int, clock: Clo
 
 
 def test_a_retracted_requests_blocks_count_as_used_now(clock: Clock) -> None:
-    cache = Cache(440, predictor=Told(lambda _: None), clock=clock)
+    cache = Cache(440, predictor=ScriptedPredictor(), clock=clock)
     values(cache)
     for i in (1, 2):
         clock[0] += 1
@@ -343,7 +336,7 @@ def test_a_retracted_requests_blocks_count_as_used_now(clock: Clock) -> None:
 
 
 def test_a_reset_releases_retained_nodes(clock: Clock) -> None:
-    cache = Cache(1000, predictor=Told(lambda _: 0.0), clock=clock, hints_share=0.5)
+    cache = Cache(1000, predictor=ScriptedPredictor(lambda _: 0), clock=clock, hints_share=0.5)
     cache.serve("0", tokens(0), custom_params={"lpc_retain_seconds": 600})
     assert cache.plugin.retained.held > 0
     cache.tree.reset()
@@ -355,7 +348,7 @@ def test_a_reset_releases_retained_nodes(clock: Clock) -> None:
 @shows("whatever fails in the plug-in, SGLang serves on, with an error in the log for each place")
 @pytest.mark.parametrize("broken", ["ask", "take", "order"])
 def test_a_part_that_raises_does_not_affect_serving(broken: str, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    predictor = Told(lambda _: 0.0)
+    predictor = ScriptedPredictor(lambda _: 0)
 
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("broken")
@@ -384,7 +377,7 @@ def test_a_part_that_raises_does_not_affect_serving(broken: str, clock: Clock, c
 def test_a_dry_run_keeps_the_order_and_counts(backend: str, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LPC_SHADOW", "true")
     lru = Cache(2500, policy="lru", backend=backend)
-    ours = Cache(2500, policy="lru", backend=backend, predictor=Told(lambda name: 1 + hash(name) % 9), clock=clock)
+    ours = Cache(2500, policy="lru", backend=backend, predictor=ScriptedPredictor(lambda name: 1 + hash(name) % 9), clock=clock)
     side = SideBySide([lru, ours], clock, 6, plain=False)
     side.run(200)
     assert side.hits[1] == side.hits[0]
@@ -396,7 +389,7 @@ def test_a_dry_run_keeps_the_order_and_counts(backend: str, clock: Clock, monkey
 @refuses("more than one rank (--tp-size, --pp-size, --attn-cp-size)")
 def test_with_more_than_one_rank_it_logs_one_error_and_stays_lru(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
-        cache = Cache(500, predictor=Told(lambda _: 0.0), clock=clock, tp_size=2)
+        cache = Cache(500, predictor=ScriptedPredictor(lambda _: 0), clock=clock, tp_size=2)
     errors = [record.message for record in caplog.records]
     assert len(errors) == 1 and "--tp-size 2" in errors[0] and "Stock LRU instead" in errors[0]
     assert not hasattr(cache.tree, "lpc")
@@ -418,7 +411,9 @@ def test_another_kind_of_tree_keeps_its_own_lru_and_a_known_kind_is_built_only_o
         return built[-1]
 
     def opens(settings: ClientSettings, _: Any) -> Plugin:
-        return Plugin(settings, capacity=8, block_tokens=64, predictor=Told(lambda _: 0.0), clock=clock, background=AtOnce)
+        return Plugin(
+            settings, capacity=8, block_tokens=64, predictor=ScriptedPredictor(lambda _: 0), clock=clock, background=AtOnce
+        )
 
     with caplog.at_level(logging.ERROR):
         tree = build(stock, cache.context, opens=opens)

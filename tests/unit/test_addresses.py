@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from eviction_client.settings import ClientSettings
 from lpc.wire.access import is_loopback, stays_on_this_machine
 from lpc.wire.addresses import bare, parted, target, url_with_brackets, with_port
-from lpc.wire.listening import MOST_SCRAPES, ListenError, listen, served
+from lpc.wire.listening import MOST_SCRAPES, ListenError, listen, serve_metrics
 from lpc_apps.gateway.settings import GatewaySettings
 from tests.eventually import until
 
@@ -141,7 +141,7 @@ def test_an_error_says_what_is_wrong_and_which_setting_to_change() -> None:
         with pytest.raises(ListenError, match=rf"^cannot listen on \[::1\]:{port} \(Address already in use\): .*LPC_PORT$"):
             listen("[::1]", port)
         with pytest.raises(ListenError, match=r"\(Address already in use\): choose another port with .* LPC_METRICS_PORT$"):
-            served(CollectorRegistry(), "::1", port).__enter__()
+            serve_metrics(CollectorRegistry(), "::1", port).__enter__()
     for host, why in (("2001:db8::1", "Cannot assign requested address"), ("nowhere.invalid", ""), ("[::1", "not an IPv6")):
         with pytest.raises(ListenError, match=rf"{why}.*: choose another address with --host or LPC_HOST$"):
             listen(host, 0)
@@ -152,7 +152,7 @@ def test_silent_connections_do_not_keep_metrics_from_being_read(host: str) -> No
     registry = CollectorRegistry()
     Gauge("up", "Up.", registry=registry).set(1)
     before = threading.active_count()
-    with served(registry, host, 0) as port, ExitStack() as stack:
+    with serve_metrics(registry, host, 0) as port, ExitStack() as stack:
         place = "::1" if ":" in host else host
         for number in range(4 * MOST_SCRAPES):
             half = stack.enter_context(socket.create_connection((place, port), 10))

@@ -12,8 +12,8 @@ from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.model.returns.facts import Facts
 from lpc.model.returns.memory import Arrived
+from predictor_service.batching.batch_queue import BatchQueue, Entry
 from predictor_service.batching.budget import TokenBudget
-from predictor_service.batching.queue import BatchQueue, Entry
 from predictor_service.errors import Overloaded
 
 

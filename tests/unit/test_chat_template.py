@@ -32,10 +32,10 @@ def tokenizer(style: str, dialect: str = "special") -> PreTrainedTokenizerFast:
 
 @functools.cache
 def model(style: str, dialect: str = "special") -> ServedModel:
-    return served(style, tokenizer(style, dialect))
+    return build_served_model(style, tokenizer(style, dialect))
 
 
-def served(name: str, tokenizer: PreTrainedTokenizerFast) -> ServedModel:
+def build_served_model(name: str, tokenizer: PreTrainedTokenizerFast) -> ServedModel:
     backend = tokenizer.backend_tokenizer
     marking = MarkingTokenizer(backend)
     return ServedModel(name, backend, learn_markup(marking, renderer(tokenizer)), token_lengths(backend, marking.vocabulary))

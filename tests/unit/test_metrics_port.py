@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from lpc.wire import listening
-from lpc.wire.listening import served
+from lpc.wire.listening import serve_metrics
 
 DRIPS = 400
 
@@ -21,7 +21,7 @@ def registry() -> CollectorRegistry:
 
 @pytest.mark.parametrize("line", [b"x" * 60_000, b"x" * 400, b"GET " * 4000])
 def test_a_request_of_megabytes_is_read_to_a_bound(line: bytes) -> None:
-    with served(registry(), "127.0.0.1", 0) as port, socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+    with serve_metrics(registry(), "127.0.0.1", 0) as port, socket.create_connection(("127.0.0.1", port), timeout=30) as client:
         client.sendall(b"GET /metrics HTTP/1.1\r\n")
         received = b""
         with contextlib.suppress(ConnectionError):  # the server resets the connection if bytes are unread when it closes
@@ -35,7 +35,7 @@ def test_a_request_of_megabytes_is_read_to_a_bound(line: bytes) -> None:
 
 def test_a_client_that_drips_bytes_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "WHOLE_S", 0.2)
-    with served(registry(), "127.0.0.1", 0) as port, socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+    with serve_metrics(registry(), "127.0.0.1", 0) as port, socket.create_connection(("127.0.0.1", port), timeout=30) as client:
         client.sendall(b"GET /metrics HTTP/1.1\r\nh: ")
         sent = 0
         with contextlib.suppress(ConnectionError):
@@ -47,7 +47,7 @@ def test_a_client_that_drips_bytes_is_closed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_whole_scrape_is_answered_while_half_requests_are_open() -> None:
-    with served(registry(), "127.0.0.1", 0) as port, contextlib.ExitStack() as stack:
+    with serve_metrics(registry(), "127.0.0.1", 0) as port, contextlib.ExitStack() as stack:
         for _ in range(3 * listening.MOST_SCRAPES):
             client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
             client.sendall(b"GET /metrics HTTP/1.1\r\n")

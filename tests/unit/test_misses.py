@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks.told import Told
 from eviction_client.background import AtOnce
 from eviction_client.observability.misses import SOURCES
 from eviction_client.plugin import Plugin
@@ -15,6 +14,7 @@ from eviction_client.policy.ghosts import sampled
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore
 from eviction_client.tenants import MOST_TENANTS, OTHERS, digest_of
+from eviction_client.transport.scripted_predictor import ScriptedPredictor
 
 BLOCK = 4
 
@@ -36,7 +36,7 @@ class Engine:
             ClientSettings(),
             capacity=blocks,
             block_tokens=BLOCK,
-            predictor=Told(lambda _: None),
+            predictor=ScriptedPredictor(),
             store=store,
             clock=lambda: self.now,
             background=AtOnce,

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.told import Told
 from eviction_client import pace
 from eviction_client.plugin import Plugin
 from eviction_client.policy.hints import NO_HINTS, Hints
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, MemoryStore
 from eviction_client.transport.messages import PACKED_AT_ONCE, Question, encode
+from eviction_client.transport.scripted_predictor import ScriptedPredictor
 
 BLOCKS = 20_000
 MOST_HASHED = 12 * pace.PIECE
@@ -88,7 +88,7 @@ def test_the_background_pauses_within_each_walk_over_a_long_prompt(pauses: Pause
         ClientSettings(hints_share=0.5, guard=guarded, lru_file=tmp_path / "lru"),
         capacity=BLOCKS,
         block_tokens=16,
-        predictor=Told(lambda _: 1),
+        predictor=ScriptedPredictor(lambda _: 1),
         store=MemoryStore(),
         background=InAThread,
     )
@@ -118,7 +118,7 @@ def test_the_schedulers_thread_looks_up_few_blocks_of_a_long_prompt(pauses: Paus
         ClientSettings(hints_share=0.5, lru_file=tmp_path / "lru"),
         capacity=BLOCKS,
         block_tokens=16,
-        predictor=Told(lambda _: 1),
+        predictor=ScriptedPredictor(lambda _: 1),
         store=MemoryStore(),
         background=InAThread,
     )

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,10 +18,8 @@ from eviction_client.policy.reuse_monitor import first_class
 from eviction_client.policy.value_guard import ValueGuard
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore
-from eviction_client.transport.messages import Prediction
-from eviction_client.transport.predictor_client import PredictorCounters
+from eviction_client.transport.scripted_predictor import ScriptedPredictor
 from eviction_client.transport.sidecar_curves import ReuseCurves
-from eviction_client.transport.tokenizer_upload import TokenizerState
 from lpc.model.curve import INTERVALS
 from tests.reachable import names_in
 
@@ -31,42 +29,18 @@ SECRET = "what a user wrote"
 OWN = grouping.GROUPS - 1
 
 
-class Answers:
-    """A predictor that has the answers that it is given."""
-
-    def __init__(self) -> None:
-        self.groups: dict[Hashable, int] = {}
-        self.forgotten: list[Hashable] = []
-        self.healthy = True
-        self.reuse_curves: ReuseCurves | None = None
-        self.tokenizer_state: TokenizerState = "unknown"
-        self.counters = PredictorCounters()
-
-    def ask(self, request_id: Hashable, *, token_ids: Sequence[int], category: str = "", conversation_id: str = "") -> None:
-        pass
-
-    def take(self, request_id: Hashable) -> Prediction | None:
-        group = self.groups.pop(request_id, None)
-        return None if group is None else Prediction(0.9, "v", 1, group=group)
-
-    def forget(self, request_id: Hashable) -> None:
-        self.forgotten.append(request_id)
-
-    def close(self) -> None:
-        pass
-
-
 class Bench:
     """A plug-in, its predictor, and its time."""
 
     def __init__(self, store: MemoryStore | None = None, *, background: type = AtOnce, **settings: object) -> None:
         self.now = NOW
-        self.answers = Answers()
+        self.groups: dict[str, int] = {}
+        self.predictor = ScriptedPredictor(lambda name: self.groups.pop(name, None))
         self.plugin = Plugin(
             ClientSettings(**{"guard": False, **settings}),  # type: ignore[arg-type]
             capacity=400,
             block_tokens=16,
-            predictor=self.answers,
+            predictor=self.predictor,
             store=store,
             clock=lambda: self.now,
             background=background,
@@ -82,7 +56,7 @@ class Bench:
     def serve(self, name: str, blocks: Sequence[BlockHash], group: int | None = None, **more: object) -> list[ClassSpan]:
         """Serve a request that takes no time; return its runs."""
         if group is not None:
-            self.answers.groups[name] = group
+            self.groups[name] = group
         self.admit(name, blocks)
         return list(self.finish(name, blocks, **more).runs)
 
@@ -123,7 +97,7 @@ def test_the_group_of_a_prediction_chooses_among_the_classes_of_a_gap(bench: Ben
 @pytest.mark.parametrize("completed", [True, False], ids=["no answer", "aborted"])
 def test_without_a_prediction_that_counts_the_group_is_0(bench: Bench, completed: bool) -> None:
     if not completed:
-        bench.answers.groups["a"] = 5
+        bench.groups["a"] = 5
     bench.admit("a", chain("a", 0, 2))
     assert bench.finish("a", chain("a", 0, 2), completed=completed).runs == [ClassSpan(2, 0)]
     assert bench.plugin.ended["unanswered" if completed else "aborted"] == 1
@@ -289,11 +263,11 @@ def test_a_prompt_that_was_computed_in_part_leaves_what_was_computed(bench: Benc
 
 
 def test_a_new_numbering_of_the_groups_forgets_which_group_was_which(bench: Bench) -> None:
-    bench.answers.reuse_curves = ReuseCurves("one", {1: (0.1,) * INTERVALS})
+    bench.predictor.reuse_curves = ReuseCurves("one", {1: (0.1,) * INTERVALS})
     bench.loop(20, 10, every_s=5.0, group=1)
     number = first_class(OWN + 1) + 3  # used again after 100 s
     assert number in bench.plugin._monitor._reuses
-    bench.answers.reuse_curves = ReuseCurves("two", {1: (0.2,) * INTERVALS})
+    bench.predictor.reuse_curves = ReuseCurves("two", {1: (0.2,) * INTERVALS})
     bench.loop(20, 1, every_s=5.0, group=2)
     counted = bench.plugin._monitor._reuses
     assert number not in counted and sum(map(sum, counted.values())) > 50

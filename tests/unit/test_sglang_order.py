@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.told import Told
 from eviction_client.engines.sglang.chain import BLOCK_TOKENS, TokenChain
 from eviction_client.engines.sglang.order import ValueStrategy, classes_of
 from eviction_client.engines.sglang.versions import find_incompatibility
@@ -18,6 +17,7 @@ from eviction_client.policy.finished_request import ClassSpan, FinishedRequest
 from eviction_client.policy.free_queue import DONE
 from eviction_client.policy.reuse_monitor import GapSpan, first_class
 from eviction_client.settings import ClientSettings
+from eviction_client.transport.scripted_predictor import ScriptedPredictor
 from lpc.model.curve import KNOTS, value_at
 
 NOW = 1.8e9
@@ -146,7 +146,9 @@ def test_a_release_without_the_hook_is_refused_with_its_name(tmp_path: Path) -> 
 
 def test_no_token_is_hashed_in_the_schedulers_thread() -> None:
     """With a background that never runs, and a prompt that was looked at."""
-    plugin = Plugin(ClientSettings(), capacity=64, block_tokens=BLOCK_TOKENS, predictor=Told(lambda _: 0.0), background=Never)
+    plugin = Plugin(
+        ClientSettings(), capacity=64, block_tokens=BLOCK_TOKENS, predictor=ScriptedPredictor(lambda _: 0), background=Never
+    )
     plugin._gap_spans["id"] = [GapSpan(2, 0), GapSpan(5, 1)]
     chain = TokenChain(array("q", range(6 * BLOCK_TOKENS)))
     plugin.started("id", chain)

@@ -13,7 +13,17 @@ from typer.testing import CliRunner
 from lpc.errors import ArtifactError
 from lpc.model.artifact import read_manifest
 from lpc.model.session import InferenceSettings
-from lpc.model.versions import PROMOTED, Promotion, promote, prune, read_promotion, rollback, served, unpin, write_promotion
+from lpc.model.versions import (
+    PROMOTED,
+    Promotion,
+    promote,
+    prune,
+    read_promotion,
+    rollback,
+    served_folder,
+    unpin,
+    write_promotion,
+)
 from lpc_apps.commands.cli import app
 from predictor_service.repository import ModelRepository
 
@@ -43,11 +53,11 @@ def lpc(root: Path, *arguments: str) -> tuple[int, str]:
 
 def test_the_newest_is_served_until_another_is_promoted_and_after_it_is_unpinned(root: Path) -> None:
     folder = root / "tiny"
-    assert served(folder).name == "v3"
+    assert served_folder(folder).name == "v3"
     promote(folder, "v1")
-    assert served(folder).name == ModelRepository(root, "tiny", CPU).load_newest().manifest.version == "v1"
+    assert served_folder(folder).name == ModelRepository(root, "tiny", CPU).load_newest().manifest.version == "v1"
     assert unpin(folder)
-    assert served(folder).name == ModelRepository(root, "tiny", CPU).load_newest().manifest.version == "v3"
+    assert served_folder(folder).name == ModelRepository(root, "tiny", CPU).load_newest().manifest.version == "v3"
     assert not unpin(folder)
 
 
@@ -90,7 +100,7 @@ def test_a_promotion_that_cannot_be_followed_fails_once_and_changes_nothing_in_a
     assert repository.load_newer(current) is None
     # Promoting again repairs it.
     promote(root / "tiny", "v2")
-    assert served(root / "tiny").name == "v2"
+    assert served_folder(root / "tiny").name == "v2"
     model = repository.load_newer(current)
     assert model is not None and model.manifest.version == "v2"
 
@@ -113,13 +123,13 @@ def test_a_version_that_was_rolled_back_is_not_served_in_place_of_a_damaged_one(
     assert rollback(folder) == ("v3", "v2")
     (folder / "v2" / "manifest.json").write_text("{")
     starting = ModelRepository(root, "tiny", CPU)
-    assert served(folder).name == starting.load_newest().manifest.version == "v1"
+    assert served_folder(folder).name == starting.load_newest().manifest.version == "v1"
     assert "v2 is not served" in caplog.text
     # Neither does a newer version that nobody has rolled back stay away, nor one that is promoted again.
     add(tiny_models, root, 4)
-    assert served(folder).name == "v4"
+    assert served_folder(folder).name == "v4"
     promote(folder, "v3")
-    assert served(folder).name == "v3"
+    assert served_folder(folder).name == "v3"
     assert read_promotion(folder) == Promotion("v3", ("v4",))
 
 
@@ -204,9 +214,9 @@ def test_a_promotion_in_place_of_another_version_than_the_served_one_changes_not
     rollback(folder)
     with pytest.raises(ArtifactError, match="v2 is served, not v3"):
         promote(folder, "v1", instead_of="v3")
-    assert served(folder).name == "v2"
+    assert served_folder(folder).name == "v2"
     promote(folder, "v1", instead_of="v2")
-    assert served(folder).name == "v1"
+    assert served_folder(folder).name == "v1"
 
 
 def test_what_killed_writers_have_left_is_removed_at_the_next_promotion(root: Path) -> None:

@@ -63,9 +63,9 @@ def serve(mode: str, *, asynchronous: bool = False, count: int = 120) -> dict[st
 
     from benchmarks import bare_scheduler
     from benchmarks.bare_scheduler import Engine, conversations, oracle
-    from benchmarks.told import Told
     from eviction_client.background import AtOnce
     from eviction_client.settings import ClientSettings
+    from eviction_client.transport.scripted_predictor import ScriptedPredictor
 
     made = conversations(1, count)
     settings: dict[str, Any] = {"hints_share": 0.2, "keep_waiting": True}
@@ -76,7 +76,7 @@ def serve(mode: str, *, asynchronous: bool = False, count: int = 120) -> dict[st
 
         cache.free_block_queue, cache.free_block_queue_module_path = "LearnedQueue", learned.__name__
         learned.LearnedQueue.settings = ClientSettings(pooling="off", guard=False, **settings)
-        learned.LearnedQueue.predictor = Told(oracle(made))
+        learned.LearnedQueue.predictor = ScriptedPredictor(oracle(made))
         learned.LearnedQueue.clock = staticmethod(lambda: engines[0].now)
         options["scheduler_cls"] = learned.LearnedAsyncScheduler if asynchronous else learned.LearnedScheduler
     elif mode == "attached":

@@ -21,7 +21,7 @@ from lpc.model.returns.hazards import AGES, EDGES, INTERVALS, Floats, hazards
 GROUPS: Final = 32
 """Group 0 contains the requests without a curve."""
 TOLERANCE: Final = 0.7
-FOLLOWS: Final = 0.02
+STEP: Final = 0.02
 """Fraction by which a group moves towards a curve that joins it."""
 PROBES: Final = np.searchsorted(AGES, (2.0, 15.0, 60.0, 180.0, 600.0, 2400.0))
 UNUSED_S: Final = float(EDGES[-1])
@@ -78,7 +78,7 @@ class CurveGroups:
         groups[~usable] = 0
         for row in np.flatnonzero(usable & ~(distance <= TOLERANCE)).tolist():
             groups[row] = self._create(curves[row], marks[row], at)
-        self._follow(groups, curves, marks, at)
+        self._move(groups, curves, marks, at)
         return groups
 
     def snapshot(self) -> GroupCurves:
@@ -135,12 +135,12 @@ class CurveGroups:
         self._signatures[number], self._curves[number], self._joined_at[number] = mark, curve, at
         return number
 
-    def _follow(self, groups: NDArray[np.int64], curves: Floats, marks: Floats, at: float) -> None:
+    def _move(self, groups: NDArray[np.int64], curves: Floats, marks: Floats, at: float) -> None:
         """Move groups towards the mean of the curves that join them, as far as if these came one by one."""
         for group in set(groups.tolist()) - {0}:
             joining = groups == group
             count = int(np.count_nonzero(joining))
-            share = 1.0 - (1.0 - FOLLOWS) ** count
+            share = 1.0 - (1.0 - STEP) ** count
             for own, joined in ((self._signatures, marks), (self._curves, curves)):
                 own[group] += share * (joined[joining].sum(axis=0) / count - own[group])
             self._joined_at[group] = at

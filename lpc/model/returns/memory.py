@@ -183,7 +183,7 @@ class TurnMemory:
         if turn.conversation and zlib.crc32(turn.conversation) % self._every == 0:
             turn.number = self._remember(turn, row, forecast)
 
-    def follow(self, turn: Arrived) -> float | None:
+    def record_return(self, turn: Arrived) -> float | None:
         """Record that a turn's next one has arrived; return the gap, seconds. None if the turn was not waiting for it."""
         if turn.next_at is None or not self._waits(turn.number):
             return None

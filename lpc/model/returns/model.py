@@ -23,7 +23,7 @@ from lpc.model.returns.head import HazardHead
 from lpc.model.returns.memory import CAPACITY, Arrived, Outcomes, TurnMemory
 
 FEWEST_TURNS: Final = 200
-KEEP: Final = 0.995
+DECAY: Final = 0.995
 """Discount of an outcome's log-likelihood per later outcome, in the mixture weights."""
 EVENLY: Final = 6.0
 """Limit of the log-odds between the forecasters, so that no weight reaches 0."""
@@ -95,7 +95,7 @@ class ReturnModel:
             forecast = None if forecasters is None else forecasters.hazards(facts, rows)
             for place, (turn, fact) in enumerate(zip(turns, facts, strict=True)):
                 memory.take(turn, fact, rows[place], None if forecast is None else forecast[:, place])
-                self._follow(turn)  # the next turn may have arrived in the meantime
+                self._record_return(turn)  # the next turn may have arrived in the meantime
             if forecast is None or not turns:
                 return np.zeros(len(turns), np.int64)
             return self._groups.join(mixed(forecast, self.head_share), max(turn.asked_at for turn in turns))
@@ -106,10 +106,10 @@ class ReturnModel:
             average = None if self._forecasters is None else self._forecasters.counts.average
             return self._groups.snapshot()._replace(average=average)
 
-    def follow(self, turn: Arrived) -> None:
+    def record_return(self, turn: Arrived) -> None:
         """Record that a turn's next one has arrived."""
         with self._lock:
-            self._follow(turn)
+            self._record_return(turn)
 
     def leave(self, turn: Arrived) -> None:
         """End the observation of a turn, because its next one would not be recognised."""
@@ -190,9 +190,9 @@ class ReturnModel:
             self._taught = 0
             self._refit(now)
 
-    def _follow(self, turn: Arrived) -> None:
+    def _record_return(self, turn: Arrived) -> None:
         """Requires `_lock`."""
-        gap, number = self._memory.follow(turn), turn.number
+        gap, number = self._memory.record_return(turn), turn.number
         if gap is not None and number is not None and not (number <= self._judged and gap >= GIVEN_UP_S):
             self._judge(np.array([number]), np.array([gap]), np.ones(1, np.bool_))
 
@@ -211,8 +211,8 @@ class ReturnModel:
         found, share = found[:, usable], self.head_share
         mixture = np.logaddexp(math.log(1 - share) + found[0], math.log(share) + found[1]) - found[2]
         for gained, mixed in zip((found[1] - found[0]).tolist(), mixture.tolist(), strict=True):
-            self._balance = min(max(KEEP * self._balance + gained, -EVENLY), EVENLY)
-            self._nats = mixed if math.isnan(self._nats) else KEEP * self._nats + (1 - KEEP) * mixed
+            self._balance = min(max(DECAY * self._balance + gained, -EVENLY), EVENLY)
+            self._nats = mixed if math.isnan(self._nats) else DECAY * self._nats + (1 - DECAY) * mixed
 
     def _judge_given_up(self, outcomes: Outcomes) -> None:
         """Judge the turns without a successor within GIVEN_UP_S. Requires `_lock`."""

@@ -18,7 +18,7 @@ from lpc.model.artifact import verify
 from lpc.model.conversation import UserTurns
 from lpc.model.inference import Model
 from lpc.model.session import InferenceSettings
-from lpc.model.versions import served
+from lpc.model.versions import served_folder
 from lpc.responses.semantic.vetoes import language_of, veto
 from lpc.wire.terminal import console
 
@@ -89,7 +89,7 @@ class Embeddings:
 
     def __init__(self, models: Path, model: str) -> None:
         """Load the model's metadata. Raises ArtifactError if there is no version."""
-        self._folder = served(models / model)
+        self._folder = served_folder(models / model)
         manifest = verify(self._folder)
         self.encoder = manifest.vectors_id()
 

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from tests.caching_sidecar import ResponseCaches, response_caches
-from tests.engine_double import USAGE, EngineDouble, served
+from tests.engine_double import USAGE, EngineDouble, serve_double
 from tests.eventually import eventually
 from tests.integration.gateway.conftest import CHAT, Running, a_gateway, chat
 
@@ -38,7 +38,7 @@ def cache_of(answer: httpx.Response) -> str | None:
 
 
 async def test_the_engine_answers_the_same_question_once(caches: ResponseCaches) -> None:
-    async with served(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
         first = await gateway.ask(chat("What is a cache?"))
         await stored(gateway, 1)
         again = await gateway.ask(chat("What is a cache?"))
@@ -78,7 +78,7 @@ async def test_an_openai_client_gets_a_cached_answer_in_the_form_that_it_request
     caches: ResponseCaches, form: dict[str, Any]
 ) -> None:
     async with (
-        served(EngineDouble()) as engine,
+        serve_double(EngineDouble()) as engine,
         a_gateway(engine, sidecar=caches.sidecar.address) as gateway,
         openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="key", max_retries=0) as client,
     ):
@@ -91,7 +91,7 @@ async def test_an_openai_client_gets_a_cached_answer_in_the_form_that_it_request
 
 async def test_a_cached_stream_differs_from_the_engines_only_in_id_and_time(caches: ResponseCaches) -> None:
     said = EngineDouble(words=["é", "\n\n", "data: x"])
-    async with served(said) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
+    async with serve_double(said) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
         first = await gateway.ask(chat("stream", stream=True))
         await stored(gateway, 1)
         again = await gateway.ask(chat("stream", stream=True))
@@ -103,7 +103,7 @@ async def test_a_cached_stream_differs_from_the_engines_only_in_id_and_time(cach
 
 
 async def test_completions_and_chats_share_no_answers(caches: ResponseCaches) -> None:
-    async with served(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
         asked = {"model": "m", "prompt": "plain", "temperature": 0}
         answers = []
         for _ in range(2):
@@ -117,7 +117,7 @@ async def test_completions_and_chats_share_no_answers(caches: ResponseCaches) ->
 
 
 async def test_the_gateway_obeys_cache_control(caches: ResponseCaches) -> None:
-    async with served(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
         body = chat("directives")
         assert (await gateway.ask(body, cache_control="only-if-cached")).status_code == 504
         assert cache_of(await gateway.ask(body, cache_control="no-store")) is None
@@ -132,7 +132,7 @@ async def test_the_gateway_obeys_cache_control(caches: ResponseCaches) -> None:
 
 
 async def test_requests_that_must_not_be_cached_always_reach_the_engine(caches: ResponseCaches) -> None:
-    async with served(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
         for others in ({"temperature": 0.5}, {"n": 2}, {"logprobs": True}, {"store": False}):
             calls = len(engine.completions)
             for _ in range(2):
@@ -142,7 +142,7 @@ async def test_requests_that_must_not_be_cached_always_reach_the_engine(caches: 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_without_finish_reason_stop_is_not_cached(caches: ResponseCaches, stream: bool) -> None:
-    async with served(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
         for kind in ("length", "tool_calls", "content_filter", "cut", "refused"):
             engine.finish = kind if kind in ("length", "tool_calls", "content_filter") else "stop"
             engine.die_after = 2 if kind == "cut" else None
@@ -167,7 +167,7 @@ async def disconnect_after(gateway: Running, text: str, line: str) -> None:
 async def test_an_answer_is_cached_if_the_client_disconnects_after_done(caches: ResponseCaches) -> None:
     # The engine has sent [DONE] and not yet ended its stream: at this moment clients disconnect.
     async with (
-        served(EngineDouble(hold_after=1000)) as engine,
+        serve_double(EngineDouble(hold_after=1000)) as engine,
         a_gateway(engine, sidecar=caches.sidecar.address) as gateway,
     ):
         await disconnect_after(gateway, "until done", "data: [DONE]")
@@ -178,7 +178,7 @@ async def test_an_answer_is_cached_if_the_client_disconnects_after_done(caches: 
 
 
 async def test_an_answer_is_not_cached_if_the_client_disconnects_before_its_end(caches: ResponseCaches) -> None:
-    async with served(EngineDouble(hold_after=2)) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
+    async with serve_double(EngineDouble(hold_after=2)) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
         await disconnect_after(gateway, "half", "data: {")
         await eventually(lambda: engine.completions[0].gone)
         engine.further.set()
@@ -190,7 +190,7 @@ async def test_an_answer_is_not_cached_if_the_client_disconnects_before_its_end(
 
 
 async def test_no_client_gets_the_answer_of_another(caches: ResponseCaches, tmp_path: Path) -> None:
-    async with served(EngineDouble()) as engine:
+    async with serve_double(EngineDouble()) as engine:
         async with a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
             for key in ("a", "b"):
                 assert cache_of(await gateway.ask(chat("mine"), authorization=f"Bearer {key}")) == "miss"
@@ -210,7 +210,7 @@ async def test_no_client_gets_the_answer_of_another(caches: ResponseCaches, tmp_
 
 
 async def test_feedback_deletes_a_wrong_answer(caches: ResponseCaches) -> None:
-    async with served(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
         await gateway.ask(chat("wrong?"))
         await stored(gateway, 1)
         entry = (await gateway.ask(chat("wrong?"))).headers["x-lpc-entry"]
@@ -224,7 +224,7 @@ async def test_feedback_deletes_a_wrong_answer(caches: ResponseCaches) -> None:
 
 
 async def test_of_64_concurrent_equal_requests_one_reaches_the_engine(caches: ResponseCaches) -> None:
-    async with served(EngineDouble(seconds=0.5)) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
+    async with serve_double(EngineDouble(seconds=0.5)) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
         answers = await asyncio.gather(*(gateway.ask(chat("all at once")) for _ in range(64)))
         assert len(engine.completions) == 1
         assert sorted(cache_of(answer) or "" for answer in answers) == ["exact"] * 63 + ["miss"]
@@ -232,7 +232,7 @@ async def test_of_64_concurrent_equal_requests_one_reaches_the_engine(caches: Re
 
 
 async def test_if_the_leading_client_disconnects_one_other_request_reaches_the_engine(caches: ResponseCaches) -> None:
-    async with served(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
         engine.go.clear()
         leader = asyncio.ensure_future(gateway.ask(chat("leader")))
         await eventually(lambda: engine.completions)
@@ -247,7 +247,7 @@ async def test_if_the_leading_client_disconnects_one_other_request_reaches_the_e
 
 
 async def test_a_cached_answer_expires_after_the_time_to_live_of_its_scope(caches: ResponseCaches) -> None:
-    async with served(EngineDouble()) as engine:
+    async with serve_double(EngineDouble()) as engine:
         settings = {"gateway_scopes": {"*": ("short",)}}
         async with a_gateway(engine, sidecar=caches.sidecar.address, **settings) as gateway:
             await gateway.ask(chat("short"), x_lpc_scope="short")

@@ -20,7 +20,7 @@ from lpc.responses.semantic.evidence import Evidence
 from lpc.responses.semantic.evidence_file import write_evidence
 from lpc.responses.semantic.threshold import JudgeError
 from tests.caching_sidecar import write_keys
-from tests.engine_double import EngineDouble, served
+from tests.engine_double import EngineDouble, serve_double
 from tests.eventually import eventually
 from tests.integration.gateway.conftest import CHAT, chat
 from tests.integration.test_canary import monitored
@@ -63,7 +63,7 @@ async def test_questions_and_answers_appear_only_at_client_and_engine(
             cache_keys=write_keys(tmp_path / "keys"),
             cache_scopes={"default": scope},
         )
-        async with served(EngineDouble(words=["It is an ", ANSWERED])) as engine:
+        async with serve_double(EngineDouble(words=["It is an ", ANSWERED])) as engine:
             with sidecar:
                 gateway = Sidecar(
                     tmp_path / "gateway",

@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks.processes import free_port
 from lpc.wire.http_server import FEWEST, Patience
-from tests.engine_double import EngineDouble, served
+from tests.engine_double import EngineDouble, serve_double
 from tests.eventually import eventually, until
 from tests.integration.gateway.conftest import CHAT, Running, a_gateway, chat
 
@@ -54,7 +54,7 @@ BODY = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\
     "begin", [b"", HALF, b"GET / HTTP", WHOLE + HALF, BODY], ids=["silent", "half", "line", "second", "body"]
 )
 async def test_a_connection_without_a_whole_request_is_closed(begin: bytes) -> None:
-    async with served(EngineDouble()) as engine, a_gateway(engine, gateway_cache=False, patience=SHORT) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, gateway_cache=False, patience=SHORT) as gateway:
         async with many(gateway, 3, begin) as readers:
             for reader in readers:
                 got = await rest(reader)
@@ -63,7 +63,7 @@ async def test_a_connection_without_a_whole_request_is_closed(begin: bytes) -> N
 
 
 async def test_single_bytes_do_not_prolong_the_time_for_a_header() -> None:
-    async with served(EngineDouble()) as engine, a_gateway(engine, gateway_cache=False, patience=SHORT) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, gateway_cache=False, patience=SHORT) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
         writer.write(HALF)
         ended = asyncio.ensure_future(rest(reader))
@@ -76,13 +76,17 @@ async def test_single_bytes_do_not_prolong_the_time_for_a_header() -> None:
 @pytest.mark.parametrize("begin", [b"", HALF, BODY, WHOLE], ids=["silent", "half", "body", "idle"])
 async def test_at_the_limit_the_longest_waiting_connection_makes_room(begin: bytes) -> None:
     settings: dict[str, Any] = {"gateway_cache": False, "gateway_max_connections": FEWEST}
-    async with served(EngineDouble()) as engine, a_gateway(engine, **settings) as gateway, many(gateway, 4 * FEWEST, begin):
+    async with (
+        serve_double(EngineDouble()) as engine,
+        a_gateway(engine, **settings) as gateway,
+        many(gateway, 4 * FEWEST, begin),
+    ):
         assert (await gateway.ask(chat("other"), connection="close")).status_code == 200
 
 
 async def test_connections_that_serve_are_not_closed_for_new_ones() -> None:
     settings: dict[str, Any] = {"gateway_cache": False, "gateway_max_connections": FEWEST}
-    async with served(EngineDouble()) as engine, a_gateway(engine, **settings) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, **settings) as gateway:
         engine.go.clear()
         asking = [asyncio.ensure_future(gateway.ask(chat(f"{number}"), connection="close")) for number in range(FEWEST)]
         await eventually(lambda: len(engine.received) == FEWEST)
@@ -95,7 +99,7 @@ async def test_connections_that_serve_are_not_closed_for_new_ones() -> None:
 
 async def test_a_limit_per_address_leaves_room_for_other_addresses() -> None:
     settings: dict[str, Any] = {"gateway_cache": False, "gateway_max_connections_per_address": 4, "host": "0.0.0.0"}
-    async with served(EngineDouble()) as engine, a_gateway(engine, **settings) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, **settings) as gateway:
         engine.go.clear()
         asking = [asyncio.ensure_future(gateway.ask(chat(f"{number}"), connection="close")) for number in range(4)]
         await eventually(lambda: len(engine.received) == 4)
@@ -112,7 +116,7 @@ async def test_a_limit_per_address_leaves_room_for_other_addresses() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_does_not_read_is_disconnected(stream: bool) -> None:
     engine = EngineDouble(words=["word " * 2000] * 2000)
-    async with served(engine), a_gateway(engine, gateway_cache=False, patience=SHORT) as gateway:
+    async with serve_double(engine), a_gateway(engine, gateway_cache=False, patience=SHORT) as gateway:
         body = json.dumps(chat("x", stream=stream)).encode()
         silent = socket.socket()
         silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -150,7 +154,7 @@ def posted(target: str, *fields: str, length: int = len(ASK)) -> bytes:
 @pytest.mark.parametrize("length", [2**20 + 1, 2**40])
 async def test_a_body_above_the_limit_is_refused_before_the_client_sends_it(length: int) -> None:
     settings: dict[str, Any] = {"gateway_cache": False, "max_request_bytes": 2**20}
-    async with served(EngineDouble()) as engine, a_gateway(engine, **settings) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, **settings) as gateway:
         for refused, head in (
             (b"413", posted(CHAT, "expect: 100-continue", length=length)),
             (b"413", posted(CHAT, "Expect: 100-Continue", length=length)),
@@ -166,7 +170,7 @@ async def test_a_body_above_the_limit_is_refused_before_the_client_sends_it(leng
 
 @pytest.mark.parametrize("authority", ["other.example", "OTHER:80", "[::1]:8080", "127.0.0.1:1"])
 async def test_a_target_in_absolute_form_is_served_like_its_path(authority: str) -> None:
-    async with served(EngineDouble()) as engine, a_gateway(engine, gateway_cache=False) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, gateway_cache=False) as gateway:
         for scheme in ("http", "HTTP", "https"):
             answer = await talk(gateway, posted(f"{scheme}://{authority}{CHAT}?a=b"), ASK)
             assert b"HTTP/1.1 200" in answer
@@ -200,7 +204,7 @@ async def test_a_target_in_absolute_form_is_served_like_its_path(authority: str)
     ids=["both", "twice", "gzip", "blank", "sign", "folded first", "nul", "long"],
 )
 async def test_a_request_with_two_lengths_or_odd_fields_reaches_no_engine(fields: tuple[str, ...]) -> None:
-    async with served(EngineDouble()) as engine, a_gateway(engine, gateway_cache=False) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, gateway_cache=False) as gateway:
         head = posted(CHAT, *fields) if fields[0][0] != " " else posted(CHAT).replace(b"\r\n", b"\r\n folded: a\r\n", 1)
         answer = await talk(gateway, head, ASK, b"0\r\n\r\nGET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n")
         # A client that still sends when it is refused may get a reset instead of the answer.
@@ -210,7 +214,7 @@ async def test_a_request_with_two_lengths_or_odd_fields_reaches_no_engine(fields
 
 
 async def test_pipelined_and_old_requests_are_answered_in_their_order() -> None:
-    async with served(EngineDouble()) as engine, a_gateway(engine, gateway_cache=False) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, gateway_cache=False) as gateway:
         keep = posted(CHAT).replace(b"connection: close", b"x-a: b")
         answers = await talk(gateway, (keep + ASK) * 3 + posted(CHAT) + ASK)
         assert answers.count(b"HTTP/1.1 200") == 4 == len(engine.received)
@@ -263,7 +267,7 @@ def test_half_requests_do_not_use_up_the_descriptors(kind: str, tmp_path: Path) 
 
 
 async def test_without_descriptors_a_connection_is_refused_with_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    async with served(EngineDouble()) as engine, a_gateway(engine, gateway_cache=False) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, gateway_cache=False) as gateway:
         assert (await gateway.client.get("/lpc/health")).status_code == 200
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         clients = [socket.socket() for _ in range(8)]

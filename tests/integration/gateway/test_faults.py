@@ -13,7 +13,7 @@ from eviction_client.settings import ClientSettings
 from lpc_apps.gateway.server import running
 from lpc_apps.gateway.settings import GatewaySettings
 from tests.caching_sidecar import ResponseCaches, response_caches, write_keys
-from tests.engine_double import EngineDouble, served
+from tests.engine_double import EngineDouble, serve_double
 from tests.eventually import eventually
 from tests.integration.gateway.conftest import Running, a_gateway, chat
 
@@ -30,7 +30,7 @@ async def all_well(caches: ResponseCaches) -> AsyncIterator[tuple[EngineDouble, 
     """Yield an engine and a gateway with one cached answer."""
     caches.redis.ask("FLUSHALL")
     async with (
-        served(EngineDouble()) as engine,
+        serve_double(EngineDouble()) as engine,
         a_gateway(engine, sidecar=caches.sidecar.address, gateway_lookup_timeout_s=0.05) as gateway,
     ):
         await eventually(lambda: _hits(gateway))
@@ -118,7 +118,7 @@ async def test_if_the_engine_dies_a_waiting_request_takes_over_and_nothing_incom
 
 async def test_with_a_sidecar_without_caches_answers_have_no_cache_header(tmp_path: Path, tiny_models: Path) -> None:
     with Sidecar(tmp_path, tiny_models, "tiny") as sidecar:
-        async with served(EngineDouble()) as engine, a_gateway(engine, sidecar=sidecar.address) as gateway:
+        async with serve_double(EngineDouble()) as engine, a_gateway(engine, sidecar=sidecar.address) as gateway:
             for _ in range(2):
                 answer = await gateway.ask(chat("x"))
                 assert answer.status_code == 200 and "x-lpc-cache" not in answer.headers
@@ -131,7 +131,7 @@ async def test_without_cache_or_waiting_every_request_reaches_the_engine(
 ) -> None:
     caches.redis.ask("FLUSHALL")
     engine = EngineDouble(seconds=0.3)
-    async with served(engine), a_gateway(engine, sidecar=caches.sidecar.address, **setting) as gateway:
+    async with serve_double(engine), a_gateway(engine, sidecar=caches.sidecar.address, **setting) as gateway:
         await asyncio.gather(*(gateway.ask(chat("x")) for _ in range(4)))
         assert len(engine.completions) == 4
 
@@ -140,7 +140,7 @@ async def test_the_gateway_logs_an_unreadable_certificate_at_the_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sidecar = ClientSettings(predictor_address=f"localhost:{free_port()}", predictor_ca=tmp_path / "nowhere.crt")
-    async with served(EngineDouble()) as engine:
+    async with serve_double(EngineDouble()) as engine:
         settings = GatewaySettings(port=0, metrics_port=0, gateway_engines=(engine.url,))
         async with running(settings, sidecar) as addresses, httpx.AsyncClient(trust_env=False) as client:
             (line,) = (record.getMessage() for record in caplog.records if record.name == "lpc_apps.gateway.server")

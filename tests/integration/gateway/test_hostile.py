@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.caching_sidecar import ResponseCaches, response_caches
-from tests.engine_double import EngineDouble, served
+from tests.engine_double import EngineDouble, serve_double
 from tests.eventually import eventually
 from tests.integration.gateway.conftest import CHAT, Running, a_gateway, chat
 
@@ -38,7 +38,7 @@ async def test_equal_requests_do_not_wait_for_an_answer_that_is_not_cached(cache
     if why == "long":
         engine.words = ["x" * 5000]
     settings = {"max_answer_bytes": 4096}
-    async with served(engine), a_gateway(engine, sidecar=caches.sidecar.address, **settings) as gateway:
+    async with serve_double(engine), a_gateway(engine, sidecar=caches.sidecar.address, **settings) as gateway:
         asking = [asyncio.ensure_future(gateway.ask(chat(f"not kept: {why}"))) for _ in range(8)]
         await eventually(lambda: engine.completions)
         engine.go.clear()
@@ -54,7 +54,7 @@ async def test_equal_requests_do_not_wait_for_an_answer_that_is_not_cached(cache
 async def test_of_equal_requests_with_a_candidate_one_reaches_the_engine(caches: ResponseCaches) -> None:
     settings = {"gateway_scopes": {"*": ("watched",)}}
     engine = EngineDouble(words=["The same to all."], seconds=0.3)
-    async with served(engine), a_gateway(engine, sidecar=caches.sidecar.address, **settings) as gateway:
+    async with serve_double(engine), a_gateway(engine, sidecar=caches.sidecar.address, **settings) as gateway:
         await kept(gateway, chat("where can a bird be seen"), x_lpc_scope="watched")
 
         words = iter(["please", "thanks", "now", "today", "again", "here", "there", "really"] * 100)
@@ -80,7 +80,7 @@ async def test_a_request_that_cannot_be_looked_up_is_forwarded_without_a_cache_h
         "a chat with a prompt": plain.replace("0}", '0, "prompt": "odd"}'),
         "tools that are no list": plain.replace("0}", '0, "tools": {"a": 1}}'),
     }
-    async with served(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
         await kept(gateway, chat("up"))
         engine.refuse = True
         for name, body in odd.items():
@@ -114,7 +114,7 @@ async def test_no_prompt_of_a_tenant_reaches_the_engine_without_its_salt(path: s
         ],
     }
     more = ("POST /invocations", "POST /inference/v1/generate")
-    async with served(EngineDouble()) as engine, a_gateway(engine, gateway_cache=False, gateway_paths=more) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, gateway_cache=False, gateway_paths=more) as gateway:
         common = {"x-forwarded-user": "t", "content-type": "application/json"}
         bodies = [*coded.items(), ("deflate", raw.compress(plain) + raw.flush())]
         for coding, body in bodies:
@@ -137,7 +137,7 @@ async def test_no_prompt_of_a_tenant_reaches_the_engine_without_its_salt(path: s
 
 async def test_a_body_that_grows_when_it_is_decoded_is_refused_when_it_exceeds_the_limit() -> None:
     settings = {"max_request_bytes": 3 * 2**20, "gateway_max_held_bytes": 4 * 2**20}
-    async with served(EngineDouble()) as engine, a_gateway(engine, gateway_cache=False, **settings) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, gateway_cache=False, **settings) as gateway:
         for zeros in (2**20, 2**22, 2**28):
             for coding, compress in (("gzip", gzip.compress), ("deflate", zlib.compress)):
                 bomb = compress(json.dumps(chat("{}")).encode().replace(b"{}", b"0" * zeros))
@@ -148,7 +148,7 @@ async def test_a_body_that_grows_when_it_is_decoded_is_refused_when_it_exceeds_t
 
 
 async def test_requests_with_another_query_share_no_answer(caches: ResponseCaches) -> None:
-    async with served(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
         await kept(gateway, chat("query"))
         answer = await gateway.client.post(f"{CHAT}?key=another", json=chat("query"))
         assert answer.headers["x-lpc-cache"] == "miss"
@@ -156,7 +156,7 @@ async def test_requests_with_another_query_share_no_answer(caches: ResponseCache
 
 
 async def test_head_requests_are_forwarded_and_other_methods_are_not(caches: ResponseCaches) -> None:
-    async with served(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
         head = await gateway.client.head("/v1/models")
         assert (head.status_code, head.content) == (200, b"") and int(head.headers["content-length"]) > 0
         assert (await gateway.client.options(CHAT)).status_code == 418
@@ -178,14 +178,14 @@ async def test_a_request_that_an_engine_has_received_is_not_sent_to_another() ->
 
     rude = await asyncio.start_server(hang_up, "127.0.0.1", 0)
     address = f"http://127.0.0.1:{rude.sockets[0].getsockname()[1]}"
-    async with rude, served(EngineDouble()) as engine, a_gateway(engine, address, gateway_cache=False) as gateway:
+    async with rude, serve_double(EngineDouble()) as engine, a_gateway(engine, address, gateway_cache=False) as gateway:
         answers = [await gateway.ask(chat(f"to one of the two: {number}")) for number in range(16)]
         assert [answer.status_code for answer in answers].count(502) == len(heard) > 0
         assert len(engine.completions) + len(heard) == 16
 
 
 async def test_websockets_are_refused() -> None:
-    async with served(EngineDouble()) as engine, a_gateway(engine, gateway_cache=False) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, gateway_cache=False) as gateway:
         upgrade = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13", "sec-websocket-key": "AAAA"}
         answer = await gateway.client.get("/v1/realtime", headers=upgrade)
         assert answer.status_code == 404 and not engine.received

@@ -12,7 +12,7 @@ import pytest
 
 from lpc_apps.gateway.request import INLINE_BYTES, parse
 from tests.caching_sidecar import ResponseCaches, response_caches
-from tests.engine_double import EngineDouble, served
+from tests.engine_double import EngineDouble, serve_double
 from tests.eventually import eventually
 from tests.integration.gateway.conftest import CHAT, Running, a_gateway, chat
 
@@ -39,7 +39,7 @@ async def sending(gateway: Running, length: int, part: bytes, path: str = CHAT) 
 @pytest.mark.parametrize("path", [CHAT, "/v1/embeddings", "/lpc/v1/feedback"])
 async def test_a_body_that_does_not_arrive_is_refused_after_the_timeout(caches: ResponseCaches, path: str) -> None:
     settings = {"body_timeout_s": 0.2, "sidecar": caches.sidecar.address}
-    async with served(EngineDouble()) as engine, a_gateway(engine, **settings) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, **settings) as gateway:
         async with sending(gateway, 100, b"{", path) as reader, asyncio.timeout(60):
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 408 ") and b"connection: close" in head.lower()
@@ -49,7 +49,7 @@ async def test_a_body_that_does_not_arrive_is_refused_after_the_timeout(caches: 
 
 
 async def test_a_body_that_arrives_byte_by_byte_is_refused_after_the_timeout() -> None:
-    async with served(EngineDouble()) as engine, a_gateway(engine, body_timeout_s=0.5) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, body_timeout_s=0.5) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
         writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: gateway\r\ncontent-length: 1000000\r\n\r\n".encode())
 
@@ -68,7 +68,7 @@ async def test_a_body_that_arrives_byte_by_byte_is_refused_after_the_timeout() -
 
 
 async def test_requests_over_the_limit_are_refused() -> None:
-    async with served(EngineDouble()) as engine, a_gateway(engine, gateway_max_requests=2) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, gateway_max_requests=2) as gateway:
         engine.go.clear()
         asking = [asyncio.ensure_future(gateway.ask(chat(f"{i}"))) for i in range(2)]
         await eventually(lambda: len(engine.received) == 2)
@@ -84,7 +84,7 @@ async def test_requests_over_the_limit_are_refused() -> None:
 
 async def test_bodies_over_the_common_limit_are_refused_until_others_are_answered() -> None:
     settings = {"max_request_bytes": 6000, "gateway_max_held_bytes": 10_000}
-    async with served(EngineDouble()) as engine, a_gateway(engine, **settings) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, **settings) as gateway:
         engine.go.clear()
         asking = asyncio.ensure_future(gateway.ask(chat("a" * 5000)))
         await eventually(lambda: engine.received)
@@ -112,7 +112,7 @@ async def test_other_requests_are_answered_while_a_long_body_is_parsed(monkeypat
         return parse(body, max_values)
 
     monkeypatch.setattr("lpc_apps.gateway.request.parse", slow)
-    async with served(EngineDouble()) as engine, a_gateway(engine) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine) as gateway:
         asking = asyncio.ensure_future(gateway.ask(chat("a" * INLINE_BYTES)))
         await eventually(reading.is_set)
         assert (await gateway.ask(chat("short"))).status_code == 200
@@ -123,7 +123,7 @@ async def test_other_requests_are_answered_while_a_long_body_is_parsed(monkeypat
 
 async def test_a_body_with_too_many_values_never_reaches_an_engine() -> None:
     dense = json.dumps(chat("x")).encode()[:-1] + b', "x": [' + b"[]," * 2**20 + b"1]}"
-    async with served(EngineDouble()) as engine, a_gateway(engine) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine) as gateway:
         for path in (CHAT, "/v1/completions", "/v1/responses"):
             answer = await gateway.client.post(path, content=dense)
             assert answer.status_code == 413 and "more than 100000 values" in answer.text
@@ -131,7 +131,7 @@ async def test_a_body_with_too_many_values_never_reaches_an_engine() -> None:
 
 
 async def test_a_long_body_is_not_looked_up(caches: ResponseCaches) -> None:
-    async with served(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
         for _ in range(2):
             answer = await gateway.ask(chat("a" * 2**18))
             assert answer.status_code == 200 and "x-lpc-cache" not in answer.headers

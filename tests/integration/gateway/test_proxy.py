@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from benchmarks.processes import free_port
-from tests.engine_double import EngineDouble, served
+from tests.engine_double import EngineDouble, serve_double
 from tests.eventually import eventually
 from tests.integration.gateway.conftest import CHAT, a_gateway, chat
 
@@ -25,7 +25,7 @@ async def gateway(*engines: EngineDouble | str, **settings: Any) -> AsyncIterato
 
 
 async def test_other_requests_and_errors_are_forwarded_unchanged() -> None:
-    async with served(EngineDouble()) as engine, gateway(engine) as client:
+    async with serve_double(EngineDouble()) as engine, gateway(engine) as client:
         models = await client.get("/v1/models?after=a%20b")
         assert models.json()["data"] == [{"id": "m"}]
         assert models.headers.get_list("set-cookie") == ["a=1", "b=2"]
@@ -35,7 +35,7 @@ async def test_other_requests_and_errors_are_forwarded_unchanged() -> None:
 
 
 async def test_the_path_of_the_engines_address_precedes_the_requests_path() -> None:
-    async with served(EngineDouble()) as engine, gateway(f"{engine.url}/prefix/") as client:
+    async with serve_double(EngineDouble()) as engine, gateway(f"{engine.url}/prefix/") as client:
         await client.get("/v1/models?after=%22a%2Fb")
         assert engine.received[0].target == "/prefix/v1/models?after=%22a%2Fb"
 
@@ -48,7 +48,7 @@ async def test_a_streamed_body_is_forwarded() -> None:
         for _ in range(64):
             yield b"x" * 2**16
 
-    async with served(EngineDouble()) as engine, gateway(engine, gateway_paths=("POST /echo",)) as client:
+    async with serve_double(EngineDouble()) as engine, gateway(engine, gateway_paths=("POST /echo",)) as client:
         answer = await client.post("/echo", content=parts(), headers=FORM)
         assert answer.headers["x-length"] == str(2**22)
 
@@ -64,7 +64,7 @@ async def test_hop_by_hop_header_fields_are_not_forwarded() -> None:
         "authorization": "Bearer of-the-engine",
         "x-kept": "yes",
     }
-    async with served(EngineDouble()) as engine, gateway(engine, gateway_paths=("POST /echo",)) as client:
+    async with serve_double(EngineDouble()) as engine, gateway(engine, gateway_paths=("POST /echo",)) as client:
         answer = await client.post("/echo", content=b"a", headers={**headers, **FORM})
         (received,) = engine.received
         for name in ("x-secret", "te", "proxy-authorization", "x-lpc-scope"):
@@ -80,7 +80,7 @@ async def test_hop_by_hop_header_fields_are_not_forwarded() -> None:
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/embeddings"])
 async def test_the_trace_context_of_a_request_reaches_the_engine(path: str) -> None:
     context = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "vendor=1"}
-    async with served(EngineDouble()) as engine, gateway(engine) as client:
+    async with serve_double(EngineDouble()) as engine, gateway(engine) as client:
         await client.post(path, json=chat("trace"), headers=context)
         (received,) = engine.received
         assert {name: received.header(name) for name in context} == context
@@ -88,7 +88,7 @@ async def test_the_trace_context_of_a_request_reaches_the_engine(path: str) -> N
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_without_a_sidecar_a_completion_is_the_engines_byte_by_byte(stream: bool) -> None:
-    async with served(EngineDouble(words=["One", " two"])) as engine, gateway(engine) as client:
+    async with serve_double(EngineDouble(words=["One", " two"])) as engine, gateway(engine) as client:
         asked = chat("count", stream=stream, temperature=0)
         body = json.dumps(asked, indent=3).encode()
         through = await client.post(CHAT, content=body)
@@ -102,7 +102,7 @@ async def test_without_a_sidecar_a_completion_is_the_engines_byte_by_byte(stream
 
 
 async def test_a_stream_is_forwarded_while_the_engine_generates() -> None:
-    async with served(EngineDouble()) as engine, gateway(engine) as client:
+    async with serve_double(EngineDouble()) as engine, gateway(engine) as client:
         engine.go.clear()
         async with asyncio.TaskGroup() as group:
             first = group.create_task(client.post(CHAT, json=chat("hold", stream=True)))
@@ -118,7 +118,7 @@ async def test_a_body_over_the_limit_is_refused(length: str) -> None:
         for _ in range(8):
             yield b"x" * 1024
 
-    async with served(EngineDouble()) as engine, gateway(engine, max_request_bytes=4096) as client:
+    async with serve_double(EngineDouble()) as engine, gateway(engine, max_request_bytes=4096) as client:
         answer = await client.post(CHAT, content=b"x" * 5000 if length == "stated" else parts())
         assert answer.status_code == 413
         assert "LPC_MAX_REQUEST_BYTES" in answer.json()["error"]["message"]
@@ -127,7 +127,7 @@ async def test_a_body_over_the_limit_is_refused(length: str) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_if_the_client_disconnects_the_engine_stops(stream: bool) -> None:
-    async with served(EngineDouble()) as engine, gateway(engine) as client:
+    async with serve_double(EngineDouble()) as engine, gateway(engine) as client:
         engine.go.clear()
         asking = asyncio.ensure_future(client.post(CHAT, json=chat("never mind", stream=stream)))
         await eventually(lambda: engine.received)
@@ -137,7 +137,7 @@ async def test_if_the_client_disconnects_the_engine_stops(stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_if_the_engine_dies_the_clients_answer_is_cut_off(stream: bool) -> None:
-    async with served(EngineDouble(words=["a", "b"], die_after=2)) as engine, gateway(engine) as client:
+    async with serve_double(EngineDouble(words=["a", "b"], die_after=2)) as engine, gateway(engine) as client:
         with pytest.raises(httpx.RemoteProtocolError):
             await client.post(CHAT, json=chat("x", stream=stream))
         engine.die_after = None
@@ -154,8 +154,8 @@ async def test_without_an_engine_the_error_names_the_cause() -> None:
 
 async def test_a_conversation_stays_on_its_engine_and_returns_to_it_after_a_failure() -> None:
     port = free_port()
-    async with served(EngineDouble()) as one:
-        async with served(EngineDouble(), port) as two, gateway(one, two) as client:
+    async with serve_double(EngineDouble()) as one:
+        async with serve_double(EngineDouble(), port) as two, gateway(one, two) as client:
             texts = [f"question {i}" for i in range(16)]
             home: dict[str, EngineDouble] = {}
             for text in texts:
@@ -172,7 +172,7 @@ async def test_a_conversation_stays_on_its_engine_and_returns_to_it_after_a_fail
         async with gateway(one, address) as client:
             for text in of_two:
                 assert (await client.post(CHAT, json=chat(text))).status_code == 200
-            async with served(EngineDouble(), port) as again:
+            async with serve_double(EngineDouble(), port) as again:
                 await eventually(lambda: again.received)  # the probe
                 await eventually(lambda: True)
                 await asyncio.sleep(0.1)
@@ -185,7 +185,7 @@ async def test_the_engine_never_gets_a_clients_token(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(f"app: {hashlib.sha256(b'sesame').hexdigest()}\n")
     settings = {"tokens": tokens, "gateway_engine_key": "of-the-engine", "gateway_scopes": {"app": ("faq",)}}
-    async with served(EngineDouble()) as engine, gateway(engine, **settings) as client:
+    async with serve_double(EngineDouble()) as engine, gateway(engine, **settings) as client:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic sesame"}):
             for path in (CHAT, "/v1/embeddings", "/lpc/v1/feedback"):
                 assert (await client.post(path, json=chat("x"), headers=headers)).status_code == 401
@@ -200,7 +200,7 @@ async def test_the_engine_never_gets_a_clients_token(tmp_path: Path) -> None:
 
 
 async def test_only_if_cached_never_reaches_the_engine() -> None:
-    async with served(EngineDouble()) as engine, gateway(engine) as client:
+    async with serve_double(EngineDouble()) as engine, gateway(engine) as client:
         answer = await client.post(CHAT, json=chat("x"), headers={"cache-control": "only-if-cached"})
         assert answer.status_code == 504
         assert not engine.received
@@ -208,7 +208,7 @@ async def test_only_if_cached_never_reaches_the_engine() -> None:
 
 @pytest.mark.parametrize("host", ["::1", "[::1]", "[::]"])
 async def test_clients_and_engines_may_have_ipv6_addresses(host: str) -> None:
-    async with served(EngineDouble()) as engine:
+    async with serve_double(EngineDouble()) as engine:
         url = engine.url.replace("127.0.0.1", "::ffff:127.0.0.1")
         async with a_gateway(url, host=host, metrics_host=host, gateway_cache=False) as gateway:
             port = gateway.url.rpartition(":")[2]

@@ -8,7 +8,7 @@ import pytest
 
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
-from tests.engine_double import EngineDouble, served
+from tests.engine_double import EngineDouble, serve_double
 from tests.eventually import eventually
 from tests.integration.gateway.conftest import a_gateway, chat
 
@@ -52,7 +52,7 @@ ANSWERS = {
 async def test_an_enum_value_of_a_newer_sidecar_is_a_miss(newer: tuple[Newer, str], kind: str) -> None:
     servicer, address = newer
     servicer.answer = ANSWERS[kind]
-    async with served(EngineDouble()) as engine, a_gateway(engine, sidecar=address) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, sidecar=address) as gateway:
         for _ in range(2):
             answer = await gateway.ask(chat("new"))
             assert (answer.status_code, answer.headers.get("x-lpc-cache")) == (200, "miss")

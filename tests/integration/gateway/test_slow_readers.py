@@ -10,7 +10,7 @@ import pytest
 
 from lpc.wire.listening import listen
 from tests.caching_sidecar import ResponseCaches, response_caches
-from tests.engine_double import EngineDouble, served
+from tests.engine_double import EngineDouble, serve_double
 from tests.eventually import eventually
 from tests.integration.gateway.conftest import CHAT, a_gateway, chat
 
@@ -39,7 +39,7 @@ async def test_a_slow_reader_does_not_delay_equal_requests(
     engine = EngineDouble(words=["word " * 200] * (LONG // 1000))
     settings = {"wait_s": 3600.0, "max_answer_bytes": limit, "sidecar": caches.sidecar.address}
     asked = chat(f"slow {stream} {kept}", stream=stream)
-    async with served(engine), a_gateway(engine, **settings) as gateway:
+    async with serve_double(engine), a_gateway(engine, **settings) as gateway:
         slow = socket.socket()
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
         slow.setblocking(False)
@@ -62,7 +62,7 @@ async def test_a_slow_reader_does_not_delay_equal_requests(
 
 
 async def test_if_a_slow_reader_disconnects_the_engine_stops() -> None:
-    async with served(EngineDouble(hold_after=2)) as engine, a_gateway(engine) as gateway:
+    async with serve_double(EngineDouble(hold_after=2)) as engine, a_gateway(engine) as gateway:
         async with gateway.client.stream("POST", CHAT, json=chat("hold", stream=True)) as answer:
             async for _ in answer.aiter_lines():
                 break

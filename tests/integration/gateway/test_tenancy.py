@@ -10,7 +10,7 @@ import pytest
 
 from lpc_apps.gateway.clients import SESSION_HEADERS
 from tests.caching_sidecar import ResponseCaches, response_caches
-from tests.engine_double import EngineDouble, Received, served
+from tests.engine_double import EngineDouble, Received, serve_double
 from tests.eventually import eventually
 from tests.integration.gateway.conftest import CHAT, Running, a_gateway, chat
 
@@ -32,7 +32,7 @@ async def received(gateway: Running, engine: EngineDouble, tenant: str | None, p
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/v1/messages"])
 async def test_each_tenant_has_its_own_salt_and_conversation_names(path: str) -> None:
     fields = {"prompt": "hello"} if path == "/v1/completions" else {}
-    async with served(EngineDouble()) as engine, a_gateway(engine) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine) as gateway:
         one, two, again = [await received(gateway, engine, tenant, path, **fields) for tenant in ("one", "two", "one")]
         salts = [request.json["cache_salt"] for request in (one, two, again)]
         names = [request.header("x-session-id") for request in (one, two, again)]
@@ -45,7 +45,7 @@ async def test_each_tenant_has_its_own_salt_and_conversation_names(path: str) ->
 
 
 async def test_a_tenant_cannot_choose_the_salt_or_conversation_name_of_another() -> None:
-    async with served(EngineDouble()) as engine, a_gateway(engine) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine) as gateway:
         victim = await received(gateway, engine, "victim", session_id="mine")
         salt, name = victim.json["cache_salt"], victim.json["session_id"]
         for tenant in ("other", None):
@@ -63,7 +63,7 @@ async def test_a_tenant_cannot_choose_the_salt_or_conversation_name_of_another()
 
 @pytest.mark.parametrize("header", sorted(SESSION_HEADERS))
 async def test_no_header_gives_access_to_the_conversation_of_another_tenant(header: bytes) -> None:
-    async with served(EngineDouble()) as engine, a_gateway(engine) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine) as gateway:
         names = set()
         for tenant in ("victim", "other"):
             headers = {header: b"mine", b"x-forwarded-user": tenant.encode()}
@@ -89,7 +89,7 @@ async def test_no_header_gives_access_to_the_conversation_of_another_tenant(head
 async def test_the_engine_gets_the_conversations_name_from_any_field(
     fields: dict[str, Any], headers: dict[str, str], hints: str, reads: str
 ) -> None:
-    async with served(EngineDouble()) as engine, a_gateway(engine, gateway_hints=hints) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, gateway_hints=hints) as gateway:
 
         async def name(tenant: str) -> str:
             body = {"model": "m", "input": "hello", **fields}
@@ -105,7 +105,7 @@ async def test_the_engine_gets_the_conversations_name_from_any_field(
 
 
 async def test_a_name_in_openais_fields_reaches_the_engine_as_the_tenants_own() -> None:
-    async with served(EngineDouble()) as engine, a_gateway(engine) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine) as gateway:
 
         async def name(tenant: str | None, text: str, **fields: Any) -> str | None:
             headers = {"x-forwarded-user": tenant} if tenant else {}
@@ -126,7 +126,7 @@ async def test_a_name_in_openais_fields_reaches_the_engine_as_the_tenants_own() 
 
 @pytest.mark.parametrize(("hints", "field"), [("vllm", "vllm_xargs"), ("sglang", "custom_params"), ("off", None)])
 async def test_the_time_to_keep_a_prompt_reaches_the_engine_as_a_hint(hints: str, field: str | None) -> None:
-    async with served(EngineDouble()) as engine, a_gateway(engine, gateway_hints=hints) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, gateway_hints=hints) as gateway:
         asked = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
         for tenant in ("one", None):
             got = (await received(gateway, engine, tenant, "/v1/messages", **asked)).json
@@ -140,14 +140,14 @@ async def test_the_time_to_keep_a_prompt_reaches_the_engine_as_a_hint(hints: str
 
 
 async def test_the_body_of_an_anonymous_caller_is_forwarded_unchanged() -> None:
-    async with served(EngineDouble()) as engine, a_gateway(engine) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine) as gateway:
         body = b'{ "model": "m", "session_id":"s", "messages":[{"role":"user","content":"hi"}], "x":1.0 }'
         await gateway.client.post(CHAT, content=body, headers={"authorization": "Bearer EMPTY"})
         assert engine.received[0].body == body
 
 
 async def test_other_paths_send_the_tenants_own_conversation_names(caches: ResponseCaches) -> None:
-    async with served(EngineDouble()) as engine, a_gateway(engine) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine) as gateway:
         names = {(await received(gateway, engine, tenant, "/v1/embeddings")).header("x-session-id") for tenant in ("a", "b")}
         assert len(names | {"mine"}) == 3
 
@@ -155,7 +155,7 @@ async def test_other_paths_send_the_tenants_own_conversation_names(caches: Respo
 async def test_gateways_with_the_same_key_file_send_the_same_salt(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("5a" * 32)
-    async with served(EngineDouble()) as engine:
+    async with serve_double(EngineDouble()) as engine:
         salts = []
         for settings in ({"gateway_salt_key_file": key}, {"gateway_salt_key_file": key}, {}):
             async with a_gateway(engine, **settings) as gateway:
@@ -165,7 +165,7 @@ async def test_gateways_with_the_same_key_file_send_the_same_salt(tmp_path: Path
 
 async def test_anonymous_callers_share_no_answers(caches: ResponseCaches) -> None:
     settings = {"sidecar": caches.sidecar.address, "gateway_cache_anonymous": False}
-    async with served(EngineDouble()) as engine, a_gateway(engine, **settings) as gateway:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, **settings) as gateway:
         for headers in ({}, {"authorization": "Bearer EMPTY"}, {"authorization": "Bearer the-engines-one-key"}):
             for _ in range(2):
                 answer = await gateway.ask(chat("unknown"), **headers)
@@ -183,7 +183,7 @@ async def test_if_the_sidecar_refuses_tenants_the_engine_answers_and_one_error_i
     tmp_path: Path, tiny_models: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with response_caches(tmp_path, tiny_models, cache_gateways="") as closed:
-        async with served(EngineDouble()) as engine, a_gateway(engine, sidecar=closed.sidecar.address) as gateway:
+        async with serve_double(EngineDouble()) as engine, a_gateway(engine, sidecar=closed.sidecar.address) as gateway:
             for _ in range(3):
                 answer = await gateway.ask(chat("denied"))
                 assert answer.status_code == 200 and "x-lpc-cache" not in answer.headers

@@ -16,7 +16,7 @@ from lpc_apps.gateway.settings import GatewaySettings
 from predictor_service.server import Parts
 from predictor_service.server import running as a_sidecar
 from predictor_service.settings import ServiceSettings
-from tests.engine_double import EngineDouble, served
+from tests.engine_double import EngineDouble, serve_double
 from tests.eventually import eventually
 from tests.integration.gateway.conftest import Running, a_gateway, chat
 from tests.response_cache import KEY_LINES
@@ -57,7 +57,7 @@ async def test_a_silent_sidecar_delays_three_requests_by_50_ms_and_then_none(
     default = GatewaySettings.model_fields["gateway_lookup_timeout_s"].default
     assert default <= 0.05
     async with (
-        served(EngineDouble()) as engine,
+        serve_double(EngineDouble()) as engine,
         a_gateway(engine, sidecar=silent, gateway_lookup_timeout_s=default) as gateway,
     ):
         for i in range(SILENCES):
@@ -88,7 +88,7 @@ async def test_a_clock_step_prolongs_no_answer(
     }
     async with (
         a_sidecar(ServiceSettings(**values, **cache), Parts(clock=wall)) as addresses,
-        served(EngineDouble()) as engine,
+        serve_double(EngineDouble()) as engine,
         a_gateway(engine, sidecar=f"127.0.0.1:{addresses.port}", clock=wall) as gateway,
     ):
         await eventually(lambda: hits(gateway, "kept"))

@@ -14,7 +14,7 @@ from lpc.wire.http_server import FEWEST, Patience
 from lpc_apps.gateway.server import running
 from lpc_apps.gateway.settings import Bounds, GatewaySettings
 from tests.authority import Authority
-from tests.engine_double import EngineDouble, served
+from tests.engine_double import EngineDouble, serve_double
 from tests.eventually import eventually
 
 
@@ -27,7 +27,7 @@ async def test_a_new_certificate_is_used_and_an_invalid_one_is_ignored(
     files = old.issue("gateway")
     assert files.certificate is not None and files.key is not None
     settings = {"tls_certificate": files.certificate, "tls_key": files.key}
-    async with served(EngineDouble()) as engine:
+    async with serve_double(EngineDouble()) as engine:
         made = GatewaySettings(port=0, metrics_port=None, gateway_engines=(engine.url,), **settings)
         sidecar = ClientSettings(predictor_address=f"127.0.0.1:{free_port()}")
         async with running(made, sidecar) as addresses:
@@ -58,7 +58,7 @@ async def test_half_handshakes_lock_nobody_out_and_end(tmp_path: Path, begin: by
     files = authority.issue("gateway")
     settings = {"tls_certificate": files.certificate, "tls_key": files.key, "gateway_max_connections": FEWEST}
     patience = Patience(head_s=3.0)
-    async with served(EngineDouble()) as engine, contextlib.AsyncExitStack() as stack:
+    async with serve_double(EngineDouble()) as engine, contextlib.AsyncExitStack() as stack:
         made = GatewaySettings(port=0, metrics_port=None, gateway_engines=(engine.url,), gateway_cache=False, **settings)
         sidecar = ClientSettings(predictor_address=f"127.0.0.1:{free_port()}")
         addresses = await stack.enter_async_context(running(made, sidecar, bounds=Bounds(patience=patience)))

@@ -11,7 +11,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from eviction_client import Prediction
+from eviction_client.transport.scripted_predictor import ScriptedPredictor
 from lpc_apps.lmcache import loop as loops
 from lpc_apps.lmcache.events import Event
 from lpc_apps.lmcache.gate import front
@@ -51,26 +51,6 @@ async def test_a_malformed_answer_is_an_error_without_tokens(client: httpx.Async
     assert str(PROMPT.tokens[0]) not in str(error.value)
 
 
-class Sidecar:
-    """A predictor client that returns a fixed prediction."""
-
-    reuse_curves = None
-
-    def __init__(self, prediction: Prediction | None = None) -> None:
-        self.asked: list[Any] = []
-        self.forgotten: list[Any] = []
-        self.prediction = prediction
-
-    def ask(self, request_id: Any, *, token_ids: Any, served_model: str, conversation_id: str) -> None:
-        self.asked.append((list(token_ids), served_model, conversation_id))
-
-    def take(self, request_id: Any) -> Prediction | None:
-        return self.prediction
-
-    def forget(self, request_id: Any) -> None:
-        self.forgotten.append(request_id)
-
-
 def filled(**settings: Any) -> tuple[World, list[Prompt]]:
     world = World(**settings)
     all_ = prompts(4)
@@ -83,7 +63,7 @@ def filled(**settings: Any) -> tuple[World, list[Prompt]]:
 
 async def test_a_tick_deletes_from_the_node_and_requests_predictions(client: httpx.AsyncClient) -> None:
     world, all_ = filled()
-    server, sidecar = NodeServer(), Sidecar()
+    server, sidecar = NodeServer(), ScriptedPredictor(record=True)
     async with serving(server.app) as address:
         loop = Loop(world.service, sidecar, lambda _: Node(client, address))
         await loop.tick()
@@ -95,7 +75,8 @@ async def test_a_tick_deletes_from_the_node_and_requests_predictions(client: htt
     cache = world.service.caches[MEMORY]
     assert (cache.used, cache.deleted) == (6 * MIB, 2 * MIB)
     assert len(sidecar.asked) == 4
-    assert sidecar.asked[0][:2] == (all_[0].tokens, "llama")
+    first = next(iter(sidecar.asked.values()))
+    assert (list(first.token_ids), first.served_model) == (all_[0].tokens, "llama")
 
 
 def nonsense(_: Request) -> Response:
@@ -111,7 +92,7 @@ async def test_failures_of_a_node_are_counted_and_logged_once_without_tokens(
     server.fault = nonsense if fault == "nonsense" else FAULTS["refuses"]
     async with serving(server.app) as address:
         where = "127.0.0.1:1" if fault == "nobody" else address
-        loop = Loop(world.service, Sidecar(), lambda _: None if fault == "unregistered" else Node(client, where))
+        loop = Loop(world.service, ScriptedPredictor(), lambda _: None if fault == "unregistered" else Node(client, where))
         with caplog.at_level(logging.DEBUG):
             for _ in range(3):
                 await loop.tick()
@@ -126,7 +107,7 @@ async def test_failures_of_a_node_are_counted_and_logged_once_without_tokens(
 
 async def test_malformed_events_are_counted_and_others_are_applied(client: httpx.AsyncClient) -> None:
     world, all_ = filled()
-    loop = Loop(world.service, Sidecar(), lambda _: None)
+    loop = Loop(world.service, ScriptedPredictor(), lambda _: None)
     loop.report(Event("store", "l1", "a", False, 0.0, [None]))  # type: ignore[list-item]
     loop.report(event("access", all_[3].entries(), world.now))
     loop.declare(DISK, 5)
@@ -140,7 +121,7 @@ async def test_many_events_do_not_block_the_coordinator(client: httpx.AsyncClien
     """Nodes wait two seconds for the coordinator to accept a report, then drop it."""
     monkeypatch.setattr(loops, "EVENTS_SLICE_S", 0.0)
     world = World()
-    loop = Loop(world.service, Sidecar(), lambda _: None)
+    loop = Loop(world.service, ScriptedPredictor(), lambda _: None)
     turns = [0]
     seen = []
 
@@ -162,7 +143,7 @@ async def test_capacities_and_restarts_are_never_dropped(client: httpx.AsyncClie
     """A lost capacity would leave a node's memory unlimited; a lost restart would leave its old contents."""
     monkeypatch.setattr(loops, "MAX_EVENTS", 3)
     world, _ = filled()
-    loop = Loop(world.service, Sidecar(), lambda _: None)
+    loop = Loop(world.service, ScriptedPredictor(), lambda _: None)
     loop.fence("a")
     loop.declare(MEMORY, 5 * MIB)
     for seed in range(1, 9):
@@ -175,7 +156,7 @@ async def test_capacities_and_restarts_are_never_dropped(client: httpx.AsyncClie
 
 async def test_metrics_contain_counts_and_no_hashes(client: httpx.AsyncClient) -> None:
     world, all_ = filled()
-    loop = Loop(world.service, Sidecar(), lambda _: None)
+    loop = Loop(world.service, ScriptedPredictor(), lambda _: None)
     now = status(loop, sidecar=True)
     text = exposition(now).decode()
     assert 'lpc_lmcache_used_bytes{node="a",tier="l1"} 8.388608e+06' in text

@@ -39,7 +39,7 @@ async def test_a_failed_lookup_is_a_miss(kind: str, silent: str) -> None:
     client = ResponseCacheClient(address, access=broken if kind == "broken" else Access)
     for _ in range(SILENCES + 2):
         assert (await client.lookup(QUESTION)).miss.reason == pb.REASON_UNAVAILABLE
-    assert (await client.follow(QUESTION, 0.01)).miss.reason == pb.REASON_UNAVAILABLE
+    assert (await client.wait_for_answer(QUESTION, 0.01)).miss.reason == pb.REASON_UNAVAILABLE
     assert client.silent == (kind == "silent")
     if kind != "silent":
         assert (await client.store(pb.StoreRequest(request=QUESTION))).refusal == "unavailable"

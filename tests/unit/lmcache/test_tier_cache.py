@@ -15,7 +15,7 @@ class Clock:
         return self.now
 
 
-def made(watermark: float, capacity: int = 100) -> tuple[TierCache, Clock]:
+def build_cache(watermark: float, capacity: int = 100) -> tuple[TierCache, Clock]:
     clock = Clock()
     return TierCache(capacity, watermark, 2, clock), clock
 
@@ -46,7 +46,7 @@ def seeds(found: list[Resident]) -> list[int]:
 
 
 def test_nothing_is_evicted_below_the_watermark() -> None:
-    cache, _ = made(0.7)
+    cache, _ = build_cache(0.7)
     fill(cache, chunks(*range(7)))
     assert cache.used == 70
     assert cache.victims(0, go) == []
@@ -54,7 +54,7 @@ def test_nothing_is_evicted_below_the_watermark() -> None:
 
 
 def test_lru_evicts_a_chain_from_its_end() -> None:
-    cache, clock = made(0.2)
+    cache, clock = build_cache(0.2)
     prompt = Prompt(*words(1, 4))
     chain = [Chunk(e.object.chunk, None, 4 * n, e.tokens) for n, e in enumerate(prompt.entries(size=10))]
     cache.store([(chunk, objects[0], 10) for chunk, objects in zip(chain, prompt.objects, strict=True)])
@@ -69,7 +69,7 @@ def test_lru_evicts_a_chain_from_its_end() -> None:
 
 def test_the_guard_has_the_size_of_the_tier_and_enables_the_value_when_it_pays() -> None:
     """Conversations that come back in turn are more than there is cache for: least recent use finds none of them."""
-    cache, clock = made(0.7, capacity=2800)
+    cache, clock = build_cache(0.7, capacity=2800)
     cache.set_tables([[0.01] * len(KNOTS), [1.0 + age for age in KNOTS]])
     prompts = [[BlockHash(bytes([n, index]) * 8) for index in range(10)] for n in range(30)]
     fill(cache, chunks(1))
@@ -85,7 +85,7 @@ def test_the_guard_has_the_size_of_the_tier_and_enables_the_value_when_it_pays()
 
 
 def test_an_object_counts_once_and_a_late_report_changes_nothing() -> None:
-    cache, _ = made(0.7)
+    cache, _ = build_cache(0.7)
     (chunk,) = chunks(1)
     (object_,) = objects(chunk).objects[0]
     cache.store([(chunk, object_, 10)])

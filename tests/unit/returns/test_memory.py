@@ -28,7 +28,7 @@ class Memory(TurnMemory):
         found: list[tuple[int | None, float] | None] = []
         for one in turns:
             placed, before = self.conversations.arrive(one)
-            gap = None if before is None else self.follow(before)
+            gap = None if before is None else self.record_return(before)
             found.append(None if before is None or gap is None else (before.number, gap))
             facts = self.facts(placed)
             self.take(placed, facts, inputs([facts])[0], None)

@@ -25,7 +25,7 @@ def answer(model: ReturnModel, conversations: Conversations, *turns: Arrived) ->
     placed = [conversations.arrive(one) for one in turns]
     for _, before in placed:
         if before is not None:
-            model.follow(before)
+            model.record_return(before)
     groups: list[int] = model.answer([one for one, _ in placed]).tolist()
     return groups
 

@@ -80,7 +80,7 @@ LENGTHS = st.lists(
 LOGS = st.lists(LENGTHS, min_size=1, max_size=8)
 
 
-def made(log: Sequence[Sequence[tuple[int, int, float]]]) -> list[list[Turn]]:
+def build_turns(log: Sequence[Sequence[tuple[int, int, float]]]) -> list[list[Turn]]:
     return [session(number, lengths) for number, lengths in enumerate(log)]
 
 
@@ -88,7 +88,7 @@ def made(log: Sequence[Sequence[tuple[int, int, float]]]) -> list[list[Turn]]:
 @given(LOGS, st.integers(1, 6), st.integers(8, 80))
 def test_the_server_computes_one_prompt_at_a_time_first_come_first_served(log: Any, at_a_time: int, requests: int) -> None:
     # Prompts that have nothing in common: each is computed whole, so that its end says when it began.
-    turns = made(log)
+    turns = build_turns(log)
     for number, turn in enumerate(turn for each in turns for turn in each):
         turn.contents = turn.all_contents = range(10_000 * number, 10_000 * number + turn.input_tokens // SIZE)
     _, seen = replay(loop(turns, at_a_time, requests))
@@ -132,7 +132,7 @@ def test_with_an_infinite_cache_and_one_session_latency_is_the_cost_model_s() ->
 def test_the_next_request_comes_its_gap_after_the_answer_and_a_new_session_when_one_has_ended(
     log: Any, at_a_time: int, requests: int
 ) -> None:
-    result, seen = replay(loop(made(log), at_a_time, requests))
+    result, seen = replay(loop(build_turns(log), at_a_time, requests))
 
     came = {turn: at for at, turn in seen.arrivals}
     for turn, end in seen.ends.items():

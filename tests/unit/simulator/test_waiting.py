@@ -16,7 +16,7 @@ from lpc_apps.simulator.segments import Path
 from lpc_apps.simulator.waiting import Queueing
 from lpc_apps.simulator.workload import Cost, Turn, Workload
 from lpc_apps.simulator.workloads.agents import cliff
-from tests.unit.simulator.test_closed_loop import COST, LOGS, SIZE, loop, made
+from tests.unit.simulator.test_closed_loop import COST, LOGS, SIZE, build_turns, loop
 
 STOCK = Queueing()
 KEEP = Queueing(keep=True)
@@ -57,7 +57,7 @@ def served(workload: Workload, tokens: int, queueing: Queueing, policy: str = "l
 @settings(max_examples=15, deadline=None)
 @given(LOGS, st.sampled_from(sorted(REGISTRY)), st.integers(20, 300))
 def test_with_an_empty_waiting_queue_nothing_differs(log: Any, policy: str, blocks: int) -> None:
-    results = [replay(loop(made(log), 1, 40), blocks * SIZE, queueing, policy) for queueing in (STOCK, *NEW)]
+    results = [replay(loop(build_turns(log), 1, 40), blocks * SIZE, queueing, policy) for queueing in (STOCK, *NEW)]
 
     assert results[0].waited == 0
     assert all(result == results[0] for result in results)
@@ -66,7 +66,7 @@ def test_with_an_empty_waiting_queue_nothing_differs(log: Any, policy: str, bloc
 @settings(max_examples=30, deadline=None)
 @given(LOGS, st.integers(2, 6), st.integers(20, 300), st.sampled_from(["lru", "plugin"]))
 def test_keep_serves_in_the_order_of_arrival(log: Any, at_a_time: int, blocks: int, policy: str) -> None:
-    order, _ = served(loop(made(log), at_a_time, 60), blocks * SIZE, KEEP, policy)
+    order, _ = served(loop(build_turns(log), at_a_time, 60), blocks * SIZE, KEEP, policy)
 
     assert all(before.arrival <= after.arrival for before, after in pairwise(order))
 
@@ -106,7 +106,7 @@ def test_a_stream_of_short_warm_requests_starves_nobody(
 ) -> None:
     """A request is overtaken only by those that come within (its whole prefill) / AGEING after it."""
     warm = [[(new, 0, gap)] * 40] * at_a_time
-    agents = loop(made([*warm, [(cold, 0, 0.0)]]), at_a_time + 1, 1000, seed)
+    agents = loop(build_turns([*warm, [(cold, 0, 0.0)]]), at_a_time + 1, 1000, seed)
     order, left = served(agents, blocks * SIZE, Queueing("cached-first", keep))
 
     latest = 0.0
@@ -120,7 +120,7 @@ def test_a_stream_of_short_warm_requests_starves_nobody(
 def test_a_warm_request_behind_a_cold_one_loses_its_blocks_unless_they_are_kept() -> None:
     # 200 blocks. A's 20 are free when its next request comes, at 2.5 s, behind C. C begins at 3.5 s, when B's 157 are free.
     def agents() -> Workload:
-        return in_order(*made([[(320, 0, 0.0), (16, 0, 2.18)], [(2500, 0, 0.0)], [(1000, 0, 0.0)]]), requests=4)
+        return in_order(*build_turns([[(320, 0, 0.0), (16, 0, 2.18)], [(2500, 0, 0.0)], [(1000, 0, 0.0)]]), requests=4)
 
     stock, kept = (replay(agents(), 200 * SIZE, queueing) for queueing in (STOCK, KEEP))
 

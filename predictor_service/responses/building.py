@@ -47,7 +47,7 @@ class Caches:
     refresh: Callable[[], object]
 
 
-def made(
+def build_caches(
     settings: ServiceSettings,
     flight_s: float,
     metrics: Metrics,
