@@ -94,7 +94,7 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     "lpc_failures": (Counter, "Exceptions of the plug-in's own code, which the engine does not see.", ""),
     "lpc_stock_fallback": (Gauge, "1 if the plug-in does not work in this engine, which runs its own LRU instead.", ""),
     "lpc_predictions_unread": (Counter, "Predictions for prompts that the sidecar could not read: by lengths and times.", ""),
-    "lpc_tokenizer_state": (Gauge, "1 for how the sidecar stands with this engine's tokenizer, else 0.", "state"),
+    "lpc_tokenizer_state": (Gauge, "State of this engine's tokenizer in the sidecar (1 = current state).", "state"),
     "lpc_guard_switches": (Counter, "Changes of the rule in force, LRU or value.", ""),
     "lpc_guard_failures": (Counter, "Failures of the guard's own code: the order is LRU after each, for good after three.", ""),
     "lpc_tier_stock_fallback": (

@@ -61,7 +61,7 @@ def _changed(manager: Any, methods: dict[str, list[str]]) -> str | None:
 
 
 def _uncovered(what: str, stock: Any, ours: Any) -> str | None:
-    """Return which public name of vLLM's queue ours does not have of its own, or takes with other arguments."""
+    """Return a public method of vLLM's queue that ours does not override, or overrides with other parameters."""
     classes = [cls for cls in type(stock).__mro__ if cls.__module__.startswith("vllm.")]
     for name in sorted({name for each in (stock, *classes) for name in vars(each) if not name.startswith("_")}):
         theirs, is_method = getattr(stock, name), callable(getattr(stock, name))
