@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from lpc.errors import LpcError, UsageError
-from lpc_apps.commands.options import ModelName, Models, Output, Quick
+from lpc_apps.commands.options import ModelName, Models, Output, Quick, TraceFormat
 from lpc_apps.commands.outcome import end_with, report
 
 app = typer.Typer(
@@ -16,6 +16,8 @@ app = typer.Typer(
 )
 
 
+STORED = Path("out/rules")
+"""Folder of the finished runs of `rules-...`."""
 OwnLog = Annotated[Path | None, typer.Option("--trace", help="A log with times. [default: a generated hour of chat]")]
 Format = Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")]
 
@@ -132,6 +134,59 @@ def bench_gateway(
     from benchmarks import gateway
 
     report(lambda: gateway.run(models, model, quick=quick), output)
+
+
+SimulatorJobs = Annotated[int, typer.Option("--jobs", min=1, help="Processes at once.")]
+Stored = Annotated[
+    Path | None,
+    typer.Option("--resume", help="File of finished runs, which are not repeated. [default: out/rules/COMMAND.jsonl]"),
+]
+
+
+@app.command("rules-worst")
+def bench_rules_worst(
+    seeds: Annotated[str, typer.Option(help="Seeds of the workloads.")] = "100,101,102",
+    workloads: Annotated[str | None, typer.Option(help="Names with commas. [default: all that can refute the plug-in]")] = None,
+    picture: Annotated[Path | None, typer.Option(help="PNG to write: points above LRU by size.")] = None,
+    jobs: SimulatorJobs = 2,
+    resume: Stored = None,
+    output: Output = None,
+) -> None:
+    """Simulate the plug-in on eleven generated workloads at seven sizes, and compare each single run with LRU.
+
+    Hits are counted after 500 requests. Half an hour on two cores for each seed.
+    """
+    from benchmarks.rules import worst
+    from lpc_apps.simulator.workloads import WORKLOADS
+
+    names = list(WORKLOADS) if workloads is None else workloads.split(",")
+    stored = resume or STORED / "worst.jsonl"
+    report(lambda: worst.run(names, _seeds(seeds), jobs=jobs, stored=stored, picture=picture), output, picture)
+
+
+@app.command("rules-trace")
+def bench_rules_trace(
+    trace: Annotated[Path, typer.Argument(help="A log with times.")],
+    trace_format: TraceFormat = "mooncake",
+    jobs: SimulatorJobs = 2,
+    resume: Stored = None,
+    output: Output = None,
+) -> None:
+    """Simulate the plug-in and the classic rules on a log at six sizes, and name the best classic rule of each size.
+
+    Hits are counted from the first request on. Ten minutes on two cores for Mooncake's trace.
+    """
+    from benchmarks.rules import trace as trace_rules
+
+    stored = resume or STORED / "trace.jsonl"
+    report(lambda: trace_rules.run(trace, trace_format, jobs=jobs, stored=stored), output)
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{text!r:.40} is not a list of seeds: give whole numbers with commas, such as 100,101") from None
 
 
 if __name__ == "__main__":

@@ -1,0 +1,157 @@
+"""`python -m benchmarks rules-worst`: every single run of the plug-in on the generated workloads, compared with LRU."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from benchmarks.rules.figures import Row, Single, mean, singles, table
+from benchmarks.rules.runs import code_digest, rows_of, size_name
+from lpc_apps.simulator.policies import PolicySettings
+from lpc_apps.simulator.run import Run, WorkloadSpec
+
+if TYPE_CHECKING:  # matplotlib is slow to import
+    from matplotlib.figure import Figure
+
+SIZES: Final = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2)
+"""Shares of the working set."""
+SEEDS: Final = (100, 101, 102)
+PLUGIN: Final = ("plugin", "plugin-sidecar", "plugin-sidecar, inverted")
+"""`plugin` has no predictions to invert."""
+USES: Final = ("few-shot", "lfu")
+"""A workload on which the number of uses predicts reuse, and the policy that counts uses."""
+ALLOWED: Final = 0.3
+"""Points that a run may be below the policy that it is compared with."""
+NAMED: Final = 10
+COLUMNS: Final = 4
+"""Of small pictures."""
+
+
+def runs_of(names: Sequence[str], seeds: Sequence[int], sizes: Sequence[float] = SIZES) -> list[Run]:
+    """Return the runs: LRU, the plug-in without and with the sidecar, and with the sidecar's predictions inverted."""
+    inverted = PolicySettings(invert=True)
+    found = []
+    for seed in seeds:
+        for name in names:
+            spec = WorkloadSpec(workload=name, seed=seed)
+            for size in sizes:
+                found += [Run(spec, policy, size) for policy in ("lru", "plugin", "plugin-sidecar")]
+                found.append(Run(spec, "plugin-sidecar", size, settings=inverted))
+                if name == USES[0]:
+                    found.append(Run(spec, USES[1], size))
+    return found
+
+
+def run(names: Sequence[str], seeds: Sequence[int], *, jobs: int, stored: Path, picture: Path | None = None) -> dict[str, Any]:
+    """Run everything, print the tables, write the picture; return rows and summary."""
+    rows = rows_of(runs_of(names, seeds), stored, jobs=jobs)
+    print("\n".join(report(rows, seeds)))
+    if picture is not None:
+        from lpc_apps.simulator.picture import write_png
+
+        write_png(draw(rows, names), picture)
+    return {"seeds": list(seeds), "code": code_digest(), "summary": summary(rows), "rows": rows}
+
+
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return mean gains over LRU by policy, the worst single runs, and the differences from LFU where uses decide."""
+    each = _of_plugin(rows)
+    lfu = _of_plugin([row for row in rows if row["workload"] == USES[0]], other=USES[1])
+    worst = sorted(each, key=lambda single: single.gain)[:NAMED]
+    return {
+        "mean_gain": {label: mean(single.gain for single in each if single.label == label) for label in PLUGIN},
+        "mean_gain_of_all": mean(single.gain for single in each),
+        "runs": len(each),
+        "below": sum(single.gain < -ALLOWED for single in each),
+        "worst": [single._asdict() | {"gain": single.gain} for single in worst],
+        "lfu": {label: _lowest(lfu, label) for label in PLUGIN} if lfu else {},
+    }
+
+
+def report(rows: Sequence[Row], seeds: Sequence[int]) -> Iterator[str]:
+    """Yield the lines of the tables."""
+    each = _of_plugin(rows)
+    names = list(dict.fromkeys(single.workload for single in each))
+    found = summary(rows)
+    drawn = ",".join(map(str, seeds))
+    yield f"Points of hit rate above LRU, after the first 500 requests. Seeds {drawn}, code {code_digest()}."
+    yield ""
+    of_all = "mean of all runs"
+    yield table(
+        ["mean over sizes and seeds (worst run)", *PLUGIN],
+        [
+            [
+                name,
+                *(_mean_and_worst([s for s in each if s.label == label and name in (s.workload, of_all)]) for label in PLUGIN),
+            ]
+            for name in (*names, of_all)
+        ],
+    )
+    yield ""
+    yield (
+        f"Mean gain of all {found['runs']} runs: {found['mean_gain_of_all']:+.2f}. "
+        f"Runs more than {ALLOWED} below LRU: {found['below']}."
+    )
+    yield ""
+    yield table(
+        ["worst single runs", "points", "LRU, %", "policy, %"],
+        [
+            [
+                f"{one['workload']} {size_name(one['size'])} seed {one['seed']} {one['label']}",
+                *(f"{one['gain']:+.2f}", f"{one['lru']:.2f}", f"{one['rate']:.2f}"),
+            ]
+            for one in found["worst"]
+        ],
+    )
+    if found["lfu"]:
+        sizes = sorted({row["share"] for row in rows})
+        lfu = _of_plugin([row for row in rows if row["workload"] == USES[0]], other=USES[1])
+        yield ""
+        yield table(
+            [f"{USES[0]} against {USES[1]}, mean (worst run)", *map(size_name, sizes)],
+            [
+                [label, *(_mean_and_worst([s for s in lfu if s.label == label and s.size == size]) for size in sizes)]
+                for label in PLUGIN
+            ],
+        )
+
+
+def draw(rows: Sequence[Row], names: Sequence[str]) -> "Figure":
+    """Draw the points above LRU by size, a small picture for each workload: means as lines, single runs as dots."""
+    from matplotlib.figure import Figure
+
+    each = _of_plugin(rows)
+    sizes = sorted({single.size for single in each})
+    down = -(-len(names) // COLUMNS)
+    figure = Figure(figsize=(13, 2.4 * down), layout="constrained")
+    axes = figure.subplots(down, COLUMNS, squeeze=False)
+    for axis in axes.flat[len(names) :]:
+        axis.axis("off")
+    for axis, name in zip(axes.flat, names, strict=False):
+        for number, label in enumerate(PLUGIN):
+            found = [(sizes.index(s.size), s.gain) for s in each if (s.workload, s.label) == (name, label)]
+            places = sorted({place for place, _ in found})
+            axis.plot(places, [mean(g for p, g in found if p == place) for place in places], color=f"C{number}", label=label)
+            axis.scatter(*zip(*found, strict=True), color=f"C{number}", s=6)
+        axis.set_xticks(range(len(sizes)), list(map(size_name, sizes)))
+        axis.axhline(0, color="black", linewidth=0.8)
+        axis.set_title(name, fontsize=9)
+        axis.grid(alpha=0.3)
+    axes.flat[0].legend(fontsize=7)
+    figure.supylabel("points above LRU")
+    figure.supxlabel("size of the cache, share of the working set")
+    return figure
+
+
+def _of_plugin(rows: Sequence[Row], *, other: str = "lru") -> list[Single]:
+    return [single for single in singles(rows, other=other) if single.label in PLUGIN]
+
+
+def _lowest(found: Sequence[Single], label: str) -> float:
+    """Return the mean over the seeds at the size at which it is lowest, points."""
+    gains = {size: [s.gain for s in found if s.label == label and s.size == size] for size in {s.size for s in found}}
+    return min(map(mean, gains.values()))
+
+
+def _mean_and_worst(found: Sequence[Single]) -> str:
+    gains = [single.gain for single in found]
+    return f"{mean(gains):+.2f} ({min(gains):+.2f})"
