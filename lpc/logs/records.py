@@ -23,7 +23,7 @@ Record = dict[str, Any]
 _Reader: TypeAlias = "io.BufferedReader[Any] | gzip.GzipFile"
 T = TypeVar("T")
 
-SUFFIXES: Final = (".jsonl", ".json")
+SUFFIXES: Final = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 NAMED: Final = 20
 """Maximum number of locations stored per reason."""
 
@@ -71,6 +71,10 @@ class Skipped:
     def first(self) -> dict[str, str]:
         """Location of the first record by reason."""
         return {reason: places[0] for reason, places in self.places.items()}
+
+    def reading(self) -> dict[str, dict[str, Any]]:
+        """Return number and first location by reason, as JSON."""
+        return {reason: {"records": number, "first": self.places[reason][0]} for reason, number in self.counts.items()}
 
 
 def read_records(
@@ -130,7 +134,7 @@ def records_of(path: Path) -> Iterator[tuple[str, Record | WrongRecord]]:
     """Yield the location and contents of every record of a file, or of a folder's files in the order of their names.
 
     Args:
-        path: a .jsonl or .json file, or a folder with files of one of these types.
+        path: a .jsonl or .json file, which may be compressed with gzip (.gz), or a folder with files of one of these types.
 
     Raises:
         DatasetError: the file does not exist, has an unknown type, is empty, or is damaged as a whole.
@@ -144,7 +148,7 @@ def records_of(path: Path) -> Iterator[tuple[str, Record | WrongRecord]]:
         name = file.relative_to(path).as_posix() if is_folder else file.name
         empty = True
         try:
-            for where, record in json_lines(file) if file.suffix.lower() == ".jsonl" else _array(file):
+            for where, record in _array(file) if _kind(file) == ".json" else json_lines(file):
                 empty = False
                 yield f"{name}:{where}", record
         except OSError as error:
@@ -157,21 +161,26 @@ def _files(path: Path) -> list[Path]:
     if not path.exists():
         raise DatasetError(f"no such file or folder: {path}")
     if not path.is_dir():
-        if path.suffix.lower() not in SUFFIXES:
+        if _kind(path) not in SUFFIXES:
             raise DatasetError(
                 f"{path} is none of {', '.join(SUFFIXES)}: unpack or convert it, one JSON object per line as .jsonl"
             )
         return [path]
     # Hidden folders contain metadata of downloads (.git, .cache/huggingface).
     inside = [file for file in path.rglob("*") if not any(part.startswith(".") for part in file.relative_to(path).parts)]
-    files = sorted(file for file in inside if file.suffix.lower() in SUFFIXES and file.is_file())
-    kinds = sorted({file.suffix.lower() for file in files})
+    files = sorted(file for file in inside if _kind(file) in SUFFIXES and file.is_file())
+    kinds = sorted({_kind(file) for file in files})
     if not files:
         raise DatasetError(f"no {', '.join(SUFFIXES)} file in {path}")
     if len(kinds) > 1:
         # Records in two formats would count twice.
         raise DatasetError(f"{path} holds {' and '.join(kinds)} files: give a folder with one kind, or one file")
     return files
+
+
+def _kind(file: Path) -> str:
+    """Return the end of a file's name that shows its type."""
+    return "".join(file.suffixes[-2:] if file.suffix.lower() == ".gz" else file.suffixes[-1:]).lower()
 
 
 def json_lines(path: Path, repair: Callable[[bytes], bytes] | None = None) -> Iterator[tuple[str, Record | WrongRecord]]:

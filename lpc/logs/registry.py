@@ -7,7 +7,7 @@ from typing import Final
 
 from lpc.errors import UsageError
 from lpc.logs.datasets.conversation import Conversation
-from lpc.logs.datasets.openai import load_openai
+from lpc.logs.datasets.conversations import load_conversations
 from lpc.logs.datasets.sharegpt import load_sharegpt, sharegpt_path
 from lpc.logs.records import DatasetError, Skipped, TraceError
 from lpc.logs.traces.chat import chat_conversations
@@ -23,7 +23,7 @@ def _chat(path: Path, skipped: Skipped) -> Iterator[Conversation]:
 
 LOADERS: Final[dict[str, Callable[[Path, Skipped], Iterator[Conversation]]]] = {
     "sharegpt": load_sharegpt,
-    "openai": load_openai,
+    "conversations": load_conversations,
     "chat": _chat,
 }
 

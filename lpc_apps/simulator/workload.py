@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from lpc.logs.traces import Trace, TracedRequest
 from lpc_apps.simulator.segments import Paths
@@ -102,6 +103,7 @@ class Workload:
             in use until its prompt is computed.
         trace: the trace of the workload, if there is one.
         loop: the closed loop; None if conversations start at fixed times.
+        reading: what was read of a user's file, as JSON; None for other workloads.
     """
 
     name: str
@@ -115,6 +117,7 @@ class Workload:
     decodes: bool = True
     trace: Trace | None = field(default=None, repr=False)
     loop: ClosedLoop | None = None
+    reading: dict[str, Any] | None = field(default=None, repr=False)
 
     def turns(self) -> Iterator[Turn]:
         """Yield all turns; in a closed workload by conversation."""
@@ -169,7 +172,17 @@ def from_trace(trace: Trace, *, count_from: float | None = None, decodes: bool =
         for turn, request in zip(turns, trace.requests, strict=True):
             turn.all_contents = _with_reply(turn, request, trace.block_tokens)
     start = trace.duration / 2 if count_from is None else count_from
-    return Workload(trace.name, trace.block_tokens, turns, False, start, float("inf"), decodes=decodes, trace=trace)
+    return Workload(
+        trace.name,
+        trace.block_tokens,
+        turns,
+        False,
+        start,
+        float("inf"),
+        decodes=decodes,
+        trace=trace,
+        reading=trace.reading(),
+    )
 
 
 def _with_reply(turn: Turn, request: TracedRequest, block_tokens: int) -> Sequence[int]:

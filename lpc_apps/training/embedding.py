@@ -23,7 +23,7 @@ from lpc.errors import LpcError
 from lpc.files import replacing
 from lpc.logs.datasets.conversation import Conversation, Example, examples_of
 from lpc.model.artifact import read_manifest
-from lpc.model.features import SCALARS, FeatureEncoder
+from lpc.model.features import SCALARS, FeatureEncoder, Features
 from lpc.model.inference import graph_inputs
 from lpc.model.label_rows import COUNTS
 
@@ -156,15 +156,10 @@ def _shards(examples: list[Example]) -> list[list[Example]]:
 
 def _table(encoder: FeatureEncoder, session: ort.InferenceSession, shard: Sequence[Example]) -> pa.Table:
     features = [encoder.encode(example.turns) for example in shard]
-    embeddings: list[Any] = [None] * len(shard)
-    for batch in _batches([len(f.input_ids) for f in features]):
-        inputs = graph_inputs([features[i] for i in batch])
-        for i, vector in zip(batch, session.run(["embedding"], inputs)[0], strict=True):
-            embeddings[i] = vector.astype(np.float16)
-    width = len(embeddings[0])
+    embeddings = embeddings_of(features, session)
     return pa.table(
         {
-            "embedding": pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate(embeddings)), width),
+            "embedding": pa.FixedSizeListArray.from_arrays(pa.array(embeddings.ravel()), embeddings.shape[1]),
             **{name: pa.array([of(example.turns) for example in shard], pa.int32()) for name, of in SCALARS.items()},
             "tokens": pa.array([len(f.input_ids) for f in features], pa.int32()),
             "continues": pa.array([e.continues for e in shard]),
@@ -172,6 +167,16 @@ def _table(encoder: FeatureEncoder, session: ort.InferenceSession, shard: Sequen
             "conversation": pa.array([e.conversation for e in shard]),
         }
     )
+
+
+def embeddings_of(features: Sequence[Features], session: ort.InferenceSession) -> NDArray[np.float16]:
+    """Return the embedding of each input, [n, width]; n is at least 1."""
+    embeddings: list[Any] = [None] * len(features)
+    for batch in _batches([len(f.input_ids) for f in features]):
+        inputs = graph_inputs([features[i] for i in batch])
+        for i, vector in zip(batch, session.run(["embedding"], inputs)[0], strict=True):
+            embeddings[i] = vector.astype(np.float16)
+    return np.stack(embeddings)
 
 
 def _batches(lengths: list[int]) -> list[list[int]]:

