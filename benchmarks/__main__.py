@@ -152,7 +152,7 @@ def bench_rules_worst(
     resume: Stored = None,
     output: Output = None,
 ) -> None:
-    """Simulate the plug-in on eleven generated workloads at seven sizes, and compare each single run with LRU.
+    """Simulate the plug-in and classic rules on eleven generated workloads at seven sizes; compare each single run with LRU.
 
     Hits are counted after 500 requests. Half an hour on two cores for each seed.
     """
@@ -180,6 +180,56 @@ def bench_rules_trace(
 
     stored = resume or STORED / "trace.jsonl"
     report(lambda: trace_rules.run(trace, trace_format, jobs=jobs, stored=stored), output)
+
+
+@app.command("rules-chat")
+def bench_rules_chat(
+    conversations: Annotated[Path, typer.Argument(help='Conversations without times: {"messages": [...]} per line.')],
+    head: Annotated[
+        Path | None,
+        typer.Option(help="Head of `lpc train`, trained on other conversations: predictions for lpc and the plug-in."),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds of the think times and of the order of the conversations.")] = "0,1,2,3",
+    jobs: SimulatorJobs = 2,
+    resume: Stored = None,
+    output: Output = None,
+    models: Models = Path("models"),
+) -> None:
+    """Simulate the plug-in and other policies on conversations, drawn as in the LPC paper, at 20K to 160K tokens.
+
+    On average 200 conversations are active, think times are exponential with a mean of 100 s, and 20 minutes are counted.
+    """
+    from benchmarks.rules import chat
+
+    if not conversations.exists():
+        typer.echo(f"{conversations} is missing: rules-chat is skipped.")
+        return
+    stored = resume or STORED / "chat.jsonl"
+    report(lambda: chat.run(conversations, head, _seeds(seeds), models=models, jobs=jobs, stored=stored), output)
+
+
+@app.command("rules-agents")
+def bench_rules_agents(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder of claude_code_sessions.tar.gz, coding_sessions.tar.gz and agent_sessions_2026.tar.gz; "
+            "missing ones are left out."
+        ),
+    ],
+    seeds: Annotated[str, typer.Option(help="Seeds of the order of the sessions.")] = "0",
+    jobs: SimulatorJobs = 2,
+    resume: Stored = None,
+    output: Output = None,
+) -> None:
+    """Simulate the plug-in and LRU on recorded agent sessions in a closed loop, with and without keep.
+
+    4,000 requests, of which 3,000 count; 30,000 prompt tokens/s and 12 ms per output token.
+    """
+    from benchmarks.rules import agents
+
+    stored = resume or STORED / "agents.jsonl"
+    report(lambda: agents.run(folder, _seeds(seeds), jobs=jobs, stored=stored), output)
 
 
 def _seeds(text: str) -> list[int]:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,12 @@ JOBS: Final = 2
 Rows = list[dict[str, Any]]
 
 
-def rows_of(runs: Sequence[Run], stored: Path, *, jobs: int = JOBS) -> Rows:
+def label(run: Run) -> str:
+    """Return the policy's name in tables."""
+    return f"{run.policy}, inverted" if run.settings.invert else run.policy
+
+
+def rows_of(runs: Sequence[Run], stored: Path, *, jobs: int = JOBS, label: Callable[[Run], str] = label) -> Rows:
     """Return the rows of all runs in order, and write each to standard error when its run ends.
 
     Rows that ``stored`` contains are not simulated again.
@@ -32,6 +37,7 @@ def rows_of(runs: Sequence[Run], stored: Path, *, jobs: int = JOBS) -> Rows:
     Args:
         stored: file of JSON lines; created, or extended. Rows of other sources or other logs remain in it and do not count.
         jobs: number of processes.
+        label: returns the name of a run's policy.
 
     Raises:
         SimulationError, TraceError, WorkerError: a run is invalid, a log cannot be read, or a process died.
@@ -50,22 +56,19 @@ def rows_of(runs: Sequence[Run], stored: Path, *, jobs: int = JOBS) -> Rows:
             found[key] = row
             file.write(json.dumps({"key": key, "row": row}) + "\n")
             file.flush()
-            left = (len(missing) - done) * (time.monotonic() - began) / done
-            note(f"{len(runs) - len(missing) + done}/{len(runs)}, {seconds(left)} left: {name_of(run)}: {row['hit_rate']:.2%}")
+            left = seconds((len(missing) - done) * (time.monotonic() - began) / done)
+            number = len(runs) - len(missing) + done
+            note(f"{number}/{len(runs)}, {left} left: {name_of(run)} {label(run)}: {row['hit_rate']:.2%}")
     # The stored row is unchanged: a workload's log and the form of the capacity are the caller's.
     return [found[key] | {"share": run.capacity, "label": label(run)} for key, run in zip(keys, runs, strict=True)]
 
 
-def label(run: Run) -> str:
-    """Return the policy's name in tables."""
-    return f"{run.policy}, inverted" if run.settings.invert else run.policy
-
-
 def name_of(run: Run) -> str:
-    """Return a run's name: workload, size, seed and policy."""
+    """Return the name of a run's workload, and its size and seed."""
     spec = run.workload
     workload = spec.workload or (spec.trace.name if spec.trace is not None else "conversations")
-    return f"{workload} {size_name(run.capacity)} seed {spec.seed} {label(run)}"
+    sessions = f" {spec.sessions} sessions, {run.queueing.label}," if spec.sessions else ""
+    return f"{workload}{sessions} {size_name(run.capacity)} seed {spec.seed}"
 
 
 def size_name(size: int | float) -> str:
@@ -73,11 +76,11 @@ def size_name(size: int | float) -> str:
     return tokens(size) if isinstance(size, int) else f"{size:.0%}"
 
 
-def code_digest() -> str:
-    """Return 8 hexadecimal digits that change with the files that a run's result depends on."""
+def code_digest(sources: Sequence[str] = SOURCES) -> str:
+    """Return 8 hexadecimal digits that change with the sources that a result depends on, files or folders."""
     digest = hashlib.blake2b(digest_size=4)
-    for folder in SOURCES:
-        for file in sorted((ROOT / folder).rglob("*")):
+    for source in sources:
+        for file in sorted([ROOT / source, *(ROOT / source).rglob("*")]):
             if file.is_file() and "__pycache__" not in file.parts:
                 digest.update(f"{file.relative_to(ROOT)}\0".encode() + file.read_bytes())
     return digest.hexdigest()

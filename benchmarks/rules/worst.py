@@ -1,10 +1,13 @@
-"""`python -m benchmarks rules-worst`: every single run of the plug-in on the generated workloads, compared with LRU."""
+"""`python -m benchmarks rules-worst`: every single run of the plug-in and of classic rules on the generated workloads.
+
+Each is compared with LRU on the same workload, size and seed.
+"""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.rules.figures import Row, Single, mean, singles, table
+from benchmarks.rules.figures import CLASSIC, Row, Single, mean, singles, table
 from benchmarks.rules.runs import code_digest, rows_of, size_name
 from lpc_apps.simulator.policies import PolicySettings
 from lpc_apps.simulator.run import Run, WorkloadSpec
@@ -27,17 +30,15 @@ COLUMNS: Final = 4
 
 
 def runs_of(names: Sequence[str], seeds: Sequence[int], sizes: Sequence[float] = SIZES) -> list[Run]:
-    """Return the runs: LRU, the plug-in without and with the sidecar, and with the sidecar's predictions inverted."""
+    """Return the runs: the plug-in without and with the sidecar, with the sidecar's predictions inverted, and classic rules."""
     inverted = PolicySettings(invert=True)
     found = []
     for seed in seeds:
         for name in names:
             spec = WorkloadSpec(workload=name, seed=seed)
             for size in sizes:
-                found += [Run(spec, policy, size) for policy in ("lru", "plugin", "plugin-sidecar")]
+                found += [Run(spec, policy, size) for policy in (*CLASSIC, "plugin", "plugin-sidecar")]
                 found.append(Run(spec, "plugin-sidecar", size, settings=inverted))
-                if name == USES[0]:
-                    found.append(Run(spec, USES[1], size))
     return found
 
 
@@ -55,6 +56,7 @@ def run(names: Sequence[str], seeds: Sequence[int], *, jobs: int, stored: Path, 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
     """Return mean gains over LRU by policy, the worst single runs, and the differences from LFU where uses decide."""
     each = _of_plugin(rows)
+    classic = {label: [s for s in singles(rows) if s.label == label] for label in CLASSIC[1:]}
     lfu = _of_plugin([row for row in rows if row["workload"] == USES[0]], other=USES[1])
     worst = sorted(each, key=lambda single: single.gain)[:NAMED]
     return {
@@ -62,7 +64,11 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         "mean_gain_of_all": mean(single.gain for single in each),
         "runs": len(each),
         "below": sum(single.gain < -ALLOWED for single in each),
-        "worst": [single._asdict() | {"gain": single.gain} for single in worst],
+        "worst": [_as_dict(single) for single in worst],
+        "classic": {
+            label: {"mean_gain": mean(s.gain for s in found), "worst": _as_dict(min(found, key=lambda single: single.gain))}
+            for label, found in classic.items()
+        },
         "lfu": {label: _lowest(lfu, label) for label in PLUGIN} if lfu else {},
     }
 
@@ -95,11 +101,16 @@ def report(rows: Sequence[Row], seeds: Sequence[int]) -> Iterator[str]:
     yield table(
         ["worst single runs", "points", "LRU, %", "policy, %"],
         [
-            [
-                f"{one['workload']} {size_name(one['size'])} seed {one['seed']} {one['label']}",
-                *(f"{one['gain']:+.2f}", f"{one['lru']:.2f}", f"{one['rate']:.2f}"),
-            ]
+            [f"{_name(one)} {one['label']}", *(f"{one['gain']:+.2f}", f"{one['lru']:.2f}", f"{one['rate']:.2f}")]
             for one in found["worst"]
+        ],
+    )
+    yield ""
+    yield table(
+        ["classic rule", "mean gain", "worst run", "points"],
+        [
+            [label, f"{of['mean_gain']:+.2f}", _name(of["worst"]), f"{of['worst']['gain']:+.2f}"]
+            for label, of in found["classic"].items()
         ],
     )
     if found["lfu"]:
@@ -144,6 +155,14 @@ def draw(rows: Sequence[Row], names: Sequence[str]) -> "Figure":
 
 def _of_plugin(rows: Sequence[Row], *, other: str = "lru") -> list[Single]:
     return [single for single in singles(rows, other=other) if single.label in PLUGIN]
+
+
+def _as_dict(single: Single) -> dict[str, Any]:
+    return single._asdict() | {"gain": single.gain}
+
+
+def _name(single: dict[str, Any]) -> str:
+    return f"{single['workload']} {size_name(single['size'])} seed {single['seed']}"
 
 
 def _lowest(found: Sequence[Single], label: str) -> float:

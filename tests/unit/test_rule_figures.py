@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.rules import runs, trace, worst
+from benchmarks.rules import agents, chat, runs, trace, worst
 from benchmarks.rules.figures import CLASSIC, against_best, best_of, by_seed, paired, singles, table
 from benchmarks.rules.runs import rows_of
 from lpc_apps.simulator.run import Run, WorkloadSpec, build, run_one
@@ -59,9 +59,7 @@ def test_each_single_run_is_compared_with_lru_of_its_own_seed_and_size() -> None
 
 
 def runs_of_worst() -> list[dict[str, Any]]:
-    rows = [
-        row(label, 50, workload=name, seed=seed) for name in ("day", "few-shot") for seed in (1, 2) for label in ("lru", "lfu")
-    ]
+    rows = [row(label, 50, workload=name, seed=seed) for name in ("day", "few-shot") for seed in (1, 2) for label in CLASSIC]
     gains = {"plugin": (3.0, -0.4), "plugin-sidecar": (2.0, 1.0), "plugin-sidecar, inverted": (0.0, -0.2)}
     for label, (first, second) in gains.items():
         rows += [row(label, 50 + first, workload="day", seed=1), row(label, 50 + second, workload="day", seed=2)]
@@ -95,11 +93,22 @@ def test_worst_counts_after_500_requests() -> None:
     assert run_one(run)["requests"] == len(workload.arrivals) - 500
 
 
-def test_worst_inverts_the_sidecar_only_and_has_lfu_on_few_shot_only() -> None:
+def test_worst_inverts_the_sidecar_only() -> None:
     found = worst.runs_of(["day", "few-shot"], [1, 2])
-    assert len(found) == 2 * 7 * (4 + 5)
+    assert len(found) == 2 * 7 * 2 * (len(CLASSIC) + 3)
     assert {run.policy for run in found if run.settings.invert} == {"plugin-sidecar"}
-    assert {run.workload.workload for run in found if run.policy == "lfu"} == {"few-shot"}
+
+
+def test_the_worst_run_of_a_classic_rule_does_not_count_as_the_plugins() -> None:
+    rows = [one for one in runs_of_worst() if (one["workload"], one["label"], one["seed"]) != ("day", "mq", 2)]
+    found = worst.summary([*rows, row("mq", 30, workload="day", seed=2)])
+    assert found["worst"][0]["gain"] == pytest.approx(-1.0)
+    assert found["runs"] == 12
+    assert found["classic"]["mq"]["mean_gain"] == pytest.approx(-5.0)
+    assert (found["classic"]["mq"]["worst"]["workload"], found["classic"]["mq"]["worst"]["gain"]) == (
+        "day",
+        pytest.approx(-20.0),
+    )
 
 
 @pytest.fixture
@@ -161,3 +170,77 @@ def test_a_row_of_a_changed_log_is_simulated_again(log: Path, tmp_path: Path) ->
 def test_rows_of_a_policy_are_found_by_seed() -> None:
     rows = [row("lru", 10, seed=1), row("lru", 20, seed=2), row("mq", 99, seed=1), row("lru", 30, seed=1, size=0.2)]
     assert by_seed(rows, "lru", 0.1) == pytest.approx({1: 10.0, 2: 20.0})
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    """Conversations without times: every third one goes on."""
+    lines = []
+    for number in range(60):
+        turn = [{"role": "user", "content": f"{number} " + "why " * 40}, {"role": "assistant", "content": "so " * 30}]
+        lines.append(json.dumps({"messages": turn * (2 if number % 3 == 0 else 1)}))
+    file = tmp_path / "chats.jsonl"
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def test_chat_draws_as_in_the_paper_and_counts_twenty_minutes(chats: Path, tmp_path: Path) -> None:
+    plain = chat.counted(chats, None, Path("models"), tmp_path / "stored")
+    assert chat.counted(chats, None, Path("models"), tmp_path / "stored") == plain
+    first, *_ = chat.runs_of(plain, None, [5])
+    workload, _ = build(first.workload)
+    assert (workload.seed, workload.think_time, workload.until - workload.count_from) == (5, 100.0, 1200.0)
+    active = [turn.gap + 0.01 * turn.output_tokens for turn in workload.turns()]
+    assert sum(active) / workload.until == pytest.approx(200, rel=0.1)
+
+
+def test_a_changed_file_of_conversations_is_counted_again(chats: Path, tmp_path: Path) -> None:
+    before = chat.counted(chats, None, Path("models"), tmp_path)
+    chats.write_text(chats.read_text() * 2)
+    assert chat.counted(chats, None, Path("models"), tmp_path) != before
+
+
+def of_chat(end: str = "") -> list[dict[str, Any]]:
+    rates = {"lru": 10, "turn-ttl": 12, "mq": 13, "lpc": 11, "lpc, head": 14, "plugin": 12.5, "plugin-sidecar": 15}
+    rows = [
+        row(label, rate + seed, seed=seed) for label, rate in rates.items() for seed in (0, 1) if end or "head" not in label
+    ]
+    return rows + [row("plugin-sidecar, head", 13 + 2 * seed, seed=seed) for seed in (0, 1) if end]
+
+
+def test_chat_compares_the_plugin_with_lru_and_turn_ttl_and_the_sidecar_with_all_others() -> None:
+    alone, sidecar = chat.summary(of_chat()).values()
+    assert (alone[0]["best"], alone[0]["mean"], alone[0]["standard_error"]) == (
+        "turn-ttl",
+        pytest.approx(0.5),
+        pytest.approx(0.0),
+    )
+    assert (sidecar[0]["best"], sidecar[0]["mean"]) == ("mq", pytest.approx(2.0))
+
+
+def test_chat_compares_the_sidecar_with_a_head_with_lpc_with_the_same_head() -> None:
+    _, sidecar = chat.summary(of_chat("head")).values()
+    assert (sidecar[0]["best"], sidecar[0]["mean"]) == ("lpc, head", pytest.approx(-0.5))
+    assert sidecar[0]["standard_error"] == pytest.approx(0.5)
+
+
+def test_chat_has_a_second_run_of_policies_that_a_head_helps() -> None:
+    found = chat.runs_of(Path("plain"), Path("scored"), [0])
+    scored = {run.policy for run in found if run.workload.conversations == Path("scored")}
+    assert scored == {"lpc", "plugin-sidecar"}
+    assert len(found) == 7 * (6 + 2)
+
+
+def test_agents_run_with_and_without_keep_on_the_logs_that_are_there(tmp_path: Path) -> None:
+    (tmp_path / "coding_sessions.tar.gz").touch()
+    found = agents.runs_of(tmp_path, [0])
+    assert len(found) == 3 * 3 * 2
+    assert {run.queueing.keep for run in found} == {False, True}
+    rates = {(policy, keep): 0.5 + 0.1 * keep for policy in agents.POLICIES for keep in (False, True)}
+    rows = [
+        {"setting": agents.SETTINGS[2], "label": policy, "seed": 0, "queue": "fcfs, keep" if keep else "fcfs", "hit_rate": rate}
+        | {"throughput_tokens_s": 1000.0, "latency_mean_s": 2.0, "latency_p99_s": 3.0}
+        for (policy, keep), rate in rates.items()
+    ]
+    assert "coding_sessions, 2M, 48 sessions" in (text := "\n".join(agents.report(rows)))
+    assert text.splitlines()[-1].endswith("| 50.00% 1.0k 2 s 3 s | 60.00% 1.0k 2 s 3 s |")
