@@ -106,8 +106,8 @@ head: setup ## embed ShareGPT (about 35 minutes on two cores), train both heads,
 
 .PHONY: workloads
 WORKLOADS :=
-workloads: setup ## docs/benchmarks/workloads.md: every policy on every generated workload (an hour and more; WORKLOADS='--policies lru,plugin-sidecar')
-	$(BIN)/python docs/make_workloads.py $(WORKLOADS)
+workloads: setup ## docs/benchmarks/workloads.md: the plug-in on every generated workload (an hour and more; WORKLOADS='--seeds 100')
+	$(BIN)/python -m benchmarks rules-worst --page docs/benchmarks $(WORKLOADS)
 
 engine: $(ENGINE)/.installed ## build .venv-engine: vLLM for CPU with the plug-in (two minutes, 3 GB)
 

@@ -147,7 +147,7 @@ Stored = Annotated[
 def bench_rules_worst(
     seeds: Annotated[str, typer.Option(help="Seeds of the workloads.")] = "100,101,102",
     workloads: Annotated[str | None, typer.Option(help="Names with commas. [default: all that can refute the plug-in]")] = None,
-    picture: Annotated[Path | None, typer.Option(help="PNG to write: points above LRU by size.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Folder for workloads.md and workloads.png. [default: not written]")] = None,
     jobs: SimulatorJobs = 2,
     resume: Stored = None,
     output: Output = None,
@@ -161,7 +161,8 @@ def bench_rules_worst(
 
     names = list(WORKLOADS) if workloads is None else workloads.split(",")
     stored = resume or STORED / "worst.jsonl"
-    report(lambda: worst.run(names, _seeds(seeds), jobs=jobs, stored=stored, picture=picture), output, picture)
+    written = () if page is None else (page / worst.PAGE, page / worst.PICTURE)
+    report(lambda: worst.run(names, _seeds(seeds), jobs=jobs, stored=stored, folder=page), output, *written)
 
 
 @app.command("rules-trace")

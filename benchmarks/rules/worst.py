@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.rules.figures import CLASSIC, Row, Single, mean, singles, table
+from benchmarks.rules.figures import CLASSIC, Row, Single, by_seed, mean, singles, table
 from benchmarks.rules.runs import code_digest, rows_of, size_name
 from lpc_apps.simulator.policies import PolicySettings
 from lpc_apps.simulator.run import Run, WorkloadSpec
@@ -27,6 +27,8 @@ ALLOWED: Final = 0.3
 NAMED: Final = 10
 COLUMNS: Final = 4
 """Of small pictures."""
+PAGE: Final = "workloads.md"
+PICTURE: Final = "workloads.png"
 
 
 def runs_of(names: Sequence[str], seeds: Sequence[int], sizes: Sequence[float] = SIZES) -> list[Run]:
@@ -42,14 +44,19 @@ def runs_of(names: Sequence[str], seeds: Sequence[int], sizes: Sequence[float] =
     return found
 
 
-def run(names: Sequence[str], seeds: Sequence[int], *, jobs: int, stored: Path, picture: Path | None = None) -> dict[str, Any]:
-    """Run everything, print the tables, write the picture; return rows and summary."""
+def run(names: Sequence[str], seeds: Sequence[int], *, jobs: int, stored: Path, folder: Path | None = None) -> dict[str, Any]:
+    """Run everything and print the tables; return rows and summary.
+
+    Args:
+        folder: folder of the page to write, ``workloads.md`` and ``workloads.png``; None: no page.
+    """
     rows = rows_of(runs_of(names, seeds), stored, jobs=jobs)
-    print("\n".join(report(rows, seeds)))
-    if picture is not None:
+    print("\n".join(report(rows)))
+    if folder is not None:
         from lpc_apps.simulator.picture import write_png
 
-        write_png(draw(rows, names), picture)
+        write_png(draw(rows, names), folder / PICTURE)
+        (folder / PAGE).write_text("\n".join(page(rows)) + "\n", "utf-8")
     return {"seeds": list(seeds), "code": code_digest(), "summary": summary(rows), "rows": rows}
 
 
@@ -73,12 +80,42 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def report(rows: Sequence[Row], seeds: Sequence[int]) -> Iterator[str]:
-    """Yield the lines of the tables."""
+def page(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the lines of the page."""
+    yield "# The plug-in on every generated workload"
+    yield ""
+    yield "`make workloads` writes this page. What the names mean: [policies and workloads](../reference/policies.md)."
+    yield ""
+    yield f"![The plug-in's distance from LRU on each workload]({PICTURE})"
+    yield ""
+    yield "## Every single run"
+    yield ""
+    yield from report(rows)
+    yield ""
+    yield "## Hit rates"
+    yield ""
+    yield "In % of prompt tokens, after the first 500 requests: means of the seeds."
+    yield ""
+    yield table(
+        ["workload, cache", *CLASSIC, *PLUGIN],
+        [
+            [
+                f"{name} {size_name(size)}",
+                *(f"{mean(by_seed(of_name, label, size).values()):.2f}" for label in (*CLASSIC, *PLUGIN)),
+            ]
+            for name in dict.fromkeys(row["workload"] for row in rows)
+            for of_name in [[row for row in rows if row["workload"] == name]]
+            for size in sorted({row["share"] for row in of_name})
+        ],
+    )
+
+
+def report(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the lines of the tables of single runs."""
     each = _of_plugin(rows)
     names = list(dict.fromkeys(single.workload for single in each))
     found = summary(rows)
-    drawn = ",".join(map(str, seeds))
+    drawn = ",".join(map(str, sorted({row["seed"] for row in rows})))
     yield f"Points of hit rate above LRU, after the first 500 requests. Seeds {drawn}, code {code_digest()}."
     yield ""
     of_all = "mean of all runs"
