@@ -38,6 +38,9 @@ def simulate(
     head: Annotated[
         Path | None, _option(LOG, "Head of `lpc train` that predicts whether users of --format conversations return.")
     ] = None,
+    held_out: Annotated[
+        bool, _option(LOG, "Replay only the half of --format conversations that `lpc train` holds out.", "--held-out")
+    ] = False,
     seeds: Annotated[int, _option(LOG, "Repetitions with different seeds.", min=1)] = 1,
     seed: Seed = 0,
     describe: Annotated[bool, _option(LOG, "Describe the log or workload without a simulation.", "--describe")] = False,
@@ -93,8 +96,8 @@ def simulate(
     from lpc_apps.simulator.waiting import Queueing
     from lpc_apps.simulator.workload import Cost
 
-    if head is not None and (trace is None or trace_format != "conversations"):
-        raise UsageError("--head reads text: give it with --trace FILE --format conversations")
+    if (head is not None or held_out) and (trace is None or trace_format != "conversations"):
+        raise UsageError("--head and --held-out read text: give them with --trace FILE --format conversations")
     spec = WorkloadSpec(
         trace=trace,
         format=trace_format,
@@ -126,6 +129,7 @@ def simulate(
         lambda: simulation.simulate(
             template,
             head=head,
+            held_out=held_out,
             policies=policies,
             sessions=sessions if closed else None,
             capacity=capacity,

@@ -30,6 +30,7 @@ def simulate(
     template: Run,
     *,
     head: Path | None,
+    held_out: bool,
     policies: str | None,
     sessions: str | None,
     capacity: str | None,
@@ -43,6 +44,7 @@ def simulate(
     Args:
         template: what all runs have in common.
         head: file of the head that predicts for conversations without times; None: no predictions.
+        held_out: replay only those that `lpc train` holds out.
 
     Raises:
         SimulationError, TraceError, EmbeddingError, HeadError, WorkerError: an option cannot be used, or a run failed.
@@ -65,7 +67,7 @@ def simulate(
         raise SimulationError("a picture shows one workload: give one --workload and one number of --sessions with --picture")
     if drawn:
         console().print("ShareGPT: the bundled sample. For your own traffic: --trace FILE --format chat")
-    with _ready(spec, head) as ready:
+    with _ready(spec, head, held_out) as ready:
         runs = [
             replace(
                 template,
@@ -101,12 +103,12 @@ def simulate(
 
 
 @contextmanager
-def _ready(spec: WorkloadSpec, head: Path | None) -> Iterator[WorkloadSpec]:
+def _ready(spec: WorkloadSpec, head: Path | None, held_out: bool) -> Iterator[WorkloadSpec]:
     """Yield a spec that workers build in moments: tokens of conversations are counted, and returns predicted, only once."""
     if spec.trace is None or spec.workload is not None or spec.format != CONVERSATIONS:
         yield spec
         return
-    found = read_conversations(spec.trace, None if head is None else _scorer(head))
+    found = read_conversations(spec.trace, None if head is None else _scorer(head), held_out=held_out)
     with TemporaryDirectory(prefix="lpc-") as folder:
         counted = Path(folder) / "conversations.parquet"
         save_sample(found, counted)

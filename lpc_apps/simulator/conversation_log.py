@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from lpc.logs.chats.body import Prompt
 from lpc.logs.chats.request import MEDIA_TOKENS, LoggedMessage, Part
-from lpc.logs.datasets.conversation import conversation_key
+from lpc.logs.datasets.conversation import conversation_key, split_of
 from lpc.logs.datasets.conversations import conversation_parser
 from lpc.logs.records import OtherRecord, Record, Skipped, read_records
 from lpc.logs.traces.request import BlockIds
@@ -75,12 +75,13 @@ def turns_of(messages: Sequence[LoggedMessage]) -> list[LoggedTurn]:
     return turns
 
 
-def read_conversations(path: Path, scorer: Scorer | None = None) -> Conversations:
+def read_conversations(path: Path, scorer: Scorer | None = None, *, held_out: bool = False) -> Conversations:
     """Read a file of conversations (`lpc.logs.datasets.conversations`).
 
     Args:
         path: a JSON or JSONL file, which may be compressed with gzip.
         scorer: predicts whether users return; None: no predictions.
+        held_out: leave out conversations that `lpc train` trains on, if it has this file.
 
     Raises:
         TraceError: see `lpc.logs.records.read_records`.
@@ -92,6 +93,8 @@ def read_conversations(path: Path, scorer: Scorer | None = None) -> Conversation
 
     def conversation(record: Record) -> Iterator[tuple[_Counted, list[UserTurns]]]:
         _, prompt = parse(record)
+        if held_out and split_of(_key(prompt)) != "evaluation":
+            raise OtherRecord("not of the half that lpc train holds out")
         counted = reading.counted(prompt)
         requests = len(counted.tokens.prompts)
         yield counted, [] if scorer is None else _user_turns(prompt.messages, requests, scorer.window)
@@ -175,9 +178,8 @@ class _Reading:
             blake2b(repr(opening[at : at + BLOCK_TOKENS]).encode(), digest_size=16).digest()
             for at in range(0, len(opening) - BLOCK_TOKENS + 1, BLOCK_TOKENS)
         ]
-        first_text = next(message.text for message in prompt.messages if message.is_user_turn)
         waits = [any(message.role == "user" for message in turn.prompt) for turn in turns[:kept]]
-        tokens = ConversationTokens(conversation_key(first_text), prompts[:kept], replies[:kept], [None] * kept, waits)
+        tokens = ConversationTokens(_key(prompt), prompts[:kept], replies[:kept], [None] * kept, waits)
         return _Counted(tokens, self._blocks.chain(blocks, within=prompt.scope))
 
     def shared(self, found: Sequence[_Counted]) -> list[ConversationTokens]:
@@ -206,6 +208,12 @@ class _Reading:
         self.estimated["part of unknown kind"] += sum(part.kind == "data" for part in parts)
         self.estimated[f"request beyond {MAX_CONTEXT:,} tokens"] += cut
         self.estimated.update(prompt.left_out)
+
+
+def _key(prompt: Prompt) -> str:
+    """Return the key by which training splits conversations: of the first user message with text."""
+    texts = (message.text for message in prompt.messages if message.role == "user")
+    return conversation_key(next((text for text in texts if text and not text.isspace()), ""))
 
 
 def _markup(message: LoggedMessage) -> list[int]:

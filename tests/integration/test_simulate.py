@@ -442,7 +442,8 @@ def test_conversations_without_times_are_drawn_by_seed(conversations: Path, tmp_
     [
         (["--count-from", "5"], "leave out --count-from"),
         (["--describe"], "no times to describe"),
-        (["--head", "/nowhere", "--format", "chat"], "--head reads text"),
+        (["--head", "/nowhere", "--format", "chat"], "--head and --held-out read text"),
+        (["--held-out", "--format", "chat"], "--head and --held-out read text"),
         (["--workload", "loop"], "give --trace or --workload, not both"),
     ],
 )

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from lpc.logs.datasets.conversation import examples_of
 from lpc.logs.records import TraceError
+from lpc.logs.registry import load
 from lpc.model.conversation import UserTurns
 from lpc_apps.simulator.amounts import SimulationError
 from lpc_apps.simulator.conversation_log import MARKUP_TOKENS, read_conversations
@@ -169,6 +171,24 @@ def test_equal_conversations_share_no_more_than_their_first_prompt(tmp_path: Pat
 def test_prompts_of_different_models_share_nothing(tmp_path: Path) -> None:
     records = [{"messages": own(text), "model": text} for text in ("red", "green")]
     assert not any(one.shared for one in read_conversations(written(tmp_path / "c.jsonl", *records)).found)
+
+
+def test_the_held_out_half_is_the_one_that_training_does_not_see(tmp_path: Path) -> None:
+    records = [{"messages": [SYSTEM, said("user", ""), said("user", f"prompt {number}"), REPLY, USER]} for number in range(40)]
+    path = written(tmp_path / "c.jsonl", *records)
+    trained = {
+        example.conversation
+        for conversation in load("conversations", path)
+        for example in examples_of(conversation, 5)
+        if example.split != "evaluation"
+    }
+    held_out = read_conversations(path, held_out=True)
+    keys = {one.key for one in held_out.found}
+    assert keys.isdisjoint(trained)
+    assert keys | trained == {one.key for one in read_conversations(path).found}
+    assert held_out.reading is not None
+    (skipped,) = held_out.reading["skipped"].items()
+    assert (skipped[0], skipped[1]["records"]) == ("not of the half that lpc train holds out", len(trained))
 
 
 class Scripted:
