@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from lpc.model.artifact import read_manifest
 from lpc.model.conversation import UserTurns
-from lpc.model.features import FeatureEncoder, FeatureSettings
+from lpc.model.features import FeatureEncoder, Features, FeatureSettings
 from lpc_apps.training.embedding import embeddings_of
 from lpc_apps.training.encoders import load_encoder
 from lpc_apps.training.export import export
@@ -67,12 +67,15 @@ class HeadScorer:
         self.window = settings.prompt_window
         self._encoder = FeatureEncoder(Tokenizer.from_file(str(artifact / "tokenizer.json")), settings)
         self._session = ort.InferenceSession(str(artifact / "model.onnx"))
+        # The artefact's graph has a head of its own. Its scalars do not change the embedding.
+        self._unused = (0.0,) * len(manifest.features.scalars)
         self._progress = tqdm(desc="predicting", unit=" requests", delay=1)
 
     def probabilities(self, turns: Sequence[UserTurns]) -> list[float]:
         """Return the probability that another user turn follows, for each request."""
         features = [self._encoder.encode(turn) for turn in turns]
-        embedding = embeddings_of(features, self._session).astype(np.float32)
+        texts = [Features(one.input_ids, self._unused) for one in features]
+        embedding = embeddings_of(texts, self._session).astype(np.float32)
         scalars = np.array([one.scalars for one in features], np.float32)
         with torch.inference_mode():
             odds = self._head(torch.from_numpy(embedding), torch.from_numpy(scalars))

@@ -159,6 +159,20 @@ def test_a_head_on_an_encoder_alone_predicts_what_their_artefact_does(tmp_path: 
         HeadScorer(encoder_of, DEFAULT_HEAD)
 
 
+def test_a_head_with_lengths_predicts_on_an_encoder_without_them(tmp_path: Path) -> None:
+    from lpc_apps.training.scoring import HeadScorer
+
+    encoder_of = build_tiny_artifact(tmp_path, version="v1")
+    same_text = Head.load(tmp_path / ".head-v1.safetensors")
+    lengths = FeatureSettings.from_dict(same_text.metadata["features"] | {"scalars": ["turn_count", "prompt_chars"]})
+    torch.manual_seed(0)
+    Head(32, 2, metadata=same_text.metadata | {"features": lengths.to_dict()}).save(tmp_path / "lengths.safetensors")
+    scorer = HeadScorer(encoder_of, tmp_path / "lengths.safetensors")
+    short, long = scorer.probabilities([UserTurns(("hello",), 1), UserTurns(("hello" + " " * 3000,), 1)])
+    assert 0 < short < 1
+    assert short != pytest.approx(long, abs=1e-3)
+
+
 def test_embeddings_resume_and_hold_no_text(tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from itertools import islice
 

@@ -134,10 +134,16 @@ def log(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_trace_counts_from_the_first_request(log: Path) -> None:
-    run = trace.runs_of(log, "mooncake", [0.5])[0]
-    assert run_one(run)["requests"] == 30
-    assert run_one(Run(WorkloadSpec(trace=log), "lru", 0.5))["requests"] < 30
+def test_a_trace_counts_from_the_first_request_and_after_half(log: Path, tmp_path: Path) -> None:
+    file = tmp_path / "stored.jsonl"
+    rows = rows_of(trace.runs_of(log, "mooncake", [2.0]), file, jobs=1)
+    lru = rows[0]
+    assert (lru["label"], lru["requests"]) == ("lru", 15)
+    first, *_ = trace.from_the_first(rows)
+    ideal = run_one(Run(WorkloadSpec(trace=log, count_from=0.0), "lru", 2.0))
+    assert ideal["requests"] == 30
+    assert first["hit_rate"] == pytest.approx(ideal["hit_rate"])
+    assert first["hit_rate"] != pytest.approx(lru["hit_rate"])
 
 
 def test_a_stored_row_is_not_simulated_again(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
