@@ -192,6 +192,9 @@ def bench_rules_chat(
         Path | None,
         typer.Option(help="Head of `lpc train`, trained on other conversations: predictions for lpc and the plug-in."),
     ] = None,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Draw only the half that `lpc train` holds out, for a head trained on this file.")
+    ] = False,
     seeds: Annotated[str, typer.Option(help="Seeds of the think times and of the order of the conversations.")] = "0,1,2,3",
     jobs: SimulatorJobs = 2,
     resume: Stored = None,
@@ -208,7 +211,10 @@ def bench_rules_chat(
         typer.echo(f"{conversations} is missing: rules-chat is skipped.")
         return
     stored = resume or STORED / "chat.jsonl"
-    report(lambda: chat.run(conversations, head, _seeds(seeds), models=models, jobs=jobs, stored=stored), output)
+    report(
+        lambda: chat.run(conversations, head, _seeds(seeds), held_out=held_out, models=models, jobs=jobs, stored=stored),
+        output,
+    )
 
 
 @app.command("rules-agents")

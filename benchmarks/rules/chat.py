@@ -29,15 +29,18 @@ READING: Final = (
 """Sources that the tokens and probabilities of conversations depend on."""
 
 
-def run(file: Path, head: Path | None, seeds: Sequence[int], *, models: Path, jobs: int, stored: Path) -> dict[str, Any]:
+def run(
+    file: Path, head: Path | None, seeds: Sequence[int], *, held_out: bool, models: Path, jobs: int, stored: Path
+) -> dict[str, Any]:
     """Run everything and print the tables; return rows and summary.
 
     Args:
         head: file of a head that was trained on other conversations; None: no predictions from text.
+        held_out: draw only conversations that `lpc train` holds out.
         models: model repository, for the encoder's files.
     """
-    plain = counted(file, None, models, stored.parent)
-    scored = None if head is None else counted(file, head, models, stored.parent)
+    plain = counted(file, None, models, stored.parent, held_out=held_out)
+    scored = None if head is None else counted(file, head, models, stored.parent, held_out=held_out)
 
     def named(run: Run) -> str:
         return label(run) + HEAD * (scored is not None and run.workload.conversations == scored)
@@ -63,12 +66,12 @@ def runs_of(plain: Path, scored: Path | None, seeds: Sequence[int], sizes: Seque
     return found
 
 
-def counted(file: Path, head: Path | None, models: Path, folder: Path) -> Path:
+def counted(file: Path, head: Path | None, models: Path, folder: Path, *, held_out: bool = False) -> Path:
     """Return a file in ``folder`` with the conversations' tokens and a head's probabilities; write it if it is missing.
 
-    Its name depends on the conversations, the head and the code that reads them.
+    Its name depends on the conversations, the head, ``held_out`` and the code that reads them.
     """
-    parts = [file.read_bytes(), b"" if head is None else head.read_bytes(), code_digest(READING).encode()]
+    parts = [file.read_bytes(), b"" if head is None else head.read_bytes(), f"{code_digest(READING)} {held_out}".encode()]
     digest = hashlib.blake2b(b"".join(hashlib.blake2b(part).digest() for part in parts), digest_size=8).hexdigest()
     found = folder / f"conversations-{digest}.parquet"
     if not found.exists():
@@ -78,7 +81,7 @@ def counted(file: Path, head: Path | None, models: Path, folder: Path) -> Path:
 
             scorer = HeadScorer(export_encoder(models), head)
         folder.mkdir(parents=True, exist_ok=True)
-        save_sample(read_conversations(file, scorer), found)
+        save_sample(read_conversations(file, scorer, held_out=held_out), found)
     return found
 
 

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.rules import agents, chat, runs, trace, worst
 from benchmarks.rules.figures import CLASSIC, against_best, best_of, by_seed, paired, singles, table
 from benchmarks.rules.runs import rows_of
+from lpc_apps.simulator.conversations import load_sample
 from lpc_apps.simulator.picture import write_png
 from lpc_apps.simulator.run import Run, WorkloadSpec, build, run_one
 
@@ -215,6 +216,12 @@ def test_a_changed_file_of_conversations_is_counted_again(chats: Path, tmp_path:
     before = chat.counted(chats, None, Path("models"), tmp_path)
     chats.write_text(chats.read_text() * 2)
     assert chat.counted(chats, None, Path("models"), tmp_path) != before
+
+
+def test_chat_draws_only_held_out_conversations_if_asked(chats: Path, tmp_path: Path) -> None:
+    every, half = (chat.counted(chats, None, Path("models"), tmp_path, held_out=held_out) for held_out in (False, True))
+    assert len(load_sample(every).found) == 60
+    assert 15 < len(load_sample(half).found) < 45
 
 
 def of_chat(end: str = "") -> list[dict[str, Any]]:
