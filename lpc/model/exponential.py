@@ -70,6 +70,15 @@ def fit_counts(reuses: Sequence[float], at_risk: Sequence[float]) -> tuple[float
     return _fit(begun, events, censored)
 
 
+def expected_counts(q: float, tau: float, *, blocks: float) -> tuple[list[float], list[float]]:
+    """Return the reuses and blocks at risk by interval that the law expects of blocks observed up to the horizon.
+
+    Added to observed counts, they are a prior of this weight.
+    """
+    left = [blocks * (1.0 - q + q * math.exp(-edge / tau)) for edge in EDGES]
+    return [before - after for before, after in pairwise(left)], left[:-1]
+
+
 def table(q: float, tau: float, life: float) -> list[float]:
     """Return the value, a probability, at each of `lpc.model.curve.KNOTS`.
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lpc.model.curve import EDGES, HORIZON_S, INTERVALS, KNOTS
-from lpc.model.exponential import MAX_Q, MAX_TAU_S, MIN_Q, MIN_TAU_S, fit, fit_counts, log_value, table
+from lpc.model.exponential import MAX_Q, MAX_TAU_S, MIN_Q, MIN_TAU_S, expected_counts, fit, fit_counts, log_value, table
 
 Ages = np.ndarray
 
@@ -123,3 +123,11 @@ def test_values_keep_the_order_of_their_logarithms_when_they_are_tiny() -> None:
     assert min(log for log, _ in points) < -14_000
     ordered = [value for _, value in sorted(points)]
     assert all(after >= before for before, after in pairwise(ordered))
+
+
+@given(q=st.floats(0.01, 0.99), tau=st.floats(1.0, 5_000.0), blocks=st.floats(0.1, 1e4))
+def test_the_counts_that_a_law_expects_have_that_law(q: float, tau: float, blocks: float) -> None:
+    reuses, at_risk = expected_counts(q, tau, blocks=blocks)
+    assert at_risk[0] == pytest.approx(blocks)
+    assert sum(reuses) == pytest.approx(blocks * q * -math.expm1(-HORIZON_S / tau))
+    assert fit_counts(reuses, at_risk) == pytest.approx((q, tau), rel=0.02)
