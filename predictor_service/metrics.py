@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from lpc.wire.redis_settings import REFUSALS as REDIS_REFUSALS
 from predictor_service.errors import UnreadPrompt
-from predictor_service.labels.memory import Label, Reason, Turn, TurnObserver
+from predictor_service.labels.turn import Label, Reason, Turn, TurnObserver
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -30,7 +30,8 @@ from predictor_service.batching.prepare import TOKENIZER_THREADS, Preparation
 from predictor_service.constants import Constants
 from predictor_service.errors import StartError
 from predictor_service.labels.log import LabelWriter
-from predictor_service.labels.memory import EXPIRE_INTERVAL_S, Labels, TurnObserver
+from predictor_service.labels.tracker import EXPIRE_INTERVAL_S, TurnTracker
+from predictor_service.labels.turn import TurnObserver
 from predictor_service.metrics import LabelMetrics, Metrics
 from predictor_service.repository import LoadModel, ModelRepository
 from predictor_service.requests.loading import LoadLimits, TokenizerLoader
@@ -120,16 +121,16 @@ async def running(settings: ServiceSettings, parts: Parts = Parts()) -> AsyncIte
         budget = _budget(settings, metrics)
         serving = await _serving(settings, parts, budget, metrics)
         returns = await _returns(settings, parts, clock, metrics, stack)
-        labels = _labels(settings, parts, clock, metrics, returns, stack)
+        tracker = _tracker(settings, parts, clock, metrics, returns, stack)
         batcher = _batcher(settings, parts, serving, budget, returns, metrics, stack)
-        service = _service(settings, parts, clock, serving, batcher, served_models, labels, returns, metrics, stack)
+        service = _service(settings, parts, clock, serving, batcher, served_models, tracker, returns, metrics, stack)
         caches = _caches(settings, parts, clock, serving, batcher, metrics, stack)
         await asyncio.to_thread(served_models.wait, TOKENIZERS_TIMEOUT_S)
         await listener.start(service, None if caches is None else caches.service)
         stack.push_async_callback(listener.drain)
         background = Background(metrics.task_failures)
         stack.push_async_callback(background.close)
-        _start_background(background, parts, clock, listener, batcher, serving, labels, returns, caches)
+        _start_background(background, parts, clock, listener, batcher, serving, tracker, returns, caches)
         for name, part in (("certificates", tls), ("tokens", callers), ("keys", caches)):
             if part is not None:
                 background.every(parts.constants.reload_s, name, partial(asyncio.to_thread, part.refresh))
@@ -164,7 +165,7 @@ def _start_background(
     listener: Listener,
     batcher: Batcher,
     serving: Serving,
-    labels: Labels,
+    tracker: TurnTracker,
     returns: ReturnLearning,
     caches: "Caches | None",
 ) -> None:
@@ -173,7 +174,7 @@ def _start_background(
 
     background.every(HEALTH_S, "health", show_health)
     background.every(parts.constants.reload_s, "reload", serving.reload)
-    background.every(EXPIRE_INTERVAL_S, "labels", lambda: asyncio.to_thread(labels.expire, clock.now()))
+    background.every(EXPIRE_INTERVAL_S, "labels", lambda: asyncio.to_thread(tracker.expire, clock.now()))
     background.every(parts.constants.refit_s, "returns", returns.learn)
     for interval_s, name, run in () if caches is None else caches.rounds:
         background.every(interval_s, name, run)
@@ -218,14 +219,14 @@ async def _serving(settings: ServiceSettings, parts: Parts, budget: TokenBudget,
     return Serving(model, repository, budget, metrics)
 
 
-def _labels(
+def _tracker(
     settings: ServiceSettings,
     parts: Parts,
     clock: MonotoneClock,
     metrics: Metrics,
     returns: ReturnLearning,
     stack: contextlib.AsyncExitStack,
-) -> Labels:
+) -> TurnTracker:
     observers: list[TurnObserver] = [LabelMetrics(metrics), returns]
     if settings.label_log is not None:
         max_bytes = settings.label_log_mib * 2**20
@@ -236,10 +237,10 @@ def _labels(
         )
         stack.push_async_callback(asyncio.to_thread, writer.close)
         observers.append(writer)
-    labels = Labels(settings.label_memory_turns, settings.label_horizon_s, observers)
-    metrics.label_memory.set_function(lambda: len(labels))
-    stack.callback(labels.close)
-    return labels
+    tracker = TurnTracker(settings.label_memory_turns, settings.label_horizon_s, observers)
+    metrics.label_memory.set_function(lambda: len(tracker))
+    stack.callback(tracker.close)
+    return tracker
 
 
 async def _returns(
@@ -285,14 +286,14 @@ def _caches(
 
 
 def _registry(
-    settings: ServiceSettings, clock: MonotoneClock, labels: Labels, metrics: Metrics, stack: contextlib.AsyncExitStack
+    settings: ServiceSettings, clock: MonotoneClock, tracker: TurnTracker, metrics: Metrics, stack: contextlib.AsyncExitStack
 ) -> "TurnRegistry | None":
-    if settings.redis_url is None or not labels.capacity:
+    if settings.redis_url is None or not tracker.capacity:
         return None
     # redis-py takes half a second to import.
     from predictor_service.sharing.registry import TurnRegistry
 
-    registry = TurnRegistry(settings.redis_connection(), labels, metrics, clock)
+    registry = TurnRegistry(settings.redis_connection(), tracker, metrics, clock)
     stack.push_async_callback(asyncio.to_thread, registry.close)
     return registry
 
@@ -312,13 +313,8 @@ def _batcher(
     metrics.queue_limit.set(queue.max_items)
     lanes = LANES[serving.model.provider]
     embedded = any(scope.semantic != "off" for scope in settings.cache_scopes.values())
-    inference = Inference(
-        embeddings=settings.label_log is not None,
-        returns=returns,
-        remembered=CACHED_FORWARDS if embedded else 0,
-        threads=len(lanes),
-    )
-    batcher = Batcher(queue, inference, metrics, lanes)
+    inference = Inference(returns=returns, remembered=CACHED_FORWARDS if embedded else 0, threads=len(lanes))
+    batcher = Batcher(queue, inference, metrics, embeddings=settings.label_log is not None, lanes=lanes)
     stack.push_async_callback(batcher.close)
     return batcher
 
@@ -330,7 +326,7 @@ def _service(
     serving: Serving,
     batcher: Batcher,
     served_models: ServedModels,
-    labels: Labels,
+    tracker: TurnTracker,
     returns: ReturnLearning,
     metrics: Metrics,
     stack: contextlib.AsyncExitStack,
@@ -340,12 +336,12 @@ def _service(
     limits = RequestLimits(constants.max_messages, constants.max_token_ids, constants.max_turn_count)
     parser = parts.parser(limits, served_models)
     provider = serving.model.provider
-    registry = _registry(settings, clock, labels, metrics, stack)
+    registry = _registry(settings, clock, tracker, metrics, stack)
     threads = TOKENIZER_THREADS[provider]
-    preparation = Preparation(parser, labels, metrics, registry=registry, threads=threads, clock=clock.now)
+    preparation = Preparation(parser, tracker, metrics, registry=registry, threads=threads, clock=clock.now)
     stack.callback(preparation.close)
     published = _limits(settings, constants)
-    return PredictorService(serving, parser, preparation, batcher, labels, returns, published, metrics)
+    return PredictorService(serving, parser, preparation, batcher, tracker, returns, published, metrics)
 
 
 def _limits(settings: ServiceSettings, constants: Constants) -> pb.Limits:

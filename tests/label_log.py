@@ -19,7 +19,8 @@ from tqdm import tqdm
 from lpc.model.artifact import Manifest, read_manifest
 from lpc.model.label_rows import FILES, read, write
 from lpc.model.returns.facts import Facts
-from predictor_service.labels.memory import Turn
+from lpc.model.returns.memory import Arrival
+from predictor_service.labels.turn import Sent, Turn
 
 END_MS = int(datetime(2026, 11, 20, tzinfo=UTC).timestamp() * 1000)
 DAY_MS = 24 * 3600 * 1000
@@ -28,18 +29,8 @@ WEEK_DAYS = 7
 
 def remembered(conversation: bytes, asked_at: float, turn_count: int, prompt_chars: int) -> Turn:
     """Return a turn as a sidecar stores it."""
-    return Turn(
-        conversation=conversation,
-        asked_at=asked_at,
-        facts=Facts(turn_count),
-        name=b"n" * 16,
-        text=b"t" * 16,
-        by_id=False,
-        turn_count=turn_count,
-        prompt_chars=prompt_chars,
-        history_chars=11,
-        last_reply_chars=7,
-    )
+    sent = Sent(b"n" * 16, b"t" * 16, False, turn_count, prompt_chars, history_chars=11, last_reply_chars=7)
+    return Turn(arrival=Arrival(conversation, asked_at, Facts(turn_count)), sent=sent)
 
 
 def write_file(path: Path, manifest: Manifest, rows: dict[str, Any], **metadata: object) -> Path:

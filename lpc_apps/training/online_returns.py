@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 
 from lpc.model.probability import logit
 from lpc.model.returns.facts import Facts
-from lpc.model.returns.memory import Arrived, Conversations
+from lpc.model.returns.memory import Arrival, Asked, Conversations
 from lpc.model.returns.model import ReturnModel
 
 Floats = NDArray[np.float64]
@@ -63,12 +63,13 @@ class OnlineReturns:
             category=category,
         )
         name = conversation.encode() if linkable else b""
-        came, before = self._conversations.arrive(Arrived(conversation=name, asked_at=at, facts=facts, opening=opening))
+        came, before = self._conversations.arrive(Arrival(name, at, facts, opening))
+        asked = Asked(came, came.arrival.facts)
         self._replies[conversation] = output_tokens
-        found = self.model.forecast(came)
+        found = self.model.forecast(asked)
         if before is not None:
             self.model.record_return(before)
-        self.model.answer([came])
+        self.model.answer([asked])
         return found
 
     def _refit(self, at: float) -> None:

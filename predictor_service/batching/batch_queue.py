@@ -11,12 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
-from lpc.model.features import Features
 from lpc.model.inference import Model
-from lpc.model.returns.memory import Arrived
 from lpc.model.session import Provider
 from predictor_service.batching.budget import TokenBudget
-from predictor_service.batching.inference import Inferred
+from predictor_service.batching.inference import Inferred, Input
 from predictor_service.errors import Overloaded
 
 DropReason = Literal["cancelled", "expired"]
@@ -50,17 +48,15 @@ class Entry:
     """One request in the queue.
 
     Attributes:
-        features: input of the model; its length counts against the budget.
+        input: what the models run; the length of its features counts against the budget.
         model: the only model that can run the features, because its tokenizer produced them.
-        turn: the turn for the return model; None: only the embedding is needed.
         outcome: resolved when the model has run; cancelled if the caller has cancelled.
         deadline: seconds on the event loop's clock; infinite: no deadline.
         queued: time of entry, on the same clock.
     """
 
-    features: Features
+    input: Input
     model: Model
-    turn: Arrived | None
     outcome: "asyncio.Future[Outcome]"
     deadline: float
     queued: float = 0.0
@@ -68,7 +64,12 @@ class Entry:
     @property
     def lane(self) -> Lane:
         """The lane of its length."""
-        return "short" if len(self.features.input_ids) <= SHORT_TOKENS else "long"
+        return "short" if len(self.input.features.input_ids) <= SHORT_TOKENS else "long"
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens, without padding."""
+        return len(self.input.features.input_ids)
 
 
 @dataclass
@@ -81,7 +82,7 @@ class Batch:
     @property
     def tokens(self) -> int:
         """Number of tokens, including padding."""
-        return len(self.entries) * len(self.entries[-1].features.input_ids) if self.entries else 0
+        return len(self.entries) * self.entries[-1].tokens if self.entries else 0
 
 
 class BatchQueue:
@@ -195,23 +196,19 @@ class BatchQueue:
 
     def _around_oldest(self, alive: list[Entry]) -> list[Entry]:
         oldest = alive[0]
-        order = sorted((e for e in alive if e.model is oldest.model), key=_length)
+        order = sorted((e for e in alive if e.model is oldest.model), key=lambda entry: entry.tokens)
         low = high = next(i for i, entry in enumerate(order) if entry is oldest)
         while high - low + 1 < self.max_batch_items:
             items = high - low + 2
-            shorter = _length(order[low - 1]) if low > 0 else None
-            longer = _length(order[high + 1]) if high + 1 < len(order) else None
+            shorter = order[low - 1].tokens if low > 0 else None
+            longer = order[high + 1].tokens if high + 1 < len(order) else None
             # The next shorter entry needs padding itself; the next longer one needs padding of all others.
-            waste_shorter = _length(order[high]) - shorter if shorter is not None else float("inf")
-            waste_longer = (longer - _length(order[high])) * (items - 1) if longer is not None else float("inf")
+            waste_shorter = order[high].tokens - shorter if shorter is not None else float("inf")
+            waste_longer = (longer - order[high].tokens) * (items - 1) if longer is not None else float("inf")
             if longer is not None and waste_longer <= waste_shorter and items * longer <= self.budget.tokens:
                 high += 1
-            elif shorter is not None and items * _length(order[high]) <= self.budget.tokens:
+            elif shorter is not None and items * order[high].tokens <= self.budget.tokens:
                 low -= 1
             else:
                 break
         return order[low : high + 1]
-
-
-def _length(entry: Entry) -> int:
-    return len(entry.features.input_ids)

@@ -8,7 +8,7 @@ from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.wire.bugs import log_bug
 from predictor_service.batching.batch_queue import Batch, BatchQueue, Entry, Lane, Outcome
-from predictor_service.batching.inference import Inference
+from predictor_service.batching.inference import Inference, Input
 from predictor_service.batching.prepare import Prepared
 from predictor_service.errors import BROKEN, CLOSING, Expired, Overloaded, Unavailable
 from predictor_service.metrics import Metrics
@@ -17,12 +17,23 @@ log = logging.getLogger(__name__)
 
 
 class Batcher:
-    """Runs the queued conversations in batches, one at a time of each lane. Use it from one event loop only."""
+    """Runs the queued conversations in batches, one at a time of each lane. Use it from one event loop only.
+
+    Args:
+        embeddings: whether predictions include embeddings.
+    """
 
     def __init__(
-        self, queue: BatchQueue, inference: Inference, metrics: Metrics, lanes: Sequence[Lane | None] = (None,)
+        self,
+        queue: BatchQueue,
+        inference: Inference,
+        metrics: Metrics,
+        *,
+        embeddings: bool = False,
+        lanes: Sequence[Lane | None] = (None,),
     ) -> None:
         self.queue = queue
+        self._embeddings = embeddings
         self._inference = inference
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
@@ -45,15 +56,16 @@ class Batcher:
             Expired: the deadline passed first. Unavailable: the service is shutting down or has failed.
         """
         outcome: asyncio.Future[Outcome] = self._loop.create_future()
-        entry = Entry(prepared.features, prepared.model, prepared.turn, outcome, deadline)
-        return await self._wait_for(entry)
+        needed = Input(prepared.features, prepared.turn, self._embeddings)
+        return await self._wait_for(Entry(needed, prepared.model, outcome, deadline))
 
     async def embed(self, model: Model, features: Features, deadline: float) -> bytes:
         """Return the embedding of the model's features, little-endian fp16. Deadline and errors as in :meth:`predict`."""
         outcome: asyncio.Future[Outcome] = self._loop.create_future()
-        inferred = (await self._wait_for(Entry(features, model, None, outcome, deadline))).inferred
-        assert inferred.embedding is not None, "Inference was made without embeddings"
-        return inferred.embedding
+        needed = Input(features, embedding=True)
+        embedding = (await self._wait_for(Entry(needed, model, outcome, deadline))).inferred.embedding
+        assert embedding is not None
+        return embedding
 
     async def _wait_for(self, entry: Entry) -> Outcome:
         if self._closed is not None:
@@ -126,10 +138,8 @@ class Batcher:
 
     async def _infer(self, batch: Batch) -> None:
         started = self._loop.time()
-        features = [entry.features for entry in batch.entries]
-        turns = [entry.turn for entry in batch.entries]
         try:
-            inferred, infer_us = await self._inference.run(batch.entries[0].model, features, turns)
+            inferred, infer_us = await self._inference.run(batch.entries[0].model, [entry.input for entry in batch.entries])
         except MemoryError as error:
             self._too_large(batch, error)
             return
@@ -140,7 +150,7 @@ class Batcher:
                 if not entry.outcome.done():
                     entry.outcome.set_exception(error)
             return
-        self._metrics.observe_batch(len(batch.entries), batch.tokens, sum(len(one.input_ids) for one in features))
+        self._metrics.observe_batch(len(batch.entries), batch.tokens, sum(entry.tokens for entry in batch.entries))
         self._metrics.infer_seconds.observe(infer_us / 1e6)
         # Batches that run at the same time share the model.
         self.queue.served(len(batch.entries), (self._loop.time() - started) / self._running)

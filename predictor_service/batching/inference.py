@@ -8,13 +8,27 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.model.probability import logit
-from lpc.model.returns.memory import Arrived
+from lpc.model.returns.memory import Asked, WatchedTurn
 from predictor_service.returns.learning import ReturnLearning
+
+
+class Input(NamedTuple):
+    """One conversation of a batch.
+
+    Attributes:
+        features: input of the served model.
+        turn: the turn whose reuse group is needed; None: no group is needed.
+        embedding: whether the embedding of its text is needed.
+    """
+
+    features: Features
+    turn: WatchedTurn | None = None
+    embedding: bool = False
 
 
 class Inferred(NamedTuple):
@@ -23,7 +37,7 @@ class Inferred(NamedTuple):
     Attributes:
         probability: probability that the conversation continues.
         embedding: embedding of its text, little-endian fp16; None if it is not needed.
-        reuse_group: group of its predicted return curve; 0: unknown.
+        reuse_group: group of its predicted return curve; 0: unknown, or not needed.
     """
 
     probability: float
@@ -31,25 +45,24 @@ class Inferred(NamedTuple):
     reuse_group: int = 0
 
 
-Forward: TypeAlias = tuple[float, bytes | None]
-"""The served model's output for one conversation: probability, and embedding if requested."""
+class Forward(NamedTuple):
+    """The served model's output for one conversation: probability, and embedding if any input of the batch needs it."""
+
+    probability: float
+    embedding: bytes | None
 
 
 class Inference:
     """Runs batches, ``threads`` of them at the same time.
 
     Args:
-        embeddings: whether predictions include embeddings; requests of the response caches always do.
         returns: predicts the groups; None: no groups.
         remembered: number of inputs whose output is cached. The response caches embed a first turn just before the engine
             requests its prediction, and one forward pass serves both.
         threads: number of batches at the same time.
     """
 
-    def __init__(
-        self, *, embeddings: bool = False, returns: ReturnLearning | None = None, remembered: int = 0, threads: int = 1
-    ) -> None:
-        self._embeddings = embeddings
+    def __init__(self, *, returns: ReturnLearning | None = None, remembered: int = 0, threads: int = 1) -> None:
         self._returns = returns
         self._remembered = remembered
         self._forwards: OrderedDict[bytes, Forward] = OrderedDict()
@@ -58,22 +71,13 @@ class Inference:
         """Guards the cached outputs."""
         self._threads = ThreadPoolExecutor(threads, "infer")
 
-    async def run(
-        self,
-        model: Model,
-        features: Sequence[Features],
-        turns: Sequence[Arrived | None],
-    ) -> tuple[list[Inferred], int]:
+    async def run(self, model: Model, inputs: Sequence[Input]) -> tuple[list[Inferred], int]:
         """Return the output for each of n conversations, and the time, microseconds.
-
-        Args:
-            features: n inputs.
-            turns: n turns for the return model; None: no group is needed.
 
         Raises:
             ArtifactError: the model returned a value that is not a probability.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, model, features, turns)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, model, inputs)
 
     async def check(self, model: Model) -> None:
         """Run a model on an input that every model accepts. Raises the model's error."""
@@ -84,41 +88,44 @@ class Inference:
         """Wait for the current batches, and cancel the others."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def _run(
-        self,
-        model: Model,
-        features: Sequence[Features],
-        turns: Sequence[Arrived | None],
-    ) -> tuple[list[Inferred], int]:
+    def _run(self, model: Model, inputs: Sequence[Input]) -> tuple[list[Inferred], int]:
         start = time.perf_counter_ns()
-        forwards = self._forward_cached(model, features) if self._remembered else self._forward(model, features)
-        probabilities = [probability for probability, _ in forwards]
-        vectors = [vector for _, vector in forwards]
-        groups = [0] * len(features)
-        if self._returns is not None and any(turn is not None for turn in turns):
-            known = [(n, turn) for n, turn in enumerate(turns) if turn is not None]
-            for n, turn in known:
-                turn.facts = turn.facts._replace(log_odds=logit(probabilities[n]))
-            for (n, _), group in zip(known, self._returns.answer([turn for _, turn in known]), strict=True):
-                groups[n] = group
-        if not self._embeddings:
-            vectors = [vector if turn is None else None for vector, turn in zip(vectors, turns, strict=True)]
-        inferred = [Inferred(*row) for row in zip(probabilities, vectors, groups, strict=True)]
+        forwards = self._forward_cached(model, inputs) if self._remembered else self._forward(model, inputs)
+        groups = self._groups(inputs, forwards)
+        inferred = [
+            Inferred(forward.probability, forward.embedding if one.embedding else None, group)
+            for one, forward, group in zip(inputs, forwards, groups, strict=True)
+        ]
         return inferred, (time.perf_counter_ns() - start) // 1000
 
-    def _forward(self, model: Model, features: Sequence[Features]) -> list[Forward]:
-        if self._embeddings or self._remembered:
-            return list(zip(*model.run_with_embeddings(features), strict=True))
-        return [(probability, None) for probability in model.run(features)]
+    def _groups(self, inputs: Sequence[Input], forwards: Sequence[Forward]) -> list[int]:
+        """Return the reuse group of each input; 0 for those that need none."""
+        if self._returns is None:
+            return [0] * len(inputs)
+        asked = [
+            Asked(one.turn, one.turn.arrival.facts._replace(log_odds=logit(forward.probability)))
+            for one, forward in zip(inputs, forwards, strict=True)
+            if one.turn is not None
+        ]
+        groups = iter(self._returns.answer(asked) if asked else ())
+        return [0 if one.turn is None else next(groups) for one in inputs]
 
-    def _forward_cached(self, model: Model, features: Sequence[Features]) -> list[Forward]:
-        inputs = {_digest(one): one for one in features}
+    def _forward(self, model: Model, inputs: Sequence[Input]) -> list[Forward]:
+        features = [one.features for one in inputs]
+        # The cached outputs also serve later requests of the response caches.
+        if self._remembered or any(one.embedding for one in inputs):
+            return [Forward(*row) for row in zip(*model.run_with_embeddings(features), strict=True)]
+        return [Forward(probability, None) for probability in model.run(features)]
+
+    def _forward_cached(self, model: Model, inputs: Sequence[Input]) -> list[Forward]:
+        """Return the outputs; run the model once for each text that is not cached."""
+        digests = [_digest(one.features) for one in inputs]
         with self._lock:
             if self._cached_model is not model:
                 self._forwards.clear()
                 self._cached_model = model
-            found = {digest: self._forwards[digest] for digest in inputs if digest in self._forwards}
-        new = {digest: one for digest, one in inputs.items() if digest not in found}
+            found = {digest: self._forwards[digest] for digest in digests if digest in self._forwards}
+        new = {digest: one for digest, one in zip(digests, inputs, strict=True) if digest not in found}
         if new:
             forwards = dict(zip(new, self._forward(model, list(new.values())), strict=True))
             found |= forwards
@@ -127,7 +134,7 @@ class Inference:
                     self._forwards.update(forwards)
                 while len(self._forwards) > self._remembered:
                     self._forwards.popitem(last=False)
-        return [found[_digest(one)] for one in features]
+        return [found[digest] for digest in digests]
 
 
 def _digest(features: Features) -> bytes:

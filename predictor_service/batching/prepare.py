@@ -19,8 +19,9 @@ from lpc.model.inference import Model
 from lpc.model.returns.facts import Facts
 from lpc.v1 import predictor_pb2 as pb
 from predictor_service.errors import CLOSING, Unavailable
-from predictor_service.labels.memory import Labels, Turn
-from predictor_service.labels.names import WINDOW, Names, names_of
+from predictor_service.labels.names import WINDOW, Names, identity_of
+from predictor_service.labels.tracker import TurnTracker
+from predictor_service.labels.turn import Turn
 from predictor_service.metrics import Metrics
 from predictor_service.requests.parser import RequestParser, ids_of
 from predictor_service.returns.turns import facts_of, opening_of
@@ -42,7 +43,7 @@ class Prepared:
     Attributes:
         model: the only model that can run the features, because its tokenizer produced them.
         features: the model's input.
-        turn: the turn as recorded by `Labels`.
+        turn: the turn as recorded by `TurnTracker`.
         has_text: whether the conversation has user text. Otherwise its prediction is not labelled.
         microseconds: duration of parsing and tokenisation.
     """
@@ -66,7 +67,7 @@ class Preparation:
     def __init__(
         self,
         parser: RequestParser,
-        labels: Labels,
+        tracker: TurnTracker,
         metrics: Metrics,
         *,
         registry: "TurnRegistry | None",
@@ -74,7 +75,7 @@ class Preparation:
         clock: Callable[[], float],
     ) -> None:
         self._parser = parser
-        self._labels = labels
+        self._tracker = tracker
         self._metrics = metrics
         self._registry = registry
         self._clock = clock
@@ -104,11 +105,11 @@ class Preparation:
 
     async def _share(self, turn: Turn, names: Names | None, at: float) -> None:
         """Find the previous turn among other sidecars' turns, unless this turn arrived before ``at``, in an earlier request."""
-        if self._registry is None or not turn.name or turn.asked_at != at or turn.shared_as:
+        if self._registry is None or not turn.sent.name or turn.arrival.asked_at != at or turn.shared_id:
             return
         if await self._registry.arrive(turn, names) == "repeated":
             # The sidecar that got the turn first labels it and learns from it.
-            self._labels.repeated_elsewhere(turn)
+            self._tracker.repeated_elsewhere(turn)
 
     async def note_unread(self, conversation: pb.Conversation, *, client: str = "") -> Turn:
         """Record the arrival of a conversation whose token ids cannot be read; arguments as in :meth:`prepare`."""
@@ -145,9 +146,10 @@ class Preparation:
         self, conversation: pb.Conversation, turns: UserTurns, at: float, facts: Facts, client: str
     ) -> tuple[Turn, Names | None]:
         """Return the recorded turn, and its names under the fleet's hash key; None: there is no key."""
-        name, key = conversation.conversation_id, self._registry.key if self._registry is not None else None
-        turn = self._labels.arrive(turns, name, at, facts, opening_of(conversation), client)
-        return turn, None if key is None else names_of(turns, name, key)
+        identity = identity_of(turns, conversation.conversation_id)
+        turn = self._tracker.arrive(turns, identity, at, facts, opening_of(conversation), client)
+        key = None if self._registry is None else self._registry.key
+        return turn, None if key is None or identity is None else identity.under(key)
 
     def _note_unread(self, conversation: pb.Conversation, at: float, client: str) -> tuple[Turn, Names | None]:
         turns = self._by_digest(conversation, UserTurns(NO_TEXT, 1, told_apart=False))
@@ -164,5 +166,5 @@ class Preparation:
         if conversation.HasField("turn_count"):
             count = conversation.turn_count
         else:
-            count = min(self._labels.turn_of(prompt, conversation.conversation_id), limit)
+            count = min(self._tracker.turn_of(prompt, conversation.conversation_id), limit)
         return with_turn_count(replace(turns, prompts=(prompt,)), count, limit)

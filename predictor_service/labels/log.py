@@ -25,7 +25,7 @@ from lpc.files import sweep, writing
 from lpc.model.artifact import Manifest
 from lpc.model.label_rows import EMBEDDING, FILES, write
 from lpc.wire.bugs import log_bug
-from predictor_service.labels.memory import Label, TurnObserver
+from predictor_service.labels.turn import Label, TurnObserver
 
 log = logging.getLogger(__name__)
 
@@ -183,18 +183,19 @@ class LabelWriter(TurnObserver):
 
 def columns_of(labels: Sequence[Label], ahead: float = 0.0) -> dict[str, Any]:
     """Return one or more labels as columns for `label_rows.write`; ``ahead`` as in `LabelWriter`."""
-    turns = [label.turn for label in labels]
+    arrivals = [label.turn.arrival for label in labels]
+    sent = [label.turn.sent for label in labels]
     forecasts = [label.forecast for label in labels]
     return {
         EMBEDDING: np.frombuffer(b"".join(p.embedding or b"" for p in forecasts), "<f2").reshape(len(labels), -1),
-        "turn_count": [turn.turn_count for turn in turns],
-        "prompt_chars": [turn.prompt_chars for turn in turns],
-        "history_chars": [turn.history_chars for turn in turns],
-        "last_reply_chars": [turn.last_reply_chars for turn in turns],
+        "turn_count": [one.turn_count for one in sent],
+        "prompt_chars": [one.prompt_chars for one in sent],
+        "history_chars": [one.history_chars for one in sent],
+        "last_reply_chars": [one.last_reply_chars for one in sent],
         "tokens": [p.tokens for p in forecasts],
         "probability": [p.probability for p in forecasts],
         "continues": [label.continues for label in labels],
         "gap_s": [label.gap_s for label in labels],
-        "asked_at": [round((turn.asked_at + ahead) * 1000) for turn in turns],
-        "conversation": [turn.conversation.hex() for turn in turns],
+        "asked_at": [round((one.asked_at + ahead) * 1000) for one in arrivals],
+        "conversation": [one.conversation.hex() for one in arrivals],
     }

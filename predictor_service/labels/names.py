@@ -19,7 +19,7 @@ MAX_SAME_NAME: Final = 64
 
 
 class Names(NamedTuple):
-    """The names of a turn.
+    """The names of a turn under one key.
 
     Attributes:
         own: name under which the turn waits.
@@ -36,30 +36,58 @@ class Names(NamedTuple):
     by_id: bool
 
 
-def names_of(turns: UserTurns, conversation_id: str, key: bytes) -> Names | None:
-    """Return a turn's names; None: the next turn could not be recognised.
+class Identity(NamedTuple):
+    """What a turn is recognised by: digests of 32 bytes without a key. Do not store it, only its names (`under`).
+
+    Attributes:
+        prompts: of the last IDENTITY_PROMPTS prompts.
+        before: of the same prompts of the previous turn; None: there is none.
+        conversation_id: None: the caller sent none.
+        certain: as in `Names`.
+    """
+
+    prompts: bytes
+    before: bytes | None
+    conversation_id: bytes | None
+    certain: bool
+
+    def under(self, key: bytes) -> Names:
+        """Return the turn's names. ``key``: of the hashes, at most 64 bytes."""
+        text = _keyed(self.prompts, key)
+        if self.conversation_id is not None:
+            own = _keyed(self.conversation_id, key)
+            return Names(own, own, text, self.certain, by_id=True)
+        before = None if self.before is None else _keyed(self.before, key)
+        return Names(text, before, text, self.certain, by_id=False)
+
+
+def identity_of(turns: UserTurns, conversation_id: str) -> Identity | None:
+    """Return a turn's identity; None: the next turn could not be recognised.
 
     Args:
         turns: the last WINDOW prompts, or all if there are fewer.
         conversation_id: opaque; empty: none.
-        key: hash key, at most 64 bytes.
     """
     prompts = turns.prompts
-    text = _hash(key, b"prompts", prompts[-IDENTITY_PROMPTS:])
     if conversation_id:
-        own = _hash(key, b"id", (conversation_id,))
-        return Names(own, own, text, certain=True, by_id=True)
+        name = _digest(b"id", (conversation_id,))
+        return Identity(_digest(b"prompts", prompts[-IDENTITY_PROMPTS:]), None, name, certain=True)
     whole = len(prompts) == turns.turn_count
     if not turns.told_apart or not (whole or len(prompts) >= WINDOW):
         return None
-    before = _hash(key, b"prompts", prompts[-WINDOW:-1]) if len(prompts) > 1 else None
-    return Names(text, before, text, certain=len(prompts) > 1 or len(prompts[0]) >= CERTAIN_CHARS, by_id=False)
+    before = _digest(b"prompts", prompts[-WINDOW:-1]) if len(prompts) > 1 else None
+    certain = len(prompts) > 1 or len(prompts[0]) >= CERTAIN_CHARS
+    return Identity(_digest(b"prompts", prompts[-IDENTITY_PROMPTS:]), before, None, certain)
 
 
-def _hash(key: bytes, kind: bytes, texts: Sequence[str]) -> bytes:
-    digest = blake2b(digest_size=16, key=key, person=kind)
+def _digest(kind: bytes, texts: Sequence[str]) -> bytes:
+    digest = blake2b(digest_size=32, person=kind)
     for text in texts:
         data = text.encode()
         digest.update(len(data).to_bytes(8, "big"))
         digest.update(data)
     return digest.digest()
+
+
+def _keyed(digest: bytes, key: bytes) -> bytes:
+    return blake2b(digest, digest_size=16, key=key).digest()

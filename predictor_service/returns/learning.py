@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lpc.files import writing
-from lpc.model.returns.memory import Arrived
+from lpc.model.returns.memory import Asked
 from lpc.model.returns.model import ReturnModel
 from lpc.wire.bugs import log_bug
-from predictor_service.labels.memory import Turn, TurnObserver
+from predictor_service.labels.turn import Turn, TurnObserver
 from predictor_service.metrics import Metrics
 from predictor_service.returns.curves import PublishedCurves
 
@@ -57,13 +57,13 @@ class ReturnLearning(TurnObserver):
         metrics.return_model_head_share.set_function(lambda: model.quality.head_share)
         metrics.return_model_nats.set_function(lambda: model.quality.nats)
 
-    def answer(self, turns: Sequence[Arrived]) -> list[int]:
+    def answer(self, asked: Sequence[Asked]) -> list[int]:
         """Return the predicted group of each turn, and store the turns; 0: unknown."""
         try:
-            groups: list[int] = self._model.answer(turns).tolist()
+            groups: list[int] = self._model.answer(asked).tolist()
         except Exception as error:  # a bug here must not fail the prediction
             self._failed("the return model", error)
-            return [0] * len(turns)
+            return [0] * len(asked)
         return groups
 
     def returned(self, turn: Turn) -> None:

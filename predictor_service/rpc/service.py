@@ -11,12 +11,14 @@ import grpc
 import grpc.aio
 
 from lpc.errors import InvalidRequest
+from lpc.model.returns.memory import Asked
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.batching.batcher import Batcher
 from predictor_service.batching.prepare import Preparation
 from predictor_service.errors import TokenizerLoading, UnreadPrompt
-from predictor_service.labels.memory import Forecast, Labels
+from predictor_service.labels.tracker import TurnTracker
+from predictor_service.labels.turn import Forecast
 from predictor_service.metrics import Metrics
 from predictor_service.requests.parser import RequestParser
 from predictor_service.returns.learning import ReturnLearning
@@ -47,7 +49,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         parser: RequestParser,
         preparation: Preparation,
         batcher: Batcher,
-        labels: Labels,
+        tracker: TurnTracker,
         returns: ReturnLearning,
         limits: pb.Limits,
         metrics: Metrics,
@@ -56,7 +58,7 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         self._parser = parser
         self._preparation = preparation
         self._batcher = batcher
-        self._labels = labels
+        self._tracker = tracker
         self._returns = returns
         self._limits = limits
         self._metrics = metrics
@@ -164,22 +166,22 @@ class PredictorService(rpc.ContinuationPredictorServicer):
             outcome = await self._batcher.predict(prepared, deadline)
         inferred, manifest, tokens = outcome.inferred, prepared.model.manifest, len(prepared.features.input_ids)
         if prepared.has_text:
-            self._labels.answered(prepared.turn, Forecast(inferred.probability, inferred.embedding, tokens, manifest))
+            self._tracker.answered(prepared.turn, Forecast(inferred.probability, inferred.embedding, tokens, manifest))
         return pb.Prediction(
             probability=inferred.probability,
             model_version=manifest.version,
             reuse_group=inferred.reuse_group,
-            turn_count=prepared.turn.turn_count,
+            turn_count=prepared.turn.sent.turn_count,
             timing=pb.Timing(queue_us=outcome.queue_us, tokenize_us=prepared.microseconds, infer_us=outcome.infer_us),
         )
 
     async def _answer_unread(self, conversation: pb.Conversation) -> pb.Prediction:
         """Predict the group without text: from length, times of turns and the conversation's start."""
         turn = await self._preparation.note_unread(conversation, client=CALLER.get().name)
-        (reuse_group,) = await asyncio.to_thread(self._returns.answer, [turn])
+        (reuse_group,) = await asyncio.to_thread(self._returns.answer, [Asked(turn, turn.arrival.facts)])
         version = self._serving.model.manifest.version
         return pb.Prediction(
-            model_version=version, reuse_group=reuse_group, turn_count=turn.turn_count, unread=True, timing=pb.Timing()
+            model_version=version, reuse_group=reuse_group, turn_count=turn.sent.turn_count, unread=True, timing=pb.Timing()
         )
 
     def _note_unread(self, name: str, error: UnreadPrompt) -> None:

@@ -24,8 +24,9 @@ from lpc.model.returns.memory import NO_PAST, Past
 from lpc.wire.bugs import log_bug
 from lpc.wire.redis_connection import ERRORS, Connection
 from lpc.wire.redis_health import Health
-from predictor_service.labels.memory import Labels, Turn
 from predictor_service.labels.names import Names
+from predictor_service.labels.tracker import TurnTracker
+from predictor_service.labels.turn import Turn
 from predictor_service.metrics import Metrics
 from predictor_service.sharing import records
 from predictor_service.sharing.records import ID_BYTES, SharedTurn
@@ -71,24 +72,24 @@ class TurnRegistry:
 
     Args:
         redis: connection to the fleet's Redis.
-        labels: this sidecar's turns, which may return to other sidecars.
+        tracker: this sidecar's turns, which may return to other sidecars.
         clock: time of the turns. Times in Redis are those of the wall clock, because other machines read them.
 
     Attributes:
         key: key of the fleet's hashes; None while Redis is unreachable.
     """
 
-    def __init__(self, redis: Connection, labels: Labels, metrics: Metrics, clock: MonotoneClock) -> None:
+    def __init__(self, redis: Connection, tracker: TurnTracker, metrics: Metrics, clock: MonotoneClock) -> None:
         self.key: bytes | None = None
         self._redis = redis
-        self._labels = labels
+        self._tracker = tracker
         self._metrics = metrics
         self._clock = clock
         self._sidecar = os.urandom(ID_BYTES)
         backoff = EqualJitterBackoff(cap=30.0, base=0.5)
         self._health = Health(redis, "of shared turns", metrics.redis_refusals("turns"), backoff=backoff)
         self._own: weakref.WeakValueDictionary[bytes, Turn] = weakref.WeakValueDictionary()
-        """This sidecar's turns by id in Redis, while `Labels` stores them; used by the thread only."""
+        """This sidecar's turns by id in Redis, while `TurnTracker` stores them; used by the thread only."""
         self._queue: queue.Queue[_Lookup | None] = queue.Queue(MAX_QUEUED)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="turn-registry", daemon=True)
@@ -177,7 +178,7 @@ class TurnRegistry:
     def _share(self, lookups: Sequence[_Lookup]) -> None:
         """Find the previous turn of each turn, resolve the lookup, and store a record for the next turn."""
         client = self._redis.client
-        # Two turns of one conversation in the same pipeline do not find each other here; `Labels` has linked them already.
+        # Two turns of one conversation in the same pipeline do not find each other here; `TurnTracker` has linked them already.
         ahead = self._clock.ahead()
         new: list[_Lookup] = []
         for one, stored in zip(lookups, records.look_up(client, [one.names.own for one in lookups]), strict=True):
@@ -191,39 +192,41 @@ class TurnRegistry:
                 one.resolve("repeated")
             else:
                 new.append(one)
-        wanted = [(one.names.before, one.turn.follows, one.turn.turn_count) for one in new if one.names.before is not None]
+        wanted = [
+            (one.names.before, one.turn.previous_id, one.turn.sent.turn_count) for one in new if one.names.before is not None
+        ]
         taken = iter(records.take(client, self._sidecar, wanted))
         returns: list[tuple[SharedTurn, float]] = []
         left: list[tuple[bytes, SharedTurn]] = []
         for one in new:
             turn, names = one.turn, one.names
             before = None if names.before is None else next(taken)
-            found: Found = "own" if turn.follows else "first"
+            found: Found = "own" if turn.previous_id else "first"
             if isinstance(before, Exception):
                 self._health.refused(before)
                 one.resolve("unasked")
                 continue
             if before == "invalid":
                 self._invalid("turns")
-            elif before is not None and not turn.follows:
-                returns.append((before, turn.asked_at + ahead))
+            elif before is not None and not turn.previous_id:
+                returns.append((before, turn.arrival.asked_at + ahead))
                 found = "elsewhere"
-                turn.follow(self._past_of(before, ahead))
-                turn.conversation = before.conversation
-            turn.shared_as = os.urandom(ID_BYTES)
-            self._own[turn.shared_as] = turn
-            past = _later(turn.past, ahead)
-            shared = SharedTurn(self._sidecar, turn.shared_as, names.text, turn.conversation, turn.turn_count, past)
+                self._tracker.continue_from(turn, before.conversation, self._past_of(before, ahead))
+            turn.shared_id = os.urandom(ID_BYTES)
+            self._own[turn.shared_id] = turn
+            arrival, count = turn.arrival, turn.sent.turn_count
+            past = _later(arrival.past, ahead)
+            shared = SharedTurn(self._sidecar, turn.shared_id, names.text, arrival.conversation, count, past)
             left.append((names.own, shared))
             one.resolve(found)
-        for answer in records.put(client, left, self._labels.horizon_s) + records.put_returns(client, returns):
+        for answer in records.put(client, left, self._tracker.horizon_s) + records.put_returns(client, returns):
             if isinstance(answer, Exception):
                 self._health.refused(answer)
 
     def _past_of(self, turn: SharedTurn, ahead: float) -> Past:
         """Return the history in a record, in this sidecar's time; an empty one if no sidecar would have written it."""
         past = _later(turn.past, -ahead)
-        if records.plausible(past, self._clock.now(), max(self._labels.horizon_s, LONGEST_GAP_S)):
+        if records.plausible(past, self._clock.now(), max(self._tracker.horizon_s, LONGEST_GAP_S)):
             return past
         self._invalid("turns")
         return NO_PAST
@@ -236,7 +239,7 @@ class TurnRegistry:
         return (
             one.names.certain
             and shared.text == one.names.text
-            and shared.turn_count == one.turn.turn_count
+            and shared.turn_count == one.turn.sent.turn_count
             and shared.sidecar != self._sidecar
         )
 
@@ -253,10 +256,10 @@ class TurnRegistry:
         for name, wall_at in found:
             turn, at = self._own.get(name), wall_at - ahead
             if turn is not None and turn.next_at is None:
-                if not records.plausible_return(at, turn.asked_at, now):
+                if not records.plausible_return(at, turn.arrival.asked_at, now):
                     self._invalid("returns")
                     at = now  # the turn has returned, a moment ago unless Redis was unreachable
-                self._labels.returned_elsewhere(turn, at)
+                self._tracker.returned_elsewhere(turn, at)
                 self._metrics.turns.labels("heard").inc()
 
 

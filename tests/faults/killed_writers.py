@@ -15,12 +15,12 @@ from pathlib import Path
 from lpc.model import label_rows
 from lpc.model.artifact import read_manifest
 from lpc.model.returns.facts import Facts
-from lpc.model.returns.memory import Arrived
+from lpc.model.returns.memory import Arrival, Asked, WatchedTurn
 from lpc.model.returns.model import ReturnModel
 from lpc.model.versions import PROMOTED, promote, read_promotion
 from lpc.responses.semantic.evidence_file import Verdicts
 from predictor_service.labels.log import LabelWriter, _Rows
-from predictor_service.labels.memory import Forecast, Label, Turn
+from predictor_service.labels.turn import Forecast, Label, Sent, Turn
 from predictor_service.returns import learning
 
 LONGEST_S = 0.05
@@ -31,25 +31,15 @@ def save_forever(folder: Path, model: Path, begun: int) -> None:
     """Save everything again and again; write a byte to ``begun`` after the first time."""
     returns, number = ReturnModel(1000), 0
     for n in range(500):
-        returns.answer([Arrived(conversation=b"%d" % n, asked_at=float(n), facts=Facts(1, 100.0))])
+        turn = WatchedTurn(arrival=Arrival(b"%d" % n, float(n), Facts(1, 100.0)))
+        returns.answer([Asked(turn, turn.arrival.facts)])
     verdicts = Verdicts(folder / "verdicts.json")
     writer = LabelWriter.__new__(LabelWriter)
     writer.folder, writer._max_bytes, writer._process = folder / "labels", 2**20, "0000abcd"
     writer._ahead = lambda: 0.0
     forecast = Forecast(0.5, bytes(768), 3, read_manifest(model / "v1"))
-    turn = Turn(
-        name=b"",
-        text=b"",
-        by_id=False,
-        conversation=bytes(16),
-        asked_at=1.7e9,
-        facts=Facts(1),
-        turn_count=1,
-        prompt_chars=1,
-        history_chars=1,
-        last_reply_chars=1,
-    )
-    rows = _Rows(forecast.manifest, 0.0, [Label(turn, forecast, True, 1.0)] * 50)
+    labelled = Turn(arrival=Arrival(bytes(16), 1.7e9, Facts(1)), sent=Sent(b"", b"", False, 1, 1, 1, 1))
+    rows = _Rows(forecast.manifest, 0.0, [Label(labelled, forecast, True, 1.0)] * 50)
     while True:
         number += 1
         learning._write(folder / "returns.npz", returns.state(1e3))

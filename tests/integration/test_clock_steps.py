@@ -16,7 +16,7 @@ from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.redis_connection import Connection
 from predictor_service import server
 from predictor_service.batching.prepare import Preparation
-from predictor_service.labels.memory import Labels
+from predictor_service.labels.tracker import TurnTracker
 from predictor_service.metrics import Metrics
 from predictor_service.requests.parser import RequestLimits, RequestParser
 from predictor_service.requests.served_models import ServedModels
@@ -37,13 +37,13 @@ class Rounds:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        expire = Labels.expire
+        expire = TurnTracker.expire
 
-        def counted(labels: Labels, now: float) -> None:
-            expire(labels, now)
+        def counted(tracker: TurnTracker, now: float) -> None:
+            expire(tracker, now)
             self.count += 1
 
-        monkeypatch.setattr(Labels, "expire", counted)
+        monkeypatch.setattr(TurnTracker, "expire", counted)
         monkeypatch.setattr(server, "EXPIRE_INTERVAL_S", 0.02)
 
     async def two(self) -> None:
@@ -104,10 +104,10 @@ class Machine:
         self.stepped = 0.0
         self.metrics = Metrics()
         clock = MonotoneClock(time.monotonic, lambda: REAL() + self.stepped)
-        labels = Labels(100, 3600.0, [])
-        self.shared = TurnRegistry(Connection(url, timeout_s=20.0), labels, self.metrics, clock)
+        tracker = TurnTracker(100, 3600.0, [])
+        self.shared = TurnRegistry(Connection(url, timeout_s=20.0), tracker, self.metrics, clock)
         parser = RequestParser(RequestLimits(10, 1000, 100), ServedModels({}))
-        self.preparation = Preparation(parser, labels, self.metrics, registry=self.shared, threads=1, clock=clock.now)
+        self.preparation = Preparation(parser, tracker, self.metrics, registry=self.shared, threads=1, clock=clock.now)
 
     async def ask(self, tokens: int):
         ids = pb.TokenIds(ids=range(tokens), served_model="nobody knows it")
@@ -138,9 +138,9 @@ async def test_a_return_to_another_sidecar_has_its_time_although_a_clock_was_set
         if when == "after both":
             a.stepped = step
         await eventually(lambda: first.next_at is not None)
-        assert second.conversation == first.conversation
-        assert -1.0 < first.next_at - first.asked_at < 30.0
-        assert not second.facts.last_gap > 3 * HOURS and second.facts.last_gap != 0.0
+        assert second.arrival.conversation == first.arrival.conversation
+        assert -1.0 < first.next_at - first.arrival.asked_at < 30.0
+        assert not second.arrival.facts.last_gap > 3 * HOURS and second.arrival.facts.last_gap != 0.0
     finally:
         a.close()
         b.close()

@@ -22,7 +22,8 @@ from lpc.model.inference import Model
 from lpc.model.session import InferenceSettings
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
-from predictor_service.labels.memory import Labels, Turn
+from predictor_service.labels.tracker import TurnTracker
+from predictor_service.labels.turn import Turn
 from predictor_service.server import Addresses, Parts, running
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.integration.test_server import _scrape, one
@@ -176,14 +177,14 @@ async def test_a_turn_is_counted_for_the_client_that_sent_it(
     tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clients: list[str] = []
-    arrive = Labels.arrive
+    arrive = TurnTracker.arrive
 
-    def seen(labels: Labels, *args: object) -> Turn:
-        turn = arrive(labels, *args)  # type: ignore[arg-type]
-        clients.append(turn.client)
+    def seen(tracker: TurnTracker, *args: object) -> Turn:
+        turn = arrive(tracker, *args)  # type: ignore[arg-type]
+        clients.append(turn.sent.client)
         return turn
 
-    monkeypatch.setattr(Labels, "arrive", seen)
+    monkeypatch.setattr(TurnTracker, "arrive", seen)
     (tmp_path / "tokens").write_text(f"engine-a: {sha256(b'a-token').hexdigest()}\n")
     unread = pb.Conversation(tokens=pb.TokenIds(ids=[1, 2], served_model="nobody knows it"))
     async with sidecar(tiny_models, tokens=tmp_path / "tokens", unix_socket=tmp_path / "s") as one_:

@@ -19,11 +19,12 @@ from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
 from lpc.clock import MonotoneClock
 from lpc.model.curve import HORIZON_S as LONGEST_S
+from lpc.model.returns.memory import Asked
 from lpc.model.returns.model import ReturnModel
 from lpc.v1 import predictor_pb2 as pb
 from lpc.wire.redis_connection import Connection
 from predictor_service.batching.prepare import Preparation
-from predictor_service.labels.memory import Labels
+from predictor_service.labels.tracker import TurnTracker
 from predictor_service.metrics import Metrics
 from predictor_service.requests.parser import RequestLimits, RequestParser
 from predictor_service.requests.served_models import ServedModels
@@ -96,16 +97,16 @@ class Side:
         self.metrics, clock = Metrics(), MonotoneClock()
         self.model = ReturnModel(1000)
         learning = ReturnLearning(self.model, self.metrics, refit_s=60.0, state_file=None, clock=clock.now)
-        labels = Labels(1000, HORIZON_S, [learning])
+        tracker = TurnTracker(1000, HORIZON_S, [learning])
         self.learning = learning
-        self.shared = TurnRegistry(Connection(url), labels, self.metrics, clock)
+        self.shared = TurnRegistry(Connection(url), tracker, self.metrics, clock)
         parser = RequestParser(RequestLimits(10, 1000, 100), ServedModels({}))
-        self.preparation = Preparation(parser, labels, self.metrics, registry=self.shared, threads=1, clock=clock.now)
+        self.preparation = Preparation(parser, tracker, self.metrics, registry=self.shared, threads=1, clock=clock.now)
 
     async def ask(self, name: str, tokens: int) -> Any:
         ids = pb.TokenIds(ids=range(tokens), served_model="nobody knows it")
         arrived = await self.preparation.note_unread(pb.Conversation(tokens=ids, conversation_id=name))
-        self.learning.answer([arrived])
+        self.learning.answer([Asked(arrived, arrived.arrival.facts)])
         return arrived
 
     def bugs(self) -> float:
@@ -189,7 +190,7 @@ async def _shared_after(
         for how, what, value in written:
             spoil(admin, client, how, what, value)
         poisoned = await b.ask(name, 700)
-        assert poisoned.facts.mean_gap != math.inf and poisoned.facts.growth_tokens != math.inf
+        assert poisoned.arrival.facts.mean_gap != math.inf and poisoned.arrival.facts.growth_tokens != math.inf
         await b.ask(name, 800)
         admin.delete(*(key for key in admin.scan_iter("lpc:seen:*") if b":to:" not in key and key != b"lpc:seen:key"))
     tries = iter(range(100))
@@ -198,7 +199,7 @@ async def _shared_after(
         """Whether the second sidecar continues what the first one began."""
         fresh = f"{name} {next(tries)} {time.monotonic()}"
         await a.ask(fresh, 500)
-        return bool((await b.ask(fresh, 700)).facts.growth_tokens == 200)
+        return bool((await b.ask(fresh, 700)).arrival.facts.growth_tokens == 200)
 
     await eventually(shared)
     for side in (a, b):

@@ -15,7 +15,7 @@ from lpc.model.returns.memory import Past
 from lpc.v1 import predictor_pb2 as pb
 from lpc.wire.redis_connection import Connection
 from predictor_service.batching.prepare import Preparation
-from predictor_service.labels.memory import Labels
+from predictor_service.labels.tracker import TurnTracker
 from predictor_service.metrics import Metrics
 from predictor_service.requests.parser import RequestLimits, RequestParser
 from predictor_service.requests.served_models import ServedModels
@@ -216,11 +216,11 @@ def prepared_sides(url: str, count: int) -> Iterator[list[tuple[Preparation, Tur
     sides: list[tuple[Preparation, TurnRegistry, Metrics]] = []
     try:
         for _ in range(count):
-            labels, metrics = Labels(100, HORIZON_S, []), Metrics()
+            tracker, metrics = TurnTracker(100, HORIZON_S, []), Metrics()
             clock = MonotoneClock(lambda: 1_700_000_000.0)
-            shared = TurnRegistry(Connection(url, timeout_s=20.0), labels, metrics, clock)
+            shared = TurnRegistry(Connection(url, timeout_s=20.0), tracker, metrics, clock)
             parser = RequestParser(RequestLimits(10, 1000, 100), ServedModels({}))
-            preparation = Preparation(parser, labels, metrics, registry=shared, threads=1, clock=clock.now)
+            preparation = Preparation(parser, tracker, metrics, registry=shared, threads=1, clock=clock.now)
             sides.append((preparation, shared, metrics))
         yield sides
     finally:
@@ -244,7 +244,7 @@ async def shared_past(
     between()
     ids.ids.extend(range(200))
     second = await sides[1][0].note_unread(pb.Conversation(tokens=ids, conversation_id=name))
-    return second.facts.growth_tokens == 200
+    return second.arrival.facts.growth_tokens == 200
 
 
 async def test_a_key_of_another_type_costs_the_turns_of_one_conversation_only(redis_server: RedisServer) -> None:

@@ -14,7 +14,7 @@ from lpc.model.inference import Model
 from lpc.model.returns.model import ReturnModel
 from predictor_service import server
 from predictor_service.batching.batch_queue import Batch, BatchQueue
-from predictor_service.labels.memory import Labels
+from predictor_service.labels.tracker import TurnTracker
 from predictor_service.repository import ModelRepository
 from predictor_service.server import Addresses, Parts
 from tests.eventually import eventually
@@ -93,7 +93,7 @@ async def test_a_model_that_fails_on_every_input_is_not_serving_until_it_recover
     ("task", "owner", "method"),
     [
         ("reload", ModelRepository, "load_newer"),
-        ("labels", Labels, "expire"),
+        ("labels", TurnTracker, "expire"),
         ("returns", ReturnModel, "refit"),
     ],
 )

@@ -10,17 +10,16 @@ from hypothesis import strategies as st
 
 from lpc.model.features import Features
 from lpc.model.inference import Model
-from lpc.model.returns.facts import Facts
-from lpc.model.returns.memory import Arrived
 from predictor_service.batching.batch_queue import BatchQueue, Entry
 from predictor_service.batching.budget import TokenBudget
+from predictor_service.batching.inference import Input
 from predictor_service.errors import Overloaded
 
 
 def entry(tokens: int, *, model: str = "m", deadline: float = math.inf) -> Entry:
     # Of the model the queue asks only whether two entries have the same one.
-    turn = Arrived(conversation=b"", asked_at=0.0, facts=Facts(1))
-    return Entry(Features([0] * tokens, (1.0,)), cast("Model", model), turn, asyncio.Future(loop=LOOP), deadline)
+    needed = Input(Features([0] * tokens, (1.0,)))
+    return Entry(needed, cast("Model", model), asyncio.Future(loop=LOOP), deadline)
 
 
 LOOP = asyncio.new_event_loop()
@@ -53,7 +52,7 @@ def test_the_oldest_is_always_in_the_next_batch(lengths: list[int]) -> None:
 def test_a_batch_with_its_padding_stays_within_the_budget(lengths: list[int], items: int, tokens: int) -> None:
     queue, _ = filled(lengths, items=items, tokens=tokens)
     batch = queue.next_batch(0.0)
-    sizes = [len(e.features.input_ids) for e in batch.entries]
+    sizes = [len(e.input.features.input_ids) for e in batch.entries]
     assert len(sizes) <= items
     assert len(sizes) * max(sizes) == batch.tokens <= tokens
     assert sizes == sorted(sizes)

@@ -19,7 +19,7 @@ from lpc.model.artifact import Manifest
 from lpc.model.features import FeatureSettings
 from lpc.model.label_rows import metadata_of, read
 from predictor_service.labels.log import LabelWriter
-from predictor_service.labels.memory import Forecast, Label
+from predictor_service.labels.turn import Forecast, Label
 from tests.eventually import until
 from tests.label_log import remembered, rows_of
 
@@ -84,7 +84,7 @@ def test_the_trainer_reads_a_written_file(tmp_path: Path) -> None:
             "probability": 0.25,
             "continues": one.continues,
             "asked_at": datetime(2023, 11, 14, 22, 13, 20, 123_000),
-            "conversation": one.turn.conversation.hex().encode(),
+            "conversation": one.turn.arrival.conversation.hex().encode(),
         }
     assert metadata_of(path) == {
         "format": 2,

@@ -12,7 +12,7 @@ from lpc.model.features import FeatureSettings
 from lpc.model.label_rows import COUNTS, write
 from lpc_apps.training.label_log import LabelLogError, TooFewTurnsError, newest_side, read_label_log
 from predictor_service.labels.log import columns_of
-from predictor_service.labels.memory import Forecast, Label
+from predictor_service.labels.turn import Forecast, Label
 from tests.label_log import DAY_MS, END_MS, made_up_rows, remembered, write_file, write_made_up
 
 WIDTH = 8

@@ -1,10 +1,11 @@
 """The turns that a return model learns from: a bounded ring of numbers without text."""
 
+import math
 import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeGuard
+from typing import Final, NamedTuple, Self, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,18 +45,15 @@ class Past(NamedTuple):
 NO_PAST: Final = Past(UNSEEN, np.nan, np.nan)
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
-class Arrived:
-    """An arrived turn. `Conversations` or `Labels` stores it until the next turn; the memory stores numbers only.
+class Arrival(NamedTuple):
+    """What is known of a turn when it arrives.
 
     Attributes:
         conversation: an opaque name, equal for all of its turns; empty if it cannot be recognised.
-        asked_at: arrival, seconds since the epoch.
-        facts: facts about the turn; `openings` is set when it is answered.
+        asked_at: seconds since the epoch.
+        facts: facts about the turn, without those that are known only when it is answered (`openings`, `log_odds`).
         opening: digest of the conversation's beginning; empty if unknown.
-        past: the conversation up to this turn; set by `follow`.
-        number: number in the memory; -1 if it is not in the sample, None before it is answered.
-        next_at: arrival of the conversation's next turn; None before it arrives.
+        past: the conversation up to this turn.
     """
 
     conversation: bytes
@@ -63,43 +61,65 @@ class Arrived:
     facts: Facts
     opening: bytes = b""
     past: Past = NO_PAST
-    number: int | None = None
-    next_at: float | None = None
 
-    def follow(self, before: Past) -> None:
-        """Set the facts that depend on the conversation's past. If the clock was set back, the past is ignored."""
+    def after(self, before: Past) -> Self:
+        """Return the arrival with the facts that depend on the earlier turns. They are ignored if the clock was set back."""
         if self.asked_at < before.history.latest - IDLE_S:
             before = NO_PAST
         history = before.history.arrive(self.asked_at)
         growth = max(self.facts.input_tokens - before.input_tokens, 0.0)
-        self.facts = self.facts._replace(
+        facts = self.facts._replace(
             growth_tokens=growth,
             last_gap=history.gaps.last,
             mean_gap=float(np.exp(history.gaps.mean_log)),
             growth_before=before.growth_tokens,
         )
-        self.past = Past(history, self.facts.input_tokens, growth)
+        return self._replace(facts=facts, past=Past(history, facts.input_tokens, growth))
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class WatchedTurn:
+    """A turn whose next one is awaited. Each attribute has one writer.
+
+    Attributes:
+        arrival: replaced, by `Conversations` or a sidecar's `TurnTracker`, if earlier turns become known.
+        next_at: arrival of the conversation's next turn, from the same writer; None before it arrives.
+        number: number in the memory, from `TurnMemory`; -1 if it is not in the sample, None before it is answered.
+        openings: earlier conversations with the same beginning when it was answered, from `TurnMemory`.
+    """
+
+    arrival: Arrival
+    next_at: float | None = None
+    number: int | None = None
+    openings: float = math.nan
+
+
+class Asked(NamedTuple):
+    """A turn to predict, with all facts but `openings`, which the memory adds."""
+
+    turn: WatchedTurn
+    facts: Facts
 
 
 class Conversations:
-    """The latest turn of each conversation in a log with names. A sidecar recognises conversations in `Labels`."""
+    """The latest turn of each conversation in a log with names. A sidecar recognises conversations in `TurnTracker`."""
 
     def __init__(self) -> None:
-        self._latest: dict[bytes, Arrived] = {}
+        self._latest: dict[bytes, WatchedTurn] = {}
 
-    def arrive(self, turn: Arrived) -> tuple[Arrived, Arrived | None]:
+    def arrive(self, arrival: Arrival) -> tuple[WatchedTurn, WatchedTurn | None]:
         """Add a turn, in order of arrival; return it, and the previous turn if there is one.
 
         Simultaneous arrivals are one turn: then the first one is returned.
         """
-        before = self._latest.get(turn.conversation)
-        if before is not None and turn.asked_at == before.asked_at:
+        before = self._latest.get(arrival.conversation)
+        if before is not None and arrival.asked_at == before.arrival.asked_at:
             return before, None
-        turn.follow(NO_PAST if before is None else before.past)
+        turn = WatchedTurn(arrival=arrival.after(NO_PAST if before is None else before.arrival.past))
         if before is not None:
-            before.next_at = turn.asked_at
-        if turn.conversation:
-            self._latest[turn.conversation] = turn
+            before.next_at = arrival.asked_at
+        if arrival.conversation:
+            self._latest[arrival.conversation] = turn
         return turn, before
 
 
@@ -158,13 +178,16 @@ class TurnMemory:
     def __len__(self) -> int:
         return min(self.number, self.capacity)
 
-    def facts(self, turn: Arrived) -> Facts:
-        """Return the facts about a turn before it is added."""
-        if turn.number is not None or not turn.opening:
-            return turn.facts
-        return turn.facts._replace(openings=self._openings.get(turn.opening, 0))
+    def facts(self, asked: Asked) -> Facts:
+        """Return all facts about a turn; those of one that was added before have its `openings`."""
+        turn, facts = asked
+        if turn.number is not None:
+            return facts._replace(openings=turn.openings)
+        if not turn.arrival.opening:
+            return facts
+        return facts._replace(openings=self._openings.get(turn.arrival.opening, 0))
 
-    def take(self, turn: Arrived, facts: Facts, row: NDArray[np.float32], forecast: Floats | None) -> None:
+    def take(self, turn: WatchedTurn, facts: Facts, row: NDArray[np.float32], forecast: Floats | None) -> None:
         """Add a turn, unless it was added before.
 
         Args:
@@ -173,21 +196,22 @@ class TurnMemory:
         """
         if turn.number is not None:
             return
-        turn.facts, turn.number = facts, -1
-        self._elapse(turn.asked_at)
-        if turn.opening:
-            self._openings[turn.opening] = self._openings.get(turn.opening, 0) + 1
-            self._openings.move_to_end(turn.opening)
+        turn.number, turn.openings = -1, facts.openings
+        conversation, asked_at, _, opening, _ = turn.arrival
+        self._elapse(asked_at)
+        if opening:
+            self._openings[opening] = self._openings.get(opening, 0) + 1
+            self._openings.move_to_end(opening)
             if len(self._openings) > OPENINGS:
                 self._openings.popitem(last=False)
-        if turn.conversation and zlib.crc32(turn.conversation) % self._every == 0:
-            turn.number = self._remember(turn, row, forecast)
+        if conversation and zlib.crc32(conversation) % self._every == 0:
+            turn.number = self._remember(asked_at, facts, row, forecast)
 
-    def record_return(self, turn: Arrived) -> float | None:
+    def record_return(self, turn: WatchedTurn) -> float | None:
         """Record that a turn's next one has arrived; return the gap, seconds. None if the turn was not waiting for it."""
         if turn.next_at is None or not self._waits(turn.number):
             return None
-        gap = turn.next_at - turn.past.history.latest
+        gap = turn.next_at - turn.arrival.past.history.latest
         if not -IDLE_S <= gap < np.inf:  # another sidecar's clock differs
             self.leave(turn)
             return None
@@ -196,7 +220,7 @@ class TurnMemory:
         self.returns += 1
         return gap
 
-    def leave(self, turn: Arrived) -> None:
+    def leave(self, turn: WatchedTurn) -> None:
         """End the observation of a turn at age 0, because its next one would not be recognised."""
         if self._waits(turn.number):
             self._age[turn.number % self.capacity] = 0.0
@@ -272,19 +296,19 @@ class TurnMemory:
             and bool(np.isnan(self._age[number % self.capacity]))
         )
 
-    def _remember(self, turn: Arrived, row: NDArray[np.float32], forecast: Floats | None) -> int:
+    def _remember(self, asked_at: float, facts: Facts, row: NDArray[np.float32], forecast: Floats | None) -> int:
         """Store a turn; return its number."""
         slot = self.number % self.capacity
         eighth = max(self.capacity // 8, 1)
-        if self.number >= self.capacity and slot == 0 and 0 <= turn.asked_at - self._at[0] < SPAN_S:
+        if self.number >= self.capacity and slot == 0 and 0 <= asked_at - self._at[0] < SPAN_S:
             self._every *= 2  # the ring filled in less than SPAN_S
-        elif self._every > 1 and slot % eighth == 0 and turn.asked_at - self._at[slot - eighth] > SPAN_S / 2:
+        elif self._every > 1 and slot % eighth == 0 and asked_at - self._at[slot - eighth] > SPAN_S / 2:
             self._every //= 2  # at this rate the ring would take more than four times SPAN_S to fill
-        self._inputs[slot], self._at[slot], self._active[slot] = row, turn.asked_at, self.active_s
+        self._inputs[slot], self._at[slot], self._active[slot] = row, asked_at, self.active_s
         self._age[slot], self._came[slot] = np.nan, False
         self._forecast[slot] = np.nan if forecast is None else forecast
-        self._values[slot], self._categories[slot] = turn.facts[:-1], turn.facts.category
-        self._strata[slot] = self._chain(turn.facts)
+        self._values[slot], self._categories[slot] = facts[:-1], facts.category
+        self._strata[slot] = self._chain(facts)
         self.number += 1
         return self.number - 1
 

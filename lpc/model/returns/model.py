@@ -20,7 +20,7 @@ from lpc.model.returns.facts import Facts, inputs, strata
 from lpc.model.returns.groups import CurveGroups, GroupCurves
 from lpc.model.returns.hazards import INTERVALS, Floats, log_likelihood, returned, with_tail
 from lpc.model.returns.head import HazardHead
-from lpc.model.returns.memory import CAPACITY, Arrived, Outcomes, TurnMemory
+from lpc.model.returns.memory import CAPACITY, Asked, Outcomes, TurnMemory, WatchedTurn
 
 FEWEST_TURNS: Final = 200
 DECAY: Final = 0.995
@@ -86,19 +86,19 @@ class ReturnModel:
         self._taught = 0
         self.resets = 0
 
-    def answer(self, turns: Sequence[Arrived]) -> NDArray[np.int64]:
+    def answer(self, asked: Sequence[Asked]) -> NDArray[np.int64]:
         """Add turns; return the groups [n] of their curves, or 0 before there is enough data."""
         with self._lock:
             memory, forecasters = self._memory, self._forecasters
-            facts = [memory.facts(turn) for turn in turns]
+            facts = [memory.facts(one) for one in asked]
             rows = inputs(facts)
             forecast = None if forecasters is None else forecasters.hazards(facts, rows)
-            for place, (turn, fact) in enumerate(zip(turns, facts, strict=True)):
+            for place, ((turn, _), fact) in enumerate(zip(asked, facts, strict=True)):
                 memory.take(turn, fact, rows[place], None if forecast is None else forecast[:, place])
                 self._record_return(turn)  # the next turn may have arrived in the meantime
-            if forecast is None or not turns:
-                return np.zeros(len(turns), np.int64)
-            return self._groups.join(mixed(forecast, self.head_share), max(turn.asked_at for turn in turns))
+            if forecast is None or not asked:
+                return np.zeros(len(asked), np.int64)
+            return self._groups.join(mixed(forecast, self.head_share), max(turn.arrival.asked_at for turn, _ in asked))
 
     def group_curves(self) -> GroupCurves:
         """Return a snapshot of the groups."""
@@ -106,17 +106,17 @@ class ReturnModel:
             average = None if self._forecasters is None else self._forecasters.counts.average
             return self._groups.snapshot()._replace(average=average)
 
-    def record_return(self, turn: Arrived) -> None:
+    def record_return(self, turn: WatchedTurn) -> None:
         """Record that a turn's next one has arrived."""
         with self._lock:
             self._record_return(turn)
 
-    def leave(self, turn: Arrived) -> None:
+    def leave(self, turn: WatchedTurn) -> None:
         """End the observation of a turn, because its next one would not be recognised."""
         with self._lock:
             self._memory.leave(turn)
 
-    def forecast(self, turn: Arrived) -> tuple[Floats, float] | None:
+    def forecast(self, asked: Asked) -> tuple[Floats, float] | None:
         """Return hazards [2, INTERVALS] of counts and head, and the head's share, without adding the turn.
 
         None before there is enough data.
@@ -124,7 +124,7 @@ class ReturnModel:
         with self._lock:
             if self._forecasters is None:
                 return None
-            facts = [self._memory.facts(turn)]
+            facts = [self._memory.facts(asked)]
             return self._forecasters.hazards(facts, inputs(facts))[:, 0], self.head_share
 
     def refit(self, now: float) -> None:
@@ -190,7 +190,7 @@ class ReturnModel:
             self._taught = 0
             self._refit(now)
 
-    def _record_return(self, turn: Arrived) -> None:
+    def _record_return(self, turn: WatchedTurn) -> None:
         """Requires `_lock`."""
         gap, number = self._memory.record_return(turn), turn.number
         if gap is not None and number is not None and not (number <= self._judged and gap >= GIVEN_UP_S):

@@ -10,7 +10,9 @@ from lpc.model.returns.facts import WIDTH
 from lpc.model.returns.memory import TurnMemory
 from lpc.v1 import predictor_pb2 as pb
 from predictor_service.constants import Constants
-from predictor_service.labels.memory import Labels, Turn, TurnObserver
+from predictor_service.labels.names import identity_of
+from predictor_service.labels.tracker import TurnTracker
+from predictor_service.labels.turn import Turn, TurnObserver
 from predictor_service.returns.turns import CHARS_PER_TOKEN, facts_of
 from predictor_service.settings import ServiceSettings
 
@@ -33,7 +35,7 @@ class Forgotten(TurnObserver):
 
 @pytest.mark.nightly
 def test_above_28_turns_a_second_features_keep_gaps_and_growth() -> None:
-    labels = Labels(FIELDS["label_memory_turns"].default, FIELDS["label_horizon_s"].default, [])
+    tracker = TurnTracker(FIELDS["label_memory_turns"].default, FIELDS["label_horizon_s"].default, [])
     returns = TurnMemory(Constants().returns_turns)
     row = np.zeros(WIDTH, np.float32)
     due: list[tuple[float, int, int]] = []
@@ -54,11 +56,11 @@ def test_above_28_turns_a_second_features_keep_gaps_and_growth() -> None:
         chars = int(GROWTH * count * CHARS_PER_TOKEN) - len(prompt)
         turns = UserTurns((prompt,), count, history_chars=chars, told_apart=False)
         asked = pb.Conversation(prompt=prompt, conversation_id=name)
-        labels.expire(at)
-        turn = labels.arrive(turns, name, at, facts_of(asked, turns))
-        returns.take(turn, turn.facts, row, None)
-        facts = turn.facts
-        full += len(labels) == labels.capacity
+        tracker.expire(at)
+        turn = tracker.arrive(turns, identity_of(turns, name), at, facts_of(asked, turns))
+        facts = turn.arrival.facts
+        returns.take(turn, facts, row, None)
+        full += len(tracker) == tracker.capacity
         if count > 1 and at > until_s - 300.0:
             seen["later"] += 1
             seen["facts"] += facts.last_gap == pytest.approx(GAP_S) and facts.growth_tokens == GROWTH
@@ -69,12 +71,17 @@ def test_above_28_turns_a_second_features_keep_gaps_and_growth() -> None:
 
 def test_the_label_memory_forgets_the_longest_idle_and_reports_it() -> None:
     heard = Forgotten()
-    labels = Labels(2, 1000.0, [heard])
-    firsts = [labels.arrive(UserTurns((f"prompt {number}",), 1), "", float(number)) for number in range(6)]
+    tracker = TurnTracker(2, 1000.0, [heard])
+
+    def arrive(at: float, *prompts: str) -> Turn:
+        turns = UserTurns(prompts, len(prompts))
+        return tracker.arrive(turns, identity_of(turns, ""), at)
+
+    firsts = [arrive(float(number), f"prompt {number}") for number in range(6)]
     # Two turns wait for their labels, two more for their next turns.
     assert heard.count == 2
     recognised = []
     for number in (4, 0, 2):
-        first, second = firsts[number], labels.arrive(UserTurns((f"prompt {number}", "and?"), 2), "", 10.0)
-        recognised.append(second.conversation == first.conversation)
+        first, second = firsts[number], arrive(10.0, f"prompt {number}", "and?")
+        recognised.append(second.arrival.conversation == first.arrival.conversation)
     assert recognised == [True, True, False]

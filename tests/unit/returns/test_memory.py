@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from lpc.model.returns.facts import Facts, inputs
-from lpc.model.returns.memory import SPAN_S, Arrived, Conversations, TurnMemory
+from lpc.model.returns.memory import SPAN_S, Arrival, Asked, Conversations, TurnMemory
 
 START = 1_700_000_000.0
 
 
-def turn(name: str, at: float, number: int = 1, tokens: float = 100.0, opening: bytes = b"", category: str = "") -> Arrived:
+def turn(name: str, at: float, number: int = 1, tokens: float = 100.0, opening: bytes = b"", category: str = "") -> Arrival:
     facts = Facts(number, tokens, log_odds=0.0, category=category)
-    return Arrived(conversation=name.encode(), asked_at=START + at, facts=facts, opening=opening)
+    return Arrival(name.encode(), START + at, facts, opening)
 
 
 class Memory(TurnMemory):
@@ -23,19 +23,20 @@ class Memory(TurnMemory):
         super().__init__(capacity)
         self.conversations = Conversations()
 
-    def arrive(self, *turns: Arrived) -> list[tuple[int | None, float] | None]:
+    def arrive(self, *turns: Arrival) -> list[tuple[int | None, float] | None]:
         """Return the number and gap of the turns that these follow."""
         found: list[tuple[int | None, float] | None] = []
         for one in turns:
             placed, before = self.conversations.arrive(one)
             gap = None if before is None else self.record_return(before)
             found.append(None if before is None or gap is None else (before.number, gap))
-            facts = self.facts(placed)
+            facts = self.facts(Asked(placed, placed.arrival.facts))
             self.take(placed, facts, inputs([facts])[0], None)
         return found
 
-    def facts_of(self, turn: Arrived) -> Facts:
-        return self.facts(self.conversations.arrive(turn)[0])
+    def facts_of(self, arrival: Arrival) -> Facts:
+        turn, _ = self.conversations.arrive(arrival)
+        return self.facts(Asked(turn, turn.arrival.facts))
 
 
 def test_a_turn_follows_the_latest_of_its_conversation() -> None:

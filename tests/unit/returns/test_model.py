@@ -10,23 +10,27 @@ from hypothesis import strategies as st
 
 from lpc.model.returns.facts import Facts
 from lpc.model.returns.groups import GROUPS
-from lpc.model.returns.memory import Arrived, Conversations
+from lpc.model.returns.memory import Arrival, Asked, Conversations, WatchedTurn
 from lpc.model.returns.model import FEWEST_TURNS, GIVEN_UP_S, ReturnModel
 
 START = 1_700_000_000.0
 
 
-def turn(name: str, at: float, number: int = 1, tokens: float = 100.0) -> Arrived:
-    return Arrived(conversation=name.encode(), asked_at=at, facts=Facts(number, tokens, log_odds=0.0))
+def turn(name: str, at: float, number: int = 1, tokens: float = 100.0) -> Arrival:
+    return Arrival(name.encode(), at, Facts(number, tokens, log_odds=0.0))
 
 
-def answer(model: ReturnModel, conversations: Conversations, *turns: Arrived) -> list[int]:
+def asked(*arrivals: Arrival) -> list[Asked]:
+    return [Asked(WatchedTurn(arrival=arrival), arrival.facts) for arrival in arrivals]
+
+
+def answer(model: ReturnModel, conversations: Conversations, *turns: Arrival) -> list[int]:
     """Return the groups of turns that arrive at once."""
     placed = [conversations.arrive(one) for one in turns]
     for _, before in placed:
         if before is not None:
             model.record_return(before)
-    groups: list[int] = model.answer([one for one, _ in placed]).tolist()
+    groups: list[int] = model.answer([Asked(one, one.arrival.facts) for one, _ in placed]).tolist()
     return groups
 
 
@@ -41,7 +45,7 @@ class Traffic:
         self.draw = random.Random(0)
         self.waiting: list[tuple[float, str, int]] = []
 
-    def arrive(self, *turns: Arrived) -> None:
+    def arrive(self, *turns: Arrival) -> None:
         answer(self.model, self.conversations, *turns)
 
     def minutes(self, count: int) -> None:
@@ -68,9 +72,9 @@ def learnt() -> Traffic:
     return traffic
 
 
-def returning(model: ReturnModel, *turns: Arrived) -> list[float]:
+def returning(model: ReturnModel, *turns: Arrival) -> list[float]:
     """Return the probability to return ever, by the curves of the turns' groups."""
-    groups = model.answer(turns)
+    groups = model.answer(asked(*turns))
     assert ((groups > 0) & (groups < GROUPS)).all()
     stays = np.prod(1.0 - model.group_curves().hazards, axis=1)
     returned: list[float] = (1.0 - stays[groups - 1]).tolist()
@@ -84,9 +88,9 @@ def long_and_short(model: ReturnModel, now: float) -> list[float]:
 def test_before_enough_was_seen_nobody_has_a_group() -> None:
     model = ReturnModel()
     for n in range(FEWEST_TURNS - 1):
-        assert model.answer([turn(f"c{n}", START + n)]).tolist() == [0]
+        assert model.answer(asked(turn(f"c{n}", START + n))).tolist() == [0]
     model.refit(START + 300)
-    assert model.answer([turn("last", START + 300)]).tolist() == [0]
+    assert model.answer(asked(turn("last", START + 300))).tolist() == [0]
     assert len(model.group_curves().hazards) == 0
 
 
@@ -115,7 +119,7 @@ def test_groups_do_not_depend_on_the_batch(learnt: Traffic) -> None:
         model = ReturnModel()
         model.restore(learnt.model.state(learnt.now), learnt.now)
         starts = range(0, len(turns), size)
-        groups.append(np.concatenate([model.answer(turns[start : start + size]) for start in starts]).tolist())
+        groups.append(np.concatenate([model.answer(asked(*turns[start : start + size])) for start in starts]).tolist())
     assert groups[0] == groups[1]
 
 
@@ -148,8 +152,8 @@ def test_what_was_learnt_comes_back(learnt: Traffic, capacity: int) -> None:
 def test_odd_facts_give_a_group_with_a_finite_curve(learnt: Traffic, facts: tuple[float, float]) -> None:
     count, tokens = facts
     odd = turn("", learnt.now)
-    odd.facts = Facts(count, tokens, reply_tokens=tokens, log_odds=tokens, category="x" * 1000)
-    (group,) = learnt.model.answer([odd]).tolist()
+    odd = odd._replace(facts=Facts(count, tokens, reply_tokens=tokens, log_odds=tokens, category="x" * 1000))
+    (group,) = learnt.model.answer(asked(odd)).tolist()
     assert 0 < group < GROUPS
     assert np.isfinite(learnt.model.group_curves().hazards).all()
 
@@ -174,7 +178,7 @@ def test_a_damaged_state_is_refused_or_leaves_groups_with_finite_curves(learnt: 
     later = Traffic()
     later.model, later.now = model, learnt.now
     later.minutes(4)
-    groups = model.answer([turn("", later.now, n, 5000.0) for n in (1, 2)])
+    groups = model.answer(asked(*(turn("", later.now, n, 5000.0) for n in (1, 2))))
     assert ((groups > 0) & (groups < GROUPS)).all()
     assert np.isfinite(model.group_curves().hazards).all() and 0.0 < model.head_share < 1.0
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lpc.model.returns.hazards import AGES
-from lpc.model.returns.memory import Arrived
+from lpc.model.returns.memory import Asked
 from lpc_apps.simulator.engine import simulate
 from lpc_apps.simulator.policies.lru import Lru
 from lpc_apps.simulator.policy import PolicySettings
@@ -27,16 +27,16 @@ def turn(number: int = 1, contents: tuple[int, ...] = (7, 8, 9), probability: fl
 
 def test_a_sidecar_gets_of_a_turn_what_comes_over_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
     online = OnlineReturns()
-    seen: list[Arrived] = []
+    seen: list[Asked] = []
     monkeypatch.setattr(online.model, "answer", seen.extend)
     take_in(online, turn(1), 1.0)
     take_in(online, turn(2, probability=0.75), 5.0)
 
-    facts = seen[1].facts
-    assert (seen[1].conversation, seen[1].asked_at) == (b"c", EPOCH_S + 5)
+    arrival, facts = seen[1].turn.arrival, seen[1].facts
+    assert (arrival.conversation, arrival.asked_at) == (b"c", EPOCH_S + 5)
     assert (facts.turn_count, facts.input_tokens, facts.reply_tokens, facts.category) == (2, 48, 20, "ask")
     assert facts.log_odds == pytest.approx(math.log(3))
-    assert seen[1].opening == block_hash(8)
+    assert arrival.opening == block_hash(8)
 
 
 def test_curves_are_known_after_200_requests(chats: Workload) -> None:

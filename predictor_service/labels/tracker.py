@@ -1,4 +1,4 @@
-"""Labels the sidecar's predictions: whether a conversation continued is known when its next turn is recognised.
+"""Recognises the turns of a conversation, and labels predictions: a conversation continues when its next turn arrives.
 
 Rule: a turn waits under a name that can be computed from the conversation's next request.
 
@@ -32,16 +32,15 @@ import os
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final
 
-from lpc.model.artifact import Manifest
 from lpc.model.conversation import UserTurns
 from lpc.model.returns.facts import Facts
 from lpc.model.returns.hazards import EDGES
-from lpc.model.returns.memory import NO_PAST, Arrived
-from predictor_service.labels.names import MAX_SAME_NAME, Names, names_of
+from lpc.model.returns.memory import NO_PAST, Arrival, Past
+from predictor_service.labels.names import MAX_SAME_NAME, Identity, Names, identity_of
+from predictor_service.labels.turn import Forecast, Label, Reason, Sent, Turn, TurnObserver
 
 CHUNK: Final = 1000
 """Turns labelled while the lock is held once."""
@@ -57,82 +56,8 @@ LEAST_SHARE: Final = 1 / 32
 LATE_S: Final = float(EDGES[-1])
 """Age until which the next turn of a turn with an id is recognised: the end of the last interval of a return curve."""
 
-Reason: TypeAlias = Literal["unidentified", "memory", "share", "repeated", "shutdown"]
-"""Why a prediction is not labelled: its conversation cannot be recognised, the memory is full, its client has its share, the
-same turn was sent again, or the sidecar stopped before the horizon."""
 
-
-class Forecast(NamedTuple):
-    """The prediction of a turn.
-
-    Attributes:
-        probability: calibrated probability, as sent to the engine.
-        embedding: little-endian fp16; None: there is no label log.
-        tokens: number of tokens of the model's input.
-        manifest: manifest of the model.
-    """
-
-    probability: float
-    embedding: bytes | None
-    tokens: int
-    manifest: Manifest
-
-
-@dataclass(eq=False, slots=True, kw_only=True, weakref_slot=True)
-class Turn(Arrived):
-    """Everything that the sidecar stores of a turn. Names are keyed hashes of 16 bytes; no text is stored.
-
-    Attributes:
-        name: name under which it waits for the next turn; empty: that could not be recognised.
-        text: hash of its prompts, equal if the same turn is sent again.
-        by_id: whether the caller sent a conversation id.
-        turn_count, prompt_chars, history_chars, last_reply_chars: as in `UserTurns`.
-        forecast: its prediction; None: not answered yet.
-        labelled: whether it will be labelled.
-        client: name of the client that sent it.
-        shared_as, follows: ids in Redis of this turn, and of the previous one if that arrived here.
-    """
-
-    name: bytes
-    text: bytes
-    by_id: bool
-    turn_count: int
-    prompt_chars: int
-    history_chars: int
-    last_reply_chars: int
-    forecast: Forecast | None = None
-    labelled: bool = True
-    client: str = ""
-    shared_as: bytes = b""
-    follows: bytes = b""
-
-
-class Label(NamedTuple):
-    """The outcome of a predicted turn. ``gap_s``: seconds from its arrival to the next turn's; NaN: there was none."""
-
-    turn: Turn
-    forecast: Forecast
-    continues: bool
-    gap_s: float
-
-
-class TurnObserver:
-    """Receives events of turns. The methods are called from any thread and must return at once."""
-
-    def returned(self, turn: Turn) -> None:
-        """The next turn of a turn's conversation has arrived, at ``turn.next_at``."""
-
-    def labelled(self, label: Label) -> None:
-        """The horizon of a predicted turn has passed."""
-
-    def forgotten(self, turn: Turn) -> None:
-        """A turn was dropped from the full memory: its next turn will not be recognised."""
-
-    def unlabelled(self, reason: Reason, count: int) -> None:
-        """``count`` predictions will not be labelled."""
-
-
-class Labels:
+class TurnTracker:
     """Stores turns, and notifies its observers of their outcomes. Thread-safe.
 
     Invariants: stores at most ``capacity`` turns to be labelled until their horizon has passed, in order of arrival (the
@@ -162,7 +87,7 @@ class Labels:
     def arrive(
         self,
         turns: UserTurns,
-        conversation_id: str,
+        identity: Identity | None,
         at: float,
         facts: Facts | None = None,
         opening: bytes = b"",
@@ -170,36 +95,22 @@ class Labels:
     ) -> Turn:
         """Record the arrival of a turn, which is the next turn of the previous one. Return it, or the same turn sent before.
 
-        A turn without a name is not stored.
+        A turn without an identity is not stored.
 
         Args:
             turns: the last WINDOW prompts, or all if there are fewer.
-            conversation_id: opaque; empty: none.
+            identity: from `identity_of`; None: the next turn could not be recognised.
             at: seconds since the Unix epoch.
             facts, opening: for the return model, without the history of the conversation.
             client: name of the client.
         """
-        names = names_of(turns, conversation_id, self._key) if self.capacity else None
-        turn = Turn(
-            name=b"" if names is None else names.own,
-            text=b"" if names is None else names.text,
-            by_id=names is not None and names.by_id,
-            conversation=b"",
-            asked_at=at,
-            facts=Facts(turns.turn_count) if facts is None else facts,
-            opening=opening,
-            turn_count=turns.turn_count,
-            prompt_chars=len(turns.prompts[-1]),
-            history_chars=turns.history_chars,
-            last_reply_chars=turns.last_reply_chars,
-            labelled=names is not None,
-            client=client,
-        )
-        if names is None:
+        facts = Facts(turns.turn_count) if facts is None else facts
+        if identity is None or not self.capacity:
             if self.capacity:
                 self._unlabelled("unidentified", 1)
-            turn.follow(NO_PAST)
-            return turn
+            arrival = Arrival(b"", at, facts, opening).after(NO_PAST)
+            return Turn(arrival=arrival, sent=_sent(turns, None, client), labelled=False)
+        names = identity.under(self._key)
         with self._lock:
             again = self._again(names, turns.turn_count)
             if again is not None:
@@ -208,13 +119,18 @@ class Labels:
             if before is not None:
                 before.next_at = at
                 self._stop_waiting(before)
-                turn.conversation, turn.follows = before.conversation, before.shared_as
+                conversation, past, previous_id = before.arrival.conversation, before.arrival.past, before.shared_id
             else:  # not the name: other conversations may begin with the same prompts
-                turn.conversation = names.own if names.by_id else os.urandom(len(names.own))
-            turn.follow(NO_PAST if before is None else before.past)
-            self._waiting.setdefault(names.own, []).append(turn)
+                conversation = names.own if names.by_id else os.urandom(len(names.own))
+                past, previous_id = NO_PAST, b""
             reason = self._why_unlabelled(client, at)
-            turn.labelled = reason is None
+            turn = Turn(
+                arrival=Arrival(conversation, at, facts, opening).after(past),
+                sent=_sent(turns, names, client),
+                previous_id=previous_id,
+                labelled=reason is None,
+            )
+            self._waiting.setdefault(names.own, []).append(turn)
             forgotten: Turn | None = None
             if turn.labelled:
                 self._turns.append(turn)
@@ -241,22 +157,35 @@ class Labels:
             prompt: the turn's only known prompt.
             conversation_id: opaque; empty: none.
         """
-        names = names_of(UserTurns((prompt,), 1, told_apart=False), conversation_id, self._key)
-        if names is None:
+        identity = identity_of(UserTurns((prompt,), 1, told_apart=False), conversation_id)
+        if identity is None:
             return 1
+        names = identity.under(self._key)
         with self._lock:
             waiting = self._waiting.get(names.own)
             if not waiting:
                 return 1
-            return waiting[-1].turn_count + (waiting[-1].text != names.text)
+            latest = waiting[-1].sent
+            return latest.turn_count + (latest.text != names.text)
 
     def answered(self, turn: Turn, forecast: Forecast) -> None:
         """Set a turn's prediction; of several the last counts. A turn without a prediction is not labelled."""
-        if not turn.labelled:
-            return
-        if turn.forecast is not None:
+        with self._lock:
+            if not turn.labelled:
+                return
+            repeated, turn.forecast = turn.forecast is not None, forecast
+        if repeated:
             self._unlabelled("repeated", 1)
-        turn.forecast = forecast
+
+    def continue_from(self, turn: Turn, conversation: bytes, past: Past) -> None:
+        """Record that a turn continues a conversation that has been at another sidecar.
+
+        Args:
+            conversation: the conversation's name.
+            past: the conversation up to the previous turn, in this sidecar's time.
+        """
+        with self._lock:
+            turn.arrival = turn.arrival._replace(conversation=conversation).after(past)
 
     def returned_elsewhere(self, turn: Turn, at: float) -> None:
         """Record that the next turn of a turn's conversation arrived at another sidecar."""
@@ -271,7 +200,8 @@ class Labels:
     def repeated_elsewhere(self, turn: Turn) -> None:
         """Record that another sidecar got the same turn before, and will label it."""
         with self._lock:
-            labelled, turn.labelled, turn.conversation = turn.labelled, False, b""
+            labelled, turn.labelled = turn.labelled, False
+            turn.arrival = turn.arrival._replace(conversation=b"")
             self._stop_waiting(turn)
         if labelled:
             self._unlabelled("repeated", 1)
@@ -281,36 +211,39 @@ class Labels:
 
         If an observer raises, it misses that label only. The first error is raised after all turns have been labelled.
         """
-        due: list[Turn] = []
         failure: Exception | None = None
         while True:
+            labels: list[Label] = []
             with self._lock:
-                while self._turns and self._turns[0].asked_at + self.horizon_s <= now and len(due) < CHUNK:
+                count = 0
+                while self._turns and self._turns[0].arrival.asked_at + self.horizon_s <= now and count < CHUNK:
                     turn = self._turns.popleft()
-                    self._release(turn.client)
+                    count += 1
+                    self._release(turn.sent.client)
                     self._make_late(turn)
-                    due.append(turn)
-                while self._unlabelled_turns and (turn := next(iter(self._unlabelled_turns))).asked_at + self.horizon_s <= now:
-                    self._make_late(turn)
+                    if turn.forecast is not None:
+                        labels.append(self._label(turn, turn.forecast))
+                        turn.forecast = None
+                while _is_due(self._unlabelled_turns, self.horizon_s, now):
+                    self._make_late(next(iter(self._unlabelled_turns)))
                 self._refused = {name: at for name, at in self._refused.items() if at + self.horizon_s > now}
-                while self._late and (turn := next(iter(self._late))).asked_at + LATE_S <= now:
-                    self._stop_waiting(turn)
-            if not due:
+                while _is_due(self._late, LATE_S, now):
+                    self._stop_waiting(next(iter(self._late)))
+            if not count:
                 break
-            for turn in due:
-                if turn.forecast is not None:
-                    gap = math.nan if turn.next_at is None else max(turn.next_at - turn.asked_at, 0.0)
-                    continues = gap <= self.horizon_s
-                    label = Label(turn, turn.forecast, continues, gap if continues else math.nan)
-                    turn.forecast = None
-                    for observer in self._observers:
-                        try:
-                            observer.labelled(label)
-                        except Exception as error:
-                            failure = failure or error
-            due.clear()
+            for label in labels:
+                for observer in self._observers:
+                    try:
+                        observer.labelled(label)
+                    except Exception as error:
+                        failure = failure or error
         if failure is not None:
             raise failure
+
+    def _label(self, turn: Turn, forecast: Forecast) -> Label:
+        gap = math.nan if turn.next_at is None else max(turn.next_at - turn.arrival.asked_at, 0.0)
+        continues = gap <= self.horizon_s
+        return Label(turn, forecast, continues, gap if continues else math.nan)
 
     def close(self) -> None:
         """Drop all turns; their predictions count as unlabelled."""
@@ -354,7 +287,7 @@ class Labels:
         if not names.certain:
             return None
         waiting = (turn for turn in islice(self._waiting.get(names.own, ()), MAX_SAME_NAME) if turn not in self._late)
-        return next((turn for turn in waiting if turn.text == names.text and turn.turn_count == turn_count), None)
+        return next((turn for turn in waiting if turn.sent.text == names.text and turn.sent.turn_count == turn_count), None)
 
     def _before(self, names: Names, turn_count: int) -> Turn | None:
         """Return the waiting turn whose next turn this one is, if any."""
@@ -362,11 +295,11 @@ class Labels:
         if not waiting:
             return None
         # A caller that sends only its last messages, without a count, always has the same count: return the oldest.
-        return next((turn for turn in islice(waiting, MAX_SAME_NAME) if turn.turn_count == turn_count - 1), waiting[0])
+        return next((turn for turn in islice(waiting, MAX_SAME_NAME) if turn.sent.turn_count == turn_count - 1), waiting[0])
 
     def _make_late(self, turn: Turn) -> None:
         """Store a turn after its horizon only for the return model, and only if an id makes its next turn certain."""
-        if turn.next_at is not None or not turn.by_id:
+        if turn.next_at is not None or not turn.sent.by_id:
             self._stop_waiting(turn)
             return
         self._unlabelled_turns.pop(turn, None)
@@ -377,8 +310,20 @@ class Labels:
     def _stop_waiting(self, turn: Turn) -> None:
         self._unlabelled_turns.pop(turn, None)
         self._late.pop(turn, None)
-        waiting = self._waiting.get(turn.name, [])
+        waiting = self._waiting.get(turn.sent.name, [])
         if turn in waiting:
             waiting.remove(turn)
         if not waiting:
-            self._waiting.pop(turn.name, None)
+            self._waiting.pop(turn.sent.name, None)
+
+
+def _sent(turns: UserTurns, names: Names | None, client: str) -> Sent:
+    name, text, by_id = (b"", b"", False) if names is None else (names.own, names.text, names.by_id)
+    return Sent(
+        name, text, by_id, turns.turn_count, len(turns.prompts[-1]), turns.history_chars, turns.last_reply_chars, client
+    )
+
+
+def _is_due(turns: OrderedDict[Turn, None], wait_s: float, now: float) -> bool:
+    """Return whether the first of these turns arrived ``wait_s`` seconds ago or earlier."""
+    return bool(turns) and next(iter(turns)).arrival.asked_at + wait_s <= now

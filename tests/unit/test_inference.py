@@ -1,0 +1,86 @@
+"""What the models' thread returns for each conversation of a batch. The model and the return model are doubles."""
+
+import math
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+
+from lpc.model.features import Features
+from lpc.model.inference import Model
+from lpc.model.probability import logit
+from lpc.model.returns.facts import Facts
+from lpc.model.returns.memory import Arrival, Asked, WatchedTurn
+from predictor_service.batching.inference import Inference, Inferred, Input
+from predictor_service.returns.learning import ReturnLearning
+
+
+class Runs:
+    """A model whose probability is the first token id in percent, and whose embedding is that id; ``lengths``: of its runs."""
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+
+    def run(self, batch: Sequence[Features]) -> list[float]:
+        self.lengths.append(len(batch))
+        return [one.input_ids[0] / 100 for one in batch]
+
+    def run_with_embeddings(self, batch: Sequence[Features]) -> tuple[list[float], list[bytes]]:
+        return self.run(batch), [bytes([one.input_ids[0]]) for one in batch]
+
+
+class Groups:
+    """A return model whose group of a turn is its number."""
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+
+    def answer(self, asked: Sequence[Asked]) -> list[int]:
+        self.asked += asked
+        return [int(one.facts.turn_count) for one in asked]
+
+
+def turn(number: int) -> WatchedTurn:
+    return WatchedTurn(arrival=Arrival(b"c", 1.0, Facts(number)))
+
+
+def features(token: int) -> Features:
+    return Features([token], (1.0,))
+
+
+async def run(model: Runs, groups: Groups, inputs: Sequence[Input], *, remembered: int = 0) -> list[Inferred]:
+    inference = Inference(returns=cast("ReturnLearning", groups), remembered=remembered)
+    try:
+        found, _ = await inference.run(cast("Model", model), inputs)
+        again, _ = await inference.run(cast("Model", model), inputs)
+    finally:
+        inference.close()
+    assert again == found
+    return found
+
+
+@pytest.mark.parametrize("remembered", [0, 100])
+async def test_each_conversation_gets_what_it_needs(remembered: int) -> None:
+    inputs = [
+        Input(features(10), turn(4)),
+        Input(features(20), embedding=True),
+        Input(features(30), turn(5), embedding=True),
+        Input(features(20), turn(6)),
+    ]
+    model, groups = Runs(), Groups()
+    assert await run(model, groups, inputs, remembered=remembered) == [
+        Inferred(0.1, None, 4),
+        Inferred(0.2, b"\x14", 0),
+        Inferred(0.3, b"\x1e", 5),
+        Inferred(0.2, None, 6),
+    ]
+    assert model.lengths == ([3] if remembered else [4, 4])
+
+
+async def test_the_return_model_gets_the_log_odds_and_the_turn_stays_as_it_arrived() -> None:
+    model, groups, one = Runs(), Groups(), turn(3)
+    arrival = one.arrival
+    await run(model, groups, [Input(features(40)), Input(features(90), one)])
+    assert [asked.turn for asked in groups.asked] == [one, one]
+    assert groups.asked[0].facts.log_odds == logit(0.9)
+    assert one.arrival is arrival and math.isnan(arrival.facts.log_odds)
