@@ -16,6 +16,7 @@ from vllm.v1.request import Request
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
 from eviction_client.engines.vllm.hooks import Hooks
+from eviction_client.engines.vllm.steps import Steps
 from eviction_client.plugin import Plugin
 from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.settings import ClientSettings
@@ -100,7 +101,7 @@ class Calls:
         queue = self.kv_cache_manager.block_pool.free_block_queue  # type: ignore[attr-defined]
         self.lpc = SubclassHooks(self, queue.plugin, adopt=True)
         queue.ended = self.lpc._ended
-        self._learned_schedule = self.lpc._schedule(super().schedule)  # type: ignore[misc]
+        self._learned_schedule = Steps(super().schedule, self.lpc).schedule  # type: ignore[misc]
 
     def add_request(self, request: Request) -> None:
         """Admit a request, and ask the predictor."""

@@ -1,4 +1,4 @@
-"""What the plug-in hangs into a scheduler of vLLM, once that has been built.
+"""Hooks that the plug-in installs on a vLLM scheduler.
 
 - ``kv_cache_manager.block_pool.free_block_queue`` becomes a :class:`LearnedFreeQueue` with the same blocks;
 - ``kv_cache_manager.free`` becomes :meth:`Hooks.free`. Finish, abort, preemption, failed load: every free of a request that
@@ -6,13 +6,13 @@
 - ``kv_cache_manager.pop_blocks_for_free`` becomes :meth:`Hooks.pop_blocks_for_free`. There a free begins that vLLM puts off
   while a step in flight may still write the blocks: the list that vLLM keeps is a :class:`FreedLater`, which brings the
   request's classes to ``block_pool.free_blocks``, now :meth:`Hooks.free_blocks`;
-- the scheduler's ``add_request`` calls :meth:`Hooks.admitted` once vLLM has taken the request, ``schedule`` calls
-  :meth:`Hooks.step` first if anything is due, and :meth:`Hooks.started` last if a request waited; ``shutdown`` closes the
-  plug-in last. From its admission to its start a request waits, and what it will hit is kept (:class:`WaitingPrefixes`).
+- the scheduler's ``add_request`` calls :meth:`Hooks.admitted` once vLLM has taken the request; ``schedule`` becomes
+  :meth:`Steps.schedule`, which calls :meth:`Hooks.step` and :meth:`Hooks.started`; ``shutdown`` closes the plug-in last. From
+  its admission to its start a request waits, and what it will hit is kept (:class:`WaitingPrefixes`).
 
-All of them are attributes of these very objects: their classes, and so every other engine of the process, stay vLLM's own.
+Only these instances are patched; vLLM's classes, and with them every other engine of the process, are untouched.
 
-So classes lie in a call or in a batch, never on a block, and cannot outlive the free that they are meant for. Frees without a
+A reuse class travels with a call or batch, never on a block, and cannot outlive the free that it is meant for. Frees without a
 request (sliding windows, copy on write, unpinned blocks) go to the class of blocks used once, as just used. Blocks of a request
 that goes on (preempted, failed load) go last, as in stock vLLM, and sink if it does not resume.
 
@@ -20,10 +20,9 @@ Nothing here may raise into the scheduler: a hook that fails is counted and logg
 blocks used once.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
@@ -38,17 +37,12 @@ from eviction_client.engines.vllm.requests import (
     session_of,
     tenant_of,
 )
-from eviction_client.engines.vllm.waiting import CachedFirstQueue
+from eviction_client.engines.vllm.steps import Steps
 from eviction_client.engines.vllm.waiting_prefixes import WaitingPrefixes
 from eviction_client.engines.vllm_cpu.placing import Tiers
 from eviction_client.plugin import Plugin
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.free_queue import RENEWED_S
 from lpc.wire.session import key_of
-
-STEP_S: Final = 1.04 * RENEWED_S
-"""Seconds between two times at which what is due is done, unless requests wait: a little more than those after which values
-are renewed."""
 
 
 class Hooks:
@@ -64,7 +58,7 @@ class Hooks:
     Attributes:
         queue: ours, in the block pool; None in a dry run.
         keep: the waiting requests.
-        cached_first: the waiting queue that serves cached first; None: the waiting queue is vLLM's.
+        steps: the scheduler's ``schedule``.
     """
 
     def __init__(
@@ -78,7 +72,6 @@ class Hooks:
         self.plugin = plugin
         self.tiers = tiers or Tiers()
         self.queue: LearnedFreeQueue | None = None
-        self.cached_first: CachedFirstQueue | None = None
         self._hash_block_size: int = scheduler.hash_block_size
         manager = scheduler.kv_cache_manager
         pool = manager.block_pool
@@ -96,6 +89,7 @@ class Hooks:
             # From here on nothing fails: the stock queue has given its blocks away.
             self.queue = self._adopt(pool, scales)
         self.keep = WaitingPrefixes(plugin, manager, self.queue, self._hash_block_size, self.tiers.policies)
+        self.steps = Steps(scheduler.schedule, self)
         self._wrap(scheduler)
 
     def _adopt(self, pool: Any, scales: list[int]) -> LearnedFreeQueue:
@@ -118,39 +112,15 @@ class Hooks:
         manager.free = self.free
         manager.pop_blocks_for_free = self.pop_blocks_for_free
         scheduler.add_request, scheduler.shutdown = self.add_request, self.shutdown
-        scheduler.schedule = self._schedule(scheduler.schedule)
+        scheduler.schedule = self.steps.schedule
 
     def add_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         """``Scheduler.add_request``, which also asks the predictor."""
         self._stock_add_request(request, *args, **kwargs)
         self.admitted(request)
 
-    def _schedule(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``Scheduler.schedule``, before which what is due is done.
-
-        Each step passes here with the processor's caches cold, so where nothing is due little is looked at.
-        """
-        plugin, beyond, counted = self.plugin, self.keep.beyond, self.keep.counted
-        read, begin, end = plugin.clock.source, -math.inf, -math.inf
-
-        def schedule(*args: Any, **kwargs: Any) -> Any:
-            nonlocal begin, end
-            try:
-                now = read()
-            except Exception as error:
-                plugin.failed(error)
-                now = math.nan
-            if beyond or not begin <= now < end:  # NaN is not, nor a clock that was set back
-                begin, end = now, now + (0.0 if self.step() else STEP_S)
-            scheduled = stock(*args, **kwargs)
-            if beyond or counted:
-                self.started(scheduled)
-            return scheduled
-
-        return schedule
-
     def shutdown(self, *args: Any, **kwargs: Any) -> None:
-        """``Scheduler.shutdown``, which also lets go of predictor and store."""
+        """``Scheduler.shutdown``, which also closes predictor and store."""
         self._stock_shutdown(*args, **kwargs)
         self.plugin.close()
 
@@ -182,7 +152,7 @@ class Hooks:
         self.plugin.seconds += time.perf_counter() - started
 
     def step(self) -> bool:
-        """Do what is due before a step of the scheduler: follow the guard and the curves, end retentions, renew values.
+        """Run the pending work before a step of the scheduler: take over rule and values, end retentions, renew values.
 
         Return whether retentions are left that are over.
         """

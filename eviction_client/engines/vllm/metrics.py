@@ -9,7 +9,7 @@ from eviction_client.plugin_metrics import values_of_plugin
 def values_of(hooks: Hooks) -> Values:
     """Return what :class:`eviction_client.observability.metrics.EngineMetrics` shows. From any thread."""
     values = values_of_plugin(hooks.plugin)
-    waiting = hooks.cached_first
+    waiting = hooks.steps.cached_first
     values["lpc_cached_first", ""] = float(waiting is not None and waiting.cached_first)
     values["lpc_overtaking", ""] = 0 if waiting is None else waiting.overtaking
     values["lpc_tier_stock_fallback", ""] = float(hooks.tiers.fallen_back)

@@ -128,7 +128,7 @@ class LearnedScheduler:
         try:
             attached = scheduler.lpc = hooks.Hooks(scheduler, plugin, adopt=not settings.shadow, tiers=tiers)
             tiers.link(scheduler, plugin)
-            attached.cached_first = _cached_first(scheduler, plugin, settings)
+            attached.steps.cached_first = _cached_first(scheduler, plugin, settings)
         except BaseException:
             plugin.close()
             raise

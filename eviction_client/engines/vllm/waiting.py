@@ -285,23 +285,13 @@ class CachedFirstQueue(FCFSRequestQueue):
 
 
 def adopt(scheduler: Any, plugin: Plugin) -> CachedFirstQueue:
-    """Install the queue in a scheduler that has passed the check (:func:`eviction_client.engines.vllm.conformance.why_fcfs`).
+    """Replace the waiting queue of a scheduler that has passed the check (`conformance.why_fcfs`), and return the new one.
 
     Raises:
         Exception: the engine lacks these parts. Nothing has changed then.
     """
     queue = CachedFirstQueue(CachedPrompts.of(scheduler), plugin.now, plugin.failed, lambda: plugin.lru_forced)
-    stock_schedule = scheduler.schedule
     for request in scheduler.waiting:
         queue.add_request(request)
-
-    def schedule(*args: Any, **kwargs: Any) -> Any:
-        queue.step_begins()
-        scheduled = stock_schedule(*args, **kwargs)
-        queue.step_ends(scheduled)
-        plugin.seconds += queue.seconds
-        queue.seconds = 0.0
-        return scheduled
-
-    scheduler.waiting, scheduler.schedule = queue, schedule
+    scheduler.waiting = queue
     return queue
