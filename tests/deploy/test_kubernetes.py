@@ -276,7 +276,7 @@ def test_labels_are_logged_and_learnt_from_where_the_operator_chose_it(overlay: 
     assert ("LPC_LABEL_LOG" in named(objects, "ConfigMap", "lpc-predictor")["data"]) is learning
 
 
-def test_the_nightly_job_reads_the_folder_that_the_sidecars_write_and_writes_the_one_they_read() -> None:
+def test_the_nightly_job_and_the_sidecars_share_their_folders() -> None:
     objects = rendered("learning")
     folder = named(objects, "ConfigMap", "lpc-predictor")["data"]["LPC_LABEL_LOG"]
 

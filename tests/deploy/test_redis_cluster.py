@@ -74,7 +74,7 @@ def stored(store: object) -> bool:
 
 
 @pytest.mark.nightly
-def test_the_nodes_form_a_cluster_and_after_a_restart_under_other_addresses_it_is_whole_again(tmp_path: Path) -> None:
+def test_the_cluster_is_whole_after_a_restart_under_other_addresses(tmp_path: Path) -> None:
     """As pods that all restart: the volumes stay, every address changes, and the engine keeps the Service's."""
     data = named(rendered("redis-cluster"), "ConfigMap", "lpc-engine")["data"]
     namespace = Namespace(hash_algorithm="sha256_cbor", hash_seed="0", block_size=16, model="m")

@@ -131,7 +131,7 @@ async def test_conversations_without_user_text_are_answered_from_lengths_and_tim
             assert (await stub.Predict(one(conversation))).prediction.turn_count == count
 
 
-async def test_what_cannot_be_answered_is_refused_as_invalid_and_no_text_is_in_logs_or_refusals(
+async def test_invalid_requests_are_refused_without_their_text(
     tiny_models: Path, served_models: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)

@@ -210,7 +210,7 @@ def test_a_name_that_the_sidecar_would_refuse_is_sent_as_one_that_it_accepts(nam
 @pytest.mark.parametrize(
     ("nonsense", "bugs"), [({"token_ids": ["a user's text"]}, 1), ({"token_ids": [1], "conversation_id": "\ud800"}, 0)]
 )
-def test_only_a_request_that_cannot_be_encoded_by_a_bug_is_logged_with_its_frames_and_without_its_text(
+def test_a_bug_in_encoding_is_logged_with_frames_and_without_text(
     nonsense: dict, bugs: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving(Sidecar()) as address, asking(address) as client:

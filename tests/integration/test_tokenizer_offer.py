@@ -153,7 +153,7 @@ async def test_an_invalid_offer_is_refused(tiny_models: Path, files: dict[str, i
     assert status.state == pb.TOKENIZER_STATE_REFUSED and why in status.message
 
 
-async def test_an_upload_that_differs_from_its_offer_is_discarded_and_uploads_per_hour_are_bounded(
+async def test_a_wrong_upload_is_discarded_and_uploads_per_hour_are_bounded(
     tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -124,7 +124,7 @@ def test_a_flood_takes_all_but_the_floor_with_one_salt_or_many(salts: int) -> No
     assert sorted(left) == sorted(mine)[-FLOORS["a"] :], "the deepest go first, until the floor"
 
 
-def test_a_tenant_that_does_not_come_back_pins_nothing_after_a_while_and_has_its_floor_again_when_it_does() -> None:
+def test_an_absent_tenant_pins_nothing_until_it_returns() -> None:
     clock = Clock()
     queue = queue_of(clock)
     floor = queue.floors[digest_of("a")]

@@ -118,7 +118,7 @@ def test_hits_are_audited_at_the_given_rate_and_all_of_them_after_a_wrong_one() 
 
 
 @pytest.mark.parametrize("excused", [False, True])
-def test_after_an_audit_without_a_label_nothing_is_served_until_enough_right_ones_followed(excused: bool) -> None:
+def test_an_audit_without_a_label_stops_serving_until_enough_are_right(excused: bool) -> None:
     gate = Gate(draw=random.Random(1))
     replay(gate, flat(5000, 0.0)(np.random.default_rng(1)))
     gate.unjudged(0.999, Decision.BELOW, excused=excused)

@@ -129,9 +129,7 @@ def test_with_an_infinite_cache_and_one_session_latency_is_the_cost_model_s() ->
 
 @settings(max_examples=30, deadline=None)
 @given(LOGS, st.integers(1, 4), st.integers(8, 40))
-def test_the_next_request_comes_its_gap_after_the_answer_and_a_new_session_when_one_has_ended(
-    log: Any, at_a_time: int, requests: int
-) -> None:
+def test_the_next_request_comes_its_gap_after_the_answer(log: Any, at_a_time: int, requests: int) -> None:
     result, seen = replay(loop(build_turns(log), at_a_time, requests))
 
     came = {turn: at for at, turn in seen.arrivals}

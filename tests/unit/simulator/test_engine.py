@@ -79,7 +79,7 @@ def crowd() -> Workload:
 
 
 @pytest.mark.parametrize("policy", sorted(REGISTRY))
-def test_the_same_input_gives_the_same_result_twice_and_no_policy_beats_an_infinite_cache(policy: str) -> None:
+def test_runs_repeat_exactly_and_no_policy_beats_an_infinite_cache(policy: str) -> None:
     def once(name: str, blocks: int) -> tuple[Result, list[tuple[float, list[int]]]]:
         workload = crowd()
         evictions: list[tuple[float, list[int]]] = []

@@ -106,9 +106,7 @@ STEPS = st.lists(
 @pytest.mark.parametrize("policy", sorted(REGISTRY))
 @settings(max_examples=15 if LONG else 6, deadline=None)
 @given(steps=STEPS)
-def test_while_requests_wait_no_block_is_lost_and_one_that_is_needed_goes_only_if_no_other_is_free(
-    policy: str, steps: list[tuple[str, int, int]]
-) -> None:
+def test_needed_blocks_go_only_if_no_other_is_free(policy: str, steps: list[tuple[str, int, int]]) -> None:
     cache = Cache(12, policy)
     cached: set[int] = set()
     waiting: list[tuple[Turn, Sequence[int]]] = []
