@@ -132,7 +132,7 @@ class BatchQueue:
         finally:
             self.release()
 
-    def served(self, items: int, seconds: float) -> None:
+    def observe_batch(self, items: int, seconds: float) -> None:
         """Update the estimate of the model's pace from a finished batch."""
         self._served_items = PACE_DECAY * self._served_items + items
         self._served_seconds = PACE_DECAY * self._served_seconds + seconds

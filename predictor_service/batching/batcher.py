@@ -153,7 +153,7 @@ class Batcher:
         self._metrics.observe_batch(len(batch.entries), batch.tokens, sum(entry.tokens for entry in batch.entries))
         self._metrics.infer_seconds.observe(infer_us / 1e6)
         # Batches that run at the same time share the model.
-        self.queue.served(len(batch.entries), (self._loop.time() - started) / self._running)
+        self.queue.observe_batch(len(batch.entries), (self._loop.time() - started) / self._running)
         for entry, one in zip(batch.entries, inferred, strict=True):
             if not entry.outcome.done():
                 entry.outcome.set_result(Outcome(one, int((started - entry.queued) * 1e6), infer_us))

@@ -1,6 +1,5 @@
 """Whatever a caller sends gets one clear status; the server goes on serving; no text of a conversation is logged."""
 
-import asyncio
 import logging
 from pathlib import Path
 
@@ -106,13 +105,16 @@ async def test_conversations_without_user_text_are_answered_from_lengths_and_tim
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         cases[name] = pb.Conversation(tokens=pb.TokenIds(ids=ids, served_model="m"))
     async with sidecar(tiny_models, served_models=served_models) as (stub, _):
-        while True:
+
+        async def loaded() -> bool:
             try:
                 await stub.Predict(one(cases["rendered picture"]))
-                break
             except grpc.aio.AioRpcError as error:
                 assert error.code() is grpc.StatusCode.UNAVAILABLE
-                await asyncio.sleep(0.05)
+                return False
+            return True
+
+        await eventually(loaded)
         for case, conversation in cases.items():
             answer = (await stub.Predict(one(conversation))).prediction
             assert 0 < answer.probability < 1, case

@@ -39,7 +39,7 @@ from predictor_service.requests.parser import RequestParser
 from predictor_service.server import Parts
 from tests import tuned
 from tests.chat_templates import STYLES, tokenizer_of
-from tests.eventually import eventually
+from tests.eventually import eventually, until
 from tests.integration.test_server import one, sidecar
 from tests.label_log import rows_of
 from tests.response_cache import KEY_LINES
@@ -185,8 +185,8 @@ def test_a_word_of_every_request_is_nowhere(tiny_models: Path, served_models: di
             for data in (CANARY.encode(), b"\x0a\x10\x12\x0e\xc3\x28" + CANARY.encode()):
                 raw = channel.unary_unary("/lpc.v1.ContinuationPredictor/Predict")
                 heard.append(_code(lambda d=data, call=raw: call(d, timeout=30)))  # type: ignore[misc]
-        while "lpc_label_memory_turns 0.0" not in (metrics := process.scrape()):
-            time.sleep(0.1)
+        until(lambda: "lpc_label_memory_turns 0.0" in process.scrape())
+        metrics = process.scrape()
     finally:
         process.stop()
     codes = {code for code, _ in heard}

@@ -119,8 +119,7 @@ async def test_logs_metrics_and_refusals_contain_no_tokens(
             except grpc.aio.AioRpcError as error:
                 seen.append(error.details())
         write(tokens, b=B)
-        await asyncio.sleep(0.3)
+        await eventually(lambda: "the new token file is in use" in caplog.text)
         seen.append(await _scrape(addresses))
     assert len(seen) == 3
-    assert "the new token file is in use" in caplog.text
     assert "canarytoken" not in caplog.text + "".join(str(text) for text in seen)

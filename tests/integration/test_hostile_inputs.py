@@ -5,7 +5,6 @@ that means harm, half bytes that are nearly such a conversation. The sidecar is 
 is seen.
 """
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 from benchmarks.processes import Sidecar
 from lpc.v1 import predictor_pb2 as pb
 from tests.chat_templates import STYLES, tokenizer_of
+from tests.eventually import until
 from tests.nightly import EXAMPLES
 
 SERVED = ("chatml", "qwen3", "llama3", "mistral", "zephyr", "harmony")
@@ -53,8 +53,8 @@ def sidecar(
     ):
         for name in served_models:
             tokens = pb.Conversation(tokens=pb.TokenIds(ids=[1], served_model=name)).SerializeToString()
-            while sent(channel, "Predict", tokens) == {grpc.StatusCode.UNAVAILABLE}:
-                time.sleep(0.05)  # its tokenizer is being loaded
+            # Its tokenizer is being loaded.
+            until(lambda tokens=tokens: sent(channel, "Predict", tokens) != {grpc.StatusCode.UNAVAILABLE})
         yield process, channel
         assert "internal error" not in process.log and "Traceback" not in process.log
 

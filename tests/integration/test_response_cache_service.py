@@ -21,6 +21,7 @@ from lpc.responses.scopes import ScopeSettings
 from predictor_service.errors import StartError
 from predictor_service.server import running
 from predictor_service.settings import ServiceSettings
+from tests.eventually import eventually
 from tests.response_cache import KEY_LINES
 
 
@@ -140,10 +141,17 @@ async def test_a_dead_or_silent_redis_is_a_miss_until_it_is_back(
 ) -> None:
     async with serve_caches(tiny_models, tmp_path, own_redis.url, cache_redis_timeout_s=0.05) as stub:
         # A loaded machine may exceed the timeout.
-        while not (await stub.Store(pb.StoreRequest(request=request(), response=response()))).stored:
-            await asyncio.sleep(0.05)
-        while await reason(stub, request()) != "HIT":
-            await asyncio.sleep(0.05)
+        async def stored() -> bool:
+            return bool((await stub.Store(pb.StoreRequest(request=request(), response=response()))).stored)
+
+        async def hit() -> bool:
+            return await reason(stub, request()) == "HIT"
+
+        async def available() -> bool:
+            return await reason(stub, request()) != "UNAVAILABLE"
+
+        await eventually(stored)
+        await eventually(hit)
         own_redis.freeze()
         assert await reason(stub, request()) == "UNAVAILABLE"
         assert {await reason(stub, request(f"{n}?")) for n in range(20)} == {"UNAVAILABLE"}
@@ -152,13 +160,11 @@ async def test_a_dead_or_silent_redis_is_a_miss_until_it_is_back(
         assert not (await stub.Invalidate(pb.InvalidateRequest(scope="faq"))).done
         assert not (await stub.Stats(pb.StatsRequest(scope="faq"))).scopes[0].known
         own_redis.thaw()
-        while await reason(stub, request()) != "HIT":
-            await asyncio.sleep(0.05)
+        await eventually(hit)
         own_redis.kill()
         assert await reason(stub, request()) == "UNAVAILABLE"
         own_redis.start()
-        while await reason(stub, request()) == "UNAVAILABLE":
-            await asyncio.sleep(0.05)
+        await eventually(available)
 
 
 async def test_a_thousand_concurrent_requests_call_the_engine_once(

@@ -19,6 +19,7 @@ from lpc_apps.training.encoders import EncoderError
 from lpc_apps.training.export import ExportError
 from lpc_apps.training.label_log import read_label_log
 from lpc_apps.training.retrain import retrain
+from tests.eventually import eventually
 from tests.integration.test_server import chat, one, sidecar
 from tests.label_log import DAY_MS, END_MS, made_up_rows, write_made_up
 
@@ -49,12 +50,13 @@ def lpc(*arguments: str) -> tuple[int, str]:
 
 async def version_of(stub: rpc.ContinuationPredictorStub, until: Callable[[str], bool]) -> pb.GetModelInfoResponse:
     """Return the served model once its version is as wanted."""
-    async with asyncio.timeout(60):
-        while True:
-            info = await stub.GetModelInfo(pb.GetModelInfoRequest())
-            if until(info.model_version):
-                return info
-            await asyncio.sleep(0.05)
+
+    async def found() -> pb.GetModelInfoResponse | None:
+        info: pb.GetModelInfoResponse = await stub.GetModelInfo(pb.GetModelInfoRequest())
+        return info if until(info.model_version) else None
+
+    info: pb.GetModelInfoResponse = await eventually(found)
+    return info
 
 
 async def test_a_better_head_is_published_and_a_running_sidecar_serves_it(root: Path, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The semantic tier through a real sidecar: shut at first, opened by labels, shut by complaints, never across partitions."""
 
-import asyncio
 import contextlib
 import json
 from collections.abc import Sequence
@@ -158,8 +157,7 @@ async def test_a_file_of_evidence_opens_two_sidecars_and_drift_in_one_shuts_both
             assert hit.response == response(question) and 0 < hit.error_bound <= 0.05
         # A question with a semantic hit in one sidecar goes to the engine in the others.
         with contextlib.closing(redis_server.client()) as client:
-            while len(list(client.scan_iter("lpc:rc:*:q:*"))) < 3:
-                await asyncio.sleep(0.05)
+            await eventually(lambda: len(list(client.scan_iter("lpc:rc:*:q:*"))) >= 3)
         assert (await asked_again(other, QUESTIONS[0])).miss.reason == pb.REASON_BELOW_THRESHOLD
         # The engine's answers to audited questions differ from the candidates'.
         audits(1)
@@ -185,7 +183,9 @@ async def test_a_scope_in_mode_off_or_shadow_serves_nothing(
     async with serve_caches(tiny_models, tmp_path, redis_server.url, cache_scopes=scopes) as stub:
         for question in QUESTIONS[:20]:
             await fill(stub, question)
-        await asyncio.sleep(0.6)
+        # Stored questions become candidates in the background. A scope that is not off shows when.
+        await fill(stub, QUESTIONS[0], scope="other")
+        await until_candidate(stub, reworded(QUESTIONS[0]), scope="faq" if mode == "shadow" else "other")
         found = [await look(stub, reworded(question)) for question in QUESTIONS[:20]]
     assert not any(one.HasField("hit") for one in found)
     assert any(one.miss.candidate for one in found) is (mode == "shadow")
@@ -228,8 +228,11 @@ async def test_sidecars_share_their_index_and_a_restart_restores_it(
             await until_candidate(other, reworded(QUESTIONS[1]))
             await stub.Feedback(pb.FeedbackRequest(entry_id=stored.entry_id, drop=True))
             await stub.Invalidate(pb.InvalidateRequest(scope="faq"))
-            while (await glance(other, reworded(QUESTIONS[0]))).miss.candidate:
-                await asyncio.sleep(0.05)
+
+            async def gone() -> bool:
+                return not (await glance(other, reworded(QUESTIONS[0]))).miss.candidate
+
+            await eventually(gone)
         flight = (await look(stub, QUESTIONS[2])).miss.flight  # an answer without one may be from before the invalidation
         again = pb.StoreRequest(request=request(QUESTIONS[2]), response=response(), flight=flight)
         assert (await stub.Store(again)).stored

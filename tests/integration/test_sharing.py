@@ -230,9 +230,7 @@ def prepared_sides(url: str, count: int) -> Iterator[list[tuple[Preparation, Tur
 
 
 async def connected(shared: TurnRegistry) -> None:
-    async with asyncio.timeout(20):
-        while shared.key is None:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: shared.key is not None)
 
 
 async def shared_past(

@@ -92,7 +92,7 @@ def test_a_request_that_would_miss_its_deadline_is_refused_at_once() -> None:
     queue = BatchQueue(1000, 8, TokenBudget(512))
     queue.admit(100, 10.0)
     # 100 at a tenth of a second each are ten seconds of work.
-    queue.served(10, 1.0)
+    queue.observe_batch(10, 1.0)
     with pytest.raises(
         Overloaded, match=r"100 conversations wait for the model, 10.0 s of work, which is too much for a deadline"
     ):

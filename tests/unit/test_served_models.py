@@ -3,7 +3,6 @@
 import json
 import re
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -205,8 +204,7 @@ def test_the_process_that_loads_an_offer_has_limits_and_no_secrets(folder: Path,
         until(lambda: loader._running)
         (process,) = loader._running
         limits = Path(f"/proc/{process.pid}/limits")
-        while not re.search(r"Max core file size +0 +0", limits.read_text()):
-            time.sleep(0.01)
+        until(lambda: re.search(r"Max core file size +0 +0", limits.read_text()))
         environment = Path(f"/proc/{process.pid}/environ").read_bytes()
         bounds = limits.read_text()
         loader.close()

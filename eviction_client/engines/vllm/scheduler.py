@@ -64,7 +64,7 @@ class LearnedScheduler:
         own.scheduler_cls = None
         stock = own.get_scheduler_cls()
         cached = vllm_config.cache_config.enable_prefix_caching
-        scheduler, tiers = placing.built(
+        scheduler, tiers = placing.build_scheduler(
             lambda: stock(vllm_config, *args, **kwargs), vllm_config, wanted=cached and not settings.shadow
         )
         if not cached:

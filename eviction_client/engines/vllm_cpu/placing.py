@@ -70,7 +70,7 @@ class Tiers:
             self.reason = f"{type(error).__name__}: {error}"
 
 
-def built(build: Callable[[], Any], vllm_config: Any, *, wanted: bool) -> tuple[Any, Tiers]:
+def build_scheduler(build: Callable[[], Any], vllm_config: Any, *, wanted: bool) -> tuple[Any, Tiers]:
     """Return the scheduler that ``build`` returns, with our policy in its tiers that have no ``eviction_policy``.
 
     Args:
