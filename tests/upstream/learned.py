@@ -101,7 +101,7 @@ class Calls:
         queue = self.kv_cache_manager.block_pool.free_block_queue  # type: ignore[attr-defined]
         self.lpc = SubclassHooks(self, queue.plugin, adopt=True)
         queue.ended = self.lpc._ended
-        self._learned_schedule = Steps(super().schedule, self.lpc).schedule  # type: ignore[misc]
+        self.lpc.steps = Steps(super().schedule, self.lpc)  # type: ignore[misc]
 
     def add_request(self, request: Request) -> None:
         """Admit a request, and ask the predictor."""
@@ -110,7 +110,7 @@ class Calls:
 
     def schedule(self, *args: Any) -> Any:
         """Do what is due, plan a step, and look at the prompts that it begins."""
-        return self._learned_schedule(*args)
+        return self.lpc.steps.schedule(*args)
 
     def shutdown(self) -> None:
         """Let go of vLLM's parts and of the plug-in's."""

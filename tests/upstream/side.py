@@ -80,7 +80,7 @@ def serve(mode: str, *, asynchronous: bool = False, count: int = 120) -> dict[st
         learned.LearnedQueue.clock = staticmethod(lambda: engines[0].now)
         options["scheduler_cls"] = learned.LearnedAsyncScheduler if asynchronous else learned.LearnedScheduler
     elif mode == "attached":
-        options = {"learned": True, "tell": oracle(made), "background": AtOnce, **settings}
+        options = {"learned": True, "script": oracle(made), "background": AtOnce, **settings}
     engines: list[Engine] = []
 
     class Hinted(Engine):
