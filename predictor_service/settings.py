@@ -72,7 +72,7 @@ class ServiceSettings(RedisSettings, ServerSettings):
         ge=0,
         description="Turns stored in memory until their horizon has passed, to see whether their conversations continue; 0: "
         "none, and no metrics of calibration. If full, the same number of further turns is stored without a label. About 1 KB "
-        "each, with the label log 1.8 KB.",
+        "each, with the label log 1.9 KB.",
     )
     label_horizon_s: float = Field(
         3600.0,
