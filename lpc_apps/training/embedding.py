@@ -32,6 +32,9 @@ BATCH_TOKENS: Final = 8192
 """Tokens of one encoder batch, including padding."""
 
 DESCRIPTION: Final = "embedding.json"
+FEWEST_EXAMPLES: Final = 50
+"""Smallest number of examples per split and class for a meaningful head or figure."""
+FOLDS: Final = 5
 
 
 class EmbeddingError(LpcError):
@@ -125,15 +128,35 @@ def load_embedded(folder: Path) -> Embedded:
         raise EmbeddingError(f"no embeddings in {folder}: make them with `lpc embed --embeddings {folder}`")
     table = pa.concat_tables([pq.read_table(path) for path in paths])
     width = table.schema.field("embedding").type.list_size
+    conversation = np.asarray(table["conversation"].to_pylist())
     embedding = table["embedding"].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
     return Embedded(
         embedding.astype(np.float32),
         {name: table[name].to_numpy().astype(np.float32) for name in COUNTS},
         table["continues"].to_numpy(),
-        np.asarray(table["split"].to_pylist()),
-        np.asarray(table["conversation"].to_pylist()),
+        split_of_few(np.asarray(table["split"].to_pylist()), table["continues"].to_numpy(), conversation),
+        conversation,
         json.loads((folder / DESCRIPTION).read_text()),
     )
+
+
+def split_of_few(split: NDArray[np.str_], continues: NDArray[np.bool_], conversation: NDArray[np.str_]) -> NDArray[np.str_]:
+    """Return the splits, [n]; if a twentieth of the conversations is too few to validate, a fifth of those to train on joins.
+
+    A head is calibrated on the validation split. The evaluation half stays as it is.
+
+    Args:
+        split, continues, conversation: as in `Embedded`.
+    """
+    validation = continues[split == "validation"]
+    if min(int(validation.sum()), int((~validation).sum())) >= FEWEST_EXAMPLES:
+        return split
+    return np.where((split == "train") & (fold_of(conversation) == 0), "validation", split)
+
+
+def fold_of(conversation: NDArray[np.str_]) -> NDArray[np.int64]:
+    """Return the fold of each key, [n], from 0: by digits that do not decide the split."""
+    return np.array([int(key[16:24], 16) % FOLDS for key in conversation], np.int64)
 
 
 def _claim(out: Path, description: dict[str, Any]) -> None:

@@ -21,8 +21,7 @@ from lpc.errors import LpcError
 from lpc.model import label_rows
 from lpc.model.artifact import Manifest
 from lpc.model.label_rows import COUNTS, EMBEDDING, FILES
-from lpc_apps.training.embedding import Embedded
-from lpc_apps.training.train import FEWEST_EXAMPLES
+from lpc_apps.training.embedding import FEWEST_EXAMPLES, Embedded
 
 DAY: Final = np.timedelta64(24, "h")
 SHORT: Final = 0.2

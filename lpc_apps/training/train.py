@@ -25,13 +25,9 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from lpc.model.features import SCALARS
-from lpc_apps.training.embedding import Embedded, EmbeddingError, load_embedded
+from lpc_apps.training.embedding import FEWEST_EXAMPLES, FOLDS, Embedded, EmbeddingError, fold_of, load_embedded
 from lpc_apps.training.head import Head
 from lpc_apps.training.quality import best_threshold, figures
-
-FEWEST_EXAMPLES: Final = 50
-"""Smallest number of examples per split and class for a meaningful head or figure."""
-FOLDS: Final = 5
 
 RecipeName = Literal["lpc", "default"]
 
@@ -142,7 +138,7 @@ def choose(data: Embedded, candidates: tuple[Recipe, ...], *, seed: int) -> Reci
     less than its own noise.
     """
     part = data.take(data.split != "evaluation")
-    fold = np.array([int(key[16:24], 16) % FOLDS for key in part.conversation])
+    fold = fold_of(part.conversation)
     losses = []
     for recipe in tqdm(candidates, "choosing", unit=" recipe", delay=1):
         side = _side(part, recipe.scalars)
@@ -264,7 +260,7 @@ few counts and lengths. Used by the sidecar to order KV-cache blocks for evictio
 | Encoder | {metadata["encoder"]}, frozen (weights SHA-256 `{metadata["encoder_sha256"][:16]}...`) |
 | Input | {json.dumps(metadata["features"])} |
 | Data | {metadata["dataset"]}; turns whose successor is unknown (the log was cut there) left out |
-| Split | by hash of the normalised first prompt: 45% training, 5% validation, 50% evaluation |
+| Split | by hash of the normalised first prompt: 45% training, 5% validation (of few: 36% and 14%), 50% evaluation |
 | Turns | {examples["train"]:,} training, {examples["validation"]:,} validation, {examples["evaluation"]:,} evaluation |
 | Share that continues | {metadata["positive_share"]:.1%} of the training turns |
 | Seed | {metadata["seed"]} |

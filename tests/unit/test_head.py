@@ -3,9 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from lpc.logs.datasets.conversation import conversation_key, split_of
+from lpc_apps.training.embedding import split_of_few
 from lpc_apps.training.head import Head
 from lpc_apps.training.head_file import DEFAULT_HEAD, HeadError
 from lpc_apps.training.quality import figures
@@ -20,6 +23,19 @@ def side(n: int, seed: int) -> Side:
     logit = 1.5 + 3 * embedding[:, 0] + 0.5 * torch.log1p(turns[:, 0])
     label = (torch.rand(n, generator=generator) < torch.sigmoid(logit)).float()
     return Side(embedding, turns, label)
+
+
+@pytest.mark.parametrize(("conversations", "joins"), [(300, True), (9_000, False)])
+def test_training_conversations_validate_if_there_are_few(conversations: int, joins: bool) -> None:
+    key = np.repeat([conversation_key(f"prompt {number}") for number in range(conversations)], 2)
+    split = np.array([split_of(one) for one in key])
+    continues = np.tile([True, False], conversations)
+    found = split_of_few(split, continues, key)
+    moved = found != split
+    assert bool(moved.any()) == joins
+    assert (split[moved] == "train").all() and (found[moved] == "validation").all()
+    assert moved.sum() == pytest.approx(0.2 * (split == "train").sum() * joins, rel=0.3)
+    assert (moved[::2] == moved[1::2]).all()  # a conversation is on one side
 
 
 RECIPES = pytest.mark.parametrize("recipe", [LPC, replace(OURS, dropout=0.1, batch=64)], ids=["lpc", "default"])
