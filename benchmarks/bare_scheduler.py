@@ -108,7 +108,7 @@ class Engine:
                 "Injected",
                 (LearnedScheduler,),
                 {
-                    "settings": ClientSettings(**{"pooling": "off", "guard": False, **settings}),
+                    "settings": ClientSettings(**{"pooling": "off", "rule": "value", **settings}),
                     "clock": staticmethod(functools.partial(getattr, self, "now")),  # no frame, as `time.time`
                     "open_predictor": staticmethod(lambda *_: self.predictor),
                     "background": staticmethod(background),

@@ -19,7 +19,6 @@ from benchmarks.tiny_engine import TinyEngine
 from benchmarks.trace_replay import Replay, number_of
 from benchmarks.virtual_clock import VirtualClock
 from eviction_client.background import AtOnce
-from eviction_client.plugin import MOST_FAILURES
 from eviction_client.settings import ClientSettings
 from eviction_client.transport.predictor import Predictor
 
@@ -39,7 +38,6 @@ def serve(
     count_from: float,
     predictor: Predictor | None = None,
     connector: dict[str, Any] | None = None,
-    learns: bool = True,
     **settings: Any,
 ) -> dict[str, Any]:
     """Serve a trace on real vLLM; return the figures, and digests of all tokens and evictions in order.
@@ -49,20 +47,17 @@ def serve(
         count_from: second from which on arriving requests count.
         predictor: of our scheduler; None: stock vLLM.
         connector: vLLM's ``--kv-transfer-config`` for a tier below the blocks (`cpu_tier.connector`).
-        learns: if false, the order is always LRU, and no blocks are kept for waiting requests.
         settings: of the plug-in.
     """
     tier: dict[str, Any] = {"kv_transfer_config": connector} if connector else {}
     tiny = clocked_engine(
-        *(model, replay, blocks, clock, predictor, {"keep_waiting": learns, **settings}),
+        *(model, replay, blocks, clock, predictor, settings),
         max_model_len=replay.longest + 1,
         max_num_seqs=TOGETHER,
         max_num_batched_tokens=BATCH_TOKENS,
         **tier,
     )
     engine = tiny.engine
-    if not learns:
-        tiny.scheduler.lpc.plugin.guard_failures = MOST_FAILURES
     outputs: dict[int, list[int]] = {}
     counts = {"cached_tokens": 0, "prompt_tokens": 0, "cached_tokens_in_all": 0, "prompt_tokens_in_all": 0}
     start = now = clock()

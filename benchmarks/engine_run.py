@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.trace_replay import Replay, predictor_of
+from benchmarks.trace_replay import Replay, predictor_of, rule_of
 from benchmarks.virtual_clock import VirtualClock
 
 SETTINGS: Final = {
@@ -67,8 +67,8 @@ def trace(
         count_from=count_from,
         predictor=predictor_of(side, replay, predictor),
         connector=connector(tier, **named) if tier else None,
-        guard=side != "oracle",
-        learns=side != "lru",
+        rule=rule_of(side),
+        keep_waiting=side != "lru",
     )
 
 

@@ -16,7 +16,8 @@ from benchmarks import bare_scheduler
 from benchmarks.bare_scheduler import Engine, conversations
 from benchmarks.tiny_llama import BLOCK
 from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
-from eviction_client.policy.finished_request import ClassSpan, FinishedRequest
+from eviction_client.policy.finished_request import FinishedRequest
+from eviction_client.policy.spans import ClassSpan
 from eviction_client.transport.predictor_client import PredictorClient
 from eviction_client.transport.scripted_predictor import CONTINUES
 from lpc.model.curve import EDGES, values
@@ -44,10 +45,9 @@ def step_ratio(rounds: int) -> dict[str, Any]:
     ratios, means, stock_us = [], [], []
     for _ in range(rounds):
         engines = {
-            learned: Engine(STEP_BLOCKS, learned=learned, script=lambda _: CONTINUES, max_seqs=64, guard=True, pooling="shared")
+            learned: Engine(STEP_BLOCKS, learned=learned, script=lambda _: CONTINUES, max_seqs=64, rule="lru", pooling="shared")
             for learned in (False, True)
         }
-        engines[True].scheduler.lpc.plugin.ghosts.guard.observe = lambda *_: False
         spent: dict[bool, list[float]] = {False: [], True: []}
         for learned, engine in engines.items():
             for name in ("schedule", "update_from_output", "add_request"):
@@ -109,7 +109,7 @@ def waiting_ratio(rounds: int) -> dict[str, Any]:
 def _crowded(learned: bool) -> Engine:
     """Return an engine in which sixteen requests decode and WAITING others wait for the same cached prompt."""
     long = WAITING_TOKENS // bare_scheduler.BLOCK
-    engine = Engine(STEP_BLOCKS + 4 * long, learned=learned, max_seqs=16, guard=True, pooling="off")
+    engine = Engine(STEP_BLOCKS + 4 * long, learned=learned, max_seqs=16, rule="auto", pooling="off")
     for number in range(16):
         engine.add(f"decodes {number}", [6 + number] * 64, 4 * (WAITING + COUNTED_STEPS))
     for _ in range(4):
@@ -188,7 +188,6 @@ class _Side:
             free = self.pool.free_block_queue.get_all_free_blocks()
             self.queue = LearnedFreeQueue(free, CLASSES, clock=lambda: self.now)
             self.queue.set_tables(TABLES)
-            self.queue.value_enabled = True
             self.pool.free_block_queue = self.queue
         self._contents = itertools.count()
         rng = random.Random(size)
@@ -204,11 +203,11 @@ class _Side:
             self.pool.cached_block_hash_to_block.insert(key, block)
         return blocks
 
-    def _next(self, reuse_class: int) -> FinishedRequest:
+    def _next(self, reuse_class: int) -> FinishedRequest[bytes]:
         self.now += 0.5
-        return FinishedRequest("", None, (), 0, self.now, 0, [ClassSpan(self.chain, reuse_class)])
+        return FinishedRequest("", (), 0, self.now, [ClassSpan(self.chain, reuse_class)])
 
-    def _free(self, blocks: list[Any], ended: FinishedRequest) -> None:
+    def _free(self, blocks: list[Any], ended: FinishedRequest[bytes]) -> None:
         if self.queue is None:
             self.pool.free_blocks(reversed(blocks))
         else:

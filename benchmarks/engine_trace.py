@@ -36,7 +36,7 @@ SHARES: Final = (0.02, 0.05, 0.08)
 SIDES: Final = ("plugin-sidecar", "oracle", "stock")
 """The slowest first."""
 QUICK_REQUESTS: Final = 4000
-"""Enough for the sidecar to learn and for the guard to enable the value."""
+"""Enough for the sidecar to learn and for the guard to compare the rules."""
 QUICK_SHARES: Final = (0.03,)
 LONGEST: Final = 8192
 """Tokens of the tiny model's longest prompt (`engine_replay.BATCH_TOKENS`)."""

@@ -12,8 +12,9 @@ from typing import Any, Final, NamedTuple
 
 from benchmarks.chat_users import Habits, Said, reply_of, script
 from benchmarks.virtual_lmcache import CHUNK_TOKENS, NODE, TRIGGER, Found, VirtualNode, VirtualTime
+from eviction_client.policy.policy import REFIT_S
 from lpc_apps.lmcache.events import Event, Location
-from lpc_apps.lmcache.loop import REFIT_S, TICK_S
+from lpc_apps.lmcache.loop import TICK_S
 from lpc_apps.lmcache.service import Service
 from lpc_apps.lmcache.settings import LMCacheSettings
 

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.sglang_settle import settle
-from benchmarks.trace_replay import Replay, predictor_of
+from benchmarks.trace_replay import Replay, predictor_of, rule_of
 from benchmarks.virtual_clock import VirtualClock
-from eviction_client.plugin import MOST_FAILURES
 
 BLOCK: Final = 64
 """Tokens of the cache per block of the trace."""
@@ -56,10 +55,8 @@ def trace(*, requests: str, side: str, tokens: int, core: str, clock: str, predi
         clock=seconds,
         longest=longest,
         scale=replay.block_tokens // BLOCK,
-        guard=side != "oracle",  # as by default: without a gain the order stays LRU
+        rule=rule_of(side),
     )
-    if side == "lru":
-        cache.plugin.guard_failures = MOST_FAILURES
     start = seconds()
     prompt: list[int] = []
     cached: list[int] = []
@@ -76,8 +73,8 @@ def trace(*, requests: str, side: str, tokens: int, core: str, clock: str, predi
         plugin = cache.plugin
         figures["failures"] = plugin.failures
         figures["answered_share"] = plugin.ended["prediction"] / len(cached)
-        figures["reuses"] = plugin.reuses
-        figures["switches"] = plugin.ghosts.guard.switches
+        figures["reuses"] = plugin.policy.reused
+        figures["switches"] = plugin.policy.ghosts.guard.switches
     return figures
 
 

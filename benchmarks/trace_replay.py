@@ -151,6 +151,11 @@ class Asked(PredictorClient):
             time.sleep(0.0002)
 
 
+def rule_of(side: str) -> str:
+    """Return the rule of a side, for `ClientSettings.rule`: lru's and the oracle's is fixed, else the guard chooses."""
+    return {"lru": "lru", "oracle": "value"}.get(side, "auto")
+
+
 def predictor_of(side: str, replay: Replay, address: str | None) -> Asked | ScriptedPredictor | None:
     """Return the predictor of a side: None for stock, a constant for lru, the trace for oracle, one without answers for plugin,
     which learns from the cache alone, and a sidecar for plugin-sidecar.

@@ -82,7 +82,7 @@ PARTS: tuple[tuple[str, type[BaseSettings], str], ...] = (
         "LMCache",
         LMCacheSettings,
         "Environment variables of LMCache's coordinator with the controller, and of `lpc lmcache front`. It reaches\n"
-        "the sidecar as engines do.",
+        "the sidecar as engines do, and orders memory by `LPC_RULE`.",
     ),
 )
 

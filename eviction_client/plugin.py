@@ -1,16 +1,15 @@
-"""The engine-independent part of a plug-in: from a request's admission to the reuse classes of its blocks.
+"""The engine-independent part of a plug-in: brings an engine's events to the policy (:mod:`eviction_client.policy`).
 
 The engine's scheduler calls :meth:`Plugin.admitted`, :meth:`Plugin.started` and :meth:`Plugin.finished`, which append to a
-bounded queue within microseconds. A background thread (:mod:`eviction_client.background`) processes these events in order: it
-counts reuse, lets the ghost caches choose the rule, fits the curves, and reads and writes the store. The scheduler's next
-:meth:`Plugin.follow` passes rule and values to its queue.
+bounded queue within microseconds. A background thread (:mod:`eviction_client.background`) processes these events in order: the
+policy learns from them, and the store is read and written. The scheduler's next :meth:`Plugin.set_rule` passes the tables of
+the rule in force to its queue.
 
-A key in the store is a time, so that all engines of a fleet can compare it: the end of a request plus the *retain seconds* of
-its class, the first age at which the class's value falls below the price of memory in this cache.
+A number in the store is a time, so that all engines of a fleet can compare it: the end of a request plus the *retain seconds*
+of its class, the first age at which the class's value falls below the price of memory in this cache.
 """
 
 import logging
-import math
 import time
 from bisect import bisect_left
 from collections import OrderedDict, deque
@@ -19,19 +18,19 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from eviction_client.background import TICK_S, BackgroundThread, StartBackground
 from eviction_client.observability.misses import Misses
+from eviction_client.observability.rule_log import RuleLog
 from eviction_client.operators_file import OperatorsFile
 from eviction_client.pace import pause
-from eviction_client.policy import grouping
-from eviction_client.policy.finished_request import ClassSpan, FinishedRequest
+from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.free_queue import DONE, Table
-from eviction_client.policy.ghosts import Freed, Ghosts, sampled
 from eviction_client.policy.hints import MAX_RETAIN_S, NO_HINTS, Hints, Owners, Retained
-from eviction_client.policy.reuse_monitor import KINDS, GapSpan, ReuseMonitor, first_class
-from eviction_client.policy.tier import Tier
+from eviction_client.policy.policy import HOME, Policy
+from eviction_client.policy.reuse_monitor import UNKNOWN, Arrival
+from eviction_client.policy.tier import ChunkTier
 from eviction_client.settings import ClientSettings
 from eviction_client.stores.base import BlockHash, BlockStore
 from eviction_client.stores.conversations import Conversations
-from eviction_client.stores.retain_until import OLDEST_S, done_key
+from eviction_client.stores.retain_until import OLDEST_S, done_until
 from eviction_client.transport.predictor import Predictor
 from lpc.clock import MonotoneClock
 from lpc.model.curve import HORIZON_S, retain_seconds
@@ -39,13 +38,10 @@ from lpc.wire.bugs import log_bug
 
 logger = logging.getLogger(__name__)
 
-REFIT_S: Final = 30.0
-REMEMBERED: Final = 4
-"""Blocks whose last use is stored, in multiples of the cache."""
 MAX_WAITING: Final = 20_000
 """Events that may wait for the background; beyond it the oldest are dropped."""
 MAX_RUNNING: Final = 10_000
-"""Running requests whose gap spans are stored; beyond it the oldest request's blocks count as used once."""
+"""Running requests whose arrivals are stored; beyond it the oldest request's blocks count as used once."""
 MAX_ASKED: Final = 256
 """Blocks per query of the store."""
 MAX_POOLED: Final = 10_000
@@ -58,20 +54,18 @@ MOST_FAILURES: Final = 3
 IN_USE_FOLLOWS: Final = 0.02
 """Weight of each request in the running mean of blocks in use."""
 NOTICEABLE_S: Final = 1.0
-"""A pooled key changes the class only if it is later than the own key by at least this."""
+"""A pooled time changes the class only if it is later than the own one by at least this."""
 
 
 class Ordered(Protocol):
-    """A queue that orders blocks by the current rule and values, such as a :class:`FreeQueue`."""
-
-    value_enabled: bool
+    """A queue that orders blocks by the tables of the rule in force, such as a :class:`FreeQueue`."""
 
     @property
     def tables(self) -> Sequence[Table] | None:
-        """The classes' values."""
+        """The classes' tables."""
 
     def set_tables(self, tables: Sequence[Table] | None) -> None:
-        """Set the classes' values; None: unknown."""
+        """Set the classes' tables; None: least recently used first."""
 
 
 class _Started(NamedTuple):
@@ -101,22 +95,20 @@ class Plugin:
         capacity: blocks of the engine's cache.
         block_tokens: tokens of a block, as the engine hashes them.
         predictor: called at admission; closed with the plug-in.
-        store: of the pooled keys of shared blocks; None: no pooling. Closed with the plug-in.
+        store: of the times until which engines retain shared blocks; None: no pooling. Closed with the plug-in.
         clock: seconds since the epoch; None: the system's, see :class:`MonotoneClock`.
         background: starts the learning thread.
 
     Attributes:
-        classes: reuse classes, for queues that follow the plug-in.
-        value_enabled: whether the guard lets the retention value order the blocks; otherwise LRU does.
+        policy: reuse classes, tables, and the rule in force.
         lru_forced: whether the file ``lru_file`` of the settings exists. Then `tables` is None, nothing is kept for waiting
             requests, and they are served first come, first served.
         ended: requests by origin of their group: a prediction, no answer in time, or aborted.
         hinted: finished requests by hint: ``retain``, ``done``, or ``off`` if the settings disable hints.
         retained: blocks of the engine's cache that hints retain; shared with the engine's queue.
-        raised: gap spans in another class because another conversation holds them.
-        implausible: answers of the store that are not valid keys.
+        raised: spans in another class because another engine's conversation holds them.
+        implausible: answers of the store that are not valid times.
         failures: exceptions hidden from the engine; ``guard_failures``: those of the background's learning.
-        refits: of the curves.
         seconds: time spent in the scheduler's thread.
         clock: see :meth:`now`.
         on_tick: called about every second, in the background.
@@ -138,42 +130,38 @@ class Plugin:
         self.settings = settings
         self.predictor = predictor
         self.store = store
-        self.classes = grouping.WITH_PREDICTED * KINDS
-        self.value_enabled = not settings.guard
         self.lru_forced = False
         self._switch = OperatorsFile(settings.lru_file)
         self._obey()
-        self._tables: Sequence[Table] | None = None
         self.ended = {"prediction": 0, "unanswered": 0, "aborted": 0}
         self.hinted = {"retain": 0, "done": 0, "off": 0}
         self.retained: Retained[Any] = Retained(settings.hints_share * capacity)
-        self.raised = self.implausible = self.failures = self.guard_failures = self.refits = 0
+        self.raised = self.implausible = self.failures = self.guard_failures = 0
         self.seconds = 0.0
         self.on_tick: list[Callable[[], None]] = []
-        self.tiers: list[Tier] = []
+        self.tiers: list[ChunkTier] = []
         self._owners = Owners(capacity) if settings.hints_share else None
         self._capacity = capacity
         self.block_tokens = block_tokens
         self._in_use = 0.0
-        self._reply_ends = grouping.ReplyEnds()
         self.clock = MonotoneClock(clock)
-        self._events: deque[_Started | _Served | FinishedRequest] = deque(maxlen=MAX_WAITING)
+        self._events: deque[_Started | _Served | FinishedRequest[BlockHash]] = deque(maxlen=MAX_WAITING)
         self._appended = self._handled = 0
         self._dropped = False
         """Whether events have been dropped that the background has not noticed."""
-        self._gap_spans: OrderedDict[Hashable, list[GapSpan]] = OrderedDict()
-        """Stretches of running requests. Only the background writes it."""
-        self._retain_s: Sequence[float] = [0.0] * self.classes
+        self._arrivals: OrderedDict[Hashable, Arrival] = OrderedDict()
+        """What was known of running requests. Only the background writes it."""
+        self.policy = self._new_policy()
+        self._rule_log = RuleLog(self.policy.in_force, shadow=settings.shadow)
+        self._retain_s: Sequence[float] = [0.0] * self.policy.classes
+        """By class of the queue."""
         self._by_retain: Sequence[tuple[float, int]] = []
         self._conversations = Conversations()
         self._lately: deque[BlockHash] = deque(maxlen=MAX_ASKED)
         self._pooled: OrderedDict[BlockHash, float] = OrderedDict()
-        """Blocks' keys from other conversations. Only the background writes it."""
+        """Until when others retain blocks. Only the background writes it."""
         self._to_ask = False
-        self._monitor = ReuseMonitor(grouping.WITH_PREDICTED, remembered=REMEMBERED * capacity)
-        self.ghosts: Ghosts[BlockHash] = Ghosts(capacity, self.classes, sampled, clock=self.now)
-        self.misses = Misses(capacity, block_tokens, every=self.ghosts.every, clock=self.now)
-        self._fitted_at = -math.inf
+        self.misses = Misses(capacity, block_tokens, every=self.policy.ghosts.every, clock=self.now)
         self._ticked_at = self._trimmed_at = time.monotonic()
         self._background = background(self._round)
 
@@ -214,7 +202,7 @@ class Plugin:
         hints: Hints = NO_HINTS,
         token_ids: Sequence[int] = (),
         tenant: str = "",
-    ) -> FinishedRequest:
+    ) -> FinishedRequest[BlockHash]:
         """Return the reuse classes of a finished request, and its hints.
 
         If a request ends before its prompt was `started`, its blocks count as used for the first time.
@@ -223,7 +211,7 @@ class Plugin:
             completed: False if it was aborted or failed; its prediction is then ignored.
             blocks: hashes of its computed blocks from the start, which must not change afterwards.
             prompt_blocks: number of these that the prompt filled.
-            reply_end: equal for replies with the same end; see `eviction_client.policy.grouping.ReplyEnds`.
+            reply_end: equal for replies with the same end; see `eviction_client.policy.reply_ends`.
             session: digest of the conversation's name, the same in all engines, if known.
             token_ids: the prompt.
             tenant: digest of the cache salt; empty without one.
@@ -232,42 +220,43 @@ class Plugin:
         prediction = self.predictor.take(request_id)
         if prediction is None:
             self.predictor.forget(request_id)
-        gap_spans = self._gap_spans.get(request_id, ())
-        group = grouping.group_of(gap_spans, self.block_tokens)
         if not completed:
             self.ended["aborted"] += 1
-        elif prediction is None:
-            self.ended["unanswered"] += 1
+            prediction = reply_end = None
         else:
-            self.ended["prediction"] += 1
-            group = grouping.predicted(prediction.group) if prediction.group else group
-        first = first_class(group, self._reply_ends.number(reply_end) if completed else 0)
-        runs = self._runs(gap_spans, first, blocks, now)
-        retain_s, own_from = self._asked(hints, session, blocks)
-        if own_from < len(blocks):
-            runs = [run for run in runs if run.end < own_from] + [
-                ClassSpan(own_from, run.reuse_class) for run in runs if run.end >= own_from > 0
-            ][:1]
-            runs.append(ClassSpan(len(blocks), DONE))
-        opening = hash(tuple(token_ids[: self.block_tokens]))
-        ended = FinishedRequest(
-            request_id, session, blocks, prompt_blocks, now, first, runs, retain_s, len(token_ids), opening, tenant
+            self.ended["unanswered" if prediction is None else "prediction"] += 1
+        retain_s, done_from = self._hinted(hints, session, blocks)
+        finished = self.policy.finished(
+            request_id,
+            blocks,
+            prompt_blocks,
+            now,
+            arrival=self._arrivals.get(request_id, UNKNOWN),
+            group=0 if prediction is None else prediction.group,
+            log_odds=None if prediction is None else prediction.log_odds,
+            reply_end=reply_end,
+            done_from=done_from,
+            retain=self._retained_elsewhere if self._pooled else None,
+            session=session,
+            retain_s=retain_s,
+            prompt_tokens=len(token_ids),
+            opening=hash(tuple(token_ids[: self.block_tokens])),
+            tenant=tenant,
         )
         for tier in self.tiers:
-            tier.ended(ended)
-        self._append(ended)
-        return ended
+            tier.ended(finished)
+        self._append(finished)
+        return finished
 
-    def lost(self, request_id: Hashable) -> FinishedRequest:
+    def lost(self, request_id: Hashable) -> FinishedRequest[BlockHash]:
         """Forget a request whose end could not be read; return it as ended without blocks. Never raises."""
-        ended = FinishedRequest(request_id, None, (), 0, self.clock.latest, 0, ())
+        finished: FinishedRequest[BlockHash] = FinishedRequest(request_id, (), 0, self.clock.latest, newest=self.policy.plain)
         self.predictor.forget(request_id)
-        self._append(ended)
-        return ended
+        self._append(finished)
+        return finished
 
-    def follow(self, queue: Ordered, *, value_enabled: bool | None = None) -> None:
-        """Set a queue's rule and values to the current ones. ``value_enabled``: overrides the rule."""
-        queue.value_enabled = self.value_enabled if value_enabled is None else value_enabled
+    def set_rule(self, queue: Ordered) -> None:
+        """Set a queue's tables to those of the rule in force."""
         tables = self.tables
         if queue.tables is not tables:
             queue.set_tables(tables)
@@ -290,24 +279,23 @@ class Plugin:
 
     def add_tier(
         self, name: str, chunks: int, *, blocks: int, prompts_only: bool, named: Callable[[Any], bytes] = bytes
-    ) -> Tier:
-        """Add and return a tier below the engine's cache; see :class:`Tier`."""
-        tier = Tier(
+    ) -> ChunkTier:
+        """Add and return a tier below the engine's cache; see :class:`ChunkTier`."""
+        tier = ChunkTier(
             name,
             chunks,
+            self.policy,
             blocks=blocks,
-            classes=self.classes,
             prompts_only=prompts_only,
-            guarded=self.settings.guard,
             hints_share=self.settings.hints_share,
             named=named,
-            tables=lambda: self.tables,
+            forced=lambda: self.lru_forced,
             clock=self.now,
         )
         self.tiers = [*self.tiers, tier]
         return tier
 
-    def drop_tier(self, tier: Tier) -> None:
+    def drop_tier(self, tier: ChunkTier) -> None:
         """Remove a tier."""
         self.tiers = [other for other in self.tiers if other is not tier]
 
@@ -333,21 +321,16 @@ class Plugin:
             self.store.close()
 
     @property
+    def rule(self) -> str:
+        """The rule in force."""
+        return "lru" if self.lru_forced else self.policy.in_force
+
+    @property
     def tables(self) -> Sequence[Table] | None:
-        """The classes' values; None: unknown, or LRU is forced."""
-        return None if self.lru_forced else self._tables
+        """The tables of the rule in force; None: least recently used first."""
+        return None if self.lru_forced else self.policy.tables
 
-    @property
-    def reuses(self) -> int:
-        """Reuses counted so far."""
-        return self._monitor.reused
-
-    @property
-    def fitted_classes(self) -> int:
-        """Classes with a curve of their own."""
-        return self._monitor.seen if self._tables is not None else 0
-
-    def _append(self, event: "_Started | _Served | FinishedRequest") -> None:
+    def _append(self, event: "_Started | _Served | FinishedRequest[BlockHash]") -> None:
         if len(self._events) == MAX_WAITING:
             self._handled += 1  # the oldest is dropped
             self._dropped = True
@@ -355,38 +338,23 @@ class Plugin:
         self._appended += 1
         self._background.wake()
 
-    def _runs(self, gap_spans: Sequence[GapSpan], first: int, blocks: Sequence[BlockHash], now: float) -> list[ClassSpan]:
-        """Return the classes of a chain. The reply belongs to the last gap span."""
-        if not blocks:
-            return []
-        most = len(blocks)
-        runs: list[ClassSpan] = []
-        for end, gap in gap_spans:
-            end = min(end, most)
-            if not runs or end > runs[-1].end:
-                runs.append(ClassSpan(end, self._raised(first + gap, blocks, end - 1, now)))
-        if not runs:
-            return [ClassSpan(most, first)]
-        if runs[-1].end < most:
-            runs[-1] = ClassSpan(most, runs[-1].reuse_class)
-        return runs
-
-    def _raised(self, reuse_class: int, blocks: Sequence[BlockHash], deepest: int, now: float) -> int:
-        """Return the class of a gap span: a different one if other conversations give its deepest block a later key."""
-        key = self._pooled.get(blocks[deepest]) if self._pooled else None  # in SGLang reading one hash computes all of them
-        if key is None or not self.value_enabled:
+    def _retained_elsewhere(self, reuse_class: int, block: BlockHash, now: float) -> int:
+        """Return the class of a span: a different one if other conversations retain its deepest block for longer."""
+        until = self._pooled.get(block)
+        if until is None:
             return reuse_class
-        if not now - OLDEST_S <= key <= now + HORIZON_S:  # also false for NaN
+        if not now - OLDEST_S <= until <= now + HORIZON_S:  # also false for NaN
             self.implausible += 1
             return reuse_class
-        wanted, by_retain = key - now, self._by_retain
-        if wanted <= self._retain_s[reuse_class] + NOTICEABLE_S or not by_retain:
+        wanted, by_retain = until - now, self._by_retain
+        if wanted <= self._retain_s[reuse_class] + NOTICEABLE_S or not by_retain or self.tables is None:
             return reuse_class
         place = bisect_left(by_retain, (wanted, 0))
-        self.raised += 1
-        return min(by_retain[max(place - 1, 0) : place + 1], key=lambda entry: abs(entry[0] - wanted))[1]
+        raised = min(by_retain[max(place - 1, 0) : place + 1], key=lambda entry: abs(entry[0] - wanted))[1]
+        self.raised += raised != reuse_class
+        return raised
 
-    def _asked(self, hints: Hints, session: str | None, blocks: Sequence[BlockHash]) -> tuple[float, int]:
+    def _hinted(self, hints: Hints, session: str | None, blocks: Sequence[BlockHash]) -> tuple[float, int]:
         """Return the seconds for which hints retain a request's blocks, and the depth from which its blocks are done."""
         if self._owners is None:
             self.hinted["off"] += hints is not NO_HINTS
@@ -443,7 +411,7 @@ class Plugin:
         """Process events for at most about ROUND_S, so that the operator's file and the store are looked at under any load."""
         curves = self.predictor.reuse_curves
         if curves is not None:
-            self._monitor.follow(curves.epoch, grouping.priors_of(curves.hazards))
+            self.policy.set_sidecar_curves(curves.epoch, curves.hazards)
         until = time.monotonic() + ROUND_S
         self._forget_if_dropped()
         while self._events and time.monotonic() < until:
@@ -459,65 +427,59 @@ class Plugin:
                 self._handled += 1
             self._forget_if_dropped()
             pause()
+        self._explain(self._rule_log.update, self.policy.ghosts, time.monotonic())
         now = self.now()
-        if now - self._fitted_at >= REFIT_S:
-            self._fitted_at = now
+        if self.policy.refit_due(now):
             self._refit(now)
 
     def _arrive(self, admitted: _Started) -> None:
-        gap_spans = self._monitor.admitted(admitted.prompt, admitted.at)
-        self._gap_spans[admitted.request_id] = gap_spans
-        self._explain(self.misses.arrived, admitted.request_id, admitted.prompt, gap_spans, admitted.at)
+        arrival = self.policy.arrived(admitted.prompt, admitted.at)
+        self._arrivals[admitted.request_id] = arrival
+        self._explain(self.misses.arrived, admitted.request_id, arrival)
         if admitted.kept:
-            above = self.ghosts.following(self.value_enabled and not self.lru_forced)
+            above = self.policy.ghosts.caches[self.rule]
             for tier in self.tiers:
                 tier.ghosts.wait(admitted.request_id, admitted.prompt, above=above)
-            self.ghosts.wait(admitted.request_id, admitted.prompt)
-        if len(self._gap_spans) > MAX_RUNNING:
+            self.policy.ghosts.wait(admitted.request_id, admitted.prompt)
+        if len(self._arrivals) > MAX_RUNNING:
             self._forget_oldest()
         if admitted.cached is not None:
             self.misses.served(admitted.request_id, admitted.cached)
         if self.store is not None:
-            self._lately.extend(admitted.prompt[end - 1] for end, _ in gap_spans)
-            if gap_spans and not gap_spans[-1].gap:  # another engine may know the first unknown block
-                self._lately.append(admitted.prompt[gap_spans[-2].end if len(gap_spans) > 1 else 0])
+            self._lately.extend(admitted.prompt[span.end - 1] for span in arrival.gap_spans)
+            if arrival.new_blocks:  # another engine may know the first unknown block
+                self._lately.append(admitted.prompt[arrival.old])
             self._to_ask = True
 
-    def _end(self, ended: FinishedRequest) -> None:
+    def _end(self, ended: FinishedRequest[BlockHash]) -> None:
         if self._owners is not None:
             self._owners.record()
-        gap_spans = self._gap_spans.pop(ended.request_id, [])
-        prompt = ended.blocks[: ended.prompt_blocks]
-        if gap_spans and gap_spans[-1].end > len(prompt):  # aborted during its prefill
-            gap_spans = [GapSpan(min(end, len(prompt)), gap) for end, gap in gap_spans]
-            gap_spans = [s for n, s in enumerate(gap_spans) if s.end > (gap_spans[n - 1].end if n else 0)]
-        self._monitor.finished(prompt, gap_spans, ended.first_class, ended.at)
-        starts = (0, *(run.end for run in ended.runs))
-        freed = [Freed(ended.blocks[start : run.end], run.reuse_class) for start, run in zip(starts, ended.runs, strict=False)]
+        self._arrivals.pop(ended.request_id, None)
+        ghosts = self.policy.ghosts
         self._explain(
             self.misses.ended,
             ended,
-            ghosts={"lru": self.ghosts.following(False), "value": self.ghosts.following(True)},
+            ghosts=ghosts.caches,
             elsewhere=self._pooled,
             in_use=self._in_use,
         )
-        above = self.ghosts.following(self.value_enabled and not self.lru_forced)
+        above = ghosts.caches[self.rule]
         for tier in self.tiers:  # first, while the ghost caches of the pool have not seen this request
-            tier.learn(prompt, freed, above)
-        enabled = self.ghosts.observe(prompt, freed)
-        self._explain(self.misses.judge, ended.tenant, self.ghosts.latest)
+            tier.learn(ended, above)
+        self.policy.learn(ended)
+        self._explain(self.misses.judge, ended.tenant, ghosts.latest_asked, ghosts.latest)
         self._served(ended.request_id)
-        if self.settings.guard:
-            self.value_enabled = enabled
         if self.store is not None and ended.blocks:
             name = self._conversations.name(ended.session, ended.blocks)
-            for blocks, reuse_class in freed:
-                key = done_key(ended.at) if reuse_class == DONE else ended.at + self._retain_s[reuse_class]
-                self.store.record(name, blocks, key)
+            start = 0
+            for end, reuse_class in ended.spans:
+                until = done_until(ended.at) if reuse_class == DONE else ended.at + self._retain_s[reuse_class]
+                self.store.record(name, ended.blocks[start:end], until)
+                start = end
 
     def _forget_oldest(self) -> None:
         """Forget the request that has been known longest: its blocks count as used once."""
-        oldest = self._gap_spans.popitem(last=False)[0]
+        oldest = self._arrivals.popitem(last=False)[0]
         self._served(oldest)
         self.misses.forget(oldest)
 
@@ -526,45 +488,37 @@ class Plugin:
         if not self._dropped:
             return
         self._dropped = False
-        while self._gap_spans:
+        while self._arrivals:
             self._forget_oldest()
             pause()
 
     def _explain(self, explain: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Count misses. A failure does not stop the guard."""
+        """Count misses, or log the rule. A failure does not stop the guard."""
         try:
             explain(*args, **kwargs)
         except Exception as error:
             self.failed(error)
 
     def _served(self, request_id: Hashable) -> None:
-        for ghosts in (self.ghosts, *(tier.ghosts for tier in self.tiers)):
+        for ghosts in (self.policy.ghosts, *(tier.ghosts for tier in self.tiers)):
             ghosts.served(request_id)
 
     def _refit(self, now: float) -> None:
-        steps = self._monitor.fitting(now)
-        tables: Sequence[Table] | None = None
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                tables = end.value
-                break
+        policy = self.policy
+        policy.ghosts.resize(self._capacity - self._in_use)
+        for _ in policy.refitting(now):
             pause()
-        self.refits += 1
-        self.ghosts.resize(self._capacity - self._in_use)
-        self.ghosts.set_tables(tables)
         for tier in self.tiers:
-            tier.refitted(tables)
+            tier.refitted()
+        tables = policy.tables or policy.tables_of(HOME)
         if tables is not None:
-            price = self.ghosts.price
-            retain_s = []
-            for table in tables:
-                retain_s.append(min(retain_seconds(table, price), HORIZON_S))
+            price = policy.price
+            retain_s = [min(retain_seconds(tables[-1], price), HORIZON_S)] * policy.classes
+            for number in range(policy.known_classes):
+                retain_s[number] = min(retain_seconds(tables[number], price), HORIZON_S)
                 pause()
-            by_retain = sorted((seconds, number) for number, seconds in enumerate(retain_s))
-            self._retain_s, self._by_retain = retain_s, by_retain
-        self._tables = tables
+            self._by_retain = sorted((seconds, number) for number, seconds in enumerate(retain_s[: policy.known_classes]))
+            self._retain_s = retain_s
 
     def _pool(self) -> None:
         """Write recorded keys to the store, and query it for the deepest blocks of new gap spans."""
@@ -580,16 +534,15 @@ class Plugin:
             store.flush()
 
     def _distrust(self) -> None:
-        """After a failure switch to LRU and discard the guard's evidence.
+        """After a failure switch to LRU and discard what was learned, the guard's evidence too.
 
-        LRU stays in force without a guard, which would collect new evidence, and after MOST_FAILURES.
+        LRU stays in force under a fixed rule, for which no guard would collect new evidence, and after MOST_FAILURES.
         """
-        self.value_enabled = False
         self.guard_failures += 1
-        self._tables = None
+        self.policy = self.policy.renewed()
         for tier in self.tiers:
-            tier.distrust()
-        self._gap_spans.clear()
-        self._monitor = ReuseMonitor(grouping.WITH_PREDICTED, remembered=REMEMBERED * self._capacity)
-        self.ghosts = self.ghosts.renewed()
-        self._fitted_at = -math.inf
+            tier.distrust(self.policy)
+        self._arrivals.clear()
+
+    def _new_policy(self) -> Policy[BlockHash]:
+        return Policy(self._capacity, block_tokens=self.block_tokens, clock=self.now, rule=self.settings.rule)

@@ -2,6 +2,7 @@
 
 from eviction_client.observability.metrics import Values
 from eviction_client.plugin import Plugin
+from eviction_client.policy.rules import RULES
 from eviction_client.transport.tokenizer_upload import STATES
 
 FATES = ("answered", "late", "failed", "refused", "forgotten")
@@ -9,7 +10,7 @@ FATES = ("answered", "late", "failed", "refused", "forgotten")
 
 def values_of_plugin(plugin: Plugin) -> Values:
     """Return what :class:`eviction_client.observability.metrics.EngineMetrics` shows of a plug-in. From any thread."""
-    asked, ghosts = plugin.predictor.counters, plugin.ghosts
+    asked, ghosts = plugin.predictor.counters, plugin.policy.ghosts
     completed = plugin.ended["prediction"] + plugin.ended["unanswered"]
     accounts = [plugin.retained, *(tier.retained for tier in plugin.tiers)]
     values: Values = {("lpc_predictions", fate): getattr(asked, fate) for fate in FATES}
@@ -26,20 +27,20 @@ def values_of_plugin(plugin: Plugin) -> Values:
         ("lpc_scheduler_seconds", ""): plugin.seconds,
         ("lpc_failures", ""): plugin.failures,
         ("lpc_stock_fallback", ""): 0.0,
-        ("lpc_value_enabled", ""): float(plugin.value_enabled and plugin.tables is not None),
         ("lpc_lru_forced", ""): float(plugin.lru_forced),
-        ("lpc_reuse_classes", ""): plugin.fitted_classes,
-        ("lpc_reuses", ""): plugin.reuses,
-        ("lpc_refits", ""): plugin.refits,
+        ("lpc_reuse_classes", ""): plugin.policy.seen,
+        ("lpc_reuses", ""): plugin.policy.reused,
+        ("lpc_refits", ""): plugin.policy.refits,
         ("lpc_guard_switches", ""): ghosts.guard.switches,
         ("lpc_guard_failures", ""): plugin.guard_failures,
-        ("lpc_lru_advantage", ""): ghosts.guard.lru_advantage,
         ("lpc_ghost_blocks", "asked"): ghosts.asked,
-        ("lpc_ghost_blocks", "value"): ghosts.value_hits,
-        ("lpc_ghost_blocks", "lru"): ghosts.lru_hits,
         ("lpc_predictor_connected", ""): float(plugin.predictor.healthy),
         ("lpc_store_healthy", ""): float(plugin.store is not None and plugin.store.healthy),
     }
+    in_force = "lru" if plugin.settings.shadow else plugin.rule
+    values |= {("lpc_rule", rule): float(rule == in_force) for rule in RULES}
+    values |= {("lpc_ghost_blocks", rule): hits for rule, hits in ghosts.hits.items()}
+    values |= {("lpc_advantage", rule): blocks for rule, blocks in ghosts.guard.advantage.items()}
     misses = plugin.misses
     values |= {("lpc_prompt_tokens", source): tokens for source, tokens in misses.tokens.items()}
     values |= {("lpc_evicted_tokens", unused): tokens for unused, tokens in misses.unused.items()}
@@ -50,7 +51,8 @@ def values_of_plugin(plugin: Plugin) -> Values:
         values |= {("lpc_tenant_ghost_blocks", f"{digest},{cache}"): blocks for cache, blocks in tenant.sampled.items()}
     values |= {("lpc_tokenizer_state", state): float(state == plugin.predictor.tokenizer_state) for state in STATES}
     for tier in plugin.tiers:
-        values["lpc_tier_value_enabled", tier.name] = float(tier.value_enabled)
+        in_force = "lru" if plugin.lru_forced else tier.rule
+        values |= {("lpc_tier_rule", f"{tier.name},{rule}"): float(rule == in_force) for rule in RULES}
         for by, count in tier.evictions.items():
             values["lpc_tier_evictions", by] = values.get(("lpc_tier_evictions", by), 0.0) + count
     return values

@@ -43,8 +43,10 @@ class ClientSettings(RedisSettings):
         description="name under which the sidecar knows the tokenizer; empty: the engine's or LMCache's name of the model",
     )
 
-    guard: bool = Field(
-        default=True, description="order by retention value only while two ghost caches show that it pays; else it is LRU"
+    rule: Literal["auto", "lru", "ttl", "mq", "lpc", "wa", "value"] = Field(
+        default="auto",
+        description="how blocks are ordered. auto: a guard puts the one of lru, ttl, mq and value in force that a ghost cache "
+        "shows to hit most; a name forces that rule",
     )
     shadow: bool = Field(
         default=False, description="dry run: keep the engine's own order and only report what the plug-in's would hit"

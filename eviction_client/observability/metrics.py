@@ -31,18 +31,19 @@ Values = dict[tuple[str, str], float]
 # Name: (kind, help, its own labels with commas between).
 METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     "lpc_predictions": (Counter, "Requests asked of the predictor, and what became of them.", "fate"),
-    "lpc_requests_ended": (Counter, "FinishedRequest requests by what their group came from.", "by"),
-    "lpc_value_enabled": (Gauge, "1 while retention values order the cache, 0 while it is LRU.", ""),
+    "lpc_requests_ended": (Counter, "Finished requests by what their group came from.", "by"),
+    "lpc_rule": (Gauge, "1 for the rule that orders the cache, else 0; in a dry run lru.", "rule"),
     "lpc_lru_forced": (Gauge, "1 while the operator's file forces the engine's own order.", ""),
     "lpc_reuse_classes": (Gauge, "Reuse classes with a curve of their own.", ""),
     "lpc_reuses": (Counter, "Reuses of blocks that the curves are learned from.", ""),
     "lpc_refits": (Counter, "Times that the curves were fitted again.", ""),
     "lpc_ghost_blocks": (
         Counter,
-        "Sampled blocks of prompts: all, and those that the ghost cache under each rule hit.",
+        "Sampled blocks of prompts: all (asked), and those that the ghost cache of each rule hit; chosen: that of the rule "
+        "which was in force, or would have been.",
         "cache",
     ),
-    "lpc_tier_value_enabled": (Gauge, "1 while retention values order an offload tier, 0 while it is LRU.", "tier"),
+    "lpc_tier_rule": (Gauge, "1 for the rule that orders an offload tier, else 0.", "tier,rule"),
     "lpc_fallback_share": (Gauge, "Share of the completed requests that ended without a prediction.", ""),
     "lpc_prompt_tokens": (Counter, "Prompt tokens: cached, or why they were not.", "source"),
     "lpc_tenant_prompt_tokens": (
@@ -59,7 +60,8 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     "lpc_evicted_tokens": (Counter, "Prompt tokens that were evicted, by seconds since their last use, at most.", "unused"),
     "lpc_evicted_blocks": (
         Counter,
-        "Sampled blocks of prompts that were evicted: all, and those that other caches would have had.",
+        "Sampled blocks of prompts that were evicted: all, and those that caches under other rules, or larger ones, would have "
+        "had.",
         "cache",
     ),
     "lpc_changed_tokens": (
@@ -67,14 +69,14 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
         "Prompt tokens behind a place where a conversation's prompt was changed, by tokens before that place, at least.",
         "before",
     ),
-    "lpc_hints": (Counter, "FinishedRequest requests with hints by hint; off: LPC_HINTS_SHARE is 0.", "hint"),
+    "lpc_hints": (Counter, "Finished requests with hints by hint; off: LPC_HINTS_SHARE is 0.", "hint"),
     "lpc_hinted_blocks": (
         Counter,
         "Blocks (SGLang: tokens) that hints asked to retain, in the cache and its tiers; refused: beyond LPC_HINTS_SHARE.",
         "fate",
     ),
     "lpc_retained_blocks": (Gauge, "Blocks (SGLang: tokens) that hints retain in the cache and its tiers, at most.", ""),
-    "lpc_pooled_raises": (Counter, "Stretches of blocks in another class because another conversation holds them.", ""),
+    "lpc_pooled_raises": (Counter, "Spans of blocks in another class because another conversation holds them.", ""),
     "lpc_pooled_refused": (Counter, "Answers of the store that cannot be a key: another clock, for example.", ""),
     "lpc_cached_first": (
         Gauge,
@@ -95,7 +97,7 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     "lpc_stock_fallback": (Gauge, "1 if the plug-in does not work in this engine, which runs its own LRU instead.", ""),
     "lpc_predictions_unread": (Counter, "Predictions for prompts that the sidecar could not read: by lengths and times.", ""),
     "lpc_tokenizer_state": (Gauge, "State of this engine's tokenizer in the sidecar (1 = current state).", "state"),
-    "lpc_guard_switches": (Counter, "Changes of the rule in force, LRU or value.", ""),
+    "lpc_guard_switches": (Counter, "Times that the guard has chosen another rule.", ""),
     "lpc_guard_failures": (Counter, "Failures of the guard's own code: the order is LRU after each, for good after three.", ""),
     "lpc_tier_stock_fallback": (
         Gauge,
@@ -103,11 +105,7 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
         "",
     ),
     "lpc_tier_evictions": (Counter, "Chunks evicted from offload tiers, by whose order.", "by"),
-    "lpc_lru_advantage": (
-        Gauge,
-        "Sampled blocks per request that LRU's ghost cache hits more than the value's; negative: the value pays.",
-        "",
-    ),
+    "lpc_advantage": (Gauge, "Sampled blocks per request that a rule's ghost cache hits more than that of LRU.", "rule"),
     "lpc_predictor_connected": (Gauge, "1 while the sidecar can be reached.", ""),
     "lpc_store_healthy": (Gauge, "1 while the store of pooled keys can be used.", ""),
 }

@@ -7,16 +7,18 @@ bounded, so blocks that were last used long ago count as new.
 Only the background calls the methods (:mod:`eviction_client.plugin`); any thread may read the counters.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from eviction_client.pace import PIECE, in_pieces, pause
+from eviction_client.pace import PIECE, in_pieces
+from eviction_client.policy.features import GAPS
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.ghosts import Freed, GhostCache, GhostHits, sample_of, sampled
-from eviction_client.policy.reuse_monitor import GAPS, GapSpan
-from eviction_client.recent import Recent
+from eviction_client.policy.ghosts import GhostCache, sample_of, sampled
+from eviction_client.policy.reuse_monitor import Arrival, GapSpan
+from eviction_client.policy.rules import RULES
+from eviction_client.policy.spans import ClassSpan
 from eviction_client.stores.base import BlockHash
 from eviction_client.tenants import MOST_TENANTS, OTHERS
 
@@ -45,8 +47,6 @@ UNUSED: Final = (*(f"{bound:g}" for bound in GAPS), "+Inf")
 """Upper bounds of the time since the last use of evicted blocks, seconds."""
 CHANGED_FROM: Final = (0, 1024, 8192)
 """Lower bounds of the tokens before a change."""
-REMEMBERED: Final = 4
-"""Stored blocks of replies, in multiples of the cache."""
 TIMES: Final = (2, 4)
 """Sizes of the larger LRU ghost caches, in multiples of the cache."""
 MOST_SESSIONS: Final = 50_000
@@ -66,7 +66,7 @@ class Tenant(NamedTuple):
 
     Attributes:
         tokens: of prompts by source.
-        sampled: blocks of prompts: ``asked``, and the hits of the ghost caches ``value`` and ``lru``.
+        sampled: blocks of prompts: ``asked``, and the hits of the ghost cache of each rule.
     """
 
     tokens: Counter[str]
@@ -86,8 +86,8 @@ class Misses:
         tokens: by source.
         unused: evicted tokens by the time since their last use; see `UNUSED`.
         changed: tokens of ``changed`` by the position of the change; see `CHANGED_FROM`.
-        followed: sampled evicted blocks: ``all``, and those that other caches would have had: ``lru`` and ``value`` of the same
-            size, ``lru_2`` and ``lru_4`` of twice and four times the size.
+        followed: sampled evicted blocks: ``all``, and those that other caches would have had: one of the same size
+            under each rule, and ``lru_2`` and ``lru_4`` of twice and four times the size.
         tenants: by digest of the cache salt, at most MOST_TENANTS and OTHERS.
     """
 
@@ -95,41 +95,23 @@ class Misses:
         self.tokens = dict.fromkeys(SOURCES, 0)
         self.unused = dict.fromkeys(UNUSED, 0)
         self.changed = dict.fromkeys(map(str, CHANGED_FROM), 0)
-        self.followed = dict.fromkeys(("all", "lru", "value", *(f"lru_{times}" for times in TIMES)), 0)
+        self.followed = dict.fromkeys(("all", *RULES, *(f"lru_{times}" for times in TIMES)), 0)
         self.tenants: dict[str, Tenant] = {}
         self.block_tokens = block_tokens
         self._capacity = capacity
         self._every = every
         self._caches: dict[str, GhostCache[BlockHash]] = {
-            f"lru_{times}": GhostCache(times * capacity // every, 1, value_enabled=False, clock=clock) for times in TIMES
+            f"lru_{times}": GhostCache(times * capacity // every, 1, clock=clock) for times in TIMES
         }
-        self._arrived: dict[Hashable, list[GapSpan]] = {}
+        self._arrived: dict[Hashable, Sequence[GapSpan]] = {}
         self._cached: dict[Hashable, int] = {}
-        self._replies: Recent[BlockHash, float] = Recent(REMEMBERED * capacity)
-        """Times of reply blocks that no prompt has contained yet."""
         self._sessions: OrderedDict[str, _Chain] = OrderedDict()
         self._first: OrderedDict[int, BlockHash] = OrderedDict()
         """The last first block by its tokens."""
 
-    def arrived(self, request_id: Hashable, prompt: Sequence[BlockHash], gap_spans: Iterable[GapSpan], at: float) -> None:
-        """Record what is known of a prompt's blocks.
-
-        Args:
-            gap spans: of the whole prompt, from the reuse monitor, which does not know replies.
-            at: seconds since the epoch.
-        """
-        pieces: list[GapSpan] = []
-        replies, start = self._replies, 0
-        for end, gap in gap_spans:
-            if gap == _UNKNOWN:
-                while start < end and (made := replies.pop(prompt[start])) is not None:
-                    start += 1
-                    if not start % PIECE:
-                        pause()
-                    pieces.append(GapSpan(start, 1 + bisect_right(GAPS, at - made)))
-            pieces.append(GapSpan(end, gap))
-            start = end
-        self._arrived[request_id] = pieces
+    def arrived(self, request_id: Hashable, arrival: Arrival) -> None:
+        """Record what is known of a prompt's blocks."""
+        self._arrived[request_id] = arrival.gap_spans
 
     def served(self, request_id: Hashable, cached: int) -> None:
         """Record the number of cached tokens of a request that is served."""
@@ -143,7 +125,7 @@ class Misses:
 
     def ended(
         self,
-        ended: FinishedRequest,
+        ended: FinishedRequest[BlockHash],
         *,
         ghosts: Mapping[str, GhostCache[BlockHash]],
         elsewhere: Mapping[BlockHash, float],
@@ -152,7 +134,7 @@ class Misses:
         """Count a request's prompt.
 
         Args:
-            ghosts: ``lru`` and ``value``, before they use the request.
+            ghosts: by rule, before they use the request.
             elsewhere: blocks that other conversations of the fleet hold.
             in_use: blocks that requests hold, on average.
         """
@@ -162,14 +144,18 @@ class Misses:
             self._count(ended, prompt, pieces, min(cached, ended.prompt_tokens), ghosts, elsewhere)
         self._remember(ended, prompt, in_use)
 
-    def judge(self, tenant: str, hits: GhostHits) -> None:
-        """Count the ghost caches' hits by tenant, which shows tenants that lose by the rule."""
+    def judge(self, tenant: str, asked: int, hits: Mapping[str, int]) -> None:
+        """Count the ghost caches' hits by tenant, which shows tenants that lose by the rule.
+
+        Args:
+            asked: sampled blocks of a prompt; ``hits``: those that the cache of each rule hit.
+        """
         if tenant:
-            self._tenant(tenant).sampled.update(hits._asdict())
+            self._tenant(tenant).sampled.update({"asked": asked, **hits})
 
     def _count(
         self,
-        ended: FinishedRequest,
+        ended: FinishedRequest[BlockHash],
         prompt: Sequence[BlockHash],
         pieces: Sequence[GapSpan],
         cached: int,
@@ -181,7 +167,7 @@ class Misses:
         most = min((ended.prompt_tokens - 1) // size, len(prompt)) * size
         counts = Counter(cached=cached)
         done = evicted_to = cached
-        for end, gap in pieces:
+        for end, gap, _ in pieces:
             tokens = min(end * size, most) - done
             if tokens <= 0:
                 continue
@@ -203,7 +189,7 @@ class Misses:
             self._follow(prompt, cached // size, evicted_to // size, ghosts)
 
     def _source(
-        self, ended: FinishedRequest, prompt: Sequence[BlockHash], depth: int, elsewhere: Mapping[BlockHash, float]
+        self, ended: FinishedRequest[BlockHash], prompt: Sequence[BlockHash], depth: int, elsewhere: Mapping[BlockHash, float]
     ) -> str:
         """Return why a block is unknown."""
         if prompt[depth] in elsewhere:
@@ -230,14 +216,11 @@ class Misses:
         for name, cache in {**ghosts, **self._caches}.items():
             self.followed[name] += min(max(cache.hits(blocks) - before, 0), within)
 
-    def _remember(self, ended: FinishedRequest, prompt: Sequence[BlockHash], in_use: float) -> None:
-        freed = [Freed(sample_of(ended.blocks, self._every, sampled), 0)]
+    def _remember(self, ended: FinishedRequest[BlockHash], prompt: Sequence[BlockHash], in_use: float) -> None:
+        followed = sample_of(ended.blocks, self._every)
         for times, cache in zip(TIMES, self._caches.values(), strict=True):
             cache.room = max(int(times * self._capacity - in_use) // self._every, 1)
-            cache.use(freed)
-        for piece in in_pieces(ended.blocks[ended.prompt_blocks :]):
-            for block in piece:
-                self._replies.put(block, ended.at)
+            cache.use(followed, [ClassSpan(len(followed), 0)])
         if ended.session:
             self._sessions.pop(ended.session, None)
             self._sessions[ended.session] = _Chain(ended.prompt_blocks, len(ended.blocks))

@@ -1,30 +1,32 @@
-"""A finished request, as the plug-in passes it to queues, tiers and the background."""
+"""A finished request, as the policy passes it to queues, tiers and the background."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, TypeVar
 
-from eviction_client.stores.base import BlockHash
+from eviction_client.policy.features import NO_FACTS, Facts, Features
+from eviction_client.policy.reuse_monitor import MEAN_GAP_S, UNKNOWN, Arrival, pooled
+from eviction_client.policy.spans import ClassSpan
 
-
-class ClassSpan(NamedTuple):
-    """Consecutive blocks of a chain with one reuse class: from the previous run's end up to, without, depth ``end``."""
-
-    end: int
-    reuse_class: int
+H = TypeVar("H", bound=Hashable)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FinishedRequest:
+@dataclass(slots=True, eq=False)
+class FinishedRequest(Generic[H]):
     """A finished request.
 
     Attributes:
-        session: digest of its conversation's name, the same in all engines; None: unknown.
-        blocks: hashes of the computed blocks of its chain, from the start.
+        blocks: the computed blocks of its chain, from the start.
         prompt_blocks: number of these blocks that its prompt filled.
         at: time of the end, seconds since the epoch.
-        first_class: reuse class of blocks used for the first time; see `eviction_client.policy.reuse_monitor.first_class`.
-        runs: the reuse classes of its blocks, from the chain's start; empty without blocks.
+        spans: the reuse classes of its blocks, from the chain's start; empty without blocks.
+        newest: the reuse class of its blocks used for the first time.
+        facts: features of the request.
+        arrival: what was known of its prompt.
+        done_from: depth from which its blocks are used no more.
+        log_odds: of its continuation probability; None: unknown.
+        mean_gap_s: mean gap between turns, for the decay of probabilities.
+        session: digest of its conversation's name, the same in all engines; None: unknown.
         retain_s: seconds for which a hint retains all its blocks; 0: no hint.
         prompt_tokens: of its prompt; 0: unknown.
         opening: hash of the tokens of its first block.
@@ -32,13 +34,38 @@ class FinishedRequest:
     """
 
     request_id: Hashable
-    session: str | None
-    blocks: Sequence[BlockHash]
+    blocks: Sequence[H]
     prompt_blocks: int
     at: float
-    first_class: int
-    runs: Sequence[ClassSpan]
+    spans: Sequence[ClassSpan] = ()
+    newest: int = 0
+    facts: Facts = NO_FACTS
+    arrival: Arrival = UNKNOWN
+    done_from: int = 0
+    log_odds: float | None = None
+    mean_gap_s: float = MEAN_GAP_S
+    session: str | None = None
     retain_s: float = 0.0
     prompt_tokens: int = 0
     opening: int = 0
     tenant: str = ""
+
+    @property
+    def features(self) -> list[Features]:
+        """Of the parts of its prompt, and of the blocks behind them."""
+        new, turn, end, group = self.facts
+        own = self.arrival.conversation
+        found = [
+            Features(
+                part.end,
+                part.gap,
+                new,
+                turn,
+                end,
+                part.level,
+                group,
+                pooled(part.shared, own, self.log_odds, self.at, self.mean_gap_s),
+            )
+            for part in self.arrival.parts
+        ]
+        return [*found, Features(len(self.blocks), 0, new, turn, end, 0, group, self.log_odds)]

@@ -10,7 +10,7 @@ Invariants:
     When a head is removed, the next block becomes the head; if it is the head of another run, the run has ended.
  4. Every free block with content is in exactly one run.
 
-Four classes exist in addition to the reuse classes, under either rule:
+Four classes exist in addition to the reuse classes, under every rule:
  - ``DONE``: evicted before all other blocks with content. No later use is expected.
  - ``PREEMPTED``: blocks of preempted requests, which resume within seconds. Otherwise they age.
  - ``HINTED``: evicted after these, until their time is over (:meth:`FreeQueue.expire`).
@@ -19,11 +19,11 @@ Four classes exist in addition to the reuse classes, under either rule:
    nothing. It is evicted next when no request waits for it any more.
 
 Eviction: a value that first rises and then falls with age has its minimum over a class at the oldest or the newest run, so only
-these two are compared, over all classes. A fitted curve may have several peaks. A run between the two ends may then be worth
-less than both, and is evicted a little late. A run is not evicted before a *deeper* run of the same chain, which no request
-could reach any more. (The classes' values, fitted one by one, may be in another order. Measured on `chat-exponential` at 2%,
-where LRU hits 23.5: 21.8 without this rule, 22.6 with it; elsewhere 0 to 0.2 more.) LRU is the same comparison with the order
-of the frees in place of the value, so a change of rule moves no block.
+these two are compared, over all classes. A fitted curve may have several peaks. A run between the two ends may then have a
+lower value than both, and is evicted a little late. A run is not evicted before a *deeper* run of the same chain, which no
+request could reach any more. (The classes' values, fitted one by one, may be in another order. Measured on `chat-exponential`
+at 2%, where LRU hits 23.5: 21.8 without this rule, 22.6 with it; elsewhere 0 to 0.2 more.) LRU is the same comparison with
+the order of the frees in place of the value, so a change of rule moves no block.
 
 Values change slowly. They are calculated for one instant, which :meth:`FreeQueue.renew` advances; between renewals only the
 classes whose ends have changed are recalculated. Cost with C classes: ``insert`` of n blocks O(n), ``remove`` O(1),
@@ -43,6 +43,8 @@ from lpc.model.curve import KNOTS, value_at
 
 RENEWED_S: Final = 0.25
 """Seconds until calculated values are renewed."""
+_RENEWED_PER_CLASS_S: Final = 0.0006
+"""More seconds per class with blocks: renewing one takes 3 µs, so all together take at most 0.5% of the thread."""
 
 NEEDED_BY_WAITING: Final = -4
 PREEMPTED: Final = -3
@@ -52,6 +54,7 @@ _EXTRA: Final = 4
 _PRICED_BLOCKS: Final = 1000.0
 """Evicted blocks over which the price is averaged."""
 _STALE_FROM: Final = 4
+_STALE_BEYOND: Final = 64
 """Entries per class at which stale ones are removed from the heap of classes' ends."""
 _EXPIRED_PER_STEP: Final = 16
 _SWEPT_FROM: Final = 1024
@@ -78,7 +81,22 @@ _BLOCK: Final = 2
 Table = Sequence[float]
 """A class's retention value at `lpc.model.curve.KNOTS`."""
 SOON: Final[Table] = tuple(10.0 / (1.0 + age) for age in KNOTS)
-"""Value of ``PREEMPTED``: above that of any class not used every second."""
+"""Value of ``PREEMPTED``, in uses per second: above that of any class not used every second."""
+
+
+class Tables(list[Table]):
+    """The tables of all classes.
+
+    Attributes:
+        soon: table of ``PREEMPTED`` on the scale of these tables.
+    """
+
+    soon: Table = SOON
+
+
+def soon_of(tables: Sequence[Table] | None) -> Table:
+    """Return the table of ``PREEMPTED`` on the scale of some tables."""
+    return tables.soon if isinstance(tables, Tables) else SOON
 
 
 _FIXED: Final = {DONE: -math.inf, HINTED: sys.float_info.max, NEEDED_BY_WAITING: math.inf}
@@ -119,12 +137,12 @@ class FreeQueue(FreeList[B]):
         self._oldest: list[Run | None] = [None] * (classes + _EXTRA)
         self._newest: list[Run | None] = [None] * (classes + _EXTRA)
         self._tables: Sequence[Table] | None = None
-        self._value_enabled = False
+        self._soon = SOON
         self._number = 0
         self._as_of = -math.inf
         self._renewals = 0
-        self._least: list[tuple[float, int, Run] | None] = [None] * (classes + _EXTRA)
-        """By class, the end with the lower value: value, number of the run, run; None: the class is empty."""
+        self._least: dict[int, tuple[float, int, Run]] = {}
+        """By class with blocks, the end with the lower value: value, number of the run, run."""
         self._worst: list[tuple[float, int, Run]] = []
         """Heap of present and past entries of ``_least``."""
         self._stale: set[int] = set()
@@ -140,19 +158,8 @@ class FreeQueue(FreeList[B]):
         """By block id."""
 
     @property
-    def value_enabled(self) -> bool:
-        """Whether the retention value orders the blocks; otherwise LRU does."""
-        return self._value_enabled
-
-    @value_enabled.setter
-    def value_enabled(self, enabled: bool) -> None:
-        if enabled != self._value_enabled:
-            self._value_enabled = enabled
-            self._as_of, self._going = -math.inf, None
-
-    @property
     def tables(self) -> Sequence[Table] | None:
-        """The classes' values at `KNOTS`, as last set."""
+        """The classes' values at `KNOTS`, as last set; None: least recently used first."""
         return self._tables
 
     @property
@@ -171,8 +178,8 @@ class FreeQueue(FreeList[B]):
         return len(self._run_of) - 1
 
     def set_tables(self, tables: Sequence[Table] | None) -> None:
-        """Set the classes' values at `KNOTS`; None: unknown, and LRU applies."""
-        self._tables = tables
+        """Set the classes' values at `KNOTS`; None: least recently used first."""
+        self._tables, self._soon = tables, soon_of(tables)
         self._as_of, self._going = -math.inf, None
 
     def insert(self, blocks: Sequence[B], reuse_class: int, last_use: float) -> None:
@@ -307,7 +314,7 @@ class FreeQueue(FreeList[B]):
                     self._needed.pop(block.block_id, None)
             else:
                 left = self._sift(first, behind, n - got, popped, kept)
-            priced = self._value_enabled and worst[_CLASS] >= 0 and self._tables is not None
+            priced = worst[_CLASS] >= 0 and self._tables is not None
             if priced:
                 share = min((len(popped) - got) / _PRICED_BLOCKS, 1.0) if self.price else 1.0
                 self.price += share * (value - self.price)
@@ -411,8 +418,8 @@ class FreeQueue(FreeList[B]):
         self._lowest()
         last: dict[Waiter, list[B]] = {}
         ends: list[tuple[float, int, Run, Run, Run]] = []
-        for least in self._least:
-            if least is not None and least[2][_CLASS] != NEEDED_BY_WAITING:
+        for least in self._least.values():
+            if least[2][_CLASS] != NEEDED_BY_WAITING:
                 value, number, run = least
                 oldest, newest = self._oldest[run[_CLASS]], self._newest[run[_CLASS]]
                 assert oldest is not None and newest is not None
@@ -510,19 +517,19 @@ class FreeQueue(FreeList[B]):
         for number in self._stale:
             self._value_ends(number)
         self._stale.clear()
-        if len(self._worst) > _STALE_FROM * len(self._least):
-            self._worst = [least for least in self._least if least is not None]
+        if len(self._worst) > _STALE_FROM * len(self._least) + _STALE_BEYOND:
+            self._worst = list(self._least.values())
             heapq.heapify(self._worst)
         worst = self._worst
-        while self._least[worst[0][2][_CLASS]] is not worst[0]:
+        while self._least.get(worst[0][2][_CLASS]) is not worst[0]:
             heapq.heappop(worst)
         return worst[0]
 
     def renew(self) -> None:
         """Recalculate all values for now, O(C). An engine calls this once per step, before it allocates."""
-        if self._value_enabled and self._tables is not None:
+        if self._tables is not None:
             now = self._clock()
-            if now - self._as_of < RENEWED_S:
+            if now - self._as_of < max(RENEWED_S, _RENEWED_PER_CLASS_S * len(self._least)):
                 return
             self._as_of = now
         elif self._as_of == -math.inf:
@@ -531,18 +538,19 @@ class FreeQueue(FreeList[B]):
             return
         self._renewals += 1
         self._going = None
+        changed = [*self._least, *self._stale]
         self._stale.clear()
-        self._least = [None] * len(self._least)
+        self._least = {}
         self._worst.clear()
-        for number in range(len(self._least)):
+        for number in changed:
             self._value_ends(number)
 
     def _value_ends(self, number: int) -> None:
         """Recalculate which end of a class is evicted first."""
         oldest, newest = self._oldest[number], self._newest[number]
-        before = self._least[number]
+        before = self._least.get(number)
         if oldest is None or newest is None:
-            self._least[number] = None
+            self._least.pop(number, None)
             return
         if oldest[_CLASS] == NEEDED_BY_WAITING:
             runs = (waiter.run for waiter in reversed(self._waiters.values()))
@@ -564,11 +572,11 @@ class FreeQueue(FreeList[B]):
         reuse_class: int = run[_CLASS]
         value: float
         if reuse_class >= 0 or reuse_class == PREEMPTED:
-            if self._tables is None or not self._value_enabled:
+            if self._tables is None:
                 value = run[_NUMBER]
             else:
                 age = self._as_of - run[_USED]
-                value = value_at(self._tables[reuse_class] if reuse_class >= 0 else SOON, max(0.0, age))
+                value = value_at(self._tables[reuse_class] if reuse_class >= 0 else self._soon, max(0.0, age))
         else:
             value = _FIXED[reuse_class]
         run[_VALUE], run[_VALUED] = value, self._renewals

@@ -12,24 +12,29 @@ finds clear gains within tens of requests; a small z with a long memory finds fa
 HOMEWARD times z, so it is in force while there is little evidence. Consecutive differences are practically uncorrelated (sums
 of 20 requests have 0.9 to 1.2 times the deviation of independent ones). Clipping large differences loses: they are the signal.
 
-**Account.** While a rule other than LRU is in force, the account adds its x, and REGAINED of the blocks asked for. It is
-counted in *disagreements*: w = sum(x^2) / sum(|x|) over requests and rules, the size of a typical difference. It is at most
-BANK * w, so past gains do not pay for a long loss. At a debt of ALLOWANCE * w / 2 LRU comes into force. Another rule returns
-when its ghost cache has gained, since then, the debt and one standard deviation. It may then lose half of what the allowance
-has left.
-So whatever the traffic does, even if it turns whenever the guard does, the rules in force lose to LRU at most
+**Account.** One more ghost cache changes its rule with the guard, as the real cache does: after a change it still holds the
+other rule's blocks until it has turned over. The account adds what it hits more than LRU's, and REGAINED of the blocks asked
+for. It is counted in *disagreements*: w = sum(x^2) / sum(|x|) over requests and rules, the size of a typical difference. It is
+at most BANK * w, so past gains do not pay for a long loss. At a debt of ALLOWANCE * w / 2 LRU comes into force. Another rule
+returns when its ghost cache has gained, since then, the debt and one standard deviation. It may then lose half of what the
+allowance has left. So whatever the traffic does, even if it turns whenever the guard does, the rules in force lose to LRU at
+most
 
-    REGAINED * blocks asked for + ALLOWANCE * w + one request,
+    REGAINED * blocks asked for + ALLOWANCE * w + one request
 
-as far as the ghost caches show it. After a change the real cache still holds the other rule's blocks until it has turned over:
-real losses were up to 0.3 points larger. The unit w makes one allowance fit all traffic: it is 0.6 to 2 mean prompts on
-generated workloads and agents, 2.6 on Mooncake, and 14 on Chatbot Arena, where a few long conversations decide.
+and what the cache loses until it has turned over to LRU. The unit w makes one allowance fit all traffic: it is 0.6 to 2 mean
+prompts on generated workloads and agents, 2.6 on Mooncake, and 14 on Chatbot Arena, where a few long conversations decide.
 
-The ghost caches are compared with each other, not with the real cache, which shows nothing of the rules that are not in force.
+The ghost caches are compared with each other, not with the real cache, which is not sampled, and holds blocks in use.
 
 Sources: follow the leader with a switching cost (Herbster and Warmuth 1998, "Tracking the best expert"); a budget for losses
 against a safe choice (Wu et al. 2016, "Conservative bandits"). Fixed-share weights in place of the leader's sums gained 0.1
 points less on the same records.
+
+Measured with exact ghost caches and a cache that switches, on 693 runs of seeds that nothing was tuned on (11 generated
+workloads, 7 sizes, 3 seeds; without a sidecar, predictions as learned and inverted), after 500 requests: 2.96 points above LRU
+on average, worst run -0.30. With the hits of the rule in force instead of the extra cache's: 2.97, -0.50. Always `value`: -7.0.
+Chatbot Arena, 20K to 160K tokens, 20 seeds, against the better of LRU and turn priority at each size: -0.15 to +2.7.
 """
 
 import math
@@ -49,7 +54,7 @@ HORIZONS: Final = (Horizon(500.0, 2.5), Horizon(4000.0, 1.0))
 """From the shortest to the longest."""
 HOMEWARD: Final = 0.5
 """Times the deviations that replace a leader by the home rule."""
-ALLOWANCE: Final = 9.0
+ALLOWANCE: Final = 11.0
 """Disagreements that may be lost to LRU before evidence of a gain."""
 BANK: Final = 3.0
 """Disagreements of past gains that count against losses."""
@@ -151,12 +156,13 @@ class Guard:
             for rule, gained in zip(self.rules, self._sums[-1].gained, strict=True)
         }
 
-    def observe(self, hits: Sequence[int], asked: int) -> None:
+    def observe(self, hits: Sequence[int], asked: int, served: int) -> None:
         """Take in a request, and choose the rule for the next ones.
 
         Args:
             hits: sampled blocks of its prompt that each rule's ghost cache hit, in the order of ``rules``.
             asked: sampled blocks of its prompt. A request without any is ignored.
+            served: those of them that the ghost cache hit whose rule is the one in force.
 
         Raises:
             ValueError: not one number of hits per rule.
@@ -173,12 +179,12 @@ class Guard:
         self._asked_squares += weight * asked * asked
         self._account = min(self._account + REGAINED * asked, 0.0 if self._expelled else BANK * self._disagreement)
         lru = hits[0]
-        if hits.count(lru) != len(hits):
-            self._compare([hit - lru for hit in hits], weight)
+        if served != lru or hits.count(lru) != len(hits):
+            self._compare([hit - lru for hit in hits], served - lru, weight)
         if self._sums[0].weight > _LARGEST_WEIGHT:
             self._rescale(weight)
 
-    def _compare(self, beyond: Sequence[int], weight: float) -> None:
+    def _compare(self, beyond: Sequence[int], more_served: int, weight: float) -> None:
         for sums in self._sums:
             sums.add(beyond, self._pairs)
         for rule in self._choosable:
@@ -191,7 +197,7 @@ class Guard:
         prompt = self._asked_squares / self._asked
         assumed = _PRIOR * weight * prompt
         self._disagreement = (self._disagreed_squares + assumed * prompt) / (self._disagreed + assumed)
-        self._account = min(self._account + beyond[self._used], BANK * self._disagreement)
+        self._account = min(self._account + more_served, 0.0 if self._expelled else BANK * self._disagreement)
         self._lead()
         chosen = 0 if self._overdrawn(beyond) else self._leader
         if chosen != self._used:

@@ -1,262 +1,361 @@
-"""Reuse classes, and their reuse curves learned from this engine's own prompts.
+"""What a cache sees of its own blocks: gaps, turns and uses of each, and reuses counted by reuse class.
 
-A block's reuse class has three parts:
+The *gap* between a block's last two uses splits a prompt into spans: a system prompt used two seconds ago, the conversation's
+history used two minutes ago, and new blocks. It needs no identity, so it also covers repeated prompts without a session:
+evaluation suites, retries, documents, few-shot templates.
 
-- a group of similar requests, from the sidecar or `eviction_client.policy.grouping`;
-- how the reply ended: a tool call returns in seconds, a user only after reading;
-- the *gap* between the block's last two uses.
+The *turn* is recognised without identity too: the deepest known block of a prompt was made by some turn, and this is the next.
+A block that several requests have extended, such as the end of a system prompt, is shared and says nothing of the turn.
 
-The gap splits a prompt into gap spans: a system prompt used two seconds ago, the conversation's history used two minutes ago,
-and new blocks. It needs no identity, so it also covers repeated prompts without a session: evaluation suites, retries,
-documents, few-shot templates. The monitor remembers it beyond eviction, so that it does not depend on the policy.
+All of this is remembered for REMEMBERED times the cache, so that it does not depend on the rule in force. Replies are
+remembered with prompts: half of the first turns of Chatbot Arena have no full block of prompt, but a reply.
 
-The monitor watches the deepest block of each gap span of a finished request. A later prompt of any conversation that contains
-the block counts as a reuse at the block's age. Blocks that still wait count for the ages they have reached (censoring; Kaplan
-and Meier 1958). The hazard of an interval is (reuses + M x prior) / (at risk + M). The prior of a class is the sidecar's curve
-for its group, or else the curve over all groups with its gap and reply end. A wrong prediction only groups badly: within
-minutes the class has its own curve.
-
-Measured on the Mooncake conversation trace, hit rate in %, no sidecar, no guard, caches of 2, 5 and 8% of the working set: LRU
-7.9 20.5 26.8, gap classes 14.6 22.0 28.3, classes by "shared with another conversation" instead 11.2 20.7 26.9. On the
-generated workload `loop` at 2, 8 and 20%: LRU 20.8 32.2 62.7, gap classes 25.8 54.5 71.3, shared or not 22.5 20.5 56.1. By
-sharing, a suite's instructions, used every two seconds, get the curve of its prompts, used every eight minutes.
+Of consecutive blocks of one class the deepest is *watched*. Of the new blocks it is the deepest of the prompt, and without one,
+of the reply: some chat templates rewrite replies, which are then never used again. A later prompt of any conversation that
+contains the block counts as a reuse at the block's age. Blocks that still wait count for the ages they have reached (censoring;
+Kaplan and Meier 1958).
 
 Pure Python: this runs inside the engine's process, in the background.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from eviction_client.pace import in_pieces
+from eviction_client.policy.features import LAST_TURN, MOST_USES, gap_class, level_of
 from eviction_client.recent import Recent
-from lpc.model.curve import EDGES, HORIZON_S, INTERVALS, interval_of, values
+from lpc.model.curve import EDGES, HORIZON_S, INTERVALS, interval_of
 
-GAPS: Final = (10.0, 60.0, 300.0, 1200.0)
-"""Bounds of the gap classes, seconds. The first use of a block is a class of its own."""
-GAP_CLASSES: Final = len(GAPS) + 2
-REPLY_ENDS: Final = 4
-"""Kinds of reply end, numbered from 0; kind 0 collects the infrequent ones."""
-KINDS: Final = REPLY_ENDS * GAP_CLASSES
-"""Reuse classes of a group."""
-PRIOR_WEIGHT: Final = 100.0
-"""Weight M of the prior, in blocks at risk per interval."""
+REMEMBERED: Final = 16
+"""Blocks whose last use is remembered, in multiples of the cache. Measured: 4 is too short for a cache of 1% of the trace."""
 HALF_LIFE_S: Final = 1800.0
 """Half-life of the counts."""
-MIN_REUSES: Final = 30
-"""Reuses needed for the first fit; until then the order is LRU."""
-MIN_TRUSTED: Final = 10.0
-"""Reuses that make the rate of an interval reliable. Beyond the last such interval the rate falls as 1 / age."""
+SHARED_FROM: Final = 3
+"""Extensions from which on a block is shared."""
+MOST_CLAIMS: Final = 8
+"""Conversations whose probabilities a block remembers, the highest."""
+EXPIRED_PER_STEP: Final = 500
+"""Expired blocks that one step removes: about a third of a millisecond."""
+MEAN_GAP_S: Final = 100.0
+"""Mean gap between turns before one was observed, as in LPC."""
+
+SHORTEST_GAP_S: Final = 0.1
+"""Smallest mean gap, so that its inverse is finite."""
 
 Counts = list[float]
 """By interval of age."""
 
+H = TypeVar("H", bound=Hashable)
+K = TypeVar("K", bound=Hashable, contravariant=True)
+
+
+class Claim(NamedTuple):
+    """A conversation's continuation probability: its log-odds at the time of its latest turn, seconds."""
+
+    conversation: int
+    log_odds: float
+    at: float
+
+
+class Use:
+    """The latest use of some blocks of a chain. All these blocks share the object.
+
+    Attributes:
+        at: seconds.
+        turn: turn that made the blocks, at most LAST_TURN.
+        uses: number of uses, at most MOST_USES.
+        conversation: number of the only conversation that uses the blocks; 0: several.
+        claims: of the conversations with a prediction.
+    """
+
+    __slots__ = ("at", "claims", "conversation", "turn", "uses")
+
+    def __init__(self, at: float, turn: int, uses: int, conversation: int, claims: tuple[Claim, ...]) -> None:
+        self.at = at
+        self.turn = turn
+        self.uses = uses
+        self.conversation = conversation
+        self.claims = claims
+
 
 class GapSpan(NamedTuple):
-    """Consecutive blocks of a prompt with the same gap class: from the previous span's end up to, without, depth ``end``."""
+    """Consecutive blocks of a prompt with the same latest use: from the previous span's end up to, without, depth ``end``."""
 
     end: int
     gap: int
+    use: Use | None = None
 
 
-EXPIRED_PER_STEP: Final = 500
-"""Expired blocks that one step of a fit removes: about a third of a millisecond."""
-
-
-def first_class(group: int, reply_end: int = 0) -> int:
-    """Return the class of blocks used for the first time. Add the number of the gap class for other blocks."""
-    return group * KINDS + reply_end * GAP_CLASSES
-
-
-class Watch:
-    """Watched blocks of one class, ordered by last use. ``number``: the class."""
-
-    __slots__ = ("blocks", "number")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.blocks: dict[Hashable, float] = {}
-
-
-class ReuseMonitor:
-    """Splits prompts into gap spans, watches blocks, and fits one curve per class. Not thread-safe.
-
-    Args:
-        groups: number of request groups; they are numbered from 0.
-        remembered: number of blocks whose last use is remembered. The least recently used are forgotten first.
+class Part(NamedTuple):
+    """Consecutive blocks of a prompt with the same features; each consists of whole gap spans.
 
     Attributes:
-        priors: predicted hazards [INTERVALS] by group.
-        curves: hazards [INTERVALS] by class, as of the latest fit.
-        reused: reuses counted so far.
-        seen: classes with a curve of their own, as of the latest fit.
+        end: depth of the first block behind it.
+        gap: gap class.
+        level: by the number of uses, that of the request included.
+        shared: latest use, if other conversations with a prediction hold the blocks.
     """
 
-    def __init__(self, groups: int, *, remembered: int) -> None:
-        self.priors: Mapping[int, Sequence[float]] = {}
-        self.curves: Sequence[Sequence[float]] = ()
-        self.reused = self.seen = 0
-        self.classes = groups * KINDS
-        self._last_uses: Recent[Hashable, float] = Recent(remembered)
-        self._last_use: Callable[[Hashable], float | None] = self._last_uses.get
-        self._watch_of: dict[Hashable, Watch] = {}
-        self._watches = [Watch(number) for number in range(self.classes)]
-        """One per class; then those of earlier group numberings that still hold blocks."""
+    end: int
+    gap: int
+    level: int
+    shared: Use | None
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """What was known of a prompt when it arrived.
+
+    Attributes:
+        gap_spans: of its full blocks, from the start.
+        parts: the gap spans, joined where their features are equal; ``part_of``: by gap span, the number of its part.
+        blocks: number of its full blocks.
+        old: depth of its first new block.
+        new_blocks: number of new blocks.
+        turn: its turn, from 1.
+        conversation: number of its conversation; 0: a new one.
+    """
+
+    gap_spans: Sequence[GapSpan] = ()
+    parts: Sequence[Part] = ()
+    part_of: Sequence[int] = ()
+    blocks: int = 0
+    old: int = 0
+    new_blocks: int = 0
+    turn: int = 1
+    conversation: int = 0
+
+
+UNKNOWN: Final = Arrival()
+"""A request whose prompt has not been looked at."""
+
+
+class Uses(Protocol[K]):
+    """A bounded table of the latest uses, such as `eviction_client.recent.Recent`."""
+
+    def get(self, key: K, /) -> Use | None:
+        """Return a block's latest use; None: unknown."""
+
+    def put(self, key: K, value: Use, /) -> None:
+        """Set a block's latest use."""
+
+
+class Watch(Generic[H]):
+    """Watched blocks of one class, ordered by last use.
+
+    Attributes:
+        number: the class.
+        newest: of blocks used for the first time.
+    """
+
+    __slots__ = ("blocks", "newest", "number")
+
+    def __init__(self, number: int, newest: bool) -> None:
+        self.number = number
+        self.newest = newest
+        self.blocks: dict[H, float] = {}
+
+
+class ReuseMonitor(Generic[H]):
+    """Splits prompts into gap spans, recognises turns, watches blocks, and counts reuses by class. Not thread-safe.
+
+    Args:
+        uses: table of the latest uses, of REMEMBERED times the cache.
+        size_of: number of blocks in some entries of a chain; entries are blocks, or the simulator's segments.
+
+    Attributes:
+        reused: reuses counted so far.
+        mean_gap_s: mean gap between the turns of a conversation.
+    """
+
+    def __init__(self, uses: Uses[H], *, size_of: Callable[[Sequence[H]], int] = len) -> None:
+        self.reused = 0
+        self._uses = uses
+        self._size_of = size_of
+        self._extended: Recent[H, int] = Recent(100_000)
+        """How often a block was the deepest known one of a longer prompt."""
+        self._watch_of: dict[H, Watch[H]] = {}
+        self._watches: dict[int, Watch[H]] = {}
+        self._moved: list[Watch[H]] = []
+        """Watches of former numbers that still hold blocks."""
         self._reuses: dict[int, Counts] = {}
         self._at_risk: dict[int, Counts] = {}
         """Of blocks that were reused or have expired."""
-        self._fitted_at: float | None = None
-        self._epoch: str | None = None
+        self._decayed_at: float | None = None
+        self._conversations = 0
+        self._gaps = self._gaps_s = 0.0
 
-    def follow(self, epoch: str, priors: Mapping[int, Sequence[float]]) -> None:
-        """Set the predicted hazards by group. ``epoch``: identifies the numbering; a new one renumbers the groups."""
-        self.priors = priors
-        if epoch != self._epoch:
-            if self._epoch is not None:
-                self.renumber()
-            self._epoch = epoch
+    @property
+    def mean_gap_s(self) -> float:
+        """Mean seconds between a turn's end and the next turn."""
+        return max(self._gaps_s / self._gaps, SHORTEST_GAP_S) if self._gaps >= 1.0 else MEAN_GAP_S
 
-    def admitted(self, prompt: Sequence[Hashable], now: float) -> list[GapSpan]:
-        """Count the reuses in an arriving prompt; return its gap spans, from its start."""
-        watch_of = self._watch_of
-        last_use = self._last_use
-        gap_spans: list[GapSpan] = []
-        depth, gap = 0, -1
+    def arrived(self, prompt: Sequence[H], now: float) -> Arrival:
+        """Count the reuses in an arriving prompt; return what is known of it.
+
+        Args:
+            now: seconds. If it lies before a block's last use, another request has used the block since: the gap is 0.
+        """
+        watch_of, uses = self._watch_of, self._uses.get
+        spans: list[GapSpan] = []
+        depth, before, use = 0, None, None
         for piece in in_pieces(prompt):
             for block in piece:
                 watch = watch_of.pop(block, None)
                 if watch is not None:
-                    self._reused(watch.number, now - watch.blocks.pop(block))
-                used = last_use(block)
-                before, gap = gap, 0 if used is None else 1 + bisect_right(GAPS, now - used)
-                if depth and gap != before:
-                    gap_spans.append(GapSpan(depth, before))
+                    self._reused(watch, max(now - watch.blocks.pop(block), 0.0))
+                before, use = use, uses(block)
+                if use is not before and depth:
+                    spans.append(GapSpan(depth, 0 if before is None else gap_class(now - before.at), before))
                 depth += 1
         if depth:
-            gap_spans.append(GapSpan(depth, gap))
-        return gap_spans
+            spans.append(GapSpan(depth, 0 if use is None else gap_class(now - use.at), use))
+        found = Arrival(spans, blocks=self._size_of(prompt))
+        deepest = next((span for span in reversed(spans) if span.gap), None)
+        found.old = deepest.end if deepest is not None else 0
+        found.new_blocks = self._size_of(prompt[found.old :]) if found.old < depth else 0
+        if deepest is not None and deepest.use is not None:
+            end = prompt[deepest.end - 1]
+            extended = self._extended.get(end) or 0
+            if deepest.end < depth:
+                self._extended.put(end, extended + 1)
+            if extended < SHARED_FROM:
+                found.turn, found.conversation = deepest.use.turn + 1, deepest.use.conversation
+        found.parts, found.part_of = _parts(spans, found.conversation)
+        return found
 
-    def finished(self, prompt: Sequence[Hashable], gap_spans: Iterable[GapSpan], first: int, now: float) -> None:
-        """Record a finished request's use of its blocks, and watch the deepest block of each gap span.
+    def finished(
+        self,
+        chain: Sequence[H],
+        prompt: int,
+        arrival: Arrival,
+        numbers: Sequence[int],
+        now: float,
+        log_odds: float | None = None,
+    ) -> None:
+        """Record a finished request's use of its blocks, and watch the deepest block of each class.
 
         Args:
-            first: the request's :func:`first_class`.
+            chain: its blocks, of prompt and reply.
+            prompt: number of them that the prompt filled.
+            numbers: class of each of the arrival's gap spans, and of the blocks after them.
             now: seconds; never goes back.
+            log_odds: of its continuation probability.
         """
-        self.note_use(prompt, now)
-        for end, gap in gap_spans:
-            self._watch(prompt[end - 1], first + gap, now)
+        own = arrival.conversation
+        if not own:
+            self._conversations = own = self._conversations + 1
+        turn = min(arrival.turn, LAST_TURN)
+        claim: tuple[Claim, ...] = () if log_odds is None else (Claim(own, log_odds, now),)
+        start, length = 0, len(chain)
+        latest: Use | None = None
+        spans = (*arrival.gap_spans, GapSpan(length, 0))
+        for (end, gap, use), number, following in zip(spans, numbers, (*numbers[1:], None), strict=True):
+            end = min(end, length)
+            if end <= start:
+                continue
+            if use is None or not gap:
+                made, uses, conversation, claims = turn, 1, own, claim
+            else:
+                alone = use.conversation == own
+                made, uses, conversation = use.turn, min(use.uses + 1, MOST_USES), own if alone else 0
+                claims = claim if alone else self._pooled(use.claims, claim, own)
+            if (
+                latest is None
+                or (latest.turn, latest.uses, latest.conversation) != (made, uses, conversation)
+                or latest.claims != claims
+            ):
+                latest = Use(now, made, uses, conversation, claims)
+            put = self._uses.put
+            for piece in in_pieces(chain[start:end]):
+                for block in piece:
+                    put(block, latest)
+            if gap:
+                if number != following or end == length:
+                    self._watch(chain[end - 1], number, now, newest=False)
+            elif start < prompt:
+                self._watch(chain[min(end, prompt) - 1], number, now, newest=True)
+            elif prompt == arrival.old:
+                self._watch(chain[end - 1], number, now, newest=True)
+            start = end
 
-    def note_use(self, prompt: Sequence[Hashable], now: float) -> None:
-        """Record the last use of blocks, and forget the least recently used beyond the bound."""
-        put = self._last_uses.put
-        for piece in in_pieces(prompt):
-            for block in piece:
-                put(block, now)
+    def _pooled(self, claims: tuple[Claim, ...], new: tuple[Claim, ...], own: int) -> tuple[Claim, ...]:
+        others = [claim for claim in claims if claim.conversation != own]
+        if len(others) >= MOST_CLAIMS:
+            gap = self.mean_gap_s
+            others = sorted(others, key=lambda claim: claim.log_odds * gap + claim.at)[1 - MOST_CLAIMS :]
+        return (*others, *new)
 
-    def renumber(self) -> None:
-        """Merge the counts of all groups, since the groups get new numbers: only gap and reply end remain."""
-        for counts in (self._reuses, self._at_risk):
-            by_kind: dict[int, Counts] = {}
-            for number, of_class in counts.items():
-                other = self._ungrouped(number)
-                by_kind[other] = _sum(by_kind[other], of_class) if other in by_kind else of_class
-            counts.clear()
-            counts.update(by_kind)
-        for watch in self._watches:
-            watch.number = self._ungrouped(watch.number)
-        self._watches = [Watch(number) for number in range(self.classes)] + [w for w in self._watches if w.blocks]
-
-    def fit(self, now: float) -> list[list[float]] | None:
-        """Return the values of all classes at `lpc.model.curve.KNOTS`; None before MIN_REUSES reuses."""
-        steps = self.fitting(now)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                tables: list[list[float]] | None = end.value
-                return tables
-
-    def fitting(self, now: float) -> Generator[None, None, list[list[float]] | None]:
-        """Like :meth:`fit`, in steps of well under a millisecond. Call no other method between them."""
-        if self._fitted_at is not None:
-            keep = 0.5 ** ((now - self._fitted_at) / HALF_LIFE_S)
-            for counts in (self._reuses, self._at_risk):
-                for number, of_class in counts.items():
-                    counts[number] = [count * keep for count in of_class]
-                    yield
-        self._fitted_at = now
-        yield from self._expire(now)
-        nothing = [0.0] * INTERVALS
-        reuses: dict[int, Counts] = dict(self._reuses)
-        at_risk: dict[int, Counts] = dict(self._at_risk)
-        for watch in self._watches:
-            if watch.blocks:
-                at_risk[watch.number] = _sum(at_risk.get(watch.number, nothing), _waiting(watch, now))
-                yield
-        every = nothing, nothing
-        of_kind = [(nothing, nothing) for _ in range(KINDS)]
-        for number, risk in at_risk.items():
-            counted = reuses.get(number, nothing), risk
-            kind = number % KINDS
-            every = _sum(every[0], counted[0]), _sum(every[1], counted[1])
-            of_kind[kind] = _sum(of_kind[kind][0], counted[0]), _sum(of_kind[kind][1], counted[1])
-            yield
-        if sum(every[0]) < MIN_REUSES:
-            return None
-        base = with_tail([(e + 0.01) / (n + 0.5) for e, n in zip(*every, strict=True)], *every)
-        of_gap = [(nothing, nothing) for _ in range(GAP_CLASSES)]
-        for kind, counted in enumerate(of_kind):
-            gap = kind % GAP_CLASSES
-            of_gap[gap] = _sum(of_gap[gap][0], counted[0]), _sum(of_gap[gap][1], counted[1])
-        by_gap = [_blend(*counted, base) for counted in of_gap]
-        yield
-        by_kind, unseen = [], []
-        for kind, counted in enumerate(of_kind):
-            by_kind.append(_blend(*counted, by_gap[kind % GAP_CLASSES]))
-            unseen.append(values(by_kind[kind]))
-            yield
-        tables, curves = [], []
-        self.seen = sum(number < self.classes for number in at_risk)
-        for group in range(self.classes // KINDS):
-            prior = self.priors.get(group)
-            predicted = None if prior is None else values(prior)
-            for kind in range(KINDS):
-                number = group * KINDS + kind
-                if number not in at_risk:
-                    tables.append(predicted or unseen[kind])
-                    curves.append(prior or by_kind[kind])
-                    continue
-                blended = _blend(reuses.get(number, nothing), at_risk[number], prior or by_kind[kind])
-                tables.append(values(blended))
-                curves.append(blended)
-                yield
-        self.curves = curves
-        return tables
-
-    def _ungrouped(self, number: int) -> int:
-        """Return the number, above all classes, that collects a class's gap and reply end over all groups."""
-        return self.classes + number % KINDS
-
-    def _watch(self, block: Hashable, number: int, now: float) -> None:
+    def _watch(self, block: H, number: int, now: float, *, newest: bool) -> None:
         before = self._watch_of.pop(block, None)
         if before is not None:
             del before.blocks[block]
-        self._watch_of[block] = watch = self._watches[number]
+        watch = self._watches.get(number)
+        if watch is None:
+            watch = self._watches[number] = Watch(number, newest)
+        self._watch_of[block] = watch
         watch.blocks[block] = now
 
-    def _reused(self, number: int, age: float) -> None:
+    def _reused(self, watch: Watch[H], age: float) -> None:
         self.reused += 1
+        if watch.newest:
+            self._gaps += 1.0
+            self._gaps_s += age
         interval = interval_of(age)
-        self._reuses.setdefault(number, [0.0] * INTERVALS)[interval] += 1.0
-        at_risk = self._at_risk.setdefault(number, [0.0] * INTERVALS)
+        self._reuses.setdefault(watch.number, [0.0] * INTERVALS)[interval] += 1.0
+        at_risk = self._at_risk.setdefault(watch.number, [0.0] * INTERVALS)
         for i in range(interval + 1):
             at_risk[i] += 1.0
 
+    # The counts, for the fit.
+
+    def decay(self, now: float) -> Generator[None, None, None]:
+        """Let the counts lose weight since the last call, and stop watching blocks older than the horizon; in steps."""
+        if self._decayed_at is not None:
+            kept = 0.5 ** ((now - self._decayed_at) / HALF_LIFE_S)
+            self._gaps *= kept
+            self._gaps_s *= kept
+            for counts in (self._reuses, self._at_risk):
+                for number, of_class in counts.items():
+                    counts[number] = [count * kept for count in of_class]
+                    yield
+        self._decayed_at = now
+        yield from self._expire(now)
+
+    def counts(self, now: float) -> Generator[None, None, Mapping[int, tuple[Counts, Counts]]]:
+        """Return reuses and blocks at risk [INTERVALS] by class, blocks that still wait included; in steps."""
+        nothing = [0.0] * INTERVALS
+        found = {number: (self._reuses.get(number, nothing), at_risk) for number, at_risk in self._at_risk.items()}
+        for watch in (*self._watches.values(), *self._moved):
+            if watch.blocks:
+                reuses, at_risk = found.get(watch.number, (nothing, nothing))
+                found[watch.number] = reuses, _sum(at_risk, _waiting(watch, now))
+                yield
+        return found
+
+    def move(self, numbers: Mapping[int, int]) -> None:
+        """Add the counts and watched blocks of some classes to others, because the numbers get new meanings.
+
+        Args:
+            numbers: new by old.
+        """
+        for old, new in numbers.items():
+            for counts in (self._reuses, self._at_risk):
+                of_class = counts.pop(old, None)
+                if of_class is not None:
+                    counts[new] = _sum(counts[new], of_class) if new in counts else of_class
+            watch = self._watches.pop(old, None)
+            if watch is not None and watch.blocks:
+                watch.number = new
+                self._moved.append(watch)
+        for watch in self._moved:
+            watch.number = numbers.get(watch.number, watch.number)
+
     def _expire(self, now: float) -> Generator[None, None, None]:
-        """Stop watching blocks older than the horizon: they were not reused."""
-        for watch in self._watches:
+        for watch in (*self._watches.values(), *self._moved):
             blocks, expired = watch.blocks, 0
             while blocks:
                 block, last_use = next(iter(blocks.items()))
@@ -268,37 +367,67 @@ class ReuseMonitor:
                     yield
             if expired:
                 at_risk = self._at_risk.get(watch.number, [0.0] * INTERVALS)
-                self._at_risk[watch.number] = [count + expired for count in at_risk]
-        self._watches[self.classes :] = [watch for watch in self._watches[self.classes :] if watch.blocks]
+                self._at_risk[watch.number] = [
+                    count + expired * left for count, left in zip(at_risk, _LEFT_AT_HORIZON, strict=True)
+                ]
+        self._moved = [watch for watch in self._moved if watch.blocks]
 
 
-def _blend(reuses: Counts, at_risk: Counts, prior: Sequence[float]) -> Counts:
-    m = PRIOR_WEIGHT
-    return [(e + m * p) / (n + m) for e, n, p in zip(reuses, at_risk, prior, strict=True)]
+_DECAYS: Final = tuple(0.5 ** ((high - low) / HALF_LIFE_S) for low, high in pairwise(EDGES))
+"""Weight that a count keeps over each interval of age."""
+_HALF_DECAYS: Final = tuple(decay**0.5 for decay in _DECAYS)
+_LEFT_AT_HORIZON: Final = tuple(0.5 ** ((HORIZON_S - edge) / HALF_LIFE_S) for edge in EDGES[:-1])
 
 
-def _waiting(watch: Watch, now: float) -> Counts:
-    """Return how many watched blocks have reached each interval."""
+def pooled(shared: Use | None, own: int, log_odds: float | None, now: float, mean_gap_s: float) -> float | None:
+    """Return the highest log-odds now of the conversations that hold some blocks; None: none is known.
+
+    LPC 3.5 pools by the current probability; 3.4.2 lets log-odds fall by the age over the mean gap.
+
+    Args:
+        shared: latest use of the blocks, if other conversations hold them.
+        own: number of the conversation with ``log_odds``, which replace its earlier ones; 0: a new one.
+    """
+    if shared is None:
+        return log_odds
+    found = [claim.log_odds - (now - claim.at) / mean_gap_s for claim in shared.claims if claim.conversation != own]
+    if log_odds is not None:
+        found.append(log_odds)
+    return max(found, default=None)
+
+
+def _parts(spans: Sequence[GapSpan], own: int) -> tuple[Sequence[Part], Sequence[int]]:
+    parts: list[Part] = []
+    part_of = []
+    for end, gap, use in spans:
+        if use is None or not gap:
+            part = Part(end, 0, 0, None)
+        else:
+            part = Part(end, gap, level_of(use.uses + 1), use if use.claims and use.conversation != own else None)
+        if parts and parts[-1][1:] == part[1:]:
+            parts[-1] = part
+        else:
+            parts.append(part)
+        part_of.append(len(parts) - 1)
+    return parts, part_of
+
+
+def _waiting(watch: Watch[Any], now: float) -> Counts:
+    """Return how many watched blocks have reached each interval, each weighted by the time since it did, like the reuses.
+
+    With full weights, blocks that have waited for long would outweigh the decayed reuses of their time.
+    """
     last_uses = list(watch.blocks.values())
     reached = [bisect_right(last_uses, now - edge) for edge in EDGES]
-    # A block whose age is within an interval counts half in it.
-    return [0.5 * (begun + over) for begun, over in pairwise(reached)]
-
-
-def with_tail(hazards: Sequence[float], reuses: Counts, at_risk: Counts) -> Counts:
-    """Return hazards whose rate falls as 1 / age beyond the last interval with enough reuses.
-
-    There a hazard is at most (reuses + 1) / (at risk + 1): many blocks at risk with hardly a reuse are evidence.
-    """
-    last = max((interval for interval, count in enumerate(reuses) if count >= MIN_TRUSTED), default=0)
-    middles = [(low + high) / 2 for low, high in pairwise(EDGES)]
-    widths = [high - low for low, high in pairwise(EDGES)]
-    rate = hazards[last] / widths[last]
-    tail = [
-        min(rate * middles[last] / middles[i] * widths[i], (reuses[i] + 1.0) / (at_risk[i] + 1.0))
-        for i in range(last + 1, INTERVALS)
-    ]
-    return [*hazards[: last + 1], *tail]
+    older = 0.0
+    found: Counts = []
+    for i in range(INTERVALS - 1, -1, -1):
+        here = reached[i] - reached[i + 1]
+        older *= _DECAYS[i]
+        # A block whose age is within an interval counts half in it.
+        found.append(0.5 * here + older)
+        older += here * _HALF_DECAYS[i]
+    return found[::-1]
 
 
 def _sum(one: Counts, other: Counts) -> Counts:

@@ -1,27 +1,28 @@
 """Eviction order of a cache tier below the engine's pool, for example in CPU memory.
 
 The tier's chunks have the same reuse classes as the pool's blocks, with a queue and a guard of their own. The tier's own LRU
-code stays in place. It evicts while :attr:`Tier.decides` is false, because the order here is also LRU, and after any
+code stays in place. It evicts while :attr:`ChunkTier.decides` is false, because the order here is also LRU, and after any
 failure.
 
 The tier stores chunks of requests that still run. Until the request ends, its chunks are evicted last, like a preempted
 request's blocks.
 
-The tier's guard compares two ghost caches of its size by the hits of pool and tier together: a tier that holds only what the
-pool holds adds no hit, however good its order.
+The tier's guard compares ghost caches of its size, one per rule, by the hits of pool and tier together: a tier that
+holds only what the pool holds adds no hit, however good its order.
 """
 
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import groupby, islice
-from typing import Any, Final
+from typing import Any, Final, Generic
 
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.free_list import Block
-from eviction_client.policy.free_queue import DONE, PREEMPTED, FreeQueue, Table
-from eviction_client.policy.ghosts import Freed, GhostCache, Ghosts, sampled
+from eviction_client.policy.free_list import B, Block
+from eviction_client.policy.free_queue import DONE, PREEMPTED, FreeQueue
+from eviction_client.policy.ghosts import GhostCache, Ghosts
 from eviction_client.policy.hints import Retained
+from eviction_client.policy.policy import Policy
 from eviction_client.stores.base import BlockHash
 
 Content = Hashable
@@ -30,6 +31,62 @@ MAX_ENDED: Final = 1024
 """Finished requests that the tier's own code has not reported yet. Beyond it the oldest lose their classes."""
 REPORTED_S: Final = 60.0
 """Time within which the tier's own code reports a finished request. It reports some before they free their blocks."""
+
+
+class Tier(Generic[B]):
+    """A tier's queue under the rule that its own ghost caches choose, with the classes of the pool's policy.
+
+    Args:
+        queue: of the tier's chunks.
+        blocks: capacity of the tier in blocks of the policy.
+        prompts_only: replies are not stored in the tier.
+        forced: returns whether the order is the tier's own, whatever the guard says.
+
+    Attributes:
+        rule: the guard's choice, set from the background.
+        ghosts: one ghost cache of the tier's size per rule.
+    """
+
+    def __init__(
+        self,
+        queue: FreeQueue[B],
+        policy: Policy[Any],
+        *,
+        blocks: int,
+        prompts_only: bool = False,
+        forced: Callable[[], bool] = bool,
+    ) -> None:
+        self.queue = queue
+        self.ghosts: Ghosts[Any] = policy.new_ghosts(max(blocks, 1))
+        self.rule = self.ghosts.guard.in_force
+        self._policy = policy
+        self._prompts_only = prompts_only
+        self._forced = forced
+        self.set_rule()
+
+    def set_rule(self) -> None:
+        """Set the queue's tables to those of the rule in force. In the queue's thread."""
+        tables = None if self._forced() else self._policy.tables_of(self.rule)
+        if self.queue.tables is not tables:
+            self.queue.set_tables(tables)
+
+    # In the background.
+
+    def learn(self, finished: FinishedRequest[Any], above: GhostCache[Any] | None = None) -> None:
+        """Let the tier's ghost caches observe a finished request. ``above``: the pool's, which is looked up first."""
+        most = finished.prompt_blocks if self._prompts_only else None
+        self.rule = self._policy.observe(self.ghosts, finished, most=most, above=above)
+
+    def refitted(self) -> None:
+        """Set the ghost caches' tables after a fit."""
+        self._policy.set_tables_of(self.ghosts)
+
+    def distrust(self, policy: Policy[Any]) -> None:
+        """Switch to LRU after a failure, and restart the ghost caches. ``policy``: the new one, which trusts nothing yet."""
+        self._policy = policy
+        self.ghosts = self.ghosts.renewed(policy.choosable)
+        self.rule = self.ghosts.guard.in_force
+        self.refitted()
 
 
 class Chunk(Block):
@@ -45,7 +102,7 @@ class Chunk(Block):
         self.hinted = False
 
 
-class Tier:
+class ChunkTier(Tier[Chunk]):
     """Order of one tier's chunks. :meth:`learn`, :meth:`refitted` and :meth:`distrust` are for the background; all other
     methods are for the scheduler's thread.
 
@@ -53,18 +110,14 @@ class Tier:
         name: of the tier, in metrics.
         chunks: capacity of the tier.
         blocks: capacity of the tier in blocks of the engine's hashes.
-        classes: number of reuse classes.
         prompts_only: replies are not stored in the tier.
-        guarded: order by value only while the ghost caches show a gain; otherwise always.
         hints_share: share of the tier's chunks that hints may retain.
         named: returns the block hash of a chunk's content.
-        sampled: see :class:`Ghosts`.
-        tables: returns the current values of the classes.
+        forced: see :class:`Tier`.
         clock: seconds since the epoch; never goes back, never raises.
 
     Attributes:
-        wanted: the guard's choice, set from the background; true: order by value.
-        evictions: chunks evicted by the order here (``value``) and by the tier's own (``lru``).
+        evictions: chunks evicted by the order here (``plugin``) and by the tier's own (``lru``).
         retained: chunks that hints retain.
     """
 
@@ -72,52 +125,45 @@ class Tier:
         self,
         name: str,
         chunks: int,
+        policy: Policy[Any],
         *,
         blocks: int,
-        classes: int,
         prompts_only: bool,
-        guarded: bool,
         hints_share: float = 0.0,
         named: Callable[[Any], bytes] = bytes,
-        sampled: Callable[[BlockHash, int], bool] = sampled,
-        tables: Callable[[], Sequence[Table] | None],
+        forced: Callable[[], bool] = bool,
         clock: Callable[[], float],
     ) -> None:
         self.name = name
-        self.wanted = not guarded
-        self.evictions = {"value": 0, "lru": 0}
+        self.evictions = {"plugin": 0, "lru": 0}
         self.retained: Retained[Content] = Retained(hints_share * chunks)
-        self._guarded = guarded
-        self._prompts_only = prompts_only
         self._named = named
-        self._tables = tables
         self._clock = clock
-        self._classes = classes
-        self.ghosts: Ghosts[BlockHash] = Ghosts(max(blocks, 1), classes, sampled, clock=clock)
+        self._classes = policy.classes
         self._numbers = 0
-        self._ended: OrderedDict[Hashable, FinishedRequest] = OrderedDict()
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget all chunks."""
-        self._queue: FreeQueue[Chunk] = FreeQueue(Chunk(-1, None), Chunk(-1, None), self._classes, clock=self._clock)
-        self._follow()
+        self._ended: OrderedDict[Hashable, FinishedRequest[BlockHash]] = OrderedDict()
+        super().__init__(self._new_queue(), policy, blocks=blocks, prompts_only=prompts_only, forced=forced)
         self._chunks: dict[Content, Chunk] = {}
         self._fresh: dict[Content, None] = {}
         """Stored since the last :meth:`_settle`, and not in the queue yet."""
         self._hinted = 0
-        self.retained.clear()
 
-    @property
-    def value_enabled(self) -> bool:
-        """Whether the order is by retention value; otherwise it is LRU."""
-        return self._queue.value_enabled
+    def _new_queue(self) -> FreeQueue[Chunk]:
+        return FreeQueue(Chunk(-1, None), Chunk(-1, None), self._classes, clock=self._clock)
+
+    def clear(self) -> None:
+        """Forget all chunks."""
+        self.queue = self._new_queue()
+        self.set_rule()
+        self._chunks.clear()
+        self._fresh.clear()
+        self._hinted = 0
+        self.retained.clear()
 
     @property
     def decides(self) -> bool:
         """Whether the order here differs from the tier's own."""
-        queue = self._queue
-        return bool(self._hinted or queue.keeps or (queue.value_enabled and queue.tables is not None))
+        return bool(self._hinted or self.queue.keeps or self.queue.tables is not None)
 
     def __len__(self) -> int:
         return len(self._chunks) + len(self._fresh)
@@ -126,13 +172,13 @@ class Tier:
 
     def step(self) -> bool:
         """Do the work due before a step of the engine, in bounded time; return whether some is left."""
-        self._follow()
+        self.set_rule()
         now = self._clock()
         while self._ended and next(iter(self._ended.values())).at < now - REPORTED_S:
             self._ended.popitem(last=False)
-        return self._queue.step()
+        return self.queue.step()
 
-    def ended(self, ended: FinishedRequest) -> None:
+    def ended(self, ended: FinishedRequest[BlockHash]) -> None:
         """Record a finished request. The tier's own code reports its chunks a step later (:meth:`used`)."""
         self._ended[ended.request_id] = ended
         if len(self._ended) > MAX_ENDED:
@@ -142,11 +188,11 @@ class Tier:
         """Keep the chunks that a waiting request will load; see :meth:`FreeQueue.wait`."""
         self._settle()
         chunks = self._chunks
-        self._queue.wait(request_id, [chunks[content].block_id for content in contents if content in chunks])
+        self.queue.wait(request_id, [chunks[content].block_id for content in contents if content in chunks])
 
     def served(self, request_id: Hashable) -> None:
         """Stop keeping chunks for a request, if it waits."""
-        self._queue.served(request_id)
+        self.queue.served(request_id)
 
     # Called for events of the tier's own code.
 
@@ -180,10 +226,10 @@ class Tier:
             ([chunk for content in part if (chunk := self._take_out(content)) is not None], reuse_class)
             for reuse_class, part in self._parts(ended, contents)
         ]
-        self._queue.insert_chain((part for part in parts if not held or part[1] == DONE), now)
+        self.queue.insert_chain((part for part in parts if not held or part[1] == DONE), now)
         for chunks, reuse_class in parts:
             if held and reuse_class != DONE:
-                self._queue.retain(chunks, reuse_class, now + retain_s)
+                self.queue.retain(chunks, reuse_class, now + retain_s)
             if held or reuse_class == DONE:
                 self._hinted += len(chunks)
                 for chunk in chunks:
@@ -192,7 +238,7 @@ class Tier:
     def order(self) -> Iterator[Content]:
         """Iterate over all chunks in eviction order. The tier must not change during the iteration."""
         self._settle()
-        return (chunk.content for chunk in self._queue.eviction_order())
+        return (chunk.content for chunk in self.queue.eviction_order())
 
     def choose(self, n: int, may_go: Callable[[Any], bool]) -> list[Any] | None:
         """Return the first n chunks in eviction order that ``may_go`` accepts; None if there are fewer. Removes nothing.
@@ -201,49 +247,20 @@ class Tier:
         """
         self._settle()
         kept: list[Chunk] = []
-        may = (chunk.content for chunk in self._queue.eviction_order(kept) if may_go(chunk.content))
+        may = (chunk.content for chunk in self.queue.eviction_order(kept) if may_go(chunk.content))
         chosen = list(islice(may, n))
-        self._queue.set_aside(kept)
+        self.queue.set_aside(kept)
         return chosen if len(chosen) == n else None
 
     def evicted(self, contents: Sequence[Content], *, by: str) -> None:
-        """Called after these chunks were evicted ``by`` the order here (``value``) or the tier's own (``lru``)."""
+        """Called after these chunks were evicted ``by`` the order here (``plugin``) or the tier's own (``lru``)."""
         self._settle()
         self.retained.release(contents)
         self.evictions[by] += len(contents)
         for content in contents:
             self._unlink(self._chunks.pop(content))
 
-    # Called in the background.
-
-    def learn(self, prompt: Sequence[BlockHash], freed: Sequence[Freed[BlockHash]], above: GhostCache[BlockHash]) -> None:
-        """Pass a finished request to the tier's ghost caches. ``above``: the pool's ghost cache, which is looked up first."""
-        if self._prompts_only:
-            kept, left = [], len(prompt)
-            for blocks, reuse_class in freed:
-                kept.append(Freed(blocks[:left], reuse_class))
-                left = max(left - len(blocks), 0)
-            freed = kept
-        enabled = self.ghosts.observe(prompt, freed, above=above)
-        if self._guarded:
-            self.wanted = enabled
-
-    def refitted(self, tables: Sequence[Table] | None) -> None:
-        """Set the values of the classes; None: unknown."""
-        self.ghosts.set_tables(tables)
-
-    def distrust(self) -> None:
-        """Switch to LRU after a failure in the background, and restart the ghost caches."""
-        self.wanted = False
-        self.ghosts = self.ghosts.renewed()
-
     # Order.
-
-    def _follow(self) -> None:
-        queue, tables = self._queue, self._tables()
-        queue.value_enabled = self.wanted
-        if queue.tables is not tables:
-            queue.set_tables(tables)
 
     def _settle(self, used: Iterable[Content] = ()) -> None:
         """Insert the chunks stored since the last call: last in the order, the end of each prompt before its start.
@@ -268,7 +285,7 @@ class Tier:
         return Chunk(self._numbers, content)
 
     def _insert(self, chunks: Sequence[Chunk], reuse_class: int) -> None:
-        self._queue.insert(chunks, reuse_class, self._clock())
+        self.queue.insert(chunks, reuse_class, self._clock())
 
     def _take_out(self, content: Content) -> Chunk | None:
         """Remove a chunk from the order and return it; None if it is not in the tier."""
@@ -279,20 +296,22 @@ class Tier:
 
     def _unlink(self, chunk: Chunk) -> None:
         """Remove a chunk from the order."""
-        self._queue.remove(chunk)
+        self.queue.remove(chunk)
         if chunk.hinted:
             chunk.hinted = False
             self._hinted -= 1
 
-    def _parts(self, ended: FinishedRequest | None, contents: Sequence[Content]) -> Iterator[tuple[int, Sequence[Content]]]:
+    def _parts(
+        self, ended: FinishedRequest[BlockHash] | None, contents: Sequence[Content]
+    ) -> Iterator[tuple[int, Sequence[Content]]]:
         """Yield a chain's chunks, the deepest first, split by reuse class."""
-        if ended is None or not ended.runs:
-            yield 0, contents
-        elif len(ended.runs) == 1:
-            yield ended.runs[0].reuse_class, contents
+        if ended is None or not ended.spans:
+            yield self._policy.plain, contents
+        elif len(ended.spans) == 1:
+            yield ended.spans[0].reuse_class, contents
         else:
             depth_of = {block: depth for depth, block in enumerate(ended.blocks)}
-            ends = [run.end for run in ended.runs]
+            ends = [run.end for run in ended.spans]
             last = len(ended.blocks) - 1
             numbers = []
             for content in contents:
@@ -301,5 +320,5 @@ class Tier:
             at = 0
             for number, part in groupby(numbers):
                 count = sum(1 for _ in part)
-                yield ended.runs[number].reuse_class, contents[at : at + count]
+                yield ended.spans[number].reuse_class, contents[at : at + count]
                 at += count

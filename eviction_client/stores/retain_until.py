@@ -17,7 +17,7 @@ OLDEST_S: Final = 30 * 86_400.0
 """Older keys come from a wrong clock and are ignored."""
 
 
-def done_key(now: float) -> float:
+def done_until(now: float) -> float:
     """Return the key of blocks whose only conversation is over, below all others."""
     return now - 2 * HORIZON_S
 

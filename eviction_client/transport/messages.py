@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from eviction_client.pace import in_pieces
+from lpc.model.probability import logit
 from lpc.v1 import predictor_pb2
 from lpc.wire.names import as_name
 
@@ -50,6 +51,11 @@ class Prediction:
     turn_count: int
     unread: bool = False
     group: int = 0
+
+    @property
+    def log_odds(self) -> float | None:
+        """Log-odds of the probability; None: there is none."""
+        return None if self.unread else logit(self.probability)
 
 
 def encode(question: Question, tokenizer: str = "") -> predictor_pb2.PredictRequest:

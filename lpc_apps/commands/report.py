@@ -1,4 +1,4 @@
-"""`lpc report`: why prompts missed the prefix cache, from the metrics of engines with the plug-in."""
+"""`lpc report`: why prompts missed the prefix cache and what each rule would have hit, from the metrics of engines."""
 
 import json
 import math
@@ -10,7 +10,8 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 from eviction_client.observability.misses import SOURCES
-from eviction_client.policy.ghosts import GhostHits
+from eviction_client.policy.ghosts import CHOSEN
+from eviction_client.policy.rules import RULES
 from eviction_client.tenants import OTHERS
 from lpc.errors import LpcError, UsageError
 from lpc.wire.addresses import text_without_secrets, without_secrets
@@ -27,6 +28,8 @@ MOST_TENANTS: Final = 10
 """Tenants in the table, those with the most missed tokens first."""
 LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "lpc_prompt_tokens_total": ("source",),
+    "lpc_ghost_blocks_total": ("cache",),
+    "lpc_rule": ("rule",),
     "lpc_tenant_prompt_tokens_total": ("tenant", "source"),
     "lpc_tenant_ghost_blocks_total": ("tenant", "cache"),
     "lpc_evicted_tokens_total": ("unused",),
@@ -35,7 +38,9 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "vllm:request_prefill_time_seconds_sum": (),
     "vllm:request_prefill_kv_computed_tokens_sum": (),
 }
-"""Counters to read, with the labels to sum by."""
+"""Metrics to read, with the labels to sum by: counters, and gauges."""
+GAUGES: Final = frozenset({"lpc_rule"})
+"""Of a Prometheus they are added up over time."""
 ADVICE: Final = {
     "cached": "",
     "evicted": "see below whether another cache would have kept it",
@@ -47,10 +52,9 @@ ADVICE: Final = {
     "short": "the last block, and ends of prompts shorter than a block",
 }
 CACHES: Final = {
-    "lru": "LRU, this size",
-    "value": "retention value, this size",
-    "lru_2": "LRU, twice the size",
-    "lru_4": "LRU, four times the size",
+    **{rule: f"{rule}, this size" for rule in RULES},
+    "lru_2": "lru, twice the size",
+    "lru_4": "lru, four times the size",
 }
 
 Sums = dict[tuple[str, ...], float]
@@ -89,7 +93,8 @@ VALUES: Final[Mapping[str, Callable[[str], bool]]] = {
     "unused": _is_time,
     "before": _is_count,
     "tenant": bool,
-    "cache": {"all", *CACHES, *GhostHits._fields}.__contains__,
+    "rule": RULES.__contains__,
+    "cache": {"all", "asked", CHOSEN, *CACHES}.__contains__,
 }
 """Whether the report can read a value of a label."""
 
@@ -130,7 +135,7 @@ def report(
     output: Output = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Print why prompts missed the prefix cache: tokens by reason, their cost, and which caches would have had them."""
+    """Print what each rule would have hit, and why prompts missed the cache: tokens by reason, cost, caches that had them."""
     if (prometheus is None) == (not engine):
         raise UsageError("give either --prometheus URL, or --engine URL once for each engine")
 
@@ -189,7 +194,8 @@ def of_prometheus(address: str, hours: float) -> Counted:
     base = Address.parse(address)
     counted = Counted()
     for name, labels in LABELS.items():
-        query = f"sum by ({', '.join(labels)}) (increase({name}[{round(hours * 3600)}s]))"
+        over_time = "sum_over_time" if name in GAUGES else "increase"
+        query = f"sum by ({', '.join(labels)}) ({over_time}({name}[{round(hours * 3600)}s]))"
         page = read(base.with_path(base.path + "/api/v1/query", urllib.parse.urlencode({"query": query})), statuses=EXPLAINED)
         result, warnings = result_of(page.body, without_secrets(base.url))
         counted.warnings.update(dict.fromkeys(warnings))
@@ -238,20 +244,25 @@ def figures_of(sums: Sums) -> dict[str, Any]:
         raise ReportError("no engine with the plug-in has counted a prompt in this time")
     computed = sums.get(("vllm:request_prefill_kv_computed_tokens_sum",), 0.0)
     per_token = sums.get(("vllm:request_prefill_time_seconds_sum",), 0.0) / computed if computed >= 1 else None
-    blocks = {cache: sums.get(("lpc_evicted_blocks_total", cache), 0.0) for cache in ("all", *CACHES)}
+    evicted = sums.get(("lpc_evicted_blocks_total", "all"), 0.0)
+    ghosts = {key[1]: value for key, value in sums.items() if key[0] == "lpc_ghost_blocks_total"}
 
     def by_label(name: str) -> dict[str, int]:
         return {key[1]: round(value) for key, value in sums.items() if key[0] == name and value}
 
     tenants: dict[str, dict[str, int]] = {}
-    judged: dict[str, dict[str, int]] = {}
+    of_tenants: dict[str, dict[str, float]] = {}
     for key, value in sums.items():
         if key[0] == "lpc_tenant_prompt_tokens_total":
             tenants.setdefault(key[1], dict.fromkeys(SOURCES, 0))[key[2]] = round(value)
         elif key[0] == "lpc_tenant_ghost_blocks_total":
-            judged.setdefault(key[1], dict.fromkeys(GhostHits._fields, 0))[key[2]] = round(value)
+            of_tenants.setdefault(key[1], {})[key[2]] = value
     return {
         "prompt_tokens": asked,
+        "sampled_blocks": round(ghosts.get("asked", 0.0)),
+        "rules": rules_of(ghosts, {rule: sums.get(("lpc_rule", rule), 0.0) for rule in RULES}),
+        "best_rule": best_rule(ghosts),
+        "chosen": verdict(ghosts, CHOSEN),
         "by_source": {
             source: {
                 "tokens": number,
@@ -262,14 +273,47 @@ def figures_of(sums: Sums) -> dict[str, Any]:
         },
         "evicted_by_seconds_unused": by_label("lpc_evicted_tokens_total"),
         "evicted_share_that_other_caches_had": {
-            # Prometheus extrapolates each series, so a part can exceed the whole.
-            cache: min(blocks[cache] / blocks["all"], 1.0) if blocks["all"] else None
-            for cache in CACHES
+            cache: share_of(sums.get(("lpc_evicted_blocks_total", cache)), evicted) for cache in CACHES
         },
         "changed_by_tokens_before": by_label("lpc_changed_tokens_total"),
         "tenants": tenants,
-        "ghost_blocks_by_tenant": judged,
+        "rules_by_tenant": {
+            tenant: {
+                "sampled_blocks": round(blocks.get("asked", 0.0)),
+                "chosen": verdict(blocks, CHOSEN),
+                "best_rule": best_rule(blocks),
+                "hit_shares": {rule: share_of(blocks.get(rule), blocks.get("asked", 0.0)) for rule in RULES},
+            }
+            for tenant, blocks in of_tenants.items()
+        },
     }
+
+
+def share_of(part: float | None, whole: float) -> float | None:
+    """Return a share; None if there is no such count. Prometheus extrapolates each series, so a part can exceed the whole."""
+    return min(part / whole, 1.0) if part is not None and whole else None
+
+
+def verdict(blocks: Mapping[str, float], rule: str) -> dict[str, float | None]:
+    """Return the share of sampled blocks that a rule's ghost caches hit, and how much this is above `lru`'s.
+
+    Args:
+        blocks: sampled blocks ``asked``, and hits by rule.
+    """
+    share, lru = (share_of(blocks.get(name), blocks.get("asked", 0.0)) for name in (rule, "lru"))
+    return {"hit_share": share, "above_lru": None if share is None or lru is None else share - lru}
+
+
+def best_rule(blocks: Mapping[str, float]) -> str | None:
+    """Return the rule with the most hits, the first of equals; None: nothing was asked."""
+    known = [rule for rule in RULES if rule in blocks]
+    return max(known, key=blocks.__getitem__) if known and blocks.get("asked") else None
+
+
+def rules_of(ghosts: Mapping[str, float], in_force: Mapping[str, float]) -> dict[str, dict[str, float | None]]:
+    """Return the verdict on each rule, with the share of engines, or of their time, in which it is in force."""
+    engines = sum(in_force.values())
+    return {rule: {**verdict(ghosts, rule), "in_force": share_of(in_force[rule], engines)} for rule in RULES}
 
 
 def show(figures: dict[str, Any]) -> None:
@@ -279,6 +323,8 @@ def show(figures: dict[str, Any]) -> None:
     from lpc.wire.terminal import console
 
     screen = console()
+    if figures["best_rule"] is not None:
+        screen.print(_rules_table(figures))
     table = Table(title=f"{figures['prompt_tokens']:,} prompt tokens")
     _columns(table, "source", "tokens", "share", "prefill, s", "what to do")
     for source, row in figures["by_source"].items():
@@ -290,7 +336,8 @@ def show(figures: dict[str, Any]) -> None:
         table = Table(title="evicted tokens")
         _columns(table, "another cache", "would have had")
         for cache, share in had.items():
-            table.add_row(CACHES[cache], f"{share:.1%}")
+            if share is not None:
+                table.add_row(CACHES[cache], f"{share:.1%}")
         screen.print(table)
     for title, key, word in (
         ("evicted tokens by time since their last use", "evicted_by_seconds_unused", _within),
@@ -299,14 +346,31 @@ def show(figures: dict[str, Any]) -> None:
         _show_by(screen, title, figures[key], word)
     if figures["tenants"]:
         table = Table(title="tenants (digests of cache salts)")
-        _columns(table, "tenant", "tokens", "cached", "evicted", "changed", "missed", "value less LRU")
+        _columns(table, "tenant", "tokens", "cached", "evicted", "changed", "missed", "above lru", "best rule")
         for tenant, tokens in sorted(figures["tenants"].items(), key=lambda item: -_missed(item[1]))[:MOST_TENANTS]:
             asked = max(sum(tokens.values()), 1)
             shares = (f"{tokens[source] / asked:.1%}" for source in ("cached", "evicted", "changed"))
             name = "all others" if tenant == OTHERS else tenant
-            verdict = _verdict(figures["ghost_blocks_by_tenant"].get(tenant))
-            table.add_row(name, f"{sum(tokens.values()):,}", *shares, f"{_missed(tokens):,}", verdict)
+            rules = figures["rules_by_tenant"].get(tenant, {"chosen": {"above_lru": None}, "best_rule": None})
+            above = _points(rules["chosen"]["above_lru"])
+            table.add_row(name, f"{sum(tokens.values()):,}", *shares, f"{_missed(tokens):,}", above, rules["best_rule"] or "")
         screen.print(table)
+
+
+def _rules_table(figures: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table(title=f"what each rule would have hit of {figures['sampled_blocks']:,} sampled blocks")
+    _columns(table, "rule", "hits", "above lru", "in force", "")
+    for rule, row in figures["rules"].items():
+        if row["hit_share"] is not None:
+            in_force = "" if not row["in_force"] else f"{row['in_force']:.0%}"
+            best = "best" if rule == figures["best_rule"] else ""
+            table.add_row(rule, f"{row['hit_share']:.1%}", _points(row["above_lru"]), in_force, best)
+    chosen = figures["chosen"]
+    if chosen["hit_share"] is not None:
+        table.add_row("chosen", f"{chosen['hit_share']:.1%}", _points(chosen["above_lru"]), "", "the rule of the time")
+    return table
 
 
 def _columns(table: Any, *names: str) -> None:
@@ -337,8 +401,5 @@ def _missed(tokens: Mapping[str, int]) -> int:
     return sum(tokens.values()) - tokens["cached"]
 
 
-def _verdict(judged: Mapping[str, int] | None) -> str:
-    """Return the share of blocks that the ghost cache under the value hit, less that under LRU."""
-    if not judged or not judged["asked"]:
-        return ""
-    return f"{min(max((judged['value'] - judged['lru']) / judged['asked'], -1.0), 1.0):+.1%}"
+def _points(difference: float | None) -> str:
+    return "" if difference is None else f"{difference:+z.1%}"

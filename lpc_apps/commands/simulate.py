@@ -73,9 +73,10 @@ def simulate(
     capacity: Annotated[str | None, _option(CACHE, "Tokens or shares of the working set: 160K,2%.")] = None,
     cache: Annotated[str | None, _option(CACHE, "Size of your cache, for the summary; default: the middle --capacity.")] = None,
     invert: Annotated[bool, _option(CACHE, "Invert the predictions, to test the guard.")] = False,
-    guard: Annotated[
-        bool, _option(CACHE, "Let the plug-in's guard choose between LRU and value; without it, value always applies.")
-    ] = True,
+    rule: Annotated[
+        Literal["auto", "lru", "ttl", "mq", "lpc", "wa", "value"],
+        _option(CACHE, "Rule of the plug-in; auto: its guard chooses."),
+    ] = "auto",
     prefill_rate: Annotated[float, _option(COST, "Prompt tokens computed per second.", min=0.001)] = 20_000,
     output_token_ms: Annotated[float, _option(COST, "Milliseconds per output token.", min=0)] = 10,
     jobs: Jobs = None,
@@ -121,7 +122,7 @@ def simulate(
         queueing=Queueing(schedule, keep_waiting),
         settings=PolicySettings(
             invert=invert,
-            guard=guard,
+            rule=rule,
             cost=Cost(prefill_tokens_s=prefill_rate, output_token_s=output_token_ms / 1000, batch_tokens=batch_tokens),
         ),
     )

@@ -56,7 +56,7 @@ class LearnedController(Controller):
         )
         self._lost: dict[str, int] = {}
         self._clock = MonotoneClock().now
-        self.service = Service(settings, clock=self._clock)
+        self.service = Service(settings, clock=self._clock, rule=client.rule)
         self.loop = Loop(self.service, self._predictor, self._node_of, client.served_model)
 
     # Methods that LMCache calls.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from eviction_client import PredictorClient
+from eviction_client.policy.policy import REFIT_S
 from lpc_apps.lmcache.events import Event, Location, ObjectId
 from lpc_apps.lmcache.node import Node, NodeError
 from lpc_apps.lmcache.service import END_AFTER_S, Service
@@ -25,7 +26,6 @@ EVENTS_SLICE_S: Final = 0.02
 MAX_EVENTS: Final = 20_000
 """Queued events above which new ones are dropped. After that the model of a tier's contents is wrong until LMCache evicts by
 itself. Capacities and restarts are reported only once, so they are never dropped."""
-REFIT_S: Final = 30.0
 
 
 class Loop:
@@ -107,7 +107,7 @@ class Loop:
             if left and time.monotonic() >= until:
                 await asyncio.sleep(0)
                 until = time.monotonic() + EVENTS_SLICE_S
-        self.service.use_sidecar_curves(self._predictor.reuse_curves)
+        self.service.set_sidecar_curves(self._predictor.reuse_curves)
         self._collect()
         plan = self.service.plan()
         for conversation in plan.ask:

@@ -6,10 +6,11 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from eviction_client.policy.rules import RULES
 from lpc_apps.lmcache.loop import Loop
 
 PREFIX: Final = "lpc_lmcache"
-TIER_GAUGES: Final = ("capacity_bytes", "used_bytes", "value_enabled")
+TIER_GAUGES: Final = ("capacity_bytes", "used_bytes")
 TIER_COUNTERS: Final = ("deleted_bytes", "lost_bytes")
 COUNTERS: Final = (
     "returning_turns",
@@ -33,7 +34,8 @@ def status(loop: Loop, *, sidecar: bool) -> dict[str, Any]:
                 "capacity_bytes": cache.capacity,
                 "used_bytes": cache.used,
                 "chunks": len(cache),
-                "value_enabled": cache.queue.value_enabled and cache.queue.tables is not None,
+                "rule": cache.rule if location.tier == "l1" else None,  # nothing is deleted from disk
+                "ghost_chunks": {"asked": cache.ghosts.asked, **cache.ghosts.hits},
                 "deleted_bytes": cache.deleted,
                 "lost_bytes": cache.lost,
             }
@@ -44,8 +46,8 @@ def status(loop: Loop, *, sidecar: bool) -> dict[str, Any]:
         "disk_chunks": service.counters.disk_chunks,
         "known_chunks": len(service.conversations),
         "unread_stores": service.conversations.unread,
-        "reuses": service.classes.reuses,
-        "reuse_classes": service.classes.fitted,
+        "reuses": service.policy.reused,
+        "reuse_classes": service.policy.seen,
         "dropped_events": loop.dropped,
         "lost_events": loop.lost,
         "failures": loop.failures,
@@ -65,6 +67,19 @@ class _Collector:
             for row in now["tiers"]:
                 family.add_metric([row["tier"], row["node"]], row[name])
             yield family
+        rules = GaugeMetricFamily(f"{PREFIX}_rule", "1 for the rule that orders memory, else 0", labels=("node", "rule"))
+        ghosts = CounterMetricFamily(
+            f"{PREFIX}_ghost_chunks",
+            "sampled chunks of prompts: all (asked), and those that the ghost cache under each rule hit",
+            labels=("node", "cache"),
+        )
+        for row in now["tiers"]:
+            if row["rule"] is not None:
+                for rule in RULES:
+                    rules.add_metric([row["node"], rule], rule == row["rule"])
+                for cache, chunks in row["ghost_chunks"].items():
+                    ghosts.add_metric([row["node"], cache], chunks)
+        yield from (rules, ghosts)
         for name in COUNTERS:
             yield CounterMetricFamily(f"{PREFIX}_{name}", name.replace("_", " "), value=now[name])
         yield GaugeMetricFamily(f"{PREFIX}_predictor_connected", "1 while the sidecar answers", value=now["sidecar"])

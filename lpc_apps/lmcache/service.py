@@ -1,8 +1,14 @@
 """Decides from LMCache's events and the sidecar's predictions what to delete and what to have predicted. Does no I/O.
 
 :meth:`Service.apply` takes events, :meth:`Service.answered` takes predictions, and :meth:`Service.plan` returns what is due.
-Without predictions the reuse classes come from the events alone. Until the guard has evidence that the value pays, and after a
-failure, the order is LRU.
+The reuse classes are those of the engines' plug-in, from the same object (:mod:`eviction_client.policy.policy`). Three things
+are known later or not at all:
+
+- A turn is reported chunk by chunk, so it arrives in the policy when it has ended, with the time at which it began.
+- LMCache does not report where a prompt ends, so a turn's new tokens include its reply.
+- The next prompt may render the reply differently, so of a turn's new chunks the first is watched for reuse, not the deepest.
+
+After a failure the order is LRU until a tier's guard shows better.
 """
 
 from collections.abc import Callable, Generator
@@ -10,10 +16,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from eviction_client import Prediction
-from eviction_client.policy.ghosts import Freed
+from eviction_client import BlockHash, Prediction
+from eviction_client.policy.policy import AUTO, Policy
+from eviction_client.policy.reuse_monitor import REMEMBERED
 from eviction_client.transport.sidecar_curves import ReuseCurves
-from lpc_apps.lmcache.classes import CLASSES, Classes
 from lpc_apps.lmcache.conversations import LONGEST_TURN_S, Conversations
 from lpc_apps.lmcache.events import Event, KeyChain, Location, ObjectId
 from lpc_apps.lmcache.settings import LMCacheSettings
@@ -24,6 +30,8 @@ PREDICT_AFTER_S: Final = 1.5
 """Time after a turn's last event at which its prediction is requested; by then its chunks have been reported."""
 END_AFTER_S: Final = 4.5
 """Time after the last event of an ended turn at which its chunks get their classes, even without a prediction."""
+CHUNK_TOKENS: Final = 256
+"""LMCache's default number of tokens in a chunk, until a chunk is reported with its tokens."""
 FRESH_S: Final = 10.0
 """How long after its store a chunk that is not on disk stays in memory: LMCache is still copying it."""
 
@@ -35,13 +43,13 @@ class State:
     Attributes:
         asked_turn: turn whose prediction was requested last.
         answered: whether a prediction of that turn has arrived or failed.
-        group: predicted group; 0: none.
+        prediction: of that turn; None: none.
         ended_turn: latest turn whose chunks have their classes.
     """
 
     asked_turn: int = 0
     answered: bool = False
-    group: int = 0
+    prediction: Prediction | None = None
     ended_turn: int = 0
 
 
@@ -76,7 +84,11 @@ class Service:
     """Model of all nodes' chunks and conversations. Not thread-safe.
 
     Args:
+        rule: one of `eviction_client.policy.rules.RULES`, or AUTO: each node's guard chooses.
         clock: seconds since the epoch.
+
+    Attributes:
+        policy: reuse classes and tables of the chunks on all nodes. Its own ghost caches have the size of all memory together.
     """
 
     def __init__(
@@ -85,13 +97,17 @@ class Service:
         *,
         clock: Callable[[], float],
         keys: KeyChain | None = None,
+        rule: str = AUTO,
     ) -> None:
         self.settings = settings
         self.conversations = Conversations(settings.chunks, KeyChain() if keys is None else keys)
-        self.classes = Classes(settings.chunks)
-        self.caches = TierCaches(settings.watermark, CLASSES, clock)
+        # The policy remembers the last uses of as many chunks as are tracked.
+        remembered_of = max(settings.chunks // REMEMBERED, 1)
+        self.policy: Policy[BlockHash] = Policy(remembered_of, block_tokens=CHUNK_TOKENS, clock=clock, rule=rule)
+        self.caches = TierCaches(settings.watermark, self.policy, clock)
         self.counters = Counters()
         self._clock = clock
+        self._ended_at = 0.0
         self._states: dict[Conversation, State] = {}
         self._loaded: set[Chunk] = set()
         """Chunks that a look-up has loaded from disk; its read, which is still to be reported, does not hit memory."""
@@ -129,26 +145,28 @@ class Service:
             for chunk in cache.clear():
                 self._forget_if_nowhere(chunk)
 
-    def use_sidecar_curves(self, curves: ReuseCurves | None) -> None:
-        """Use the sidecar's curves of its groups as priors; None: no change."""
-        self.classes.use_sidecar_curves(curves)
+    def set_sidecar_curves(self, curves: ReuseCurves | None) -> None:
+        """Set the sidecar's curves of its groups; None: no change."""
+        if curves is not None:
+            self.policy.set_sidecar_curves(curves.epoch, curves.hazards)
 
     def refit(self) -> Generator[None, None, None]:
         """Fit the reuse curves in steps of well under a millisecond. No other method may be called between the steps."""
-        yield from self.classes.refit(self._clock())
-        self.caches.set_tables(self.classes.tables)
+        self.policy.ghosts.resize(max(self.caches.chunks, 1))
+        yield from self.policy.refitting(self._clock())
+        self.caches.refitted()
 
     def fall_back_to_lru(self) -> None:
         """Switch all tiers to LRU, and restart learning."""
-        self.classes = Classes(self.settings.chunks)
-        self.caches.fall_back_to_lru()
+        self.policy = self.policy.renewed()
+        self.caches.distrust(self.policy)
 
     def answered(self, conversation: Conversation, turn: int, prediction: Prediction | None) -> None:
         """Apply the prediction of a turn; None: the sidecar has not answered in time."""
         state = self._states.get(conversation)
         if state is not None and state.asked_turn == turn == conversation.turns:
             state.answered = True
-            state.group = 0 if prediction is None else prediction.group
+            state.prediction = prediction
 
     # Output.
 
@@ -201,7 +219,7 @@ class Service:
                 continue
             quiet = now - conversation.used_at
             if state.asked_turn < conversation.turns and quiet >= PREDICT_AFTER_S:
-                state.asked_turn, state.answered, state.group = conversation.turns, False, 0
+                state.asked_turn, state.answered, state.prediction = conversation.turns, False, None
                 plan.ask.append(conversation)
             answered = state.answered and state.asked_turn == conversation.turns
             if quiet >= (LONGEST_TURN_S if conversation.open else PREDICT_AFTER_S if answered else END_AFTER_S):
@@ -210,19 +228,34 @@ class Service:
     def _end(self, conversation: Conversation, state: State, turn: int, began_at: float, ended_at: float) -> None:
         """Set the reuse classes of an ended turn's chunks. A failure switches all tiers to LRU."""
         state.ended_turn = turn
-        chain = conversation.chunks()
         try:
-            runs = self.classes.ended(chain, state.group if state.asked_turn == turn else 0, began_at, ended_at)
-            starts = (0, *(run.end for run in runs))
-            parts = [(chain[start : run.end], run.reuse_class) for start, run in zip(starts, runs, strict=False)]
-            prompt = [chunk.block for chunk in chain]
-            freed = [Freed([chunk.block for chunk in chunks], number) for chunks, number in parts]
-            memory = self.caches[Location("l1", conversation.node)]
-            memory.use((chunks[::-1], number) for chunks, number in reversed(parts))
-            memory.learn(prompt, freed)
+            self._learn(conversation, state.prediction if state.asked_turn == turn else None, began_at, ended_at)
         except Exception:
             self.fall_back_to_lru()
             raise
+
+    def _learn(self, conversation: Conversation, prediction: Prediction | None, began_at: float, ended_at: float) -> None:
+        policy, chain = self.policy, conversation.chunks()
+        blocks = [chunk.block for chunk in chain]
+        policy.block_tokens = len(chain[0].tokens) or policy.block_tokens
+        arrival = policy.arrived(blocks, began_at)
+        # Turns end in any order of their last events, and the policy's time must not go back.
+        self._ended_at = max(self._ended_at, ended_at)
+        finished = policy.finished(
+            conversation.name,
+            blocks,
+            min(arrival.old + 1, len(blocks)),
+            self._ended_at,
+            arrival=arrival,
+            group=0 if prediction is None else prediction.group,
+            log_odds=None if prediction is None else prediction.log_odds,
+        )
+        starts = (0, *(span.end for span in finished.spans))
+        parts = [(chain[start:end][::-1], number) for start, (end, number) in zip(starts, finished.spans, strict=False)]
+        memory = self.caches[Location("l1", conversation.node)]
+        memory.use(reversed(parts))
+        memory.learn(finished)
+        policy.learn(finished)
 
     def _may_go(self, resident: Resident, location: Location, now: float) -> bool:
         if now - resident.deletion_requested_at < DELETION_TIMEOUT_S:

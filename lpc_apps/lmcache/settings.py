@@ -32,7 +32,7 @@ class LMCacheSettings(BaseSettings):
     chunks: int = Field(
         default=200_000,
         ge=1,
-        description="largest number of chunks tracked, 1.5 KiB each; the least recently used are left to LMCache's LRU",
+        description="largest number of chunks tracked, about 2 KiB each; the least recently used are left to LMCache's LRU",
     )
     tokenizer: Path | None = Field(
         default=None, description="folder of the served model's tokenizer, which is offered to the sidecar; empty: none"

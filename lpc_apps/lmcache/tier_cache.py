@@ -1,7 +1,6 @@
 """Model of each tier's contents: its chunks in eviction order, and its bytes.
 
-The order is that of the engines (:mod:`eviction_client.policy.free_queue`): by retention value at the chunk's age, or least
-recently used first. Each tier has a guard that chooses (:mod:`eviction_client.policy.ghosts`).
+A tier's order is that of the engines' tiers (:class:`eviction_client.policy.tier.Tier`), with a guard of its own.
 
 The usage that LMCache reports lags by one report. So bytes are counted here, from its events, and chunks count as deleted as
 soon as the node has answered the deletion.
@@ -12,11 +11,13 @@ that cache holds it.
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from eviction_client import BlockHash
-from eviction_client.policy.free_queue import PREEMPTED, FreeQueue, Table
-from eviction_client.policy.ghosts import Freed, Ghosts, sampled
+from eviction_client.policy.finished_request import FinishedRequest
+from eviction_client.policy.free_queue import PREEMPTED, FreeQueue
+from eviction_client.policy.ghosts import GhostCache
+from eviction_client.policy.policy import Policy
+from eviction_client.policy.tier import Tier
 from lpc_apps.lmcache.events import NO_TOKENS, ChunkId, Location, ObjectId
 from lpc_apps.lmcache.tree import Chunk, Resident
 
@@ -35,34 +36,32 @@ class _Deletions(NamedTuple):
     skipped_bytes: float
 
 
-class TierCache:
-    """The contents of one tier. Not thread-safe.
+class TierCache(Tier[Resident]):
+    """The contents of one tier, and their order. Not thread-safe.
 
     Args:
         capacity: bytes; 0 if unlimited.
         watermark: share of the capacity above which chunks are evicted. Must be below LMCache's own watermark.
-        classes: number of reuse classes.
         clock: monotonic, seconds.
 
     Attributes:
         used: bytes stored.
         deleted: bytes deleted on request of this service.
         lost: bytes that LMCache evicted by itself.
-        queue: the eviction order.
-        ghosts: the guard's ghost caches; None before the first use, and if the capacity is unlimited.
     """
 
-    def __init__(self, capacity: int, watermark: float, classes: int, clock: Callable[[], float]) -> None:
+    def __init__(self, capacity: int, watermark: float, policy: Policy[Any], clock: Callable[[], float]) -> None:
         self.capacity = capacity
-        self._classes = classes
+        self._classes = policy.classes
         self._clock = clock
         self.watermark = watermark
         self.used = 0
         self.deleted = 0
         self.lost = 0
-        self.ghosts: Ghosts[BlockHash] | None = None
         self._here: dict[Chunk, Resident] = {}
-        self.clear()
+        self._entered = 0
+        self._deletions: list[_Deletions] = []
+        super().__init__(self._new_queue(), policy, blocks=0)
 
     def __contains__(self, chunk: object) -> bool:
         return chunk in self._here
@@ -120,13 +119,16 @@ class TierCache:
         lost = list(self._here)
         for chunk in lost:
             del chunk.residents[self]
-        sentinels = (Resident(-1, _NO_CHUNK, 0.0), Resident(-1, _NO_CHUNK, 0.0))
-        self.queue: FreeQueue[Resident] = FreeQueue(*sentinels, self._classes, clock=self._clock)
+        self.queue = self._new_queue()
+        self.set_rule()
         self._here = {}
-        self._entered = 0
-        self._deletions: list[_Deletions] = []
+        self._deletions = []
         self.used = 0
         return lost
+
+    def _new_queue(self) -> FreeQueue[Resident]:
+        head, tail = Resident(-1, _NO_CHUNK, 0.0), Resident(-1, _NO_CHUNK, 0.0)
+        return FreeQueue(head, tail, self._classes, clock=self._clock)
 
     def _remove(self, resident: Resident) -> None:
         self.queue.remove(resident)
@@ -158,7 +160,7 @@ class TierCache:
         resident = self._here[chunk]
         if resident.next_free_block is not None:
             self.queue.remove(resident)
-        resident.reuse_class, resident.last_use = reuse_class, self._clock()
+        resident.reuse_class = reuse_class
         return resident
 
     # Eviction.
@@ -199,61 +201,55 @@ class TierCache:
                 over -= resident.bytes
         return found
 
-    # Guard.
+    # Rule.
 
-    def learn(self, prompt: Sequence[BlockHash], freed: Sequence[Freed[BlockHash]]) -> None:
-        """Let the guard observe a finished request and choose the order."""
-        if not self.capacity or not self._here:
-            return
-        if self.ghosts is None:
-            self.ghosts = Ghosts(self._capacity_in_chunks(), self._classes, sampled, clock=self._clock)
-            self.ghosts.set_tables(self.queue.tables)
-        self.queue.value_enabled = self.ghosts.observe(prompt, freed)
+    @property
+    def chunks(self) -> int:
+        """Number of chunks of the mean size that fit below the watermark; 0: unlimited, or no size is known."""
+        return int(self.capacity * self.watermark * len(self._here) / self.used) if self.used else 0
 
-    def set_tables(self, tables: Sequence[Table] | None) -> None:
-        """Set the value tables of the classes; None: unknown."""
-        self.queue.set_tables(tables)
-        if self.ghosts is not None:
-            self.ghosts.set_tables(tables)
-            if self._here and self.capacity:
-                self.ghosts.resize(self._capacity_in_chunks())
+    def learn(self, finished: FinishedRequest[Any], above: GhostCache[Any] | None = None) -> None:
+        """See :meth:`Tier.learn`; ghost caches of an unlimited tier would show nothing."""
+        if self.chunks:
+            self.ghosts.resize(self.chunks)
+            super().learn(finished, above)
+            self.set_rule()
 
-    def fall_back_to_lru(self) -> None:
-        """Switch to LRU after a failure, and restart the guard."""
-        self.queue.value_enabled = False
-        self.queue.set_tables(None)
-        self.ghosts = None
-
-    def _capacity_in_chunks(self) -> int:
-        """Return how many chunks of the mean size fit below the watermark."""
-        return max(int(self.capacity * self.watermark * len(self._here) / max(self.used, 1)), 1)
+    def refitted(self) -> None:
+        """See :meth:`Tier.refitted`; the queue gets its tables too."""
+        super().refitted()
+        self.set_rule()
 
 
 class TierCaches(dict[Location, TierCache]):
     """Tier caches by location, created on first access. Arguments: those of :class:`TierCache`."""
 
-    def __init__(self, watermark: float, classes: int, clock: Callable[[], float]) -> None:
+    def __init__(self, watermark: float, policy: Policy[Any], clock: Callable[[], float]) -> None:
         super().__init__()
-        self._arguments = watermark, classes, clock
-        self._tables: Sequence[Table] | None = None
+        self._watermark = watermark
+        self._policy = policy
+        self._clock = clock
         self._declared: dict[Location, tuple[int, dict[str, int]]] = {}
 
     def __missing__(self, location: Location) -> TierCache:
-        cache = self[location] = TierCache(0, *self._arguments)
-        cache.set_tables(self._tables)
+        cache = self[location] = TierCache(0, self._watermark, self._policy, self._clock)
         return cache
 
-    def set_tables(self, tables: Sequence[Table] | None) -> None:
-        """Set the value tables of the classes in all tiers; None: unknown."""
-        self._tables = tables
-        for cache in self.values():
-            cache.set_tables(tables)
+    @property
+    def chunks(self) -> int:
+        """Chunks of the mean size that fit below the watermarks of all nodes' memory, as far as it is limited."""
+        return sum(cache.chunks for location, cache in self.items() if location.tier == "l1")
 
-    def fall_back_to_lru(self) -> None:
-        """Switch all tiers to LRU; see :meth:`TierCache.fall_back_to_lru`."""
-        self._tables = None
+    def refitted(self) -> None:
+        """Set the tables of all tiers after a fit."""
         for cache in self.values():
-            cache.fall_back_to_lru()
+            cache.refitted()
+
+    def distrust(self, policy: Policy[Any]) -> None:
+        """Switch all tiers to LRU after a failure. ``policy``: the new one, which trusts nothing yet."""
+        self._policy = policy
+        for cache in self.values():
+            cache.distrust(policy)
 
     def declare(self, location: Location, capacity: int, backend: str, revision: int) -> int:
         """Set the capacity of one of a tier's backends, bytes; return the tier's: the sum, or 0 if one is unlimited.

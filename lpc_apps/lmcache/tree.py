@@ -23,19 +23,17 @@ class Resident(Block):
     Attributes:
         objects: size of each object, bytes.
         reuse_class: as in `eviction_client.policy.free_queue`.
-        last_use: time of the last use.
         stored_at: time of the store.
         deletion_requested_at: time of the latest request to delete it.
     """
 
-    __slots__ = ("chunk", "deletion_requested_at", "last_use", "objects", "reuse_class", "stored_at")
+    __slots__ = ("chunk", "deletion_requested_at", "objects", "reuse_class", "stored_at")
 
     def __init__(self, number: int, chunk: "Chunk", at: float) -> None:
         super().__init__(number)
         self.chunk = chunk
         self.objects: dict[ObjectId, int] = {}
         self.reuse_class = PREEMPTED
-        self.last_use = at
         self.stored_at = at
         self.deletion_requested_at = -math.inf
 

@@ -24,12 +24,12 @@ class PolicySettings:
 
     Attributes:
         invert: invert every prediction (p to 1 - p), as an adversary.
-        guard: let the guard choose between LRU and value; else value is always used.
+        rule: rule of the plug-in: one of `eviction_client.policy.rules.RULES`, or `auto`: its guard chooses.
         cost: cost model of the run, for policies that use it.
     """
 
     invert: bool = False
-    guard: bool = True
+    rule: str = "auto"
     cost: Cost = field(default_factory=Cost)
 
 

@@ -160,7 +160,7 @@ def run_one(run: Run) -> dict[str, Any]:
         "closed_loop": workload.loop is not None,
         "queue": run.queueing.label,
         "inverted": run.settings.invert,
-        "guarded": run.settings.guard,
+        "rule": run.settings.rule,
         **({} if workload.reading is None else {"log": workload.reading}),
         **result.figures(),
     }

@@ -9,7 +9,6 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
 from lpc.model.probability import logit
 from lpc.model.returns.facts import Facts
@@ -78,6 +77,8 @@ class OnlineReturns:
         elif at >= self._refit_at:
             # In a pause, refits between the first and the last have no effect.
             last = self._refit_at + math.floor((at - self._refit_at) / REFIT_S) * REFIT_S
+            from threadpoolctl import threadpool_limits  # not where engines run, which simulate without a sidecar
+
             with threadpool_limits(1):  # small matrices: threads would wait for each other
                 for due in dict.fromkeys((self._refit_at, last)):
                     self.model.refit(due)

@@ -19,6 +19,7 @@ from prometheus_client import REGISTRY, Counter, generate_latest
 
 from benchmarks.processes import free_port
 from eviction_client.observability.metrics import METRICS, EngineMetrics
+from eviction_client.policy.rules import RULES
 
 
 class Prometheus:
@@ -92,7 +93,7 @@ vllm:request_prefill_time_seconds_sum{{engine="0",model_name="m"}} {queries}
 def vllm_metrics(*, failing: bool = False) -> Iterator[str]:
     """Serve metrics under vLLM's names, half of whose tokens hit; yield their address.
 
-    The ghost caches hit 30% under LRU and 45% under the value. A failing plug-in counts an exception at each scrape.
+    The rule `value` is in force: its ghost caches hit 45%, those of LRU 30%. A failing plug-in counts an exception per scrape.
     """
     scrapes = iter(range(1, 10**9))
     plug_in = EngineMetrics("0")
@@ -106,7 +107,9 @@ def vllm_metrics(*, failing: bool = False) -> Iterator[str]:
             }
             values |= {("lpc_failures", ""): float(queries) if failing else 0.0, ("lpc_fallback_share", ""): 0.0}
             values |= {("lpc_stock_fallback", ""): 0.0, ("lpc_tier_stock_fallback", ""): 0.0}
-            ghosts = {"asked": 1.0, "value": 0.45, "lru": 0.3}
+            del values["lpc_rule", "x"]
+            values |= {("lpc_rule", rule): float(rule == "value") for rule in RULES}
+            ghosts = {"asked": 1.0, "value": 0.45, "lru": 0.3, "chosen": 0.45}
             values |= {("lpc_ghost_blocks", cache): share * queries for cache, share in ghosts.items()}
             values |= {("lpc_tenant_ghost_blocks", f"x,{cache}"): share * queries for cache, share in ghosts.items()}
             plug_in.update(values)

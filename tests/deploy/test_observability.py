@@ -13,12 +13,12 @@ import grpc
 import grpc.aio
 import pytest
 import yaml
+from lpc.cache.v1 import response_cache_pb2 as cache_pb
+from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
 from prometheus_client import generate_latest
 
 from benchmarks.processes import RedisServer
 from eviction_client.transport.scripted_predictor import ScriptedPredictor
-from lpc.cache.v1 import response_cache_pb2 as cache_pb
-from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
 from lpc.responses.scopes import ScopeSettings
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
@@ -235,11 +235,22 @@ def test_every_panel_shows_something(server: Prometheus, panels: dict[str, list[
 def test_first_row_shows_gain_order_answers_and_alerts(server: Prometheus) -> None:
     first = [panel["title"] for panel in DASHBOARD["panels"] if panel["gridPos"]["y"] == 1]
     assert first == ["Gain over LRU now", "Order of the caches", "Who answers", "What is wrong"]
-    # Half of the tokens hit; the ghost caches hit 30% under LRU and 45% under the value.
+    # Half of the tokens hit; the ghost caches hit 30% under LRU and 45% under the rule in force.
     assert [values(server, e) for e in PANELS["Gain over LRU now"]] == [{"": pytest.approx(0.2)}, {"": pytest.approx(0.15)}]
-    assert [values(server, e) for e in PANELS["Order of the caches"]] == [{"": 1}, {"": 0}]
+    (order,) = server.query(PANELS["Order of the caches"][0].replace("$engine", ".*"))
+    assert order["metric"] == {"rule": "value"} and float(order["value"][1]) == 1
     assert [values(server, e) for e in PANELS["Who answers"]] == [{"": 1}, {"": 1}, {"": 1}]
     assert values(server, PANELS["What is wrong"][0]) == {"": 0}
+
+
+@pytest.mark.parametrize("panels", [PANELS, OPERATORS_PANELS], ids=["lpc", "lpc-operator"])
+def test_a_panel_shows_the_share_that_each_rule_would_hit(server: Prometheus, panels: dict[str, list[str]]) -> None:
+    found = server.query(panels["What each rule would hit"][0].replace("$engine", ".*"))
+    shares = {series["metric"]["cache"]: float(series["value"][1]) for series in found}
+    assert {cache: shares[cache] for cache in ("lru", "value", "chosen")} == pytest.approx(
+        {"lru": 0.3, "value": 0.45, "chosen": 0.45}, abs=0.02
+    )
+    assert "asked" not in shares
 
 
 def values(server: Prometheus, expression: str) -> dict[str, float]:

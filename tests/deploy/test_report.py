@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from benchmarks.processes import free_port
 from eviction_client.observability.metrics import EngineMetrics
 from eviction_client.plugin_metrics import values_of_plugin
+from eviction_client.policy.rules import RULES
 from lpc_apps.commands.cli import app
 from tests.deploy.prometheus_server import prometheus
 from tests.eventually import until
@@ -42,7 +43,7 @@ def test_a_report_of_an_engine_says_what_was_missed_why_and_who_would_have_had_i
 ) -> None:
     found = lpc("report", "--engine", f"http://{engine[2]}")
     assert found.exit_code == 0, found.output
-    for words_of_it in ("403 prompt tokens", "LRU, twice the size", "100.0%", "up to 10 s"):
+    for words_of_it in ("403 prompt tokens", "lru, twice the size", "100.0%", "up to 10 s", "what each rule would have hit"):
         assert words_of_it in found.stdout
 
     figures = json.loads(lpc("report", "--engine", f"http://{engine[2]}", "--json").stdout)
@@ -52,11 +53,17 @@ def test_a_report_of_an_engine_says_what_was_missed_why_and_who_would_have_had_i
         "short": 3,
     }
     assert figures["evicted_by_seconds_unused"] == {"10": 120}
-    assert figures["evicted_share_that_other_caches_had"] == {"lru": 0.0, "value": 0.0, "lru_2": 1.0, "lru_4": 1.0}
+    had = figures["evicted_share_that_other_caches_had"]
+    assert had.keys() == {*RULES, "lru_2", "lru_4"} and (had["lru"], had["lru_2"], had["lru_4"]) == (0.0, 1.0, 1.0)
     assert sorted(sum(tokens.values()) for tokens in figures["tenants"].values()) == [161, 242]
-    judged = figures["ghost_blocks_by_tenant"]
+    ghosts = engine[0].plugin.policy.ghosts
+    assert {rule: row["hit_share"] for rule, row in figures["rules"].items()} == {
+        rule: ghosts.hits[rule] / ghosts.asked for rule in RULES
+    }
+    assert [rule for rule, row in figures["rules"].items() if row["in_force"] == 1.0] == [engine[0].plugin.rule]
+    judged = figures["rules_by_tenant"]
     assert judged.keys() == figures["tenants"].keys()
-    assert sum(blocks["asked"] for blocks in judged.values()) == engine[0].plugin.ghosts.asked
+    assert sum(rules["sampled_blocks"] for rules in judged.values()) == figures["sampled_blocks"] == ghosts.asked
 
 
 def test_a_report_of_a_prometheus_has_the_last_hours(engine: tuple[Engine, EngineMetrics, str], tmp_path: Path) -> None:
@@ -75,6 +82,9 @@ def test_a_report_of_a_prometheus_has_the_last_hours(engine: tuple[Engine, Engin
 
         figures = json.loads(until(counted).stdout)
     assert figures["by_source"]["evicted"]["share"] > 0.7
+    assert figures["rules"][served.plugin.rule]["in_force"] > 0
+    assert sum(row["in_force"] for row in figures["rules"].values()) == pytest.approx(1.0)
+    assert figures["rules"][figures["best_rule"]]["above_lru"] >= 0
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,9 @@ def table(value: float, peak: float = 0.0) -> list[float]:
 TABLES = [table(1e-3), table(1e-2), table(1e-4, peak=30.0), table(1e-6)]
 
 
-def adopt(pool: BlockPool, clock: Callable[[], float], *, value_enabled: bool = True) -> LearnedFreeQueue:
+def adopt(pool: BlockPool, clock: Callable[[], float], *, by_value: bool = True) -> LearnedFreeQueue:
     queue = LearnedFreeQueue(pool.free_block_queue.get_all_free_blocks(), CLASSES, clock=clock)
-    queue.set_tables(TABLES)
-    queue.value_enabled = value_enabled
+    queue.set_tables(TABLES if by_value else None)
     pool.free_block_queue = queue
     return queue
 

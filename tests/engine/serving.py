@@ -17,7 +17,6 @@ from vllm.inputs import TokensPrompt
 from benchmarks.tiny_engine import TinyEngine
 from benchmarks.tiny_llama import SPECIAL
 from eviction_client.background import AtOnce
-from eviction_client.plugin import MOST_FAILURES
 from eviction_client.settings import ClientSettings
 from eviction_client.transport.predictor import Predictor
 from eviction_client.transport.scripted_predictor import CONTINUES, OVER, ScriptedPredictor
@@ -53,19 +52,17 @@ def serve(
     learned: bool = True,
     think_s: float = THINK_S,
     connector: dict[str, Any] | None = None,
-    learns: bool = True,
     **settings: Any,
 ) -> Served:
     """Serve conversations (token ids of each user turn) on real vLLM with so many blocks.
 
     Args:
         connector: configuration of a KV connector, vLLM's ``--kv-transfer-config``.
-        learns: if false, the order is always LRU, and no blocks are kept for waiting requests.
         settings: of the plug-in.
     """
     now = [1e9]
     attributes = {
-        "settings": ClientSettings(**{"pooling": "off", "keep_waiting": learns, **settings}),
+        "settings": ClientSettings(**{"pooling": "off", **settings}),
         "clock": staticmethod(lambda: now[0]),
         "background": AtOnce,
         "open_predictor": staticmethod(lambda *_: predictor or ScriptedPredictor()),
@@ -73,8 +70,6 @@ def serve(
     options = {"max_model_len": 7168, "max_num_seqs": 16, **({"kv_transfer_config": connector} if connector else {})}
     tiny = TinyEngine(model, blocks, learned=attributes if learned else None, **options)
     engine, scheduler = tiny.engine, tiny.scheduler
-    if learned and not learns:
-        scheduler.lpc.plugin.guard_failures = MOST_FAILURES
     served = Served(evicted=tiny.evicted, tier_evicted=tiny.tier_evicted)
     stock_preempt = scheduler._preempt_request
 

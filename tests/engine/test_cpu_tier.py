@@ -22,9 +22,9 @@ from eviction_client.background import AtOnce
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm_cpu.policy import LearnedCachePolicy
 from eviction_client.errors import EngineUnsupported
-from eviction_client.policy.finished_request import ClassSpan
 from eviction_client.policy.free_queue import DONE
-from eviction_client.policy.tier import Tier
+from eviction_client.policy.spans import ClassSpan
+from eviction_client.policy.tier import ChunkTier
 from tests.engine.tier_course import FEW, TABLES, Side, course, fail, key_of
 from tests.nightly import LONG
 
@@ -79,7 +79,7 @@ class Driven:
         self.policy.evict = evict  # type: ignore[method-assign]
 
     @property
-    def tier(self) -> Tier:
+    def tier(self) -> ChunkTier:
         assert self.side.tier is not None
         return self.side.tier
 
@@ -230,7 +230,7 @@ def test_one_flag_enables_pool_and_tier(tiered: Callable[..., Any], caplog: pyte
     assert "eviction_policy" not in vllm_config().kv_transfer_config.kv_connector_extra_config
     values = values_of(engine.scheduler.lpc)
     assert values["lpc_tier_stock_fallback", ""] == 0.0
-    assert values["lpc_tier_value_enabled", "cpu"] == 1.0
+    assert values["lpc_tier_rule", "cpu,value"] == 1.0
 
 
 @pytest.mark.supports(engine="vLLM", tier="CPU tier", what="what waiting requests will load goes last, in its scheduler")
@@ -252,11 +252,11 @@ def test_a_request_behind_a_cold_one_keeps_the_tiers_chunks_that_follow_those_in
     engine.step()
     engine.step()
     missing = [key_of(block) for block in again.block_hashes[had // BLOCK : 10]]
-    assert list(tier._queue._needed) == [tier._chunks[key].block_id for key in missing]
+    assert list(tier.queue._needed) == [tier._chunks[key].block_id for key in missing]
     assert engine.scheduler.lpc.plugin.failures == 0
     engine.scheduler.finish_requests("again", RequestStatus.FINISHED_ABORTED)
-    assert not tier.decides or tier.value_enabled
-    assert not tier._queue.keeps
+    assert not tier.decides or tier.queue.tables is not None
+    assert not tier.queue.keeps
 
 
 def evicts_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,11 +29,11 @@ from eviction_client.transport.scripted_predictor import CONTINUES, ScriptedPred
 from tests.engine.serving import drawn, oracle, serve
 texts = drawn(90)
 def run(tier, think_s, **sides):
-    return serve(Path(sys.argv[1]), texts, 240, connector=tier, think_s=think_s, guard=sides.pop('guard', False), **sides)
+    return serve(Path(sys.argv[1]), texts, 240, connector=tier, think_s=think_s, rule=sides.pop('rule', 'value'), **sides)
 told = []
 for tier, think_s, asked in ((connector(320), 60.0, oracle(texts)), (connector(320, late=3), 1.0, None))[: int(sys.argv[2])]:
     stock = run(tier, think_s, learned=False)
-    even = run(tier, think_s, predictor=ScriptedPredictor(lambda _: CONTINUES), guard=True, learns=False)
+    even = run(tier, think_s, predictor=ScriptedPredictor(lambda _: CONTINUES), rule="lru", keep_waiting=False)
     row = {
         "tokens": even.outputs == stock.outputs,
         "pool": even.evicted == stock.evicted,
@@ -46,7 +46,7 @@ for tier, think_s, asked in ((connector(320), 60.0, oracle(texts)), (connector(3
         knows = run(tier, think_s, predictor=ScriptedPredictor(asked))
         row["tokens"] = row["tokens"] and knows.outputs == stock.outputs
         row["failures"] += knows.counters["lpc_failures"] + knows.counters["lpc_tier_stock_fallback"]
-        row["by value"] = knows.counters["lpc_tier_evictions:value"]
+        row["by value"] = knows.counters["lpc_tier_evictions:plugin"]
         row["cached"] = [stock.cached_tokens, even.cached_tokens, knows.cached_tokens]
     told.append(row)
 print(json.dumps(told))

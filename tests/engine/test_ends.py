@@ -52,7 +52,7 @@ class Walk:
     """One engine, in which requests are ended. Their ids, sessions and salts contain MARK."""
 
     def __init__(self, *, asynchronous: bool, background: Any = AtOnce, blocks: int = 60, **settings: Any) -> None:
-        settings = {"hints_share": 0.5, "guard": True, "pooling": "shared", **settings}
+        settings = {"hints_share": 0.5, "rule": "auto", "pooling": "shared", **settings}
         self.engine = Engine(blocks, max_seqs=2, asynchronous=asynchronous, background=background, **settings)
         self.scheduler = self.engine.scheduler
         self.plugin = self.scheduler.lpc.plugin
@@ -318,6 +318,6 @@ def test_the_walk_finds_what_runs() -> None:
     walk = Walk(asynchronous=False)
     walk.crowd()
     found = walk.left()
-    for table in ("_gap_spans", "_arrived", "counted", "_requests", "_waiters"):
+    for table in ("_arrivals", "_arrived", "counted", "_requests", "_waiters"):
         assert any(table in path for path in found), table
     walk.plugin.close()

@@ -112,8 +112,8 @@ def test_outputs_equal_stocks_and_waiting_requests_hit_more(window: int | None) 
         name: Engine(200, max_seqs=3, window=window, background=AtOnce, **options).run(made)
         for name, options in {
             "stock": {"learned": False},
-            "keep": {"guard": True},
-            "off": {"guard": True, "keep_waiting": False},
+            "keep": {"rule": "lru"},
+            "off": {"rule": "lru", "keep_waiting": False},
         }.items()
     }
     assert outcomes["keep"].outputs == outcomes["stock"].outputs == outcomes["off"].outputs

@@ -13,7 +13,7 @@ from tests.reachable import reached, weigh
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="names of a megabyte and of invalid characters")
 
 MEBIBYTE = 1 << 20
-SETTINGS = {"hints_share": 0.5, "pooling": "shared", "guard": True, "background": AtOnce}
+SETTINGS = {"hints_share": 0.5, "pooling": "shared", "rule": "auto", "background": AtOnce}
 
 
 def serve(engine: Engine, number: int, name: str, tokens: int = 2 * BLOCK) -> None:

@@ -10,9 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from eviction_client.engines.vllm.free_queue import FreedLater, LearnedFreeQueue
-from eviction_client.policy.finished_request import ClassSpan, FinishedRequest
+from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.free_queue import DONE, HINTED, PREEMPTED, RENEWED_S
 from eviction_client.policy.hints import Retained
+from eviction_client.policy.spans import ClassSpan
 from lpc.model.curve import value_at
 from tests.engine.pools import CLASSES, TABLES, adopt, give_hash, ids, order, pool_of
 from tests.nightly import LONG
@@ -26,8 +27,8 @@ def chain_of(contents: Sequence[int]) -> list[bytes]:
     return [content.to_bytes(32, "big") for content in contents]
 
 
-def ended_with(chain: Sequence[bytes], *runs: ClassSpan, retain_s: float = 0.0) -> FinishedRequest:
-    return FinishedRequest("r", None, chain, len(chain), 0.0, 0, runs, retain_s)  # type: ignore[arg-type]
+def ended_with(chain: Sequence[bytes], *runs: ClassSpan, retain_s: float = 0.0) -> FinishedRequest[bytes]:
+    return FinishedRequest("r", chain, len(chain), 0.0, runs, retain_s=retain_s)
 
 
 class QueueInTheRealPool(RuleBasedStateMachine):
@@ -63,7 +64,7 @@ class QueueInTheRealPool(RuleBasedStateMachine):
         reuse_class, used, place = self.free[block]
         if reuse_class in (DONE, HINTED):
             return (-math.inf if reuse_class == DONE else math.inf), place
-        if not self.queue.value_enabled:
+        if self.queue.tables is None:
             return place, place
         if reuse_class == PREEMPTED:
             return 10.0 / (1.0 + self.now - used), place
@@ -150,7 +151,7 @@ class QueueInTheRealPool(RuleBasedStateMachine):
 
     @rule(enabled=st.booleans())
     def switch(self, enabled: bool) -> None:
-        self.queue.value_enabled = enabled
+        self.queue.set_tables(TABLES if enabled else None)
 
     @invariant()
     def no_block_is_lost_or_doubled(self) -> None:
@@ -159,7 +160,7 @@ class QueueInTheRealPool(RuleBasedStateMachine):
         assert sorted(listed[len(self.front) :]) == sorted(self.free)
         running = sum(len(blocks) for blocks, _ in self.running)
         assert self.queue.num_free_blocks + running == BLOCKS - 1  # less the null block
-        if not self.queue.value_enabled:
+        if self.queue.tables is None:
             assert listed[len(self.front) :] == sorted(self.free, key=lambda block: (self.lowest(block), self.free[block][2]))
         check_links(self.queue)
 
@@ -199,7 +200,9 @@ def hashed_chain(blocks: Sequence[KVCacheBlock], first: int, *, group: int = 0, 
     return chain
 
 
-def parts(queue: LearnedFreeQueue, blocks: Sequence[KVCacheBlock], ended: FinishedRequest) -> list[tuple[list[int], int]]:
+def parts(
+    queue: LearnedFreeQueue, blocks: Sequence[KVCacheBlock], ended: FinishedRequest[bytes]
+) -> list[tuple[list[int], int]]:
     return [(ids(part), reuse_class) for part, reuse_class in queue._parts(list(reversed(blocks)), ended)]
 
 

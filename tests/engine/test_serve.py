@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.processes import RedisServer, free_port
 from benchmarks.tiny_llama import build
+from eviction_client.policy.rules import RULES
 from tests.eventually import until
 
 pytestmark = [
@@ -209,14 +210,14 @@ def test_two_engines_hit_and_export_metrics(fleet: Fleet) -> None:
         assert metrics["lpc_failures_total", ""] == 0
         assert metrics["lpc_predictor_connected", ""] == 1
         assert metrics["lpc_store_healthy", ""] == 1
-        assert metrics["lpc_value_enabled", ""] in (0, 1)
+        assert sum(metrics["lpc_rule", rule] for rule in RULES) == 1.0
 
 
 def test_the_plug_in_logs_to_vllms_log(fleet: Fleet) -> None:
     for engine in fleet.engines:
         lines = [line for line in engine.log.read_text().splitlines() if "learned prefix cache: on" in line]
         assert len(lines) == 1
-        assert re.search(r"\(EngineCore.* INFO .*: on, keys pooled: fleet; .*check passed in \d+ ms", lines[0])
+        assert re.search(r"\(EngineCore.* INFO .*: on, keys pooled: fleet; .*check passed in \d+ ms; rule auto", lines[0])
 
 
 @pytest.fixture

@@ -24,13 +24,13 @@ def served(engine: Engine, name: str, tokens: list[int], salt: str) -> int:
 
 
 @pytest.mark.parametrize(("asynchronous", "window"), [(False, None), (True, 64)], ids=["sync, full", "async, hybrid"])
-@pytest.mark.parametrize(("guard", "salts"), [(False, 1), (True, 40)], ids=["value, one salt", "lru, many salts"])
+@pytest.mark.parametrize(("rule", "salts"), [("mq", 1), ("lru", 40)], ids=["mq, one salt", "lru, many salts"])
 def test_a_tenant_has_its_floor_after_a_flood_and_without_one_nothing(
-    asynchronous: bool, window: int | None, guard: bool, salts: int
+    asynchronous: bool, window: int | None, rule: str, salts: int
 ) -> None:
     floors: dict[str, Any]
     for floors, kept in (({}, 0), ({digest_of("mine"): 0.5}, len(MINE))):
-        settings = {"guard": guard, "tenant_floors": floors}
+        settings = {"rule": rule, "tenant_floors": floors}
         engine = Engine(BLOCKS, asynchronous=asynchronous, window=window, background=AtOnce, **settings)
         served(engine, "first", MINE, "mine")
         for number in range(40):

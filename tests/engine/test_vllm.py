@@ -43,7 +43,8 @@ from tests.engine.serving import drawn, oracle, serve
 texts, think_s = drawn(int(sys.argv[2])), float(sys.argv[3])
 def run(**sides):
     return serve(Path(sys.argv[1]), texts, 240, think_s=think_s, **sides)
-stock, constant, knows = run(learned=False), run(learns=False), run(predictor=ScriptedPredictor(oracle(texts)), guard=False)
+stock, constant = run(learned=False), run(rule="lru", keep_waiting=False)
+knows = run(predictor=ScriptedPredictor(oracle(texts)), rule="value")
 print(json.dumps({
     "requests": len(stock.outputs),
     "evictions": len(stock.evicted),
@@ -76,7 +77,7 @@ def run(name, **sides):
     extra = {"shared_storage_path": str(stored / name)}
     connector = {"kv_connector": "ExampleConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
     return serve(model, texts, 240, connector=connector, **sides)
-stock, ours = run("stock", learned=False), run("ours", learns=False)
+stock, ours = run("stock", learned=False), run("ours", rule="lru", keep_waiting=False)
 stores = [sum(1 for path in (stored / name).rglob("*") if path.is_file()) for name in ("stock", "ours")]
 print(json.dumps([ours.outputs == stock.outputs, ours.evicted == stock.evicted, len(stock.evicted), stores, ours.counters]))
 """

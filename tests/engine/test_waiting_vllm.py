@@ -32,7 +32,7 @@ for n in range(50):
 rows = []
 for tier in (None, connector(320, late=3)):
     stock = serve(Path(sys.argv[1]), texts, 240, connector=tier, think_s=1.0, learned=False)
-    ours = serve(Path(sys.argv[1]), texts, 240, connector=tier, think_s=1.0, guard=False, schedule="cached-first")
+    ours = serve(Path(sys.argv[1]), texts, 240, connector=tier, think_s=1.0, rule="value", schedule="cached-first")
     rows.append({
         "tokens": ours.outputs == stock.outputs,
         "requests": len(ours.outputs),

@@ -12,9 +12,11 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from eviction_client.engines.vllm_cpu import MODULE, POLICY
 from eviction_client.engines.vllm_cpu.policy import LearnedCachePolicy, policies_made
-from eviction_client.policy.finished_request import ClassSpan, FinishedRequest
+from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.free_queue import Table
-from eviction_client.policy.tier import Tier
+from eviction_client.policy.policy import Policy
+from eviction_client.policy.spans import ClassSpan
+from eviction_client.policy.tier import ChunkTier
 from lpc.model.curve import KNOTS
 
 FEW: Final = 12
@@ -30,7 +32,7 @@ class Side:
 
     def __init__(self, chunks: int, *, learned: bool, tables: Sequence[Table] | None = None) -> None:
         self.now = 1e9
-        self.tier: Tier | None = None
+        self.tier: ChunkTier | None = None
         self._contexts: dict[int, Any] = {}
         if not learned:
             self.manager = CPUOffloadingManager(num_chunks=chunks, cache_policy="lru")
@@ -39,16 +41,9 @@ class Side:
             self.manager = CPUOffloadingManager(num_chunks=chunks, cache_policy=POLICY, cache_policy_module_path=MODULE)
         (policy,) = made
         assert isinstance(policy, LearnedCachePolicy)
-        self.tier = Tier(
-            "check",
-            chunks,
-            blocks=chunks,
-            classes=len(TABLES),
-            prompts_only=True,
-            guarded=False,
-            tables=lambda: tables,
-            clock=lambda: self.now,
-        )
+        policy_of_pool: Policy[Any] = Policy(chunks, block_tokens=16, clock=lambda: self.now, rule="mq")
+        policy_of_pool.tables_of = lambda _: tables  # type: ignore[method-assign]
+        self.tier = ChunkTier("check", chunks, policy_of_pool, blocks=chunks, prompts_only=True, clock=lambda: self.now)
         self.tier.step()
         policy.link(self.tier, fail)
 
@@ -67,7 +62,7 @@ class Side:
         context = self.context(request, chain)
         if self.tier is not None:
             wanted = runs or (ClassSpan(len(chain), MIDDLE),)
-            self.tier.ended(FinishedRequest(str(request), None, list(chain), len(chain), self.now, 0, wanted))  # type: ignore[arg-type]
+            self.tier.ended(FinishedRequest(str(request), list(chain), len(chain), self.now, wanted))
         self.manager.on_request_finished(context)
         del self._contexts[request]
 

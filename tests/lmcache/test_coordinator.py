@@ -84,7 +84,8 @@ def coordinator(folder: Path) -> Coordinator:
     made = Coordinator(
         folder,
         learned=True,
-        predictor_address=f"127.0.0.1:{free_port()}",  # nothing listens: LRU
+        predictor_address=f"127.0.0.1:{free_port()}",  # nothing listens
+        rule="lru",
     )
     nobody = f"http://127.0.0.1:{free_port()}"
     made._environment.update(http_proxy=nobody, HTTP_PROXY=nobody, no_proxy="")  # the pod's, for others
@@ -126,7 +127,7 @@ async def test_chunks_are_deleted_from_memory_in_lru_order(tmp_path: Path, node:
         assert gone == first
         status = await asyncio.to_thread(lambda: running.status)
         (memory,) = [row for row in status["tiers"] if row["tier"] == "l1"]
-        assert (memory["used_bytes"], memory["deleted_bytes"]) == (6 * MIB, 2 * MIB)
+        assert (memory["used_bytes"], memory["deleted_bytes"], memory["rule"]) == (6 * MIB, 2 * MIB, "lru")
         assert status["failures"] == {"tick": 0, "delete": 0, "refit": 0}
         assert "lpc_lmcache_deleted_bytes_total" in await asyncio.to_thread(running.ask, "/lpc/metrics")
         assert str(TOKENS[2][:3])[1:-1] not in running.log

@@ -2,7 +2,7 @@
 
 import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -10,10 +10,9 @@ from eviction_client.background import AtOnce
 from eviction_client.engines.sglang.building import CORE
 from eviction_client.engines.sglang.chain import BLOCK_TOKENS
 from eviction_client.engines.sglang.hooks import Hooks
-from eviction_client.plugin import MOST_FAILURES, Plugin
+from eviction_client.plugin import Plugin
 from eviction_client.settings import ClientSettings
 from eviction_client.transport.scripted_predictor import ScriptedPredictor
-from lpc.model.curve import KNOTS
 
 # For SGLang's benchmarks, which its fixtures import but these tests do not run.
 sys.modules.setdefault("datasets", SimpleNamespace(load_dataset=None))  # type: ignore[arg-type]
@@ -26,25 +25,22 @@ pytestmark = pytest.mark.supports(
 )
 
 
-@pytest.mark.parametrize("value_enabled", [True, False])
+@pytest.mark.parametrize("rule", ["value", "lru"])
 @pytest.mark.parametrize(
     "cfg",
     [config for config in CONFIGS if config.has_swa and not config.has_mamba and config.page_size == 1],
     ids=lambda config: config.label,
 )
 def test_sglangs_own_random_operations_leave_its_tree_intact(
-    cfg: Any, value_enabled: bool, monkeypatch: pytest.MonkeyPatch
+    cfg: Any, rule: Literal["value", "lru"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stock = insert_walk.build_fixture
     attached: list[Hooks] = []
 
     def build(*args: Any, **kwargs: Any) -> Any:
         cache, allocator, slots = stock(*args, **kwargs)
-        plugin = Plugin(
-            ClientSettings(), capacity=4, block_tokens=BLOCK_TOKENS, predictor=ScriptedPredictor(lambda _: 0), background=AtOnce
-        )
-        plugin.guard_failures = MOST_FAILURES
-        plugin.value_enabled, plugin._tables = value_enabled, [[1.0 + age for age in KNOTS]] * plugin.classes
+        settings = ClientSettings(rule=rule)
+        plugin = Plugin(settings, capacity=4, block_tokens=BLOCK_TOKENS, predictor=ScriptedPredictor(), background=AtOnce)
         attached.append(Hooks(cache, plugin, adopt=True))
         return cache, allocator, slots
 

@@ -12,10 +12,11 @@ from sglang.srt.mem_cache.radix_cache import RadixCache
 from benchmarks.sglang_cache import BACKENDS, Cache
 from eviction_client.background import AtOnce
 from eviction_client.engines.sglang.building import build
-from eviction_client.plugin import MOST_FAILURES, Plugin
+from eviction_client.plugin import Plugin
 from eviction_client.plugin_metrics import values_of_plugin
-from eviction_client.policy import grouping
-from eviction_client.policy.reuse_monitor import KINDS, first_class
+from eviction_client.policy.finished_request import FinishedRequest
+from eviction_client.policy.free_queue import Table
+from eviction_client.policy.policy import Policy
 from eviction_client.settings import ClientSettings
 from eviction_client.transport.scripted_predictor import ScriptedPredictor
 from lpc.model.curve import KNOTS
@@ -65,21 +66,40 @@ def kept(cache: Cache, conversations: int, length: int = 100) -> list[int]:
     return [i for i in range(conversations) if cache.cached(tokens(i, length))]
 
 
-def lru_only(cache: Cache) -> None:
-    """Disable learning, so that the order stays LRU."""
-    cache.plugin.guard_failures = MOST_FAILURES
+class Fixed(Policy[Any]):
+    """Learns nothing: the table of a class is that of the predicted group, from 1 on. ``lru``: the rule in force is `lru`."""
+
+    def __init__(self, plugin: Plugin, by_group: Sequence[Table]) -> None:
+        super().__init__(8, block_tokens=plugin.block_tokens, clock=plugin.now)
+        self.lru = False
+        self._by_group = by_group
+        self._fixed: list[Table] = []
+        self.show(FALLING)
+
+    def show(self, table: Table) -> None:
+        """Set the table of all classes known so far."""
+        self._fixed = [table] * self.classes
+
+    @property
+    def in_force(self) -> str:
+        return "lru" if self.lru else "value"
+
+    @property
+    def tables(self) -> Sequence[Table] | None:
+        return None if self.lru else self._fixed
+
+    def finished(self, *args: Any, group: int = 0, **more: Any) -> FinishedRequest[Any]:
+        found = super().finished(*args, group=group, **more)
+        for span in found.spans:
+            if 0 < group <= len(self._by_group) and span.reuse_class >= 0:
+                self._fixed[span.reuse_class] = self._by_group[group - 1]
+        return found
 
 
-def values(cache: Cache, *by_group: Sequence[float]) -> None:
-    """Order by these values of the predicted groups, from 1 on, and disable learning."""
-    plugin = cache.plugin
-    plugin.guard_failures = MOST_FAILURES
-    plugin.value_enabled = True
-    tables = [list(FALLING)] * plugin.classes
-    for group, table in enumerate(by_group, 1):
-        first = first_class(grouping.GROUPS - 1 + group)
-        tables[first : first + KINDS] = [list(table)] * KINDS
-    plugin._tables = tables
+def values(cache: Cache, *by_group: Table) -> Fixed:
+    """Order by these tables of the predicted groups, from 1 on, instead of by learned ones."""
+    cache.plugin.policy = policy = Fixed(cache.plugin, by_group)
+    return policy
 
 
 @both_cores
@@ -88,8 +108,7 @@ def values(cache: Cache, *by_group: Sequence[float]) -> None:
 def test_under_lru_the_hits_equal_those_of_sglangs_own_lru(backend: str, seed: int, clock: Clock) -> None:
     """Requests wait and match again, run in chunks, are aborted and retracted."""
     lru = Cache(2500, policy="lru", backend=backend)
-    ours = Cache(2500, backend=backend, predictor=ScriptedPredictor(), clock=clock, keep_waiting=False)
-    lru_only(ours)
+    ours = Cache(2500, backend=backend, predictor=ScriptedPredictor(), clock=clock, keep_waiting=False, rule="lru")
     side = SideBySide([lru, ours], clock, seed, plain=False)
     side.run(250)
     assert len(lru.evicted) > 20
@@ -153,25 +172,25 @@ def test_of_sessions_that_return_in_turn_some_stay(clock: Clock) -> None:
     assert hits[1] > 0.6 * 5 * 20 * 620, "fifteen of twenty is the most that any order can hit"
     assert ours.plugin.failures == 0
     shown = values_of_plugin(ours.plugin)
-    assert shown["lpc_value_enabled", ""] == 1.0 and shown["lpc_reuses", ""] > 100
+    assert shown["lpc_rule", "value"] == 1.0 and shown["lpc_reuses", ""] > 100
     assert shown["lpc_ghost_blocks", "value"] > shown["lpc_ghost_blocks", "lru"]
 
 
 @shows("a change of rule moves nothing: the order is at once that of the other rule")
 def test_a_change_of_rule_applies_to_all_nodes_at_once(clock: Clock) -> None:
     cache = Cache(550, predictor=by_id({"0": 2}), clock=clock)
-    values(cache, LOW, FALLING)
+    policy = values(cache, LOW, FALLING)
     for i in range(5):
         clock[0] += 1
         cache.serve(str(i), tokens(i))
     cache.serve("5", tokens(5))
     assert kept(cache, 6) == [0, 2, 3, 4, 5], "the oldest is worth most"
-    cache.plugin.value_enabled = False
+    policy.lru = True
     clock[0] += 1
     cache.serve("6", tokens(6))
     assert kept(cache, 7) == [2, 3, 4, 5, 6], "the oldest goes first"
-    cache.plugin.value_enabled = True
-    cache.plugin._tables = [list(RISING)] * cache.plugin.classes
+    policy.lru = False
+    policy.show(RISING)
     clock[0] += 1
     cache.serve("7", tokens(7))
     assert kept(cache, 8) == [2, 3, 4, 5, 7], "the youngest is worth least"
@@ -208,7 +227,7 @@ def test_nodes_in_use_are_never_evicted(clock: Clock) -> None:
 
 @shows("what waiting requests will hit goes last, the first to come the very last, until they are served or dropped")
 def test_prefixes_of_waiting_requests_are_evicted_last(clock: Clock) -> None:
-    cache = Cache(330, predictor=ScriptedPredictor(), clock=clock)
+    cache = Cache(330, predictor=ScriptedPredictor(), clock=clock, rule="lru")
     for i in range(3):
         clock[0] += 1
         cache.serve(str(i), tokens(i))
@@ -268,8 +287,7 @@ def test_a_later_turn_replaces_the_class_of_the_history(clock: Clock) -> None:
 @pytest.mark.parametrize("in_force", [False, True])
 def test_hints_hold_under_either_rule(in_force: bool, clock: Clock) -> None:
     cache = Cache(550, predictor=ScriptedPredictor(), clock=clock, hints_share=0.5)
-    values(cache)
-    cache.plugin.value_enabled = in_force
+    values(cache).lru = not in_force
     hints: list[dict[str, Any]] = [{"lpc_retain_seconds": 60}, {}, {}, {"lpc_done": True}, {}]
     for i, hint in enumerate(hints):
         clock[0] += 1
@@ -288,7 +306,7 @@ def test_hints_hold_under_either_rule(in_force: bool, clock: Clock) -> None:
 
 
 def test_many_hints_retain_no_more_than_their_share(clock: Clock) -> None:
-    cache = Cache(1050, predictor=ScriptedPredictor(), clock=clock, hints_share=0.2)
+    cache = Cache(1050, predictor=ScriptedPredictor(), clock=clock, hints_share=0.2, rule="lru")
     for i in range(8):
         clock[0] += 1
         cache.serve(str(i), tokens(i), reply=[7], custom_params={"lpc_retain_seconds": 600})
@@ -347,7 +365,9 @@ def test_a_reset_releases_retained_nodes(clock: Clock) -> None:
 
 @shows("whatever fails in the plug-in, SGLang serves on, with an error in the log for each place")
 @pytest.mark.parametrize("broken", ["ask", "take", "order"])
-def test_a_part_that_raises_does_not_affect_serving(broken: str, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_part_that_raises_does_not_affect_serving(
+    broken: str, clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     predictor = ScriptedPredictor(lambda _: 0)
 
     def fail(*_: object, **__: object) -> None:
@@ -355,12 +375,10 @@ def test_a_part_that_raises_does_not_affect_serving(broken: str, clock: Clock, c
 
     bugs._reports.clear()  # one report per location and process
     lru = Cache(2500, policy="lru")
-    ours = Cache(2500, predictor=predictor, clock=clock)
+    ours = Cache(2500, predictor=predictor, clock=clock, rule="lru")
     if broken == "order":
-        values(ours)
-        ours.plugin._tables = []  # no class has a value
+        monkeypatch.setattr(Policy, "tables", [()])  # no class has a value
     else:
-        lru_only(ours)
         setattr(predictor, broken, fail)
     side = SideBySide([lru, ours], clock, 5, plain=False)
     with caplog.at_level(logging.ERROR):
@@ -382,7 +400,7 @@ def test_a_dry_run_keeps_the_order_and_counts(backend: str, clock: Clock, monkey
     side.run(200)
     assert side.hits[1] == side.hits[0]
     assert ours.tree._tree_core_backend == backend
-    assert ours.plugin.ghosts.asked > 0 and ours.plugin.ended["prediction"] > 0
+    assert ours.plugin.policy.ghosts.asked > 0 and ours.plugin.ended["prediction"] > 0
     assert ours.plugin.failures == 0
 
 

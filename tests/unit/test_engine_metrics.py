@@ -11,7 +11,7 @@ from eviction_client.observability.metrics import EngineMetrics, register
 
 def engine():
     register()  # as vLLM does in each of its processes
-    EngineMetrics("0").update({("lpc_lru_advantage", ""): 0.25, ("lpc_predictions", "late"): 7})
+    EngineMetrics("0").update({("lpc_advantage", "ttl"): 0.25, ("lpc_predictions", "late"): 7})
 
 if __name__ == "__main__":
     register()
@@ -32,9 +32,9 @@ def shown(tmp_path: Path, *arguments: str) -> str:
 
 def test_the_server_shows_its_engines_metrics(tmp_path: Path) -> None:
     text = shown(tmp_path)
-    assert 'lpc_lru_advantage{engine="0"} 0.25' in text
+    assert 'lpc_advantage{engine="0",rule="ttl"} 0.25' in text
     assert 'lpc_predictions_total{engine="0",fate="late"} 7.0' in text
 
 
 def test_a_server_started_by_a_program_that_has_the_plug_in_too_shows_its_own(tmp_path: Path) -> None:
-    assert 'lpc_lru_advantage{engine="0"} 0.25' in shown(tmp_path, "launcher")
+    assert 'lpc_advantage{engine="0",rule="ttl"} 0.25' in shown(tmp_path, "launcher")

@@ -82,10 +82,10 @@ def chain(name: int, blocks: int = BLOCKS) -> list[BlockHash]:
     return [BlockHash(Counted(f"{name}-{place}".rjust(31).encode() + bytes([place % 256]))) for place in range(blocks)]
 
 
-@pytest.mark.parametrize("guarded", [True, False])
-def test_the_background_pauses_within_each_walk_over_a_long_prompt(pauses: Pauses, tmp_path: Path, guarded: bool) -> None:
+@pytest.mark.parametrize("rule", ["auto", "lpc"])
+def test_the_background_pauses_within_each_walk_over_a_long_prompt(pauses: Pauses, tmp_path: Path, rule: str) -> None:
     plugin = Plugin(
-        ClientSettings(hints_share=0.5, guard=guarded, lru_file=tmp_path / "lru"),
+        ClientSettings(hints_share=0.5, rule=rule, lru_file=tmp_path / "lru"),
         capacity=BLOCKS,
         block_tokens=16,
         predictor=ScriptedPredictor(lambda _: 1),
@@ -128,7 +128,7 @@ def test_the_schedulers_thread_looks_up_few_blocks_of_a_long_prompt(pauses: Paus
         plugin.finished(f"other {number}", completed=True, blocks=others, prompt_blocks=len(others))
     Counted.looked_up = 0
     ended = plugin.finished("r", completed=True, blocks=blocks, prompt_blocks=len(blocks), hints=Hints(done=True))
-    assert [run.end for run in ended.runs] == [3, len(blocks)]
+    assert [run.end for run in ended.spans] == [3, len(blocks)]
     assert Counted.looked_up < 100 and not pauses.between
 
 

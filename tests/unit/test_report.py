@@ -7,6 +7,7 @@ import json
 import re
 import socket
 import threading
+import urllib.parse
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from eviction_client.observability.misses import SOURCES
+from eviction_client.policy.rules import RULES
 from lpc.wire.addresses import without_secrets
 from lpc_apps.commands import pages
 from lpc_apps.commands.cli import app
@@ -105,12 +107,14 @@ STRANGE = {
     "another label": 'lpc_prompt_tokens_total{sauce="evicted"} 7\nlpc_tenant_prompt_tokens_total{tenant="a"} 7\n',
     "unknown values": 'lpc_prompt_tokens_total{source="x"} 7\nlpc_changed_tokens_total{before="x"} 7\n'
     'lpc_evicted_tokens_total{unused="NaN"} 7\nlpc_evicted_blocks_total{cache="arc"} 7\n'
-    'lpc_tenant_ghost_blocks_total{tenant="a",cache="arc"} 7\n',
+    'lpc_tenant_ghost_blocks_total{tenant="a",cache="arc"} 7\nlpc_ghost_blocks_total{cache="arc"} 7\nlpc_rule{rule="arc"} 1\n',
     "digits without end": f'lpc_changed_tokens_total{{before="{"9" * 5000}"}} 7\n'
     f'lpc_evicted_tokens_total{{unused="{"9" * 5000}"}} 7\n',
     "times that are none": 'lpc_evicted_tokens_total{unused="-1"} 7\nlpc_evicted_tokens_total{unused="1e400"} 7\n'
     'lpc_changed_tokens_total{before="\u00b2"} 7\n',
     "all but a part": 'lpc_evicted_blocks_total{cache="lru"} 9\nlpc_tenant_ghost_blocks_total{tenant="a",cache="value"} 9\n',
+    "hits but no blocks": 'lpc_ghost_blocks_total{cache="lru"} 9\nlpc_rule{rule="lru"} NaN\n',
+    "more hits than blocks": 'lpc_ghost_blocks_total{cache="lru"} 9\nlpc_ghost_blocks_total{cache="asked"} 1e-300\n',
     "prefill without tokens": "vllm:request_prefill_time_seconds_sum 5\nvllm:request_prefill_kv_computed_tokens_sum 1e-300\n",
     "huge": 'lpc_prompt_tokens_total{source="evicted"} 1e308\nlpc_evicted_blocks_total{cache="all"} 1.7e308\n',
     "twice": 'lpc_prompt_tokens_total{source="new"} 25\n',
@@ -128,6 +132,60 @@ def test_what_is_no_count_is_absent(server: Server, strange: str) -> None:
     plain = lpc("--engine", url)
     assert plain.exit_code == 0, plain.output
     assert not re.search(r"\b(nan|inf)\b", plain.output, re.IGNORECASE)
+
+
+def of_ghosts(**blocks: int) -> str:
+    return "".join(f'lpc_ghost_blocks_total{{cache="{cache}"}} {count}\n' for cache, count in blocks.items())
+
+
+def test_rules_are_compared_with_lru_and_those_in_force_and_the_best_are_marked(server: Server, other: Server) -> None:
+    ghosts = of_ghosts(asked=1000, lru=400, ttl=470, mq=390, lpc=460, wa=200, value=455, chosen=465)
+    tenant = ghosts.replace("lpc_ghost_blocks_total{", 'lpc_tenant_ghost_blocks_total{tenant="a",')
+    missed = 'lpc_tenant_prompt_tokens_total{tenant="a",source="new"} 25\n'
+    url = server.sends(GOOD + ghosts + tenant + missed + 'lpc_rule{rule="ttl"} 1\nlpc_rule{rule="value"} 0\n')
+    another = other.sends(GOOD + of_ghosts(asked=0, lru=0) + 'lpc_rule{rule="value"} 1\n')
+    found = figures("--engine", url, "--engine", another)
+    assert found["sampled_blocks"] == 1000 and found["best_rule"] == "ttl"
+    assert found["rules"]["ttl"] == {"hit_share": 0.47, "above_lru": pytest.approx(0.07), "in_force": 0.5}
+    assert found["rules"]["mq"] == {"hit_share": 0.39, "above_lru": pytest.approx(-0.01), "in_force": 0.0}
+    assert found["chosen"] == {"hit_share": 0.465, "above_lru": pytest.approx(0.065)}
+    of_tenant = found["rules_by_tenant"]["a"]
+    assert of_tenant["best_rule"] == "ttl" and of_tenant["chosen"] == found["chosen"]
+    assert of_tenant["hit_shares"] == {rule: row["hit_share"] for rule, row in found["rules"].items()}
+
+    rows = [re.findall(r"[^\s│┃]+", line) for line in lpc("--engine", url, "--engine", another).stdout.splitlines()]
+    assert ["ttl", "47.0%", "+7.0%", "50%", "best"] in rows and ["mq", "39.0%", "-1.0%"] in rows
+    assert ["value", "45.5%", "+5.5%", "50%"] in rows and [
+        "chosen",
+        "46.5%",
+        "+6.5%",
+        "the",
+        "rule",
+        "of",
+        "the",
+        "time",
+    ] in rows
+    assert ["a", "25", "0.0%", "0.0%", "0.0%", "25", "+6.5%", "ttl"] in rows
+
+
+def test_rules_that_an_engine_does_not_count_are_absent(server: Server) -> None:
+    url = server.sends(GOOD + of_ghosts(asked=100, lru=40, value=40))
+    found = figures("--engine", url)
+    assert found["best_rule"] == "lru" and found["rules"]["value"]["above_lru"] == 0
+    assert found["rules"]["ttl"] == {"hit_share": None, "above_lru": None, "in_force": None}
+    assert found["chosen"] == {"hit_share": None, "above_lru": None}
+    assert "ttl" not in lpc("--engine", url).stdout
+    almost = server.sends(GOOD + of_ghosts(asked=100_000, lru=40_000, ttl=39_999))
+    assert "+0.0%" in lpc("--engine", almost).stdout and "-0.0%" not in lpc("--engine", almost).stdout
+    assert figures("--engine", server.sends(GOOD))["best_rule"] is None
+
+
+def test_a_prometheus_adds_counters_by_their_increase_and_gauges_by_their_time(server: Server) -> None:
+    url = server.sends(answered(CACHED), path=API)
+    figures("--prometheus", url, "--hours", "2")
+    asked = [urllib.parse.unquote_plus(path) for path, _ in server.seen]
+    for expression in ("(rule) (sum_over_time(lpc_rule[7200s]))", "(cache) (increase(lpc_ghost_blocks_total[7200s]))"):
+        assert any(query.endswith(f"query=sum by {expression}") for query in asked), expression
 
 
 def test_series_that_cannot_be_read_are_counted_and_the_first_is_named(server: Server) -> None:
@@ -355,9 +413,11 @@ def test_a_number_of_hours_that_no_prometheus_has_is_refused(hours: str) -> None
 
 numbers = st.one_of(st.floats(), st.integers(-5, 10**400), st.sampled_from(["NaN", "+Inf", "-Inf", "1e999", "x", "", "1_0"]))
 words = st.one_of(
-    st.sampled_from([*SOURCES, "all", "lru", "value", "asked", "10", "+Inf", "0", "1024", ""]), st.text(max_size=5)
+    st.sampled_from([*SOURCES, *RULES, "all", "asked", "chosen", "10", "+Inf", "0", "1024", ""]), st.text(max_size=5)
 )
-labels = st.dictionaries(st.sampled_from(["source", "tenant", "cache", "unused", "before", "engine"]), words, max_size=4)
+labels = st.dictionaries(
+    st.sampled_from(["source", "tenant", "cache", "unused", "before", "rule", "engine"]), words, max_size=4
+)
 
 
 def quoted(text: str) -> str:
@@ -384,7 +444,10 @@ def sound(found: Result) -> None:
     figures = json.loads(found.stdout, parse_constant=lambda name: pytest.fail(f"JSON has no {name}"))
     shares = [row["share"] for row in figures["by_source"].values()]
     assert abs(sum(shares) - 1) < 1e-6 and min(shares) >= 0
-    assert all(0 <= share <= 1 for share in figures["evicted_share_that_other_caches_had"].values() if share is not None)
+    hits = [row["hit_share"] for row in (*figures["rules"].values(), figures["chosen"])]
+    hits += [share for tenant in figures["rules_by_tenant"].values() for share in tenant["hit_shares"].values()]
+    had = [*hits, *figures["evicted_share_that_other_caches_had"].values()]
+    assert all(0 <= share <= 1 for share in had if share is not None)
 
 
 fuzzed = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

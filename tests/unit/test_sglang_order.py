@@ -1,7 +1,7 @@
 """The order in which SGLang's tree evicts, on nodes that have nothing but a time of last access."""
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eviction_client.engines.sglang.chain import BLOCK_TOKENS, TokenChain
-from eviction_client.engines.sglang.order import ValueStrategy, classes_of
+from eviction_client.engines.sglang.order import RuleStrategy, classes_of
 from eviction_client.engines.sglang.versions import find_incompatibility
 from eviction_client.plugin import Plugin
-from eviction_client.policy.finished_request import ClassSpan, FinishedRequest
-from eviction_client.policy.free_queue import DONE
-from eviction_client.policy.reuse_monitor import GapSpan, first_class
+from eviction_client.policy import rules
+from eviction_client.policy.finished_request import FinishedRequest
+from eviction_client.policy.free_queue import DONE, PREEMPTED, Table
+from eviction_client.policy.spans import ClassSpan
 from eviction_client.settings import ClientSettings
 from eviction_client.transport.scripted_predictor import ScriptedPredictor
 from lpc.model.curve import KNOTS, value_at
@@ -28,22 +29,21 @@ TABLES = [
 ]
 
 
-class Order(ValueStrategy):
-    """At a time that stands; ``errors``: what it was told to have failed."""
+class Order(RuleStrategy):
+    """At a time that stands. ``errors``: reported failures."""
 
-    def __init__(self, *, value_enabled: bool = True) -> None:
+    def __init__(self, tables: Sequence[Table] | None = TABLES) -> None:
         self.errors: list[Exception] = []
         super().__init__(self.errors.append)
         self.now = NOW
-        self.value_enabled = value_enabled
-        self.set_tables(TABLES)
+        self.set_tables(tables)
 
 
-class Never:
-    """A background that runs no round."""
+class OnCall:
+    """A background that runs a round when the test calls ``work``."""
 
-    def __init__(self, work: Callable[[], bool]) -> None:
-        del work
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.work = work
 
     def wake(self) -> None:
         pass
@@ -68,25 +68,40 @@ def test_nodes_are_ordered_by_their_classs_value_at_their_present_age(nodes: lis
     assert not order.errors
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_without_values_in_force_the_order_is_that_of_the_last_access(known: bool) -> None:
-    order = Order(value_enabled=not known)
-    order.set_tables(TABLES if known else None)
+def test_under_lru_the_order_is_that_of_the_last_access() -> None:
+    order = Order()
     nodes = [node(access) for access in (5, 3, 9)]
     order.used(nodes, [1, 0, 2], NOW - 100)
+    order.set_tables(None)
     assert [order.get_priority(one) for one in nodes] == [(0, 5), (0, 3), (0, 9)]
+    order.set_tables(TABLES)
+    assert [order.get_priority(one)[1] for one in nodes] == [value_at(TABLES[n], 100.0) for n in (1, 0, 2)]
 
 
-@pytest.mark.parametrize("value_enabled", [True, False])
-def test_done_goes_first_and_what_is_retained_last_until_its_time_is_over(value_enabled: bool) -> None:
-    order = Order(value_enabled=value_enabled)
+@pytest.mark.parametrize("rule", ["ttl", "mq", "lpc"])
+def test_a_preempted_request_resumes_under_every_rule(rule: str) -> None:
+    """Its nodes are above all others for a minute, on the scale of the rule's own tables."""
+    tables = {"ttl": rules.ttl_tables(), "mq": rules.mq_tables(150.0), "lpc": rules.lpc_tables(100.0)}[rule]
+    order = Order(tables)
+    preempted, others = node(0), [node(number) for number in range(len(tables))]
+    order.used([preempted], [PREEMPTED], NOW)
+    order.used(others, range(len(tables)), NOW)
+    assert order.get_priority(preempted) > max(map(order.get_priority, others))
+    order.now = NOW + rules.RESUMED_S + 60.0
+    assert order.get_priority(preempted) < max(map(order.get_priority, others))
+    assert not order.errors
+
+
+@pytest.mark.parametrize("tables", [TABLES, None])
+def test_done_goes_first_and_what_is_retained_last_until_its_time_is_over(tables: Sequence[Table] | None) -> None:
+    order = Order(tables)
     plain, done, kept = node(2), node(3), node(1)
     order.used([plain], [0], NOW)
     order.used([done], [DONE], NOW, until=NOW + 60)
     order.used([kept], [0], NOW, until=NOW + 60)
     assert sorted([plain, done, kept], key=order.get_priority) == [done, plain, kept]
     order.now = NOW + 61
-    assert order.get_priority(kept) == (0, value_at(TABLES[0], 1.0) if value_enabled else 1), "as if just used"
+    assert order.get_priority(kept) == (0, value_at(TABLES[0], 1.0) if tables else 1), "as if just used"
     assert order.get_priority(done) < order.get_priority(plain)
 
 
@@ -98,8 +113,8 @@ def test_what_fails_is_told_and_leaves_the_order_of_last_access() -> None:
     assert [type(error) for error in order.errors] == [IndexError]
 
 
-def ended(*runs: tuple[int, int], group: int = 0) -> FinishedRequest:
-    return FinishedRequest("id", None, (), 0, NOW, first_class(group), [ClassSpan(*run) for run in runs])
+def ended(*spans: tuple[int, int], newest: int = 0) -> FinishedRequest[bytes]:
+    return FinishedRequest("id", (), 0, NOW, [ClassSpan(*span) for span in spans], newest)
 
 
 def test_a_node_has_the_class_of_its_deepest_whole_block() -> None:
@@ -107,7 +122,7 @@ def test_a_node_has_the_class_of_its_deepest_whole_block() -> None:
     assert classes_of(two, [2 * BLOCK_TOKENS, 3 * BLOCK_TOKENS]) == [4, 8]
     assert classes_of(two, [2 * BLOCK_TOKENS + 63, BLOCK_TOKENS, 900]) == [4, 8, 8], "a part of a block decides nothing"
     assert classes_of(two, [BLOCK_TOKENS - 1]) == [0]
-    assert classes_of(ended(group=3), [30]) == [first_class(3)], "too short for a block: used once"
+    assert classes_of(ended(newest=33), [30]) == [33], "too short for a block: used once"
 
 
 def sources(folder: Path, seam: str) -> Path:
@@ -145,16 +160,23 @@ def test_a_release_without_the_hook_is_refused_with_its_name(tmp_path: Path) -> 
 
 
 def test_no_token_is_hashed_in_the_schedulers_thread() -> None:
-    """With a background that never runs, and a prompt that was looked at."""
-    plugin = Plugin(
-        ClientSettings(), capacity=64, block_tokens=BLOCK_TOKENS, predictor=ScriptedPredictor(lambda _: 0), background=Never
-    )
-    plugin._gap_spans["id"] = [GapSpan(2, 0), GapSpan(5, 1)]
-    chain = TokenChain(array("q", range(6 * BLOCK_TOKENS)))
-    plugin.started("id", chain)
-    found = plugin.finished("id", completed=True, blocks=chain, prompt_blocks=5)
-    assert [run.end for run in found.runs] == [2, 6]
-    assert chain._hashes is None
+    """The background looks at the prompts of two turns, and not at the last reply."""
+    background: list[OnCall] = []
+
+    def start(work: Callable[[], None]) -> OnCall:
+        background.append(OnCall(work))
+        return background[-1]
+
+    plugin = Plugin(ClientSettings(), capacity=64, block_tokens=BLOCK_TOKENS, predictor=ScriptedPredictor(), background=start)
+    for name, blocks in (("first", 2), ("next", 5)):
+        tokens = array("q", range(blocks * BLOCK_TOKENS))
+        plugin.started(name, TokenChain(tokens))
+        background[0].work()
+        chain = TokenChain(array("q", range((blocks + 1) * BLOCK_TOKENS)) if name == "next" else tokens)
+        found = plugin.finished(name, completed=True, blocks=chain, prompt_blocks=blocks)
+        assert chain._hashes is None
+    assert [span.end for span in found.spans] == [2, 6]
+    assert plugin.failures == 0
 
 
 def test_chains_that_begin_alike_have_the_same_first_blocks() -> None:

@@ -75,7 +75,7 @@ def serve(mode: str, *, asynchronous: bool = False, count: int = 120) -> dict[st
         from tests.upstream import learned
 
         cache.free_block_queue, cache.free_block_queue_module_path = "LearnedQueue", learned.__name__
-        learned.LearnedQueue.settings = ClientSettings(pooling="off", guard=False, **settings)
+        learned.LearnedQueue.settings = ClientSettings(pooling="off", rule="value", **settings)
         learned.LearnedQueue.predictor = ScriptedPredictor(oracle(made))
         learned.LearnedQueue.clock = staticmethod(lambda: engines[0].now)
         options["scheduler_cls"] = learned.LearnedAsyncScheduler if asynchronous else learned.LearnedScheduler

@@ -107,7 +107,8 @@ def build(stock: Callable[..., Any], ctx: Any, *args: Any, opens: OpenPlugin = o
         if settings.tenant_floors:
             logger.warning("learned prefix cache: LPC_TENANT_FLOORS has no effect in SGLang")
         known = "" if installed() in TESTED else " is an untested release"
-        logger.info("learned prefix cache: %s; SGLang %s%s", "dry run" if settings.shadow else "on", installed(), known)
+        mode = "dry run" if settings.shadow else "on"
+        logger.info("learned prefix cache: %s; SGLang %s%s; rule %s", mode, installed(), known, settings.rule)
     return cache
 
 

@@ -6,7 +6,7 @@
 - ``on_release``: the nodes of a preempted request are to be used soon.
 - ``reset``: the nodes are gone.
 - ``tree_core.evict_device_start`` begins an eviction: sets the time at which the nodes are valued.
-- ``tree_core.eviction_strategy`` becomes a :class:`eviction_client.engines.sglang.order.ValueStrategy`.
+- ``tree_core.eviction_strategy`` becomes a :class:`eviction_client.engines.sglang.order.RuleStrategy`.
 
 The hooks are attributes of these objects: the classes, and so all other caches of the process, stay SGLang's own. The hooks do
 not change ``req.priority``, which the scheduler reads.
@@ -22,7 +22,7 @@ from typing import Any
 from weakref import WeakSet
 
 from eviction_client.engines.sglang.chain import BLOCK_TOKENS, TokenChain
-from eviction_client.engines.sglang.order import ValueStrategy, classes_of
+from eviction_client.engines.sglang.order import RuleStrategy, classes_of
 from eviction_client.engines.sglang.requests import (
     arguments_of,
     category_of,
@@ -56,7 +56,7 @@ class Hooks:
 
     def __init__(self, cache: Any, plugin: Plugin, *, adopt: bool) -> None:
         self.plugin = plugin
-        self.order: ValueStrategy | None = None
+        self.order: RuleStrategy | None = None
         self._core = cache.tree_core
         self._protected_size: Callable[[], int] = self._core.full_protected_size
         self._asked: WeakSet[Any] = WeakSet()
@@ -75,9 +75,9 @@ class Hooks:
             if not hasattr(self._core, "eviction_strategy"):
                 raise TypeError("its tree core has no eviction strategy")
             self._stock_evict: Callable[..., None] = self._core.evict_device_start
-            self._core.eviction_strategy = self.order = ValueStrategy(plugin.failed, self._keep)
+            self._core.eviction_strategy = self.order = RuleStrategy(plugin.failed, self._keep)
             self._core.evict_device_start = self.evict_device_start
-            plugin.follow(self.order)
+            plugin.set_rule(self.order)
         cache.match_prefix, cache.checkpoint_into_tree = self.match_prefix, self.checkpoint_into_tree
         cache.on_release, cache.reset = self.on_release, self.reset
 
@@ -129,7 +129,7 @@ class Hooks:
     def checkpoint_into_tree(self, req: Any, *, up_to: int, **others: Any) -> None:
         """``UnifiedRadixCache.checkpoint_into_tree``; the nodes of a finished request then get their classes."""
         started = time.perf_counter()
-        ended: FinishedRequest | None = None
+        ended: FinishedRequest[Any] | None = None
         try:
             self._step()
             if req not in self._started:
@@ -181,13 +181,13 @@ class Hooks:
         self._stock_reset()
 
     def _step(self) -> None:
-        """Follow the guard and the latest curves."""
+        """Set the order to the rule in force and its latest tables."""
         if self.order is not None:
-            self.plugin.follow(self.order)
+            self.plugin.set_rule(self.order)
         if self._keep is not None:
             self._keep.enabled = not self.plugin.lru_forced
 
-    def _ended(self, req: Any, up_to: int) -> FinishedRequest:
+    def _ended(self, req: Any, up_to: int) -> FinishedRequest[Any]:
         """Pass the end of a request to the plug-in."""
         blocks = _chain_of(req, up_to)
         self.plugin.in_use(self._protected_size() // BLOCK_TOKENS)
@@ -213,7 +213,7 @@ class Hooks:
             node = node.parent
         return path[::-1]
 
-    def _place(self, path: Sequence[Any], ended: FinishedRequest) -> None:
+    def _place(self, path: Sequence[Any], ended: FinishedRequest[Any]) -> None:
         """Give the nodes of a finished request their reuse classes, or retain them as its hint says."""
         assert self.order is not None
         retained, until = self.plugin.retained, 0.0

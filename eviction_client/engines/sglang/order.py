@@ -1,14 +1,15 @@
 """Eviction strategy of SGLang's radix tree, like those in SGLang's ``evict_policy.py``.
 
 When SGLang's Python tree core evicts, it gets the priority of each leaf from its strategy and evicts the lowest. So a node's
-priority is the retention value at its current age, which may rise as well as fall. (The strategies of the Rust core are built
-in, with one fixed number per node. Sessions that all return after about the same time would be evicted as under LRU.)
+priority is the value of its reuse class under the rule in force at its current age, which may rise as well as fall. (The
+strategies of the Rust core are built in, with one fixed number per node. Sessions that all return after about the same time
+would be evicted as under LRU.)
 
 Only leaves are evicted, so a chain's deepest node always goes first. The data for a node's priority, its :class:`Place`, is an
 attribute of the node.
 
-Under LRU the order is by ``last_access_time``, as in SGLang's own ``LRUStrategy``. Nodes that waiting requests will hit go last
-in either order.
+Under `lru` the order is by ``last_access_time``, as in SGLang's own ``LRUStrategy``. Nodes that waiting requests will hit go
+last under any rule.
 """
 
 from bisect import bisect_right
@@ -17,8 +18,8 @@ from typing import Any, Final
 
 from eviction_client.engines.sglang.chain import BLOCK_TOKENS
 from eviction_client.engines.sglang.waiting_prefixes import WaitingPrefixes
-from eviction_client.policy.finished_request import ClassSpan, FinishedRequest
-from eviction_client.policy.free_queue import DONE, PREEMPTED, SOON, Table
+from eviction_client.policy.finished_request import FinishedRequest
+from eviction_client.policy.free_queue import DONE, PREEMPTED, SOON, Table, soon_of
 from lpc.model.curve import value_at
 
 FIRST: Final = -1
@@ -33,7 +34,7 @@ class Place:
     """The data for a node's priority.
 
     Attributes:
-        reuse_class: of :class:`eviction_client.plugin.Plugin`, or ``DONE`` or ``PREEMPTED``.
+        reuse_class: of :class:`eviction_client.policy.policy.Policy`, or ``DONE`` or ``PREEMPTED``.
         used: end of the last request that used the node, seconds.
         until: end of a hint's retention, seconds; 0 without one.
     """
@@ -46,8 +47,8 @@ class Place:
         self.until = until
 
 
-class ValueStrategy:
-    """Computes a node's priority at its current age; the lowest is evicted. Never raises.
+class RuleStrategy:
+    """Computes a node's priority under the rule in force; the lowest is evicted. Never raises.
 
     A node without a place belongs to an unfinished request. If the node can be evicted, the request was preempted.
 
@@ -56,28 +57,27 @@ class ValueStrategy:
         keep: the waiting requests; None: their nodes are not kept.
 
     Attributes:
-        value_enabled: order by retention value; otherwise by LRU.
         now: time of the eviction, seconds, the same for all nodes.
     """
 
     def __init__(self, failed: Callable[[Exception], None], keep: WaitingPrefixes | None = None) -> None:
         self._keep = keep
-        self.value_enabled = False
         self.now = 0.0
         self._tables: Sequence[Table] | None = None
+        self._soon = SOON
         self._failed = failed
 
     @property
     def tables(self) -> Sequence[Table] | None:
-        """The values of the classes at `lpc.model.curve.KNOTS`."""
+        """The tables of the rule in force, as last set; None: least recently used first."""
         return self._tables
 
     def set_tables(self, tables: Sequence[Table] | None) -> None:
-        """Set the values of the classes; None: unknown, so the order is LRU."""
-        self._tables = tables
+        """Set the tables of the rule in force, which apply to all nodes at once; None: least recently used first."""
+        self._tables, self._soon = tables, soon_of(tables)
 
     def get_priority(self, node: Any) -> tuple[int, float]:
-        """Return a node's rank, and within it the retention value at its current age or the time of its last access."""
+        """Return a node's rank, and within it the value at its current age or the time of its last access."""
         try:
             if self._keep is not None and (first := self._keep.first(node)) is not None:
                 return NEEDED_BY_WAITING, -first
@@ -91,8 +91,8 @@ class ValueStrategy:
                 place.used, place.until = place.until, 0.0
             if place.reuse_class == DONE:
                 return FIRST, node.last_access_time
-            if self.value_enabled and self._tables is not None:
-                table = SOON if place.reuse_class == PREEMPTED else self._tables[place.reuse_class]
+            if self._tables is not None:
+                table = self._soon if place.reuse_class == PREEMPTED else self._tables[place.reuse_class]
                 return 0, value_at(table, max(now - place.used, 0.0))
         except Exception as error:
             self._failed(error)
@@ -105,18 +105,17 @@ class ValueStrategy:
             node.lpc = Place(reuse_class, now, 0.0 if reuse_class == DONE else until)
 
 
-def classes_of(ended: FinishedRequest, tokens: Sequence[int]) -> list[int]:
+def classes_of(ended: FinishedRequest[Any], tokens: Sequence[int]) -> list[int]:
     """Return the reuse classes of the nodes on a request's path. ``tokens``: of each node.
 
     A node has the class of the deepest block that ends in it or before it. A block that extends beyond the node may be private
     to a conversation although the node is shared, so it must not make the node ``DONE``.
     """
-    ends = [run.end for run in ended.runs]
-    new = ClassSpan(0, ended.first_class)
+    ends = [run.end for run in ended.spans]
     classes, depth = [], 0
     for count in tokens:
         depth += count
         deepest = depth // BLOCK_TOKENS - 1
-        run = ended.runs[min(bisect_right(ends, deepest), len(ends) - 1)] if ends and deepest >= 0 else new
-        classes.append(run.reuse_class)
+        known = ends and deepest >= 0
+        classes.append(ended.spans[min(bisect_right(ends, deepest), len(ends) - 1)].reuse_class if known else ended.newest)
     return classes

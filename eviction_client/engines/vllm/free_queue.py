@@ -25,7 +25,7 @@ class FreedLater(list[KVCacheBlock]):
         ended: the finished request; None: it continues.
     """
 
-    def __init__(self, blocks: Iterable[KVCacheBlock], ended: FinishedRequest | None) -> None:
+    def __init__(self, blocks: Iterable[KVCacheBlock], ended: FinishedRequest[Any] | None) -> None:
         super().__init__(blocks)
         self.ended = ended
 
@@ -39,6 +39,7 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
     Args:
         classes: reuse classes.
         scales: hashes of a chain per block, by KV-cache group.
+        plain: class of blocks that are freed without a request.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         classes: int = 1,
         *,
         scales: Sequence[int] = (1,),
+        plain: int = 0,
         retained: Retained[KVCacheBlock] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -55,11 +57,11 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         self.fake_free_list_tail = self.tail
         self.retained: Retained[KVCacheBlock] = Retained(0) if retained is None else retained
         self._scales = scales
-        self._ended: FinishedRequest | None = None
-        self._class = 0
+        self._ended: FinishedRequest[Any] | None = None
+        self._plain = self._class = plain
         super().prepend_n(blocks)
 
-    def placing(self, ended: FinishedRequest | None, free: Callable[..., None], *arguments: Any) -> None:
+    def placing(self, ended: FinishedRequest[Any] | None, free: Callable[..., None], *arguments: Any) -> None:
         """Call vLLM's ``free(*arguments)``, whose blocks belong to a request.
 
         vLLM's frees end in ``append_n(blocks)``, which has no parameter for the request, so it is stored during this call.
@@ -67,11 +69,11 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         Args:
             ended: the finished request; None: it continues, and its blocks are evicted last.
         """
-        self._ended, self._class = ended, PREEMPTED if ended is None else 0
+        self._ended, self._class = ended, PREEMPTED if ended is None else self._plain
         try:
             free(*arguments)
         finally:
-            self._ended, self._class = None, 0
+            self._ended, self._class = None, self._plain
 
     def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Put blocks without content at the very front, ``blocks[0]`` to be reused first."""
@@ -119,14 +121,16 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         """Iterate over free blocks in eviction order from the front, because blocks freed since may precede any cursor."""
         return self.eviction_order()
 
-    def _parts(self, blocks: Sequence[KVCacheBlock], ended: FinishedRequest) -> Iterator[tuple[Sequence[KVCacheBlock], int]]:
+    def _parts(
+        self, blocks: Sequence[KVCacheBlock], ended: FinishedRequest[Any]
+    ) -> Iterator[tuple[Sequence[KVCacheBlock], int]]:
         """Split a request's freed blocks, the deepest first, by reuse class.
 
         Shared blocks are the start of a chain, so the freed blocks are its end, and the depth of the first determines the
         others. If the hashes disagree, all blocks get the class of the chain's end.
         """
-        if len(ended.runs) < 2:
-            yield blocks, ended.runs[0].reuse_class if ended.runs else 0
+        if len(ended.spans) < 2:
+            yield blocks, ended.spans[0].reuse_class if ended.spans else ended.newest
         elif len(self._scales) == 1:
             yield from self._in_group(blocks, ended, self._scales[0])
         else:
@@ -136,13 +140,13 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
 
     @staticmethod
     def _in_group(
-        blocks: Sequence[KVCacheBlock], ended: FinishedRequest, scale: int
+        blocks: Sequence[KVCacheBlock], ended: FinishedRequest[Any], scale: int
     ) -> Iterator[tuple[Sequence[KVCacheBlock], int]]:
         depth = _depth_of(blocks, ended.blocks, scale)
         if depth is None:
-            yield blocks, ended.runs[-1].reuse_class
+            yield blocks, ended.spans[-1].reuse_class
             return
-        runs, at = ended.runs, 0
+        runs, at = ended.spans, 0
         for number in range(len(runs) - 1, -1, -1):
             start = runs[number - 1].end // scale if number else 0
             count = depth - start + 1

@@ -98,10 +98,13 @@ class Hooks:
         free = pool.free_block_queue.get_all_free_blocks()
         shares = plugin.settings.tenant_floors
         kind = FlooredFreeQueue if shares else LearnedFreeQueue
-        queue = kind(free, plugin.classes, scales=scales, retained=plugin.retained, clock=plugin.now_or_latest)
+        policy = plugin.policy
+        queue = kind(
+            free, policy.classes, scales=scales, plain=policy.plain, retained=plugin.retained, clock=plugin.now_or_latest
+        )
         if isinstance(queue, FlooredFreeQueue):
             queue.set_floors(shares, self._blocks)
-        plugin.follow(queue)
+        plugin.set_rule(queue)
         pool.free_block_queue = queue
         pool.free_blocks = self.free_blocks
         return queue
@@ -159,7 +162,7 @@ class Hooks:
         plugin, more = self.plugin, False
         started = time.perf_counter()
         if self.queue is not None:
-            plugin.follow(self.queue)  # first: what fails below must not keep a rule in force
+            plugin.set_rule(self.queue)  # first: what fails below must not keep a rule in force
         try:
             if self.queue is not None:
                 more = self.queue.step()
@@ -194,10 +197,10 @@ class Hooks:
 
     # Neither of these raises.
 
-    def _ended(self, request: Request) -> FinishedRequest | None:
+    def _ended(self, request: Request) -> FinishedRequest[Any] | None:
         """Note the end of a request; None: it goes on."""
         started = time.perf_counter()
-        ended: FinishedRequest | None = None
+        ended: FinishedRequest[Any] | None = None
         try:
             if request.is_finished():
                 self.keep.leave(id_of(request))

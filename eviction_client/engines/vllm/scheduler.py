@@ -86,7 +86,9 @@ class LearnedScheduler:
         if reason is None:
             mode = "dry run" if settings.shadow else f"on, keys pooled: {settings.pools}"
             release = f"vLLM {RELEASE}" if RELEASE in TESTED else f"vLLM {RELEASE} is an untested release"
-            logger.info("learned prefix cache: %s; %s, check passed in %.0f ms", mode, release, milliseconds)
+            logger.info(
+                "learned prefix cache: %s; %s, check passed in %.0f ms; rule %s", mode, release, milliseconds, settings.rule
+            )
             cls._report(tiers, settings, scheduler.lpc.plugin)
             return scheduler
         stay_stock(settings, metrics, engine="vLLM", release=RELEASE, reason=reason, tested=TESTED)

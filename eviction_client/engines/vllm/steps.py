@@ -2,17 +2,29 @@
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from eviction_client.engines.vllm.waiting import CachedFirstQueue
+from eviction_client.engines.vllm.waiting_prefixes import WaitingPrefixes
+from eviction_client.plugin import Plugin
 from eviction_client.policy.free_queue import RENEWED_S
-
-if TYPE_CHECKING:
-    from eviction_client.engines.vllm.hooks import Hooks
 
 STEP_S: Final = 1.04 * RENEWED_S
 """Seconds between two runs of the pending work unless requests wait: slightly more than the interval at which values are
 renewed."""
+
+
+class Work(Protocol):
+    """The plug-in's work around a step: :class:`eviction_client.engines.vllm.hooks.Hooks`."""
+
+    plugin: Plugin
+    keep: WaitingPrefixes
+
+    def step(self) -> bool:
+        """Run the pending work; return whether some remains."""
+
+    def started(self, scheduled: Any) -> None:
+        """Look at the requests that a step has started."""
 
 
 class Steps:
@@ -28,7 +40,7 @@ class Steps:
         cached_first: the waiting queue that serves cached first; None: the waiting queue is vLLM's.
     """
 
-    def __init__(self, stock: Callable[..., Any], hooks: "Hooks") -> None:
+    def __init__(self, stock: Callable[..., Any], hooks: Work) -> None:
         self.cached_first: CachedFirstQueue | None = None
         self._stock = stock
         self._hooks = hooks

@@ -12,8 +12,8 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from eviction_client.engines.vllm_cpu import MODULE, POLICY
 from eviction_client.engines.vllm_cpu.policy import policies_made
-from eviction_client.policy.tier import Tier
-from lpc.model.curve import KNOTS
+from eviction_client.policy.policy import Policy
+from eviction_client.policy.tier import ChunkTier
 
 CHUNKS: Final = 4
 EVICTED: Final = ["b1", "a1", None]
@@ -35,14 +35,14 @@ def find_incompatibility() -> str | None:
 def _evictions(policy: dict[str, str]) -> list[str | None]:
     """Fill a small tier with two chains, use the first again, and store 1, 1 and 5 more; return the evictions for each.
 
-    Under our policy all chunks have one falling value, so that the order by value is LRU.
+    Under our policy all chunks have one class of the rule `mq`, whose value falls, so that its order is LRU.
     """
     with policies_made() as made:
         manager = CPUOffloadingManager(num_chunks=CHUNKS, **policy)
-    tables = [[1.0 / (1.0 + age) for age in KNOTS]]
-    shape: dict[str, Any] = {"blocks": CHUNKS, "classes": 1, "prompts_only": True, "guarded": False}
+    clock = count(10**9).__next__
+    policy_of_pool: Policy[Any] = Policy(CHUNKS, block_tokens=1, clock=clock, rule="mq")
     for ours in made:
-        tier = Tier("check", CHUNKS, **shape, tables=lambda: tables, clock=count(10**9).__next__)
+        tier = ChunkTier("check", CHUNKS, policy_of_pool, blocks=CHUNKS, prompts_only=True, clock=clock)
         tier.step()
         ours.link(tier, _fail)
 

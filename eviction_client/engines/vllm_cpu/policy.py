@@ -1,9 +1,9 @@
 """Policy for vLLM's CPU offload tier: the ``eviction_policy`` of an ``OffloadingConnector``.
 
 It wraps vLLM's own LRU policy, which gets every call, owns the data, and evicts, unless the tier's order
-(:class:`eviction_client.policy.tier.Tier`) differs: then that order chooses, and the LRU policy removes the chosen chunks.
-So the tier evicts exactly like vLLM's LRU until curves are known, while the guard enables LRU, in a release with another LRU,
-and after any failure here. Methods that a release adds go to its own policy.
+(:class:`eviction_client.policy.tier.ChunkTier`) differs: then that order chooses, and the LRU policy removes the chosen chunks.
+So the tier evicts exactly like vLLM's LRU while `lru` is in force, in a release with another LRU, and after any failure here.
+Methods that a release adds go to its own policy.
 
 Reuse classes come from the scheduler plug-in (:mod:`eviction_client.engines.vllm_cpu.placing`): vLLM gives a policy the id of a
 request, but neither tokens nor session. Without the plug-in the policy is LRU.
@@ -21,7 +21,7 @@ from vllm.v1.kv_offload.base import OffloadKey, ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus, order_request_keys
 from vllm.v1.kv_offload.cpu.policies.lru import LRUCachePolicy
 
-from eviction_client.policy.tier import Tier
+from eviction_client.policy.tier import ChunkTier
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
     def __init__(self, cache_capacity: int) -> None:
         super().__init__(cache_capacity)
         self.lru: Any = LRUCachePolicy(cache_capacity)
-        self._tier: Tier | None = None
+        self._tier: ChunkTier | None = None
         self._failed: Callable[[Exception], None] | None = None
         self._groups: Sequence[tuple[int, int]] = ()
         self._alone = _made is None
@@ -63,7 +63,7 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
             if not name.startswith("_") and callable(method := getattr(self.lru, name)) and name not in _OURS:
                 setattr(self, name, method)
 
-    def link(self, tier: Tier, failed: Callable[[Exception], None], groups: Sequence[tuple[int, int]] = ()) -> None:
+    def link(self, tier: ChunkTier, failed: Callable[[Exception], None], groups: Sequence[tuple[int, int]] = ()) -> None:
         """Order by this tier from now on.
 
         Args:
@@ -73,7 +73,7 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
         self._tier, self._failed, self._groups = tier, failed, groups
 
     @property
-    def tier(self) -> Tier | None:
+    def tier(self) -> ChunkTier | None:
         """The tier that orders; None: the policy is LRU."""
         return self._tier
 
@@ -162,7 +162,7 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
         try:
             chosen = self._choose(tier, n, protected) if tier.decides else None
             if chosen is not None:
-                tier.evicted([key for key, _ in chosen], by="value")
+                tier.evicted([key for key, _ in chosen], by="plugin")
         except Exception as error:
             self._give_up(error)
             return self._least_recent(n, protected)
@@ -181,7 +181,9 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
         if self._tier is not None:
             self._try(self._tier.clear)
 
-    def _choose(self, tier: Tier, n: int, protected: Collection[OffloadKey]) -> list[tuple[OffloadKey, ChunkStatus]] | None:
+    def _choose(
+        self, tier: ChunkTier, n: int, protected: Collection[OffloadKey]
+    ) -> list[tuple[OffloadKey, ChunkStatus]] | None:
         get = self.lru.get
         # An unknown key raises: a bug of ours.
         keys = tier.choose(n, lambda key: key not in protected and get(key).ref_cnt == 0)

@@ -1,72 +1,102 @@
-"""Eviction by retention value at the block's age, with the modules that run inside an engine (`eviction_client`).
+"""The plug-in's policy object (`eviction_client.policy`) on simulated blocks.
 
-`plugin` groups requests as an engine without a sidecar does. `plugin-sidecar` uses groups of the sidecar's return model, which
-learns from the first request on.
+`plugin` runs as in an engine without a sidecar. `plugin-sidecar` has the groups of the sidecar's return model, which learns
+from the first request on, and the probabilities of a head if the workload has them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
+from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.free_queue import FreeQueue
-from eviction_client.policy.ghosts import Ghosts
+from eviction_client.policy.ghosts import sampled
+from eviction_client.policy.policy import Policy as Core
+from eviction_client.policy.reuse_monitor import REMEMBERED, UNKNOWN, Arrival, Use
+from lpc.model.probability import logit
+from lpc.model.returns.groups import CurveGroups
 from lpc_apps.simulator.blocks import EDGE, Piece
 from lpc_apps.simulator.policy import Policy, PolicySettings, register
-from lpc_apps.simulator.reuse_classes import ReuseClasses, SidecarClasses
+from lpc_apps.simulator.segments import Path, Segment
+from lpc_apps.simulator.sidecar import block_hash, curves_of
 from lpc_apps.simulator.workload import Turn, Workload
 
 
 @register
 class Plugin(Policy[Piece]):
-    """The plug-in without a sidecar: classes by gap and by the number of new tokens, curves from its own reuse."""
+    """The plug-in without a sidecar."""
 
     name = "plugin"
-    rule = "the lowest retention value at the block's age, or least recently used while that hits more; no sidecar"
-    source = "this project: eviction_client.policy.reuse_monitor, eviction_client.policy.free_queue; Gittins 1979"
+    rule = "the lowest value in the table of the block's reuse class, by the rule that hits most; no sidecar"
+    source = "this project: eviction_client.policy"
     piece_type = Piece
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
         self._now = 0.0
-        self.reuse: Final = self._classes()
-        self.ghosts: Ghosts[int] = Ghosts(capacity, self.reuse.classes, every_block, clock=self._clock)
-        self.queue: FreeQueue[Piece] = FreeQueue(Piece(EDGE, 0, 0), Piece(EDGE, 0, 0), self.reuse.classes, clock=self._clock)
-        self.queue.value_enabled = not settings.guard
-
-    def _classes(self) -> ReuseClasses:
-        return ReuseClasses(self.capacity, self.workload)
+        self._sampled: dict[tuple[Segment, int], tuple[int, ...]] = {}
+        self.core: Final[Core[Segment]] = Core(
+            capacity,
+            block_tokens=workload.block_tokens,
+            clock=self._clock,
+            rule=settings.rule,
+            uses=SegmentUses(REMEMBERED * capacity),
+            size_of=size_of,
+            sample=self._sample,
+        )
+        self.queue: FreeQueue[Piece] = FreeQueue(Piece(EDGE, 0, 0), Piece(EDGE, 0, 0), self.core.classes, clock=self._clock)
+        self._follow()
+        self._arrivals: dict[Turn, Arrival] = {}
+        self._finished: FinishedRequest[Segment] | None = None
 
     def start(self, turn: Turn, now: float) -> None:
-        """Count reuses; apply a refit."""
+        """Count reuses; refit if due.
+
+        A use is the allocation of blocks, not the arrival in the queue: otherwise the blocks of a waiting request would seem
+        to have missed their next use, and be evicted just before it.
+        """
         self._now = now
-        self.reuse.start(turn, now)
+        self._arrivals[turn] = self.core.arrived(prompt_of(turn, self.workload.paths.of(turn)), now)
+        if self.core.refit_due(now):
+            self._ask(now)
+            self.core.refit(now)
         self._follow()
 
     def wait(self, turn: Turn, now: float) -> None:
         """Also retain the request's blocks in the ghost caches."""
         self._now = now
-        if self.settings.guard:
-            self.ghosts.wait(turn, self.reuse.sampled_prompt(turn, self.ghosts.every))
+        self.core.ghosts.wait(turn, prompt_of(turn, self.workload.paths.of(turn)))
 
     def finish(self, turn: Turn, now: float) -> None:
-        """Record the last use; let the ghost caches choose the rule."""
+        """Set the blocks' classes; let the policy learn from the request."""
         self._now = now
-        reuse = self.reuse
-        reuse.finish(turn, now)
+        path = self.workload.paths.of(turn)
+        group, log_odds = self._prediction(turn, now)
+        self._finished = finished = self.core.finished(
+            turn,
+            path,
+            len(prompt_of(turn, path)),
+            now,
+            arrival=self._arrivals.pop(turn, UNKNOWN),
+            group=group,
+            log_odds=log_odds,
+            reply_end=turn.reply_end or None,
+        )
+        self.core.learn(finished)
+        self.core.ghosts.served(turn)
         self._follow()
-        if self.settings.guard:
-            every = self.ghosts.every
-            self.queue.value_enabled = self.ghosts.observe(reuse.sample(reuse.prompt, every), reuse.freed(every))
-            self.ghosts.served(turn)
 
     def free(self, pieces: Sequence[Piece], turn: Turn, now: float) -> None:
-        """Insert each gap span of blocks into its class."""
+        """Insert each span of blocks into its class."""
         self._now = now
+        assert self._finished is not None
+        spans, path = self._finished.spans, self._finished.blocks
         at, parts = 0, []
-        for start, _, number in reversed(self.reuse.runs):
-            begin, depth = at, self.reuse.path[start].depth
+        for number in range(len(spans) - 1, -1, -1):
+            start = spans[number - 1].end if number else 0
+            begin, depth = at, path[start].depth
             while at < len(pieces) and pieces[at].depth >= depth:
                 at += 1
-            parts.append((pieces[begin:at], number))
+            parts.append((pieces[begin:at], spans[number].reuse_class))
         self.queue.insert_chain(parts, now)
 
     def touch(self, piece: Piece, now: float) -> None:
@@ -74,33 +104,97 @@ class Plugin(Policy[Piece]):
         self.queue.remove(piece)
 
     def first(self, now: float) -> Piece:
-        """Return the piece to evict under the current rule."""
+        """Return the piece to evict under the rule in force."""
         self._now = now
         return self.queue.first()
 
+    def _prediction(self, turn: Turn, now: float) -> tuple[int, float | None]:
+        """Return the sidecar's group, 0 without one, and the log-odds of its continuation probability."""
+        del turn, now
+        return 0, None
+
+    def _ask(self, now: float) -> None:
+        """Give the policy the sidecar's curves."""
+
     def _follow(self) -> None:
-        tables = self.reuse.tables
+        tables = self.core.tables
         if self.queue.tables is not tables:
             self.queue.set_tables(tables)
-            self.ghosts.set_tables(tables)
 
     def _clock(self) -> float:
         return self._now
 
+    def _sample(self, path: Sequence[Segment], every: int) -> list[int]:
+        """Return the blocks of segments in the ghost caches' sample of one in ``every``."""
+        out: list[int] = []
+        for segment in path:
+            chosen = self._sampled.get((segment, every))
+            if chosen is None:
+                chosen = tuple(content for content in segment.contents if every == 1 or sampled(block_hash(content), every))
+                self._sampled[segment, every] = chosen
+            out += chosen
+        return out
+
 
 @register
 class PluginSidecar(Plugin):
-    """The plug-in with the sidecar's groups, and their curves as prior."""
+    """The plug-in with the sidecar's groups, their curves, and its continuation probabilities."""
 
     name = "plugin-sidecar"
-    rule = "the lowest retention value at the block's age, or least recently used while that hits more"
-    source = "this project: as plugin, with groups and prior from lpc/model/returns, which learns from the first request on"
+    rule = "as plugin, with the sidecar's groups among the features of a class"
+    source = "this project: as plugin, with lpc/model/returns, which learns from the first request on"
 
-    def _classes(self) -> ReuseClasses:
-        return SidecarClasses(self.capacity, self.workload, invert=self.settings.invert)
+    def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
+        super().__init__(capacity, workload, settings)
+        self._curves = curves_of(workload)
+        self._clusters = CurveGroups()
+
+    def _prediction(self, turn: Turn, now: float) -> tuple[int, float | None]:
+        curve = self._curves.get(turn)
+        p = turn.probability
+        if self.settings.invert:
+            p = None if p is None else 1.0 - p
+            curve = None if curve is None else 1.0 - curve[::-1]
+        group = 0 if curve is None else int(self._clusters.join(curve[None, :], now)[0])
+        return group, None if p is None else logit(p)
+
+    def _ask(self, now: float) -> None:
+        hazards = dict(enumerate(self._clusters.snapshot().hazards.tolist(), 1))
+        self.core.set_sidecar_curves("simulated", hazards)
 
 
-def every_block(content: Any, every: int) -> bool:
-    """Return True, because `ReuseClasses.sample` has already selected the blocks."""
-    del content, every
-    return True
+class SegmentUses:
+    """The latest uses of segments. ``remembered``: bound in blocks; the least recently used are forgotten."""
+
+    def __init__(self, remembered: int) -> None:
+        self._remembered = remembered
+        self._uses: dict[Hashable, Use] = {}
+        self._blocks = 0
+
+    def get(self, segment: Segment, /) -> Use | None:
+        """Return a segment's latest use; None: unknown."""
+        return self._uses.get(segment)
+
+    def put(self, segment: Segment, use: Use, /) -> None:
+        """Set a segment's latest use."""
+        uses = self._uses
+        if uses.pop(segment, None) is None:
+            self._blocks += segment.size
+        uses[segment] = use
+        while self._blocks > self._remembered:
+            oldest: Any = next(iter(uses))
+            del uses[oldest]
+            self._blocks -= oldest.size
+
+
+def prompt_of(turn: Turn, path: Path) -> Path:
+    """Return the segments of a turn's prompt."""
+    end = len(turn.contents)
+    while path and path[-1].depth >= end:
+        path = path[:-1]
+    return path
+
+
+def size_of(path: Sequence[Segment]) -> int:
+    """Return the number of blocks in some segments."""
+    return sum(segment.size for segment in path)

@@ -155,11 +155,16 @@ async def test_capacities_and_restarts_are_never_dropped(client: httpx.AsyncClie
 
 
 async def test_metrics_contain_counts_and_no_hashes(client: httpx.AsyncClient) -> None:
-    world, all_ = filled()
+    world, all_ = filled(rule="mq")
     loop = Loop(world.service, ScriptedPredictor(), lambda _: None)
+    await loop.tick()
     now = status(loop, sidecar=True)
     text = exposition(now).decode()
     assert 'lpc_lmcache_used_bytes{node="a",tier="l1"} 8.388608e+06' in text
+    assert [line for line in text.splitlines() if line.startswith("lpc_lmcache_rule{") and line.endswith(" 1.0")] == [
+        'lpc_lmcache_rule{node="a",rule="mq"} 1.0'
+    ]
+    assert 'lpc_lmcache_ghost_chunks_total{cache="asked",node="a"} 4.0' in text, "the first new chunk of each turn"
     for output in (text, str(now)):
         assert not any(object_.hash in output for prompt in all_ for objects in prompt.objects for object_ in objects)
 

@@ -1,13 +1,12 @@
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from eviction_client import Prediction
-from eviction_client.policy.free_queue import Table
-from eviction_client.policy.reuse_monitor import KINDS
-from lpc.model.curve import INTERVALS, value_at, values
-from lpc_apps.lmcache.classes import CLASSES
+from eviction_client.policy.policy import AUTO
+from eviction_client.transport.sidecar_curves import ReuseCurves
+from lpc.model.curve import INTERVALS, value_at
 from lpc_apps.lmcache.events import Location
 from lpc_apps.lmcache.service import END_AFTER_S, FRESH_S, PREDICT_AFTER_S, Service
 from lpc_apps.lmcache.settings import LMCacheSettings
@@ -24,29 +23,27 @@ NEVER = [1e-6] * INTERVALS
 class World:
     """A service, a clock, and a node with memory for ten chunks of which seven are below the watermark."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *, rule: str = AUTO, **settings: Any) -> None:
         self.now = 1000.0
         self.service = Service(
             LMCacheSettings(**{"watermark": 0.7, **settings}),
             clock=lambda: self.now,
             keys=KEYS,
+            rule=rule,
         )
         self.service.declare(MEMORY, 10 * MIB)
         self.service.declare(DISK, 0)
 
-    def know(self, hazards: Callable[[int], list[float]] = lambda _: SOON) -> None:
-        """Set the curves of classes by the sidecar's group; 0: no prediction."""
-        curves = [hazards(max(number // KINDS - 3, 0)) for number in range(CLASSES)]
-        known: dict[int, Table] = {id(curve): values(curve) for curve in {id(curve): curve for curve in curves}.values()}
-        tables = [known[id(curve)] for curve in curves]
-        self.service.classes.tables = tables
-        self.service.classes._monitor.curves = curves
-        self.service.caches.set_tables(tables)
+    def refit(self, hazards: Mapping[int, Sequence[float]] | None = None) -> None:
+        """Fit the curves of all classes with counts, with the sidecar's by group."""
+        self.service.set_sidecar_curves(None if hazards is None else ReuseCurves("epoch", hazards))
+        for _ in self.service.refit():
+            pass
 
-    def answer(self, prompt: Prompt, group: int = 0) -> None:
+    def answer(self, prompt: Prompt, group: int = 0, probability: float = 0.5) -> None:
         """Apply a prediction of a conversation, which ends its turn."""
         conversation = self.conversation(prompt)
-        self.service.answered(conversation, conversation.turns, Prediction(0.5, "v", 1, group=group))
+        self.service.answered(conversation, conversation.turns, Prediction(probability, "v", 1, group=group))
 
     def serve(self, prompt: Prompt, *, first: int = 0, on_disk: bool = True) -> None:
         """Serve a request: its new chunks are stored in memory, copied to disk, and read."""
@@ -88,8 +85,8 @@ def end_turns(world: World) -> None:
     world.service.plan()
 
 
-def test_without_predictions_the_order_is_lru() -> None:
-    world = World()
+def test_a_turn_is_a_use() -> None:
+    world = World(rule="lru")
     all_ = prompts(3)
     for prompt in all_:
         world.serve(prompt)
@@ -102,22 +99,20 @@ def test_without_predictions_the_order_is_lru() -> None:
     assert set(world.gone(*all_)) == {1}
 
 
-def test_the_conversation_with_the_lowest_value_is_evicted_first_from_its_end() -> None:
-    world = World()
-    world.know(lambda group: SOON if group == 1 else NEVER)
+@pytest.mark.parametrize(("rule", "first"), [("lru", 0), ("value", 1), ("auto", 1), ("lpc", 2)])
+def test_the_rule_in_force_selects_the_conversation_that_is_evicted_from_its_end(rule: str, first: int) -> None:
+    world = World(rule=rule)
     all_ = prompts(3)
     for prompt in all_:
         world.serve(prompt)
     assert len(settle(world)) == 3
-    for prompt, group in zip(all_, (1, 2, 1), strict=True):
-        world.answer(prompt, group)
+    for prompt, group, probability in zip(all_, (1, 2, 1), (0.9, 0.8, 0.3), strict=True):
+        world.answer(prompt, group, probability)
     world.service.plan()
+    world.refit({1: SOON, 2: NEVER})
     world.serve(Prompt(*words(9, 2)))
     world.pass_(20)
-    cache = world.service.caches[MEMORY]
-    assert world.service.plan().delete[MEMORY][0] == all_[0].objects[1][0], "LRU until the guard enables the value"
-    cache.queue.value_enabled = True
-    assert world.service.plan().delete[MEMORY] == [all_[1].objects[1][0], all_[1].objects[0][0]]
+    assert world.service.plan().delete[MEMORY] == [all_[first].objects[1][0], all_[first].objects[0][0]]
 
 
 def test_a_shared_prefix_is_as_recent_as_its_latest_use() -> None:
@@ -158,25 +153,37 @@ def test_curves_are_learned_even_if_replies_are_rendered_differently() -> None:
             world.serve(asked, first=1)
         world.pass_(5.0)
         world.service.deleted(MEMORY, world.service.plan().delete.get(MEMORY, []))
-    assert world.service.classes.reuses > 380
-    for _ in world.service.refit():
-        pass
-    assert world.service.classes.tables is not None
-    new = world.service.classes.tables[0]
-    ages = [value_at(new, age) for age in (1.0, 20.0, 60.0)]
-    assert ages[0] < ages[1] > 20 * ages[2]  # all come back after 30 s
+    assert world.service.policy.reused > 380
+    world.refit()
+    last = world.service.conversations.find(Prompt(*words(3 * 398, 1)).objects[0][0].chunk)
+    assert last is not None
+    tables, resident = world.service.policy.tables_of("value"), world.service.caches[MEMORY].find(last)
+    assert tables is not None and resident is not None
+    ages = [value_at(tables[resident.reuse_class], age) for age in (1.0, 20.0, 60.0)]
+    assert ages[0] < ages[1] > 3 * ages[2]  # all come back after 30 s
 
 
 def test_a_failure_switches_to_lru_and_restarts_learning(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
-    world.know()
-    world.serve(*prompts(1))
-    cache = world.service.caches[MEMORY]
-    cache.queue.value_enabled = True
-    monkeypatch.delattr(world.service.classes, "_monitor")
-    with pytest.raises(AttributeError):
+    one, two = prompts(2)
+    for _ in range(2):
+        world.serve(one)
         end_turns(world)
-    assert not cache.queue.value_enabled and cache.queue.tables is None and world.service.classes.tables is None
+        world.pass_(60)
+        world.look_up(one)
+    service, cache = world.service, world.service.caches[MEMORY]
+    assert cache.rule == "value" and cache.queue.tables is not None and service.policy.reused == 1
+    world.serve(two)
+    monkeypatch.setattr(service.policy, "finished", None)
+    with pytest.raises(TypeError):
+        end_turns(world)
+    service.declare(Location("l1", "b"), 10 * MIB)
+    for tier in (cache, service.caches[Location("l1", "b")]):
+        assert tier.rule == "lru" and tier.queue.tables is None
+    assert service.policy.reused == 0
+    world.refit()
+    assert cache.queue.tables is None, "until its ghost caches show that another rule is better"
+    world.serve(Prompt(*words(9, 2)))
     end_turns(world)  # does not fail again
 
 

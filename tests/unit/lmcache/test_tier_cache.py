@@ -1,8 +1,8 @@
-import pytest
+import hashlib
 
 from eviction_client import BlockHash
-from eviction_client.policy.ghosts import Freed
-from lpc.model.curve import KNOTS
+from eviction_client.policy.ghosts import sampling_of
+from eviction_client.policy.policy import Policy
 from lpc_apps.lmcache.tier_cache import TierCache
 from lpc_apps.lmcache.tree import Chunk, Resident
 from tests.unit.lmcache.nodes import Prompt, words
@@ -17,7 +17,8 @@ class Clock:
 
 def build_cache(watermark: float, capacity: int = 100) -> tuple[TierCache, Clock]:
     clock = Clock()
-    return TierCache(capacity, watermark, 2, clock), clock
+    policy: Policy[BlockHash] = Policy(100, block_tokens=4, clock=clock, rule="lru")
+    return TierCache(capacity, watermark, policy, clock), clock
 
 
 def chunks(*seeds: int) -> list[Chunk]:
@@ -67,21 +68,27 @@ def test_lru_evicts_a_chain_from_its_end() -> None:
     assert cache.victims(0, go)[0].chunk is later
 
 
-def test_the_guard_has_the_size_of_the_tier_and_enables_the_value_when_it_pays() -> None:
-    """Conversations that come back in turn are more than there is cache for: least recent use finds none of them."""
-    cache, clock = build_cache(0.7, capacity=2800)
-    cache.set_tables([[0.01] * len(KNOTS), [1.0 + age for age in KNOTS]])
-    prompts = [[BlockHash(bytes([n, index]) * 8) for index in range(10)] for n in range(30)]
+def test_the_ghost_caches_have_the_size_of_the_tier() -> None:
+    """A tier's size in chunks is known only when it holds some."""
+    clock = Clock()
+    policy: Policy[BlockHash] = Policy(100, block_tokens=4, clock=clock)
+    cache = TierCache(130_000, 0.7, policy, clock)
+
+    def serve(n: int) -> None:
+        clock.now += 1.0
+        prompt = [BlockHash(hashlib.blake2b(f"{n}/{index}".encode(), digest_size=16).digest()) for index in range(500)]
+        cache.learn(policy.finished(n, prompt, 500, clock.now, arrival=policy.arrived(prompt, clock.now)))
+
+    serve(0)
+    assert cache.ghosts.asked == 0, "its size is unknown"
     fill(cache, chunks(1))
-    for _ in range(30):
-        for prompt in prompts:
-            clock.now += 1.0
-            cache.learn(prompt, [Freed(prompt, 1)])
-    assert cache.ghosts is not None
-    assert len(cache.ghosts.following(True)) * cache.ghosts.every == pytest.approx(196, abs=4)
-    assert cache.queue.value_enabled
-    cache.fall_back_to_lru()
-    assert not cache.queue.value_enabled
+    for n in range(30):
+        serve(n)
+    assert cache.ghosts.every == sampling_of(9100) > 1
+    assert {len(ghosts) for ghosts in cache.ghosts.caches.values()} == {9100 // cache.ghosts.every}
+    fill(cache, chunks(2), size=30)
+    serve(30)
+    assert {len(ghosts) for ghosts in cache.ghosts.caches.values()} == {4550 // cache.ghosts.every}, "chunks are twice as large"
 
 
 def test_an_object_counts_once_and_a_late_report_changes_nothing() -> None:

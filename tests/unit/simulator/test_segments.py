@@ -63,7 +63,9 @@ def test_a_policy_evicts_segments_as_it_evicts_blocks(
     policy: str, blocks: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The monitor forgets whole segments, or single blocks: of the prompt used longest ago it may know a part in one case only.
-    monkeypatch.setattr("lpc_apps.simulator.reuse_classes.REMEMBERED", 1000)
+    monkeypatch.setattr("lpc_apps.simulator.policies.plugin.REMEMBERED", 1000)
+    # The workload-aware policy refits less often the more it awaits: segments, or single blocks.
+    monkeypatch.setattr("lpc_apps.simulator.policies.workload_aware.REFIT_TURN", (10**9, 0))
     found = evictions(policy, traffic(seed), blocks, blockwise=False)
 
     assert found == evictions(policy, traffic(seed), blocks, blockwise=True)

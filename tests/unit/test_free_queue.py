@@ -51,7 +51,6 @@ def test_the_deepest_block_of_a_chain_goes_first_from_either_end() -> None:
     clock = Clock()
     queue = queue_of(clock)
     queue.set_tables([peaked(200.0)] * CLASSES)
-    queue.value_enabled = True
     queue.insert([Block(1), Block(2)], 0, clock.now - 100.0)
     queue.insert([Block(3), Block(4)], 0, clock.now)
     # The older chain is nearer to its return.
@@ -62,7 +61,6 @@ def test_a_chain_goes_from_its_deepest_block_whatever_the_classes_of_its_parts()
     clock = Clock()
     queue = queue_of(clock)
     queue.set_tables([decreasing(1e-4), decreasing(1e-2), decreasing(1e-3), decreasing(1e-5)])
-    queue.value_enabled = True
     queue.insert_chain([([Block(1), Block(2)], 1), ([Block(3)], 2), ([Block(4), Block(5)], 0)], clock.now)
     queue.insert([Block(6)], 3, clock.now)
     clock.now += 100.0
@@ -72,12 +70,11 @@ def test_a_chain_goes_from_its_deepest_block_whatever_the_classes_of_its_parts()
     assert ids(queue.popleft_n(5)) == [6, 1, 2, 4, 5]
 
 
-@pytest.mark.parametrize("value_enabled", [True, False])
-def test_done_goes_first_and_retained_last_under_either_rule(value_enabled: bool) -> None:
+@pytest.mark.parametrize("by_value", [True, False])
+def test_done_goes_first_and_retained_last_under_either_rule(by_value: bool) -> None:
     clock = Clock()
     queue = queue_of(clock)
-    queue.set_tables([decreasing(0.3)] * CLASSES)
-    queue.value_enabled = value_enabled
+    queue.set_tables([decreasing(0.3)] * CLASSES if by_value else None)
     queue.retain([Block(1)], 0, clock.now + 60.0)
     queue.insert([Block(2)], 0, clock.now)
     queue.insert([Block(3)], DONE, clock.now)
@@ -85,12 +82,11 @@ def test_done_goes_first_and_retained_last_under_either_rule(value_enabled: bool
     assert ids(list(queue.eviction_order())) == ids(queue.popleft_n(4)) == [4, 3, 2, 1]
 
 
-@pytest.mark.parametrize("value_enabled", [True, False])
-def test_when_its_time_is_over_a_retained_run_lies_in_its_class_as_just_used(value_enabled: bool) -> None:
+@pytest.mark.parametrize("by_value", [True, False])
+def test_when_its_time_is_over_a_retained_run_lies_in_its_class_as_just_used(by_value: bool) -> None:
     clock = Clock()
     queue = queue_of(clock)
-    queue.set_tables([decreasing(0.3)] * CLASSES)
-    queue.value_enabled = value_enabled
+    queue.set_tables([decreasing(0.3)] * CLASSES if by_value else None)
     blocks = [Block(1), Block(2), Block(3)]
     queue.retain(blocks[:2], 0, clock.now + 60.0)
     queue.retain(blocks[2:], 1, clock.now + 20.0)
@@ -110,7 +106,6 @@ def test_a_request_that_goes_on_goes_last_and_sinks_if_it_never_resumes() -> Non
     clock = Clock()
     queue = queue_of(clock)
     queue.set_tables([decreasing(0.3)] * CLASSES)
-    queue.value_enabled = True
     queue.insert([Block(1)], PREEMPTED, clock.now)
     queue.insert([Block(2)], 0, clock.now)
     assert ids(list(queue.eviction_order())) == [2, 1]
@@ -119,12 +114,11 @@ def test_a_request_that_goes_on_goes_last_and_sinks_if_it_never_resumes() -> Non
     assert ids(list(queue.eviction_order())) == [2, 1, 3]
 
 
-@pytest.mark.parametrize("value_enabled", [True, False])
-def test_what_waiting_requests_will_hit_goes_last_that_of_the_first_the_very_last(value_enabled: bool) -> None:
+@pytest.mark.parametrize("by_value", [True, False])
+def test_what_waiting_requests_will_hit_goes_last_that_of_the_first_the_very_last(by_value: bool) -> None:
     clock = Clock()
     queue = queue_of(clock)
-    queue.set_tables([decreasing(0.3)] * CLASSES)
-    queue.value_enabled = value_enabled
+    queue.set_tables([decreasing(0.3)] * CLASSES if by_value else None)
     blocks = [Block(n) for n in range(8)]
     for first in range(0, 8, 2):
         queue.insert(blocks[first : first + 2], 0, clock.now)
@@ -236,7 +230,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(enabled=st.booleans())
     def switch(self, enabled: bool) -> None:
-        self.queue.value_enabled = enabled
+        self.queue.set_tables(self.tables if enabled else None)
 
     @precondition(lambda self: self.free)
     @rule()
@@ -264,7 +258,7 @@ class Machine(RuleBasedStateMachine):
                 self.waiting[request].remove(block.block_id)
                 continue
             others = [other for name, other in self.free.items() if name not in needed]
-            if self.equal or not self.queue.value_enabled:
+            if self.equal or self.queue.tables is None:
                 # Decreasing curves that are equal give least recent use, as does the other rule.
                 assert chain == min([chain, *(c for _, _, _, c in others)])
             else:

@@ -2,17 +2,16 @@
 
 from collections.abc import Sequence
 
-import pytest
-
-from eviction_client.policy.finished_request import ClassSpan, FinishedRequest
+from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.free_queue import DONE
-from eviction_client.policy.ghosts import Freed, GhostCache, Ghosts
-from eviction_client.policy.tier import Tier
+from eviction_client.policy.ghosts import CHOSEN, GhostCache
+from eviction_client.policy.policy import Policy
+from eviction_client.policy.rules import RULES, mq_tables
+from eviction_client.policy.spans import ClassSpan
+from eviction_client.policy.tier import ChunkTier
 from eviction_client.stores import BlockHash
-from lpc.model.curve import KNOTS
 
 LOW, HIGH = range(2)
-TABLES = [[value / (1.0 + age) for age in KNOTS] for value in (1e-3, 1.0)]
 
 
 def chain(name: str, blocks: int) -> list[BlockHash]:
@@ -20,19 +19,14 @@ def chain(name: str, blocks: int) -> list[BlockHash]:
 
 
 class Bench:
-    """A tier whose contents are named by block hashes."""
+    """A tier whose contents are named by block hashes, under MQ: classes are levels."""
 
-    def __init__(self, *, guarded: bool = False, known: bool = True, hints_share: float = 0.0) -> None:
+    def __init__(self, rule: str = "mq", hints_share: float = 0.0) -> None:
         self.now = 1000.0
-        self.tier = Tier(
-            *("t", 100),
-            blocks=100,
-            classes=len(TABLES),
-            prompts_only=True,
-            guarded=guarded,
-            hints_share=hints_share,
-            tables=lambda: TABLES if known else None,
-            clock=lambda: self.now,
+        self.policy: Policy[BlockHash] = Policy(100, block_tokens=16, clock=lambda: self.now, rule=rule)
+        self.policy.tables_of = {"mq": mq_tables(1e6)}.get  # type: ignore[method-assign, assignment]
+        self.tier = ChunkTier(
+            *("t", 100), self.policy, blocks=100, prompts_only=True, hints_share=hints_share, clock=lambda: self.now
         )
 
     def use(self, blocks: Sequence[BlockHash], *runs: ClassSpan, retain_s: float = 0.0, stored: bool = True) -> None:
@@ -40,7 +34,7 @@ class Bench:
         if stored:
             for block in blocks:
                 self.tier.store(block)
-        self.tier.ended(FinishedRequest("r", None, blocks, len(blocks), self.now, 0, runs, retain_s))
+        self.tier.ended(FinishedRequest("r", blocks, len(blocks), self.now, runs, retain_s=retain_s))
         self.tier.used("r", blocks[::-1])
 
     def order(self) -> list[str]:
@@ -54,9 +48,8 @@ def test_the_parts_of_a_chain_leave_by_their_values_the_deepest_first() -> None:
     assert bench.order() == ["a3", "a2", "b0", "a1", "a0"]
 
 
-@pytest.mark.parametrize(("guarded", "known"), [(True, True), (False, False)])
-def test_while_lru_is_in_force_or_nothing_is_known_the_tiers_own_order_stays(guarded: bool, known: bool) -> None:
-    bench = Bench(guarded=guarded, known=known)
+def test_while_lru_is_in_force_the_tiers_own_order_stays() -> None:
+    bench = Bench("lru")
     bench.use(chain("a", 2), ClassSpan(2, HIGH))
     bench.use(chain("b", 2), ClassSpan(2, LOW))
     assert not bench.tier.decides and bench.order() == ["a1", "a0", "b1", "b0"]
@@ -71,20 +64,18 @@ def test_what_a_running_request_has_stored_goes_last() -> None:
 
 
 def test_hints_decide_under_either_rule_until_their_chunks_are_gone() -> None:
-    bench = Bench(guarded=True, hints_share=0.02)
+    bench = Bench("lru", hints_share=0.02)
     bench.use(chain("kept", 2), ClassSpan(2, LOW), retain_s=60.0)
     bench.use(chain("too many", 2), ClassSpan(2, LOW), retain_s=60.0)
     bench.use(chain("done", 1), ClassSpan(1, DONE))
     assert bench.tier.decides
     assert bench.order() == ["done0", "too many1", "too many0", "kept1", "kept0"]
-    bench.tier.evicted([BlockHash(name.encode()) for name in ("done0", "kept0", "kept1")], by="value")
-    assert not bench.tier.decides and bench.tier.evictions == {"value": 3, "lru": 0} and len(bench.tier) == 2
+    bench.tier.evicted([BlockHash(name.encode()) for name in ("done0", "kept0", "kept1")], by="plugin")
+    assert not bench.tier.decides and bench.tier.evictions == {"plugin": 3, "lru": 0} and len(bench.tier) == 2
 
 
 def test_what_a_waiting_request_will_load_goes_last_and_then_next() -> None:
-    bench = Bench(known=False)
-    bench.tier.wanted = False
-    bench.tier.step()
+    bench = Bench("lru")
     for name in "abc":
         bench.use(chain(name, 2), ClassSpan(2, LOW))
     assert not bench.tier.decides
@@ -102,12 +93,24 @@ def test_what_a_waiting_request_will_load_goes_last_and_then_next() -> None:
 
 def test_the_tiers_ghost_caches_keep_what_the_pools_does_not_have() -> None:
     bench = Bench()
-    above: GhostCache[BlockHash] = GhostCache(10, 2, value_enabled=True, clock=lambda: bench.now)
-    ghosts = Ghosts[BlockHash](10, 2, lambda *_: True, clock=lambda: bench.now)
-    ghosts.observe(chain("a", 4), [Freed(chain("a", 4), LOW)])
-    above.use([Freed(chain("a", 2), LOW)])
+    ghosts = bench.tier.ghosts
+    whole = ClassSpan(4, 0)
+    ghosts.observe(chain("a", 4), chain("a", 4), {rule: [whole] for rule in (*RULES, CHOSEN)})
+    above: GhostCache[BlockHash] = GhostCache(10, 2, clock=lambda: bench.now)
+    above.use(chain("a", 2), [ClassSpan(2, 0)])
     ghosts.wait("waits", chain("a", 6), above=above)
-    kept = ghosts.following(False).queue
-    assert len(kept._needed) == 2
+    queue = ghosts.caches["lru"].queue
+    assert len(queue._needed) == 2
     ghosts.served("waits")
-    assert not kept.keeps
+    assert not queue.keeps
+
+
+def test_replies_are_not_in_a_tier_of_prompts_and_hits_above_count_for_all_rules() -> None:
+    bench = Bench("auto")
+    blocks = [BlockHash(bytes(30) + bytes([place, 0])) for place in range(8)]
+    finished = bench.policy.finished("r", blocks, 6, bench.now)
+    above: GhostCache[BlockHash] = GhostCache(10, 1, clock=lambda: bench.now)
+    above.use(blocks[:3], [ClassSpan(3, 0)])
+    bench.tier.learn(finished, above)
+    assert bench.tier.ghosts.latest == dict.fromkeys((*RULES, CHOSEN), 3)
+    assert {len(cache) for cache in bench.tier.ghosts.caches.values()} == {6}

@@ -1,0 +1,86 @@
+"""What the policy knows of a span of blocks when its request ends; rules make reuse classes of it."""
+
+from bisect import bisect_right
+from typing import Final, NamedTuple
+
+GAPS: Final = (10.0, 60.0, 300.0, 1200.0)
+"""Bounds of the gap classes, seconds between a block's last two uses. Gap class 0: the block was used for the first time."""
+GAP_CLASSES: Final = len(GAPS) + 2
+
+NEW_TOKENS: Final = (1024, 4096, 16384)
+"""Bounds of the new-token groups: tokens at the end of a prompt that the cache has not seen before. They do not depend on the
+rule: an evicted block is not new. A long new part is a new conversation or a pasted document, a short one a chat message or a
+tool's result."""
+NEW_GROUPS: Final = len(NEW_TOKENS) + 1
+
+TURNS: Final = (2, 3, 4, 6)
+"""First turns of the turn groups after the first one: 1, 2, 3, 4 and 5, 6 and more."""
+TURN_GROUPS: Final = len(TURNS) + 1
+LAST_TURN: Final = TURNS[-1]
+"""Later turns count as this one."""
+
+REPLY_ENDS: Final = 4
+"""Kinds of reply end, numbered from 0; kind 0 collects the infrequent ones."""
+
+LEVELS: Final = 4
+"""Levels by the number of uses: 1, 2 and 3, 4 to 7, 8 and more."""
+MOST_USES: Final = 2 ** (LEVELS - 1)
+"""More uses count as this many."""
+
+SIDECAR_GROUPS: Final = 64
+"""Upper bound of the number of a group of the sidecar, exclusive; 0: none."""
+
+
+class Facts(NamedTuple):
+    """The features of a request; see :class:`Features`."""
+
+    new: int
+    turn: int
+    reply_end: int
+    group: int
+
+
+NO_FACTS: Final = Facts(0, 0, 0, 0)
+
+
+class Features(NamedTuple):
+    """Of the blocks up to depth ``end``.
+
+    Attributes:
+        gap: gap class of the blocks' last two uses.
+        new: new-token group of the request.
+        turn: turn group of the request, as the cache recognises it.
+        reply_end: kind of its reply's end.
+        level: by the number of the blocks' uses, this one included.
+        group: the sidecar's group of the request; 0: none.
+        log_odds: of the continuation probability now, the highest of the conversations that hold the blocks; None: unknown.
+    """
+
+    end: int
+    gap: int
+    new: int
+    turn: int
+    reply_end: int
+    level: int
+    group: int
+    log_odds: float | None = None
+
+
+def gap_class(seconds: float) -> int:
+    """Return the gap class of blocks whose last two uses lie this far apart."""
+    return 1 + bisect_right(GAPS, seconds)
+
+
+def turn_group(turn: int) -> int:
+    """Return the group of a turn, counted from 1."""
+    return bisect_right(TURNS, turn)
+
+
+def new_group(tokens: int) -> int:
+    """Return the group of a number of new tokens."""
+    return bisect_right(NEW_TOKENS, tokens)
+
+
+def level_of(uses: int) -> int:
+    """Return the level of blocks with this many uses, at least one."""
+    return min(uses.bit_length(), LEVELS) - 1

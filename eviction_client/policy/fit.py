@@ -1,0 +1,172 @@
+"""Reuse curves of classes from their counts, each shrunk to coarser ones.
+
+A class combines several features, so most classes see few reuses. The parents of a class, coarsest first:
+
+1. the shipped prior of its *cell*, gap and new tokens (:mod:`eviction_client.policy.prior`), with weight PRIOR_WEIGHT;
+2. the counts of the cell;
+3. the counts of the cell with its reply end, with weight END_WEIGHT of the cell. A multiplier cannot replace them: after a tool
+   call all return within seconds, after an answer some within minutes;
+4. the sidecar's curve of its group, if there is one: the mean of both;
+5. one multiplier of the rate for each further feature, separately for new and for old blocks: (reuses + K) / (expected + K),
+   where the curve so far expects ``expected`` of the counted blocks to be used again; fitted in SWEEPS rounds. So a group whose
+   curve is wrong is multiplied down, or up;
+6. its own counts, with weight OWN_WEIGHT of the parent: hazard = (reuses + M x parent) / (at risk + M).
+
+So a feature that says nothing costs next to nothing, and a wrong prediction is only a bad way of grouping: the multiplier of
+its group is learned from this cache's own reuses.
+
+Pure Python, in steps of well under a millisecond: this runs inside the engine's process.
+"""
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from itertools import pairwise
+from typing import Final
+
+from eviction_client.policy.classes import ClassKey
+from eviction_client.policy.features import GAP_CLASSES, NEW_GROUPS
+from eviction_client.policy.prior import Prior
+from eviction_client.policy.reuse_monitor import Counts
+from lpc.model.curve import EDGES, INTERVALS
+
+PRIOR_WEIGHT: Final = 300.0
+"""Weight of the shipped prior, in blocks at risk per interval."""
+END_WEIGHT: Final = 100.0
+"""Weight of a cell for its reply ends, in blocks at risk per interval."""
+OWN_WEIGHT: Final = 300.0
+"""Weight of a class's parent, in blocks at risk per interval."""
+K: Final = 30.0
+"""Reuses that a multiplier of 1 counts as."""
+SWEEPS: Final = 4
+LEAST, MOST = 0.02, 50.0
+"""Bounds of a multiplier."""
+MIN_TRUSTED: Final = 10.0
+"""Reuses that make the rate of an interval reliable. Beyond the last such interval the rate falls as 1 / age."""
+
+_NOTHING: Final = [0.0] * INTERVALS
+
+
+class Fit:
+    """Hazards [INTERVALS].
+
+    Attributes:
+        cells: by gap and new-token group.
+        ends: by these and reply end, if there are counts.
+        classes: by number of the class.
+    """
+
+    def __init__(self) -> None:
+        self.cells: dict[tuple[int, int], Sequence[float]] = {}
+        self.ends: dict[tuple[int, int, int], Sequence[float]] = {}
+        self.classes: dict[int, Sequence[float]] = {}
+
+
+def fitting(
+    counts: Mapping[int, tuple[Counts, Counts]],
+    keys: Sequence[ClassKey],
+    prior: Prior,
+    predicted: Mapping[int, Sequence[float]],
+) -> Generator[None, None, Fit]:
+    """Return the hazards of all classes with counts; a step is well under a millisecond.
+
+    Args:
+        counts: reuses and blocks at risk [INTERVALS] by class.
+        keys: features by class.
+        predicted: the sidecar's hazards [INTERVALS] by its groups.
+    """
+    fit = Fit()
+    of_cell: dict[tuple[int, int], tuple[Counts, Counts]] = {}
+    of_end: dict[tuple[int, int, int], tuple[Counts, Counts]] = {}
+    for number, pair in counts.items():
+        key = keys[number]
+        _add(of_cell.setdefault((key.gap, key.new), ([0.0] * INTERVALS, [0.0] * INTERVALS)), pair)
+        _add(of_end.setdefault((key.gap, key.new, key.reply_end), ([0.0] * INTERVALS, [0.0] * INTERVALS)), pair)
+        yield
+    for gap in range(GAP_CLASSES):
+        for new in range(NEW_GROUPS):
+            shipped = prior.of(gap, new)
+            fit.cells[gap, new] = _blend(*of_cell.get((gap, new), (_NOTHING, _NOTHING)), shipped, PRIOR_WEIGHT)
+        yield
+    for (gap, new, end), pair in of_end.items():
+        fit.ends[gap, new, end] = _blend(*pair, fit.cells[gap, new], END_WEIGHT)
+    yield
+    log_stays: dict[tuple[int, int, int, int], list[float]] = {}
+    of_class: dict[int, list[float]] = {}
+    for number in counts:
+        key = keys[number]
+        shape = key.gap, key.new, key.reply_end, key.group
+        if shape not in log_stays:
+            hazards = fit.ends[shape[:3]]
+            sidecar = predicted.get(key.group)
+            if sidecar is not None:
+                hazards = [0.5 * (one + other) for one, other in zip(hazards, sidecar, strict=True)]
+            log_stays[shape] = [math.log1p(-min(hazard, 0.999)) for hazard in hazards]
+            yield
+        of_class[number] = log_stays[shape]
+    multipliers = yield from _multipliers(counts, keys, of_class)
+    for number, pair in counts.items():
+        parent = [-math.expm1(stay * multipliers[number]) for stay in of_class[number]]
+        fit.classes[number] = _blend(*pair, parent, OWN_WEIGHT)
+        yield
+    return fit
+
+
+def _multipliers(
+    counts: Mapping[int, tuple[Counts, Counts]], keys: Sequence[ClassKey], log_stays: Mapping[int, Sequence[float]]
+) -> Generator[None, None, Mapping[int, float]]:
+    """Return the multiplier of each class: the product of those of its features.
+
+    Args:
+        log_stays: by class and interval, the logarithm of the share of blocks that go on waiting.
+    """
+    numbers = list(counts)
+    found = dict.fromkeys(numbers, 1.0)
+    observed = {number: sum(counts[number][0]) for number in numbers}
+    features: list[dict[int, tuple[bool, int]]] = [
+        {number: (not keys[number].gap, keys[number].turn) for number in numbers},
+        {number: (not keys[number].gap, keys[number].reply_end) for number in numbers},
+        {number: (False, keys[number].level) for number in numbers if keys[number].gap},
+        {number: (True, keys[number].group) for number in numbers if keys[number].group},
+    ]
+    yield
+    for _ in range(SWEEPS):
+        for feature in features:
+            reused: dict[tuple[bool, int], float] = {}
+            expected: dict[tuple[bool, int], float] = {}
+            for number, value in feature.items():
+                times = found[number]
+                stays, at_risk = log_stays[number], counts[number][1]
+                most = sum(n * (1.0 - math.exp(stay * times)) for n, stay in zip(at_risk, stays, strict=True))
+                reused[value] = reused.get(value, 0.0) + observed[number]
+                expected[value] = expected.get(value, 0.0) + most
+                yield
+            for number, value in feature.items():
+                ratio = (reused[value] + K) / (expected[value] + K)
+                found[number] = min(max(found[number] * ratio, LEAST), MOST)
+    return found
+
+
+def _add(total: tuple[Counts, Counts], pair: tuple[Counts, Counts]) -> None:
+    for sums, part in zip(total, pair, strict=True):
+        for i in range(INTERVALS):
+            sums[i] += part[i]
+
+
+def _blend(reuses: Sequence[float], at_risk: Sequence[float], parent: Sequence[float], weight: float) -> list[float]:
+    return [(e + weight * p) / (n + weight) for e, n, p in zip(reuses, at_risk, parent, strict=True)]
+
+
+def with_tail(hazards: Sequence[float], reuses: Counts, at_risk: Counts) -> Counts:
+    """Return hazards whose rate falls as 1 / age beyond the last interval with enough reuses.
+
+    There a hazard is at most (reuses + 1) / (at risk + 1): many blocks at risk with hardly a reuse are evidence.
+    """
+    last = max((interval for interval, count in enumerate(reuses) if count >= MIN_TRUSTED), default=0)
+    middles = [(low + high) / 2 for low, high in pairwise(EDGES)]
+    widths = [high - low for low, high in pairwise(EDGES)]
+    rate = hazards[last] / widths[last]
+    tail = [
+        min(rate * middles[last] / middles[i] * widths[i], (reuses[i] + 1.0) / (at_risk[i] + 1.0))
+        for i in range(last + 1, INTERVALS)
+    ]
+    return [*hazards[: last + 1], *tail]

@@ -1,0 +1,434 @@
+"""The policy: from a prompt's blocks to reuse classes, tables and the rule in force.
+
+It knows no engine, thread, store or clock. An engine's plug-in, its CPU tier, LMCache's controller and the simulator run this
+same object:
+
+1. :meth:`Policy.arrived`: a request's prompt is known. Reuses are counted, and its gap spans are returned.
+2. :meth:`Policy.finished`: the request has ended. Its blocks get their classes. This is all that an engine waits for.
+3. :meth:`Policy.learn`: the same request, in the background: last uses, watched blocks, ghost caches, guard.
+4. :meth:`Policy.refitting`: every REFIT_S, in steps: the curves and tables of all classes.
+
+:meth:`Policy.tables` are the tables of the rule in force. The lists are shared and grow: a class that appears between two fits
+gets the table of its cell.
+"""
+
+import math
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Generic, TypeVar
+
+from eviction_client.policy import rules
+from eviction_client.policy.classes import CELLS, MOST_CLASSES, Classes, ClassKey, cell_of, key_of
+from eviction_client.policy.features import NEW_GROUPS, TURN_GROUPS, Facts, Features, new_group, turn_group
+from eviction_client.policy.finished_request import FinishedRequest
+from eviction_client.policy.fit import fitting
+from eviction_client.policy.free_queue import DONE, Table, Tables
+from eviction_client.policy.ghosts import CHOSEN, GhostCache, Ghosts, sample_of
+from eviction_client.policy.prior import Prior, shipped
+from eviction_client.policy.reply_ends import ReplyEnds
+from eviction_client.policy.reuse_monitor import HALF_LIFE_S, REMEMBERED, UNKNOWN, Arrival, Counts, ReuseMonitor, Uses
+from eviction_client.policy.spans import ClassSpan, cut, joined
+from eviction_client.recent import Recent
+from lpc.model.curve import INTERVALS, interval_of, values
+from lpc.model.probability import logit
+
+H = TypeVar("H", bound=Hashable)
+
+REFIT_S: Final = 30.0
+AUTO: Final = "auto"
+CHOOSABLE: Final = ("lru", "ttl", "mq", "value")
+"""Rules between which the guard chooses."""
+HOME: Final = "value"
+LIFE_S: Final = 100.0
+"""Time that a block stays in the cache, for `wa`, before one was evicted."""
+LIFE_FOLLOWS: Final = 0.3
+"""Weight of each fit in the running mean of this time."""
+INTERVALS_GIVEN_UP: Final = interval_of(600.0)
+"""Intervals of age up to 600 s, at which a conversation counts as continued or not."""
+
+
+class Policy(Generic[H]):
+    """Reuse classes, tables and guard of one cache. Not thread-safe: see each method for its thread.
+
+    Args:
+        capacity: blocks of the cache.
+        block_tokens: tokens of a block.
+        rule: one of `rules.RULES`, or AUTO: the guard chooses.
+        uses: table of the blocks' latest uses; None: a new one.
+        size_of: see :class:`ReuseMonitor`.
+        sample: selects the ghost caches' blocks, as `eviction_client.policy.ghosts.sample_of`.
+        clock: seconds; never goes back. Only the ghost caches' queues read it.
+
+    Attributes:
+        rule: as given.
+        classes: number of classes, for queues; ``plain``: that of blocks of which nothing is known.
+        combined: the numbers of the classes that combine the features of all rules but `lpc`.
+        ghosts: one ghost cache per rule; ``choosable``: the rules that its guard may put in force.
+        refits: number of fits; ``seen``: classes with counts, as of the last one.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        block_tokens: int,
+        clock: Callable[[], float],
+        rule: str = AUTO,
+        prior: Prior | None = None,
+        uses: Uses[H] | None = None,
+        size_of: Callable[[Sequence[H]], int] = len,
+        sample: Callable[[Sequence[Any], int], list[Any]] = sample_of,
+    ) -> None:
+        if rule != AUTO and rule not in rules.RULES:
+            raise ValueError(f"unknown rule {rule!r}: one of {', '.join((AUTO, *rules.RULES))}")
+        self.rule = rule
+        self.block_tokens = block_tokens
+        self._again = partial(
+            Policy, capacity, block_tokens=block_tokens, clock=clock, rule=rule, prior=prior, size_of=size_of, sample=sample
+        )
+        self.refits = 0
+        self._proven = True
+        """Whether no failure has happened: ghost caches begin with the home rule in force, not with LRU."""
+        self._prior = prior or shipped()
+        self._monitor: ReuseMonitor[H] = ReuseMonitor(Recent(REMEMBERED * capacity) if uses is None else uses, size_of=size_of)
+        self._reply_ends = ReplyEnds()
+        self.combined = Classes()
+        self._native = rule in ("lpc", "wa")
+        """The queue's classes are those of the rule, which needs features that the combined classes lack."""
+        self.classes = rules.classes_of(rule) if self._native else MOST_CLASSES
+        self.plain = rules.bin_of(None) if rule == "lpc" else 0
+        self._predicted: Mapping[int, Sequence[float]] = {}
+        self._epoch: str | None = None
+        self._fitted_at = -math.inf
+        self.seen = 0
+        self._tokens = 0
+        self._read_s = self._read_tokens = 0.0
+        self._static: dict[str, Tables] = {}
+        self._life_s = LIFE_S
+        self._turn_odds = [0.0] * TURN_GROUPS
+        """Log-odds of the continuation by turn group, for requests without a prediction."""
+        self._sample = sample
+        self._clock = clock
+        self.choosable: Sequence[str] = CHOOSABLE if rule == AUTO else (rule,)
+        self._ghost_tables: Mapping[str, Sequence[Table] | None] = {}
+        self._lists: dict[str, Tables] = {}
+        """Tables by rule and class of the queue."""
+        self.ghosts = self.new_ghosts(capacity)
+        self._publish({cell: values(self._prior.of(*divmod(cell, NEW_GROUPS))) for cell in range(CELLS)}, {})
+
+    def new_ghosts(self, capacity: int) -> Ghosts[Any]:
+        """Return ghost caches for a cache of ``capacity`` blocks with the same classes."""
+        classes = {rule: MOST_CLASSES if rule == "value" else rules.classes_of(rule) for rule in rules.RULES}
+        classes[CHOSEN] = self.classes
+        ghosts: Ghosts[Any] = Ghosts(capacity, classes, choosable=self.choosable, sample=self._sample, clock=self._clock)
+        if not self._proven:
+            ghosts = ghosts.renewed(self.choosable)
+        self.set_tables_of(ghosts)
+        return ghosts
+
+    def set_tables_of(self, ghosts: Ghosts[Any]) -> None:
+        """Set the tables of ghost caches to those of the last fit."""
+        if self._ghost_tables:
+            ghosts.set_tables(self._ghost_tables, self._lists)
+
+    def renewed(self) -> "Policy[H]":
+        """Return a policy that has learned nothing, for after a failure: LRU is in force until a guard shows better.
+
+        The numbers of classes stay, because blocks in the queue have them. Under a fixed rule LRU stays in force.
+        """
+        fresh: Policy[H] = self._again()
+        fresh._proven = False
+        fresh.combined = self.combined
+        fresh.choosable = CHOOSABLE if self.rule == AUTO else ("lru",)
+        fresh.ghosts = self.ghosts.renewed(fresh.choosable)
+        fresh.set_tables_of(fresh.ghosts)
+        fresh.refits = self.refits
+        return fresh
+
+    @property
+    def in_force(self) -> str:
+        """The rule that orders the blocks."""
+        return self.ghosts.guard.in_force
+
+    @property
+    def tables(self) -> Sequence[Table] | None:
+        """The tables of the rule in force; None: least recently used first."""
+        return self.tables_of(self.in_force)
+
+    def tables_of(self, rule: str) -> Sequence[Table] | None:
+        """Return the tables of a rule for the queue's classes; None: least recently used first. From any thread."""
+        return self._lists.get(rule)
+
+    @property
+    def known_classes(self) -> int:
+        """Number of the queue's classes with a number."""
+        return self.classes if self._native else len(self.combined.keys)
+
+    @property
+    def reused(self) -> int:
+        """Reuses counted so far."""
+        return self._monitor.reused
+
+    @property
+    def price(self) -> float:
+        """Mean value of the blocks that the rule in force evicts; 0: nothing evicted yet."""
+        return self.ghosts.caches[self.in_force].queue.price
+
+    def arrived(self, prompt: Sequence[H], now: float) -> Arrival:
+        """Count the reuses in an arriving prompt; return what is known of it. In the background.
+
+        Args:
+            prompt: its full blocks.
+            now: seconds.
+        """
+        return self._monitor.arrived(prompt, now)
+
+    def finished(
+        self,
+        request: Hashable,
+        blocks: Sequence[H],
+        prompt_blocks: int,
+        now: float,
+        *,
+        arrival: Arrival = UNKNOWN,
+        group: int = 0,
+        log_odds: float | None = None,
+        reply_end: Hashable = None,
+        done_from: int | None = None,
+        retain: Callable[[int, H, float], int] | None = None,
+        **more: Any,
+    ) -> FinishedRequest[H]:
+        """Return a finished request with the classes of its blocks. In the thread of the queue; takes microseconds.
+
+        Args:
+            blocks: its computed blocks, from the start.
+            prompt_blocks: number of these that the prompt filled.
+            now: seconds; never goes back.
+            arrival: of its prompt; unknown: its blocks count as used for the first time.
+            group: the sidecar's group; 0: none.
+            log_odds: of the continuation probability; None: unknown.
+            reply_end: equal for replies with the same end; None: unknown.
+            done_from: depth from which its blocks are used no more.
+            retain: called with the class of a span, its deepest block and the time; returns the class to use.
+            more: further attributes of the finished request.
+        """
+        length = len(blocks)
+        turn = turn_group(arrival.turn)
+        if log_odds is None:
+            log_odds = self._turn_odds[turn]
+        facts = Facts(
+            new_group(arrival.new_blocks * self.block_tokens) if arrival.new_blocks else 0,
+            turn,
+            self._reply_ends.number(reply_end),
+            group,
+        )
+        gap_s = self._monitor.mean_gap_s
+        finished: FinishedRequest[H] = FinishedRequest(
+            *(request, blocks, prompt_blocks, now),
+            facts=facts,
+            arrival=arrival,
+            done_from=length if done_from is None else done_from,
+            log_odds=log_odds,
+            mean_gap_s=gap_s,
+            **more,
+        )
+        spans: list[ClassSpan] = []
+        start = number = 0
+        for end, number in self._numbers(finished):
+            end = min(end, length)
+            if end > start:
+                if retain is not None:
+                    number = retain(number, blocks[end - 1], now)
+                if spans and spans[-1].reuse_class == number:
+                    spans[-1] = ClassSpan(end, number)
+                else:
+                    spans.append(ClassSpan(end, number))
+                start = end
+        finished.newest = number
+        finished.spans = spans if done_from is None else cut(spans, done_from, length, DONE)
+        return finished
+
+    def _numbers(self, finished: FinishedRequest[H]) -> Iterator[tuple[int, int]]:
+        """Yield the end and the queue's class of each part of a request's blocks."""
+        if self._native:
+            for each in finished.features:
+                yield each.end, rules.class_of(self.rule, each)
+            return
+        new, turn, reply_end, group = finished.facts
+        known, used, now = self.combined.numbers, self.combined.used, finished.at
+        for end, gap, level, _ in (*finished.arrival.parts, (len(finished.blocks), 0, 0, None)):
+            key = (gap, new, turn, reply_end, level, 0 if gap else group)
+            number = known.get(key)
+            if number is None:
+                yield end, self._new_number(ClassKey(*key), now)
+            else:
+                used[number] = now
+                yield end, number
+
+    def _new_number(self, key: ClassKey, now: float) -> int:
+        """Return the number of a class that appears now, after giving it the tables of its cell."""
+        number, new = self.combined.number(key, now)
+        if new:
+            features = _features_of(key)
+            for rule, tables in self._lists.items():
+                tables[number] = tables[cell_of(key)] if rule == "value" else self._static[rule][rules.class_of(rule, features)]
+        return number
+
+    def learn(self, finished: FinishedRequest[H]) -> None:
+        """Record a finished request's use of its blocks, and let the ghost caches observe it. In the background."""
+        of_part = [self.combined.number(key_of(each), finished.at)[0] for each in finished.features]
+        numbers = [*map(of_part.__getitem__, finished.arrival.part_of), of_part[-1]]
+        self._monitor.finished(
+            finished.blocks, finished.prompt_blocks, finished.arrival, numbers, finished.at, finished.log_odds
+        )
+        self._tokens += finished.arrival.blocks * self.block_tokens
+        self.observe(self.ghosts, finished)
+
+    def observe(
+        self,
+        ghosts: Ghosts[Any],
+        finished: FinishedRequest[H],
+        *,
+        most: int | None = None,
+        above: GhostCache[Any] | None = None,
+    ) -> str:
+        """Let the ghost caches of this cache, or of a tier, observe a finished request. In the background.
+
+        Args:
+            most: number of its first blocks that the cache stores; None: all.
+            above: cache with priority.
+
+        Returns:
+            The rule that should be in force.
+        """
+        length = len(finished.blocks) if most is None else min(most, len(finished.blocks))
+        features = [(min(each.end, length), each) for each in finished.features]
+        spans: dict[str, Sequence[ClassSpan]] = {}
+        for rule in ghosts.caches:
+            if rule == "value":
+                of_rule = [ClassSpan(end, self.combined.number(key_of(each), finished.at)[0]) for end, each in features]
+            else:
+                of_rule = [ClassSpan(end, rules.class_of(rule, each)) for end, each in features]
+            spans[rule] = cut(joined(of_rule), finished.done_from, length, DONE)
+        spans[CHOSEN] = spans[self.rule if self._native else "value"]
+        chain = finished.blocks[:length]
+        return ghosts.observe(chain[: finished.prompt_blocks], chain, spans, above=above)
+
+    def set_sidecar_curves(self, epoch: str, hazards: Mapping[int, Sequence[float]]) -> None:
+        """Set the sidecar's hazards [INTERVALS] by its groups. In the background.
+
+        Args:
+            epoch: identifies the numbering of the groups; with a new one their classes are given up.
+        """
+        self._predicted = hazards
+        if epoch != self._epoch:
+            if self._epoch is not None:
+                self._monitor.move(self.combined.ungroup())
+            self._epoch = epoch
+
+    def refit_due(self, now: float) -> bool:
+        """Return whether the last fit is REFIT_S old."""
+        return now - self._fitted_at >= REFIT_S
+
+    def refit(self, now: float) -> None:
+        """Fit at once; see :meth:`refitting`."""
+        for _ in self.refitting(now):
+            pass
+
+    def refitting(self, now: float) -> Generator[None, None, None]:
+        """Fit the curves and set the tables, in steps of well under a millisecond. In the background.
+
+        Between the steps no other method may be called, except :meth:`finished`.
+        """
+        seconds = now - self._fitted_at
+        self._fitted_at = now
+        monitor = self._monitor
+        monitor.move(self.combined.release(now))
+        yield from monitor.decay(now)
+        counts = yield from monitor.counts(now)
+        fit = yield from fitting(counts, self.combined.keys, self._prior, self._predicted)
+        found: dict[int, Table] = {}
+        for (gap, new), hazards in fit.cells.items():
+            found[gap * NEW_GROUPS + new] = values(hazards)
+            yield
+        for number, hazards in fit.classes.items():
+            found[number] = values(hazards)
+            yield
+        newest = self._newest_by_request(counts)
+        yield
+        self._turn_odds = _turn_odds(newest)
+        self._learn_rates(seconds)
+        self._publish(found, newest)
+        self.seen = len(fit.classes)
+        self.refits += 1
+
+    def _newest_by_request(self, counts: Mapping[int, tuple[Counts, Counts]]) -> dict[int, tuple[Counts, Counts]]:
+        """Return the counts of blocks used once, by new-token group and turn group: `rules.wa_tables`."""
+        found: dict[int, tuple[Counts, Counts]] = {}
+        for number, (reuses, at_risk) in counts.items():
+            key = self.combined.keys[number]
+            if not key.gap:
+                before = found.setdefault(key.new * TURN_GROUPS + key.turn, ([0.0] * INTERVALS, [0.0] * INTERVALS))
+                for total, part in zip(before, (reuses, at_risk), strict=True):
+                    total[:] = [a + b for a, b in zip(total, part, strict=True)]
+        return found
+
+    def _learn_rates(self, seconds: float) -> None:
+        """Learn from the last ``seconds`` how fast requests read tokens, and how long blocks stay under `wa`."""
+        if not math.isfinite(seconds) or seconds <= 0.0:
+            return
+        kept = 0.5 ** (seconds / HALF_LIFE_S)
+        self._read_s, self._read_tokens = kept * self._read_s + seconds, kept * self._read_tokens + self._tokens
+        self._tokens = 0
+        cache = self.ghosts.caches["wa"]
+        evicted, cache.evicted = cache.evicted, 0
+        if evicted:
+            # Little's law: blocks in the cache = rate x time in it.
+            self._life_s += LIFE_FOLLOWS * (cache.room * seconds / evicted - self._life_s)
+
+    def _publish(self, found: Mapping[int, Table], newest: Mapping[int, tuple[Counts, Counts]]) -> None:
+        """Make the tables of all rules those in use."""
+        lifetime_s = rules.LIFETIME_TOKENS * self._read_s / self._read_tokens if self._read_tokens else rules.LIFETIME_S
+        self._static = {
+            "ttl": self._static["ttl"] if self._static else rules.ttl_tables(),
+            "mq": rules.mq_tables(lifetime_s),
+            "lpc": rules.lpc_tables(self._monitor.mean_gap_s),
+            "wa": rules.wa_tables(newest, self._life_s),
+        }
+        keys = self.combined.keys
+        lists = {rule: Tables([tables[0]] * MOST_CLASSES) for rule, tables in self._static.items()}
+        lists["value"] = Tables([found[0]] * MOST_CLASSES)
+        for rule, tables in self._static.items():
+            lists[rule].soon = tables.soon
+        for number, key in enumerate(keys):
+            features = _features_of(key)
+            lists["value"][number] = found.get(number) or found[cell_of(key)]
+            for rule in ("ttl", "mq", "wa"):
+                lists[rule][number] = self._static[rule][rules.class_of(rule, features)]
+        if self._native:
+            lists[self.rule] = self._static[self.rule]
+        lists["value"].soon = rules.soon([found[cell] for cell in range(CELLS)])
+        self._lists = lists
+        self._ghost_tables = {
+            **self._static,
+            "lru": None,
+            "value": lists["value"],
+        }
+        self.set_tables_of(self.ghosts)
+
+
+def _features_of(key: ClassKey) -> Features:
+    return Features(0, key.gap, key.new, key.turn, key.reply_end, key.level, key.group)
+
+
+def _turn_odds(newest: Mapping[int, tuple[Counts, Counts]]) -> list[float]:
+    """Return the log-odds, by turn group, that a block is used again within GIVEN_UP_S."""
+    found = []
+    for turn in range(TURN_GROUPS):
+        stays = 1.0
+        for i in range(INTERVALS_GIVEN_UP):
+            reused = sum(newest[number][0][i] for number in newest if number % TURN_GROUPS == turn)
+            at_risk = sum(newest[number][1][i] for number in newest if number % TURN_GROUPS == turn)
+            stays *= 1.0 - (reused + 0.02) / (at_risk + 0.5)
+        found.append(logit(1.0 - stays))
+    return found

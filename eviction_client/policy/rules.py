@@ -1,0 +1,158 @@
+"""Rules: each is a table by reuse class, the value at each age since the last use. The block of lowest value is evicted.
+
+Only the order of values matters. Of equal values the older block goes first. A rule has reuse classes of its own: a projection
+of a span's features (:func:`class_of`), and one table for each (``.._tables``). The class of `value` combines all features that
+`ttl` and `mq` need, so these two can also be read from it: one queue serves all three, and a change of rule moves no block.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from eviction_client.policy.features import LEVELS, NEW_GROUPS, TURN_GROUPS, Features
+from eviction_client.policy.free_queue import Table, Tables
+from eviction_client.policy.reuse_monitor import Counts
+from lpc.model import exponential
+from lpc.model.curve import HORIZON_S, INTERVALS, KNOTS
+
+RULES: Final = ("lru", "ttl", "mq", "lpc", "wa", "value")
+
+_FALLING: Final = tuple(0.5 / (1.0 + age) for age in KNOTS)
+"""Least recently used first among equals; below any difference of one."""
+
+TTL_S: Final = 300.0
+PRIORITIES: Final = (35.0, 50.0, 65.0, 80.0, 100.0)
+"""By turn group."""
+
+LIFETIME_TOKENS: Final = 10_000 * 512
+"""Prompt tokens after which a block falls one level."""
+LIFETIME_S: Final = 150.0
+"""The same in seconds, before requests have read any."""
+
+LOG_ODDS_STEP: Final = 0.25
+MOST_LOG_ODDS: Final = 8.0
+BINS: Final = 1 + round(2 * MOST_LOG_ODDS / LOG_ODDS_STEP)
+
+MOST_TAU_S: Final = 1e5
+
+
+def class_of(rule: str, features: Features) -> int:
+    """Return the class of a span under a rule other than `value`."""
+    if rule == "lru":
+        return 0
+    if rule == "ttl":
+        return features.turn
+    if rule == "mq":
+        return features.level
+    if rule == "lpc":
+        return bin_of(features.log_odds)
+    return features.new * TURN_GROUPS + features.turn
+
+
+def classes_of(rule: str) -> int:
+    """Return the number of a rule's classes, except `value`."""
+    return {"lru": 1, "ttl": TURN_GROUPS, "mq": LEVELS, "lpc": BINS, "wa": NEW_GROUPS * TURN_GROUPS}[rule]
+
+
+def bin_of(log_odds: float | None) -> int:
+    """Return the class of a continuation probability, by its log-odds; None: unknown, even odds."""
+    place = 0.0 if log_odds is None else min(max(log_odds, -MOST_LOG_ODDS), MOST_LOG_ODDS)
+    return round((place + MOST_LOG_ODDS) / LOG_ODDS_STEP)
+
+
+def ttl_tables() -> Tables:
+    """Return the tables of `ttl` by turn group: a priority for TTL_S, then that of a first turn as if just used.
+
+    Priorities 0 to 100 with a duration are TensorRT-LLM's (KvCacheRetentionConfig, LRUEvictionPolicy; default 35). There the
+    caller sets them. Here each turn adds 15, because it shows that the user stays.
+    """
+    after = [0.5 / (1.0 + max(age - TTL_S, 0.0)) for age in KNOTS]
+    return _scaled(
+        [
+            [
+                priority + falls if age < TTL_S else PRIORITIES[0] + late
+                for age, falls, late in zip(KNOTS, _FALLING, after, strict=True)
+            ]
+            if turn
+            else [priority + falls for falls in _FALLING]
+            for turn, priority in enumerate(PRIORITIES)
+        ]
+    )
+
+
+def mq_tables(lifetime_s: float) -> Tables:
+    """Return the tables of `mq` by level: one level less per lifetime without a use.
+
+    Multi-Queue (Zhou, Philbin and Li, USENIX ATC 2001): level = log2 of the uses, four queues.
+
+    Args:
+        lifetime_s: time in which requests read LIFETIME_TOKENS.
+    """
+    return _scaled(
+        [
+            [max(level - age // lifetime_s, 0.0) + falls for age, falls in zip(KNOTS, _FALLING, strict=True)]
+            for level in range(LEVELS)
+        ]
+    )
+
+
+def lpc_tables(mean_gap_s: float) -> Tables:
+    """Return the tables of `lpc` by bin of log-odds.
+
+    Learned Prefix Caching (NeurIPS 2025, 3.4.2): a block's probability p falls with its age a as ``p d / (p d + 1 - p)`` with
+    ``d = exp(-a x scale)``, ``scale = 1 / mean gap between turns``. In log-odds this is ``logit(p) - a x scale``: the table,
+    plus a constant that makes it positive.
+    """
+    floor = MOST_LOG_ODDS + HORIZON_S / mean_gap_s + 1.0
+    return _scaled(
+        [[floor + number * LOG_ODDS_STEP - MOST_LOG_ODDS - age / mean_gap_s for age in KNOTS] for number in range(BINS)]
+    )
+
+
+def wa_tables(counts: Mapping[int, tuple[Counts, Counts]], life_s: float) -> Tables:
+    """Return the tables of `wa` by new-token group and turn group.
+
+    *KVCache Cache in the Wild* (ATC 2025, 4.2): per class an exponential fit of the reuse time, ``q (1 - exp(-life / tau))
+    exp(-a / tau)`` with the probability q of any reuse. The paper's categories are types of request, which an engine does not
+    know; the number of new tokens stands for them. The table holds the logarithm, plus a constant that makes it positive.
+
+    Args:
+        counts: reuses and blocks at risk [INTERVALS] by class.
+        life_s: age at which blocks are evicted, on average.
+    """
+    overall = [[0.0] * INTERVALS, [0.0] * INTERVALS]
+    for pair in counts.values():
+        for total, part in zip(overall, pair, strict=True):
+            total[:] = [a + b for a, b in zip(total, part, strict=True)]
+    fits = []
+    known = exponential.fit_counts(*overall) if sum(overall[0]) >= 1.0 else (0.5, 100.0)
+    for number in range(NEW_GROUPS * TURN_GROUPS):
+        reuses, at_risk = counts.get(number, ([], []))
+        fits.append(exponential.fit_counts(reuses, at_risk) if sum(reuses) >= FEWEST_REUSES else known)
+    logs = []
+    for q, tau in fits:
+        within = math.log(max(-math.expm1(-life_s / tau), 1e-300))
+        logs.append((math.log(max(q, 1e-9)) + within, tau))
+    floor = 1.0 + max(HORIZON_S / tau - log for log, tau in logs)
+    return _scaled([[floor + log - age / tau for age in KNOTS] for log, tau in logs])
+
+
+def _scaled(tables: list[Table]) -> Tables:
+    found = Tables(tables)
+    found.soon = soon(tables)
+    return found
+
+
+def soon(tables: Sequence[Table]) -> Table:
+    """Return the table for blocks of preempted requests: above all others for RESUMED_S, then as the lowest."""
+    highest = 2.0 * max(map(max, tables))
+    return [
+        highest + highest * falls if age < RESUMED_S else min(table[knot] for table in tables)
+        for knot, (age, falls) in enumerate(zip(KNOTS, _FALLING, strict=True))
+    ]
+
+
+RESUMED_S: Final = 60.0
+"""Time within which a preempted request resumes."""
+FEWEST_REUSES: Final = 20.0
+"""Reuses of a class for a fit of its own."""

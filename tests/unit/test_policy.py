@@ -1,0 +1,459 @@
+"""The policy: what it knows of a prompt, the classes of blocks, curves, rules, ghost caches, and what fails."""
+
+import math
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from eviction_client.policy import classes, policy, rules
+from eviction_client.policy.features import LAST_TURN, NEW_TOKENS, Features, gap_class, level_of, new_group, turn_group
+from eviction_client.policy.finished_request import FinishedRequest
+from eviction_client.policy.free_list import Block
+from eviction_client.policy.free_queue import DONE, FreeQueue
+from eviction_client.policy.ghosts import GhostCache, sampling_of
+from eviction_client.policy.policy import Policy
+from eviction_client.policy.reply_ends import COUNTED, REPLY_ENDS, ReplyEnds
+from eviction_client.policy.reuse_monitor import SHARED_FROM, Arrival
+from eviction_client.policy.spans import ClassSpan, cut, joined
+from lpc.model.curve import HORIZON_S, INTERVALS, KNOTS, value_at
+from lpc.model.probability import expit, logit
+from tests.clock import Clock
+
+
+class Bench:
+    """A policy of a cache of names, in which requests take no time and each block has 16 tokens."""
+
+    def __init__(self, capacity: int = 1000, rule: str = "value", *, refits: bool = False, **more: Any) -> None:
+        self.clock = Clock(0.0)
+        self.refits = refits
+        self.policy: Policy[Any] = Policy(
+            capacity, block_tokens=16, clock=self.clock, rule=rule, sample=lambda blocks, _: list(blocks), **more
+        )
+
+    def arrive(self, prompt: Sequence[object]) -> Arrival:
+        return self.policy.arrived(prompt, self.clock.now)
+
+    def serve(self, prompt: Sequence[object], reply: Sequence[object] = (), **more: Any) -> FinishedRequest[Any]:
+        arrival = self.arrive(prompt)
+        finished = self.policy.finished("r", [*prompt, *reply], len(prompt), self.clock.now, arrival=arrival, **more)
+        self.policy.learn(finished)
+        if self.refits and self.policy.refit_due(self.clock.now):
+            self.refit()
+        return finished
+
+    def refit(self) -> None:
+        self.policy.refit(self.clock.now)
+
+    def table(self, finished: FinishedRequest[Any], span: int = -1) -> Sequence[float]:
+        tables = self.policy.tables
+        assert tables is not None
+        return tables[finished.spans[span].reuse_class]
+
+
+# What is known of a prompt.
+
+
+def test_a_prompt_falls_into_spans_by_the_gap_since_each_block_was_used() -> None:
+    bench = Bench()
+    system, history = ["s0", "s1"], ["h0", "h1", "h2"]
+    bench.serve([*system, *history])
+    bench.clock.now = 98.0
+    bench.serve([*system, "other"])
+    bench.clock.now = 100.0
+    arrival = bench.arrive([*system, *history, "new"])
+    assert [(span.end, span.gap) for span in arrival.gap_spans] == [(2, gap_class(2.0)), (5, gap_class(100.0)), (6, 0)]
+    assert (arrival.old, arrival.new_blocks, arrival.blocks) == (5, 1, 6)
+
+
+def test_turns_are_recognised_by_the_blocks_of_earlier_prompts_and_replies() -> None:
+    bench = Bench()
+    for user in range(SHARED_FROM + 2):  # the system prompt's end becomes shared
+        bench.serve(["system", f"{user} asks"])
+        bench.clock.now += 1.0
+    chain: list[object] = ["system"]
+    for turn in range(1, LAST_TURN + 4):
+        chain.append(f"prompt {turn}")
+        finished = bench.serve(chain, [f"reply {turn}"])
+        assert finished.arrival.turn == min(turn, LAST_TURN + 1)
+        assert finished.features[-1].turn == turn_group(turn)
+        chain.append(f"reply {turn}")
+        bench.clock.now += 30.0
+
+
+def test_a_first_turn_whose_prompt_has_no_full_block_is_recognised_by_its_reply() -> None:
+    bench = Bench()
+    bench.serve([], ["reply"])
+    assert bench.arrive(["reply", "more"]).turn == 2
+
+
+@pytest.mark.parametrize("rewritten", [False, True], ids=["replies sent back", "replies rewritten"])
+def test_new_blocks_count_as_used_again_even_if_the_next_prompt_renders_the_reply_anew(rewritten: bool) -> None:
+    bench = Bench()
+    for user in range(50):
+        bench.clock.now += 1.0
+        bench.serve([f"{user} prompt"], [f"{user} reply"])
+        bench.clock.now += 1.0
+        bench.serve([f"{user} prompt", f"{user} {'other' if rewritten else 'reply'}", f"{user} next"])
+    assert bench.policy.reused == 50
+
+
+def test_levels_and_groups_have_the_documented_bounds() -> None:
+    assert [level_of(uses) for uses in (1, 2, 3, 4, 7, 8, 100)] == [0, 1, 1, 2, 2, 3, 3]
+    assert [turn_group(turn) for turn in (1, 2, 3, 4, 5, 6, 60)] == [0, 1, 2, 3, 3, 4, 4]
+    assert [new_group(tokens) for tokens in (0, *(n - 1 for n in NEW_TOKENS), *NEW_TOKENS)] == [0, 0, 1, 2, 1, 2, 3]
+
+
+def test_the_frequent_ends_of_replies_get_numbers_and_keep_them() -> None:
+    ends = ReplyEnds()
+    for turn in range(20 * COUNTED):
+        ends.number("</tool_call>" if turn % 2 else "." if turn % 4 else f"rare {turn}")
+    tool, point = ends.number("</tool_call>"), ends.number(".")
+    assert {tool, point} == {1, 2}
+    for turn in range(20 * COUNTED):
+        ends.number(f"later {turn % 5}")
+    assert (ends.number("</tool_call>"), ends.number(".")) == (tool, point)
+    assert 0 < max(ends.number(f"later {n}") for n in range(5)) < REPLY_ENDS
+    assert ends.number("rare 0") == ends.number(None) == 0
+
+
+# Classes.
+
+
+def test_a_part_that_is_done_is_cut_from_the_other_spans_at_any_depth() -> None:
+    spans = [ClassSpan(2, 7), ClassSpan(5, 8), ClassSpan(6, 9)]
+    for depth in range(8):
+        found = cut(spans, depth, 6, DONE)
+        of_block = [next(number for end, number in found if place < end) for place in range(6)]
+        assert of_block == [DONE if place >= depth else (7, 7, 8, 8, 8, 9)[place] for place in range(6)]
+        assert found == joined(found)
+
+
+def test_a_request_that_was_aborted_in_its_prefill_leaves_what_was_computed() -> None:
+    bench = Bench()
+    bench.serve(["a", "b", "c"])
+    arrival = bench.arrive(["a", "b", "c", "d", "e"])
+    finished = bench.policy.finished("r", ["a", "b"], 2, 1.0, arrival=arrival)
+    assert [span.end for span in finished.spans] == [2]
+    bench.policy.learn(finished)
+    assert bench.policy.finished("r", [], 0, 1.0, arrival=arrival).spans == []
+
+
+def test_classes_get_numbers_when_needed_and_give_them_back() -> None:
+    numbers = classes.Classes()
+    keys = [classes.ClassKey(0, 1, 0, 0, 0, group) for group in range(classes.MOST_CLASSES)]
+    given = {numbers.number(key, 0.0)[0] for key in keys[: classes.MOST_CLASSES - classes.CELLS]}
+    assert given == set(range(classes.CELLS, classes.MOST_CLASSES))
+    assert numbers.number(keys[-1], 0.0) == (classes.cell_of(keys[-1]), False), "full: the cell's class"
+    assert numbers.number(keys[5], classes.IDLE_S) == (classes.CELLS + 5, False)
+    released = numbers.release(classes.IDLE_S + 1.0)
+    assert classes.CELLS + 5 not in released and len(released) == len(given) - 1
+    number, new = numbers.number(keys[-1], classes.IDLE_S + 1.0)
+    assert new and number in released and numbers.keys[number] == keys[-1]
+
+
+def test_a_class_that_appears_between_two_fits_has_the_table_of_its_cell() -> None:
+    bench = Bench()
+    before = bench.serve(["a"])
+    after = bench.serve(["b"], group=3)
+    assert before.spans[0].reuse_class != after.spans[0].reuse_class
+    assert bench.table(before) == bench.table(after)
+
+
+def test_what_is_remembered_and_watched_is_bounded() -> None:
+    bench = Bench(capacity=40)
+    for turn in range(3000):
+        bench.clock.now += 10.0
+        bench.serve([f"prompt {turn}"])
+        if turn % 100 == 0:
+            bench.refit()
+    monitor = bench.policy._monitor
+    assert len(monitor._uses) <= 16 * 40  # type: ignore[arg-type]
+    assert sum(len(watch.blocks) for watch in monitor._watches.values()) <= HORIZON_S / 10.0 + 101
+    assert len(bench.policy.ghosts.caches["lru"]) == 40
+
+
+# Curves.
+
+
+def test_there_is_an_order_from_the_first_request_on() -> None:
+    bench = Bench()
+    assert min(value_at(bench.table(bench.serve(["a"])), age) for age in (1.0, 100.0, 3600.0)) > 0.0
+
+
+def test_a_block_that_returns_after_a_minute_is_worth_most_shortly_before_it() -> None:
+    bench = Bench()
+    for turn in range(2000):
+        bench.clock.now = 2.0 * turn
+        finished = bench.serve([f"suite {turn % 40}"])  # 80 s later again
+    bench.refit()
+    looped = bench.table(finished)
+    assert value_at(looped, 75.0) > 2 * value_at(looped, 1.0)
+
+
+def test_blocks_that_still_wait_lower_the_value() -> None:
+    def after(silent: int) -> float:
+        bench = Bench()
+        for turn in range(600):
+            bench.clock.now = 5.0 * turn
+            for i in range(silent):
+                bench.serve([f"lost {turn} {i}"])
+            finished = bench.serve([f"kept {turn % 2}", f"new {turn}"])
+        bench.refit()
+        return value_at(bench.table(finished), 1.0)
+
+    assert after(3) < after(0)
+
+
+def test_a_wrong_prediction_gives_way_to_what_happens() -> None:
+    """Group 1 is predicted to return at once and never does; group 2 is predicted never to return and does."""
+    bench = Bench(refits=True)
+    bench.policy.set_sidecar_curves("one", {1: [0.5] * 8 + [0.0] * (INTERVALS - 8), 2: [0.0] * INTERVALS})
+    for turn in range(3000):
+        bench.clock.now += 1.0
+        once = bench.serve([f"once {turn}"], group=1)
+        again = bench.serve([f"again {turn}"], group=2)
+        bench.serve([f"again {turn - 60}"])
+        if turn == 40:
+            before = value_at(bench.table(once), 5.0), value_at(bench.table(again), 5.0)
+    assert before[0] > before[1]
+    assert value_at(bench.table(once), 5.0) < value_at(bench.table(again), 5.0) / 10
+
+
+def test_a_feature_that_says_nothing_leaves_the_curve_alone() -> None:
+    """The same traffic with groups at random: the tables stay near those without groups."""
+    tables = []
+    for groups in (0, 8):
+        bench, rng = Bench(), random.Random(1)
+        for turn in range(3000):
+            bench.clock.now += 1.0
+            group = rng.randrange(1, 9) if groups else 0
+            finished = bench.serve([f"again {turn % 30}"] if turn % 2 else [f"once {turn}"], group=group)
+        bench.refit()
+        tables.append([value_at(bench.table(finished), age) for age in (5.0, 20.0, 28.0)])
+    assert tables[1] == pytest.approx(tables[0], rel=0.5)
+
+
+def test_after_a_new_numbering_of_the_groups_the_other_features_keep_what_was_counted() -> None:
+    bench = Bench()
+    for turn in range(400):
+        bench.clock.now = 10.0 * turn
+        grouped = bench.serve([f"again {turn % 8}"], group=1)
+    bench.policy.set_sidecar_curves("one", {})
+    bench.refit()
+    before = value_at(bench.table(grouped), 70.0)
+    bench.policy.set_sidecar_curves("two", {})
+    bench.refit()
+    plain = bench.policy.finished("r", ["x"], 1, bench.clock.now, arrival=grouped.arrival)
+    assert value_at(bench.table(plain), 70.0) == pytest.approx(before, rel=0.3)
+    for turn in range(400, 480):
+        bench.clock.now = 10.0 * turn
+        bench.serve([f"again {turn % 8}"])
+    assert bench.policy.reused == 472, "blocks watched under the old numbers are still found"
+
+
+def test_a_fit_never_holds_the_interpreter_for_long() -> None:
+    """Steps are counted, not timed: each looks at one class, or at a bounded number of blocks."""
+    bench = Bench()
+    for turn in range(2000):
+        bench.clock.now = 2.0 * turn
+        bench.serve([f"again {turn % 200}"], group=turn % 64)
+    assert sum(1 for _ in bench.policy.refitting(4000.0)) > 5 * bench.policy.seen >= 5 * 64
+
+
+# Rules.
+
+
+def features(**more: Any) -> Features:
+    return Features(
+        **{"end": 1, "gap": 0, "new": 0, "turn": 0, "reply_end": 0, "level": 0, "group": 0, "log_odds": None, **more}
+    )
+
+
+def lowest_first(rule: str, tables: Sequence[Sequence[float]], blocks: Sequence[tuple[Features, float]]) -> list[int]:
+    """Return the order in which the queue evicts blocks with these features and ages."""
+    clock = Clock(100_000.0)
+    queue: FreeQueue[Block] = FreeQueue(Block(-1), Block(-1), len(tables), clock=clock)
+    queue.set_tables(tables)
+    for number, (of_block, age) in sorted(enumerate(blocks), key=lambda one: -one[1][1]):
+        queue.insert([Block(number)], rules.class_of(rule, of_block), clock.now - age)
+    return [block.block_id for block in queue.popleft_n(len(blocks))]
+
+
+def test_lpc_evicts_by_the_papers_decayed_probability() -> None:
+    rng, mean_gap = random.Random(2), 70.0
+    blocks = [(expit(rules.LOG_ODDS_STEP * rng.randrange(-16, 16)), rng.uniform(0.0, 2000.0)) for _ in range(200)]
+
+    def decayed(p: float, age: float) -> float:
+        d = math.exp(-age / mean_gap)
+        return p * d / (p * d + 1.0 - p)
+
+    order = lowest_first("lpc", rules.lpc_tables(mean_gap), [(features(log_odds=logit(p)), age) for p, age in blocks])
+    found = [decayed(*blocks[number]) for number in order]
+    assert all(one <= other * (1.0 + 1e-6) for one, other in pairwise(found))
+
+
+def test_ttl_prefers_later_turns_for_five_minutes() -> None:
+    tables = rules.ttl_tables()
+    first, second, sixth = (features(turn=turn_group(turn)) for turn in (1, 2, 6))
+    assert lowest_first("ttl", tables, [(sixth, 200.0), (second, 100.0), (first, 1.0), (first, 2.0)]) == [3, 2, 1, 0]
+    # After its time a block counts as a first turn's, as just used.
+    assert lowest_first("ttl", tables, [(sixth, 350.0), (first, 100.0), (first, 30.0)]) == [1, 0, 2]
+
+
+def test_mq_falls_one_level_per_lifetime() -> None:
+    tables = rules.mq_tables(100.0)
+    once, often = features(level=0), features(level=3)
+    assert lowest_first("mq", tables, [(often, 199.0), (once, 1.0)]) == [1, 0]
+    assert lowest_first("mq", tables, [(often, 2000.0), (once, 1.0)]) == [0, 1]
+
+
+def test_wa_prefers_the_class_that_returns_within_a_blocks_life() -> None:
+    soon = ([100.0] * 5 + [0.0] * (INTERVALS - 5), [1000.0 - 100.0 * min(i, 5) for i in range(INTERVALS)])
+    never = ([0.0] * (INTERVALS - 1) + [30.0], [1000.0] * INTERVALS)
+    tables = rules.wa_tables({0: soon, 1: never}, 60.0)
+    returns, leaves = features(turn=0), features(turn=1)
+    assert lowest_first("wa", tables, [(returns, 5.0), (leaves, 1.0)]) == [1, 0]
+    assert lowest_first("wa", tables, [(returns, 3000.0), (leaves, 1.0)]) == [0, 1]
+
+
+@pytest.mark.parametrize("rule", rules.RULES)
+def test_every_rule_may_be_forced_and_orders_the_same_queue_as_its_ghost(rule: str) -> None:
+    bench = Bench(capacity=64, rule=rule)
+    queue: FreeQueue[Block] = FreeQueue(Block(-1), Block(-1), bench.policy.classes, clock=bench.clock)
+    held: dict[object, Block] = {}
+    rng, hits = random.Random(3), 0
+    for turn in range(1500):
+        bench.clock.now += 1.0
+        prompt = [f"user {rng.randrange(40)}"] if turn % 3 else [f"once {turn}"]
+        hits += prompt[0] in held
+        odds = logit(0.9 if turn % 3 else 0.1)
+        finished = bench.serve(prompt, log_odds=odds)
+        if bench.policy.refit_due(bench.clock.now):
+            bench.refit()
+        queue.set_tables(bench.policy.tables)
+        block = held.pop(prompt[0], None)
+        if block is not None:
+            queue.remove(block)
+        elif len(queue) == 64:
+            gone = queue.popleft()
+            held = {name: other for name, other in held.items() if other is not gone}
+        held[prompt[0]] = block or Block(turn)
+        queue.insert([held[prompt[0]]], finished.spans[0].reuse_class, bench.clock.now)
+    assert bench.policy.in_force == rule
+    assert hits == pytest.approx(bench.policy.ghosts.hits[rule], abs=0.04 * 1500)
+
+
+def test_a_preempted_requests_blocks_outlast_all_others_for_a_minute_under_every_rule() -> None:
+    policy = Bench(rule="auto").policy
+    for rule in rules.RULES:
+        tables = policy.tables_of(rule)
+        if tables is not None:
+            assert min(tables.soon[:5]) > max(max(table[:5]) for table in tables)  # type: ignore[attr-defined]
+
+
+# Pooling by LPC.
+
+
+def test_a_shared_block_has_the_highest_probability_now_of_the_conversations_that_hold_it() -> None:
+    bench = Bench(rule="lpc")
+
+    def odds(p: float, age: float = 0.0) -> float:
+        return logit(p) - age / bench.policy._monitor.mean_gap_s
+
+    for user in range(SHARED_FROM):
+        bench.serve(["system", f"early {user}"], log_odds=odds(0.02))
+    bench.serve(["system", "a"], log_odds=odds(0.9))
+    bench.clock.now += 50.0
+    finished = bench.serve(["system", "b"], log_odds=odds(0.1))
+    shared, own = finished.features[0], finished.features[1]
+    assert shared.log_odds == pytest.approx(odds(0.9, 50.0)) and own.log_odds == pytest.approx(odds(0.1))
+    # a is over now: what remains is b's claim.
+    bench.clock.now += 1.0
+    over = bench.serve(["system", "a", "a again"], log_odds=odds(0.03))
+    assert over.features[0].log_odds == pytest.approx(odds(0.1, 1.0))
+    assert over.features[1].log_odds == pytest.approx(odds(0.03)), "its own blocks have its latest probability"
+
+
+def test_without_predictions_lpc_takes_the_share_of_turns_that_were_followed() -> None:
+    bench = Bench(rule="lpc", refits=True)
+    for user in range(300):
+        bench.clock.now += 5.0
+        bench.serve([f"{user} one"])
+        if user % 5 == 0:
+            bench.serve([f"{user} one", f"{user} two"])
+            bench.clock.now += 20.0
+            bench.serve([f"{user} one", f"{user} two", f"{user} three"])
+    bench.clock.now += 700.0
+    bench.refit()
+    first = bench.policy.finished("r", ["x"], 1, bench.clock.now).log_odds
+    arrival = bench.arrive(["0 one", "0 two", "0 three", "0 four"])
+    assert first is not None and expit(first) == pytest.approx(0.2, abs=0.08)
+    later = bench.policy.finished("r", ["x"], 1, bench.clock.now, arrival=arrival).log_odds
+    assert later is not None
+
+
+# Ghost caches.
+
+
+def test_a_ghost_cache_holds_what_the_real_queue_would() -> None:
+    clock = Clock(0.0)
+    cache: GhostCache[int] = GhostCache(8, 1, clock=clock)
+    queue: FreeQueue[Block] = FreeQueue(Block(-1), Block(-1), 1, clock=clock)
+    for start in range(0, 40, 4):
+        clock.now += 1.0
+        cache.use(range(start, start + 4), [ClassSpan(4, 0)])
+        if len(queue) == 8:
+            queue.popleft_n(4)
+        queue.insert([Block(number) for number in reversed(range(start, start + 4))], 0, clock.now)
+    assert len(cache) == 8 and cache.evicted == 32
+    assert cache.hits(range(32, 36)) == 4
+    assert {block.block_id for block in queue} == set(range(32, 40))
+
+
+def test_large_caches_are_sampled_less() -> None:
+    assert [sampling_of(capacity) for capacity in (10, 4095, 4096, 30_000, 200_000, 5_000_000)] == [1, 1, 2, 8, 64, 2048]
+
+
+def test_the_guard_puts_the_rule_in_force_that_hits() -> None:
+    """A round of 100 prompts in a cache of 64: least recent use hits nothing, the value keeps some."""
+    bench = Bench(capacity=64, rule="auto")
+    for turn in range(4000):
+        bench.clock.now += 1.0
+        bench.serve([f"suite {turn % 100}"])
+        if bench.policy.refit_due(bench.clock.now):
+            bench.refit()
+    hits = bench.policy.ghosts.hits
+    assert hits["lru"] == 0 and hits["value"] > 0.3 * 4000
+    assert bench.policy.in_force in {rule for rule, count in hits.items() if count > 0.8 * hits["value"]}
+
+
+@pytest.mark.parametrize("rule", ["auto", "value", "lpc"])
+def test_after_a_failure_the_order_is_lru_and_classes_keep_their_numbers(rule: str) -> None:
+    bench = Bench(capacity=64, rule=rule)
+    before = bench.serve(["a"])
+    fresh = bench.policy.renewed()
+    assert fresh.in_force == "lru" and fresh.tables is None and fresh.classes == bench.policy.classes
+    assert fresh.finished("r", ["a"], 1, 1.0).spans == before.spans
+    assert fresh.ghosts.asked == bench.policy.ghosts.asked == 1
+    bench.policy = fresh
+    for turn in range(3000):
+        bench.clock.now += 1.0
+        bench.serve([f"suite {turn % 100}"])
+        if bench.policy.refit_due(bench.clock.now):
+            bench.refit()
+    assert (bench.policy.in_force == "lru") == (rule != "auto"), "only a guard collects new evidence"
+
+
+def test_an_unknown_rule_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"unknown rule 'best'.*auto, lru, ttl, mq, lpc, wa, value"):
+        Policy(10, block_tokens=16, clock=Clock(), rule="best")
+
+
+def test_the_prior_covers_every_cell_with_probabilities() -> None:
+    prior = policy.shipped()
+    for cell in range(classes.CELLS):
+        hazards = prior.of(*divmod(cell, classes.NEW_GROUPS))
+        assert len(hazards) == len(KNOTS) // 2 == INTERVALS and all(0.0 <= hazard < 1.0 for hazard in hazards)
