@@ -13,9 +13,8 @@ from lpc_apps.commands.outcome import fail
 from lpc_apps.commands.settings import client_settings
 
 if TYPE_CHECKING:
-    from lpc.cache.v1 import response_cache_pb2 as pb
-
     from lpc.cache.client import ResponseCacheClient
+    from lpc.cache.v1 import response_cache_pb2 as pb
 
 app = typer.Typer(help="Response caches: correct, invalidate, report.", no_args_is_help=True)
 Result = TypeVar("Result")
@@ -77,9 +76,9 @@ def report_scopes(
     address: Address = None,
 ) -> None:
     """Print the scopes of this client: their answers, and the semantic tier's bound and threshold."""
-    from lpc.cache.v1 import response_cache_pb2 as pb
     from rich.table import Table
 
+    from lpc.cache.v1 import response_cache_pb2 as pb
     from lpc.wire.terminal import console, shown
 
     scopes = _with_client(lambda client: client.stats(pb.StatsRequest(scope=scope)), address).scopes

@@ -14,12 +14,12 @@ from functools import partial
 from typing import Any, Final
 
 import grpc
-from lpc.cache.v1 import response_cache_pb2 as cache_pb
-from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
 
 from eviction_client.errors import StoreError
 from eviction_client.settings import ClientSettings
 from eviction_client.stores.namespace import Namespace
+from lpc.cache.v1 import response_cache_pb2 as cache_pb
+from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.access import Access, access_of, proxy_advice

@@ -8,9 +8,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from lpc.cache.v1 import response_cache_pb2 as pb
-
 from lpc.cache.client import DENIED, CacheError, ResponseCacheClient
+from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc_apps.gateway.errors import GatewayError
 from lpc_apps.gateway.headers import Directives
 from lpc_apps.gateway.metrics import Metrics

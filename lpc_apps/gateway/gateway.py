@@ -14,9 +14,9 @@ from http import HTTPStatus
 from typing import Final
 
 import httpx
-from lpc.cache.v1 import response_cache_pb2 as pb
 from starlette.types import Receive, Scope, Send
 
+from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.wire.raw_path import BadTarget, check_framing
 from lpc_apps.gateway.cached import Cached, Found
 from lpc_apps.gateway.clients import SESSION_HEADERS, Client, Clients, scope_of

@@ -24,9 +24,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final
 
-from lpc.cache.v1 import response_cache_pb2 as pb
-
 from lpc.cache.bodies import question
+from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc_apps.gateway.clients import NAMES, SALT, Tenants, text_at
 from lpc_apps.gateway.errors import GatewayError
 from lpc_apps.gateway.headers import Headers, first

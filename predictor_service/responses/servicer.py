@@ -7,9 +7,9 @@ from typing import Any, Final, TypeAlias
 
 import grpc
 import grpc.aio
+
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
-
 from lpc.errors import InvalidRequest
 from lpc.responses.answers import Answer
 from lpc.responses.canonical import Request, read_json

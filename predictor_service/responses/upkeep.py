@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lpc.cache.v1 import response_cache_pb2 as pb
-
 from lpc.responses.canonical import Scope
 from lpc.responses.scopes import Scopes
 from lpc.responses.sealing import Keys

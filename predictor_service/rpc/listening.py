@@ -12,9 +12,9 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
+
 from lpc.cache.v1 import response_cache_pb2 as cache_pb
 from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
-
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.addresses import with_port

@@ -13,12 +13,12 @@ import grpc
 import grpc.aio
 import pytest
 import yaml
-from lpc.cache.v1 import response_cache_pb2 as cache_pb
-from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
 from prometheus_client import generate_latest
 
 from benchmarks.processes import RedisServer
 from eviction_client.transport.scripted_predictor import ScriptedPredictor
+from lpc.cache.v1 import response_cache_pb2 as cache_pb
+from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
 from lpc.responses.scopes import ScopeSettings
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc

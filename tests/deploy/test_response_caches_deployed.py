@@ -11,9 +11,9 @@ import grpc
 import httpx
 import pytest
 import redis
+
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
-
 from tests.deploy.deployed_caches import Deployed, deployed, own_address
 from tests.eventually import until
 

@@ -11,10 +11,10 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from lpc.cache.v1 import response_cache_pb2 as pb
-from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 
 from benchmarks.processes import RedisServer, free_port
+from lpc.cache.v1 import response_cache_pb2 as pb
+from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from predictor_service.server import Addresses, running
 from predictor_service.settings import ServiceSettings
 from tests.authority import Authority

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from lpc.cache.v1 import response_cache_pb2 as pb
-from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 
 from benchmarks.processes import RedisServer
+from lpc.cache.v1 import response_cache_pb2 as pb
+from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from lpc.responses.scopes import ScopeSettings
 from lpc.responses.semantic.calibration import Embeddings
 from lpc.responses.semantic.evidence import Evidence

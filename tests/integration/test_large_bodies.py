@@ -8,8 +8,8 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from lpc.cache.v1 import response_cache_pb2 as cache_pb
 
+from lpc.cache.v1 import response_cache_pb2 as cache_pb
 from lpc.v1 import predictor_pb2 as pb
 from predictor_service.requests.parser import ids_of
 from predictor_service.responses.servicer import MAX_BYTES

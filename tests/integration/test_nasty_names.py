@@ -7,10 +7,10 @@ from pathlib import Path
 
 import grpc
 import pytest
-from lpc.cache.v1 import response_cache_pb2 as cache_pb
-from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
 from typer.testing import CliRunner
 
+from lpc.cache.v1 import response_cache_pb2 as cache_pb
+from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc_apps.commands.cli import app

@@ -7,9 +7,9 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
-from lpc.cache.v1 import response_cache_pb2 as pb
 
 from benchmarks.processes import RedisServer
+from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.responses.scopes import ScopeSettings
 from predictor_service.responses.outcomes import Hit, Miss
 from tests.integration.test_cache_callers import bearer, tokens

@@ -15,12 +15,12 @@ import pytest
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
-from lpc.cache.v1 import response_cache_pb2 as cache_pb
 
 from benchmarks.processes import free_port
 from eviction_client import PredictorClient
 from eviction_client.settings import ClientSettings
 from lpc.cache.client import ResponseCacheClient
+from lpc.cache.v1 import response_cache_pb2 as cache_pb
 from lpc.v1 import predictor_pb2 as pb
 from lpc_apps.commands.predict import asking
 from tests.caching_sidecar import ResponseCaches, response_caches

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import grpc
 import pytest
-from lpc.cache.v1 import response_cache_pb2 as pb
-from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from typer.testing import CliRunner, Result
 
 from lpc.cache.bodies import question
+from lpc.cache.v1 import response_cache_pb2 as pb
+from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from lpc_apps.commands.cli import app
 from tests.caching_sidecar import ResponseCaches, response_caches
 

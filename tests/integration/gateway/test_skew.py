@@ -5,9 +5,9 @@ from typing import Any
 
 import grpc.aio
 import pytest
+
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
-
 from tests.engine_double import EngineDouble, serve_double
 from tests.eventually import eventually
 from tests.integration.gateway.conftest import a_gateway, chat

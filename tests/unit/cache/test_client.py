@@ -4,11 +4,11 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from lpc.cache.v1 import response_cache_pb2 as pb
 
 from benchmarks.processes import free_port
 from lpc.cache.bodies import question
 from lpc.cache.client import REST_S, SILENCES, CacheError, CircuitBreaker, ResponseCacheClient
+from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.wire.access import Access
 from lpc.wire.certificates import CertificateError
 

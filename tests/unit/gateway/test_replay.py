@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lpc.cache.v1 import response_cache_pb2 as pb
 
+from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc_apps.gateway import recording as recording_module
 from lpc_apps.gateway.recording import Recording, replay
 

@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 import pytest
-from lpc.cache.v1 import response_cache_pb2 as pb
 
+from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.responses.canonical import Namer
 from lpc_apps.gateway.request import affinity, question_of, session_of
 from lpc_apps.gateway.targets import CHAT, COMPLETIONS
