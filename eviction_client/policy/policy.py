@@ -41,6 +41,8 @@ CHOOSABLE: Final = ("lru", "ttl", "mq", "value")
 HOME: Final = "value"
 LIFE_S: Final = 100.0
 """Time that a block stays in the cache, for `wa`, before one was evicted."""
+PUBLISHED_PER_STEP: Final = 100
+"""Classes whose tables are set in one step."""
 LIFE_FOLLOWS: Final = 0.3
 """Weight of each fit in the running mean of this time."""
 INTERVALS_GIVEN_UP: Final = interval_of(600.0)
@@ -114,7 +116,8 @@ class Policy(Generic[H]):
         self._lists: dict[str, Tables] = {}
         """Tables by rule and class of the queue."""
         self.ghosts = self.new_ghosts(capacity)
-        self._publish({cell: values(self._prior.of(*divmod(cell, NEW_GROUPS))) for cell in range(CELLS)}, {})
+        for _ in self._publishing({cell: values(self._prior.of(*divmod(cell, NEW_GROUPS))) for cell in range(CELLS)}, {}):
+            pass
 
     def new_ghosts(self, capacity: int) -> Ghosts[Any]:
         """Return ghost caches for a cache of ``capacity`` blocks with the same classes."""
@@ -266,17 +269,19 @@ class Policy(Generic[H]):
                 yield end, number
 
     def _new_number(self, key: ClassKey, now: float) -> int:
-        """Return the number of a class that appears now, after giving it the tables of its cell."""
+        """Return the number of a class; a new one gets the tables of its cell."""
         number, new = self.combined.number(key, now)
         if new:
             features = _features_of(key)
             for rule, tables in self._lists.items():
-                tables[number] = tables[cell_of(key)] if rule == "value" else self._static[rule][rules.class_of(rule, features)]
+                if len(tables) == MOST_CLASSES:  # else they are of the rule's own classes
+                    own = tables[cell_of(key)] if rule == "value" else self._static[rule][rules.class_of(rule, features)]
+                    tables[number] = own
         return number
 
     def learn(self, finished: FinishedRequest[H]) -> None:
         """Record a finished request's use of its blocks, and let the ghost caches observe it. In the background."""
-        of_part = [self.combined.number(key_of(each), finished.at)[0] for each in finished.features]
+        of_part = [self._new_number(key_of(each), finished.at) for each in finished.features]
         numbers = [*map(of_part.__getitem__, finished.arrival.part_of), of_part[-1]]
         self._monitor.finished(
             finished.blocks, finished.prompt_blocks, finished.arrival, numbers, finished.at, finished.log_odds
@@ -310,7 +315,8 @@ class Policy(Generic[H]):
             else:
                 of_rule = [ClassSpan(end, rules.class_of(rule, each)) for end, each in features]
             spans[rule] = cut(joined(of_rule), finished.done_from, length, DONE)
-        spans[CHOSEN] = spans[self.rule if self._native else "value"]
+        # As in the queue: also in the class in which another engine's conversations hold a block.
+        spans[CHOSEN] = joined(ClassSpan(min(end, length), number) for end, number in finished.spans)
         chain = finished.blocks[:length]
         return ghosts.observe(chain[: finished.prompt_blocks], chain, spans, above=above)
 
@@ -356,9 +362,9 @@ class Policy(Generic[H]):
             yield
         newest = self._newest_by_request(counts)
         yield
-        self._turn_odds = _turn_odds(newest)
+        self._turn_odds = yield from _turn_odds(newest)
         self._learn_rates(seconds)
-        self._publish(found, newest)
+        yield from self._publishing(found, newest)
         self.seen = len(fit.classes)
         self.refits += 1
 
@@ -386,31 +392,39 @@ class Policy(Generic[H]):
             # Little's law: blocks in the cache = rate x time in it.
             self._life_s += LIFE_FOLLOWS * (cache.room * seconds / evicted - self._life_s)
 
-    def _publish(self, found: Mapping[int, Table], newest: Mapping[int, tuple[Counts, Counts]]) -> None:
-        """Make the tables of all rules those in use."""
+    def _publishing(
+        self, found: Mapping[int, Table], newest: Mapping[int, tuple[Counts, Counts]]
+    ) -> Generator[None, None, None]:
+        """Make the tables of all rules those in use, in steps."""
         lifetime_s = rules.LIFETIME_TOKENS * self._read_s / self._read_tokens if self._read_tokens else rules.LIFETIME_S
-        self._static = {
+        lpc = rules.lpc_tables(self._monitor.mean_gap_s)
+        yield
+        laws = yield from rules.fitting_wa(newest)
+        static = {
             "ttl": self._static["ttl"] if self._static else rules.ttl_tables(),
             "mq": rules.mq_tables(lifetime_s),
-            "lpc": rules.lpc_tables(self._monitor.mean_gap_s),
-            "wa": rules.wa_tables(newest, self._life_s),
+            "lpc": lpc,
+            "wa": rules.wa_tables(laws, self._life_s),
         }
+        yield
         keys = self.combined.keys
-        lists = {rule: Tables([tables[0]] * MOST_CLASSES) for rule, tables in self._static.items()}
+        lists = {rule: Tables([tables[0]] * MOST_CLASSES) for rule, tables in static.items()}
         lists["value"] = Tables([found[0]] * MOST_CLASSES)
-        for rule, tables in self._static.items():
+        for rule, tables in static.items():
             lists[rule].soon = tables.soon
         for number, key in enumerate(keys):
+            if not number % PUBLISHED_PER_STEP:
+                yield
             features = _features_of(key)
             lists["value"][number] = found.get(number) or found[cell_of(key)]
             for rule in ("ttl", "mq", "wa"):
-                lists[rule][number] = self._static[rule][rules.class_of(rule, features)]
+                lists[rule][number] = static[rule][rules.class_of(rule, features)]
         if self._native:
-            lists[self.rule] = self._static[self.rule]
+            lists[self.rule] = static[self.rule]
         lists["value"].soon = rules.soon([found[cell] for cell in range(CELLS)])
-        self._lists = lists
+        self._static, self._lists = static, lists
         self._ghost_tables = {
-            **self._static,
+            **static,
             "lru": None,
             "value": lists["value"],
         }
@@ -421,14 +435,14 @@ def _features_of(key: ClassKey) -> Features:
     return Features(0, key.gap, key.new, key.turn, key.reply_end, key.level, key.group)
 
 
-def _turn_odds(newest: Mapping[int, tuple[Counts, Counts]]) -> list[float]:
-    """Return the log-odds, by turn group, that a block is used again within GIVEN_UP_S."""
+def _turn_odds(newest: Mapping[int, tuple[Counts, Counts]]) -> Generator[None, None, list[float]]:
+    """Return the log-odds, by turn group, that a block is used again within the intervals up to INTERVALS_GIVEN_UP."""
     found = []
     for turn in range(TURN_GROUPS):
+        own = [pair for number, pair in newest.items() if number % TURN_GROUPS == turn]
         stays = 1.0
         for i in range(INTERVALS_GIVEN_UP):
-            reused = sum(newest[number][0][i] for number in newest if number % TURN_GROUPS == turn)
-            at_risk = sum(newest[number][1][i] for number in newest if number % TURN_GROUPS == turn)
-            stays *= 1.0 - (reused + 0.02) / (at_risk + 0.5)
+            stays *= 1.0 - (sum(pair[0][i] for pair in own) + 0.02) / (sum(pair[1][i] for pair in own) + 0.5)
         found.append(logit(1.0 - stays))
+        yield
     return found

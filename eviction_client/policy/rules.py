@@ -6,7 +6,7 @@ of a span's features (:func:`class_of`), and one table for each (``.._tables``).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Final
 
 from eviction_client.policy.features import LEVELS, NEW_GROUPS, TURN_GROUPS, Features
@@ -109,7 +109,29 @@ def lpc_tables(mean_gap_s: float) -> Tables:
     )
 
 
-def wa_tables(counts: Mapping[int, tuple[Counts, Counts]], life_s: float) -> Tables:
+def fitting_wa(counts: Mapping[int, tuple[Counts, Counts]]) -> Generator[None, None, list[tuple[float, float]]]:
+    """Return the exponential law (q, tau in seconds) of each class of `wa`, in steps; see :func:`wa_tables`.
+
+    Args:
+        counts: reuses and blocks at risk [INTERVALS] by class. A class with few reuses has the law of all together.
+    """
+    overall = [0.0] * INTERVALS, [0.0] * INTERVALS
+    for pair in counts.values():
+        for total, part in zip(overall, pair, strict=True):
+            total[:] = [a + b for a, b in zip(total, part, strict=True)]
+    known = exponential.fit_counts(*overall) if sum(overall[0]) >= 1.0 else (0.5, 100.0)
+    yield
+    laws = []
+    for number in range(NEW_GROUPS * TURN_GROUPS):
+        reuses, at_risk = counts.get(number, ((), ()))
+        enough = sum(reuses) >= FEWEST_REUSES
+        laws.append(exponential.fit_counts(reuses, at_risk) if enough else known)
+        if enough:
+            yield
+    return laws
+
+
+def wa_tables(laws: Sequence[tuple[float, float]], life_s: float) -> Tables:
     """Return the tables of `wa` by new-token group and turn group.
 
     *KVCache Cache in the Wild* (ATC 2025, 4.2): per class an exponential fit of the reuse time, ``q (1 - exp(-life / tau))
@@ -117,20 +139,11 @@ def wa_tables(counts: Mapping[int, tuple[Counts, Counts]], life_s: float) -> Tab
     know; the number of new tokens stands for them. The table holds the logarithm, plus a constant that makes it positive.
 
     Args:
-        counts: reuses and blocks at risk [INTERVALS] by class.
+        laws: q and tau (seconds) by class.
         life_s: age at which blocks are evicted, on average.
     """
-    overall = [[0.0] * INTERVALS, [0.0] * INTERVALS]
-    for pair in counts.values():
-        for total, part in zip(overall, pair, strict=True):
-            total[:] = [a + b for a, b in zip(total, part, strict=True)]
-    fits = []
-    known = exponential.fit_counts(*overall) if sum(overall[0]) >= 1.0 else (0.5, 100.0)
-    for number in range(NEW_GROUPS * TURN_GROUPS):
-        reuses, at_risk = counts.get(number, ([], []))
-        fits.append(exponential.fit_counts(reuses, at_risk) if sum(reuses) >= FEWEST_REUSES else known)
     logs = []
-    for q, tau in fits:
+    for q, tau in laws:
         within = math.log(max(-math.expm1(-life_s / tau), 1e-300))
         logs.append((math.log(max(q, 1e-9)) + within, tau))
     floor = 1.0 + max(HORIZON_S / tau - log for log, tau in logs)

@@ -313,7 +313,14 @@ def test_mq_falls_one_level_per_lifetime() -> None:
 def test_wa_prefers_the_class_that_returns_within_a_blocks_life() -> None:
     soon = ([100.0] * 5 + [0.0] * (INTERVALS - 5), [1000.0 - 100.0 * min(i, 5) for i in range(INTERVALS)])
     never = ([0.0] * (INTERVALS - 1) + [30.0], [1000.0] * INTERVALS)
-    tables = rules.wa_tables({0: soon, 1: never}, 60.0)
+    fitting = rules.fitting_wa({0: soon, 1: never})
+    laws: list[tuple[float, float]] = []
+    while not laws:
+        try:
+            next(fitting)
+        except StopIteration as end:
+            laws = end.value
+    tables = rules.wa_tables(laws, 60.0)
     returns, leaves = features(turn=0), features(turn=1)
     assert lowest_first("wa", tables, [(returns, 5.0), (leaves, 1.0)]) == [1, 0]
     assert lowest_first("wa", tables, [(returns, 3000.0), (leaves, 1.0)]) == [0, 1]
