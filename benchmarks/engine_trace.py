@@ -35,6 +35,8 @@ SHARES: Final = (0.02, 0.05, 0.08)
 """Capacities, as shares of the working set, which is the content of an infinite cache."""
 SIDES: Final = ("plugin-sidecar", "oracle", "stock")
 """The slowest first."""
+WITH_LPC: Final = ("lpc", *SIDES)
+"""Also the plug-in with its sidecar under the fixed rule `lpc`."""
 QUICK_REQUESTS: Final = 4000
 """Enough for the sidecar to learn and for the guard to compare the rules."""
 QUICK_SHARES: Final = (0.03,)
@@ -128,11 +130,11 @@ def run(path: Path, trace_format: str, models: Path, model: str, *, quick: bool 
     working_set, count_from = opened.working_set, opened.count_from
     screen = console()
     with placed(opened.written(), models, model) as places:
-        jobs = [*product(shares, SIDES), (shares[0], "lru")]
+        jobs = [*product(shares, WITH_LPC), (shares[0], "lru")]
         results = run_all(
             jobs, lambda job: run_side(places, "trace", job[1], int(job[0] * working_set), count_from=count_from), screen
         )
-    rows = [_row(share, int(share * working_set), {side: results[share, side] for side in SIDES}) for share in shares]
+    rows = [_row(share, int(share * working_set), {side: results[share, side] for side in WITH_LPC}) for share in shares]
     lru, stock = results[shares[0], "lru"], results[shares[0], "stock"]
     figures = {
         **opened.described(),
@@ -236,7 +238,7 @@ def run_side(places: Places, run: str, side: str, blocks: int, **arguments: obje
     job = {"model": str(places.model), "requests": str(places.requests), "clock": str(home / "clock")}
     with contextlib.ExitStack() as stack:
         address = None
-        if side == "plugin-sidecar":
+        if side in ("plugin-sidecar", "lpc"):
             address = stack.enter_context(virtual_sidecar(home, places.models, places.name, places.model)).address
         return in_engine(run, **job, side=side, blocks=blocks, predictor=address, **arguments)
 
@@ -257,10 +259,12 @@ def show_sides(screen: Console, figures: dict[str, Any], title: str, *, size: st
         proofs: names of the figures that are results of checks.
     """
     gained = f"plug-in / {stock.rpartition(' ')[2]}"
-    table = Table("capacity", size, stock, "plug-in", "oracle", gained, "answered", title=title)
+    shown = {"stock": stock, "plugin-sidecar": "plug-in", "lpc": "rule lpc", "oracle": "oracle"}
+    sides = [side for side in shown if side in figures["rows"][0]["cached_tokens"]]
+    table = Table("capacity", size, *(shown[side] for side in sides), gained, "answered", title=title)
     for row in figures["rows"]:
         hit, prompt = row["cached_tokens"], row["prompt_tokens"]
-        cells = [f"{hit[side]:,} ({hit[side] / prompt:.1%})" for side in ("stock", "plugin-sidecar", "oracle")]
+        cells = [f"{hit[side]:,} ({hit[side] / prompt:.1%})" for side in sides]
         gain = f"{hit['plugin-sidecar'] / max(hit['stock'], 1):.2f}"
         table.add_row(f"{row['capacity_fraction']:.0%}", f"{row[size]:,}", *cells, gain, f"{row['answered_share']:.1%}")
     screen.print(table)

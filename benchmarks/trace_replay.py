@@ -152,13 +152,13 @@ class Asked(PredictorClient):
 
 
 def rule_of(side: str) -> str:
-    """Return the rule of a side, for `ClientSettings.rule`: lru's and the oracle's is fixed, else the guard chooses."""
-    return {"lru": "lru", "oracle": "value"}.get(side, "auto")
+    """Return the rule of a side, for `ClientSettings.rule`: that of lru, lpc and the oracle is fixed, else the guard chooses."""
+    return {"lru": "lru", "lpc": "lpc", "oracle": "value"}.get(side, "auto")
 
 
 def predictor_of(side: str, replay: Replay, address: str | None) -> Asked | ScriptedPredictor | None:
     """Return the predictor of a side: None for stock, a constant for lru, the trace for oracle, one without answers for plugin,
-    which learns from the cache alone, and a sidecar for plugin-sidecar.
+    which learns from the cache alone, and a sidecar for plugin-sidecar and lpc.
     """
     if side == "stock":
         return None
