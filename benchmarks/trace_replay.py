@@ -152,7 +152,7 @@ class Asked(PredictorClient):
 
 
 def rule_of(side: str) -> str:
-    """Return the rule of a side, for `ClientSettings.rule`: that of lru, lpc and the oracle is fixed, else the guard chooses."""
+    """Return the rule of a side, for `ClientSettings.rule`: fixed for lru, lpc and the oracle, else the guard chooses."""
     return {"lru": "lru", "lpc": "lpc", "oracle": "value"}.get(side, "auto")
 
 
