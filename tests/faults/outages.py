@@ -135,7 +135,7 @@ class Engine:
                 name, _, blocks = running.popleft()
                 with self._kept("finished"):
                     ended = self.plugin.finished(name, completed=True, blocks=blocks, prompt_blocks=len(blocks))
-                    self.finished += ended.runs[-1].end == len(blocks)
+                    self.finished += ended.spans[-1].end == len(blocks)
             if len(running) < RUNNING:
                 ids = self._prompts[number % len(self._prompts)]
                 with self._kept("admitted"):

@@ -37,8 +37,8 @@ class LearnedQueue(LearnedFreeQueue):
     clock: ClassVar[Callable[[], float]]
     predictor: ClassVar[Predictor]
     plugin: Plugin
-    ended: Callable[[Request], FinishedRequest | None]
-    freeing: dict[int, FinishedRequest | None]
+    ended: Callable[[Request], FinishedRequest[Any] | None]
+    freeing: dict[int, FinishedRequest[Any] | None]
 
     @classmethod
     def create(cls, blocks: list[KVCacheBlock], vllm_config: Any, kv_cache_config: Any, hash_block_size: int) -> "LearnedQueue":
@@ -53,9 +53,16 @@ class LearnedQueue(LearnedFreeQueue):
             background=AtOnce,
         )
         scales = [max(group.kv_cache_spec.block_size // hash_block_size, 1) for group in kv_cache_config.kv_cache_groups]
-        queue = cls(blocks, plugin.classes, scales=scales, retained=plugin.retained, clock=plugin.now_or_latest)
+        policy = plugin.policy
+        queue = cls(
+            *(blocks, policy.classes),
+            scales=scales,
+            plain=policy.plain,
+            retained=plugin.retained,
+            clock=plugin.now_or_latest,
+        )
         queue.plugin, queue.freeing = plugin, {}
-        plugin.follow(queue)
+        plugin.set_rule(queue)
         return queue
 
     def before_free(self, request: Request, blocks: Sequence[Sequence[KVCacheBlock]]) -> None:
