@@ -143,6 +143,14 @@ Stored = Annotated[
 ]
 
 
+@app.command("prior")
+def bench_prior(logs: Annotated[list[str], typer.Argument(help="Open logs, as FORMAT:FILE.")], output: Output = None) -> None:
+    """Learn the shipped prior from open logs, and write eviction_client/policy/prior.json."""
+    from benchmarks import prior
+
+    report(lambda: prior.run(logs), output)
+
+
 @app.command("rules-worst")
 def bench_rules_worst(
     seeds: Annotated[str, typer.Option(help="Seeds of the workloads.")] = "100,101,102",

@@ -6,31 +6,33 @@ none decides alone. A cell with few reuses is shrunk to its gap class, and this 
 """
 
 import json
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from eviction_client.policy.classes import CELLS, cell_of, key_of
-from eviction_client.policy.features import GAP_CLASSES, NEW_GROUPS
-from eviction_client.policy.fit import with_tail
-from eviction_client.policy.policy import Policy
-from eviction_client.policy.prior import Prior
-from eviction_client.policy.reuse_monitor import Arrival, Counts
-from lpc.model.curve import INTERVALS
+from eviction_client.pace import finish
+from eviction_client.policy.classes import CELLS
+from eviction_client.policy.features import GAP_CLASSES, NEW_GROUPS, new_group
+from eviction_client.policy.reuse_monitor import Arrival, Counts, ReuseMonitor, add, nothing
+from lpc.model.curve import EDGES, INTERVALS
 from lpc_apps.simulator.engine import simulate
 from lpc_apps.simulator.policies.lru import Lru
 from lpc_apps.simulator.policies.plugin import SegmentUses, prompt_of, size_of
 from lpc_apps.simulator.policy import PolicySettings
 from lpc_apps.simulator.run import WorkloadSpec, build
+from lpc_apps.simulator.segments import Segment
 from lpc_apps.simulator.workload import Turn, Workload
 
 FILE: Final = Path(__file__).parent.parent / "eviction_client/policy/prior.json"
+MIN_TRUSTED: Final = 10.0
+"""Reuses that make the rate of an interval reliable. Beyond the last such interval the rate falls as 1 / age."""
 MOST: Final = 5_000.0
 """Reuses for which the logs of one format count together."""
 WEIGHT: Final = 100.0
 """Blocks at risk per interval for which the curve of a cell's gap class counts."""
-NO_PRIOR: Final = Prior({(gap, new): (0.01,) * INTERVALS for gap in range(GAP_CLASSES) for new in range(NEW_GROUPS)})
 
 Cell = tuple[Counts, Counts]
 
@@ -41,21 +43,14 @@ class Counting(Lru):
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
         self.now = 0.0
-        self.core: Policy[Any] = Policy(
-            1,
-            block_tokens=workload.block_tokens,
-            clock=lambda: self.now,
-            prior=NO_PRIOR,
-            uses=SegmentUses(2**60),
-            size_of=size_of,
-        )
+        self.monitor: ReuseMonitor[Segment] = ReuseMonitor(SegmentUses(2**60), size_of=size_of, half_life_s=math.inf)
         self._arrivals: dict[Turn, Arrival] = {}
 
     def start(self, turn: Turn, now: float) -> None:
         """Count the reuses in a prompt."""
         super().start(turn, now)
         self.now = now
-        self._arrivals[turn] = self.core.arrived(prompt_of(turn, self.workload.paths.of(turn)), now)
+        self._arrivals[turn] = self.monitor.arrived(prompt_of(turn, self.workload.paths.of(turn)), now)
 
     def finish(self, turn: Turn, now: float) -> None:
         """Watch the request's blocks."""
@@ -63,12 +58,13 @@ class Counting(Lru):
         self.now = now
         path = self.workload.paths.of(turn)
         prompt = len(prompt_of(turn, path))
-        finished = self.core.finished(turn, path, prompt, now, arrival=self._arrivals.pop(turn))
-        numbers = [cell_of(key_of(each)) for each in finished.features]
-        self.core._monitor.finished(path, prompt, finished.arrival, numbers, now)
+        arrival = self._arrivals.pop(turn)
+        new = new_group(arrival.new_blocks * self.workload.block_tokens) if arrival.new_blocks else 0
+        numbers = [gap * NEW_GROUPS + new for gap in (*(part.gap for part in arrival.parts), 0)]
+        self.monitor.finished(path, prompt, arrival, numbers, now)
 
 
-def counted(workload: Workload) -> dict[int, Cell]:
+def counted(workload: Workload) -> Mapping[int, Cell]:
     """Return reuses and blocks at risk [INTERVALS] by cell, of all requests of a log."""
     used: list[Counting] = []
 
@@ -77,33 +73,26 @@ def counted(workload: Workload) -> dict[int, Cell]:
         return used[0]
 
     simulate(workload, sum(turn.input_tokens + turn.output_tokens + workload.block_tokens for turn in workload.turns()), policy)
-    steps = used[0].core._monitor.counts(used[0].now)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: dict[int, Cell] = end.value
-            return found
+    return finish(used[0].monitor.counts(used[0].now))
 
 
-def learn(logs: Sequence[tuple[str, dict[int, Cell]]]) -> dict[str, list[float]]:
+def learn(logs: Sequence[tuple[str, Mapping[int, Cell]]]) -> dict[str, list[float]]:
     """Return hazards [INTERVALS] by "gap,new tokens", of logs with their formats."""
-    nothing = [0.0] * INTERVALS
-    cells: list[Cell] = [(nothing, nothing) for _ in range(CELLS)]
+    cells = [nothing() for _ in range(CELLS)]
     formats = Counter(form for form, _ in logs)
     for form, log in logs:
         scale = MOST / formats[form] / max(sum(sum(reuses) for reuses, _ in log.values()), 1.0)
         for number, (reuses, at_risk) in log.items():
-            cells[number] = _sum(cells[number], ([scale * n for n in reuses], [scale * n for n in at_risk]))
-    every = (nothing, nothing)
+            add(cells[number], ([scale * n for n in reuses], [scale * n for n in at_risk]))
+    every = nothing()
     for cell in cells:
-        every = _sum(every, cell)
+        add(every, cell)
     base = with_tail(_hazards(every, [0.01] * INTERVALS, 0.5), *every)
     found: dict[str, list[float]] = {}
     for gap in range(GAP_CLASSES):
-        of_gap = (nothing, nothing)
+        of_gap = nothing()
         for new in range(NEW_GROUPS):
-            of_gap = _sum(of_gap, cells[gap * NEW_GROUPS + new])
+            add(of_gap, cells[gap * NEW_GROUPS + new])
         parent = _hazards(of_gap, base, WEIGHT)
         for new in range(NEW_GROUPS):
             hazards = _hazards(cells[gap * NEW_GROUPS + new], parent, WEIGHT)
@@ -115,12 +104,24 @@ def _hazards(cell: Cell, parent: Sequence[float], weight: float) -> list[float]:
     return [(e + weight * p) / (n + weight) for e, n, p in zip(*cell, parent, strict=True)]
 
 
-def _sum(one: Cell, other: Cell) -> Cell:
-    return [a + b for a, b in zip(one[0], other[0], strict=True)], [a + b for a, b in zip(one[1], other[1], strict=True)]
+def with_tail(hazards: Sequence[float], reuses: Counts, at_risk: Counts) -> Counts:
+    """Return hazards whose rate falls as 1 / age beyond the last interval with enough reuses.
+
+    There a hazard is at most (reuses + 1) / (at risk + 1): many blocks at risk with hardly a reuse are evidence.
+    """
+    last = max((interval for interval, count in enumerate(reuses) if count >= MIN_TRUSTED), default=0)
+    middles = [(low + high) / 2 for low, high in pairwise(EDGES)]
+    widths = [high - low for low, high in pairwise(EDGES)]
+    rate = hazards[last] / widths[last]
+    tail = [
+        min(rate * middles[last] / middles[i] * widths[i], (reuses[i] + 1.0) / (at_risk[i] + 1.0))
+        for i in range(last + 1, INTERVALS)
+    ]
+    return [*hazards[: last + 1], *tail]
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Learn from the given logs, ``FORMAT:FILE``, and write the file."""
+def run(arguments: Sequence[str]) -> dict[str, Any]:
+    """Learn from the given logs, ``FORMAT:FILE``; write the file, and return its contents."""
     logs = []
     for argument in arguments:
         form, _, name = argument.partition(":")
@@ -128,10 +129,6 @@ def main(arguments: Sequence[str]) -> None:
         print(f"{name}: {sum(sum(reuses) for reuses, _ in log.values()):,.0f} reuses", flush=True)
         logs.append((form, log))
     sources = [Path(argument.partition(":")[2]).name for argument in arguments]
-    FILE.write_text(json.dumps({"learned from": sources, "hazards": learn(logs)}, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    import sys
-
-    main(sys.argv[1:])
+    found = {"learned from": sources, "hazards": learn(logs)}
+    FILE.write_text(json.dumps(found, indent=1) + "\n")
+    return found

@@ -7,7 +7,7 @@ scheduler's or a simulation's, a piece costs a slice and there is no sleep.
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Final, TypeVar
 
 PIECE: Final = 500
@@ -45,3 +45,13 @@ def in_pieces(items: Sequence[T], most: int = PIECE) -> Iterator[Sequence[T]]:
         if start:
             pause()
         yield items[start : start + most]
+
+
+def finish(steps: Generator[None, None, T]) -> T:
+    """Run work that comes in steps to its end, and return its result. For threads on which nothing waits."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result

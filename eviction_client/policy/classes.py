@@ -6,7 +6,7 @@ that no request has needed for IDLE_S gives its number back; while none is free,
 
 from typing import Final, NamedTuple
 
-from eviction_client.policy.features import GAP_CLASSES, NEW_GROUPS, Features
+from eviction_client.policy.features import GAP_CLASSES, NEW_GROUPS, Facts, Features
 
 MOST_CLASSES: Final = 2048
 CELLS: Final = GAP_CLASSES * NEW_GROUPS
@@ -29,10 +29,10 @@ class ClassKey(NamedTuple):
     group: int
 
 
-def key_of(features: Features) -> ClassKey:
-    """Return the key of a span's class."""
-    group = 0 if features.gap else features.group
-    return ClassKey(features.gap, features.new, features.turn, features.reply_end, features.level, group)
+def key_of(gap: int, level: int, facts: Facts) -> tuple[int, ...]:
+    """Return the :class:`ClassKey` of a span, as a plain tuple: the thread of the queue makes several per request."""
+    new, turn, reply_end, group = facts
+    return gap, new, turn, reply_end, level, 0 if gap else group
 
 
 class Classes:
@@ -66,15 +66,15 @@ class Classes:
                 self.keys.append(key)
             else:
                 return cell_of(key), False
-            self.numbers[key] = number
-        self.used[number] = now
+        self.used[number] = now  # first: another thread releases what is in `numbers` and unused
+        self.numbers[key] = number
         return number, new
 
     def release(self, now: float) -> dict[int, int]:
         """Give back the numbers of idle classes; return the cells' classes that take over, by number."""
         heirs = {}
-        for number, at in list(self.used.items()):
-            if now - at > IDLE_S:
+        for number in list(self.numbers.values()):
+            if now - self.used[number] > IDLE_S:
                 heirs[number] = cell_of(self.keys[number])
                 self._release(number)
         return heirs
@@ -93,10 +93,10 @@ class Classes:
         return heirs
 
     def _release(self, number: int) -> None:
-        del self.numbers[self.keys[number]], self.used[number]
+        del self.numbers[self.keys[number]]
         self._free.append(number)
 
 
-def cell_of(key: ClassKey) -> int:
-    """Return the number of the class of a key's cell."""
+def cell_of(key: ClassKey | Features) -> int:
+    """Return the number of the class of the cell of a key, or of some features."""
     return key.gap * NEW_GROUPS + key.new

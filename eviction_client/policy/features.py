@@ -27,9 +27,6 @@ LEVELS: Final = 4
 MOST_USES: Final = 2 ** (LEVELS - 1)
 """More uses count as this many."""
 
-SIDECAR_GROUPS: Final = 64
-"""Upper bound of the number of a group of the sidecar, exclusive; 0: none."""
-
 
 class Facts(NamedTuple):
     """The features of a request; see :class:`Features`."""

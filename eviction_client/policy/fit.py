@@ -20,14 +20,12 @@ Pure Python, in steps of well under a millisecond: this runs inside the engine's
 
 import math
 from collections.abc import Generator, Mapping, Sequence
-from itertools import pairwise
 from typing import Final
 
 from eviction_client.policy.classes import ClassKey
 from eviction_client.policy.features import GAP_CLASSES, NEW_GROUPS
 from eviction_client.policy.prior import Prior
-from eviction_client.policy.reuse_monitor import Counts
-from lpc.model.curve import EDGES, INTERVALS
+from eviction_client.policy.reuse_monitor import Counts, add, nothing
 
 PRIOR_WEIGHT: Final = 300.0
 """Weight of the shipped prior, in blocks at risk per interval."""
@@ -40,10 +38,6 @@ K: Final = 30.0
 SWEEPS: Final = 4
 LEAST, MOST = 0.02, 50.0
 """Bounds of a multiplier."""
-MIN_TRUSTED: Final = 10.0
-"""Reuses that make the rate of an interval reliable. Beyond the last such interval the rate falls as 1 / age."""
-
-_NOTHING: Final = [0.0] * INTERVALS
 
 
 class Fit:
@@ -51,13 +45,11 @@ class Fit:
 
     Attributes:
         cells: by gap and new-token group.
-        ends: by these and reply end, if there are counts.
         classes: by number of the class.
     """
 
     def __init__(self) -> None:
         self.cells: dict[tuple[int, int], Sequence[float]] = {}
-        self.ends: dict[tuple[int, int, int], Sequence[float]] = {}
         self.classes: dict[int, Sequence[float]] = {}
 
 
@@ -79,16 +71,15 @@ def fitting(
     of_end: dict[tuple[int, int, int], tuple[Counts, Counts]] = {}
     for number, pair in counts.items():
         key = keys[number]
-        _add(of_cell.setdefault((key.gap, key.new), ([0.0] * INTERVALS, [0.0] * INTERVALS)), pair)
-        _add(of_end.setdefault((key.gap, key.new, key.reply_end), ([0.0] * INTERVALS, [0.0] * INTERVALS)), pair)
+        add(of_cell.setdefault((key.gap, key.new), nothing()), pair)
+        add(of_end.setdefault((key.gap, key.new, key.reply_end), nothing()), pair)
         yield
     for gap in range(GAP_CLASSES):
         for new in range(NEW_GROUPS):
             shipped = prior.of(gap, new)
-            fit.cells[gap, new] = _blend(*of_cell.get((gap, new), (_NOTHING, _NOTHING)), shipped, PRIOR_WEIGHT)
+            fit.cells[gap, new] = _blend(*of_cell.get((gap, new), nothing()), shipped, PRIOR_WEIGHT)
         yield
-    for (gap, new, end), pair in of_end.items():
-        fit.ends[gap, new, end] = _blend(*pair, fit.cells[gap, new], END_WEIGHT)
+    ends = {shape: _blend(*pair, fit.cells[shape[:2]], END_WEIGHT) for shape, pair in of_end.items()}
     yield
     log_stays: dict[tuple[int, int, int, int], list[float]] = {}
     of_class: dict[int, list[float]] = {}
@@ -96,7 +87,7 @@ def fitting(
         key = keys[number]
         shape = key.gap, key.new, key.reply_end, key.group
         if shape not in log_stays:
-            hazards = fit.ends[shape[:3]]
+            hazards = ends[shape[:3]]
             sidecar = predicted.get(key.group)
             if sidecar is not None:
                 hazards = [0.5 * (one + other) for one, other in zip(hazards, sidecar, strict=True)]
@@ -146,27 +137,5 @@ def _multipliers(
     return found
 
 
-def _add(total: tuple[Counts, Counts], pair: tuple[Counts, Counts]) -> None:
-    for sums, part in zip(total, pair, strict=True):
-        for i in range(INTERVALS):
-            sums[i] += part[i]
-
-
 def _blend(reuses: Sequence[float], at_risk: Sequence[float], parent: Sequence[float], weight: float) -> list[float]:
     return [(e + weight * p) / (n + weight) for e, n, p in zip(reuses, at_risk, parent, strict=True)]
-
-
-def with_tail(hazards: Sequence[float], reuses: Counts, at_risk: Counts) -> Counts:
-    """Return hazards whose rate falls as 1 / age beyond the last interval with enough reuses.
-
-    There a hazard is at most (reuses + 1) / (at risk + 1): many blocks at risk with hardly a reuse are evidence.
-    """
-    last = max((interval for interval, count in enumerate(reuses) if count >= MIN_TRUSTED), default=0)
-    middles = [(low + high) / 2 for low, high in pairwise(EDGES)]
-    widths = [high - low for low, high in pairwise(EDGES)]
-    rate = hazards[last] / widths[last]
-    tail = [
-        min(rate * middles[last] / middles[i] * widths[i], (reuses[i] + 1.0) / (at_risk[i] + 1.0))
-        for i in range(last + 1, INTERVALS)
-    ]
-    return [*hazards[: last + 1], *tail]

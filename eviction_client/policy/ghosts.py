@@ -132,7 +132,7 @@ class Ghosts(Generic[H]):
     Args:
         capacity: of the real cache for free blocks, blocks.
         classes: number of classes by rule; the first rule is `lru`. Under CHOSEN, that of the real cache's queue.
-        choosable: rules that the guard may put in force, at the start the last one.
+        choosable: rules that the guard may put in force; ``home``: the one at the start.
         sample: as :func:`sample_of`.
 
     Attributes:
@@ -150,6 +150,7 @@ class Ghosts(Generic[H]):
         classes: Mapping[str, int],
         *,
         choosable: Sequence[str],
+        home: str,
         sample: Callable[[Sequence[Any], int], list[Any]] = sample_of,
         clock: Callable[[], float],
     ) -> None:
@@ -159,7 +160,7 @@ class Ghosts(Generic[H]):
         self._sample = sample
         self.caches: dict[str, GhostCache[H]] = {rule: GhostCache(room, n, clock=clock) for rule, n in classes.items()}
         self.chosen = self.caches.pop(CHOSEN)
-        self.guard = Guard(tuple(self.caches), home=choosable[-1], choosable=choosable)
+        self.guard = Guard(tuple(self.caches), home=home, choosable=choosable)
         self._tables: Mapping[str, Sequence[Table] | None] = {}
         """Of the real cache's classes, by rule."""
         self.asked = self.latest_asked = 0
@@ -169,9 +170,8 @@ class Ghosts(Generic[H]):
     def renewed(self, choosable: Sequence[str]) -> "Ghosts[H]":
         """Return empty ghost caches with the counters of these, and a new guard, under which `lru` is in force at the start."""
         capacity, classes, sample, clock = self._made_of
-        fresh: Ghosts[H] = Ghosts(capacity, classes, choosable=choosable, sample=sample, clock=clock)
+        fresh: Ghosts[H] = Ghosts(capacity, classes, choosable=choosable, home="lru", sample=sample, clock=clock)
         fresh.asked, fresh.hits = self.asked, self.hits
-        fresh.guard = Guard(tuple(fresh.caches), home="lru", choosable=choosable)
         fresh.guard.switches = self.guard.switches + 1
         return fresh
 

@@ -13,10 +13,11 @@ gets the table of its cell.
 """
 
 import math
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
+from eviction_client.pace import finish
 from eviction_client.policy import rules
 from eviction_client.policy.classes import CELLS, MOST_CLASSES, Classes, ClassKey, cell_of, key_of
 from eviction_client.policy.features import NEW_GROUPS, TURN_GROUPS, Facts, Features, new_group, turn_group
@@ -26,10 +27,20 @@ from eviction_client.policy.free_queue import DONE, Table, Tables
 from eviction_client.policy.ghosts import CHOSEN, GhostCache, Ghosts, sample_of
 from eviction_client.policy.prior import Prior, shipped
 from eviction_client.policy.reply_ends import ReplyEnds
-from eviction_client.policy.reuse_monitor import HALF_LIFE_S, REMEMBERED, UNKNOWN, Arrival, Counts, ReuseMonitor, Uses
+from eviction_client.policy.reuse_monitor import (
+    HALF_LIFE_S,
+    REMEMBERED,
+    UNKNOWN,
+    Arrival,
+    Counts,
+    ReuseMonitor,
+    Uses,
+    add,
+    nothing,
+)
 from eviction_client.policy.spans import ClassSpan, cut, joined
 from eviction_client.recent import Recent
-from lpc.model.curve import INTERVALS, interval_of, values
+from lpc.model.curve import interval_of, values
 from lpc.model.probability import logit
 
 H = TypeVar("H", bound=Hashable)
@@ -89,8 +100,8 @@ class Policy(Generic[H]):
             Policy, capacity, block_tokens=block_tokens, clock=clock, rule=rule, prior=prior, size_of=size_of, sample=sample
         )
         self.refits = 0
-        self._proven = True
-        """Whether no failure has happened: ghost caches begin with the home rule in force, not with LRU."""
+        self._home = HOME if rule == AUTO else rule
+        """Rule in force at the start: after a failure LRU."""
         self._prior = prior or shipped()
         self._monitor: ReuseMonitor[H] = ReuseMonitor(Recent(REMEMBERED * capacity) if uses is None else uses, size_of=size_of)
         self._reply_ends = ReplyEnds()
@@ -116,16 +127,15 @@ class Policy(Generic[H]):
         self._lists: dict[str, Tables] = {}
         """Tables by rule and class of the queue."""
         self.ghosts = self.new_ghosts(capacity)
-        for _ in self._publishing({cell: values(self._prior.of(*divmod(cell, NEW_GROUPS))) for cell in range(CELLS)}, {}):
-            pass
+        finish(self._publishing({cell: values(self._prior.of(*divmod(cell, NEW_GROUPS))) for cell in range(CELLS)}, {}))
 
     def new_ghosts(self, capacity: int) -> Ghosts[Any]:
         """Return ghost caches for a cache of ``capacity`` blocks with the same classes."""
         classes = {rule: MOST_CLASSES if rule == "value" else rules.classes_of(rule) for rule in rules.RULES}
         classes[CHOSEN] = self.classes
-        ghosts: Ghosts[Any] = Ghosts(capacity, classes, choosable=self.choosable, sample=self._sample, clock=self._clock)
-        if not self._proven:
-            ghosts = ghosts.renewed(self.choosable)
+        ghosts: Ghosts[Any] = Ghosts(
+            capacity, classes, choosable=self.choosable, home=self._home, sample=self._sample, clock=self._clock
+        )
         self.set_tables_of(ghosts)
         return ghosts
 
@@ -140,7 +150,7 @@ class Policy(Generic[H]):
         The numbers of classes stay, because blocks in the queue have them. Under a fixed rule LRU stays in force.
         """
         fresh: Policy[H] = self._again()
-        fresh._proven = False
+        fresh._home = "lru"
         fresh.combined = self.combined
         fresh.choosable = CHOOSABLE if self.rule == AUTO else ("lru",)
         fresh.ghosts = self.ghosts.renewed(fresh.choosable)
@@ -235,38 +245,40 @@ class Policy(Generic[H]):
             mean_gap_s=gap_s,
             **more,
         )
-        spans: list[ClassSpan] = []
-        start = number = 0
-        for end, number in self._numbers(finished):
-            end = min(end, length)
-            if end > start:
-                if retain is not None:
-                    number = retain(number, blocks[end - 1], now)
-                if spans and spans[-1].reuse_class == number:
-                    spans[-1] = ClassSpan(end, number)
-                else:
-                    spans.append(ClassSpan(end, number))
-                start = end
-        finished.newest = number
-        finished.spans = spans if done_from is None else cut(spans, done_from, length, DONE)
+        parts = self._combined_parts(finished) if not self._native else self._native_parts(finished)
+        if retain is not None:
+            parts = self._retained(parts, blocks, retain, now)
+        found = list(parts)
+        finished.newest = found[-1].reuse_class
+        finished.spans = joined(found) if done_from is None else cut(joined(found), done_from, length, DONE)
         return finished
 
-    def _numbers(self, finished: FinishedRequest[H]) -> Iterator[tuple[int, int]]:
-        """Yield the end and the queue's class of each part of a request's blocks."""
-        if self._native:
-            for each in finished.features:
-                yield each.end, rules.class_of(self.rule, each)
-            return
-        new, turn, reply_end, group = finished.facts
-        known, used, now = self.combined.numbers, self.combined.used, finished.at
-        for end, gap, level, _ in (*finished.arrival.parts, (len(finished.blocks), 0, 0, None)):
-            key = (gap, new, turn, reply_end, level, 0 if gap else group)
+    @staticmethod
+    def _retained(
+        parts: Iterable[ClassSpan], blocks: Sequence[H], retain: Callable[[int, H, float], int], now: float
+    ) -> Iterator[ClassSpan]:
+        start = 0
+        for end, number in parts:
+            yield ClassSpan(end, retain(number, blocks[end - 1], now) if end > start else number)
+            start = end
+
+    def _native_parts(self, finished: FinishedRequest[H]) -> Iterator[ClassSpan]:
+        """Yield the rule's own class of each part of a request's blocks."""
+        for each in finished.features:
+            yield ClassSpan(min(each.end, len(finished.blocks)), rules.class_of(self.rule, each))
+
+    def _combined_parts(self, finished: FinishedRequest[H]) -> Iterator[ClassSpan]:
+        """Yield the combined class of each part of a request's blocks, and of the blocks behind them."""
+        length, facts, now = len(finished.blocks), finished.facts, finished.at
+        known, used = self.combined.numbers, self.combined.used
+        for end, gap, level, _ in (*finished.arrival.parts, (length, 0, 0, None)):
+            key = key_of(gap, level, facts)
             number = known.get(key)
             if number is None:
-                yield end, self._new_number(ClassKey(*key), now)
+                number = self._new_number(ClassKey(*key), now)
             else:
                 used[number] = now
-                yield end, number
+            yield ClassSpan(min(end, length), number)
 
     def _new_number(self, key: ClassKey, now: float) -> int:
         """Return the number of a class; a new one gets the tables of its cell."""
@@ -281,8 +293,7 @@ class Policy(Generic[H]):
 
     def learn(self, finished: FinishedRequest[H]) -> None:
         """Record a finished request's use of its blocks, and let the ghost caches observe it. In the background."""
-        of_part = [self._new_number(key_of(each), finished.at) for each in finished.features]
-        numbers = [*map(of_part.__getitem__, finished.arrival.part_of), of_part[-1]]
+        numbers = [part.reuse_class for part in self._combined_parts(finished)]
         self._monitor.finished(
             finished.blocks, finished.prompt_blocks, finished.arrival, numbers, finished.at, finished.log_odds
         )
@@ -311,7 +322,7 @@ class Policy(Generic[H]):
         spans: dict[str, Sequence[ClassSpan]] = {}
         for rule in ghosts.caches:
             if rule == "value":
-                of_rule = [ClassSpan(end, self.combined.number(key_of(each), finished.at)[0]) for end, each in features]
+                of_rule = [ClassSpan(min(end, length), number) for end, number in self._combined_parts(finished)]
             else:
                 of_rule = [ClassSpan(end, rules.class_of(rule, each)) for end, each in features]
             spans[rule] = cut(joined(of_rule), finished.done_from, length, DONE)
@@ -338,8 +349,7 @@ class Policy(Generic[H]):
 
     def refit(self, now: float) -> None:
         """Fit at once; see :meth:`refitting`."""
-        for _ in self.refitting(now):
-            pass
+        finish(self.refitting(now))
 
     def refitting(self, now: float) -> Generator[None, None, None]:
         """Fit the curves and set the tables, in steps of well under a millisecond. In the background.
@@ -371,12 +381,10 @@ class Policy(Generic[H]):
     def _newest_by_request(self, counts: Mapping[int, tuple[Counts, Counts]]) -> dict[int, tuple[Counts, Counts]]:
         """Return the counts of blocks used once, by new-token group and turn group: `rules.wa_tables`."""
         found: dict[int, tuple[Counts, Counts]] = {}
-        for number, (reuses, at_risk) in counts.items():
+        for number, pair in counts.items():
             key = self.combined.keys[number]
             if not key.gap:
-                before = found.setdefault(key.new * TURN_GROUPS + key.turn, ([0.0] * INTERVALS, [0.0] * INTERVALS))
-                for total, part in zip(before, (reuses, at_risk), strict=True):
-                    total[:] = [a + b for a, b in zip(total, part, strict=True)]
+                add(found.setdefault(key.new * TURN_GROUPS + key.turn, nothing()), pair)
         return found
 
     def _learn_rates(self, seconds: float) -> None:

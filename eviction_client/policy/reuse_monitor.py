@@ -165,14 +165,19 @@ class ReuseMonitor(Generic[H]):
     Args:
         uses: table of the latest uses, of REMEMBERED times the cache.
         size_of: number of blocks in some entries of a chain; entries are blocks, or the simulator's segments.
+        half_life_s: half-life of the counts, seconds.
 
     Attributes:
         reused: reuses counted so far.
         mean_gap_s: mean gap between the turns of a conversation.
     """
 
-    def __init__(self, uses: Uses[H], *, size_of: Callable[[Sequence[H]], int] = len) -> None:
+    def __init__(self, uses: Uses[H], *, size_of: Callable[[Sequence[H]], int] = len, half_life_s: float = HALF_LIFE_S) -> None:
         self.reused = 0
+        self._half_life_s = half_life_s
+        self._decays = [0.5 ** ((high - low) / half_life_s) for low, high in pairwise(EDGES)]
+        """Weight that a count keeps over each interval of age."""
+        self._left_at_horizon = [0.5 ** ((HORIZON_S - edge) / half_life_s) for edge in EDGES[:-1]]
         self._uses = uses
         self._size_of = size_of
         self._extended: Recent[H, int] = Recent(100_000)
@@ -241,7 +246,7 @@ class ReuseMonitor(Generic[H]):
         Args:
             chain: its blocks, of prompt and reply.
             prompt: number of them that the prompt filled.
-            numbers: class of each of the arrival's gap spans, and of the blocks after them.
+            numbers: class of each of the arrival's parts, and of the blocks behind them.
             now: seconds; never goes back.
             log_odds: of its continuation probability.
         """
@@ -253,7 +258,8 @@ class ReuseMonitor(Generic[H]):
         start, length = 0, len(chain)
         latest: Use | None = None
         spans = (*arrival.gap_spans, GapSpan(length, 0))
-        for (end, gap, use), number, following in zip(spans, numbers, (*numbers[1:], None), strict=True):
+        of_span = [*map(numbers.__getitem__, arrival.part_of), numbers[-1]]
+        for (end, gap, use), number, following in zip(spans, of_span, (*of_span[1:], None), strict=True):
             end = min(end, length)
             if end <= start:
                 continue
@@ -315,7 +321,7 @@ class ReuseMonitor(Generic[H]):
     def decay(self, now: float) -> Generator[None, None, None]:
         """Let the counts lose weight since the last call, and stop watching blocks older than the horizon; in steps."""
         if self._decayed_at is not None:
-            kept = 0.5 ** ((now - self._decayed_at) / HALF_LIFE_S)
+            kept = 0.5 ** ((now - self._decayed_at) / self._half_life_s)
             self._gaps *= kept
             self._gaps_s *= kept
             for counts in (self._reuses, self._at_risk):
@@ -332,7 +338,7 @@ class ReuseMonitor(Generic[H]):
         for watch in (*self._watches.values(), *self._moved):
             if watch.blocks:
                 reuses, at_risk = found.get(watch.number, (nothing, nothing))
-                found[watch.number] = reuses, _sum(at_risk, _waiting(watch, now))
+                found[watch.number] = reuses, _sum(at_risk, _waiting(watch, now, self._decays))
                 yield
         return found
 
@@ -368,15 +374,9 @@ class ReuseMonitor(Generic[H]):
             if expired:
                 at_risk = self._at_risk.get(watch.number, [0.0] * INTERVALS)
                 self._at_risk[watch.number] = [
-                    count + expired * left for count, left in zip(at_risk, _LEFT_AT_HORIZON, strict=True)
+                    count + expired * left for count, left in zip(at_risk, self._left_at_horizon, strict=True)
                 ]
         self._moved = [watch for watch in self._moved if watch.blocks]
-
-
-_DECAYS: Final = tuple(0.5 ** ((high - low) / HALF_LIFE_S) for low, high in pairwise(EDGES))
-"""Weight that a count keeps over each interval of age."""
-_HALF_DECAYS: Final = tuple(decay**0.5 for decay in _DECAYS)
-_LEFT_AT_HORIZON: Final = tuple(0.5 ** ((HORIZON_S - edge) / HALF_LIFE_S) for edge in EDGES[:-1])
 
 
 def pooled(shared: Use | None, own: int, log_odds: float | None, now: float, mean_gap_s: float) -> float | None:
@@ -412,23 +412,37 @@ def _parts(spans: Sequence[GapSpan], own: int) -> tuple[Sequence[Part], Sequence
     return parts, part_of
 
 
-def _waiting(watch: Watch[Any], now: float) -> Counts:
+def _waiting(watch: Watch[Any], now: float, decays: Sequence[float]) -> Counts:
     """Return how many watched blocks have reached each interval, each weighted by the time since it did, like the reuses.
 
     With full weights, blocks that have waited for long would outweigh the decayed reuses of their time.
+
+    Args:
+        decays: weight that a count keeps over each interval.
     """
     last_uses = list(watch.blocks.values())
     reached = [bisect_right(last_uses, now - edge) for edge in EDGES]
-    older = 0.0
+    older = float(reached[-1])
     found: Counts = []
     for i in range(INTERVALS - 1, -1, -1):
         here = reached[i] - reached[i + 1]
-        older *= _DECAYS[i]
+        older *= decays[i]
         # A block whose age is within an interval counts half in it.
         found.append(0.5 * here + older)
-        older += here * _HALF_DECAYS[i]
+        older += here * decays[i] ** 0.5
     return found[::-1]
 
 
-def _sum(one: Counts, other: Counts) -> Counts:
+def add(total: tuple[Counts, Counts], pair: tuple[Sequence[float], Sequence[float]]) -> None:
+    """Add reuses and blocks at risk to a total."""
+    for sums, part in zip(total, pair, strict=True):
+        sums[:] = _sum(sums, part)
+
+
+def nothing() -> tuple[Counts, Counts]:
+    """Return a total of no reuses and no blocks at risk [INTERVALS]."""
+    return [0.0] * INTERVALS, [0.0] * INTERVALS
+
+
+def _sum(one: Sequence[float], other: Sequence[float]) -> Counts:
     return [a + b for a, b in zip(one, other, strict=True)]

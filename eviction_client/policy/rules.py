@@ -5,15 +5,14 @@ of a span's features (:func:`class_of`), and one table for each (``.._tables``).
 `ttl` and `mq` need, so these two can also be read from it: one queue serves all three, and a change of rule moves no block.
 """
 
-import math
 from collections.abc import Generator, Mapping, Sequence
 from typing import Final
 
 from eviction_client.policy.features import LEVELS, NEW_GROUPS, TURN_GROUPS, Features
 from eviction_client.policy.free_queue import Table, Tables
-from eviction_client.policy.reuse_monitor import Counts
+from eviction_client.policy.reuse_monitor import Counts, add, nothing
 from lpc.model import exponential
-from lpc.model.curve import HORIZON_S, INTERVALS, KNOTS
+from lpc.model.curve import HORIZON_S, KNOTS
 
 RULES: Final = ("lru", "ttl", "mq", "lpc", "wa", "value")
 
@@ -115,10 +114,9 @@ def fitting_wa(counts: Mapping[int, tuple[Counts, Counts]]) -> Generator[None, N
     Args:
         counts: reuses and blocks at risk [INTERVALS] by class. A class with few reuses has the law of all together.
     """
-    overall = [0.0] * INTERVALS, [0.0] * INTERVALS
+    overall = nothing()
     for pair in counts.values():
-        for total, part in zip(overall, pair, strict=True):
-            total[:] = [a + b for a, b in zip(total, part, strict=True)]
+        add(overall, pair)
     known = exponential.fit_counts(*overall) if sum(overall[0]) >= 1.0 else (0.5, 100.0)
     yield
     laws = []
@@ -142,10 +140,7 @@ def wa_tables(laws: Sequence[tuple[float, float]], life_s: float) -> Tables:
         laws: q and tau (seconds) by class.
         life_s: age at which blocks are evicted, on average.
     """
-    logs = []
-    for q, tau in laws:
-        within = math.log(max(-math.expm1(-life_s / tau), 1e-300))
-        logs.append((math.log(max(q, 1e-9)) + within, tau))
+    logs = [(exponential.log_value(q, tau, life_s), tau) for q, tau in laws]
     floor = 1.0 + max(HORIZON_S / tau - log for log, tau in logs)
     return _scaled([[floor + log - age / tau for age in KNOTS] for log, tau in logs])
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from eviction_client.pace import finish
 from eviction_client.policy import classes, policy, rules
 from eviction_client.policy.features import LAST_TURN, NEW_TOKENS, Features, gap_class, level_of, new_group, turn_group
 from eviction_client.policy.finished_request import FinishedRequest
@@ -152,6 +153,17 @@ def test_classes_get_numbers_when_needed_and_give_them_back() -> None:
     assert classes.CELLS + 5 not in released and len(released) == len(given) - 1
     number, new = numbers.number(keys[-1], classes.IDLE_S + 1.0)
     assert new and number in released and numbers.keys[number] == keys[-1]
+
+
+def test_a_class_that_is_needed_while_it_is_released_does_no_harm() -> None:
+    """The thread of the queue may find a number just before the background gives it back."""
+    numbers = classes.Classes()
+    key = classes.ClassKey(0, 1, 2, 0, 0, 0)
+    number, _ = numbers.number(key, 0.0)
+    assert numbers.release(2.0 * classes.IDLE_S) == {number: classes.cell_of(key)}
+    numbers.used[number] = 2.0 * classes.IDLE_S
+    assert numbers.release(4.0 * classes.IDLE_S) == {}
+    assert [numbers.number(key._replace(turn=turn), 4.0 * classes.IDLE_S)[0] for turn in (2, 3)] == [number, number + 1]
 
 
 def test_a_class_that_appears_between_two_fits_has_the_table_of_its_cell() -> None:
@@ -313,14 +325,7 @@ def test_mq_falls_one_level_per_lifetime() -> None:
 def test_wa_prefers_the_class_that_returns_within_a_blocks_life() -> None:
     soon = ([100.0] * 5 + [0.0] * (INTERVALS - 5), [1000.0 - 100.0 * min(i, 5) for i in range(INTERVALS)])
     never = ([0.0] * (INTERVALS - 1) + [30.0], [1000.0] * INTERVALS)
-    fitting = rules.fitting_wa({0: soon, 1: never})
-    laws: list[tuple[float, float]] = []
-    while not laws:
-        try:
-            next(fitting)
-        except StopIteration as end:
-            laws = end.value
-    tables = rules.wa_tables(laws, 60.0)
+    tables = rules.wa_tables(finish(rules.fitting_wa({0: soon, 1: never})), 60.0)
     returns, leaves = features(turn=0), features(turn=1)
     assert lowest_first("wa", tables, [(returns, 5.0), (leaves, 1.0)]) == [1, 0]
     assert lowest_first("wa", tables, [(returns, 3000.0), (leaves, 1.0)]) == [0, 1]

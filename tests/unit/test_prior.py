@@ -1,82 +1,39 @@
-"""The sidecars' groups in an engine: which numbering is in use, and what other sidecars' groups are in it."""
-
-from collections.abc import Sequence
+"""The recipe of the shipped prior, on a log small enough to count by hand."""
 
 import pytest
 
-from eviction_client.transport.sidecar_curves import KEPT_S, MOST_GROUPS, BadCurves, ReuseCurves, SidecarCurves, curves_of
-from lpc.model.curve import EDGES, INTERVALS
-from lpc.v1 import predictor_pb2 as pb
-from tests.clock import Clock
+from benchmarks.prior import counted, learn
+from eviction_client.policy.classes import CELLS
+from eviction_client.policy.features import gap_class
+from lpc.model.curve import HORIZON_S, INTERVALS, interval_of
+from lpc_apps.simulator.workload import Turn, Workload
+
+NEW = 0
+AGAIN = gap_class(50.0) * (CELLS // 6)
+"""Cells of new blocks, and of blocks used again after 50 s, of short prompts."""
 
 
-def flat(hazard: float) -> tuple[float, ...]:
-    return (hazard,) * INTERVALS
+def log_of(prompts: int, again_after: float, ends_at: float) -> Workload:
+    """Return prompts of a block each, all used twice, and a last request long after them."""
+    uses = [(100.0 * n + wait, n) for n in range(prompts) for wait in (0.0, again_after)]
+    turns = [Turn(f"{n}", 1, "", 16, 0, (n,), (n,), arrival=at) for at, n in sorted([*uses, (ends_at, prompts)])]
+    return Workload("log", 16, turns, False, 0.0, float("inf"), decodes=False)
 
 
-def message(*curves: tuple[int, tuple[float, ...]], epoch: str = "e", edges: Sequence[float] = EDGES) -> pb.ReuseCurves:
-    found = [pb.ReuseCurve(group=group, hazards=hazards) for group, hazards in curves]
-    return pb.ReuseCurves(epoch=epoch, curves=found, edges_s=edges)
+def test_each_use_counts_once_whatever_its_age() -> None:
+    cells = counted(log_of(20, 50.0, 3 * HORIZON_S))
+    reuses, at_risk = cells[NEW]
+    assert reuses[interval_of(49.0)] == sum(reuses) == 20
+    # All were new once and 20 used again; the last request's block waits in the first interval, so it counts half.
+    assert at_risk[0] == 20.5
+    reuses, at_risk = cells[AGAIN]
+    assert sum(reuses) == 0 and at_risk == pytest.approx([20.0] * INTERVALS), "older than the horizon, and not used again"
 
 
-def answer(version: int, group: int, curves: pb.ReuseCurves | None = None) -> pb.PredictResponse:
-    prediction = pb.Prediction(reuse_group=group)
-    return pb.PredictResponse(prediction=prediction, curves_version=version, reuse_curves=curves)
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        message((0, flat(0.5))),
-        message((MOST_GROUPS, flat(0.5))),
-        message((1, flat(0.5)), (1, flat(0.5))),
-        message((1, flat(0.5)[:-1])),
-        message((1, ())),
-        message((1, (float("nan"), *flat(0.5)[1:]))),
-        message((1, (1.5, *flat(0.5)[1:]))),
-        message((1, (-0.1, *flat(0.5)[1:]))),
-        message((1, flat(0.5)), epoch=""),
-        message((1, flat(0.5)), epoch="e" * 65),
-        message(edges=()),
-        message(edges=EDGES[:-1]),
-        message(edges=(*EDGES[:-1], 2 * EDGES[-1])),
-    ],
-)
-def test_what_is_not_curves_of_groups_is_refused(bad: pb.ReuseCurves) -> None:
-    with pytest.raises(BadCurves):
-        curves_of(bad)
-
-
-def test_a_sidecars_groups_keep_their_numbers_even_before_their_curves_come() -> None:
-    groups = SidecarCurves(Clock())
-    first = message((1, flat(0.1)), epoch="A")
-    numbers = [groups.number(answer(7, group, first if group == 0 else None)) for group in (0, 1, 2, MOST_GROUPS)]
-    assert numbers == [0, 1, 2, 0]
-    groups.number(answer(8, 1, message((1, flat(0.2)), epoch="A")))
-    assert groups.curves == ReuseCurves("A", {1: pytest.approx(flat(0.2))})
-    assert groups.known == [7, 8]
-
-
-def test_another_sidecars_group_is_the_one_whose_curve_is_nearest() -> None:
-    groups = SidecarCurves(Clock())
-    groups.number(answer(1, 1, message((1, flat(0.0)), (2, flat(0.01)), (3, flat(0.3)), epoch="A")))
-    groups.number(answer(2, 1, message((1, flat(0.25)), (2, flat(0.0)), epoch="B")))
-    assert groups.curves is not None and groups.curves.epoch == "A"
-    assert [groups.number(answer(2, group)) for group in (1, 1, 2, 7)] == [3, 3, 1, 0]
-    groups.number(answer(3, 1, message((1, flat(0.3)), (2, flat(0.01)), (3, flat(0.0)), epoch="A")))
-    assert groups.number(answer(2, 1)) == 1  # what was found before does not outlive the curves
-
-
-def test_another_epoch_takes_over_when_only_its_sidecars_have_answered_for_a_while() -> None:
-    clock = Clock()
-    groups = SidecarCurves(clock)
-    groups.number(answer(1, 1, message((1, flat(0.3)), (2, flat(0.0)), epoch="A")))
-    clock.now += 10 * KEPT_S  # nobody asks
-    assert groups.number(answer(2, 1, message((1, flat(0.01)), epoch="B"))) == 2
-    clock.now += KEPT_S
-    assert groups.number(answer(1, 1)) == 1
-    assert groups.number(answer(2, 1)) == 2
-    clock.now += KEPT_S + 1.0
-    assert groups.number(answer(2, 1)) == 1
-    assert groups.curves is not None and groups.curves.epoch == "B"
-    assert groups.number(answer(1, 2)) == 1
+def test_every_cell_has_a_curve_and_no_format_decides_alone() -> None:
+    often, seldom = counted(log_of(200, 50.0, 25_000.0)), counted(log_of(20, 700.0, 25_000.0))
+    hazards = learn([("mooncake", often), ("agents", seldom)])
+    assert len(hazards) == CELLS and all(len(curve) == INTERVALS for curve in hazards.values())
+    assert all(0.0 <= hazard < 1.0 for curve in hazards.values() for hazard in curve)
+    new = hazards["0,0"]
+    assert new[interval_of(49.0)] > 0.3 and new[interval_of(699.0)] > 0.3
