@@ -45,8 +45,8 @@ class ClientSettings(RedisSettings):
 
     rule: Literal["auto", "lru", "ttl", "mq", "lpc", "wa", "value"] = Field(
         default="auto",
-        description="how blocks are ordered. auto: a guard puts the one of lru, ttl, mq and value in force that a ghost cache "
-        "shows to hit most; a name forces that rule",
+        description="how blocks are ordered. auto: a guard puts the one of lru, ttl, mq, lpc and value in force that a "
+        "ghost cache shows to hit most; a name forces that rule",
     )
     shadow: bool = Field(
         default=False, description="dry run: keep the engine's own order and only report what the plug-in's would hit"

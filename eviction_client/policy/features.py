@@ -27,17 +27,23 @@ LEVELS: Final = 4
 MOST_USES: Final = 2 ** (LEVELS - 1)
 """More uses count as this many."""
 
+MOST_ODDS: Final = 3
+"""Log-odds of the last groups on both sides of even odds."""
+ODDS_GROUPS: Final = 2 * MOST_ODDS + 2
+"""Groups of log-odds, rounded to whole numbers; 0: unknown."""
+
 
 class Facts(NamedTuple):
-    """The features of a request; see :class:`Features`."""
+    """The features of a request; see :class:`Features`. ``odds``: group of its own log-odds."""
 
     new: int
     turn: int
     reply_end: int
     group: int
+    odds: int
 
 
-NO_FACTS: Final = Facts(0, 0, 0, 0)
+NO_FACTS: Final = Facts(0, 0, 0, 0, 0)
 
 
 class Features(NamedTuple):
@@ -81,3 +87,8 @@ def new_group(tokens: int) -> int:
 def level_of(uses: int) -> int:
     """Return the level of blocks with this many uses, at least one."""
     return min(uses.bit_length(), LEVELS) - 1
+
+
+def odds_group(log_odds: float | None) -> int:
+    """Return the group of the log-odds of a continuation probability; None: unknown."""
+    return 0 if log_odds is None else round(min(max(log_odds, -MOST_ODDS), MOST_ODDS)) + MOST_ODDS + 1

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from eviction_client.policy.features import NO_FACTS, Facts, Features
-from eviction_client.policy.reuse_monitor import MEAN_GAP_S, UNKNOWN, Arrival, pooled
+from eviction_client.policy.reuse_monitor import MEAN_GAP_S, UNKNOWN, Arrival, Use, pooled
 from eviction_client.policy.spans import ClassSpan
 
 H = TypeVar("H", bound=Hashable)
@@ -53,8 +53,7 @@ class FinishedRequest(Generic[H]):
     @property
     def features(self) -> list[Features]:
         """Of the parts of its prompt, and of the blocks behind them."""
-        new, turn, end, group = self.facts
-        own = self.arrival.conversation
+        new, turn, end, group, _ = self.facts
         found = [
             Features(
                 part.end,
@@ -64,8 +63,12 @@ class FinishedRequest(Generic[H]):
                 end,
                 part.level,
                 group,
-                pooled(part.shared, own, self.log_odds, self.at, self.mean_gap_s),
+                self.pooled(part.shared),
             )
             for part in self.arrival.parts
         ]
         return [*found, Features(len(self.blocks), 0, new, turn, end, 0, group, self.log_odds)]
+
+    def pooled(self, shared: Use | None) -> float | None:
+        """Return the highest log-odds of the conversations that hold some blocks; see `reuse_monitor.pooled`."""
+        return pooled(shared, self.arrival.conversation, self.log_odds, self.at, self.mean_gap_s)

@@ -118,6 +118,7 @@ def _multipliers(
         {number: (not keys[number].gap, keys[number].reply_end) for number in numbers},
         {number: (False, keys[number].level) for number in numbers if keys[number].gap},
         {number: (True, keys[number].group) for number in numbers if keys[number].group},
+        {number: (not keys[number].gap, keys[number].odds) for number in numbers if keys[number].odds},
     ]
     yield
     for _ in range(SWEEPS):

@@ -20,7 +20,7 @@ from typing import Any, Final, Generic, TypeVar
 from eviction_client.pace import finish
 from eviction_client.policy import rules
 from eviction_client.policy.classes import CELLS, MOST_CLASSES, Classes, ClassKey, cell_of, key_of
-from eviction_client.policy.features import NEW_GROUPS, TURN_GROUPS, Facts, Features, new_group, turn_group
+from eviction_client.policy.features import NEW_GROUPS, TURN_GROUPS, Facts, Features, new_group, odds_group, turn_group
 from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.fit import fitting
 from eviction_client.policy.free_queue import DONE, Table, Tables
@@ -47,13 +47,15 @@ H = TypeVar("H", bound=Hashable)
 
 REFIT_S: Final = 30.0
 AUTO: Final = "auto"
-CHOOSABLE: Final = ("lru", "ttl", "mq", "value")
+CHOOSABLE: Final = ("lru", "ttl", "mq", "lpc", "value")
 """Rules between which the guard chooses."""
 HOME: Final = "value"
 LIFE_S: Final = 100.0
 """Time that a block stays in the cache, for `wa`, before one was evicted."""
 PUBLISHED_PER_STEP: Final = 100
 """Classes whose tables are set in one step."""
+ODDS_FOLLOW: Final = 0.05
+"""Weight of each request in the running mean of the log-odds of its classes."""
 LIFE_FOLLOWS: Final = 0.3
 """Weight of each fit in the running mean of this time."""
 INTERVALS_GIVEN_UP: Final = interval_of(600.0)
@@ -118,6 +120,8 @@ class Policy(Generic[H]):
         self._read_s = self._read_tokens = 0.0
         self._static: dict[str, Tables] = {}
         self._life_s = LIFE_S
+        self._odds: dict[int, float] = {}
+        """Running mean of the predicted log-odds of a class's requests."""
         self._turn_odds = [0.0] * TURN_GROUPS
         """Log-odds of the continuation by turn group, for requests without a prediction."""
         self._sample = sample
@@ -227,13 +231,12 @@ class Policy(Generic[H]):
         """
         length = len(blocks)
         turn = turn_group(arrival.turn)
-        if log_odds is None:
-            log_odds = self._turn_odds[turn]
         facts = Facts(
             new_group(arrival.new_blocks * self.block_tokens) if arrival.new_blocks else 0,
             turn,
             self._reply_ends.number(reply_end),
             group,
+            odds_group(log_odds),
         )
         gap_s = self._monitor.mean_gap_s
         finished: FinishedRequest[H] = FinishedRequest(
@@ -241,7 +244,7 @@ class Policy(Generic[H]):
             facts=facts,
             arrival=arrival,
             done_from=length if done_from is None else done_from,
-            log_odds=log_odds,
+            log_odds=self._turn_odds[turn] if log_odds is None else log_odds,
             mean_gap_s=gap_s,
             **more,
         )
@@ -271,8 +274,9 @@ class Policy(Generic[H]):
         """Yield the combined class of each part of a request's blocks, and of the blocks behind them."""
         length, facts, now = len(finished.blocks), finished.facts, finished.at
         known, used = self.combined.numbers, self.combined.used
-        for end, gap, level, _ in (*finished.arrival.parts, (length, 0, 0, None)):
-            key = key_of(gap, level, facts)
+        for end, gap, level, shared in (*finished.arrival.parts, (length, 0, 0, None)):
+            odds = facts.odds if shared is None or not facts.odds else odds_group(finished.pooled(shared))
+            key = key_of(gap, level, facts, odds)
             number = known.get(key)
             if number is None:
                 number = self._new_number(ClassKey(*key), now)
@@ -284,7 +288,7 @@ class Policy(Generic[H]):
         """Return the number of a class; a new one gets the tables of its cell."""
         number, new = self.combined.number(key, now)
         if new:
-            features = _features_of(key)
+            features = self._features_of(number)
             for rule, tables in self._lists.items():
                 if len(tables) == MOST_CLASSES:  # else they are of the rule's own classes
                     own = tables[cell_of(key)] if rule == "value" else self._static[rule][rules.class_of(rule, features)]
@@ -298,6 +302,11 @@ class Policy(Generic[H]):
             finished.blocks, finished.prompt_blocks, finished.arrival, numbers, finished.at, finished.log_odds
         )
         self._tokens += finished.arrival.blocks * self.block_tokens
+        if finished.facts.odds:
+            for number, part in zip(numbers, finished.features, strict=True):
+                if part.log_odds is not None:
+                    before = self._odds.get(number, part.log_odds)
+                    self._odds[number] = before + ODDS_FOLLOW * (part.log_odds - before)
         self.observe(self.ghosts, finished)
 
     def observe(
@@ -340,8 +349,14 @@ class Policy(Generic[H]):
         self._predicted = hazards
         if epoch != self._epoch:
             if self._epoch is not None:
-                self._monitor.move(self.combined.ungroup())
+                self._move(self.combined.ungroup())
             self._epoch = epoch
+
+    def _move(self, numbers: Mapping[int, int]) -> None:
+        """Give up classes; others take over their counts: new numbers by old."""
+        self._monitor.move(numbers)
+        for number in numbers:
+            self._odds.pop(number, None)
 
     def refit_due(self, now: float) -> bool:
         """Return whether the last fit is REFIT_S old."""
@@ -359,7 +374,7 @@ class Policy(Generic[H]):
         seconds = now - self._fitted_at
         self._fitted_at = now
         monitor = self._monitor
-        monitor.move(self.combined.release(now))
+        self._move(self.combined.release(now))
         yield from monitor.decay(now)
         counts = yield from monitor.counts(now)
         fit = yield from fitting(counts, self.combined.keys, self._prior, self._predicted)
@@ -377,6 +392,11 @@ class Policy(Generic[H]):
         yield from self._publishing(found, newest)
         self.seen = len(fit.classes)
         self.refits += 1
+
+    def _features_of(self, number: int) -> Features:
+        """Return the features of a class; its log-odds are the running mean of its requests'."""
+        key = self.combined.keys[number]
+        return Features(0, *key[:6], self._odds.get(number, self._turn_odds[key.turn]))
 
     def _newest_by_request(self, counts: Mapping[int, tuple[Counts, Counts]]) -> dict[int, tuple[Counts, Counts]]:
         """Return the counts of blocks used once, by new-token group and turn group: `rules.wa_tables`."""
@@ -423,9 +443,9 @@ class Policy(Generic[H]):
         for number, key in enumerate(keys):
             if not number % PUBLISHED_PER_STEP:
                 yield
-            features = _features_of(key)
+            features = self._features_of(number)
             lists["value"][number] = found.get(number) or found[cell_of(key)]
-            for rule in ("ttl", "mq", "wa"):
+            for rule in static:
                 lists[rule][number] = static[rule][rules.class_of(rule, features)]
         if self._native:
             lists[self.rule] = static[self.rule]
@@ -437,10 +457,6 @@ class Policy(Generic[H]):
             "value": lists["value"],
         }
         self.set_tables_of(self.ghosts)
-
-
-def _features_of(key: ClassKey) -> Features:
-    return Features(0, key.gap, key.new, key.turn, key.reply_end, key.level, key.group)
 
 
 def _turn_odds(newest: Mapping[int, tuple[Counts, Counts]]) -> Generator[None, None, list[float]]:

@@ -10,7 +10,17 @@ import pytest
 
 from eviction_client.pace import finish
 from eviction_client.policy import classes, policy, rules
-from eviction_client.policy.features import LAST_TURN, NEW_TOKENS, Features, gap_class, level_of, new_group, turn_group
+from eviction_client.policy.features import (
+    LAST_TURN,
+    NEW_TOKENS,
+    ODDS_GROUPS,
+    Features,
+    gap_class,
+    level_of,
+    new_group,
+    odds_group,
+    turn_group,
+)
 from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.free_list import Block
 from eviction_client.policy.free_queue import DONE, FreeQueue
@@ -107,6 +117,10 @@ def test_levels_and_groups_have_the_documented_bounds() -> None:
     assert [new_group(tokens) for tokens in (0, *(n - 1 for n in NEW_TOKENS), *NEW_TOKENS)] == [0, 0, 1, 2, 1, 2, 3]
 
 
+def test_log_odds_fall_into_groups_by_whole_numbers() -> None:
+    assert [odds_group(odds) for odds in (None, -9.0, -3.0, -0.4, 0.4, 0.6, 3.0, 9.0)] == [0, 1, 1, 4, 4, 5, 7, ODDS_GROUPS - 1]
+
+
 def test_the_frequent_ends_of_replies_get_numbers_and_keep_them() -> None:
     ends = ReplyEnds()
     for turn in range(20 * COUNTED):
@@ -144,7 +158,7 @@ def test_a_request_that_was_aborted_in_its_prefill_leaves_what_was_computed() ->
 
 def test_classes_get_numbers_when_needed_and_give_them_back() -> None:
     numbers = classes.Classes()
-    keys = [classes.ClassKey(0, 1, 0, 0, 0, group) for group in range(classes.MOST_CLASSES)]
+    keys = [classes.ClassKey(0, 1, 0, 0, 0, group, 0) for group in range(classes.MOST_CLASSES)]
     given = {numbers.number(key, 0.0)[0] for key in keys[: classes.MOST_CLASSES - classes.CELLS]}
     assert given == set(range(classes.CELLS, classes.MOST_CLASSES))
     assert numbers.number(keys[-1], 0.0) == (classes.cell_of(keys[-1]), False), "full: the cell's class"
@@ -158,7 +172,7 @@ def test_classes_get_numbers_when_needed_and_give_them_back() -> None:
 def test_a_class_that_is_needed_while_it_is_released_does_no_harm() -> None:
     """The thread of the queue may find a number just before the background gives it back."""
     numbers = classes.Classes()
-    key = classes.ClassKey(0, 1, 2, 0, 0, 0)
+    key = classes.ClassKey(0, 1, 2, 0, 0, 0, 0)
     number, _ = numbers.number(key, 0.0)
     assert numbers.release(2.0 * classes.IDLE_S) == {number: classes.cell_of(key)}
     numbers.used[number] = 2.0 * classes.IDLE_S
@@ -232,6 +246,27 @@ def test_a_wrong_prediction_gives_way_to_what_happens() -> None:
             before = value_at(bench.table(once), 5.0), value_at(bench.table(again), 5.0)
     assert before[0] > before[1]
     assert value_at(bench.table(once), 5.0) < value_at(bench.table(again), 5.0) / 10
+
+
+@pytest.mark.parametrize("rule", ["value", "auto"])
+def test_a_right_prediction_also_retains_the_blocks_of_earlier_turns(rule: str) -> None:
+    """Half of the second turns go on, and only the probability tells which."""
+    bench, old = Bench(rule=rule, refits=True), {}
+    for user in range(600):
+        bench.clock.now += 2.0
+        goes_on = user % 2 == 0
+        bench.serve([f"{user} one"], log_odds=0.0)
+        old[goes_on] = bench.serve([f"{user} one", f"{user} two"], log_odds=2.0 if goes_on else -2.0)
+        if user >= 40 and goes_on:
+            bench.serve([f"{user - 40} one", f"{user - 40} two", f"{user - 40} three"], log_odds=-2.0)
+    bench.refit()
+    for age in (1.0, 30.0, 70.0):
+        on, over = (value_at(bench.table(old[goes_on], 0), age) for goes_on in (True, False))
+        assert on > 3.0 * over
+    lpc = bench.policy.tables_of("lpc")
+    assert lpc is not None
+    values = [value_at(lpc[old[goes_on].spans[0].reuse_class], 30.0) for goes_on in (True, False)]
+    assert values[0] - values[1] == pytest.approx(4.0, abs=2 * rules.LOG_ODDS_STEP), "the difference of the log-odds"
 
 
 def test_a_feature_that_says_nothing_leaves_the_curve_alone() -> None:
@@ -440,6 +475,22 @@ def test_the_guard_puts_the_rule_in_force_that_hits() -> None:
     hits = bench.policy.ghosts.hits
     assert hits["lru"] == 0 and hits["value"] > 0.3 * 4000
     assert bench.policy.in_force in {rule for rule, count in hits.items() if count > 0.8 * hits["value"]}
+
+
+def test_the_guard_may_put_lpc_in_force_and_the_queue_then_orders_by_the_turn() -> None:
+    bench = Bench(rule="auto", refits=True)
+    for user in range(300):
+        bench.clock.now += 5.0
+        first = bench.serve([f"{user} one"])
+        if user % 5 == 0:
+            later = bench.serve([f"{user} one", f"{user} two"])
+            bench.serve([f"{user} one", f"{user} two", f"{user} three"])
+    bench.clock.now += 700.0
+    bench.refit()
+    assert "lpc" in bench.policy.choosable
+    lpc = bench.policy.tables_of("lpc")
+    assert lpc is not None
+    assert value_at(lpc[later.newest], 30.0) > value_at(lpc[first.newest], 30.0), "one in five second turns, all third ones"
 
 
 @pytest.mark.parametrize("rule", ["auto", "value", "lpc"])
