@@ -35,8 +35,8 @@ SIDES: Final[Mapping[str, Side]] = {
     "stock": Side("stock"),
     "plugin-sidecar": Side("plugin-sidecar", {"keep_waiting": False}),
     "plugin-sidecar, keep": Side("plugin-sidecar"),
-    "cached first": Side("plugin-sidecar", {"keep_waiting": False, "schedule": "cached-first"}),
-    "all": Side("plugin-sidecar", {"schedule": "cached-first"}),
+    "warm first": Side("plugin-sidecar", {"keep_waiting": False, "schedule": "warm-first"}),
+    "all": Side("plugin-sidecar", {"schedule": "warm-first"}),
 }
 """Columns by name. The first is the baseline."""
 LIVE: Final = (0.5, 1.0, 2.0)

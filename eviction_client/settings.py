@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from eviction_client.policy.warm_first import OVERTAKE
 from eviction_client.tenants import MOST_TENANTS
 from lpc.wire.access import stays_on_this_machine
 from lpc.wire.addresses import target
@@ -60,10 +61,18 @@ class ClientSettings(RedisSettings):
     keep_waiting: bool = Field(
         default=True, description="evict last what waiting requests will hit, those needed soonest the very last"
     )
-    schedule: Literal["fcfs", "cached-first"] = Field(
+    schedule: Literal["fcfs", "warm-first"] = Field(
         default="fcfs",
         description="which waiting request vLLM serves next: the first that came (fcfs), or the one with the least missing "
-        "prefill minus 0.02 of the time that it has waited (cached-first)",
+        "prefill of those that miss at most half of their prompt, before older ones within a bound (warm-first)",
+    )
+    overtake: float = Field(
+        default=OVERTAKE,
+        ge=0.0,
+        le=1.0,
+        allow_inf_nan=False,
+        description="under warm-first: prefill by which later requests may overtake a waiting one, as a share of the cache; 0: "
+        "first come, first served",
     )
     hints_share: float = Field(
         default=0.0,

@@ -1,4 +1,4 @@
-"""`python -m benchmarks rules-agents`: recorded agent sessions in a closed loop, without and with keep."""
+"""`python -m benchmarks rules-agents`: recorded agent sessions in a closed loop: first come, keep, warm first."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -32,7 +32,7 @@ SETTINGS: Final = (
 """Sizes at which the sessions' contexts exceed the cache under LRU, first come, first served."""
 COST: Final = Cost(prefill_tokens_s=30_000, output_token_s=0.012)
 POLICIES: Final = ("lru", "plugin", "plugin-sidecar")
-QUEUES: Final = (Queueing(), Queueing(keep=True))
+QUEUES: Final = {"first come": Queueing(), "keep": Queueing(keep=True), "warm first, keep": Queueing("warm-first", keep=True)}
 
 
 def runs_of(folder: Path, seeds: Sequence[int], settings: Sequence[Setting] = SETTINGS) -> list[Run]:
@@ -46,7 +46,7 @@ def runs_of(folder: Path, seeds: Sequence[int], settings: Sequence[Setting] = SE
         for setting in settings
         if (folder / setting.log).exists()
         for seed in seeds
-        for queueing in QUEUES
+        for queueing in QUEUES.values()
         for policy in POLICIES
     ]
 
@@ -71,7 +71,7 @@ def report(rows: Sequence[Row]) -> Iterator[str]:
     """Yield the lines of the table: means of the seeds."""
     seeds = sorted({row["seed"] for row in rows})
     yield (
-        "Recorded agents in a closed loop: hit rate, prompt tokens/s, mean and p99 latency. "
+        "Recorded agents in a closed loop: hit rate, prompt tokens/s, mean and p99 latency, longest wait for the server. "
         f"Means of the seeds {','.join(map(str, seeds))}, code {code_digest()}."
     )
     yield ""
@@ -80,12 +80,15 @@ def report(rows: Sequence[Row]) -> Iterator[str]:
         name = f"{setting.log.removesuffix('.tar.gz')}, {size_name(setting.size)}, {setting.sessions} sessions"
         for label in dict.fromkeys(row["label"] for row in rows):
             found = [row for row in rows if row["setting"] == setting and row["label"] == label]
-            lines.append([name, label, *(_cell([row for row in found if row["queue"] == queue.label]) for queue in QUEUES)])
-    yield table(["sessions, cache", "policy", "first come", "keep"], lines)
+            lines.append(
+                [name, label, *(_cell([row for row in found if row["queue"] == queue.label]) for queue in QUEUES.values())]
+            )
+    yield table(["sessions, cache", "policy", *QUEUES], lines)
 
 
 def _cell(rows: Sequence[Row]) -> str:
     hits, served, usual, late = (
         mean(row[column] for row in rows) for column in ("hit_rate", "throughput_tokens_s", "latency_mean_s", "latency_p99_s")
     )
-    return f"{hits:.2%} {served / 1000:.1f}k {usual:.0f} s {late:.0f} s"
+    longest = max(row["wait_longest_s"] for row in rows)
+    return f"{hits:.2%} {served / 1000:.1f}k {usual:.0f} s {late:.0f} s {longest:.0f} s"

@@ -1,16 +1,6 @@
-"""Estimate of a request's prefill: the cached prefix of its prompt, and the engine's prefill speed."""
+"""The cached prefix of a prompt."""
 
 from collections.abc import Callable
-from typing import Final
-
-START_SPEED: Final = 10_000.0
-"""Assumed prompt tokens per second before the first measurement, with the weight of one second."""
-LEAST_SPEED: Final = 100.0
-MOST_SPEED: Final = 1_000_000.0
-HALF_LIFE_S: Final = 60.0
-"""Half-life of the weight of a step, in busy seconds."""
-LONGEST_STEP_S: Final = 60.0
-"""Longer steps are ignored: the engine was paused."""
 
 
 def cached_prefix(cached: Callable[[int], bool], length: int, known: int) -> int:
@@ -49,24 +39,3 @@ def cached_prefix(cached: Callable[[int], bool], length: int, known: int) -> int
         else:
             high = middle
     return low
-
-
-class PrefillSpeed:
-    """Prompt tokens per second of a busy engine. Steps that compute no prompt do not count."""
-
-    def __init__(self) -> None:
-        self._tokens = START_SPEED
-        self._seconds = 1.0
-
-    def note(self, tokens: int, seconds: float) -> None:
-        """Count a step that computed this many prompt tokens in this time."""
-        if tokens <= 0 or not 0.0 < seconds <= LONGEST_STEP_S:
-            return
-        kept = 0.5 ** (seconds / HALF_LIFE_S)
-        self._tokens = kept * self._tokens + tokens
-        self._seconds = kept * self._seconds + seconds
-
-    @property
-    def tokens_per_s(self) -> float:
-        """The current speed, between LEAST_SPEED and MOST_SPEED."""
-        return min(max(self._tokens / self._seconds, LEAST_SPEED), MOST_SPEED)

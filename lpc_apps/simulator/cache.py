@@ -39,6 +39,11 @@ class BlockCache(Generic[B]):
         self._free = 0
         self._cached = 0
 
+    @property
+    def room(self) -> int:
+        """Blocks that no request uses."""
+        return self._blank + self._free
+
     def hit_blocks(self, path: Path) -> int:
         """Return how many of a request's blocks are cached before the first gap."""
         held_of = self._held

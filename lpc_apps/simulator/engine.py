@@ -4,8 +4,9 @@ Time of a request = uncached tokens / prefill rate + output tokens x time per ou
 prompts of an engine, first come, first served (other orders: `lpc_apps.simulator.waiting`). Decoding requests do not slow each
 other down. With `Cost.batch_tokens` prompts and replies of a closed loop share the engine's steps, as in vLLM.
 
-- In a closed loop (`Workload.loop`) a request allocates its blocks when its prefill starts, so hits depend on the queue.
-- In all other workloads a request allocates its blocks on arrival and holds them as long as if it were alone; only its time to
+- In a closed loop (`Workload.loop`), and with `Queueing.in_turn`, a request allocates its blocks when its prefill starts, so
+  hits depend on the queue.
+- Otherwise a request allocates its blocks on arrival and holds them as long as if it were alone; only its time to
   first token includes the queue. So all policies and rates see the same order of uses, hit rates can be compared, and one
   engine can replay a trace of many.
 """
@@ -23,7 +24,7 @@ from lpc_apps.simulator.cache import BlockCache
 from lpc_apps.simulator.policy import Policy
 from lpc_apps.simulator.segments import Path
 from lpc_apps.simulator.sessions import PAUSE_S, Sessions
-from lpc_apps.simulator.waiting import CachedFirst, Fcfs, Queueing
+from lpc_apps.simulator.waiting import Fcfs, Queueing, WarmFirst
 from lpc_apps.simulator.workload import Cost, Turn, Workload
 
 
@@ -40,6 +41,7 @@ class Result:
         prefill_s: seconds that the server spent on prompts.
         all_prompt_tokens, all_hit_tokens: prompt_tokens and hit_tokens including the warm-up.
         waits: seconds from arrival to the allocation of blocks, one per request.
+        still_waiting: closed loop: seconds since arrival of the requests that wait at the end.
         seconds: duration after the warm-up; closed loop: from the start of the first counted request to the end of the last
             counted prefill.
     """
@@ -56,6 +58,7 @@ class Result:
     all_prompt_tokens: int = 0
     all_hit_tokens: int = 0
     waits: list[float] = field(default_factory=list, repr=False)
+    still_waiting: list[float] = field(default_factory=list, repr=False)
     seconds: float = 0.0
 
     @property
@@ -93,6 +96,7 @@ class Result:
             "latency_p99_s": float(np.quantile(latency, 0.99)),
             "wait_mean_s": float(waits.mean()),
             "wait_p99_s": float(np.quantile(waits, 0.99)),
+            "wait_longest_s": float(max((*self.waits, *self.still_waiting), default=0.0)),
             "throughput_tokens_s": self.throughput,
             "prefill_throughput_tokens_s": self.prompt_tokens / self.prefill_s if self.prefill_s else 0.0,
             "prefill_load": self.prefill_s / self.seconds if self.seconds > 0 else 0.0,
@@ -162,13 +166,19 @@ def simulate(
         raise ValueError(f"the cache must hold at least one block of {size} tokens")
     blocks = capacity_tokens // size
     engine = _Engine(BlockCache(blocks, policy(blocks), keep=queueing.keep))
-    if queueing.schedule == "cached-first":
-        engine.waiting = CachedFirst(partial(_missing_s, engine.cache, size, cost))
+    if queueing.schedule == "warm-first":
+        engine.waiting = WarmFirst(
+            partial(_missing_tokens, engine.cache, size),
+            blocks * size,
+            room=lambda: engine.cache.room * size,
+            overtake=queueing.overtake,
+        )
     result = Result()
     events: list[tuple[float, int, int, Turn, Path, int]] = []
     sequence = 0
     last = 0.0
     loop = workload.loop
+    in_turn = loop is not None or queueing.in_turn
     sessions = None if loop is None else Sessions(workload)
     counted_replies: set[Turn] = set()
     served = refused = 0
@@ -178,8 +188,6 @@ def simulate(
 
     def start(turn: Turn, now: float) -> bool:
         nonlocal sequence, served, counted_from, counted_until
-        if loop is not None and engine.prefilled_at > now:
-            return False
         blank = -(-(turn.input_tokens + turn.output_tokens) // size) - len(turn.all_contents)
         path = engine.cache.policy.path(turn)
         hits = min(engine.cache.hit_blocks(path), _servable(turn, size))
@@ -194,7 +202,7 @@ def simulate(
         missed = turn.input_tokens - hits * size
         prefill = missed * cost.prompt_token_s
         decode = turn.output_tokens * cost.output_token_s if workload.decodes else 0.0
-        if loop is not None:
+        if in_turn:
             engine.decode(now, cost)
         engine.prefilled_at = max(engine.prefilled_at, now) + prefill
         first = engine.prefilled_at - turn.arrival
@@ -207,15 +215,15 @@ def simulate(
             result.evicted += sum(map(len, evicted))
             result.waits.append(now - turn.arrival)
             result.ttft.append(first)
-            if loop is None:
-                result.latency.append(first + decode)
-            else:
+            if in_turn:
                 counted_replies.add(turn)
+            else:
+                result.latency.append(first + decode)
             result.prefill_s += prefill
             counted_from = counted_from or now
             counted_until = max(counted_until, engine.prefilled_at)
         sequence += 1
-        due, kind = (now + prefill + decode, END) if loop is None else (engine.prefilled_at, PREFILLED)
+        due, kind = (engine.prefilled_at, PREFILLED) if in_turn else (now + prefill + decode, END)
         heapq.heappush(events, (due, kind, sequence, turn, path, blank))
         return True
 
@@ -227,7 +235,7 @@ def simulate(
         heapq.heappush(events, (engine.ends(turn, now, cost), END, sequence, turn, path, blank))
 
     def end_reply(turn: Turn, path: Path, blank: int, now: float) -> bool:
-        """Return whether a reply of a closed loop ends now; if not, schedule the next check."""
+        """Return whether a reply ends now, if requests start in turn; if not, schedule the next check."""
         nonlocal sequence
         ends = engine.ends(turn, now, cost)
         if ends <= now + 1e-9:
@@ -240,7 +248,7 @@ def simulate(
         return False
 
     def serve(now: float) -> None:
-        while engine.waiting:
+        while engine.waiting and (not in_turn or engine.prefilled_at <= now):
             turn = engine.waiting.first()
             if not start(turn, now):
                 break
@@ -269,7 +277,7 @@ def simulate(
             if kind != ARRIVE:
                 if kind == PREFILLED:
                     begin_reply(turn, path, blank, now)
-                elif loop is None or end_reply(turn, path, blank, now):
+                elif not in_turn or end_reply(turn, path, blank, now):
                     engine.cache.release(path, blank, turn, now)
                     schedule_next(turn, now)
                 serve(now)
@@ -290,7 +298,7 @@ def simulate(
         if turn in engine.waiting:
             engine.cache.wait(turn, engine.cache.policy.path(turn), now)
             result.waited += counted
-    for at, kind, _, turn, *_ in events if loop is not None else ():
+    for at, kind, _, turn, *_ in events if in_turn else ():
         if kind != ARRIVE and turn in counted_replies:
             # Still running: finish it as if no further prompt arrived.
             if kind == END:
@@ -298,13 +306,15 @@ def simulate(
             elif workload.decodes:
                 at += turn.output_tokens * cost.output_token_s
             result.latency.append(at - turn.arrival)
+    if in_turn:
+        result.still_waiting = [last - turn.arrival for turn in engine.waiting]
     result.seconds = min(workload.until, last) - workload.count_from if loop is None else counted_until - counted_from
     return result
 
 
-def _missing_s(cache: BlockCache[Any], size: int, cost: Cost, turn: Turn) -> float:
-    """Return the prefill time of a request if it started now, seconds."""
-    return (turn.input_tokens - _hit_tokens(cache, size, turn)) / cost.prefill_tokens_s
+def _missing_tokens(cache: BlockCache[Any], size: int, turn: Turn) -> int:
+    """Return the prompt tokens that a request would compute if it started now."""
+    return turn.input_tokens - _hit_tokens(cache, size, turn)
 
 
 def _hit_tokens(cache: BlockCache[Any], size: int, turn: Turn) -> int:

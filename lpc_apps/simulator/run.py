@@ -131,9 +131,10 @@ def _within(start: float, duration: float) -> float:
 def run_one(run: Run) -> dict[str, Any]:
     """Return one row of the result."""
     workload, working_set = build(run.workload)
-    if workload.loop is None and run.queueing != FCFS:
+    if workload.loop is None and not run.queueing.in_turn and run.queueing != FCFS:
         raise SimulationError(
-            "requests wait for the server in a closed loop only: add --closed, or leave out --schedule and --keep-waiting"
+            "requests wait for the server in a closed loop or in turn only: add --closed or --in-turn, or leave out --schedule "
+            "and --keep-waiting"
         )
     if not working_set:
         raise SimulationError(f"no prompt has a full block of {workload.block_tokens} tokens, so a cache cannot hit anything")

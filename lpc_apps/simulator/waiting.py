@@ -1,13 +1,13 @@
 """The waiting queue of an engine: the order in which requests are served."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from eviction_client.policy import cached_first
+from eviction_client.policy import warm_first
 from lpc_apps.simulator.workload import Turn
 
-Schedule = Literal["fcfs", "cached-first"]
+Schedule = Literal["fcfs", "warm-first"]
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,14 @@ class Queueing:
     Attributes:
         schedule: order in which requests are served.
         keep: evict blocks that waiting requests will hit last (`lpc_apps.simulator.keep`).
+        in_turn: also in open traffic a request takes its blocks when its prefill starts, instead of on arrival.
+        overtake: bound of overtaking under `warm-first`, as a share of the cache.
     """
 
     schedule: Schedule = "fcfs"
     keep: bool = False
+    in_turn: bool = False
+    overtake: float = warm_first.OVERTAKE
 
     @property
     def label(self) -> str:
@@ -36,6 +40,9 @@ class Fcfs:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Turn]:
+        return iter(self._waiting)
 
     def add(self, turn: Turn) -> None:
         """Add an arriving request."""
@@ -53,28 +60,33 @@ class Fcfs:
         del self._waiting[turn]
 
 
-class CachedFirst(Fcfs):
-    """The least missing prefill first, as in the plug-in (`eviction_client.policy.cached_first`).
+class WarmFirst(Fcfs):
+    """Warm first, as in the plug-in (`eviction_client.policy.warm_first`).
 
     Args:
-        missing: returns the prefill time of a request if it started now, seconds.
+        missing: returns the prompt tokens that a request would compute if it started now.
+        capacity: of the cache, tokens.
+        room: returns the tokens of the cache that no running request holds.
+        in_turn: also in open traffic a request takes its blocks when its prefill starts, instead of on arrival.
+        overtake: bound of overtaking, as a share of the cache.
     """
 
-    def __init__(self, missing: Callable[[Turn], float]) -> None:
+    def __init__(self, missing: Callable[[Turn], int], capacity: int, *, room: Callable[[], int], overtake: float) -> None:
         super().__init__()
-        self._order = cached_first.CachedFirst(missing)
+        self.order = warm_first.WarmFirst(missing, capacity, room=room, overtake=overtake)
 
     def add(self, turn: Turn) -> None:
         """Add an arriving request."""
         super().add(turn)
-        self._order.add(turn, turn.arrival)
+        self.order.add(turn, turn.input_tokens)
 
     def first(self) -> Turn:
         """Return the request to serve next; the queue must not be empty."""
-        self._order.refresh()
-        return self._order.first()
+        self.order.refresh()
+        return self.order.first()
 
     def remove(self, turn: Turn) -> None:
         """Remove a request that is served."""
-        self._order.remove(turn)
+        self.order.remove(turn)
+        self.order.settle()
         super().remove(turn)

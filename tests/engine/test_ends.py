@@ -267,7 +267,7 @@ ENDS = (
 
 
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
-@pytest.mark.parametrize("schedule", ["fcfs", "cached-first"])
+@pytest.mark.parametrize("schedule", ["fcfs", "warm-first"])
 def test_nothing_of_an_ended_request_is_left(end: Callable[[Walk], None], asynchronous: bool, schedule: str) -> None:
     walk = Walk(asynchronous=asynchronous, schedule=schedule)
     end(walk)

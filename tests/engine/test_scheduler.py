@@ -341,7 +341,7 @@ def test_while_the_operators_file_exists_evictions_and_service_equal_stocks(asyn
     switch = tmp_path / "lru"
     switch.touch()
     engine = Engine(
-        60, script=oracle(made), asynchronous=asynchronous, background=AtOnce, schedule="cached-first", lru_file=switch
+        60, script=oracle(made), asynchronous=asynchronous, background=AtOnce, schedule="warm-first", lru_file=switch
     )
     forced = engine.run(made)
     plugin = engine.scheduler.lpc.plugin

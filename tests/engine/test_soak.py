@@ -75,7 +75,7 @@ class Traffic(Walk):
 
 
 @pytest.mark.timeout(int(SECONDS) + 300)
-@pytest.mark.parametrize("schedule", ["fcfs", "cached-first"])
+@pytest.mark.parametrize("schedule", ["fcfs", "warm-first"])
 def test_random_traffic_leaves_nothing_and_takes_a_bounded_number_of_bytes(
     schedule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,14 +28,14 @@ def worked(engine: Engine, times: list[float | None]) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("schedule", ["fcfs", "cached-first"])
+@pytest.mark.parametrize("schedule", ["fcfs", "warm-first"])
 def test_the_work_runs_at_its_interval(schedule: str) -> None:
     engine = Engine(20, background=AtOnce, schedule=schedule)
     start = 1e9
     later = start + STEP_S + 0.01
     assert worked(engine, [start, start + 0.9 * STEP_S, later, later + 0.1]) == [1, 1, 2, 2]
     assert engine.scheduler.lpc.plugin.failures == 0
-    assert (engine.scheduler.lpc.steps.cached_first is None) == (schedule == "fcfs")
+    assert (engine.scheduler.lpc.steps.waiting is None) == (schedule == "fcfs")
 
 
 def test_a_clock_that_was_set_back_delays_nothing() -> None:

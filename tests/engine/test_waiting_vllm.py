@@ -1,4 +1,4 @@
-"""Cached first in real vLLM on CPU: the same tokens, also with a tier below."""
+"""Warm first in real vLLM on CPU: the same tokens, also with a tier below."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from benchmarks.tiny_llama import build
 pytestmark = [
     pytest.mark.nightly,
     pytest.mark.supports(
-        engine="vLLM", tier="waiting queue", what="cached first with a tiny Llama: tokens as stock, a KV connector"
+        engine="vLLM", tier="waiting queue", what="warm first with a tiny Llama: tokens as stock, a KV connector"
     ),
 ]
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,11 +32,11 @@ for n in range(50):
 rows = []
 for tier in (None, connector(320, late=3)):
     stock = serve(Path(sys.argv[1]), texts, 240, connector=tier, think_s=1.0, learned=False)
-    ours = serve(Path(sys.argv[1]), texts, 240, connector=tier, think_s=1.0, rule="value", schedule="cached-first")
+    ours = serve(Path(sys.argv[1]), texts, 240, connector=tier, think_s=1.0, rule="value", schedule="warm-first")
     rows.append({
         "tokens": ours.outputs == stock.outputs,
         "requests": len(ours.outputs),
-        "counters": {name: ours.counters[name] for name in ("lpc_cached_first", "lpc_overtaking", "lpc_failures")},
+        "counters": {name: ours.counters[name] for name in ("lpc_warm_first", "lpc_overtaking", "lpc_failures")},
     })
 print(json.dumps(rows))
 """
@@ -52,5 +52,5 @@ def test_tokens_equal_stocks_while_requests_overtake(tmp_path: Path) -> None:
     rows = json.loads(done.stdout.strip().splitlines()[-1])
     for row in rows:
         assert row["tokens"] and row["requests"] > 100, row
-        assert row["counters"]["lpc_cached_first"] == 1.0 and row["counters"]["lpc_failures"] == 0
+        assert row["counters"]["lpc_warm_first"] == 1.0 and row["counters"]["lpc_failures"] == 0
         assert row["counters"]["lpc_overtaking"] > 20

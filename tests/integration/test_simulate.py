@@ -271,7 +271,7 @@ def test_the_waiting_queue_of_a_closed_loop_is_shown(tmp_path: Path) -> None:
     for queue, options in (
         ("fcfs", []),
         ("fcfs, keep", ["--keep-waiting"]),
-        ("cached-first, keep", ["--keep-waiting", "--schedule", "cached-first"]),
+        ("warm-first, keep", ["--keep-waiting", "--schedule", "warm-first"]),
     ):
         done = RUN.invoke(app, [*asked, *options])
         assert done.exit_code == 0, done.output
@@ -280,7 +280,7 @@ def test_the_waiting_queue_of_a_closed_loop_is_shown(tmp_path: Path) -> None:
 
     assert {row["queue"] for row in rows.values()} == set(rows)
     assert rows["fcfs"]["hit_rate"] < rows["fcfs, keep"]["hit_rate"]
-    assert rows["fcfs"]["wait_mean_s"] > rows["cached-first, keep"]["wait_mean_s"]
+    assert rows["fcfs"]["wait_mean_s"] > rows["warm-first, keep"]["wait_mean_s"]
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_the_waiting_queue_of_a_closed_loop_is_shown(tmp_path: Path) -> None:
         (["--sessions", "0"], "list of numbers of sessions"),
         (["--sessions", "2.5"], "list of numbers of sessions"),
         (["--count-from", "5"], "leave out --count-from"),
-        (["--schedule", "shortest"], "cached-first"),
+        (["--schedule", "shortest"], "warm-first"),
     ],
 )
 def test_a_closed_loop_that_cannot_be_run_is_refused(tmp_path: Path, option: list[str], reason: str) -> None:

@@ -1,9 +1,9 @@
-"""The cached prefix of a prompt, and the speed of prefill."""
+"""The cached prefix of a prompt."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eviction_client.policy.prefill import START_SPEED, PrefillSpeed, cached_prefix
+from eviction_client.policy.prefill import cached_prefix
 
 
 @given(st.integers(0, 5000), st.data())
@@ -26,11 +26,3 @@ def test_in_a_chain_with_holes_the_answer_is_an_end_of_what_is_cached(chain: lis
     found = cached_prefix(chain.__getitem__, len(chain), known)
     assert found == 0 or chain[found - 1]
     assert found == len(chain) or not chain[found]
-
-
-def test_the_speed_becomes_the_engines_own() -> None:
-    speed = PrefillSpeed()
-    assert speed.tokens_per_s == START_SPEED
-    for _ in range(100):
-        speed.note(2000, 1.0)
-    assert abs(speed.tokens_per_s - 2000) < 100

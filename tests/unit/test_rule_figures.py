@@ -255,16 +255,17 @@ def test_chat_has_a_second_run_of_policies_that_a_head_helps() -> None:
     assert len(found) == 7 * (6 + 2)
 
 
-def test_agents_run_with_and_without_keep_on_the_logs_that_are_there(tmp_path: Path) -> None:
+def test_agents_run_with_each_queue_on_the_logs_that_are_there(tmp_path: Path) -> None:
     (tmp_path / "coding_sessions.tar.gz").touch()
     found = agents.runs_of(tmp_path, [0])
-    assert len(found) == 3 * 3 * 2
+    assert len(found) == 3 * 3 * 3
     assert {run.queueing.keep for run in found} == {False, True}
-    rates = {(policy, keep): 0.5 + 0.1 * keep for policy in agents.POLICIES for keep in (False, True)}
+    rates = {queueing.label: 0.5 + 0.1 * place for place, queueing in enumerate(agents.QUEUES.values())}
     rows = [
-        {"setting": agents.SETTINGS[2], "label": policy, "seed": 0, "queue": "fcfs, keep" if keep else "fcfs", "hit_rate": rate}
+        {"setting": agents.SETTINGS[2], "label": policy, "seed": 0, "queue": queue, "hit_rate": rate, "wait_longest_s": 4.0}
         | {"throughput_tokens_s": 1000.0, "latency_mean_s": 2.0, "latency_p99_s": 3.0}
-        for (policy, keep), rate in rates.items()
+        for queue, rate in rates.items()
+        for policy in agents.POLICIES
     ]
     assert "coding_sessions, 2M, 48 sessions" in (text := "\n".join(agents.report(rows)))
-    assert text.splitlines()[-1].endswith("| 50.00% 1.0k 2 s 3 s | 60.00% 1.0k 2 s 3 s |")
+    assert text.splitlines()[-1].endswith("| 50.00% 1.0k 2 s 3 s 4 s | 60.00% 1.0k 2 s 3 s 4 s | 70.00% 1.0k 2 s 3 s 4 s |")

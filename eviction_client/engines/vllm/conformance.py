@@ -13,7 +13,8 @@ from typing import Any, Final
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 
 from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
-from eviction_client.engines.vllm.waiting import CachedFirstQueue, CachedPrompts
+from eviction_client.engines.vllm.waiting import CachedPrompts, WarmFirstQueue
+from eviction_client.policy.warm_first import OVERTAKE
 
 WRAPPED: Final = {
     "free": ["request"],
@@ -23,7 +24,7 @@ WRAPPED: Final = {
 }
 """Methods of the KV-cache manager and its parts that the plug-in wraps or calls, and their parameters."""
 LOOKED_AT: Final = {"block_pool.get_cached_block": ["block_hash", "kv_cache_group_ids"]}
-"""The same, of the waiting queue that serves cached first."""
+"""The same, of the waiting queue that serves warm first."""
 BLOCKS: Final = 8
 EVICTED: Final = [6, 7, 3, 2, 5, 4, 1]
 """Blocks in the order in which :func:`_evictions` evicts them if the least recently used go first."""
@@ -42,11 +43,11 @@ def find_incompatibility(scheduler: Any) -> str | None:
 
 
 def why_fcfs(scheduler: Any) -> str | None:
-    """Return why this engine must serve first come, first served; None if cached first works in it. May raise as well."""
+    """Return why this engine must serve first come, first served; None if warm first works in it. May raise as well."""
     stock = scheduler.waiting
     if type(stock) is not FCFSRequestQueue:
         return f"its waiting queue is a {type(stock).__name__}"
-    ours = CachedFirstQueue(CachedPrompts.of(scheduler), lambda: 0.0, lambda _: None)
+    ours = WarmFirstQueue(CachedPrompts.of(scheduler), lambda _: None, overtake=OVERTAKE)
     return _changed(scheduler.kv_cache_manager, LOOKED_AT) or _uncovered("waiting queue", stock, ours)
 
 

@@ -9,8 +9,9 @@ from eviction_client.plugin_metrics import values_of_plugin
 def values_of(hooks: Hooks) -> Values:
     """Return what :class:`eviction_client.observability.metrics.EngineMetrics` shows. From any thread."""
     values = values_of_plugin(hooks.plugin)
-    waiting = hooks.steps.cached_first
-    values["lpc_cached_first", ""] = float(waiting is not None and waiting.cached_first)
+    waiting = hooks.steps.waiting
+    values["lpc_warm_first", ""] = float(waiting is not None and waiting.warm_first)
+    values["lpc_overtaken_tokens", ""] = 0.0 if waiting is None else waiting.overtaken
     values["lpc_overtaking", ""] = 0 if waiting is None else waiting.overtaking
     values["lpc_tier_stock_fallback", ""] = float(hooks.tiers.fallen_back)
     values |= {("lpc_waited_requests", what): count for what, count in hooks.keep.waited.requests.items()}

@@ -130,38 +130,43 @@ class LearnedScheduler:
         try:
             attached = scheduler.lpc = hooks.Hooks(scheduler, plugin, adopt=not settings.shadow, tiers=tiers)
             tiers.link(scheduler, plugin)
-            attached.steps.cached_first = _cached_first(scheduler, plugin, settings)
+            attached.steps.waiting = _warm_first(scheduler, plugin, settings)
         except BaseException:
             plugin.close()
             raise
         plugin.on_tick.append(lambda: metrics.update(shown.values_of(attached)))
 
 
-def _cached_first(scheduler: Any, plugin: Plugin, settings: ClientSettings) -> Any:
-    """Install and return the cached-first waiting queue, or log why it stays first come, first served, and return None.
+def _warm_first(scheduler: Any, plugin: Plugin, settings: ClientSettings) -> Any:
+    """Install and return the warm-first waiting queue, or log why it stays first come, first served, and return None.
 
     Raises:
         EngineUnsupported: the check failed, and LPC_ON_UNKNOWN_ENGINE is ``refuse``.
     """
     if settings.schedule == "fcfs":
         return None
+    asked = "schedule" in settings.model_fields_set
     try:
         policy = scheduler.scheduler_config.policy
         if settings.shadow or policy != "fcfs":
             why = "a dry run changes no order" if settings.shadow else f"vLLM's scheduling policy is {policy}"
-            logger.warning("learned prefix cache: LPC_SCHEDULE=cached-first has no effect: %s", why)
+            level = logging.WARNING if asked else logging.INFO
+            logger.log(level, "learned prefix cache: LPC_SCHEDULE=warm-first has no effect: %s", why)
             return None
         from eviction_client.engines.vllm import conformance, waiting
 
         reason = conformance.why_fcfs(scheduler)
         if reason is None:
             queue = waiting.adopt(scheduler, plugin)
-            logger.info("learned prefix cache: the waiting request with the least missing prefill is served first")
+            logger.info(
+                "learned prefix cache: warm waiting requests go first; none is overtaken by more than %d tokens of prefill",
+                settings.overtake * queue.capacity,
+            )
             return queue
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-    reason = f"cannot serve cached first in this vLLM {RELEASE}: {reason}."
-    if settings.on_unknown_engine == "refuse":
+    reason = f"cannot serve warm first in this vLLM {RELEASE}: {reason}."
+    if asked and settings.on_unknown_engine == "refuse":
         raise EngineUnsupported(f"The plug-in {reason} Unset LPC_SCHEDULE, or LPC_ON_UNKNOWN_ENGINE=refuse.")
     logger.error("learned prefix cache: the plug-in %s Requests are served first come, first served", reason)
     return None

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from eviction_client.engines.vllm.waiting import CachedFirstQueue
+from eviction_client.engines.vllm.waiting import WarmFirstQueue
 from eviction_client.engines.vllm.waiting_prefixes import WaitingPrefixes
 from eviction_client.plugin import Plugin
 from eviction_client.policy.free_queue import RENEWED_S
@@ -37,11 +37,11 @@ class Steps:
         hooks: does the work.
 
     Attributes:
-        cached_first: the waiting queue that serves cached first; None: the waiting queue is vLLM's.
+        waiting: the waiting queue that serves warm first; None: the waiting queue is vLLM's.
     """
 
     def __init__(self, stock: Callable[..., Any], hooks: Work) -> None:
-        self.cached_first: CachedFirstQueue | None = None
+        self.waiting: WarmFirstQueue | None = None
         self._stock = stock
         self._hooks = hooks
         self._plugin = hooks.plugin
@@ -51,7 +51,7 @@ class Steps:
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Schedule a step, as ``Scheduler.schedule``."""
-        queue = self.cached_first
+        queue = self.waiting
         if queue is not None:
             queue.step_begins()
         try:
@@ -68,7 +68,7 @@ class Steps:
         if self._beyond or self._counted:
             self._hooks.started(scheduled)
         if queue is not None:
-            queue.step_ends(scheduled)
+            queue.step_ends()
             self._plugin.seconds += queue.seconds
             queue.seconds = 0.0
         return scheduled
