@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
-from lpc.model.curve import EDGES, HORIZON_S, KNOTS
+from lpc.model.curve import EDGES, HORIZON_S
 
 MIN_Q: Final = 1e-4
 MAX_Q: Final = 0.999
@@ -32,8 +32,6 @@ _STEPS: Final = 100
 _HALVINGS: Final = 20
 _PRECISION: Final = 1e-6
 """Gain of the log-likelihood, relative to the number of reuses, below which it has converged."""
-_FAINT: Final = -600.0
-"""Logarithm of a value below which ``exp`` nears the smallest number."""
 
 _Weighted = Sequence[tuple[float, float]]
 """Pairs of a weight (number of blocks) and seconds."""
@@ -77,20 +75,6 @@ def expected_counts(q: float, tau: float, *, blocks: float) -> tuple[list[float]
     """
     left = [blocks * (1.0 - q + q * math.exp(-edge / tau)) for edge in EDGES]
     return [before - after for before, after in pairwise(left)], left[:-1]
-
-
-def table(q: float, tau: float, life: float) -> list[float]:
-    """Return the value, a probability, at each of `lpc.model.curve.KNOTS`.
-
-    Args:
-        tau: mean time to the next use, seconds.
-        life: seconds for which a block stays in the cache without a use.
-
-    Values that are too small for a float keep their order: they fall further with age and with 1 / tau, but not as fast.
-    """
-    start = log_value(q, tau, life)
-    logs = [start - age / tau for age in KNOTS]
-    return [math.exp(log) if log > _FAINT else math.exp(_FAINT) * _FAINT / log for log in logs]
 
 
 def log_value(q: float, tau: float, life: float) -> float:
