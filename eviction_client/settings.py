@@ -8,7 +8,6 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from eviction_client.policy.warm_first import OVERTAKE
 from eviction_client.tenants import MOST_TENANTS
 from lpc.wire.access import stays_on_this_machine
 from lpc.wire.addresses import target
@@ -67,7 +66,7 @@ class ClientSettings(RedisSettings):
         "prefill of those that miss at most half of their prompt, before older ones within a bound (warm-first)",
     )
     overtake: float = Field(
-        default=OVERTAKE,
+        default=0.25,  # policy.warm_first.OVERTAKE, which settings may not import
         ge=0.0,
         le=1.0,
         allow_inf_nan=False,

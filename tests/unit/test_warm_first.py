@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eviction_client.policy.warm_first import ESTIMATES, GATE, MOST_OVERTAKING, OVERTAKE, WARM, WarmFirst
+from eviction_client.settings import ClientSettings
 
 R = TypeVar("R", bound=Hashable)
 CAPACITY = 100_000
@@ -40,6 +41,10 @@ def test_warm_ones_go_first_by_missing_prefill_and_cold_ones_in_order_of_arrival
     missing = {"cold": 20_000, "colder": 15_000, "warm": 3_000, "warmest": 100, "cool": int(20_000 * WARM) + 1}
     assert served(order_of(missing)) == ["warmest", "warm", "cold", "colder", "cool"]
     assert served(order_of(missing, overtake=0.0)) == list(missing), "B = 0: first come, first served"
+
+
+def test_the_setting_has_the_default_of_the_order() -> None:
+    assert ClientSettings.model_fields["overtake"].default == OVERTAKE
 
 
 def test_below_the_gate_it_is_first_come_first_served() -> None:
