@@ -62,8 +62,8 @@ class ClientSettings(RedisSettings):
     )
     schedule: Literal["fcfs", "warm-first"] = Field(
         default="fcfs",
-        description="which waiting request vLLM serves next: the first that came (fcfs), or the one with the least missing "
-        "prefill of those that miss at most half of their prompt, before older ones within a bound (warm-first)",
+        description="which waiting request vLLM serves next. fcfs: the first that came. warm-first: of those that miss at most "
+        "half of their prompt the one that misses least, before older ones within a bound",
     )
     overtake: float = Field(
         default=0.25,  # policy.warm_first.OVERTAKE, which settings may not import
