@@ -28,9 +28,7 @@ MOST_USES: Final = 2 ** (LEVELS - 1)
 """More uses count as this many."""
 
 MOST_ODDS: Final = 3
-"""Log-odds of the last groups on both sides of even odds."""
-ODDS_GROUPS: Final = 2 * MOST_ODDS + 2
-"""Groups of log-odds, rounded to whole numbers; 0: unknown."""
+"""Log-odds of the last groups on both sides of even odds. Groups are whole numbers, counted from 1; 0: unknown."""
 
 
 class Facts(NamedTuple):

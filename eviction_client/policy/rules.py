@@ -1,8 +1,9 @@
 """Rules: each is a table by reuse class, the value at each age since the last use. The block of lowest value is evicted.
 
 Only the order of values matters. Of equal values the older block goes first. A rule has reuse classes of its own: a projection
-of a span's features (:func:`class_of`), and one table for each (``.._tables``). The class of `value` combines all features that
-`ttl` and `mq` need, so these two can also be read from it: one queue serves all three, and a change of rule moves no block.
+of a span's features (:func:`class_of`), and one table for each (``.._tables``). The class of `value` combines the features that
+the others need (of the log-odds in coarse steps), so their tables can also be read from it: one queue serves all, and a change
+of rule moves no block.
 """
 
 from collections.abc import Generator, Mapping, Sequence

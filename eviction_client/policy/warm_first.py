@@ -6,7 +6,7 @@ cache. Else, and if nothing is warm, the oldest is served. While all waiting req
 the order is first come, first served, so nothing differs in an engine that is not overloaded.
 
 **Bound.** A request that overtakes another has overtaken every older one that still waits. So the oldest has been overtaken
-most, and checking it checks all: no request is overtaken by more than B and one request. What an overtaking request takes from
+most, and checking it checks all: no request is overtaken by more than B. What an overtaking request takes from
 the oldest is
 
 - its missing prefill;
@@ -22,7 +22,7 @@ ones in between cost little, and their blocks are used before they are evicted. 
 import heapq
 from collections.abc import Callable, Hashable
 from itertools import islice
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 WARM: Final = 0.5
 """Largest share of its prompt that a warm request misses."""
@@ -41,7 +41,7 @@ R = TypeVar("R", bound=Hashable)
 class _Place(Generic[R]):
     """A waiting request's number in order of arrival, its tokens, and those that it misses, as last estimated."""
 
-    __slots__ = ("charged", "missing", "number", "request", "served", "tokens")
+    __slots__ = ("missing", "number", "request", "served", "tokens")
 
     def __init__(self, request: R, number: int, tokens: int) -> None:
         self.request = request
@@ -49,8 +49,11 @@ class _Place(Generic[R]):
         self.tokens = tokens
         self.missing = 0
         self.served = False
-        self.charged = 0.0
-        """Tokens by which it has overtaken older requests."""
+
+    @property
+    def warm(self) -> bool:
+        """Whether it misses at most WARM of its prompt."""
+        return self.missing <= WARM * self.tokens
 
 
 class WarmFirst(Generic[R]):
@@ -67,14 +70,14 @@ class WarmFirst(Generic[R]):
 
     Attributes:
         bound: B, tokens.
-        overtaken: tokens by which the oldest waiting request has been overtaken; :attr:`most_overtaken`: the most so far.
+        overtaken: tokens by which the oldest waiting request has been overtaken.
     """
 
     def __init__(
         self, missing: Callable[[R], int], capacity: int, *, room: Callable[[], int], overtake: float = OVERTAKE
     ) -> None:
         self.bound = overtake * capacity
-        self.overtaken = self.most_overtaken = 0.0
+        self.overtaken = 0.0
         self._missing = missing
         self._room = room
         self._gate = GATE * capacity
@@ -96,9 +99,6 @@ class WarmFirst(Generic[R]):
 
     def __len__(self) -> int:
         return len(self._places) - len(self._served)
-
-    def __contains__(self, request: R) -> bool:
-        return request in self._turns
 
     def add(self, request: R, tokens: int) -> None:
         """Add a request that arrives now, with this many tokens of prompt.
@@ -133,7 +133,7 @@ class WarmFirst(Generic[R]):
         return oldest.request
 
     def remove(self, request: R) -> bool:
-        """Remove a request that is served, or does not wait any more; return whether it overtook an older one.
+        """Remove a request that is served; return whether it overtook an older one.
 
         Raises:
             KeyError: it does not wait.
@@ -142,11 +142,9 @@ class WarmFirst(Generic[R]):
         place = self._turns.pop(request)
         overtook = place is not oldest
         if overtook:
-            place.charged = self._cost(place, oldest)
-            self._ahead[place.number] = place.charged
+            cost = self._ahead[place.number] = self._cost(place, oldest)
             heapq.heappush(self._ahead_numbers, place.number)
-            self.overtaken += place.charged
-            self.most_overtaken = max(self.most_overtaken, self.overtaken)
+            self.overtaken += cost
         place.served = True
         self._served.append(place)
         self._total -= place.missing
@@ -210,15 +208,11 @@ class WarmFirst(Generic[R]):
             self._push(place)
 
     def _push(self, place: _Place[R]) -> None:
-        if place.missing <= WARM * place.tokens:
+        if place.warm:
             heapq.heappush(self._warm, (place.missing, place.number))
             if len(self._warm) > 4 * len(self._turns) + 64:
-                self._warm = [(each.missing, each.number) for each in self._turns.values() if self._is_warm(each)]
+                self._warm = [(each.missing, each.number) for each in self._turns.values() if each.warm]
                 heapq.heapify(self._warm)
-
-    @staticmethod
-    def _is_warm(place: _Place[Any]) -> bool:
-        return bool(place.missing <= WARM * place.tokens)
 
     def _least(self) -> _Place[R] | None:
         """Return the warm request that misses least, as last estimated; None: nothing is warm."""

@@ -67,26 +67,25 @@ class WarmFirst(Fcfs):
         missing: returns the prompt tokens that a request would compute if it started now.
         capacity: of the cache, tokens.
         room: returns the tokens of the cache that no running request holds.
-        in_turn: also in open traffic a request takes its blocks when its prefill starts, instead of on arrival.
         overtake: bound of overtaking, as a share of the cache.
     """
 
     def __init__(self, missing: Callable[[Turn], int], capacity: int, *, room: Callable[[], int], overtake: float) -> None:
         super().__init__()
-        self.order = warm_first.WarmFirst(missing, capacity, room=room, overtake=overtake)
+        self._order = warm_first.WarmFirst(missing, capacity, room=room, overtake=overtake)
 
     def add(self, turn: Turn) -> None:
         """Add an arriving request."""
         super().add(turn)
-        self.order.add(turn, turn.input_tokens)
+        self._order.add(turn, turn.input_tokens)
 
     def first(self) -> Turn:
         """Return the request to serve next; the queue must not be empty."""
-        self.order.refresh()
-        return self.order.first()
+        self._order.refresh()
+        return self._order.first()
 
     def remove(self, turn: Turn) -> None:
         """Remove a request that is served."""
-        self.order.remove(turn)
-        self.order.settle()
+        self._order.remove(turn)
+        self._order.settle()
         super().remove(turn)

@@ -145,13 +145,11 @@ def _warm_first(scheduler: Any, plugin: Plugin, settings: ClientSettings) -> Any
     """
     if settings.schedule == "fcfs":
         return None
-    asked = "schedule" in settings.model_fields_set
     try:
         policy = scheduler.scheduler_config.policy
         if settings.shadow or policy != "fcfs":
             why = "a dry run changes no order" if settings.shadow else f"vLLM's scheduling policy is {policy}"
-            level = logging.WARNING if asked else logging.INFO
-            logger.log(level, "learned prefix cache: LPC_SCHEDULE=warm-first has no effect: %s", why)
+            logger.warning("learned prefix cache: LPC_SCHEDULE=warm-first has no effect: %s", why)
             return None
         from eviction_client.engines.vllm import conformance, waiting
 
@@ -166,7 +164,7 @@ def _warm_first(scheduler: Any, plugin: Plugin, settings: ClientSettings) -> Any
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
     reason = f"cannot serve warm first in this vLLM {RELEASE}: {reason}."
-    if asked and settings.on_unknown_engine == "refuse":
+    if settings.on_unknown_engine == "refuse":
         raise EngineUnsupported(f"The plug-in {reason} Unset LPC_SCHEDULE, or LPC_ON_UNKNOWN_ENGINE=refuse.")
     logger.error("learned prefix cache: the plug-in %s Requests are served first come, first served", reason)
     return None

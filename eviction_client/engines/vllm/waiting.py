@@ -1,9 +1,9 @@
 """vLLM's waiting queue, warm first.
 
 The queue is vLLM's deque, in vLLM's order. Only the choice of the next request differs: :meth:`peek_request` returns the next
-request by :mod:`eviction_client.policy.warm_first`, and :meth:`pop_request` removes it. Requests that vLLM
-prepends because they have started (preempted, resumed) precede all others, in vLLM's order. Requests that vLLM skips in a step
-(structured output, LoRA limits, transfers) return to their positions. vLLM's other queues are not changed.
+request by :mod:`eviction_client.policy.warm_first`, and :meth:`pop_request` removes it. Requests that vLLM prepends because
+they have started (preempted, resumed) precede all others, in vLLM's order. Requests that vLLM skips in a step (structured
+output, LoRA limits, transfers) return to their positions. vLLM's other queues are not changed.
 
 Nothing here raises into the scheduler. After a failure the queue is first come, first served. No request is lost, because
 vLLM's deque contains all of them.
