@@ -26,13 +26,13 @@ from benchmarks.cpu_tier import connector
 from tests.engine.serving import serve
 rng = random.Random(8)
 texts = {}
-for n in range(50):
+for n in range(80):
     turns = 1 if rng.random() < 0.3 else rng.randint(2, 5)
     texts[f"c{n}"] = [[rng.randrange(6, 250) for _ in range(rng.choice((30, 60, 400)))] for _ in range(turns)]
 rows = []
 for tier in (None, connector(320, late=3)):
-    stock = serve(Path(sys.argv[1]), texts, 240, connector=tier, think_s=1.0, learned=False)
-    ours = serve(Path(sys.argv[1]), texts, 240, connector=tier, think_s=1.0, rule="value", schedule="warm-first")
+    stock = serve(Path(sys.argv[1]), texts, 400, connector=tier, think_s=1.0, learned=False)
+    ours = serve(Path(sys.argv[1]), texts, 400, connector=tier, think_s=1.0, rule="value", schedule="warm-first")
     rows.append({
         "tokens": ours.outputs == stock.outputs,
         "requests": len(ours.outputs),
