@@ -24,7 +24,7 @@ from lpc_apps.simulator.cache import BlockCache
 from lpc_apps.simulator.policy import Policy
 from lpc_apps.simulator.segments import Path
 from lpc_apps.simulator.sessions import PAUSE_S, Sessions
-from lpc_apps.simulator.waiting import Fcfs, Queueing, WarmFirst
+from lpc_apps.simulator.waiting import Fcfs, Queueing, SGLangs, WarmFirst
 from lpc_apps.simulator.workload import Cost, Turn, Workload
 
 
@@ -166,13 +166,16 @@ def simulate(
         raise ValueError(f"the cache must hold at least one block of {size} tokens")
     blocks = capacity_tokens // size
     engine = _Engine(BlockCache(blocks, policy(blocks), keep=queueing.keep))
+    missing = partial(_missing_tokens, engine.cache, size)
     if queueing.schedule == "warm-first":
         engine.waiting = WarmFirst(
-            partial(_missing_tokens, engine.cache, size),
+            missing,
             blocks * size,
             room=lambda: engine.cache.room * size,
             overtake=queueing.overtake,
         )
+    elif queueing.schedule != "fcfs":
+        engine.waiting = SGLangs(queueing.schedule, missing)
     result = Result()
     events: list[tuple[float, int, int, Turn, Path, int]] = []
     sequence = 0
