@@ -244,7 +244,7 @@ class Plugin:
             tenant=tenant,
         )
         for tier in self.tiers:
-            tier.ended(finished)
+            tier.ended(finished, ordered=self.tables is not None)
         self._append(finished)
         return finished
 
@@ -278,15 +278,27 @@ class Plugin:
             return self.clock.latest
 
     def add_tier(
-        self, name: str, chunks: int, *, blocks: int, prompts_only: bool, named: Callable[[Any], bytes] = bytes
+        self,
+        name: str,
+        chunks: int,
+        *,
+        blocks: int,
+        prompts_only: bool,
+        divided: bool = False,
+        named: Callable[[Any], bytes] = bytes,
     ) -> ChunkTier:
-        """Add and return a tier below the engine's cache; see :class:`ChunkTier`."""
+        """Add and return a tier below the engine's cache; see :class:`ChunkTier`.
+
+        Args:
+            divided: whether the engine's queue evicts the tier's copies early.
+        """
         tier = ChunkTier(
             name,
             chunks,
             self.policy,
             blocks=blocks,
             prompts_only=prompts_only,
+            pool=self._capacity if divided else 0,
             hints_share=self.settings.hints_share,
             named=named,
             forced=lambda: self.lru_forced,

@@ -2,13 +2,15 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from eviction_client.policy.features import NO_FACTS, Facts, Features
 from eviction_client.policy.reuse_monitor import MEAN_GAP_S, UNKNOWN, Arrival, Use, pooled
 from eviction_client.policy.spans import ClassSpan
 
 H = TypeVar("H", bound=Hashable)
+
+Home = Literal["pool", "tier"]
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +33,7 @@ class FinishedRequest(Generic[H]):
         prompt_tokens: of its prompt; 0: unknown.
         opening: hash of the tokens of its first block.
         tenant: digest of its cache salt; empty without one.
+        home: the cache that is to keep its blocks, where pool and tier both hold them; None: both.
     """
 
     request_id: Hashable
@@ -49,6 +52,7 @@ class FinishedRequest(Generic[H]):
     prompt_tokens: int = 0
     opening: int = 0
     tenant: str = ""
+    home: Home | None = None
 
     @property
     def features(self) -> list[Features]:

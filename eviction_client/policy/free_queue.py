@@ -18,6 +18,9 @@ Four classes exist in addition to the reuse classes, under every rule:
    request go first, the deepest first. A block enters this class when the eviction order reaches it, so other blocks cost
    nothing. It is evicted next when no request waits for it any more.
 
+With ``copies`` each reuse class c has a second one, c + ``classes``: blocks whose content another tier holds as well. Losing one
+costs a transfer, not a computation, so it has COPY of its class's value.
+
 Eviction: a value that first rises and then falls with age has its minimum over a class at the oldest or the newest run, so only
 these two are compared, over all classes. A fitted curve may have several peaks. A run between the two ends may then have a
 lower value than both, and is evicted a little late. A run is not evicted before a *deeper* run of the same chain, which no
@@ -41,6 +44,8 @@ from typing import Any, Final
 from eviction_client.policy.free_list import B, FreeList
 from lpc.model.curve import KNOTS, value_at
 
+COPY: Final = 0.1
+"""Share of its value that a block keeps while another tier holds its content: time to load it / time to compute it."""
 RENEWED_S: Final = 0.25
 """Seconds until calculated values are renewed."""
 _RENEWED_PER_CLASS_S: Final = 0.0006
@@ -119,14 +124,18 @@ class FreeQueue(FreeList[B]):
     Args:
         head, tail: sentinels with block_id -1. They are linked, never returned.
         classes: number of reuse classes.
+        copies: whether there are classes of copies.
         clock: seconds; never goes back.
 
     Attributes:
         price: mean retention value of the latest blocks evicted by value, uses per second; 0: none yet.
     """
 
-    def __init__(self, head: B, tail: B, classes: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, head: B, tail: B, classes: int, *, copies: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         super().__init__(head, tail)
+        self._classes = classes
         self.price = 0.0
         self._clock = clock
         self._end: Run = [tail, 0.0, math.inf, None, None, None, None, 0.0, -1]
@@ -134,8 +143,8 @@ class FreeQueue(FreeList[B]):
         self._end[_PREVIOUS] = self._start
         # Entry -1 is for the sentinels, which start no run but end the one before them.
         self._run_of: dict[int, Run] = {-1: self._end}
-        self._oldest: list[Run | None] = [None] * (classes + _EXTRA)
-        self._newest: list[Run | None] = [None] * (classes + _EXTRA)
+        self._oldest: list[Run | None] = [None] * (classes * (1 + copies) + _EXTRA)
+        self._newest: list[Run | None] = self._oldest.copy()
         self._tables: Sequence[Table] | None = None
         self._soon = SOON
         self._number = 0
@@ -575,8 +584,11 @@ class FreeQueue(FreeList[B]):
             if self._tables is None:
                 value = run[_NUMBER]
             else:
-                age = self._as_of - run[_USED]
-                value = value_at(self._tables[reuse_class] if reuse_class >= 0 else self._soon, max(0.0, age))
+                age = max(0.0, self._as_of - run[_USED])
+                if reuse_class >= self._classes:
+                    value = COPY * value_at(self._tables[reuse_class - self._classes], age)
+                else:
+                    value = value_at(self._tables[reuse_class] if reuse_class >= 0 else self._soon, age)
         else:
             value = _FIXED[reuse_class]
         run[_VALUE], run[_VALUED] = value, self._renewals

@@ -40,6 +40,7 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         classes: reuse classes.
         scales: hashes of a chain per block, by KV-cache group.
         plain: class of blocks that are freed without a request.
+        below: returns whether the tier below holds a block; None: there is no tier.
     """
 
     def __init__(
@@ -50,9 +51,12 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         scales: Sequence[int] = (1,),
         plain: int = 0,
         retained: Retained[KVCacheBlock] | None = None,
+        below: Callable[[KVCacheBlock], bool] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__(KVCacheBlock(block_id=-1), KVCacheBlock(block_id=-1), classes, clock=clock)
+        copies = below is not None
+        super().__init__(KVCacheBlock(block_id=-1), KVCacheBlock(block_id=-1), classes, copies=copies, clock=clock)
+        self._below = below
         self.fake_free_list_head = self.head
         self.fake_free_list_tail = self.tail
         self.retained: Retained[KVCacheBlock] = Retained(0) if retained is None else retained
@@ -95,7 +99,8 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
             self.insert(blocks, self._class, now)
             return
         if not retained:
-            self.insert_chain(self._parts(blocks, ended), now)
+            parts = self._parts(blocks, ended)
+            self.insert_chain(parts if ended.home != "tier" else self._copies(parts), now)
             return
         for part, reuse_class in self._parts(blocks, ended):
             if reuse_class == DONE:
@@ -120,6 +125,12 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
     def iter_blocks_after(self, cursor: KVCacheBlock | None) -> Iterator[KVCacheBlock]:  # noqa: ARG002
         """Iterate over free blocks in eviction order from the front, because blocks freed since may precede any cursor."""
         return self.eviction_order()
+
+    def _copies(self, parts: Iterable[tuple[Sequence[KVCacheBlock], int]]) -> Iterator[tuple[Sequence[KVCacheBlock], int]]:
+        """Give the parts that the tier below holds, by their deepest blocks, the classes of copies."""
+        for part, reuse_class in parts:
+            held = reuse_class >= 0 and part and self._below is not None and self._below(part[0])
+            yield part, reuse_class + self._classes if held else reuse_class
 
     def _parts(
         self, blocks: Sequence[KVCacheBlock], ended: FinishedRequest[Any]
