@@ -142,7 +142,7 @@ class Plugin:
         self.tiers: list[ChunkTier] = []
         self._owners = Owners(capacity) if settings.hints_share else None
         self._capacity = capacity
-        self.block_tokens = block_tokens
+        self._block_tokens = block_tokens
         self._in_use = 0.0
         self.clock = MonotoneClock(clock)
         self._events: deque[_Started | _Served | FinishedRequest[BlockHash]] = deque(maxlen=MAX_WAITING)
@@ -240,7 +240,7 @@ class Plugin:
             session=session,
             retain_s=retain_s,
             prompt_tokens=len(token_ids),
-            opening=hash(tuple(token_ids[: self.block_tokens])),
+            opening=hash(tuple(token_ids[: self._block_tokens])),
             tenant=tenant,
         )
         for tier in self.tiers:
@@ -557,4 +557,4 @@ class Plugin:
         self._arrivals.clear()
 
     def _new_policy(self) -> Policy[BlockHash]:
-        return Policy(self._capacity, block_tokens=self.block_tokens, clock=self.now, rule=self.settings.rule)
+        return Policy(self._capacity, block_tokens=self._block_tokens, clock=self.now, rule=self.settings.rule)

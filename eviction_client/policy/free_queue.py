@@ -18,8 +18,8 @@ Four classes exist in addition to the reuse classes, under every rule:
    request go first, the deepest first. A block enters this class when the eviction order reaches it, so other blocks cost
    nothing. It is evicted next when no request waits for it any more.
 
-With ``copies`` each reuse class c has a second one, c + ``classes``: blocks whose content another tier holds as well. Losing one
-costs a transfer, not a computation, so it has COPY of its class's value.
+With ``copies`` each reuse class c has a second one, c + ``classes``, for blocks whose content another tier holds as well.
+Losing one costs a transfer, not a computation, so it has COPY of its class's value.
 
 Eviction: a value that first rises and then falls with age has its minimum over a class at the oldest or the newest run, so only
 these two are compared, over all classes. A fitted curve may have several peaks. A run between the two ends may then have a

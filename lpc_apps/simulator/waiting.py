@@ -10,7 +10,7 @@ from lpc_apps.simulator.workload import Turn
 Schedule = Literal["fcfs", "warm-first", "lpm", "hrrn", "shortest-prefill-first"]
 
 MATCHED: Final = 128
-"""Waiting requests beyond which `lpm` and `hrrn` fall back to the order as it is: SGLang's ``WAITING_QUEUE_PREFIX_MATCH_MAX``."""
+"""Waiting requests beyond which `lpm` and `hrrn` leave the order as it is: SGLang's ``WAITING_QUEUE_PREFIX_MATCH_MAX``."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class WarmFirst(Fcfs):
 
 
 class SGLangs(Fcfs):
-    """A cache-aware schedule of SGLang 0.5.23 (``srt/managers/schedule_policy.py``): the whole queue is sorted before each choice.
+    """A cache-aware schedule of SGLang 0.5.23 (``srt/managers/schedule_policy.py``). The queue is sorted before each choice.
 
     - `lpm`: longest cached prefix first; `shortest-prefill-first`: least missing prefill first, then by arrival.
     - `hrrn`: tokens computed since the arrival / missing tokens, the highest first.

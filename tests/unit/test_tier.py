@@ -164,14 +164,14 @@ def test_chunks_of_a_request_whose_home_is_the_pool_go_first_unless_a_hint_retai
 def test_ghost_caches_of_a_divided_tier_stand_for_both_but_lrus_for_the_tier_below_the_pool() -> None:
     bench = Bench("auto", pool=100)
     ghosts = bench.tier.ghosts
-    assert {rule: cache.room for rule, cache in ghosts.caches.items()} == {rule: 100 if rule == "lru" else 200 for rule in RULES}
+    assert {rule: cache.room for rule, cache in ghosts.caches.items()} == {**dict.fromkeys(RULES, 200), "lru": 100}
     above: GhostCache[BlockHash] = GhostCache(10, 1, clock=lambda: bench.now)
     blocks = [BlockHash(bytes(30) + bytes([place, 0])) for place in range(150)]
     finished = bench.policy.finished("r", blocks, 150, bench.now)
     above.use(blocks[:3], [ClassSpan(3, 0)])
     bench.tier.learn(finished, above)
     assert ghosts.latest == {rule: 3 if rule == "lru" else 0 for rule in (*RULES, CHOSEN)}
-    assert {rule: len(cache) for rule, cache in ghosts.caches.items()} == {rule: 100 if rule == "lru" else 150 for rule in RULES}
+    assert {rule: len(cache) for rule, cache in ghosts.caches.items()} == {**dict.fromkeys(RULES, 150), "lru": 100}
     bench.tier.distrust(bench.policy.renewed())
     assert bench.tier.rule == "lru"
     ghosts = bench.tier.ghosts
