@@ -267,8 +267,9 @@ class Policy(Generic[H]):
 
     def _native_parts(self, finished: FinishedRequest[H]) -> Iterator[ClassSpan]:
         """Yield the rule's own class of each part of a request's blocks."""
+        finished.find_features()
         for each in finished.features:
-            yield ClassSpan(min(each.end, len(finished.blocks)), rules.class_of(self.rule, each))
+            yield ClassSpan(each.end, rules.class_of(self.rule, each))
 
     def _combined_parts(self, finished: FinishedRequest[H]) -> Iterator[ClassSpan]:
         """Yield the combined class of each part of a request's blocks, and of the blocks behind them."""
@@ -297,7 +298,7 @@ class Policy(Generic[H]):
 
     def learn(self, finished: FinishedRequest[H]) -> None:
         """Record a finished request's use of its blocks, and let the ghost caches observe it. In the background."""
-        numbers = [part.reuse_class for part in self._combined_parts(finished)]
+        numbers = [number for _, number in self._classes_of(finished)["value"]]
         self._monitor.finished(
             finished.blocks, finished.prompt_blocks, finished.arrival, numbers, finished.at, finished.log_odds
         )
@@ -308,6 +309,17 @@ class Policy(Generic[H]):
                     before = self._odds.get(number, part.log_odds)
                     self._odds[number] = before + ODDS_FOLLOW * (part.log_odds - before)
         self.observe(self.ghosts, finished)
+
+    def _classes_of(self, finished: FinishedRequest[H]) -> Mapping[str, Sequence[ClassSpan]]:
+        """Return the classes of a request's parts by rule, found once for the ghost caches of the cache and of its tiers."""
+        if finished.classes is None:
+            finished.find_features()
+            found: dict[str, Sequence[ClassSpan]] = {"value": list(self._combined_parts(finished))}
+            for rule in rules.RULES:
+                if rule != "value":
+                    found[rule] = [ClassSpan(each.end, rules.class_of(rule, each)) for each in finished.features]
+            finished.classes = found
+        return finished.classes
 
     def observe(
         self,
@@ -327,14 +339,10 @@ class Policy(Generic[H]):
             The rule that should be in force.
         """
         length = len(finished.blocks) if most is None else min(most, len(finished.blocks))
-        features = [(min(each.end, length), each) for each in finished.features]
         spans: dict[str, Sequence[ClassSpan]] = {}
-        for rule in ghosts.caches:
-            if rule == "value":
-                of_rule = [ClassSpan(min(end, length), number) for end, number in self._combined_parts(finished)]
-            else:
-                of_rule = [ClassSpan(end, rules.class_of(rule, each)) for end, each in features]
-            spans[rule] = cut(joined(of_rule), finished.done_from, length, DONE)
+        for rule, of_rule in self._classes_of(finished).items():
+            shortened = joined(ClassSpan(min(end, length), number) for end, number in of_rule)
+            spans[rule] = cut(shortened, finished.done_from, length, DONE)
         # As in the queue: also in the class in which another engine's conversations hold a block.
         spans[CHOSEN] = joined(ClassSpan(min(end, length), number) for end, number in finished.spans)
         chain = finished.blocks[:length]
