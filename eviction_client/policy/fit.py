@@ -23,8 +23,7 @@ from collections.abc import Generator, Mapping, Sequence
 from math import expm1
 from typing import Final
 
-from eviction_client.policy.classes import ClassKey
-from eviction_client.policy.features import GAP_CLASSES, NEW_GROUPS
+from eviction_client.policy.classes import ClassKey, cell_of
 from eviction_client.policy.prior import Prior
 from eviction_client.policy.reuse_monitor import PER_STEP, Counts, add, nothing
 
@@ -43,57 +42,39 @@ LEAST, MOST = 0.02, 50.0
 """Bounds of a multiplier."""
 
 
-class Fit:
-    """Hazards [INTERVALS].
-
-    Attributes:
-        cells: by gap and new-token group.
-        classes: by number of the class.
-    """
-
-    def __init__(self) -> None:
-        self.cells: dict[tuple[int, int], Sequence[float]] = {}
-        self.classes: dict[int, Sequence[float]] = {}
-
-
 def fitting(
     counts: Mapping[int, tuple[Counts, Counts]],
     keys: Sequence[ClassKey],
     prior: Prior,
     predicted: Mapping[int, Sequence[float]],
-) -> Generator[None, None, Fit]:
-    """Return the hazards of all classes with counts; a step is well under a millisecond.
+) -> Generator[None, None, tuple[list[list[float]], dict[int, list[float]]]]:
+    """Return the hazards [INTERVALS] of all cells, and those of all classes with counts; a step is well under a millisecond.
 
     Args:
         counts: reuses and blocks at risk [INTERVALS] by class.
         keys: features by class.
         predicted: the sidecar's hazards [INTERVALS] by its groups.
     """
-    fit = Fit()
-    of_cell: dict[tuple[int, int], tuple[Counts, Counts]] = {}
-    of_end: dict[tuple[int, int, int], tuple[Counts, Counts]] = {}
+    of_cell = [nothing() for _ in prior]
+    of_end: dict[tuple[int, int], tuple[Counts, Counts]] = {}
     for done, (number, pair) in enumerate(counts.items(), 1):
         key = keys[number]
-        add(of_end.setdefault((key.gap, key.new, key.reply_end), nothing()), pair)
+        add(of_end.setdefault((cell_of(key), key.reply_end), nothing()), pair)
         if not done % PER_STEP:
             yield
-    for shape, pair in of_end.items():
-        add(of_cell.setdefault(shape[:2], nothing()), pair)
+    for (cell, _), pair in of_end.items():
+        add(of_cell[cell], pair)
     yield
-    for gap in range(GAP_CLASSES):
-        for new in range(NEW_GROUPS):
-            shipped = prior.of(gap, new)
-            fit.cells[gap, new] = _blend(*of_cell.get((gap, new), nothing()), shipped, PRIOR_WEIGHT)
-        yield
-    ends = {shape: _blend(*pair, fit.cells[shape[:2]], END_WEIGHT) for shape, pair in of_end.items()}
+    cells = [_blend(*pair, shipped, PRIOR_WEIGHT) for pair, shipped in zip(of_cell, prior, strict=True)]
+    ends = {(cell, end): _blend(*pair, cells[cell], END_WEIGHT) for (cell, end), pair in of_end.items()}
     yield
-    log_stays: dict[tuple[int, int, int, int], list[float]] = {}
+    log_stays: dict[tuple[int, int, int], list[float]] = {}
     of_class: dict[int, list[float]] = {}
     for number in counts:
         key = keys[number]
-        shape = key.gap, key.new, key.reply_end, key.group
+        shape = cell_of(key), key.reply_end, key.group
         if shape not in log_stays:
-            hazards = ends[shape[:3]]
+            hazards = ends[shape[:2]]
             sidecar = predicted.get(key.group)
             if sidecar is not None:
                 hazards = [0.5 * (one + other) for one, other in zip(hazards, sidecar, strict=True)]
@@ -101,12 +82,13 @@ def fitting(
             yield
         of_class[number] = log_stays[shape]
     multipliers = yield from _multipliers(counts, keys, of_class)
+    classes: dict[int, list[float]] = {}
     for done, (number, pair) in enumerate(counts.items(), 1):
         times = multipliers[number]
-        fit.classes[number] = _blend(*pair, [-expm1(stay * times) for stay in of_class[number]], OWN_WEIGHT)
+        classes[number] = _blend(*pair, [-expm1(stay * times) for stay in of_class[number]], OWN_WEIGHT)
         if not done % PER_STEP:
             yield
-    return fit
+    return cells, classes
 
 
 def _multipliers(

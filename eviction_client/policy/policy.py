@@ -21,7 +21,7 @@ from typing import Any, Final, Generic, TypeVar
 from eviction_client.pace import finish
 from eviction_client.policy import rules
 from eviction_client.policy.classes import CELLS, MOST_CLASSES, Classes, ClassKey, cell_of, key_of
-from eviction_client.policy.features import NEW_GROUPS, TURN_GROUPS, Facts, Features, new_group, odds_group, turn_group
+from eviction_client.policy.features import TURN_GROUPS, Facts, Features, new_group, odds_group, turn_group
 from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.fit import fitting
 from eviction_client.policy.free_queue import DONE, Table, Tables
@@ -135,7 +135,7 @@ class Policy(Generic[H]):
         self._lists: dict[str, Tables] = {}
         """Tables by rule and class of the queue."""
         self.ghosts = self.new_ghosts(capacity)
-        finish(self._publishing({cell: values(self._prior.of(*divmod(cell, NEW_GROUPS))) for cell in range(CELLS)}, {}))
+        finish(self._publishing({cell: values(hazards) for cell, hazards in enumerate(self._prior)}, {}))
 
     def new_ghosts(self, capacity: int) -> Ghosts[Any]:
         """Return ghost caches for a cache of ``capacity`` blocks with the same classes."""
@@ -389,16 +389,16 @@ class Policy(Generic[H]):
         self._move(self.combined.release(now))
         yield from monitor.decay(now)
         counts = yield from monitor.counts(now)
-        fit = yield from fitting(counts, self.combined.keys, self._prior, self._predicted)
+        of_cells, of_classes = yield from fitting(counts, self.combined.keys, self._prior, self._predicted)
         found: dict[int, Table] = {}
-        for (gap, new), hazards in fit.cells.items():
-            found[gap * NEW_GROUPS + new] = values(hazards)
+        for cell, hazards in enumerate(of_cells):
+            found[cell] = values(hazards)
             yield
         newest = yield from self._newest_by_request(counts)
         self.seen = len(counts)
         for done, number in enumerate(list(counts), 1):
             # Arrays, and one class after the other: freeing 100,000 floats at once takes milliseconds.
-            found[number] = array("d", values(fit.classes.pop(number)))
+            found[number] = array("d", values(of_classes.pop(number)))
             del counts[number]
             if not done % TABLES_PER_STEP:
                 yield
