@@ -56,8 +56,6 @@ LIFE_S: Final = 100.0
 """Time that a block stays in the cache, for `wa`, before one was evicted."""
 TABLES_PER_STEP: Final = 8
 """Classes whose tables are calculated in one step: each takes 30 to 50 µs."""
-PUBLISHED_PER_STEP: Final = 100
-"""Classes whose tables are set in one step."""
 ODDS_FOLLOW: Final = 0.05
 """Weight of each request in the running mean of the log-odds of its classes."""
 LIFE_FOLLOWS: Final = 0.3
@@ -460,7 +458,7 @@ class Policy(Generic[H]):
         for rule, tables in static.items():
             lists[rule].soon = tables.soon
         for number, key in enumerate(keys):
-            if not number % PUBLISHED_PER_STEP:
+            if not number % PER_STEP:
                 yield
             features = self._features_of(number)
             lists["value"][number] = found.get(number) or found[cell_of(key)]
