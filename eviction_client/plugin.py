@@ -533,7 +533,7 @@ class Plugin:
             self._retain_s = retain_s
 
     def _pool(self) -> None:
-        """Write recorded keys to the store, and query it for the deepest blocks of new gap spans."""
+        """Write recorded times to the store, and query it for the deepest blocks of new gap spans."""
         store = self.store
         if store is None:
             return

@@ -101,13 +101,13 @@ class ClientSettings(RedisSettings):
     )
     redis_url: SecretStr | None = Field(
         default=None,
-        description="redis://, rediss:// (TLS) or unix:// URL of the fleet's Redis; without it keys stay in this process",
+        description="redis://, rediss:// (TLS) or unix:// URL of the fleet's Redis; without it engines share nothing",
     )
     redis_shards: int = Field(
         default=4,
         ge=1,
         le=1024,
-        description="Redis keys over which pooled keys are spread, equal in the whole fleet; on a cluster about 4 per primary",
+        description="Redis keys that hold the shared blocks, equal in the whole fleet; on a cluster about 4 per primary",
     )
 
     _empty_is_none = field_validator("predictor_ca", "predictor_token_file", mode="before")(none_if_empty)

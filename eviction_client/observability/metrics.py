@@ -77,7 +77,7 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     ),
     "lpc_retained_blocks": (Gauge, "Blocks (SGLang: tokens) that hints retain in the cache and its tiers, at most.", ""),
     "lpc_pooled_raises": (Counter, "Spans of blocks in another class because another conversation holds them.", ""),
-    "lpc_pooled_refused": (Counter, "Answers of the store that cannot be a key: another clock, for example.", ""),
+    "lpc_pooled_refused": (Counter, "Answers of the store that cannot be a retain-until time: another clock, for example.", ""),
     "lpc_warm_first": (Gauge, "1 while waiting requests are served warm first, 0 while it is first come, first served.", ""),
     "lpc_overtaken_tokens": (Gauge, "Tokens by which the oldest waiting request has been overtaken: within LPC_OVERTAKE.", ""),
     "lpc_overtaking": (Counter, "Requests served before one that had arrived earlier.", ""),
@@ -104,7 +104,7 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     "lpc_tier_evictions": (Counter, "Chunks evicted from offload tiers, by whose order.", "by"),
     "lpc_advantage": (Gauge, "Sampled blocks per request that a rule's ghost cache hits more than that of LRU.", "rule"),
     "lpc_predictor_connected": (Gauge, "1 while the sidecar can be reached.", ""),
-    "lpc_store_healthy": (Gauge, "1 while the store of pooled keys can be used.", ""),
+    "lpc_store_healthy": (Gauge, "1 while the store of retain-until times can be used.", ""),
 }
 
 _shown: list[Counter | Gauge] = []

@@ -1,6 +1,6 @@
 """A finished request, as the policy passes it to queues, tiers and the background."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
@@ -34,6 +34,8 @@ class FinishedRequest(Generic[H]):
         opening: hash of the tokens of its first block.
         tenant: digest of its cache salt; empty without one.
         home: the cache that is to keep its blocks, where pool and tier both hold them; None: both.
+        features: of the parts of its prompt, and of the blocks behind them; empty before :meth:`find_features`.
+        classes: of the same parts, by rule; None before the background has found them.
     """
 
     request_id: Hashable
@@ -53,25 +55,17 @@ class FinishedRequest(Generic[H]):
     opening: int = 0
     tenant: str = ""
     home: Home | None = None
+    features: Sequence[Features] = ()
+    classes: Mapping[str, Sequence[ClassSpan]] | None = None
 
-    @property
-    def features(self) -> list[Features]:
-        """Of the parts of its prompt, and of the blocks behind them."""
-        new, turn, end, group, _ = self.facts
-        found = [
-            Features(
-                part.end,
-                part.gap,
-                new,
-                turn,
-                end,
-                part.level,
-                group,
-                self.pooled(part.shared),
-            )
-            for part in self.arrival.parts
+    def find_features(self) -> None:
+        """Set the features."""
+        new, turn, reply_end, group, _ = self.facts
+        length = len(self.blocks)
+        self.features = [
+            Features(min(end, length), gap, new, turn, reply_end, level, group, self.pooled(shared))
+            for end, gap, level, shared in (*self.arrival.parts, (length, 0, 0, None))
         ]
-        return [*found, Features(len(self.blocks), 0, new, turn, end, 0, group, self.log_odds)]
 
     def pooled(self, shared: Use | None) -> float | None:
         """Return the highest log-odds of the conversations that hold some blocks; see `reuse_monitor.pooled`."""

@@ -156,8 +156,8 @@ class FreeQueue(FreeList[B]):
         """Heap of present and past entries of ``_least``."""
         self._stale: set[int] = set()
         self._going: tuple[Run, float | None] | None = None
-        """The run of the latest eviction, and the price of its blocks, while it remains first and no class is stale. A step
-        that decodes takes single blocks."""
+        """The run of the latest eviction, and the price of its blocks, while its next block is evicted next: until a run begins
+        or ends, values change, a block without content comes, or a request waits. A step that decodes takes single blocks."""
         self._retained: list[tuple[float, int, Run, int]] = []
         """Heap of the retained runs: end of retention, number, run, class afterwards."""
         self._swept_from = _SWEPT_FROM
@@ -191,26 +191,30 @@ class FreeQueue(FreeList[B]):
         self._tables, self._soon = tables, soon_of(tables)
         self._as_of, self._going = -math.inf, None
 
-    def insert(self, blocks: Sequence[B], reuse_class: int, last_use: float) -> None:
-        """Add freed blocks, ``blocks[0]`` (the deepest) to be evicted first.
+    def prepend_n(self, blocks: Sequence[B]) -> None:
+        """Insert blocks without content at the front; ``blocks[0]`` is reused first."""
+        self._going = None
+        super().prepend_n(blocks)
+
+    def insert(self, blocks: Sequence[B], reuse_class: int, last_use: float, deeper: Run | None = None) -> Run:
+        """Add freed blocks, at least one, ``blocks[0]`` (the deepest) to be evicted first; return their run.
 
         Args:
             last_use: seconds; not before that of an earlier call for this class.
+            deeper: the run of the deeper blocks of the same chain.
         """
-        self.insert_chain(((blocks, reuse_class),), last_use)
+        run = self._newest[reuse_class]
+        if run is None or run[_NUMBER] != self._number or run[_USED] != last_use:
+            run = self._begin(blocks[0], reuse_class, last_use, deeper)
+        self._link(blocks, run[_NEXT][_HEAD])  # blocks freed together with the previous run extend it
+        return run
 
     def insert_chain(self, parts: Iterable[tuple[Sequence[B], int]], last_use: float) -> None:
         """Add the freed blocks of a chain, the deepest part first, each with its reuse class; see :meth:`insert`."""
         deeper: Run | None = None
         for blocks, reuse_class in parts:
-            if not blocks:
-                continue
-            run = self._newest[reuse_class]
-            if run is None or run[_NUMBER] != self._number or run[_USED] != last_use:
-                run = self._begin(blocks[0], reuse_class, last_use)
-                run[_DEEPER] = deeper
-            self._link(blocks, run[_NEXT][_HEAD])  # blocks freed together with the previous run extend it
-            deeper = run
+            if blocks:
+                deeper = self.insert(blocks, reuse_class, last_use, deeper)
 
     def retain(self, blocks: Sequence[B], reuse_class: int, until: float) -> None:
         """Add freed blocks that are retained until a time, and then belong to a class as if just used.
@@ -257,17 +261,18 @@ class FreeQueue(FreeList[B]):
             last.next_free_block, behind.prev_free_block = behind, last
         return bool(self._retained) and self._retained[0][0] <= now
 
-    def _begin(self, first: B, reuse_class: int, last_use: float) -> Run:
+    def _begin(self, first: B, reuse_class: int, last_use: float, deeper: Run | None = None) -> Run:
         """Create and return a class's newest run, whose blocks are not linked yet."""
         newest = self._newest[reuse_class]
         previous = self._end[_PREVIOUS] if newest is None else newest
         following = previous[_NEXT]
         self._number = number = self._number + 1
-        run: Run = [first, last_use, number, reuse_class, previous, following, None, 0.0, -1]
+        run: Run = [first, last_use, number, reuse_class, previous, following, deeper, 0.0, -1]
         previous[_NEXT] = following[_PREVIOUS] = self._run_of[first.block_id] = self._newest[reuse_class] = run
         if newest is None:
             self._oldest[reuse_class] = run
         self._stale.add(reuse_class)
+        self._going = None
         return run
 
     def remove(self, block: B) -> None:
@@ -288,12 +293,11 @@ class FreeQueue(FreeList[B]):
         Raises:
             ValueError: fewer than n are free. Nothing is changed.
         """
-        empty, behind = self.head.next_free_block, self._start[_NEXT][_HEAD]
-        if n == 1 and self._going is not None and empty is behind and not self._stale and not self._needed:
+        if n == 1 and self._going is not None:
             run, value = self._going
-            block, following = run[_HEAD], run[_NEXT]
+            block = run[_HEAD]
             left = block.next_free_block
-            if following is not None and left is not following[_HEAD]:
+            if left is not run[_NEXT][_HEAD]:
                 before = block.prev_free_block
                 before.next_free_block, left.prev_free_block = left, before
                 block.prev_free_block = block.next_free_block = None
@@ -308,6 +312,7 @@ class FreeQueue(FreeList[B]):
         if n > self.num_free_blocks:
             raise ValueError(f"{n} blocks asked for, {self.num_free_blocks} are free")
         popped: list[B] = []
+        empty, behind = self.head.next_free_block, self._start[_NEXT][_HEAD]
         if empty is not behind:
             self._pop_from(empty, behind, n, popped)
         while (got := len(popped)) < n:
@@ -333,7 +338,8 @@ class FreeQueue(FreeList[B]):
             else:
                 self._run_of[left.block_id] = run
                 run[_HEAD] = left
-                self._going = run, value if priced else None
+                if not self._needed:
+                    self._going = run, value if priced else None
             if kept:
                 self._keep(kept)
         self.num_free_blocks -= n
@@ -349,7 +355,7 @@ class FreeQueue(FreeList[B]):
         if request in self._waiters:
             self.served(request)
         waiter = self._waiters[request] = Waiter()
-        needed = self._needed
+        needed, self._going = self._needed, None
         for block in blocks:
             need = needed.get(block)
             if need is None:
@@ -605,6 +611,7 @@ class FreeQueue(FreeList[B]):
 
     def _forget(self, run: Run) -> None:
         """Unlink a run that has ended."""
+        self._going = None
         previous, following, number = run[_PREVIOUS], run[_NEXT], run[_CLASS]
         previous[_NEXT], following[_PREVIOUS] = following, previous
         if self._oldest[number] is run:

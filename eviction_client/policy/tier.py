@@ -314,7 +314,8 @@ class ChunkTier(Tier[Chunk]):
         return Chunk(self._numbers, content)
 
     def _insert(self, chunks: Sequence[Chunk], reuse_class: int) -> None:
-        self.queue.insert(chunks, reuse_class, self._clock())
+        if chunks:
+            self.queue.insert(chunks, reuse_class, self._clock())
 
     def _take_out(self, content: Content) -> Chunk | None:
         """Remove a chunk from the order and return it; None if it is not in the tier."""

@@ -84,7 +84,7 @@ class LearnedScheduler:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
         if reason is None:
-            mode = "dry run" if settings.shadow else f"on, keys pooled: {settings.pools}"
+            mode = "dry run" if settings.shadow else f"on, pooling: {settings.pools}"
             release = f"vLLM {RELEASE}" if RELEASE in TESTED else f"vLLM {RELEASE} is an untested release"
             logger.info(
                 "learned prefix cache: %s; %s, check passed in %.0f ms; rule %s", mode, release, milliseconds, settings.rule
