@@ -1,0 +1,165 @@
+"""Texts as tokens that show what kind of value changes: a time, an id, a number, white space, or a word.
+
+A difference of two texts is a list of edits. Only the tokens that differ belong to an edit, so the text behind a time stamp is
+still common to both.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+_MONTH: Final = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}\.?"
+_DAY: Final = r"(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?"
+_CLOCK: Final = r"\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d{1,9})?)?(?:\s?[ap]\.?m\b\.?)?"
+_ZONE: Final = r"(?:\s?(?:Z|UTC|GMT|[+-]\d{2}:?\d{2})(?![\w:]))?"
+_TIME: Final = rf"""
+    \d{{4}}[-/.]\d{{1,2}}[-/.]\d{{1,2}}(?:(?:T|,?\s){_CLOCK}{_ZONE})?
+  | \d{{1,2}}[-/.]\d{{1,2}}[-/.]\d{{2,4}}(?!\w)(?:,?\s{_CLOCK}{_ZONE})?
+  | (?:{_DAY},?\s)?\d{{1,2}}(?:st|nd|rd|th)?\s{_MONTH},?(?:\s\d{{4}})?(?!\w)(?:,?\s(?:at\s)?{_CLOCK}{_ZONE})?
+  | (?:{_DAY},?\s)?{_MONTH}\s\d{{1,2}}(?:st|nd|rd|th)?(?!\w)(?:,?\s\d{{4}})?(?:,?\s(?:at\s)?{_CLOCK}{_ZONE})?
+  | \b{_DAY}\b
+  | {_CLOCK}{_ZONE}
+  | (?<![\w.])1[4-9]\d{{8}}(?:\.\d{{1,9}}|\d{{3}}|\d{{6}}|\d{{9}})?(?![\w])
+"""
+_ID: Final = r"""
+    [0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}
+  | (?=[a-z0-9_-]*\d)(?=[a-z0-9_-]*[a-z])[a-z0-9]+(?:[_-][a-z0-9]+)*[_-][a-z0-9]{6,}
+  | (?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{8,}(?![a-z0-9])
+  | (?=[a-z0-9]*\d)(?=[a-z0-9]*[a-z])[a-z0-9]{16,}
+"""
+_TOKEN: Final = re.compile(
+    rf"(?P<time>(?<![\w])(?:{_TIME}))|(?P<id>(?<![a-z0-9])(?:{_ID}))|(?P<number>\d+(?:[.,]\d+)*)"
+    r"|(?P<space>\s+)|(?P<word>[^\W\d]+|.)",
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
+)
+_SPACES: Final = re.compile(r"\s+")
+_DIGIT: Final = re.compile(r"\d")
+_SHORT: Final = re.compile(r"(?<!9)99?(?!9)")
+_NAME: Final = re.compile(r"[A-Za-z]{3,}\.?")
+_LONG: Final = 40
+"""Characters of a pattern."""
+_MOST_TOKENS: Final = 3_000
+"""Tokens that differ in two texts, above which their lines are compared."""
+
+Value = str
+"""``time``, ``id``, ``number``, ``space``, ``text``."""
+
+
+class Token(NamedTuple):
+    """A piece of a text. ``value``: its kind, one of `Value`; ``word`` for a word or sign."""
+
+    text: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Characters [start, end) of a text that another text has not; there are ``other`` characters in their place.
+
+    Attributes:
+        value: kind of what changes.
+        pattern: its form, without its text: ``9999-99-99``.
+    """
+
+    start: int
+    end: int
+    other: str
+    value: Value
+    pattern: str
+
+
+def tokens(text: str) -> list[Token]:
+    """Return the tokens of a text; joined they are the text."""
+    return [Token(match[0], match.lastgroup or "word") for match in _TOKEN.finditer(text)]
+
+
+def masked(text: str) -> str:
+    """Return a text without what may change: equal for texts that differ in times, ids, numbers and white space only."""
+    return "".join("" if kind == "space" else text if kind == "word" else f"<{kind}>" for text, kind in tokens(normal(text)))
+
+
+def normal(text: str) -> str:
+    """Return a text in Unicode's normal form C, with single spaces."""
+    return _SPACES.sub(" ", unicodedata.normalize("NFC", text)).strip()
+
+
+def pattern_of(text: str, value: Value) -> str:
+    """Return the form of a value: digits become 9, words of times `Name`, ids x, and other text is not shown."""
+    if value == "time":
+        return _SHORT.sub("99", _DIGIT.sub("9", _NAME.sub("Name", text)))[:_LONG]
+    if value == "number":
+        return "9"
+    if value == "id":
+        return re.sub(r"[0-9A-Za-z]+", "x", text)[:_LONG]
+    return "white space" if value == "space" else "text"
+
+
+@lru_cache(maxsize=4096)
+def edits(text: str, other: str) -> tuple[Edit, ...]:
+    """Return what ``text`` has in other characters than ``other``, in order. Equal texts have no edits."""
+    if unicodedata.normalize("NFC", text) == unicodedata.normalize("NFC", other):
+        return () if text == other else (Edit(0, len(text), other, "space", "Unicode form"),)
+    a, b = tokens(text), tokens(other)
+    shorter = min(len(a), len(b))
+    first = next((i for i in range(shorter) if a[i] != b[i]), shorter)
+    last = next((i for i in range(shorter - first) if a[-1 - i] != b[-1 - i]), shorter - first)
+    middle_a, middle_b = a[first : len(a) - last], b[first : len(b) - last]
+    at = sum(len(token.text) for token in a[:first])
+    if max(len(middle_a), len(middle_b)) > _MOST_TOKENS:
+        middle_a, middle_b = _lines(middle_a), _lines(middle_b)
+    found: list[Edit] = []
+    for _, a1, a2, b1, b2 in (op for op in _opcodes(middle_a, middle_b) if op[0] != "equal"):
+        start = at + sum(len(token.text) for token in middle_a[:a1])
+        found += _edits(start, middle_a[a1:a2], middle_b[b1:b2])
+    return tuple(_joined(found, text))
+
+
+def _opcodes(a: list[Token], b: list[Token]) -> list[tuple[str, int, int, int, int]]:
+    return SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
+
+
+def _lines(found: list[Token]) -> list[Token]:
+    return [Token(line, "word") for line in "".join(token.text for token in found).splitlines(keepends=True)]
+
+
+def _edits(start: int, own: list[Token], other: list[Token]) -> Iterator[Edit]:
+    """Yield the edits of a span: one per token if the tokens correspond, else one."""
+    if len(own) == len(other) and all(a.value == b.value != "word" for a, b in zip(own, other, strict=True)):
+        for a, b in zip(own, other, strict=True):
+            if a != b:
+                yield Edit(start, start + len(a.text), b.text, a.value, pattern_of(a.text, a.value))
+            start += len(a.text)
+        return
+    kinds = {token.value for token in (*own, *other)}
+    shown = {token.value for token in own} - {"space"} or kinds - {"space"}
+    text, rest = "".join(token.text for token in own), "".join(token.text for token in other)
+    if kinds == {"space"}:
+        value = "space"
+    elif shown <= {"time", "number"} and "time" in shown and "word" not in kinds:
+        value = "time"
+    elif len(shown) == 1 and shown <= {"id", "number"} and kinds <= {"id", "number", "space"}:
+        value = next(iter(shown))
+    elif kinds & {"id"} and kinds <= {"id", "number", "space"}:
+        value = "id"
+    else:
+        value = "text"
+    yield Edit(start, start + len(text), rest, value, pattern_of(text, value))
+
+
+def _joined(found: list[Edit], text: str) -> Iterator[Edit]:
+    """Yield edits; two of text that are apart by a few characters are one: changed words with an equal sign between them."""
+    before: Edit | None = None
+    for edit in found:
+        if before is not None:
+            between = text[before.end : edit.start]
+            if before.value == edit.value == "text" and len(between) <= 3:
+                before = Edit(before.start, edit.end, before.other + between + edit.other, "text", "text")
+                continue
+            yield before
+        before = edit
+    if before is not None:
+        yield before
