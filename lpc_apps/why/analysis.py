@@ -16,19 +16,35 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from lpc.logs.traces.chat import BLOCK_CHARS
-from lpc_apps.why.differences import Change, Groups, Key, Piece, entries_of, head_pieces, history_pieces, raw, without
+from lpc_apps.why.differences import (
+    Change,
+    Groups,
+    Key,
+    Piece,
+    entries_of,
+    head_pieces,
+    history_pieces,
+    raw,
+    unit_changes,
+    without,
+)
 from lpc_apps.why.prompts import Prompt, Prompts, Unit, block_tokens_of
 from lpc_apps.why.replay import Entry, PrefixCache
 from lpc_apps.why.sentences import Families
 
 REPORTED: Final = 0.002
 """Share of the prompt tokens from which on a cause is reported."""
-MOST_FINDINGS: Final = 12
 CANDIDATES: Final = 8
 """Earlier requests of which the closest one is taken."""
 CONTINUES: Final = 0.5
 """Share of an earlier request's messages that a request without a session must have to continue it."""
 EXAMPLES: Final = 2
+VALUES: Final = frozenset({"time", "id", "number", "space", "keys"})
+"""Causes that also count between the first messages of different conversations."""
+VARIANTS: Final = frozenset({"text", "lines", "tools"})
+"""Causes that count only if they keep changing: a prompt in a few forms, for tenants, is computed once for each."""
+CHANGING: Final = 0.1
+"""Share of a family's requests that lose tokens by such a cause."""
 
 
 class Example(NamedTuple):
@@ -44,7 +60,7 @@ class Finding:
     """A cause of misses.
 
     Attributes:
-        requests: prompts that lost tokens behind it.
+        requests: prompts that lost tokens behind it; ``exposed``: prompts whose heads are of the same families.
         lost: these tokens.
         depth: median of the tokens before it.
         alone, together: hit rate without this cause, and without this and those before it in the list.
@@ -52,6 +68,7 @@ class Finding:
 
     key: Key
     requests: int = 0
+    exposed: int = 0
     lost: int = 0
     depth: int = 0
     alone: float = 0.0
@@ -67,8 +84,8 @@ class Analysis:
         tokens: of all prompts.
         hit_rate: of an infinite cache; ``fixed``: of one without all differences.
         lost: tokens between both.
-        findings: the largest loss first; those below REPORTED are only counted.
-        small: number of findings that are not listed, and ``small_lost`` their tokens.
+        findings: the largest loss first.
+        unshared: prompts that begin like no earlier one, not even without the differences.
         edges: tokens of shared heads behind their last full block.
     """
 
@@ -78,8 +95,7 @@ class Analysis:
     fixed: float
     lost: int
     findings: list[Finding]
-    small: int
-    small_lost: int
+    unshared: int
     edges: int
 
 
@@ -89,7 +105,9 @@ class _Linked:
 
     Attributes:
         family: head that its own head is compared with; ``head``: the comparison.
-        before: number of the request that it continues; None: a new conversation. ``history``: the comparison.
+        before: number of the request that it continues; None: a new conversation.
+        opening: first message of another conversation, that a new conversation's first one is compared with.
+        history: the comparison of its messages.
         replaced: whether the earlier request's head is of another family.
     """
 
@@ -97,6 +115,7 @@ class _Linked:
     family: Sequence[Unit]
     head: Sequence[Piece]
     before: int | None
+    opening: Sequence[Unit]
     history: Sequence[Piece]
     replaced: bool
 
@@ -116,43 +135,61 @@ def analyse(prompts: Sequence[Prompt], units: Prompts) -> Analysis:
         cache.add(prompt.scope, entries, prompt.reply)
         head = sum(unit.length for unit in prompt.units[: prompt.head])
         edges += head % BLOCK_CHARS if each.before is None and head and hits[-1] == head // BLOCK_CHARS * BLOCK_CHARS else 0
-    best = _replay(linked, None, units)
-    chars = [prompt.length for prompt in prompts]
+    total = sum(prompt.length for prompt in prompts)
     tokens = block_tokens_of(prompts)
-    findings = _findings(linked, hits, best)
-    total = sum(chars)
-    shown = [finding for finding in findings if finding.lost >= REPORTED * total][:MOST_FINDINGS]
-    rest = findings[len(shown) :]
-    fixed: set[Key] = set()
 
-    def rate(found: Sequence[int]) -> float:
-        return sum(max(pair) for pair in zip(hits, found, strict=True)) / max(total, 1)
-
-    for finding in shown:
-        fixed.add(finding.key)
-        finding.alone = rate(_replay(linked, {finding.key}, units))
-        finding.together = rate(_replay(linked, set(fixed), units)) if len(fixed) > 1 else finding.alone
+    def replayed(fixed: "Collection[Key] | None") -> list[int]:
+        found = _replay(linked, fixed, units)
+        return [max(pair) for pair in zip(hits, found, strict=True)]
 
     def in_tokens(count: int) -> int:
         return round(count * tokens / BLOCK_CHARS)
 
-    for finding in findings:
+    fixed, best = _needed(linked, hits, total, replayed)
+    findings = [finding for finding in _findings(linked, hits, best) if finding.key in fixed]
+    for number, finding in enumerate(findings):
+        upto = {other.key for other in findings[: number + 1]}
+        finding.alone = sum(replayed({finding.key})) / total
+        finding.together = sum(replayed(upto)) / total if number else finding.alone
         finding.lost, finding.depth = in_tokens(finding.lost), in_tokens(finding.depth)
     return Analysis(
         requests=len(prompts),
         tokens=in_tokens(total),
-        hit_rate=rate(hits),
-        fixed=rate(best),
-        lost=in_tokens(sum(max(b - a, 0) for a, b in zip(hits, best, strict=True))),
-        findings=shown,
-        small=len(rest),
-        small_lost=sum(finding.lost for finding in rest),
+        hit_rate=sum(hits) / total,
+        fixed=sum(best) / total,
+        lost=in_tokens(sum(best) - sum(hits)),
+        findings=findings,
         edges=in_tokens(edges),
+        unshared=sum(not hit for hit in best),
     )
 
 
+def _needed(
+    linked: Sequence[_Linked],
+    hits: Sequence[int],
+    total: int,
+    replayed: "Callable[[Collection[Key] | None], list[int]]",
+) -> tuple[set[Key], list[int]]:
+    """Return the causes without which a log hits more, each of which adds at least REPORTED, and the hits without all of them."""
+    best = replayed(None)
+    found = [finding for finding in _findings(linked, hits, best) if finding.lost >= REPORTED * total]
+    fixed = {finding.key for finding in found if _keeps_changing(finding)}
+    best = replayed(fixed)
+    for finding in reversed(found):
+        if finding.key in fixed:
+            others = replayed(fixed - {finding.key})
+            if sum(others) > sum(best) - REPORTED * total:
+                fixed, best = fixed - {finding.key}, others
+    return fixed, best
+
+
+def _keeps_changing(finding: Finding) -> bool:
+    is_variant = finding.key.cause in VARIANTS and finding.key != REPLACED
+    return not is_variant or finding.requests >= CHANGING * finding.exposed
+
+
 def _link(prompts: Sequence[Prompt]) -> list[_Linked]:
-    families, earlier = Families(), _Earlier()
+    families, openings, earlier = Families(), Families(), _Earlier()
     heads: dict[tuple[Unit, ...], tuple[Sequence[Unit], list[Piece]]] = {}
     linked: list[_Linked] = []
     for number, prompt in enumerate(prompts):
@@ -163,6 +200,7 @@ def _link(prompts: Sequence[Prompt]) -> list[_Linked]:
         first, pieces = heads[head]
         before = earlier.find(prompt)
         history: list[Piece] = []
+        opening: Sequence[Unit] = ()
         replaced = False
         own = prompt.units[prompt.head :]
         if before is not None:
@@ -170,10 +208,23 @@ def _link(prompts: Sequence[Prompt]) -> list[_Linked]:
             history = history_pieces(own, (*known.prompt.units[known.prompt.head :], *known.prompt.reply))
             replaced = known.family is not first
         elif own:
-            history = [Piece("new", own, 0, 0)]
-        linked.append(_Linked(prompt, first, pieces, before, history, replaced))
+            opening, history = _opening(prompt, own, openings)
+        linked.append(_Linked(prompt, first, pieces, before, opening, history, replaced))
         earlier.add(number, prompt)
     return linked
+
+
+def _opening(prompt: Prompt, own: tuple[Unit, ...], openings: Families) -> tuple[Sequence[Unit], list[Piece]]:
+    """Return the first message of another conversation from the same template, if any, and the comparison with it.
+
+    Other text in a first message is a question, but a time in it changes the template.
+    """
+    first = openings.first((*prompt.scope, own[0].role), own[:1])
+    changes = unit_changes(own[0], first[0], own[0].role) if first[0] is not own[0] else ()
+    changes = tuple(change for change in changes or () if change.key.cause in VALUES)
+    if not changes:
+        return (), [Piece("new", own, 0, 0)]
+    return first, [Piece("patch", own[:1], 0, 1, changes), Piece("new", own[1:], 1, 1)]
 
 
 class _Earlier:
@@ -200,12 +251,12 @@ class _Earlier:
 
     def find(self, prompt: Prompt) -> int | None:
         """Return the number of the earlier request; the latest of equals; None: there is none."""
-        own = prompt.units[prompt.head :]
+        # The last message is new, unless the request is sent again.
+        own = prompt.units[prompt.head : -1]
         if prompt.session is not None:
             candidates: Iterable[int] = self._by_session.get((*prompt.scope, prompt.session), ())
         else:
             found: dict[int, None] = {}
-            # The last message is new, unless the request is sent again.
             for unit in own[: -2 * CANDIDATES : -1]:
                 found |= dict.fromkeys(self._by_link.get((prompt.scope, prompt.user, unit.link), ()))
                 if len(found) >= CANDIDATES:
@@ -246,7 +297,7 @@ def _replay(linked: Sequence[_Linked], fixed: "Collection[Key] | None", units: P
             head = heads[id(each.head)] = without(each.head, raw(each.family), fixed, units, each.family)
         before = None if each.before is None else linked[each.before].prompt
         if before is None:
-            history = raw(prompt.units[prompt.head :])
+            history = without(each.history, raw(each.opening), fixed, units, each.opening)
         else:
             assert each.before is not None
             other_head, base = kept[each.before]
@@ -266,6 +317,8 @@ def _replay(linked: Sequence[_Linked], fixed: "Collection[Key] | None", units: P
 
 def _findings(linked: Sequence[_Linked], hits: Sequence[int], best: Sequence[int]) -> list[Finding]:
     found: dict[Key, Finding] = {}
+    of_family = Counter(id(each.family) for each in linked)
+    exposed: defaultdict[Key, set[int]] = defaultdict(set)
     depths: defaultdict[Key, list[int]] = defaultdict(list)
     for each, hit, could in zip(linked, hits, best, strict=True):
         if could <= hit:
@@ -279,10 +332,12 @@ def _findings(linked: Sequence[_Linked], hits: Sequence[int], best: Sequence[int
             finding.requests += 1
             finding.lost += could - max(hit, at // BLOCK_CHARS * BLOCK_CHARS)
             depths[change.key].append(at)
+            exposed[change.key].add(id(each.family))
             if len(finding.examples) < EXAMPLES and (change.text or change.other):
                 finding.examples.append(_example(piece, change))
     for key, finding in found.items():
         finding.depth = sorted(depths[key])[len(depths[key]) // 2]
+        finding.exposed = sum(of_family[family] for family in exposed[key])
     return sorted(found.values(), key=lambda finding: -finding.lost)
 
 

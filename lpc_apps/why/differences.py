@@ -12,11 +12,11 @@ from lpc.logs.chats.request import MEDIA_TOKENS, Part
 from lpc.logs.traces.chat import CHARS_PER_TOKEN
 from lpc_apps.why.prompts import INSTRUCTIONS, TOOLS, Prompts, Unit
 from lpc_apps.why.replay import Entry
-from lpc_apps.why.values import edits
+from lpc_apps.why.values import common, edits
 
 Cause = Literal[
-    *("time", "id", "number", "space", "text"),
-    *("tool_order", "tool_keys", "tools", "edited", "truncated", "compacted", "reasoning", "media"),
+    *("time", "id", "number", "space", "keys", "text", "lines"),
+    *("tool_order", "tools", "edited", "truncated", "compacted", "reasoning", "media"),
 ]
 SIMILAR: Final = 0.5
 """Share of a message that another one has as well, from which on it is the same message with edits."""
@@ -171,12 +171,12 @@ def _tool_pieces(own: tuple[Unit, ...], other: tuple[Unit, ...]) -> Iterator[Pie
     names, others = ([unit.name for unit in units] for units in (own, other))
     at = next((i for i, (a, b) in enumerate(zip(own, other, strict=False)) if a is not b), min(len(own), len(other)))
     before = sum(unit.length for unit in own[:at])
-    before += _common(own[at].text, other[at].text) if at < min(len(own), len(other)) else 0
+    before += common(own[at].text, other[at].text) if at < min(len(own), len(other)) else 0
     key: Key | None = None
     if Counter(own) == Counter(other):
         key = Key("tool_order", TOOLS)
     elif Counter(unit.canonical for unit in own) == Counter(unit.canonical for unit in other):
-        key = Key("tool_keys", TOOLS)
+        key = Key("keys", TOOLS)
     elif names == others and all(names):
         for number, (a, b) in enumerate(zip(own, other, strict=True)):
             changes = unit_changes(a, b, "tools")
@@ -251,7 +251,7 @@ def unit_changes(own: Unit, other: Unit, where: str) -> tuple[Change, ...] | Non
         return None
     found: list[Change] = []
     parts, others = own.parts, other.parts
-    start = _common(own.text, other.text)
+    start = common(own.text, other.text)
     if [part.kind for part in parts] != [part.kind for part in others] or _thoughts(parts) != _thoughts(others):
         found.append(Change(Key("reasoning", "history"), start, sum(len(text) for text in _thoughts(parts))))
         parts, others = own.without_thoughts, other.without_thoughts
@@ -271,8 +271,9 @@ def unit_changes(own: Unit, other: Unit, where: str) -> tuple[Change, ...] | Non
             for edit in edits(part.text, before.text):
                 size = edit.end - edit.start
                 cause = _cause(edit.value, where)
-                pattern = edit.pattern if cause == edit.value and cause != "text" else ""
-                different += max(size, len(edit.other)) if edit.value == "text" else 0
+                pattern = "" if edit.value in ("text", "lines", "keys") else edit.pattern
+                different += max(size, len(edit.other)) if edit.value in ("text", "lines") else 0
+                size = 0 if edit.value == "keys" else size
                 text = part.text[edit.start : edit.end]
                 found.append(
                     Change(Key(cause, where, pattern), at + edit.start, size, text, edit.other, number, edit.start)
@@ -285,14 +286,10 @@ def unit_changes(own: Unit, other: Unit, where: str) -> tuple[Change, ...] | Non
 
 
 def _cause(value: str, where: str) -> Cause:
-    if value == "text":
-        return "tools" if where == TOOLS else "text" if where == "system" else "edited"
+    if value in ("text", "lines", "email"):
+        found = "text" if value == "email" else value
+        return "tools" if where == TOOLS else found if where == "system" else "edited"  # type: ignore[return-value]
     return value  # type: ignore[return-value]
-
-
-def _common(a: str, b: str) -> int:
-    """Return the characters of two texts up to the first difference."""
-    return next((i for i, (one, two) in enumerate(zip(a, b, strict=False)) if one != two), min(len(a), len(b)))
 
 
 def _thoughts(parts: Sequence[Part]) -> list[str]:

@@ -4,10 +4,11 @@ A difference of two texts is a list of edits. Only the tokens that differ belong
 still common to both.
 """
 
+import json
 import re
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -32,7 +33,7 @@ _ID: Final = r"""
   | (?=[a-z0-9]*\d)(?=[a-z0-9]*[a-z])[a-z0-9]{16,}
 """
 _TOKEN: Final = re.compile(
-    rf"(?P<time>(?<![\w])(?:{_TIME}))|(?P<id>(?<![a-z0-9])(?:{_ID}))|(?P<number>\d+(?:[.,]\d+)*)"
+    rf"(?P<email>[\w.+-]+@[\w-]+(?:\.[\w-]+)+)|(?P<time>(?<![\w])(?:{_TIME}))|(?P<id>(?<![a-z0-9])(?:{_ID}))|(?P<number>\d+(?:[.,]\d+)*)"
     r"|(?P<space>\s+)|(?P<word>[^\W\d]+|.)",
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
@@ -43,10 +44,14 @@ _NAME: Final = re.compile(r"[A-Za-z]{3,}\.?")
 _LONG: Final = 40
 """Characters of a pattern."""
 _MOST_TOKENS: Final = 3_000
-"""Tokens that differ in two texts, above which their lines are compared."""
+"""Tokens that differ in two texts, above which the difference is one."""
+_MOST_BRACES: Final = 8
+_DECODER: Final = json.JSONDecoder()
+ALIKE: Final = 0.5
+"""Share of equal tokens from which on two lines are the same line with edits."""
 
 Value = str
-"""``time``, ``id``, ``number``, ``space``, ``text``."""
+"""``time``, ``id``, ``number``, ``email``, ``space``, ``keys`` of JSON in another order, whole ``lines``, other ``text``."""
 
 
 class Token(NamedTuple):
@@ -95,35 +100,105 @@ def pattern_of(text: str, value: Value) -> str:
         return "9"
     if value == "id":
         return re.sub(r"[0-9A-Za-z]+", "x", text)[:_LONG]
-    return "white space" if value == "space" else "text"
+    return {"space": "white space", "email": "e-mail address"}.get(value, "text")
 
 
 @lru_cache(maxsize=4096)
 def edits(text: str, other: str) -> tuple[Edit, ...]:
     """Return what ``text`` has in other characters than ``other``, in order. Equal texts have no edits."""
+    if text == other:
+        return ()
     if unicodedata.normalize("NFC", text) == unicodedata.normalize("NFC", other):
-        return () if text == other else (Edit(0, len(text), other, "space", "Unicode form"),)
+        return (Edit(0, len(text), other, "space", "Unicode form"),)
+    found: list[Edit] = []
+    start = other_start = 0
+    while (json_found := _other_keys(text, start, other, other_start)) is not None:
+        at, end, other_at, other_end = json_found
+        found += _moved(_line_edits(text[start:at], other[other_start:other_at]), start)
+        found.append(Edit(at, end, other[other_at:other_end], "keys", "JSON"))
+        start, other_start = end, other_end
+    found += _moved(_line_edits(text[start:], other[other_start:]), start)
+    return tuple(found)
+
+
+def _moved(found: list[Edit], by: int) -> list[Edit]:
+    return [replace(edit, start=edit.start + by, end=edit.end + by) for edit in found]
+
+
+def _other_keys(text: str, start: int, other: str, other_start: int) -> tuple[int, int, int, int] | None:
+    """Return where two texts have equal JSON with its keys in another order, around their first difference."""
+    first = common(text[start:], other[other_start:])
+    at = first + 1
+    for _ in range(_MOST_BRACES):
+        at = text.rfind("{", start, start + at) - start
+        if at < 0:
+            return None
+        try:
+            mine, end = _DECODER.raw_decode(text, start + at)
+            theirs, other_end = _DECODER.raw_decode(other, other_start + at)
+        except (ValueError, RecursionError):
+            continue
+        if mine == theirs and _SPACES.sub("", text[start + at : end]) != _SPACES.sub("", other[other_start + at : other_end]):
+            return start + at, end, other_start + at, other_end
+    return None
+
+
+def common(a: str, b: str) -> int:
+    """Return the characters of two texts up to the first difference."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a.startswith(b[low:middle], low):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _line_edits(text: str, other: str) -> list[Edit]:
+    """Return edits of whole lines where lines do not correspond, and of tokens within those that do."""
+    if text == other:
+        return []
+    if normal(text) == normal(other):
+        return _token_edits(text, other)
+    a, b = text.splitlines(keepends=True), other.splitlines(keepends=True)
+    found: list[Edit] = []
+    at, done = 0, 0
+    for code, b1, b2, a1, a2 in SequenceMatcher(None, b, a, autojunk=False).get_opcodes():
+        at += sum(map(len, a[done:a1]))
+        done = a1
+        if code == "equal":
+            continue
+        own, theirs = "".join(a[a1:a2]), "".join(b[b1:b2])
+        if normal(own) == normal(theirs) or (
+            a2 - a1 == b2 - b1 and all(_alike(one, two) for one, two in zip(a[a1:a2], b[b1:b2], strict=True))
+        ):
+            found += _moved(_token_edits(own, theirs), at)
+        else:
+            found.append(Edit(at, at + len(own), theirs, "lines", "lines"))
+    return found
+
+
+def _alike(line: str, other: str) -> bool:
+    return masked(line) == masked(other) or SequenceMatcher(None, tokens(line), tokens(other), autojunk=False).ratio() >= ALIKE
+
+
+def _token_edits(text: str, other: str) -> list[Edit]:
     a, b = tokens(text), tokens(other)
     shorter = min(len(a), len(b))
     first = next((i for i in range(shorter) if a[i] != b[i]), shorter)
     last = next((i for i in range(shorter - first) if a[-1 - i] != b[-1 - i]), shorter - first)
     middle_a, middle_b = a[first : len(a) - last], b[first : len(b) - last]
     at = sum(len(token.text) for token in a[:first])
-    if max(len(middle_a), len(middle_b)) > _MOST_TOKENS:
-        middle_a, middle_b = _lines(middle_a), _lines(middle_b)
     found: list[Edit] = []
-    for _, a1, a2, b1, b2 in (op for op in _opcodes(middle_a, middle_b) if op[0] != "equal"):
-        start = at + sum(len(token.text) for token in middle_a[:a1])
-        found += _edits(start, middle_a[a1:a2], middle_b[b1:b2])
-    return tuple(_joined(found, text))
-
-
-def _opcodes(a: list[Token], b: list[Token]) -> list[tuple[str, int, int, int, int]]:
-    return SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
-
-
-def _lines(found: list[Token]) -> list[Token]:
-    return [Token(line, "word") for line in "".join(token.text for token in found).splitlines(keepends=True)]
+    if max(len(middle_a), len(middle_b)) > _MOST_TOKENS:
+        own, theirs = ("".join(token.text for token in middle) for middle in (middle_a, middle_b))
+        return [Edit(at, at + len(own), theirs, "text", "text")]
+    for code, a1, a2, b1, b2 in SequenceMatcher(None, middle_a, middle_b, autojunk=False).get_opcodes():
+        if code != "equal":
+            start = at + sum(len(token.text) for token in middle_a[:a1])
+            found += _edits(start, middle_a[a1:a2], middle_b[b1:b2])
+    return list(_joined(found, text))
 
 
 def _edits(start: int, own: list[Token], other: list[Token]) -> Iterator[Edit]:

@@ -161,7 +161,7 @@ PLANTS: dict[str, Plant] = {
     "text": in_system(lambda rng, number: f"{rng.choice(WORDS)} {rng.choice(WORDS)} {rng.choice(WORDS)}"),
     "space": in_system(lambda rng, number: " " * rng.randrange(1, 60)),
     "tool_order": each(_shuffled_tools),
-    "tool_keys": each(_shuffled_keys),
+    "keys": each(_shuffled_keys),
     "tools": each(_other_tools),
     "edited": each(_edited),
     "truncated": each(_truncated),
