@@ -1,6 +1,8 @@
-"""Mooncake's traces (FAST'25): JSONL of `timestamp` ms, `input_length`, `output_length`, `hash_ids` of 512-token blocks.
+"""Mooncake's traces (FAST'25): JSONL of `timestamp` ms, `input_length`, `output_length`, `hash_ids` of blocks.
 
-The ids are chained by prefix, and the last block may be partial. Conversations are not in the file, so they are recovered by
+Source: https://github.com/kvcache-ai/Mooncake (FAST25-release). Its blocks have 512 tokens; others write the same format with
+blocks of their engine's size, which is found by the lengths. The ids are chained by prefix, and the last block may be partial.
+Conversations are not in the file, so they are recovered by
 prefix: **a request continues the latest strictly earlier request all of whose full prompt blocks are its prefix**, the one
 with the most blocks first. Blocks that many prompts share (a system prompt) tell of no conversation: a block counts as shared
 once more than SHARED_AFTER different blocks have followed it, and a match must be deeper than those. Only requests already
@@ -18,16 +20,20 @@ Measured on `mooncake_conversation_trace.jsonl`: 3,975 of 12,031 requests (33%) 
 threshold from 8 to 32 moves that number by less than 1%.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby, islice, pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from lpc.logs.records import Skipped
+from lpc.logs.records import Skipped, WrongRecord, read_records
 from lpc.logs.traces.request import Trace, TracedRequest, hashed_blocks, read_lines, seconds, whole
 
-BLOCK_TOKENS: Final = 512
+SIZED_BY: Final = 1_000
+"""Records whose lengths decide the size of a block."""
+PUBLISHED: Final = 512
+LARGEST: Final = 1 << 16
+"""Tokens of the largest block that is considered."""
 SHARED_AFTER: Final = 16
 """A block with more different successors counts as shared by many conversations; forks of one user are fewer."""
 
@@ -38,10 +44,8 @@ class _Line:
     input_tokens: int
     output_tokens: int
     blocks: tuple[int, ...]
-
-    @property
-    def full(self) -> tuple[int, ...]:
-        return self.blocks[: self.input_tokens // BLOCK_TOKENS]
+    full: tuple[int, ...]
+    """The blocks without a partial last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,8 @@ class _Place:
 def read_mooncake(path: Path) -> Trace:
     """Read a Mooncake trace. Raises TraceError, as `read_lines`."""
     skipped = Skipped()
-    lines = read_lines(path, _parse, skipped, lambda line: (line.arrival,))
+    size = block_tokens_of(path)
+    lines = read_lines(path, lambda record: _parse(record, size), skipped, lambda line: (line.arrival,))
     first = lines[0].arrival
     conversations = _Conversations()
     requests = []
@@ -72,7 +77,7 @@ def read_mooncake(path: Path) -> Trace:
             )
             for line, place in conversations.add(list(together))
         ]
-    return Trace(path.name, BLOCK_TOKENS, requests, skipped=skipped)
+    return Trace(path.name, size, requests, skipped=skipped)
 
 
 def turn_bucket(turn: int) -> str:
@@ -116,11 +121,44 @@ class _Conversations:
         return len(self._followers.get(block, ())) > SHARED_AFTER
 
 
-def _parse(record: dict[str, Any]) -> _Line:
+def block_tokens_of(path: Path) -> int:
+    """Return the tokens of a block that fit the lengths of most of the first records. Raises TraceError.
+
+    A prompt of L tokens with n ids has blocks of more than L / (n + 1) and fewer than L / (n - 1) tokens: its last, partial
+    block may have an id or not. Of equally good sizes it is PUBLISHED, or the one that the highest power of two divides.
+    """
+    changes = Counter[int]()
+    for _, (length, count) in islice(read_records(path, _lengths, Skipped()), SIZED_BY):
+        low, high = length // (count + 1) + 1, -(-length // (count - 1)) if count > 1 else LARGEST + 1
+        if count and low < high <= LARGEST + 1:
+            changes[low] += 1
+            changes[high] -= 1
+    fits = most = 0
+    best: list[range] = []
+    for size, following in pairwise(sorted(changes)):
+        fits += changes[size]
+        if fits > most:
+            most, best = fits, []
+        if fits == most:
+            best.append(range(size, following))
+    found = (size for sizes in best for size in sizes)
+    return max(found, key=lambda size: (size == PUBLISHED, size & -size, -size), default=PUBLISHED)
+
+
+def _lengths(record: dict[str, Any]) -> list[tuple[int, int]]:
+    length, ids = whole(record, "input_length", 1), record.get("hash_ids")
+    if not isinstance(ids, list):
+        raise WrongRecord("hash_ids is not a list of whole numbers")
+    return [(length, len(ids))]
+
+
+def _parse(record: dict[str, Any], block_tokens: int) -> _Line:
     input_tokens = whole(record, "input_length", 1)
+    blocks = tuple(hashed_blocks(record, input_tokens, block_tokens))
     return _Line(
         seconds(record, "timestamp") / 1000,
         input_tokens,
         whole(record, "output_length", 0),
-        tuple(hashed_blocks(record, input_tokens, BLOCK_TOKENS)),
+        blocks,
+        blocks[: input_tokens // block_tokens],
     )
