@@ -97,8 +97,13 @@ class Prompt:
 
 @dataclass
 class Prompts:
-    """Reads prompts, and holds each different unit once."""
+    """Reads prompts, and holds each different unit once.
 
+    Attributes:
+        chars: of the different units.
+    """
+
+    chars: int = 0
     _units: dict[tuple[str, str], Unit] = field(default_factory=dict)
 
     def prompt(self, request: LoggedRequest) -> Prompt:
@@ -122,7 +127,11 @@ class Prompts:
         return self._unit(message.role, message.parts, rendered(message, _filler))
 
     def _unit(self, role: str, parts: tuple[Part, ...], text: str) -> Unit:
-        return self._units.setdefault((role, text), Unit(role, parts, text))
+        found = self._units.get((role, text))
+        if found is None:
+            found = self._units[role, text] = Unit(role, parts, text)
+            self.chars += len(text)
+        return found
 
     def unit_of(self, role: str, parts: tuple[Part, ...]) -> Unit:
         """Return a unit by its parts."""
