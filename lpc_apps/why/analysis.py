@@ -37,7 +37,7 @@ REPORTED: Final = 0.002
 CANDIDATES: Final = 8
 """Earlier requests of which the closest one is taken."""
 CONTINUES: Final = 0.5
-"""Share of an earlier request's messages that a request without a session must have to continue it."""
+"""Share of the shorter one's messages that a request has in common with the one that it continues: not with a helper's."""
 EXAMPLES: Final = 2
 VALUES: Final = frozenset({"time", "id", "number", "space", "keys"})
 """Causes that also count between the first messages of different conversations."""
@@ -266,9 +266,9 @@ class _Earlier:
         for number in candidates:
             links, length = _links(self._prompts[number])
             common = sum(unit.length for unit in own if unit.link in links)
-            if prompt.session is None and common < CONTINUES * min(length, sum(unit.length for unit in own)):
+            if common < CONTINUES * min(length, sum(unit.length for unit in own)):
                 continue
-            if common >= most:
+            if common and common >= most:
                 best, most = number, common
         return best
 

@@ -16,7 +16,7 @@ from lpc_apps.why.values import common, edits
 
 Cause = Literal[
     *("time", "id", "number", "space", "keys", "text", "lines"),
-    *("tool_order", "tools", "edited", "truncated", "compacted", "reasoning", "media"),
+    *("tool_order", "tools", "edited", "truncated", "compacted", "reasoning", "media", "start"),
 ]
 SIMILAR: Final = 0.5
 """Share of a message that another one has as well, from which on it is the same message with edits."""
@@ -266,7 +266,7 @@ def unit_changes(own: Unit, other: Unit, where: str) -> tuple[Change, ...] | Non
         if part == before:
             pass
         elif part.kind in MEDIA_TOKENS:
-            found.append(Change(Key("media", where, part.kind), at, length, part=number))
+            found.append(Change(Key("media", where, part.kind), at, 0, part=number))
         else:
             for edit in edits(part.text, before.text):
                 size = edit.end - edit.start

@@ -38,6 +38,7 @@ _TOKEN: Final = re.compile(
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
 _SPACES: Final = re.compile(r"\s+")
+_WITH_DIGIT: Final = re.compile(r"""[^\s"'{}\[\](),;=<>\d]*\d[^\s"'{}\[\](),;=<>]*""")
 _DIGIT: Final = re.compile(r"\d")
 _SHORT: Final = re.compile(r"(?<!9)99?(?!9)")
 _NAME: Final = re.compile(r"[A-Za-z]{3,}\.?")
@@ -45,6 +46,8 @@ _LONG: Final = 40
 """Characters of a pattern."""
 _MOST_TOKENS: Final = 3_000
 """Tokens that differ in two texts, above which the difference is one."""
+_LONGEST_VALUE: Final = 64
+"""Characters of the longest time or id."""
 _MOST_BRACES: Final = 8
 _DECODER: Final = json.JSONDecoder()
 ALIKE: Final = 0.5
@@ -82,9 +85,10 @@ def tokens(text: str) -> list[Token]:
     return [Token(match[0], match.lastgroup or "word") for match in _TOKEN.finditer(text)]
 
 
+@lru_cache(maxsize=100_000)
 def masked(text: str) -> str:
-    """Return a text without what may change: equal for texts that differ in times, ids, numbers and white space only."""
-    return "".join("" if kind == "space" else text if kind == "word" else f"<{kind}>" for text, kind in tokens(normal(text)))
+    """Return a text without words with digits and white space: equal for texts that differ in times, ids or numbers only."""
+    return "".join(_WITH_DIGIT.sub("<>", unicodedata.normalize("NFC", text)).split())
 
 
 def normal(text: str) -> str:
@@ -184,21 +188,32 @@ def _alike(line: str, other: str) -> bool:
 
 
 def _token_edits(text: str, other: str) -> list[Edit]:
-    a, b = tokens(text), tokens(other)
-    shorter = min(len(a), len(b))
-    first = next((i for i in range(shorter) if a[i] != b[i]), shorter)
-    last = next((i for i in range(shorter - first) if a[-1 - i] != b[-1 - i]), shorter - first)
-    middle_a, middle_b = a[first : len(a) - last], b[first : len(b) - last]
-    at = sum(len(token.text) for token in a[:first])
+    start = _before(text, common(text, other))
+    end = min(_common_end(text, other), len(text) - start, len(other) - start)
+    end = len(text) - _after(text, len(text) - end)
+    a, b = tokens(text[start : len(text) - end]), tokens(other[start : len(other) - end])
+    if max(len(a), len(b)) > _MOST_TOKENS:
+        return [Edit(start, len(text) - end, other[start : len(other) - end], "text", "text")]
     found: list[Edit] = []
-    if max(len(middle_a), len(middle_b)) > _MOST_TOKENS:
-        own, theirs = ("".join(token.text for token in middle) for middle in (middle_a, middle_b))
-        return [Edit(at, at + len(own), theirs, "text", "text")]
-    for code, a1, a2, b1, b2 in SequenceMatcher(None, middle_a, middle_b, autojunk=False).get_opcodes():
+    for code, a1, a2, b1, b2 in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         if code != "equal":
-            start = at + sum(len(token.text) for token in middle_a[:a1])
-            found += _edits(start, middle_a[a1:a2], middle_b[b1:b2])
+            found += _edits(start + sum(len(token.text) for token in a[:a1]), a[a1:a2], b[b1:b2])
     return list(_joined(found, text))
+
+
+def _before(text: str, at: int) -> int:
+    """Return the start of a word so far before a place that no value reaches over it."""
+    at = max(at - _LONGEST_VALUE, 0)
+    return 0 if not at else text.rfind(" ", 0, at) + 1
+
+
+def _after(text: str, at: int) -> int:
+    found = text.find(" ", at + _LONGEST_VALUE)
+    return len(text) if found < 0 else found
+
+
+def _common_end(text: str, other: str) -> int:
+    return common(text[::-1], other[::-1])
 
 
 def _edits(start: int, own: list[Token], other: list[Token]) -> Iterator[Edit]:

@@ -5,6 +5,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from lpc.logs.chats import chat
+from lpc.logs.chats.request import MEDIA_TOKENS, LoggedRequest, Part, rendered
+
 WORDS = (
     "river stone maple copper signal garden window planet engine harbor cotton silver meadow ticket bridge candle pepper "
     "forest market pencil dragon violin summer winter anchor basket circle domain effort fabric guitar hammer island jacket"
@@ -15,7 +18,7 @@ Plant = Callable[[list[Record]], list[Record]]
 
 def words(rng: random.Random, count: int) -> str:
     """Return random words in sentences of ten."""
-    found = [rng.choice(WORDS) + str(rng.randrange(10)) * 0 for _ in range(count)]
+    found = [rng.choice(WORDS) for _ in range(count)]
     return ". ".join(" ".join(found[i : i + 10]) for i in range(0, count, 10)) + "."
 
 
@@ -73,11 +76,6 @@ def in_system(value: Callable[[random.Random, int], str]) -> Plant:
         return [changed(number, record) for number, record in enumerate(records)]
 
     return plant
-
-
-def on_system(record: Record, text: str) -> Record:
-    """Return a record with another system prompt."""
-    return {**record, "messages": [{"role": "system", "content": text}, *record["messages"][1:]]}
 
 
 def each(change: Callable[[random.Random, int, Record], Record]) -> Plant:
@@ -175,3 +173,59 @@ PLANTS: dict[str, Plant] = {
 
 def _same_image(rng: random.Random, number: int, record: Record) -> Record:
     return _image(rng, 0, record)
+
+
+def hits(records: list[Record]) -> tuple[int, int]:
+    """Return the characters that an infinite cache of 64-character blocks hits, and those of all prompts."""
+    seen: set[int] = set()
+    hit = total = 0
+    for record in records:
+        (request,) = chat.read(record)
+        prompt = _text(request)
+        ends = _chained(prompt + "".join(rendered(message, _filler) for message in request.reply))
+        known = next((i for i, end in enumerate(ends) if end not in seen), len(ends))
+        hit += min(known, len(prompt) // 64) * 64
+        total += len(prompt)
+        seen.update(ends)
+    return hit, total
+
+
+def repeated(records: list[Record]) -> int:
+    """Return the characters, in whole blocks, of heads and of messages that the session's previous request had as well."""
+    latest: dict[str, Any] = {}
+    found = 0
+    for record in records:
+        (request,) = chat.read(record)
+        before = latest.get(record["session_id"])
+        known = set() if before is None else {*before.messages, *before.reply}
+        chars = sum(len(f"tool {tool.text}\n") for tool in request.tools) + len(rendered(request.messages[0], _filler))
+        chars += sum(len(rendered(message, _filler)) for message in request.messages[1:] if message in known)
+        found += chars // 64 * 64
+        latest[record["session_id"]] = request
+    return found
+
+
+def _text(request: LoggedRequest) -> str:
+    tools = (f"tool {tool.text}\n" for tool in request.tools)
+    return "".join([*tools, *(rendered(message, _filler) for message in request.messages)])
+
+
+def _chained(text: str) -> list[int]:
+    found, before = [], 0
+    for end in range(64, len(text) + 1, 64):
+        before = hash((before, text[end - 64 : end]))
+        found.append(before)
+    return found
+
+
+def _filler(part: Part) -> str:
+    return (part.text * 200)[: MEDIA_TOKENS[part.kind] * 4]
+
+
+def share(cause: str, records: list[Record]) -> float:
+    """Return the share of the planted prompts' characters that a cause costs."""
+    planted = PLANTS[cause](records)
+    hit, total = hits(planted)
+    if cause in ("edited", "truncated", "compacted"):
+        return (repeated(planted) - hit) / total
+    return (hits(each(_same_image)(records) if cause == "media" else records)[0] - hit) / total
