@@ -29,7 +29,7 @@ from lpc_apps.commands.simulate import simulate
 from lpc_apps.commands.train import train
 
 INTERRUPTED: Final = 130
-EXTRAS: Final = ("server", "cache", "gateway", "lmcache", "train")
+EXTRAS: Final = ("server", "sim", "picture", "cache", "gateway", "lmcache", "train")
 """The first that contains a missing package is recommended."""
 DISTRIBUTIONS: Final = {
     "google": "protobuf",
