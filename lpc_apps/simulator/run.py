@@ -112,8 +112,6 @@ def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
 
 
 def _generate(spec: WorkloadSpec) -> Workload:
-    if spec.trace is not None:
-        raise SimulationError("replay either a log or a generated workload: give --trace or --workload, not both")
     known = {**WORKLOADS, **EVERYDAY}
     generator = known.get(spec.workload or "")
     if generator is None:
