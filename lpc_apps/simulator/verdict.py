@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from lpc_apps.simulator.amounts import about, percent, tokens
 from lpc_apps.simulator.sources import UNUSED
-from lpc_apps.simulator.summary import ALONE, BASELINE, OURS, Pair, Rows, sentence, size_for
+from lpc_apps.simulator.summary import ALONE, BASELINE, OURS, SAME, Pair, Rows, sentence, size_for
 
 PAYS: Final = 0.01
 """Least difference of hit rates, one point, that is worth a plug-in."""
@@ -43,8 +43,12 @@ def verdict(rows: Rows, choices: list[Pair], at: int) -> str:
 def _place(lru: dict[str, Any]) -> str:
     """Return where a cache under LRU is between nothing and an infinite one."""
     ideal, sources = lru["ideal_hit_rate"], lru["sources"]
+    if not any(sources.values()):
+        return f"No request that counts fits into a cache of {tokens(lru['capacity_tokens'])} tokens."
     lost = f"LRU loses {percent(sources['evicted'])} by eviction"
-    if sources["evicted"] >= PAYS:
+    if sources["evicted"] < SAME:
+        lost = "LRU loses nothing by eviction"
+    elif sources["evicted"] >= PAYS:
         lost += f", most of it unused for {_longest(lru)}"
     changed = f", {percent(sources['changed'])} changed text" if sources["changed"] >= PAYS else ""
     new = f"{percent(sources['new'])} of prompt tokens are new text{changed}, which no cache has"

@@ -169,6 +169,14 @@ def test_without_the_plug_in_the_paragraph_says_what_is_possible() -> None:
     assert text.startswith("An infinite cache would serve 60.0%") and text.endswith("1 to 5 min.")
 
 
+def test_a_cache_that_is_too_small_or_large_enough_is_named() -> None:
+    empty = row("lru", 100, 0.0, sources=dict.fromkeys(("shared", "own", "evicted", "changed", "new", "short"), 0))
+    full = row("lru", 100_000, 0.6)
+    texts = [verdict(found, pairs(found, BASELINE), 0) for found in (derived([empty]), derived([full]))]
+    assert texts[0] == "No request that counts fits into a cache of 100 tokens."
+    assert texts[1].endswith("LRU loses nothing by eviction.")
+
+
 def test_without_a_sidecar_the_plug_in_alone_is_compared() -> None:
     found = derived([row("lru", 100_000, 0.1), row("plugin", 100_000, 0.2), row("plugin-sidecar", 200_000, 0.3)])
     assert pairs(found) == []
