@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from lpc.errors import UsageError
 from lpc.logs.chats import nginx
@@ -42,7 +42,7 @@ def recognise(path: Path) -> str:
     """
     try:
         with suppress(*DAMAGED), unpacked(path) as file:
-            if tarfile.is_tarfile(file):
+            if _is_tar(file):
                 return "agents"
         found = Counter[str]()
         for _, record in islice(json_lines(path, nginx.repair), MOST):
@@ -61,6 +61,15 @@ def recognise(path: Path) -> str:
             "log formats"
         )
     return found.most_common(1)[0][0]
+
+
+def _is_tar(file: IO[bytes]) -> bool:
+    """Return whether a file is a tar with a member. Zero bytes alone, as at the start of a log that was truncated, are not."""
+    try:
+        with tarfile.open(fileobj=file) as archive:
+            return archive.next() is not None
+    except tarfile.TarError:
+        return False
 
 
 def shape_of(record: Record) -> str | None:

@@ -30,7 +30,7 @@ from lpc_apps.commands.train import train
 from lpc_apps.commands.why import why
 
 INTERRUPTED: Final = 130
-EXTRAS: Final = ("server", "cache", "gateway", "lmcache", "train")
+EXTRAS: Final = ("server", "sim", "picture", "cache", "gateway", "lmcache", "train")
 """The first that contains a missing package is recommended."""
 DISTRIBUTIONS: Final = {
     "google": "protobuf",

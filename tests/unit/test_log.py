@@ -17,7 +17,7 @@ import pytest
 from lpc.errors import UsageError
 from lpc.logs.log import FORMATS, open_log
 from lpc.logs.records import Skipped, TraceError
-from lpc.logs.traces.mooncake import block_tokens_of
+from lpc.logs.traces.block_size import block_tokens_of
 from tests.unit.test_chat_logs import FORMS, chat, collector, otel, span, user, written
 from tests.unit.test_traces import mooncake, qwen
 
@@ -58,6 +58,12 @@ def test_a_format_is_recognised_between_lines_of_none(name: str, tmp_path: Path)
         assert (log.format, log.recognised) == (expected, True)
 
 
+def test_a_log_that_begins_with_zero_bytes_is_no_archive(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"\0" * 4096 + b"\n" + json.dumps(chat(0)).encode())
+    with open_log(tmp_path / "log") as log:
+        assert (log.format, len(log.trace().requests)) == ("chat", 1)
+
+
 @pytest.mark.parametrize("name", RECORDS)
 def test_most_records_decide(name: str, tmp_path: Path) -> None:
     expected, record = RECORDS[name]
@@ -91,7 +97,7 @@ def test_a_given_format_overrides_and_an_unknown_one_is_refused(tmp_path: Path) 
         pass
 
 
-@pytest.mark.parametrize("text", ["", "\n\n", "time,prompt\n1,canaryzebra\n", '{"canaryzebra": 1}\n', "[]", "{", "\0" * 99])
+@pytest.mark.parametrize("text", ["", "\n\n", "time,prompt\n1,canaryzebra\n", '{"canaryzebra": 1}\n', "[]", "{", "\0" * 99_999])
 def test_a_log_of_no_known_format_is_refused_without_its_text(text: str, tmp_path: Path) -> None:
     (tmp_path / "log").write_text(text)
     with (
@@ -181,9 +187,16 @@ def test_the_size_of_a_mooncake_block_is_found_by_its_lengths(size: int, partial
     assert trace.skipped.counts == {f"hash_ids does not cover input_length in blocks of {size}": 3, "not JSON": 1}
 
 
+def test_a_qwen_trace_may_have_other_blocks_as_well(tmp_path: Path) -> None:
+    rows = [{**qwen(i, i), "input_length": 900 + 77 * i, "hash_ids": [*range(-(-(900 + 77 * i) // 64))]} for i in range(40)]
+    with open_log(written(tmp_path / "trace", *rows)) as log:
+        trace = log.trace()
+    assert (log.format, trace.block_tokens, len(trace.requests)) == ("qwen", 64, 40)
+
+
 def test_few_lengths_that_fit_many_sizes_mean_the_published_one(tmp_path: Path) -> None:
-    assert block_tokens_of(written(tmp_path / "trace", mooncake(0, 1))) == 512
-    assert block_tokens_of(written(tmp_path / "trace", {"input_length": 3, "hash_ids": []})) == 512
+    assert block_tokens_of(written(tmp_path / "trace", mooncake(0, 1)), 512) == 512
+    assert block_tokens_of(written(tmp_path / "trace", {"input_length": 3, "hash_ids": []}), 16) == 16
 
 
 @pytest.mark.skipif(not MOONCAKE.exists(), reason="the trace is not here")

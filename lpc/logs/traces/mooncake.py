@@ -20,20 +20,17 @@ Measured on `mooncake_conversation_trace.jsonl`: 3,975 of 12,031 requests (33%) 
 threshold from 8 to 32 moves that number by less than 1%.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass
-from itertools import groupby, islice, pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from lpc.logs.records import Skipped, WrongRecord, read_records
+from lpc.logs.records import Skipped
+from lpc.logs.traces.block_size import block_tokens_of
 from lpc.logs.traces.request import Trace, TracedRequest, hashed_blocks, read_lines, seconds, whole
 
-SIZED_BY: Final = 1_000
-"""Records whose lengths decide the size of a block."""
-PUBLISHED: Final = 512
-LARGEST: Final = 1 << 16
-"""Tokens of the largest block that is considered."""
+PUBLISHED_TOKENS: Final = 512
 SHARED_AFTER: Final = 16
 """A block with more different successors counts as shared by many conversations; forks of one user are fewer."""
 
@@ -58,7 +55,7 @@ class _Place:
 def read_mooncake(path: Path) -> Trace:
     """Read a Mooncake trace. Raises TraceError, as `read_lines`."""
     skipped = Skipped()
-    size = block_tokens_of(path)
+    size = block_tokens_of(path, PUBLISHED_TOKENS)
     lines = read_lines(path, lambda record: _parse(record, size), skipped, lambda line: (line.arrival,))
     first = lines[0].arrival
     conversations = _Conversations()
@@ -119,37 +116,6 @@ class _Conversations:
 
     def _shared(self, block: int) -> bool:
         return len(self._followers.get(block, ())) > SHARED_AFTER
-
-
-def block_tokens_of(path: Path) -> int:
-    """Return the tokens of a block that fit the lengths of most of the first records. Raises TraceError.
-
-    A prompt of L tokens with n ids has blocks of more than L / (n + 1) and fewer than L / (n - 1) tokens: its last, partial
-    block may have an id or not. Of equally good sizes it is PUBLISHED, or the one that the highest power of two divides.
-    """
-    changes = Counter[int]()
-    for _, (length, count) in islice(read_records(path, _lengths, Skipped()), SIZED_BY):
-        low, high = length // (count + 1) + 1, -(-length // (count - 1)) if count > 1 else LARGEST + 1
-        if count and low < high <= LARGEST + 1:
-            changes[low] += 1
-            changes[high] -= 1
-    fits = most = 0
-    best: list[range] = []
-    for size, following in pairwise(sorted(changes)):
-        fits += changes[size]
-        if fits > most:
-            most, best = fits, []
-        if fits == most:
-            best.append(range(size, following))
-    found = (size for sizes in best for size in sizes)
-    return max(found, key=lambda size: (size == PUBLISHED, size & -size, -size), default=PUBLISHED)
-
-
-def _lengths(record: dict[str, Any]) -> list[tuple[int, int]]:
-    length, ids = whole(record, "input_length", 1), record.get("hash_ids")
-    if not isinstance(ids, list):
-        raise WrongRecord("hash_ids is not a list of whole numbers")
-    return [(length, len(ids))]
 
 
 def _parse(record: dict[str, Any], block_tokens: int) -> _Line:

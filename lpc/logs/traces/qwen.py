@@ -1,9 +1,9 @@
 """Qwen-Bailian traces (KVCache in the wild, ATC'25, arXiv 2506.02634): JSONL of one request each.
 
 Fields: `chat_id`, `parent_chat_id` (-1 for none), `timestamp` s, `input_length`, `output_length`, `type` (text, search, image,
-file), `turn`, `hash_ids` of 16-token blocks. The publisher describes the ids as hashes of single blocks, so they are chained
-here (which has no effect on chained ids). A conversation's name is the root of its chain of parents; if the root arrived before
-the trace began, the oldest known parent.
+file), `turn`, `hash_ids` of blocks, 16 tokens each in the published traces. The publisher describes the ids as hashes of single
+blocks, so they are chained here (which has no effect on chained ids). A conversation's name is the root of its chain of parents;
+if the root arrived before the trace began, the oldest known parent.
 """
 
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lpc.logs.records import Skipped, WrongRecord
+from lpc.logs.traces.block_size import block_tokens_of
 from lpc.logs.traces.request import (
     BlockIds,
     Trace,
@@ -21,7 +22,7 @@ from lpc.logs.traces.request import (
     whole,
 )
 
-BLOCK_TOKENS: Final = 16
+PUBLISHED_TOKENS: Final = 16
 NO_PARENT: Final = -1
 
 
@@ -40,10 +41,11 @@ class _Line:
 def read_qwen(path: Path) -> Trace:
     """Read a Qwen-Bailian trace. Raises TraceError: see `read_lines`."""
     skipped = Skipped()
+    size = block_tokens_of(path, PUBLISHED_TOKENS)
     ids, chats = BlockIds(), set[int]()
 
     def parse(record: dict[str, Any]) -> _Line:
-        line = _parse(record, ids)
+        line = _parse(record, ids, size)
         if line.chat in chats:
             raise WrongRecord("chat_id is another line's")
         chats.add(line.chat)
@@ -62,10 +64,10 @@ def read_qwen(path: Path) -> Trace:
                 line.arrival - first, line.input_tokens, line.output_tokens, line.blocks, str(root), line.turn, line.category
             )
         )
-    return Trace(path.name, BLOCK_TOKENS, requests, skipped=skipped)
+    return Trace(path.name, size, requests, skipped=skipped)
 
 
-def _parse(record: dict[str, Any], ids: BlockIds) -> _Line:
+def _parse(record: dict[str, Any], ids: BlockIds, block_tokens: int) -> _Line:
     category = record.get("type")
     if not isinstance(category, str) or not category:
         raise WrongRecord("type is not text")
@@ -78,5 +80,5 @@ def _parse(record: dict[str, Any], ids: BlockIds) -> _Line:
         whole(record, "output_length", 0),
         category,
         whole(record, "turn", 1),
-        ids.chain(hashed_blocks(record, input_tokens, BLOCK_TOKENS)),
+        ids.chain(hashed_blocks(record, input_tokens, block_tokens)),
     )
