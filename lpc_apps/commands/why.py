@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from lpc_apps.commands.options import JsonOutput, Output
+from lpc_apps.commands.options import JsonOutput, LogFormat, Output
 from lpc_apps.commands.outcome import FINDINGS, note, report
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ MOST_TEXT: Final = 1 << 30
 
 def why(
     log: Annotated[Path, typer.Argument(metavar="LOG", help="A log of requests, or - for standard input.")],
-    log_format: Annotated[str | None, typer.Option("--format", help="Format of the log; default: recognise it.")] = None,
+    log_format: LogFormat = None,
     show_text: Annotated[
         bool, typer.Option("--show-text", help="Show examples of what changes, which is text of prompts.")
     ] = False,
