@@ -1,9 +1,9 @@
 """Why prompt tokens were not cached, counted block by block from hashes and positions.
 
 Each token of a prompt has one source (`SOURCES`). A block that an earlier request used and that the engine did not find was
-evicted. An unknown block is changed if the same conversation had another block at this position, or if an earlier prompt had the
-same text behind another prefix (:mod:`eviction_client.observability.repeated_text`); else it is new. The history is bounded, so
-blocks that were last used long ago count as new.
+evicted. An unknown block is changed if the same conversation had another block at this position, or if an earlier prompt had
+the same text behind another prefix (:mod:`eviction_client.observability.repeated_text`); else it is new. The history is
+bounded, so blocks that were last used long ago count as new.
 
 Only the background calls the methods (:mod:`eviction_client.plugin`); any thread may read the counters.
 """

@@ -46,7 +46,7 @@ SAME_LENGTH: Final = 16
 
 
 class Repeated(NamedTuple):
-    """Text of a prompt that an earlier one had. ``change``: one of CHANGES; ``tokens``: of the text, to one anchor in length."""
+    """Text of a prompt that an earlier one had. ``change``: one of CHANGES. ``tokens``: about how many, at most the text's."""
 
     change: str
     tokens: int

@@ -40,8 +40,8 @@ def export(
 ) -> None:
     """Write a model artefact, verified against an fp32 reference, or with LOG an anonymous trace.
 
-    An existing artefact is kept. Uses the bundled head unless --head names another. A trace gives the same hits in lpc simulate as
-    its log. The key of its hashes is drawn for each export and not stored.
+    An existing artefact is kept. Uses the bundled head unless --head names another. A trace gives the same hits in lpc simulate
+    as its log. The key of its hashes is drawn for each export and not stored.
     """
     if log is not None:
         if not anonymous or to is None:
@@ -90,7 +90,7 @@ def _trace(log: Path, log_format: str | None, to: Path, form: Literal["mooncake"
     figures = {"file": str(to), "format": form, "requests": len(trace.requests), "block_size": trace.block_tokens}
     skipped = sum(trace.skipped.counts.values())
     console().print(
-        f"{to}: {figures['requests']:,} requests, blocks of {trace.block_tokens} tokens, format {form}; {skipped:,} records skipped",
+        f"{to}: {len(trace.requests):,} requests, blocks of {trace.block_tokens} tokens, format {form}; {skipped:,} skipped",
         highlight=False,
         markup=False,
     )

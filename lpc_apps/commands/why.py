@@ -52,8 +52,8 @@ def why(
 ) -> None:
     """Explain why prompts of a log miss the prefix cache, and replay the log without each cause.
 
-    A log with text shows the cause: a time stamp in the system prompt, an edited history, and others. A log of block hashes with
-    conversations shows the place. No text is printed without --show-text.
+    A log with text shows the cause: a time stamp in the system prompt, an edited history, and others. A log of block hashes
+    with conversations shows the place. No text is printed without --show-text.
     """
     figures = report(lambda: explained(log, log_format, show_text=show_text), output, as_json=as_json)
     if fail_on is not None and figures["causes"] and figures["lost_share"] * 100 >= fail_on:
@@ -150,7 +150,7 @@ def _show(analysis: "Analysis", figures: dict[str, Any], *, show_text: bool) -> 
     screen = console()
     rate = f"An infinite cache hits {analysis.hit_rate:.1%} of {analysis.tokens:,} prompt tokens"
     if not analysis.findings:
-        screen.print(f"{rate}. No cause of misses was found: what it does not hit is new.", highlight=False)
+        screen.print(f"{rate}. No cause of misses was found.", highlight=False)
     else:
         screen.print(f"{rate}; without these causes {analysis.fixed:.1%}.", highlight=False)
         table = Table("cause", "place")

@@ -2,11 +2,11 @@
 
 1. Each prompt is compared with the closest earlier ones: its head (tools and instructions) with the first head of its *family*,
    that is of heads with mostly the same sentences, and its messages with the conversation's earlier request.
-2. An infinite cache shows what the prompt hit, and another one what it would have hit without any difference. The tokens between
-   are lost. A cause has lost those of them that stand behind its change, so the losses of two causes of one prompt overlap.
+2. An infinite cache shows what the prompt hit, and another one what it would have hit without any difference. The tokens
+   between are lost. A cause has lost those behind its change, so the losses of two causes of one prompt overlap.
 3. The log is replayed without each cause alone, and without the causes up to and including it.
 
-A prompt that no cache could have served has no finding: what is lost is measured against the replay, not against the difference.
+A prompt that no cache could have served has no finding, because losses are measured against the replay.
 """
 
 from collections import Counter, defaultdict
@@ -170,7 +170,7 @@ def _needed(
     total: int,
     replayed: "Callable[[Collection[Key] | None], list[int]]",
 ) -> tuple[set[Key], list[int]]:
-    """Return the causes without which a log hits more, each of which adds at least REPORTED, and the hits without all of them."""
+    """Return the causes that each add at least REPORTED, and the hits without all of them."""
     best = replayed(None)
     found = [finding for finding in _findings(linked, hits, best) if finding.lost >= REPORTED * total]
     fixed = {finding.key for finding in found if _keeps_changing(finding)}

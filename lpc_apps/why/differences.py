@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import lru_cache
 from itertools import chain
@@ -14,10 +14,13 @@ from lpc_apps.why.prompts import INSTRUCTIONS, TOOLS, Prompts, Unit
 from lpc_apps.why.replay import Entry
 from lpc_apps.why.values import common, edits
 
-Cause = Literal[
+Cause = str
+"""One of `CAUSES`."""
+CAUSES: Final = (
     *("time", "id", "number", "space", "keys", "text", "lines"),
     *("tool_order", "tools", "edited", "truncated", "compacted", "reasoning", "media", "start"),
-]
+)
+"""Values of a text, texts, tools, histories, media; ``start``: a change at one place, in a log without text."""
 SIMILAR: Final = 0.5
 """Share of a message that another one has as well, from which on it is the same message with edits."""
 
@@ -80,10 +83,11 @@ Groups = list[list[Entry]]
 def head_pieces(own: Sequence[Unit], other: Sequence[Unit]) -> list[Piece]:
     """Return the pieces of a head: tools and instructions."""
     tools, others = (sum(unit.role == TOOLS for unit in units) for units in (own, other))
-    found = list(_tool_pieces(tuple(own[:tools]), tuple(other[:others])))
-    for piece in _aligned(own[tools:], other[others:], whole=True):
-        found.append(Piece(piece.kind, piece.own, piece.start + others, piece.end + others, piece.changes))
-    return found
+    instructions = _aligned(own[tools:], other[others:], whole=True)
+    return [
+        *_tool_pieces(tuple(own[:tools]), tuple(other[:others])),
+        *(replace(piece, start=piece.start + others, end=piece.end + others) for piece in instructions),
+    ]
 
 
 def history_pieces(own: Sequence[Unit], other: Sequence[Unit]) -> list[Piece]:
@@ -179,8 +183,8 @@ def _tool_pieces(own: tuple[Unit, ...], other: tuple[Unit, ...]) -> Iterator[Pie
         key = Key("keys", TOOLS)
     elif names == others and all(names):
         for number, (a, b) in enumerate(zip(own, other, strict=True)):
-            changes = unit_changes(a, b, "tools")
-            yield Piece("patch" if changes else "same", (a,), number, number + 1, tuple(changes))
+            changes = unit_changes(a, b, TOOLS) or ()
+            yield Piece("patch" if changes else "same", (a,), number, number + 1, changes)
         return
     key = key or Key("tools", TOOLS)
     yield Piece("order", own, 0, len(other), (Change(key, before, 0),))
@@ -214,7 +218,7 @@ def _replaced(
         changes = unit_changes(own[a1], other[b1], _where(own[a1]))
         if changes is None:
             break
-        yield Piece("patch" if changes else "same", (own[a1],), b1, b1 + 1, tuple(changes))
+        yield Piece("patch" if changes else "same", (own[a1],), b1, b1 + 1, changes)
         a1, b1 = a1 + 1, b1 + 1
     added, dropped = tuple(own[a1:a2]), tuple(other[b1:b2])
     if last:
@@ -275,11 +279,9 @@ def unit_changes(own: Unit, other: Unit, where: str) -> tuple[Change, ...] | Non
                 different += max(size, len(edit.other)) if edit.value in ("text", "lines") else 0
                 size = 0 if edit.value == "keys" else size
                 text = part.text[edit.start : edit.end]
-                found.append(
-                    Change(Key(cause, where, pattern), at + edit.start, size, text, edit.other, number, edit.start)
-                )
+                found.append(Change(Key(cause, where, pattern), at + edit.start, size, text, edit.other, number, edit.start))
         at += length
-    if different > (1 - SIMILAR) * max(own.length, other.length) and where != "system":
+    if different > (1 - SIMILAR) * max(own.length, other.length) and where not in ("system", TOOLS):
         return None
     # Only the first change's place in the rendered text is known.
     return tuple(change._replace(at=start + change.at - found[0].at) for change in found)
@@ -288,8 +290,8 @@ def unit_changes(own: Unit, other: Unit, where: str) -> tuple[Change, ...] | Non
 def _cause(value: str, where: str) -> Cause:
     if value in ("text", "lines", "email"):
         found = "text" if value == "email" else value
-        return "tools" if where == TOOLS else found if where == "system" else "edited"  # type: ignore[return-value]
-    return value  # type: ignore[return-value]
+        return "tools" if where == TOOLS else found if where == "system" else "edited"
+    return value
 
 
 def _thoughts(parts: Sequence[Part]) -> list[str]:

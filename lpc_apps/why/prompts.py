@@ -1,4 +1,4 @@
-"""Prompts of a log as lists of units: each tool definition and each message is one, stored once however many prompts have it."""
+"""Prompts of a log as lists of units: each tool definition and each message is one, which many prompts share."""
 
 import json
 from collections.abc import Iterable

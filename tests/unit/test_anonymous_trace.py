@@ -40,7 +40,9 @@ def mooncake(path: Path) -> None:
     lines = []
     for number in range(40):
         ids = [0, *range(10 * (number % 8) + 1, 10 * (number % 8) + 2 + number // 8)]
-        lines.append({"timestamp": 500 * (number // 3), "input_length": 512 * len(ids) - 9, "output_length": 5, "hash_ids": ids})
+        lines.append(
+            {"timestamp": 500 * (number // 3), "input_length": 512 * len(ids) - 9, "output_length": 5, "hash_ids": ids}
+        )
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -48,7 +50,14 @@ def agents(path: Path) -> None:
     with tarfile.open(path, "w:gz") as archive:
         for start, name in enumerate(("one", "two", "three")):
             calls = [
-                {"t": start + 9.5 * n, "in": 64 * (n + 3) + n, "out": 70, "hash_ids": [*range(n + 4)], "stop": SECRET, "api_time": 2.25}
+                {
+                    "t": start + 9.5 * n,
+                    "in": 64 * (n + 3) + n,
+                    "out": 70,
+                    "hash_ids": [*range(n + 4)],
+                    "stop": SECRET,
+                    "api_time": 2.25,
+                }
                 for n in range(6)
             ]
             data = json.dumps({"id": f"{SECRET} {name}", "block_size": 64, "requests": calls}).encode()
@@ -80,7 +89,7 @@ def renamed(trace: Trace) -> list[tuple[Hashable, ...]]:
     def blocks(found: Sequence[int]) -> tuple[int, ...]:
         return tuple(number("block", block) for block in found)
 
-    rows = []
+    rows: list[tuple[Hashable, ...]] = []
     for each in trace.requests:
         full = each.input_tokens // trace.block_tokens
         named = (number("conversation", each.conversation), number("category", each.category), number("end", each.reply_end))

@@ -1,7 +1,7 @@
 """A trace without anything that names a text or a person: keyed hashes of blocks, lengths, times from 0, and numbers.
 
-The key is drawn for each export and not stored. So nobody can test whether a text is in the trace, and two exports share nothing.
-`qwen` has conversations; `mooncake` has not. Both gain fields that their publishers do not have and other readers ignore:
+The key is drawn for each export and not stored. So nobody can test whether a text is in the trace, and exports share nothing.
+`qwen` has conversations; `mooncake` has not. Both gain fields that their publishers do not have and other readers ignore: the
 `block_size`, and in `qwen` `reply_hash_ids`, `reply_end` and `served`, so that a replay hits the same blocks.
 """
 

@@ -1,12 +1,12 @@
 """Qwen-Bailian traces (KVCache in the wild, ATC'25, arXiv 2506.02634): JSONL of one request each.
 
 Fields: `chat_id`, `parent_chat_id` (-1 for none), `timestamp` s, `input_length`, `output_length`, `type` (text, search, image,
-file), `turn`, `hash_ids` of blocks, 16 tokens each in the published traces. The publisher describes the ids as hashes of single
-blocks, so they are chained here (which has no effect on chained ids). A conversation's name is the root of its chain of parents;
-if the root arrived before the trace began, the oldest known parent.
+file), `turn`, `hash_ids` of blocks, 16 tokens each in the published traces. The publisher describes the ids as hashes of
+single blocks, so they are chained here (which has no effect on chained ids). A conversation's name is the root of its chain of
+parents; if the root arrived before the trace began, the oldest known parent.
 
-Optional fields, which `lpc export` writes: `block_size`, `reply_hash_ids` of the blocks behind the prompt's full ones, `reply_end`,
-and `served` s.
+Optional fields, which `lpc export` writes: `block_size`, `reply_hash_ids` of the blocks behind the prompt's full ones,
+`reply_end`, and `served` s.
 """
 
 from dataclasses import dataclass
@@ -68,7 +68,15 @@ def read_qwen(path: Path) -> Trace:
         roots[line.chat] = root
         requests.append(
             TracedRequest(
-                *(line.arrival - first, line.input_tokens, line.output_tokens, line.blocks, str(root), line.turn, line.category),
+                *(
+                    line.arrival - first,
+                    line.input_tokens,
+                    line.output_tokens,
+                    line.blocks,
+                    str(root),
+                    line.turn,
+                    line.category,
+                ),
                 with_reply=line.with_reply,
                 reply_end=line.reply_end,
                 served_s=line.served,

@@ -2,7 +2,6 @@
 
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +13,10 @@ from tests.unit.why.traffic import PLANTS, Record, clean, hits, in_system, share
 
 CLOSE = 0.02
 """Shares of prompt tokens."""
+
+
+SETTINGS = {"mode": "strict", "lang": "en", "depth": 3, "tone": "calm", "limit": 40}
+SHOTS = [f"Example {i}:\nInput: {words(random.Random(i), 25)}\nOutput: label {i}\n" for i in range(8)]
 
 
 def analysed(records: list[Record]) -> Analysis:
@@ -74,7 +77,9 @@ def test_prompts_for_several_tenants_are_computed_once_each_and_are_no_finding()
 
 
 def test_two_causes_in_one_prompt_only_help_together() -> None:
-    both = in_system(lambda rng, number: f"2026-01-01T{number // 60 % 24:02}:{number % 60:02}:00Z for req_{rng.getrandbits(48):012x}")
+    both = in_system(
+        lambda rng, number: f"2026-01-01T{number // 60 % 24:02}:{number % 60:02}:00Z for req_{rng.getrandbits(48):012x}"
+    )
     found = analysed(both(clean(0)))
     assert causes(found) == [("time", "system"), ("id", "system")]
     first, second = found.findings
@@ -86,7 +91,11 @@ def test_two_causes_in_one_prompt_only_help_together() -> None:
 def test_a_request_by_a_helper_of_an_agent_or_sent_again_is_no_finding() -> None:
     records = []
     for record in clean(3, sessions=10):
-        helper = {**record, "time": record["time"] + 1, "messages": [{"role": "system", "content": "Summarise."}, record["messages"][-1]]}
+        helper = {
+            **record,
+            "time": record["time"] + 1,
+            "messages": [{"role": "system", "content": "Summarise."}, record["messages"][-1]],
+        }
         again = {**record, "time": record["time"] + 2}
         records += [record, helper, again]
     assert analysed(records).findings == []
@@ -124,15 +133,14 @@ def test_what_other_linters_find_in_system_prompts(texts: Any, cause: str) -> No
     assert cause in [found for found, _ in causes(analysed(records))]
 
 
-SETTINGS = {"mode": "strict", "lang": "en", "depth": 3, "tone": "calm", "limit": 40}
-SHOTS = [f"Example {i}:\nInput: {words(random.Random(i), 25)}\nOutput: label {i}\n" for i in range(8)]
-
-
 def test_a_time_in_a_template_without_a_system_prompt_is_found() -> None:
     rng = random.Random(6)
     rules = words(rng, 120)
     records = [
-        {"time": 1.7e9 + i, "messages": [{"role": "user", "content": f"Today is 2026-01-{1 + i % 28:02}. {rules} {words(rng, 20)}"}]}
+        {
+            "time": 1.7e9 + i,
+            "messages": [{"role": "user", "content": f"Today is 2026-01-{1 + i % 28:02}. {rules} {words(rng, 20)}"}],
+        }
         for i in range(60)
     ]
     found = analysed(records)
@@ -150,9 +158,26 @@ def test_a_system_prompt_that_is_replaced_in_every_turn_is_found() -> None:
     assert found.fixed > found.hit_rate + 0.2
 
 
+def test_a_tool_with_the_same_name_and_another_definition_is_found() -> None:
+    rng = random.Random(8)
+
+    def tools() -> list[Record]:
+        return [
+            {"name": "search", "description": words(rng, 120)},
+            {"name": "mail", "description": words(random.Random(1), 400)},
+        ]
+
+    records = [{**record, "tools": tools()} for record in clean(8, sessions=6)]
+    assert causes(analysed(records)) == [("tools", "tools")]
+
+
 def test_odd_requests_are_analysed() -> None:
     only_system = {"time": 1.7e9, "messages": [{"role": "system", "content": "Be kind."}]}
-    nested = {"time": 1.7e9 + 1, "messages": [{"role": "user", "content": "{" * 5000 + "1" * 5000}], "tools": [[], "x", None, {}]}
+    nested = {
+        "time": 1.7e9 + 1,
+        "messages": [{"role": "user", "content": "{" * 5000 + "1" * 5000}],
+        "tools": [[], "x", None, {}],
+    }
     other = {"time": 1.7e9 + 2, "messages": [{"role": "user", "content": "{" * 5000 + "2" * 5000}], "tools": [{"name": 7}, [1]]}
     ended = {"time": 1.7e9 + 3, "session_id": "a", "messages": [{"role": "user", "content": "1"}], "response": ""}
     found = analysed([only_system, nested, other, ended, ended, only_system])

@@ -1,17 +1,19 @@
-"""Chats with planted causes of misses, and what each cause costs: counted with sets of messages, not with the code under test."""
+"""Chats with planted causes of misses, and what each cause costs, counted without the code under test."""
 
 import json
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
 from lpc.logs.chats import chat
 from lpc.logs.chats.request import MEDIA_TOKENS, LoggedRequest, Part, rendered
 
-WORDS = (
+WORDS = re.findall(
+    r"\w+",
     "river stone maple copper signal garden window planet engine harbor cotton silver meadow ticket bridge candle pepper "
-    "forest market pencil dragon violin summer winter anchor basket circle domain effort fabric guitar hammer island jacket"
-).split()
+    "forest market pencil dragon violin summer winter anchor basket circle domain effort fabric guitar hammer island jacket",
+)
 Record = dict[str, Any]
 Plant = Callable[[list[Record]], list[Record]]
 
