@@ -5,6 +5,8 @@ import random
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from lpc.logs.chats import chat
 from lpc_apps.why.analysis import Analysis, analyse
@@ -28,10 +30,9 @@ def causes(found: Analysis) -> list[tuple[str, str]]:
     return [(finding.key.cause, finding.key.where) for finding in found.findings]
 
 
-@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("cause", PLANTS)
-def test_a_planted_cause_is_found_with_what_it_costs(cause: str, seed: int) -> None:
-    records = clean(seed)
+def test_a_planted_cause_is_found_with_what_it_costs(cause: str) -> None:
+    records = clean(0)
     expected = share(cause, records)
     assert expected > 2 * CLOSE
     found = analysed(PLANTS[cause](records))
@@ -51,7 +52,7 @@ def test_a_planted_cause_is_found_without_session_ids(cause: str) -> None:
 
 
 @pytest.mark.parametrize("ids", [True, False])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_clean_log_has_no_findings(seed: int, ids: bool) -> None:
     records = clean(seed, ids=ids)
     found = analysed(records)
@@ -183,3 +184,38 @@ def test_odd_requests_are_analysed() -> None:
     found = analysed([only_system, nested, other, ended, ended, only_system])
     assert found.requests == 6
     assert 0 <= found.hit_rate <= found.fixed <= 1
+
+
+TEXTS = st.sampled_from(["a" * 70, "b" * 200, "Time 12:30. " + "c" * 90, "Time 12:31. " + "c" * 90, "d " * 60, "d  " * 60, "e"])
+CONTENT = st.one_of(
+    TEXTS,
+    st.lists(
+        st.one_of(
+            st.fixed_dictionaries({"type": st.just("text"), "text": TEXTS}),
+            st.fixed_dictionaries({"type": st.just("thinking"), "thinking": TEXTS}),
+            st.fixed_dictionaries({"type": st.just("image"), "source": st.sampled_from(["x", "y"])}),
+            st.fixed_dictionaries({"type": st.just("tool_use"), "name": TEXTS, "input": st.just({"b": 1, "a": 2})}),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+)
+MESSAGE = st.fixed_dictionaries({"role": st.sampled_from(["system", "user", "assistant", "tool"]), "content": CONTENT})
+TOOL = st.sampled_from([{"name": "f", "description": "g" * 80}, {"description": "g" * 80, "name": "f"}, {"name": "h"}, "x"])
+REQUEST = st.fixed_dictionaries(
+    {"messages": st.lists(MESSAGE, min_size=1, max_size=6), "tools": st.lists(TOOL, max_size=3), "time": st.integers(0, 99)},
+    optional={"session_id": st.sampled_from(["s", "t"]), "response": TEXTS, "user": st.just("u")},
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(REQUEST, min_size=1, max_size=12))
+def test_any_requests_are_analysed_and_a_replay_never_hits_more_than_the_prompts(records: list[Record]) -> None:
+    found = analysed(sorted(records, key=lambda record: record["time"]))
+    hit, total = hits(sorted(records, key=lambda record: record["time"]))
+    assert found.hit_rate == pytest.approx(hit / total)
+    assert found.hit_rate <= found.fixed <= 1
+    assert found.lost >= 0
+    for finding in found.findings:
+        assert finding.lost > 0 and finding.requests > 0
+        assert found.hit_rate <= finding.alone <= 1 and found.hit_rate <= finding.together <= 1
