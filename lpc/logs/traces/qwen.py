@@ -2,8 +2,8 @@
 
 Fields: `chat_id`, `parent_chat_id` (-1 for none), `timestamp` s, `input_length`, `output_length`, `type` (text, search, image,
 file), `turn`, `hash_ids` of blocks, 16 tokens each in the published traces. The publisher describes the ids as hashes of single
-blocks, so they are chained here (which has no effect on chained ids). A conversation's name is the root of its chain of parents;
-if the root arrived before the trace began, the oldest known parent.
+blocks, so they are chained here (which has no effect on chained ids). A conversation's name is the root of its chain of
+parents; if the root arrived before the trace began, the oldest known parent.
 """
 
 from dataclasses import dataclass
