@@ -82,7 +82,7 @@ def _trace(log: Path, log_format: str | None, to: Path, form: Literal["mooncake"
     from lpc.wire.terminal import console
 
     with open_log(log, log_format) as opened:
-        trace = opened.trace()
+        trace = opened.with_times().trace()
         form = form or ("mooncake" if opened.format == "mooncake" else "qwen")
     with to.open("w") as file:
         for record in anonymous(trace, form):

@@ -67,7 +67,7 @@ def explained(path: Path, log_format: str | None, *, show_text: bool) -> dict[st
     from lpc_apps.commands.simulation_tables import print_reading
 
     with open_log(path, log_format) as log:
-        analysis, reading = _of_text(log) if log.has_text else _of_hashes(log)
+        analysis, reading = _of_text(log) if log.has_text else _of_hashes(log.with_times())
         reading = {**reading, "format": log.format, "recognised": log.recognised}
     print_reading(reading)
     figures = _figures(analysis, show_text=show_text)

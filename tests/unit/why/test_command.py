@@ -93,3 +93,16 @@ def test_hashes_of_a_clean_log_and_hashes_without_conversations_have_no_causes(t
 
 def test_every_cause_has_a_name_and_advice() -> None:
     assert set(KINDS) == set(CAUSES)
+
+
+@pytest.mark.parametrize("command", [("why",), ("export", "--anonymous", "--to", "trace.jsonl")])
+def test_conversations_without_times_are_refused(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(
+        tmp_path / "log.jsonl", [{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}]
+    )
+    found = lpc(command[0], "log.jsonl", *command[1:])
+    assert found.exit_code == 2
+    assert "without times" in found.output
