@@ -30,7 +30,15 @@ CAUSES: Final = {
     "start": ("change at one place of many conversations", "look for times, ids and the order of tools at this place"),
 }
 """Name of each cause, and what to do."""
-PLACES: Final = {"tools": "tools", "system": "system prompt", "history": "history"}
+PLACES: Final = {
+    "tools": "tools",
+    "system": "system prompt",
+    "history": "history",
+    "user": "user's message",
+    "assistant": "assistant's message",
+    "tool": "tool's result",
+}
+"""Names of places. Other roles are the log's own words, and not printed."""
 MOST_TEXT: Final = 1 << 30
 """Characters of different text that are held; requests behind them are left out."""
 
@@ -136,10 +144,9 @@ def _figures(analysis: "Analysis", *, show_text: bool) -> dict[str, Any]:
 
 
 def _place(finding: "Finding") -> str:
-    where = finding.key.where
     if finding.key.cause == "start":
         return "start of the prompt"
-    return PLACES.get(where, f"message of role {where:.20}")
+    return PLACES.get(finding.key.where, "message")
 
 
 def _show(analysis: "Analysis", figures: dict[str, Any], *, show_text: bool) -> None:
