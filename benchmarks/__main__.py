@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from lpc.errors import LpcError, UsageError
-from lpc_apps.commands.options import ModelName, Models, Output, Quick, TraceFormat
+from lpc_apps.commands.options import FormatName, ModelName, Models, Output, Quick
 from lpc_apps.commands.outcome import end_with, report
 
 app = typer.Typer(
@@ -176,7 +176,7 @@ def bench_rules_worst(
 @app.command("rules-trace")
 def bench_rules_trace(
     trace: Annotated[Path, typer.Argument(help="A log with times.")],
-    trace_format: TraceFormat = "mooncake",
+    trace_format: Annotated[FormatName, typer.Option("--format", help="Format of --trace.")] = "mooncake",
     jobs: SimulatorJobs = 2,
     resume: Stored = None,
     output: Output = None,

@@ -213,7 +213,7 @@ class Plugin:
             prompt_blocks: number of these that the prompt filled.
             reply_end: equal for replies with the same end; see `eviction_client.policy.reply_ends`.
             session: digest of the conversation's name, the same in all engines, if known.
-            token_ids: the prompt.
+            token_ids: the prompt, which must not change afterwards.
             tenant: digest of the cache salt; empty without one.
         """
         now = self.now()
@@ -240,7 +240,7 @@ class Plugin:
             session=session,
             retain_s=retain_s,
             prompt_tokens=len(token_ids),
-            opening=hash(tuple(token_ids[: self._block_tokens])),
+            token_ids=token_ids,
             tenant=tenant,
         )
         for tier in self.tiers:

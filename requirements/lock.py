@@ -24,7 +24,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 LOCKED = {
-    "dev.txt": ["--extra", "sim", "--extra", "test"],
+    "dev.txt": ["--extra", "test"],
     "run.txt": ["--extra", "demo", "--constraint", "requirements/dev.txt"],
     "models.txt": ["--extra", "server", "--constraint", "requirements/dev.txt"],
     "server.txt": ["--extra", "cpu", "--extra", "cache", "--extra", "gateway"],

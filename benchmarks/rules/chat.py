@@ -73,7 +73,7 @@ def counted(file: Path, head: Path | None, models: Path, folder: Path, *, held_o
     """
     parts = [file.read_bytes(), b"" if head is None else head.read_bytes(), f"{code_digest(READING)} {held_out}".encode()]
     digest = hashlib.blake2b(b"".join(hashlib.blake2b(part).digest() for part in parts), digest_size=8).hexdigest()
-    found = folder / f"conversations-{digest}.parquet"
+    found = folder / f"conversations-{digest}.json.gz"
     if not found.exists():
         scorer = None
         if head is not None:

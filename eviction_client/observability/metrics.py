@@ -66,8 +66,8 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     ),
     "lpc_changed_tokens": (
         Counter,
-        "Prompt tokens behind a place where a conversation's prompt was changed, by tokens before that place, at least.",
-        "before",
+        "Prompt tokens behind a place where a prompt differs from an earlier one, by how, and by tokens before it, at least.",
+        "change,before",
     ),
     "lpc_hints": (Counter, "Finished requests with hints by hint; off: LPC_HINTS_SHARE is 0.", "hint"),
     "lpc_hinted_blocks": (

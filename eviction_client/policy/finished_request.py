@@ -31,7 +31,7 @@ class FinishedRequest(Generic[H]):
         session: digest of its conversation's name, the same in all engines; None: unknown.
         retain_s: seconds for which a hint retains all its blocks; 0: no hint.
         prompt_tokens: of its prompt; 0: unknown.
-        opening: hash of the tokens of its first block.
+        token_ids: the prompt.
         tenant: digest of its cache salt; empty without one.
         home: the cache that is to keep its blocks, where pool and tier both hold them; None: both.
         features: of the parts of its prompt, and of the blocks behind them; empty before :meth:`find_features`.
@@ -52,7 +52,7 @@ class FinishedRequest(Generic[H]):
     session: str | None = None
     retain_s: float = 0.0
     prompt_tokens: int = 0
-    opening: int = 0
+    token_ids: Sequence[int] = ()
     tenant: str = ""
     home: Home | None = None
     features: Sequence[Features] = ()

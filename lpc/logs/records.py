@@ -9,8 +9,10 @@ import gzip
 import io
 import json
 import math
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, TypeAlias, TypeVar
@@ -20,7 +22,8 @@ import ijson
 from lpc.errors import LpcError
 
 Record = dict[str, Any]
-_Reader: TypeAlias = "io.BufferedReader[Any] | gzip.GzipFile"
+_Reader: TypeAlias = Any
+"""A buffered reader with `peek`: of a plain file, of gzip or of Zstandard."""
 T = TypeVar("T")
 
 SUFFIXES: Final = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
@@ -34,6 +37,8 @@ SKIP_ALWAYS: Final = 10
 """Records that may be damaged in a log of any size."""
 LONGEST_LINE: Final = 256 << 20
 """Bytes of the longest line that is read; images inside a request may have tens of MiB."""
+DAMAGED: Final = (EOFError, zlib.error, gzip.BadGzipFile)
+"""Errors of packed contents that are cut off or damaged."""
 _PEEK: Final = 1 << 16
 
 
@@ -184,32 +189,60 @@ def _kind(file: Path) -> str:
 
 
 def json_lines(path: Path, repair: Callable[[bytes], bytes] | None = None) -> Iterator[tuple[str, Record | WrongRecord]]:
-    """Yield the number, from 1, and the object of every non-blank line of a JSONL file, which may be compressed with gzip.
+    """Yield the number, from 1, and the object of every non-blank line of a JSONL file, which may be compressed.
 
     A file of one JSON array, or of objects that span lines, gives its objects, numbered from 1. UTF-16 and UTF-32 are read.
 
     Args:
         repair: makes JSON of a line that is not.
     """
-    with io.BufferedReader(io.FileIO(path), _PEEK) as raw:
-        file = _unpacked(raw, path)
-        try:
+    try:
+        with unpacked(path) as file:
             encoding = _encoding(file.peek(_PEEK)[:_PEEK])
             layout = _layout(file) if encoding.startswith("utf-8") else "lines"
             if layout == "spread":
                 yield from _spread(file)
             else:
                 yield from _lines(file, encoding, repair, listed=layout == "listed")
-        except (EOFError, zlib.error, gzip.BadGzipFile):
-            yield "the end", WrongRecord("file cut off")
+    except DAMAGED:
+        yield "the end", WrongRecord("file cut off")
 
 
-def _unpacked(file: "io.BufferedReader[Any]", path: Path) -> _Reader:
-    """Return a reader of a file's contents. Raises DatasetError if it is compressed with Zstandard."""
-    start = file.peek(4)
-    if start.startswith(b"\x28\xb5\x2f\xfd"):
-        raise DatasetError(f"{path} is compressed with Zstandard: unpack it with zstd -d")
-    return gzip.GzipFile(fileobj=file) if start.startswith(b"\x1f\x8b") else file
+@contextmanager
+def unpacked(path: Path) -> Iterator[_Reader]:
+    """Yield a reader of a file's contents, unpacked if its first bytes are those of gzip or Zstandard.
+
+    Raises:
+        OSError: the file cannot be read.
+        DAMAGED: the packed contents are cut off or damaged.
+        DatasetError: the package that unpacks Zstandard is missing.
+    """
+    with io.BufferedReader(io.FileIO(path), _PEEK) as file:
+        start = file.peek(4)
+        if start.startswith(b"\x1f\x8b"):
+            yield gzip.GzipFile(fileobj=file)
+        elif start.startswith(b"\x28\xb5\x2f\xfd"):
+            zstd = _zstd(path)
+            try:
+                yield zstd.ZstdFile(file)
+            except zstd.ZstdError as error:
+                raise EOFError(str(error)) from error
+        else:
+            yield file
+
+
+def _zstd(path: Path) -> Any:
+    """Return Python's module for Zstandard, or its backport."""
+    try:
+        if sys.version_info >= (3, 14):
+            from compression import zstd
+        else:
+            from backports import zstd
+    except ImportError:
+        raise DatasetError(
+            f"{path} is compressed with Zstandard: unpack it with zstd -d, or pip install 'learned-prefix-cache[sim]'"
+        ) from None
+    return zstd
 
 
 def _lines(

@@ -20,10 +20,8 @@ Precision = Annotated[
 ]
 Provider = Literal["auto", "cpu", "cuda"]
 
-TraceFormat = Annotated[
-    Literal["mooncake", "qwen", "agents", "chat", "litellm", "langfuse", "otel", "nginx", "conversations"],
-    typer.Option("--format", help="Format of --trace."),
-]
+FormatName = Literal["mooncake", "qwen", "agents", "chat", "litellm", "langfuse", "otel", "nginx", "conversations"]
+LogFormat = Annotated[FormatName | None, typer.Option("--format", help="Format of the log; default: recognised.")]
 Embeddings = Annotated[Path | None, typer.Option(help="Folder of embeddings, written by `lpc embed`.")]
 Head = Annotated[Path | None, typer.Option(help="File of the head, written by `lpc train`.")]
 

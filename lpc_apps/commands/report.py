@@ -3,6 +3,7 @@
 import json
 import math
 import urllib.parse
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, NamedTuple
@@ -10,6 +11,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 from eviction_client.observability.misses import SOURCES
+from eviction_client.observability.repeated_text import CHANGES
 from eviction_client.policy.ghosts import CHOSEN
 from eviction_client.policy.rules import RULES
 from eviction_client.tenants import OTHERS
@@ -34,7 +36,7 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "lpc_tenant_ghost_blocks_total": ("tenant", "cache"),
     "lpc_evicted_tokens_total": ("unused",),
     "lpc_evicted_blocks_total": ("cache",),
-    "lpc_changed_tokens_total": ("before",),
+    "lpc_changed_tokens_total": ("change", "before"),
     "vllm:request_prefill_time_seconds_sum": (),
     "vllm:request_prefill_kv_computed_tokens_sum": (),
 }
@@ -45,12 +47,22 @@ ADVICE: Final = {
     "cached": "",
     "evicted": "see below whether another cache would have kept it",
     "new": "first use: no cache could have it",
-    "changed": "move what changes (time, ids, order of tools) to the end of the prompt; do not rewrite the history",
+    "changed": "an earlier prompt had the same text behind something else: see below what it was",
     "reply_changed": "send replies back unchanged, with their reasoning",
     "other_salt": "the same text with another salt, adapter or media: salts separate tenants",
     "other_engine": "route each conversation to the same engine",
     "short": "the last block, and ends of prompts shorter than a block",
 }
+CHANGED: Final = {
+    "value": "a time stamp, id, counter, name or white space: move it to the end of the prompt",
+    "inserted": "more text, such as another tool: send the same tools, and put what varies at the end",
+    "order": "tools or documents in another order: sort them",
+    "truncated": "old messages are missing: drop them rarely, and many at a time",
+    "compacted": "a summary stands for old messages: compact rarely",
+    "media": "another image, adapter or cache salt with the same text: send the same bytes in every turn",
+    "edited": "a history that was changed in another way: append messages, and change none that was sent",
+}
+"""What to do about each of `CHANGES`."""
 CACHES: Final = {
     **{rule: f"{rule}, this size" for rule in RULES},
     "lru_2": "lru, twice the size",
@@ -91,6 +103,7 @@ def _is_count(text: str) -> bool:
 VALUES: Final[Mapping[str, Callable[[str], bool]]] = {
     "source": SOURCES.__contains__,
     "unused": _is_time,
+    "change": CHANGES.__contains__,
     "before": _is_count,
     "tenant": bool,
     "rule": RULES.__contains__,
@@ -247,8 +260,12 @@ def figures_of(sums: Sums) -> dict[str, Any]:
     evicted = sums.get(("lpc_evicted_blocks_total", "all"), 0.0)
     ghosts = {key[1]: value for key, value in sums.items() if key[0] == "lpc_ghost_blocks_total"}
 
-    def by_label(name: str) -> dict[str, int]:
-        return {key[1]: round(value) for key, value in sums.items() if key[0] == name and value}
+    def by_label(name: str, place: int = 1) -> dict[str, int]:
+        found: Counter[str] = Counter()
+        for key, value in sums.items():
+            if key[0] == name and value:
+                found[key[place]] += round(value)
+        return dict(found)
 
     tenants: dict[str, dict[str, int]] = {}
     of_tenants: dict[str, dict[str, float]] = {}
@@ -275,7 +292,8 @@ def figures_of(sums: Sums) -> dict[str, Any]:
         "evicted_share_that_other_caches_had": {
             cache: share_of(sums.get(("lpc_evicted_blocks_total", cache)), evicted) for cache in CACHES
         },
-        "changed_by_tokens_before": by_label("lpc_changed_tokens_total"),
+        "changed_by_what_changed": by_label("lpc_changed_tokens_total"),
+        "changed_by_tokens_before": by_label("lpc_changed_tokens_total", 2),
         "tenants": tenants,
         "rules_by_tenant": {
             tenant: {
@@ -338,6 +356,12 @@ def show(figures: dict[str, Any]) -> None:
         for cache, share in had.items():
             if share is not None:
                 table.add_row(CACHES[cache], f"{share:.1%}")
+        screen.print(table)
+    if figures["changed_by_what_changed"]:
+        table = Table(title="changed tokens")
+        _columns(table, "what changed", "tokens", "what to do")
+        for change, tokens in sorted(figures["changed_by_what_changed"].items(), key=lambda item: -item[1]):
+            table.add_row(change, f"{tokens:,}", CHANGED[change])
         screen.print(table)
     for title, key, word in (
         ("evicted tokens by time since their last use", "evicted_by_seconds_unused", _within),

@@ -1,12 +1,13 @@
 """`lpc simulate`: hit rates of eviction policies on a log."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from lpc.errors import UsageError
-from lpc_apps.commands.options import Jobs, JsonOutput, Output, Seed, TraceFormat
+from lpc_apps.commands.options import Jobs, JsonOutput, LogFormat, Output, Seed
 from lpc_apps.commands.outcome import fail, report
 
 LOG, CLOSED, CACHE, COST, RESULT = (
@@ -21,8 +22,15 @@ def _option(panel: str, help: str, *names: str, **rest: Any) -> Any:  # noqa: A0
 
 
 def simulate(
-    trace: Annotated[Path | None, _option(LOG, "A log; default: a sample of ShareGPT, with drawn think times.")] = None,
-    trace_format: TraceFormat = "mooncake",
+    log: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="LOG",
+            help="A log of any format below, also .gz or .zst; -: standard input. Default: a sample of ShareGPT, drawn.",
+        ),
+    ] = None,
+    trace: Annotated[Path | None, _option(LOG, "The same as LOG.")] = None,
+    log_format: LogFormat = None,
     count_from: Annotated[float | None, _option(LOG, "Count hits from this second of a trace on; default: 1800.")] = None,
     workload: Annotated[
         str | None,
@@ -93,6 +101,7 @@ def simulate(
     ShareGPT is a bundled sample of it.
     """
     try:
+        from lpc.logs.log import CONVERSATIONS, open_log
         from lpc_apps.commands import simulation
     except ModuleNotFoundError as error:
         fail(f"{error.name} is not installed: pip install 'learned-prefix-cache[sim]'")
@@ -101,49 +110,55 @@ def simulate(
     from lpc_apps.simulator.waiting import Queueing
     from lpc_apps.simulator.workload import Cost
 
-    if (head is not None or held_out) and (trace is None or trace_format != "conversations"):
-        raise UsageError("--head and --held-out read text: give them with --trace FILE --format conversations")
-    spec = WorkloadSpec(
-        trace=trace,
-        format=trace_format,
-        workload=workload,
-        think_time=think_time,
-        law=law,
-        active=active,
-        seed=seed,
-        count_from=count_from,
-        requests=requests,
-    )
-    if describe:
-        if picture is not None:
-            raise UsageError("--describe prints tables: leave out --picture")
-        report(lambda: simulation.describe(spec), output, as_json=as_json)
-        return
-    template = Run(
-        spec,
-        policy="lru",  # simulation.simulate sets policy and capacity
-        capacity=0,
-        queueing=Queueing(schedule, keep_waiting, in_turn),
-        settings=PolicySettings(
-            invert=invert,
-            rule=rule,
-            cost=Cost(prefill_tokens_s=prefill_rate, output_token_s=output_token_ms / 1000, batch_tokens=batch_tokens),
-        ),
-    )
-    report(
-        lambda: simulation.simulate(
-            template,
-            head=head,
-            held_out=held_out,
-            policies=policies,
-            sessions=sessions if closed else None,
-            capacity=capacity,
-            cache=cache,
-            seeds=seeds,
-            jobs=jobs,
-            picture=picture,
-        ),
-        output,
-        picture,
-        as_json=as_json,
-    )
+    if log is not None and trace is not None:
+        raise UsageError("give one log: LOG or --trace")
+    source = log or trace
+    if source is not None and workload is not None:
+        raise UsageError("replay either a log or a generated workload: give LOG or --workload, not both")
+    if describe and picture is not None:
+        raise UsageError("--describe prints tables: leave out --picture")
+
+    def measure() -> dict[str, Any]:
+        with open_log(source, log_format) if source is not None else nullcontext() as opened:
+            if (head is not None or held_out) and (opened is None or opened.format != CONVERSATIONS):
+                raise UsageError("--head and --held-out read text: give them with a log of the format conversations")
+            recognised = opened is not None and opened.recognised
+            spec = WorkloadSpec(
+                trace=None if opened is None else opened.path,
+                format="" if opened is None else opened.format,
+                workload=workload,
+                think_time=think_time,
+                law=law,
+                active=active,
+                seed=seed,
+                count_from=count_from,
+                requests=requests,
+            )
+            if describe:
+                return simulation.describe(spec, recognised=recognised)
+            template = Run(
+                spec,
+                policy="lru",  # simulation.simulate sets policy and capacity
+                capacity=0,
+                queueing=Queueing(schedule, keep_waiting, in_turn),
+                settings=PolicySettings(
+                    invert=invert,
+                    rule=rule,
+                    cost=Cost(prefill_tokens_s=prefill_rate, output_token_s=output_token_ms / 1000, batch_tokens=batch_tokens),
+                ),
+            )
+            return simulation.simulate(
+                template,
+                head=head,
+                held_out=held_out,
+                policies=policies,
+                sessions=sessions if closed else None,
+                capacity=capacity,
+                cache=cache,
+                seeds=seeds,
+                jobs=jobs,
+                picture=picture,
+                recognised=recognised,
+            )
+
+    report(measure, output, picture, as_json=as_json)

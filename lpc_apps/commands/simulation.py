@@ -1,22 +1,35 @@
 """Runs, tables and pictures of `lpc simulate`."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from tqdm import tqdm
+
+from lpc.logs.log import CONVERSATIONS
 from lpc.wire.terminal import console
-from lpc_apps.commands.simulation_tables import print_description, print_gain, print_hit_rates, print_reading
+from lpc_apps.commands.simulation_tables import (
+    print_closed_loop,
+    print_curve,
+    print_description,
+    print_reading,
+    print_sizes,
+    print_sources,
+    print_verdict,
+)
 from lpc_apps.simulator.amounts import SimulationError, parse_capacity
 from lpc_apps.simulator.conversation_log import read_conversations
 from lpc_apps.simulator.conversations import save_sample
 from lpc_apps.simulator.describe import describe as figures_of
 from lpc_apps.simulator.picture import draw_hit_rates, write_png
 from lpc_apps.simulator.policies import REGISTRY
-from lpc_apps.simulator.run import CONVERSATIONS, DEFAULT_POLICIES, Run, WorkloadSpec, build, sweep
-from lpc_apps.simulator.summary import derived, nearest, pairs
+from lpc_apps.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, build, sweep
+from lpc_apps.simulator.summary import BASELINE, derived, nearest, pairs
+from lpc_apps.simulator.verdict import verdict
 from lpc_apps.simulator.workloads import EVERYDAY, WORKLOADS
 
 if TYPE_CHECKING:
@@ -38,13 +51,15 @@ def simulate(
     seeds: int,
     jobs: int | None,
     picture: Path | None,
+    recognised: bool,
 ) -> dict[str, Any]:
-    """Run every combination; print the table; write the picture; return `rows` and `summary`.
+    """Run every combination; print answers as they come; write the picture; return `rows`, `summary` and `answer`.
 
     Args:
         template: what all runs have in common.
         head: file of the head that predicts for conversations without times; None: no predictions.
         held_out: replay only those that `lpc train` holds out.
+        recognised: whether the format of the log was recognised.
 
     Raises:
         SimulationError, TraceError, EmbeddingError, HeadError, WorkerError: an option cannot be used, or a run failed.
@@ -66,7 +81,9 @@ def simulate(
     if picture is not None and (len(workloads) > 1 or len(at_a_time) > 1):
         raise SimulationError("a picture shows one workload: give one --workload and one number of --sessions with --picture")
     if drawn:
-        console().print("ShareGPT: the bundled sample. For your own traffic: --trace FILE --format chat")
+        console().print("ShareGPT: the bundled sample. For your own traffic: lpc simulate LOG")
+    if picture is not None:
+        pass  # a missing package is an error now, not after the simulation
     with _ready(spec, head, held_out) as ready:
         runs = [
             replace(
@@ -78,28 +95,74 @@ def simulate(
             for workload in workloads
             for count in at_a_time
             for seed in range(seeds)
-            for size in sizes
             for name in names
+            for size in sizes
         ]
-        rows = sweep(runs, jobs)
-    # Each worker has read the log.
-    logs = [row.pop("log", None) for row in rows]
-    log = logs[0] if spec.trace is not None else None
-    if log is not None:
-        print_reading(log)
-    for run, row in zip(runs, rows, strict=True):
-        row["by_fraction"] = isinstance(run.capacity, float)
+        answers = _Answers(runs, recognised)
+        # One workload: LRU's curve first, in this process, while others would still start.
+        first = [run for run in runs if run.policy == BASELINE] if len(runs) == len(names) * len(sizes) else []
+        rest = [run for run in runs if run not in first] if first else runs
+        sweep(first, 1, lambda place, row: answers.add(first[place], row))
+        sweep(rest, jobs, lambda place, row: answers.add(rest[place], row))
+    rows = [answers.rows[run] for run in runs]
     summary = derived(rows)
+    said = {}
     for workload in dict.fromkeys(row["workload"] for row in summary):
         of_workload = [row for row in summary if row["workload"] == workload]
-        print_hit_rates(of_workload)
-        choices = pairs(of_workload)
+        if sessions is not None:
+            print_closed_loop(of_workload)
+            continue
+        choices = pairs(of_workload) or pairs(of_workload, BASELINE)
         if choices and (own is not None or len(workloads) == 1):
-            print_gain(choices[nearest(choices, own)])
+            place = nearest(choices, own)
+            print_sources(list({row["policy"]: row for row in choices[place]}.values()))
+            said[workload] = verdict(of_workload, choices, place)
+            print_verdict(said[workload])
     if picture is not None:
         write_png(draw_hit_rates(summary, nearest(pairs(summary), own)), picture)
         console().print(f"picture: {picture}")
-    return {"rows": rows, "summary": summary, **({} if log is None else {"log": log})}
+    answer = {workload: text.replace("**", "") for workload, text in said.items()}
+    return {"rows": rows, "summary": summary, "answer": answer, **({} if answers.log is None else {"log": answers.log})}
+
+
+class _Answers:
+    """Collects rows, and prints what was read, and each policy's curve as soon as it is known.
+
+    Attributes:
+        rows: by run.
+        log: what was read of a log; None: no log.
+    """
+
+    def __init__(self, runs: Sequence[Run], recognised: bool) -> None:
+        self.rows: dict[Run, dict[str, Any]] = {}
+        self.log: dict[str, Any] | None = None
+        self._recognised = recognised
+        self._left = Counter(map(self._curve, runs))
+        self._titled: set[Any] = set()
+
+    def add(self, run: Run, row: dict[str, Any]) -> None:
+        """Add the row of a run."""
+        log = row.pop("log", None)
+        if log is not None and self.log is None:
+            self.log = {"format": run.workload.format, "recognised": self._recognised, **log}
+            with tqdm.external_write_mode():
+                print_reading(self.log)
+        row["by_fraction"] = isinstance(run.capacity, float)
+        self.rows[run] = row
+        curve = self._curve(run)
+        self._left[curve] -= 1
+        if self._left[curve] or run.workload.sessions is not None:
+            return
+        rows = derived([row for run, row in self.rows.items() if self._curve(run) == curve])
+        with tqdm.external_write_mode():
+            if run.workload.workload not in self._titled:
+                self._titled.add(run.workload.workload)
+                print_sizes(rows)
+            print_curve(rows)
+
+    @staticmethod
+    def _curve(run: Run) -> tuple[Any, ...]:
+        return run.workload.workload, run.workload.sessions, run.policy
 
 
 @contextmanager
@@ -110,7 +173,7 @@ def _ready(spec: WorkloadSpec, head: Path | None, held_out: bool) -> Iterator[Wo
         return
     found = read_conversations(spec.trace, None if head is None else _scorer(head), held_out=held_out)
     with TemporaryDirectory(prefix="lpc-") as folder:
-        counted = Path(folder) / "conversations.parquet"
+        counted = Path(folder) / "conversations.json.gz"
         save_sample(found, counted)
         yield replace(spec, trace=None, conversations=counted)
 
@@ -121,16 +184,16 @@ def _scorer(head: Path) -> "HeadScorer":
     return HeadScorer(export_encoder(Path("models")), head)
 
 
-def describe(spec: WorkloadSpec) -> dict[str, Any]:
+def describe(spec: WorkloadSpec, *, recognised: bool) -> dict[str, Any]:
     """Print the properties of a trace or generated workload; return them. Raises SimulationError, TraceError."""
     if spec.trace is None and spec.workload is None:
-        raise SimulationError("no trace: give --trace FILE and --format, or --workload NAME")
+        raise SimulationError("no log to describe: lpc simulate LOG --describe, or --workload NAME")
     if spec.format == CONVERSATIONS:
         raise SimulationError("conversations have no times to describe: leave out --describe")
     workload, _ = build(spec)
     assert workload.trace is not None
     if spec.trace is not None:
-        print_reading(workload.trace.reading())
+        print_reading({"format": spec.format, "recognised": recognised, **workload.trace.reading()})
     found = figures_of(workload.trace, workload)
     print_description(found)
     return found

@@ -1,6 +1,6 @@
-"""Tables of `lpc simulate`: hit rates, and properties of a trace."""
+"""What `lpc simulate` prints: what was read, hit rates, and properties of a trace."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import typer
@@ -8,67 +8,102 @@ from rich.table import Table
 from rich.text import Text
 
 from lpc.wire.terminal import console, shown
-from lpc_apps.simulator.amounts import about, seconds, tokens
+from lpc_apps.simulator.amounts import about, percent, seconds, tokens
 from lpc_apps.simulator.policies import REGISTRY
-from lpc_apps.simulator.summary import BASELINE, OURS, OVERLOADED, Pair, Rows, sentence
+from lpc_apps.simulator.summary import OURS, Rows
+from lpc_apps.simulator.verdict import TIMES
 
-OF_OPEN: Final = ("of working set", "over LRU", "gap closed", "cache saved", "prefill, tokens/s", "TTFT mean, s")
-"""Columns without a meaning in a closed loop, which is about throughput and latency."""
-OF_CLOSED: Final = (*("prompt tokens/s", "latency mean, s", "p99, s", "wait mean, s", "wait p99, s"),)
-"""Columns of a closed loop only."""
+NAME: Final = 28
+CELL: Final = 9
+"""Columns of a name and of a number."""
+SHOWN: Final = 0.0005
+"""Share of the prompt tokens from which a source is shown: 0.1% when rounded."""
+ROWS: Final = {
+    "shared": "cached: shared prefixes",
+    "own": "cached: own conversation",
+    "evicted": "evicted",
+    "changed": "changed",
+    "new": "new",
+    "short": "end of the prompt",
+}
+"""Sources of prompt tokens (`lpc_apps.simulator.sources`) in words."""
 
 
-def print_hit_rates(rows: Rows) -> None:
-    """Print one line per policy and setting."""
+def print_closed_loop(rows: Rows) -> None:
+    """Print one line per policy and setting of a closed loop."""
     seeds = max(row["seeds"] for row in rows)
-    shown: list[tuple[str, Callable[[dict[str, Any]], Text | str]]] = [
+    columns: list[tuple[str, Callable[[dict[str, Any]], Text | str]]] = [
         ("policy", lambda r: _shown(r["policy"])),
         ("capacity, tokens", lambda r: tokens(r["capacity_tokens"])),
-        ("of working set", lambda r: about(r["capacity_fraction"])),
         ("hit rate", lambda r: f"{r['hit_rate']:.2%}" + (f" ± {r['spread']:.2%}" if seeds > 1 else "")),
-        ("over LRU", lambda r: "" if r["gain"] is None or r["policy"] == BASELINE else f"{r['gain']:+.1%}"),
-        ("gap closed", lambda r: _signed(r["gap_closed"])),
-        ("cache saved", _saved),
         ("prompt tokens/s", lambda r: f"{r['throughput_tokens_s']:,.0f}"),
         ("latency mean, s", lambda r: f"{r['latency_mean_s']:.1f}"),
         ("p99, s", lambda r: f"{r['latency_p99_s']:.1f}"),
         ("wait mean, s", lambda r: f"{r['wait_mean_s']:.1f}"),
         ("wait p99, s", lambda r: f"{r['wait_p99_s']:.1f}"),
-        ("prefill, tokens/s", lambda r: f"{r['prefill_throughput_tokens_s']:,.0f}"),
-        ("TTFT mean, s", lambda r: "" if r["prefill_load"] > OVERLOADED else f"{r['ttft_mean_s']:.3f}"),
     ]
-    closed = any(row["closed_loop"] for row in rows)
-    left_out = {*(OF_OPEN if closed else OF_CLOSED)}
-    if all(row["gap_closed"] is None for row in rows):  # the oracle did not run
-        left_out.add("gap closed")
-    columns = [(name, cell) for name, cell in shown if name not in left_out]
-    title = f"Hit rate: prompt tokens served from the cache, {_title(rows[0])}, {seeds} seed(s)"
+    title = f"Hit rate: prompt tokens served from the cache, {rows[0]['workload']}, {rows[0]['queue']}, {seeds} seed(s)"
     _print_by_setting(title, [name for name, _ in columns], rows, lambda row: [cell(row) for _, cell in columns])
-    load = max(row["prefill_load"] for row in rows)
-    if load > OVERLOADED and not closed:
-        console().print(
-            f"Prefill needs {load:.0%} of the time: requests arrive faster than one engine can serve them. The queue and the "
-            "time to first token only grow, so times are left out. Hit rates stay valid. For times, raise --prefill-rate."
-        )
+
+
+def print_sizes(rows: Rows) -> None:
+    """Print what the curves of a workload have in common: its name, the ideal, and the sizes of the cache."""
+    rows = sorted(rows, key=lambda row: row["capacity_tokens"])
+    seeds = f", mean of {rows[0]['seeds']} seeds" if rows[0]["seeds"] > 1 else ""
+    _line(
+        f"\n{rows[0]['workload']}: an infinite cache would serve {percent(rows[-1]['ideal_hit_rate'])} of prompt tokens{seeds}"
+    )
+    _line("cache, tokens", [tokens(row["capacity_tokens"]) for row in rows])
+    _line("of the working set", [about(row["capacity_fraction"]) for row in rows])
+
+
+def print_curve(rows: Rows) -> None:
+    """Print the hit rates of one policy by size of the cache."""
+    rows = sorted(rows, key=lambda row: row["capacity_tokens"])
+    policy = rows[0]["policy"]
+    _line(f"{policy} (bound)" if REGISTRY[policy].bound else policy, [percent(row["hit_rate"]) for row in rows])
+    if any(row["spread"] for row in rows):
+        _line("", [f"±{100 * row['spread']:.1f}" for row in rows])
+
+
+def print_sources(rows: Rows) -> None:
+    """Print where the prompt tokens come from at one size of the cache, with a column for each row."""
+    console().print()
+    _line(f"prompt tokens at {tokens(rows[0]['capacity_tokens'])}", [row["policy"] for row in rows], cell=16)
+    for source, name in ROWS.items():
+        if any(row["sources"][source] >= SHOWN for row in rows):
+            _line(name, [percent(row["sources"][source]) for row in rows], cell=16)
+        if source == "evicted":
+            for bound, words in TIMES.items():
+                if any(row["unused"][bound] >= SHOWN for row in rows):
+                    _line(f"  unused {words}", [percent(row["unused"][bound]) for row in rows], cell=16)
+
+
+def print_verdict(text: str) -> None:
+    """Print a paragraph with emphasis between pairs of asterisks."""
+    parts = text.split("**")
+    console().print()
+    console().print(Text.assemble(*((part, "bold" if number % 2 else "") for number, part in enumerate(parts))))
+
+
+def _line(name: str, cells: Sequence[str] = (), cell: int = CELL) -> None:
+    """Print at once: the next line may take minutes."""
+    console().print(f"{name:<{NAME}}" + "".join(f"{text:>{cell}}" for text in cells), soft_wrap=True, highlight=False)
+    console().file.flush()
 
 
 def print_reading(log: dict[str, Any]) -> None:
     """Print to standard error what was read of a log (`Workload.reading`)."""
     conversations = f"{log['conversations']:,} conversations, " if "conversations" in log else ""
-    lines = [f"{log['file']}: {conversations}{log['requests']:,} requests"]
+    how = " (recognised)" if log["recognised"] else ""
+    lines = [f"{log['file']}: {conversations}{log['requests']:,} requests, format {log['format']}{how}"]
     if skipped := log["skipped"]:
         lines.append(f"  records skipped: {sum(found['records'] for found in skipped.values()):,}")
-        lines += [f"    {found['records']:,}  {reason} (first: {found['first']})" for reason, found in skipped.items()]
+        lines += [f"{found['records']:>10,}  {reason} (first: {found['first']})" for reason, found in skipped.items()]
     if log["estimated"]:
         named = ", ".join(f"{kind} ({number:,})" for kind, number in log["estimated"].items())
         lines.append(f"  tokens estimated or left out: {named}")
     typer.echo("\n".join(map(shown, lines)), err=True)
-
-
-def print_gain(pair: Pair) -> None:
-    """Print the gain at one size of the cache."""
-    parts = sentence(pair).split("**")
-    console().print(Text.assemble(*((part, "bold" if number % 2 else "") for number, part in enumerate(parts))))
 
 
 def print_description(found: dict[str, Any]) -> None:
@@ -112,23 +147,6 @@ def _print_by_setting(title: str, heads: list[str], rows: Rows, cells: Callable[
         before = row["capacity_tokens"]
         table.add_row(*cells(row))
     console().print(table)
-
-
-def _title(row: dict[str, Any]) -> str:
-    return f"{row['workload']}, {row['queue']}" if row["closed_loop"] else str(row["workload"])
-
-
-def _saved(row: dict[str, Any]) -> str:
-    if row["capacity_saved"] is None or row["policy"] == BASELINE:
-        return ""
-    return ("≥ " if row["capacity_saved_at_least"] else "") + _signed(row["capacity_saved"])
-
-
-def _signed(share: float | None) -> str:
-    """Return a share of at most 1 as a percentage; a large loss only as such."""
-    if share is None:
-        return ""
-    return f"{share:.0%}" if share >= -1 else "< -100%"
 
 
 def _shown(policy: str) -> Text | str:

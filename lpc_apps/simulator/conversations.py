@@ -8,19 +8,18 @@ Simplifications: conversations share at most the beginning of their first prompt
 conversation ends before its context exceeds MAX_CONTEXT tokens.
 """
 
+import gzip
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal, overload
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from lpc.files import replacing
+from lpc.files import writing
 from lpc_apps.simulator.workload import Turn, Workload
 
 ThinkTimes = Literal["exponential", "lognormal"]
@@ -33,9 +32,7 @@ LOGNORMAL_SIGMA: Final = 1.0
 SECONDS_PER_OUTPUT_TOKEN: Final = 0.01
 ACTIVE: Final = 200
 """Mean number of active conversations, as in the paper."""
-SAMPLE: Final = Path(__file__).parent / "data" / "sharegpt.parquet"
-READING: Final = b"reading"
-"""Key of `Conversations.reading` in a file's metadata."""
+SAMPLE: Final = Path(__file__).parent / "data" / "sharegpt.json.gz"
 
 
 @dataclass(frozen=True)
@@ -76,42 +73,18 @@ class Conversations:
 
 def load_sample(path: Path = SAMPLE) -> Conversations:
     """Return conversations from a file that `save_sample` wrote; default: the bundled sample."""
-    table = pq.read_table(path)
-    found = [
-        ConversationTokens(
-            row["key"],
-            row["prompts"],
-            row["replies"],
-            row["probability"],
-            row.get("waits") or [True] * len(row["prompts"]),
-            row.get("shared") or (),
-        )
-        for row in table.to_pylist()
-    ]
-    reading = (table.schema.metadata or {}).get(READING)
-    if reading is None:
-        return Conversations("sharegpt", found)
-    read = json.loads(reading)
-    return Conversations(read["file"], found, read)
+    stored = json.loads(gzip.decompress(path.read_bytes()))
+    found = [ConversationTokens(*row) for row in stored["conversations"]]
+    reading = stored["reading"]
+    return Conversations("sharegpt" if reading is None else reading["file"], found, reading)
 
 
 def save_sample(conversations: Conversations, path: Path) -> None:
-    """Write conversations that were read of a file, without text."""
-    found = conversations.found
-    tokens = pa.list_(pa.uint32())
-    table = pa.table(
-        {
-            "key": pa.array([row.key for row in found]),
-            "prompts": pa.array([row.prompts for row in found], tokens),
-            "replies": pa.array([row.replies for row in found], tokens),
-            "probability": pa.array([row.probability for row in found], pa.list_(pa.float32())),
-            "waits": pa.array([row.waits for row in found], pa.list_(pa.bool_())),
-            "shared": pa.array([row.shared for row in found], pa.list_(pa.int64())),
-        },
-        metadata={READING: json.dumps(conversations.reading).encode()},
-    )
-    with replacing(path) as partial:
-        pq.write_table(table, partial, compression="zstd")
+    """Write conversations that were read of a file, without text: JSON, compressed with gzip."""
+    rows = [[getattr(row, column.name) for column in fields(row)] for row in conversations.found]
+    text = json.dumps({"reading": conversations.reading, "conversations": rows}, separators=(",", ":"))
+    with writing(path) as file:
+        file.write(gzip.compress(text.encode(), mtime=0))
 
 
 def draw(

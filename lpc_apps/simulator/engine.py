@@ -24,6 +24,7 @@ from lpc_apps.simulator.cache import BlockCache
 from lpc_apps.simulator.policy import Policy
 from lpc_apps.simulator.segments import Path
 from lpc_apps.simulator.sessions import PAUSE_S, Sessions
+from lpc_apps.simulator.sources import Sources
 from lpc_apps.simulator.waiting import Fcfs, Queueing, SGLangs, WarmFirst
 from lpc_apps.simulator.workload import Cost, Turn, Workload
 
@@ -44,7 +45,12 @@ class Result:
         still_waiting: closed loop: seconds since arrival of the requests that wait at the end.
         seconds: duration after the warm-up; closed loop: from the start of the first counted request to the end of the last
             counted prefill.
+        sources: prompt_tokens by source.
+        unused: evicted ones of them by the time since their last use (`lpc_apps.simulator.sources.UNUSED`).
     """
+
+    sources: dict[str, int]
+    unused: dict[str, int]
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -100,6 +106,8 @@ class Result:
             "throughput_tokens_s": self.throughput,
             "prefill_throughput_tokens_s": self.prompt_tokens / self.prefill_s if self.prefill_s else 0.0,
             "prefill_load": self.prefill_s / self.seconds if self.seconds > 0 else 0.0,
+            "sources": self.sources,
+            "unused": self.unused,
         }
 
 
@@ -176,7 +184,8 @@ def simulate(
         )
     elif queueing.schedule != "fcfs":
         engine.waiting = SGLangs(queueing.schedule, missing)
-    result = Result()
+    sources = Sources(size)
+    result = Result(sources.tokens, sources.unused)
     events: list[tuple[float, int, int, Turn, Path, int]] = []
     sequence = 0
     last = 0.0
@@ -193,7 +202,8 @@ def simulate(
         nonlocal sequence, served, counted_from, counted_until
         blank = -(-(turn.input_tokens + turn.output_tokens) // size) - len(turn.all_contents)
         path = engine.cache.policy.path(turn)
-        hits = min(engine.cache.hit_blocks(path), _servable(turn, size))
+        servable = _servable(turn, size)
+        hits = min(engine.cache.hit_blocks(path), servable)
         evicted = engine.cache.allocate(path, blank, now)
         if evicted is None:
             return False
@@ -202,6 +212,7 @@ def simulate(
             on_evict(now, list(chain.from_iterable(evicted)))
         served += 1
         counted = workload.count_from <= turn.arrival < workload.until if loop is None else served > loop.warm_up
+        sources.start(turn, path, hits, servable, now, counted=counted)
         missed = turn.input_tokens - hits * size
         prefill = missed * cost.prompt_token_s
         decode = turn.output_tokens * cost.output_token_s if workload.decodes else 0.0

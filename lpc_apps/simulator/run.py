@@ -1,6 +1,6 @@
 """Runs of `lpc simulate` over policies, capacities, think times and seeds. Each run is independent and reproducible."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 from tqdm import tqdm
 
+from lpc.logs.log import CONVERSATIONS
 from lpc.logs.traces import open_trace
 from lpc.logs.traces.agents import ACTIVE_SESSIONS
 from lpc_apps.simulator.amounts import SimulationError, in_tokens
@@ -17,14 +18,12 @@ from lpc_apps.simulator.conversations import ACTIVE, SAMPLE, ThinkTimes, draw, l
 from lpc_apps.simulator.engine import FCFS, simulate
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
 from lpc_apps.simulator.sessions import REQUESTS, closed_loop
-from lpc_apps.simulator.spread import parts_for, spread
+from lpc_apps.simulator.spread import parts_for, processes, spread
 from lpc_apps.simulator.waiting import Queueing
 from lpc_apps.simulator.workload import Workload, from_trace
 from lpc_apps.simulator.workloads import EVERYDAY, WORKLOADS
 
 LEARN_S: Final = 1800.0
-CONVERSATIONS: Final = "conversations"
-"""Format of a file of conversations without times."""
 DEFAULT_POLICIES: Final = ("lru", "mq", "plugin", "plugin-sidecar", "belady")
 
 
@@ -113,8 +112,6 @@ def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
 
 
 def _generate(spec: WorkloadSpec) -> Workload:
-    if spec.trace is not None:
-        raise SimulationError("replay either a log or a generated workload: give --trace or --workload, not both")
     known = {**WORKLOADS, **EVERYDAY}
     generator = known.get(spec.workload or "")
     if generator is None:
@@ -167,10 +164,15 @@ def run_one(run: Run) -> dict[str, Any]:
     }
 
 
-def sweep(runs: Sequence[Run], jobs: int | None = 1) -> list[dict[str, Any]]:
+def sweep(
+    runs: Sequence[Run], jobs: int | None = 1, done: Callable[[int, dict[str, Any]], None] | None = None
+) -> list[dict[str, Any]]:
     """Execute all runs on ``jobs`` processes (None: one per core); return their rows in order.
 
     The rows do not depend on the processes, because each one builds the workload from its spec.
+
+    Args:
+        done: called with the index and row of each run as it ends.
 
     Raises:
         SimulationError, TraceError, WorkerError: a run is invalid, a trace cannot be read, or a process died.
@@ -178,17 +180,21 @@ def sweep(runs: Sequence[Run], jobs: int | None = 1) -> list[dict[str, Any]]:
     for run in runs:
         if run.policy not in REGISTRY:
             raise SimulationError(f"unknown policy {run.policy!r:.40}: choose from {', '.join(REGISTRY)}")
-    # Runs of one workload are grouped, so that a worker builds it once.
+    # Runs of one workload are grouped, so that a worker builds it once. If all processes need a workload, each run is a task.
     groups: dict[WorkloadSpec, list[int]] = {}
     for place, run in enumerate(runs):
         groups.setdefault(run.workload, []).append(place)
-    parts = [part for places in groups.values() for part in _split(places, -(-parts_for(jobs) // len(groups)))]
+    count = -(-parts_for(jobs) // max(len(groups), 1))
+    alone = len(groups) == 1 or processes(jobs) == 1
+    parts = [part for places in groups.values() for part in _split(places, len(places) if alone else count)]
     rows: list[dict[str, Any]] = [{} for _ in runs]
-    with tqdm(total=len(runs), desc="simulating", unit=" runs", delay=1) as progress:
-        for place, done in spread([(_run_part, ([runs[i] for i in part],)) for part in parts], jobs):
-            for i, row in zip(parts[place], done, strict=True):
+    with tqdm(total=len(runs), desc="simulating", unit=" runs", delay=1, disable=None) as progress:
+        for number, found in spread([(_run_part, ([runs[i] for i in part],)) for part in parts], jobs):
+            progress.update(len(found))
+            for i, row in zip(parts[number], found, strict=True):
                 rows[i] = row
-            progress.update(len(done))
+                if done is not None:
+                    done(i, row)
     return rows
 
 

@@ -3,9 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from joblib import Parallel, delayed, effective_n_jobs
-from joblib.externals.loky.process_executor import TerminatedWorkerError
-
 from lpc.errors import LpcError
 
 PARTS: Final = 4
@@ -26,23 +23,31 @@ def spread(tasks: Sequence[Task], jobs: int | None = 1) -> Iterator[tuple[int, A
         WorkerError: a process died.
         Exception: a task's own exception.
     """
-    if _processes(jobs) == 1:
+    if processes(jobs) == 1:
         yield from (_numbered(place, *task) for place, task in enumerate(tasks))
         return
+    from joblib import Parallel, delayed
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
+
     work = (delayed(_numbered)(place, *task) for place, task in enumerate(tasks))
     try:
-        yield from Parallel(n_jobs=_processes(jobs), return_as="generator_unordered", batch_size=1)(work)
+        yield from Parallel(n_jobs=processes(jobs), return_as="generator_unordered", batch_size=1)(work)
     except TerminatedWorkerError as error:
         raise WorkerError("a worker process died, probably of too little memory: give fewer --jobs") from error
 
 
 def parts_for(jobs: int | None) -> int:
     """Return the recommended minimum number of tasks."""
-    processes = _processes(jobs)
-    return 1 if processes == 1 else PARTS * processes
+    count = processes(jobs)
+    return 1 if count == 1 else PARTS * count
 
 
-def _processes(jobs: int | None) -> int:
+def processes(jobs: int | None) -> int:
+    """Return the number of processes; None: one per core that this process may use."""
+    if jobs == 1:
+        return 1
+    from joblib import effective_n_jobs  # not needed by one process
+
     return int(effective_n_jobs(-1 if jobs is None else jobs))
 
 

@@ -15,6 +15,7 @@ Pair = tuple[dict[str, Any], dict[str, Any]]
 BASELINE: Final = "lru"
 ORACLE: Final = "oracle"
 OURS: Final = "plugin-sidecar"
+ALONE: Final = "plugin"
 
 MEANS: Final = (
     *("throughput_tokens_s", "latency_mean_s", "latency_p99_s"),
@@ -37,7 +38,8 @@ def derived(rows: Rows) -> list[dict[str, Any]]:
     hit rate, or the way, is below LEAST. capacity_saved: how much
     smaller a cache under the policy hits what LRU hits at this size, as a share of it (interpolated on the logarithm of the
     policy's sizes; negative: it takes a larger one; None: no size that was run hits as much). capacity_saved_at_least: even the
-    smallest that was run hits more. prefill_mean_s: seconds of computing per request.
+    smallest that was run hits more. prefill_mean_s: seconds of computing per request. sources, unused: shares of the prompt
+    tokens (`lpc_apps.simulator.sources`). ideal_hit_rate: of an infinite cache, which has all that was ever used.
     """
     groups: defaultdict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
@@ -71,6 +73,9 @@ def derived(rows: Rows) -> list[dict[str, Any]]:
                 "prefill_mean_s": float(np.mean([_prefill_s(row) for row in group])),
                 "closed_loop": group[0]["closed_loop"],
                 **{key: float(np.mean([row[key] for row in group])) for key in MEANS},
+                "sources": (sources := _shares(group, "sources")),
+                "unused": _shares(group, "unused"),
+                "ideal_hit_rate": sum(sources[source] for source in ("shared", "own", "evicted")),
                 "queue": group[0]["queue"],
             }
         )
@@ -92,6 +97,21 @@ def _prefill_s(row: dict[str, Any]) -> float:
     return row["prompt_tokens"] / computed if computed else 0.0
 
 
+def _shares(group: Rows, name: str) -> dict[str, float]:
+    """Return the mean share of the prompt tokens of each source."""
+    return {
+        source: float(np.mean([row[name][source] / max(row["prompt_tokens"], 1) for row in group])) for source in group[0][name]
+    }
+
+
+def size_for(rows: Rows, policy: str, rate: float) -> float | None:
+    """Return the tokens of a cache in which a policy has a hit rate, interpolated; None: outside of the sizes that were run."""
+    curve = sorted((row["capacity_tokens"], row["hit_rate"]) for row in rows if row["policy"] == policy)
+    if not curve or rate < curve[0][1]:
+        return None
+    return _inverse([hits for _, hits in curve], [size for size, _ in curve], rate)
+
+
 def _inverse(rates: list[float], sizes: list[float], rate: float) -> float | None:
     """Return the size at which a rising curve reaches a rate: the smallest if it starts above it, None if it never does."""
     rising = np.maximum.accumulate(rates)
@@ -104,13 +124,18 @@ def _inverse(rates: list[float], sizes: list[float], rate: float) -> float | Non
     return math.exp(float(np.interp(rate, rising[at - 1 : at + 1], between)))
 
 
-def pairs(rows: Rows) -> list[Pair]:
-    """Return the settings with runs of both policies, smallest cache first."""
+def pairs(rows: Rows, ours: str | None = None) -> list[Pair]:
+    """Return the settings with runs of LRU and of ``ours``, smallest cache first.
+
+    Args:
+        ours: a policy; None: the plug-in with a sidecar, or alone if that did not run.
+    """
+    ours = ours or (OURS if any(row["policy"] == OURS for row in rows) else ALONE)
     found: dict[int, dict[str, dict[str, Any]]] = {}
     for row in rows:
-        if row["policy"] in (BASELINE, OURS):
+        if row["policy"] in (BASELINE, ours):
             found.setdefault(row["capacity_tokens"], {})[row["policy"]] = row
-    return [(both[BASELINE], both[OURS]) for _, both in sorted(found.items()) if len(both) == 2]
+    return [(both[BASELINE], both[ours]) for _, both in sorted(found.items()) if ours in both and BASELINE in both]
 
 
 def nearest(found: list[Pair], capacity: int | float | None) -> int:

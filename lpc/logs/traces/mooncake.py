@@ -1,6 +1,8 @@
-"""Mooncake's traces (FAST'25): JSONL of `timestamp` ms, `input_length`, `output_length`, `hash_ids` of 512-token blocks.
+"""Mooncake's traces (FAST'25): JSONL of `timestamp` ms, `input_length`, `output_length`, `hash_ids` of blocks.
 
-The ids are chained by prefix, and the last block may be partial. Conversations are not in the file, so they are recovered by
+Source: https://github.com/kvcache-ai/Mooncake (FAST25-release). Its blocks have 512 tokens; others write the same format with
+blocks of their engine's size, which is found by the lengths. The ids are chained by prefix, and the last block may be partial.
+Conversations are not in the file, so they are recovered by
 prefix: **a request continues the latest strictly earlier request all of whose full prompt blocks are its prefix**, the one
 with the most blocks first. Blocks that many prompts share (a system prompt) tell of no conversation: a block counts as shared
 once more than SHARED_AFTER different blocks have followed it, and a match must be deeper than those. Only requests already
@@ -25,9 +27,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from lpc.logs.records import Skipped
+from lpc.logs.traces.block_size import block_tokens_of
 from lpc.logs.traces.request import Trace, TracedRequest, hashed_blocks, read_lines, seconds, whole
 
-BLOCK_TOKENS: Final = 512
+PUBLISHED_TOKENS: Final = 512
 SHARED_AFTER: Final = 16
 """A block with more different successors counts as shared by many conversations; forks of one user are fewer."""
 
@@ -38,10 +41,8 @@ class _Line:
     input_tokens: int
     output_tokens: int
     blocks: tuple[int, ...]
-
-    @property
-    def full(self) -> tuple[int, ...]:
-        return self.blocks[: self.input_tokens // BLOCK_TOKENS]
+    full: tuple[int, ...]
+    """The blocks without a partial last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,8 @@ class _Place:
 def read_mooncake(path: Path) -> Trace:
     """Read a Mooncake trace. Raises TraceError, as `read_lines`."""
     skipped = Skipped()
-    lines = read_lines(path, _parse, skipped, lambda line: (line.arrival,))
+    size = block_tokens_of(path, PUBLISHED_TOKENS)
+    lines = read_lines(path, lambda record: _parse(record, size), skipped, lambda line: (line.arrival,))
     first = lines[0].arrival
     conversations = _Conversations()
     requests = []
@@ -72,7 +74,7 @@ def read_mooncake(path: Path) -> Trace:
             )
             for line, place in conversations.add(list(together))
         ]
-    return Trace(path.name, BLOCK_TOKENS, requests, skipped=skipped)
+    return Trace(path.name, size, requests, skipped=skipped)
 
 
 def turn_bucket(turn: int) -> str:
@@ -116,11 +118,13 @@ class _Conversations:
         return len(self._followers.get(block, ())) > SHARED_AFTER
 
 
-def _parse(record: dict[str, Any]) -> _Line:
+def _parse(record: dict[str, Any], block_tokens: int) -> _Line:
     input_tokens = whole(record, "input_length", 1)
+    blocks = tuple(hashed_blocks(record, input_tokens, block_tokens))
     return _Line(
         seconds(record, "timestamp") / 1000,
         input_tokens,
         whole(record, "output_length", 0),
-        tuple(hashed_blocks(record, input_tokens, BLOCK_TOKENS)),
+        blocks,
+        blocks[: input_tokens // block_tokens],
     )

@@ -12,11 +12,11 @@ conversations are active at a time (200 in the LPC paper, NeurIPS 2025), more wi
 """
 
 from collections.abc import Callable
+from statistics import NormalDist
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, logit, ndtr
 
 from lpc_apps.simulator.workload import Workload
 from lpc_apps.simulator.workloads.timeline import Prefix, Timeline
@@ -24,6 +24,7 @@ from lpc_apps.simulator.workloads.timeline import Prefix, Timeline
 Floats = NDArray[np.float64]
 Gaps = Callable[[int], Floats]
 """Draws this number of gaps between turns, seconds."""
+NORMAL: Final = NormalDist()
 
 PREEMPTED: Final = (
     0.693,
@@ -73,7 +74,8 @@ MEAN_TURNS: Final = 5.4
 
 def tokens_at(quantiles: tuple[int, ...], z: Floats) -> NDArray[np.int64]:
     """Return lengths for standard normal deviates: the table's quantiles, interpolated in logarithms."""
-    lengths: Floats = np.exp(np.interp(ndtr(z), np.linspace(0, 1, len(quantiles)), np.log(quantiles)))
+    below = [NORMAL.cdf(deviate) for deviate in z]
+    lengths: Floats = np.exp(np.interp(below, np.linspace(0, 1, len(quantiles)), np.log(quantiles)))
     return lengths.round().astype(np.int64)
 
 
@@ -86,7 +88,8 @@ def draw_lengths(random: np.random.Generator, goes_on: tuple[float, ...] = PREEM
     own = random.standard_normal(2)[:, None]
     z = np.sqrt(0.5) * own + np.sqrt(0.5) * random.standard_normal((2, MAX_TURNS))
     share = np.array(goes_on)[np.minimum(np.arange(MAX_TURNS), len(goes_on) - 1)]
-    ends = random.random(MAX_TURNS) >= expit(logit(share) + LONGER_PROMPT * z[0] + LONGER_REPLY * z[1])
+    longer = np.exp(LONGER_PROMPT * z[0] + LONGER_REPLY * z[1])
+    ends = random.random(MAX_TURNS) >= share * longer / (share * longer + 1 - share)
     turns = int(np.argmax(ends)) + 1 if ends.any() else MAX_TURNS
     prompts = np.concatenate([tokens_at(FIRST_PROMPT, z[0, :1]), tokens_at(LATER_PROMPT, z[0, 1:turns])])
     return prompts.tolist(), tokens_at(REPLY, z[1, :turns]).tolist()

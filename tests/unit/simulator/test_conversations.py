@@ -216,8 +216,8 @@ def test_each_request_has_the_prediction_of_its_user_turn(tmp_path: Path) -> Non
 
 def test_conversations_are_stored_without_loss(tmp_path: Path) -> None:
     found = read(tmp_path, own("red"), own("green"), [USER, REPLY, said("tool", "x"), REPLY])
-    save_sample(found, tmp_path / "c.parquet")
-    again = load_sample(tmp_path / "c.parquet")
+    save_sample(found, tmp_path / "c.json.gz")
+    again = load_sample(tmp_path / "c.json.gz")
     assert (again.name, again.reading) == ("c.jsonl", found.reading)
     assert [vars(one) | {"shared": tuple(one.shared)} for one in again.found] == [vars(one) for one in found.found]
 

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from lpc_apps.simulator.amounts import seconds, tokens
-from lpc_apps.simulator.summary import MEANS, derived, pairs, sentence
+from lpc_apps.simulator.sources import UNUSED
+from lpc_apps.simulator.summary import BASELINE, MEANS, derived, pairs, sentence, size_for
+from lpc_apps.simulator.verdict import verdict
 
 
 @pytest.mark.parametrize(
@@ -36,6 +38,9 @@ def row(policy: str, capacity: int, rate: float, **more: Any) -> dict[str, Any]:
     computed = 1_000_000 * (1 - rate)
     fixed |= dict.fromkeys(("closed_loop", *MEANS), 0.0)
     fixed |= {"requests": 100, "prompt_tokens": 1_000_000, "prefill_throughput_tokens_s": 1_000_000 / (computed / 20_000)}
+    sources = {"shared": 0, "own": round(1_000_000 * rate), "evicted": round(1_000_000 * (0.6 - rate)), "changed": 0}
+    fixed |= {"sources": sources | {"new": 400_000, "short": 0}}
+    fixed |= {"unused": dict.fromkeys(UNUSED, 0) | {"300": sources["evicted"]}}
     return fixed | {
         "policy": policy,
         "capacity_tokens": capacity,
@@ -106,3 +111,81 @@ def test_a_sentence_about_an_overloaded_engine_has_no_times() -> None:
     said = sentence((lru | {"prefill_load": 1.6}, ours | {"prefill_load": 1.5, "ttft_mean_s": 0.1}))
     assert "first token" not in said and said.endswith("The load exceeds one engine, so times are left out.")
     assert "first token" in sentence((lru, ours | {"ttft_mean_s": 0.1}))
+
+
+def said(lru: tuple[float, ...], ours: tuple[float, ...], at: int = 1, **more: Any) -> str:
+    found = [row | more for row in rows(lru, ours)]
+    return verdict(found, pairs(found), at).replace("**", "")
+
+
+def test_the_paragraph_begins_with_what_is_possible_and_what_is_lost() -> None:
+    text = said((0.1, 0.2, 0.4), (0.2, 0.3, 0.5))
+    assert text.startswith(
+        "An infinite cache would serve 60.0%: 40.0% of prompt tokens are new text, which no cache has. LRU loses 40.0% by "
+        "eviction, most of it unused for 1 to 5 min. With a cache of 200K tokens"
+    )
+    assert "LRU needs a cache of about 283K tokens for as many hits." in text
+    assert "It gains a point or more up to the largest size that was run, 400K tokens." in text
+
+
+@pytest.mark.parametrize(
+    ("lru", "ours", "at", "text"),
+    [
+        ((0.1, 0.2, 0.5), (0.2, 0.3, 0.505), 1, "It would not pay with a cache of 400K tokens or more: there it gains less"),
+        ((0.1, 0.2, 0.5), (0.1, 0.3, 0.4), 1, "It would not pay with a cache of 400K tokens or more, or 100K or less: there"),
+        (
+            (0.1, 0.2, 0.4),
+            (0.2, 0.205, 0.4),
+            1,
+            "at this size: another order gains less than one point on this traffic.",
+        ),
+        ((0.1, 0.2, 0.4), (0.2, 0.205, 0.4), 1, "It would with a cache of 100K tokens."),
+        ((0.1, 0.2, 0.595), (0.2, 0.3, 0.6), 2, "not pay at this size: LRU is within 0.5 points of an infinite cache."),
+        ((0.1, 0.2, 0.595), (0.2, 0.3, 0.6), 2, "It would with caches of 100K to 200K tokens."),
+        ((0.1, 0.2, 0.4), (0.1, 0.1, 0.1), 0, "It does at no size that was run."),
+    ],
+)
+def test_the_paragraph_says_when_the_plug_in_would_not_pay(
+    lru: tuple[float, ...], ours: tuple[float, ...], at: int, text: str
+) -> None:
+    assert text in said(lru, ours, at)
+
+
+def test_what_returns_late_needs_a_larger_cache() -> None:
+    text = said((0.1, 0.2, 0.4), (0.1, 0.2, 0.4), unused=dict.fromkeys(UNUSED, 0.0) | {"+Inf": 0.3})
+    assert "most evicted text returns after more than 20 minutes, so a larger cache helps and another order does not" in text
+
+
+def test_an_idle_engine_and_drawn_times_are_named() -> None:
+    busy, idle = (said((0.1, 0.2, 0.4), (0.2, 0.3, 0.5), prefill_load=load) for load in (0.6, 0.2))
+    assert "busy 20% of the time, so hits save waiting, not engines" in idle and "busy" not in busy
+    drawn = said((0.1, 0.2, 0.4), (0.2, 0.3, 0.5), think_time_s=100.0)
+    assert "does not predict your gain" in drawn and "does not predict" not in busy
+
+
+def test_without_the_plug_in_the_paragraph_says_what_is_possible() -> None:
+    found = derived([row("lru", 100_000, 0.1)])
+    text = verdict(found, pairs(found, BASELINE), 0)
+    assert text.startswith("An infinite cache would serve 60.0%") and text.endswith("1 to 5 min.")
+
+
+def test_a_cache_that_is_too_small_or_large_enough_is_named() -> None:
+    empty = row("lru", 100, 0.0, sources=dict.fromkeys(("shared", "own", "evicted", "changed", "new", "short"), 0))
+    full = row("lru", 100_000, 0.6)
+    texts = [verdict(found, pairs(found, BASELINE), 0) for found in (derived([empty]), derived([full]))]
+    assert texts[0] == "No request that counts fits into a cache of 100 tokens."
+    assert texts[1].endswith("LRU loses nothing by eviction.")
+
+
+def test_without_a_sidecar_the_plug_in_alone_is_compared() -> None:
+    found = derived([row("lru", 100_000, 0.1), row("plugin", 100_000, 0.2), row("plugin-sidecar", 200_000, 0.3)])
+    assert pairs(found) == []
+    found = derived([row("lru", 100_000, 0.1), row("plugin", 100_000, 0.2)])
+    assert [ours["policy"] for _, ours in pairs(found)] == ["plugin"]
+
+
+def test_the_size_for_a_hit_rate_is_known_only_within_the_sizes_that_were_run() -> None:
+    found = rows((0.1, 0.2, 0.4), (0.2, 0.3, 0.5))
+    assert [size_for(found, "lru", rate) for rate in (0.05, 0.41)] == [None, None]
+    assert size_for(found, "lru", 0.2) == pytest.approx(200_000)
+    assert size_for(found, "arc", 0.2) is None

@@ -1,0 +1,138 @@
+"""Recognises the format of a log by the fields of its first records.
+
+Each record has the shape of at most one format; the format with the most records is the log's. Damaged records have no shape,
+so they decide nothing. The values of fields do not matter: whether a record can be read is the reader's question.
+"""
+
+import tarfile
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import IO, Final
+
+from lpc.errors import UsageError
+from lpc.logs.chats import nginx
+from lpc.logs.chats.chat import TIMES
+from lpc.logs.chats.fields import object_of, snake
+from lpc.logs.chats.otel import LEVELS
+from lpc.logs.records import DAMAGED, DatasetError, Record, TraceError, json_lines, unpacked
+
+ENOUGH: Final = 100
+"""Records with a known shape that decide."""
+MOST: Final = 10_000
+"""Records that are read at most: a log may begin with damaged ones."""
+
+_LITELLM: Final = frozenset({"call_type", "standard_logging_object", "proxy_server_request", "litellm_call_id", "model_group"})
+_LANGFUSE: Final = frozenset(
+    {"SPAN", "EVENT", "GENERATION", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL"}
+)
+"""Types of observations: https://langfuse.com/docs/observability/features/observation-types."""
+_COLLECTOR: Final = frozenset(LEVELS) - {"data", "batches"}
+_TIMES: Final = (*TIMES, "time_iso8601", "msec", "time_local")
+
+
+def recognise(path: Path) -> str:
+    """Return the format of a file, one of `lpc.logs.log.FORMATS`.
+
+    Raises:
+        TraceError: the file cannot be read.
+        UsageError: no record has the shape of a known format.
+    """
+    try:
+        with suppress(*DAMAGED), unpacked(path) as file:
+            if _is_tar(file):
+                return "agents"
+        found = Counter[str]()
+        for _, record in islice(json_lines(path, nginx.repair), MOST):
+            shape = shape_of(record) if isinstance(record, dict) else None
+            if shape is not None:
+                found[shape] += 1
+                if found.total() == ENOUGH:
+                    break
+    except OSError as error:
+        raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
+    except DatasetError as error:
+        raise TraceError(str(error)) from error
+    if not found:
+        raise UsageError(
+            f"the format of {path.name} is not recognised: give --format, or write one JSON object per line as on the page "
+            "log formats"
+        )
+    return found.most_common(1)[0][0]
+
+
+def _is_tar(file: IO[bytes]) -> bool:
+    """Return whether a file is a tar with a member. Zero bytes alone, as at the start of a log that was truncated, are not."""
+    try:
+        with tarfile.open(fileobj=file) as archive:
+            return archive.next() is not None
+    except tarfile.TarError:
+        return False
+
+
+def shape_of(record: Record) -> str | None:
+    """Return the format whose shape a record has; None: of no known format."""
+    return next((name for name, has_shape in SHAPES.items() if has_shape(record)), None)
+
+
+def _otel(record: Record) -> bool:
+    if not _COLLECTOR.isdisjoint(record):
+        return True
+    attributes = record.get("attributes")
+    if isinstance(attributes, list):
+        return any(isinstance(pair, dict) and "key" in pair for pair in attributes)
+    if not isinstance(attributes, dict):
+        return False
+    ids = {"span_id", "trace_id", "context", "start_time_unix_nano", "time_unix_nano"}
+    return any(name.startswith(("gen_ai.", "llm.", "openinference.")) for name in attributes) or not ids.isdisjoint(
+        snake(record)
+    )
+
+
+def _langfuse(record: Record) -> bool:
+    fields = snake(record)
+    inside = fields.get("observations", fields.get("data"))
+    if isinstance(inside, list):
+        return any(isinstance(item, dict) and (_langfuse(item) or "observations" in item) for item in inside)
+    kind = fields.get("type")
+    return "start_time" in fields and (
+        (isinstance(kind, str) and kind.upper() in _LANGFUSE)
+        or (
+            not {"trace_id", "observation_id", "provided_model_name", "model_parameters"}.isdisjoint(fields)
+            and "input" in fields
+            and "messages" not in fields
+        )
+    )
+
+
+def _litellm(record: Record) -> bool:
+    return not _LITELLM.isdisjoint(record) or (
+        "kwargs" in record and isinstance(record["kwargs"], dict) and not _LITELLM.isdisjoint(record["kwargs"])
+    )
+
+
+def _nginx(record: Record) -> bool:
+    return not {"body", "request_body"}.isdisjoint(record) and any(name in record for name in _TIMES)
+
+
+def _hashed(record: Record) -> bool:
+    return "hash_ids" in record and "input_length" in record
+
+
+def _asks(record: Record) -> bool:
+    return any(name in record for name in ("messages", "input", "prompt", "contents"))
+
+
+SHAPES: Final[dict[str, Callable[[Record], bool]]] = {
+    "qwen": lambda record: _hashed(record) and "chat_id" in record,
+    "mooncake": _hashed,
+    "otel": _otel,
+    "litellm": _litellm,
+    "langfuse": _langfuse,
+    "nginx": _nginx,
+    "chat": lambda record: bool(object_of(record.get("request"))) or (_asks(record) and any(name in record for name in TIMES)),
+    "conversations": lambda record: "messages" in record,
+}
+"""By format, the most specific first: whether a record has its shape."""

@@ -1,0 +1,49 @@
+"""The size of a trace's blocks, which its records do not name: found by the lengths of prompts and their numbers of ids."""
+
+from collections import Counter
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from lpc.logs.records import Skipped, WrongRecord, read_records
+from lpc.logs.traces.request import whole
+
+SIZED_BY: Final = 1_000
+"""Records that decide."""
+LARGEST: Final = 1 << 16
+"""Tokens of the largest block that is considered."""
+
+
+def block_tokens_of(path: Path, published: int) -> int:
+    """Return the tokens of a block that fit the lengths of most of the first records. Raises TraceError.
+
+    An export of `lpc.logs.traces.anonymous` names its size, and then the first record decides.
+
+    A prompt of L tokens with n ids has blocks of more than L / (n + 1) and fewer than L / (n - 1) tokens: its last, partial
+    block may have an id or not. Of equally good sizes it is ``published``, or the one that the highest power of two divides.
+    """
+    changes = Counter[int]()
+    for _, (length, count, named) in islice(read_records(path, _lengths, Skipped()), SIZED_BY):
+        if named is not None:
+            return named
+        low, high = length // (count + 1) + 1, -(-length // (count - 1)) if count > 1 else LARGEST + 1
+        if count and low < high <= LARGEST + 1:
+            changes[low] += 1
+            changes[high] -= 1
+    fits = most = 0
+    best: list[range] = []
+    for size, following in pairwise(sorted(changes)):
+        fits += changes[size]
+        if fits > most:
+            most, best = fits, []
+        if fits == most:
+            best.append(range(size, following))
+    found = (size for sizes in best for size in sizes)
+    return max(found, key=lambda size: (size == published, size & -size, -size), default=published)
+
+
+def _lengths(record: dict[str, Any]) -> list[tuple[int, int, int | None]]:
+    length, ids = whole(record, "input_length", 1), record.get("hash_ids")
+    if not isinstance(ids, list):
+        raise WrongRecord("hash_ids is not a list of whole numbers")
+    return [(length, len(ids), whole(record, "block_size", 1) if "block_size" in record else None)]

@@ -1,0 +1,96 @@
+"""One paragraph about simulated runs: where a cache is, what the plug-in would change, and when it would not pay."""
+
+from typing import Any, Final
+
+from lpc_apps.simulator.amounts import about, percent, tokens
+from lpc_apps.simulator.sources import UNUSED
+from lpc_apps.simulator.summary import ALONE, BASELINE, OURS, SAME, Pair, Rows, sentence, size_for
+
+PAYS: Final = 0.01
+"""Least difference of hit rates, one point, that is worth a plug-in."""
+IDLE: Final = 0.5
+"""Utilisation of the prefill server below which it does not limit throughput."""
+TIMES: Final = dict(zip(UNUSED, ("under 10 s", "10 s to 1 min", "1 to 5 min", "5 to 20 min", "over 20 min"), strict=True))
+"""Time unused in words."""
+
+
+def verdict(rows: Rows, choices: list[Pair], at: int) -> str:
+    """Return the paragraph, with emphasis between pairs of asterisks.
+
+    Args:
+        rows: from `lpc_apps.simulator.summary.derived`, of one workload with fixed arrivals.
+        choices: LRU and the plug-in by size, or LRU twice if the plug-in did not run.
+        at: index of the cache's size.
+    """
+    lru, ours = choices[at]
+    if ours is lru:
+        return _place(lru)
+    said = [_place(lru), sentence((lru, ours))]
+    if ours["policy"] == OURS:
+        size = lru["capacity_tokens"]
+        alone = next((row for row in rows if (row["policy"], row["capacity_tokens"]) == (ALONE, size)), None)
+        said += [f"Without the sidecar it serves {percent(alone['hit_rate'])}."] if alone is not None else []
+    if ours["hit_rate"] - lru["hit_rate"] >= PAYS:
+        same = size_for(rows, BASELINE, ours["hit_rate"])
+        if same is not None:
+            said.append(f"LRU needs a cache of about **{tokens(same)} tokens** for as many hits.")
+    said += [_when_not(choices, at), *_idle(lru)]
+    if lru["think_time_s"] is not None:
+        said.append("Times between requests were drawn, so this compares policies and does not predict your gain.")
+    return " ".join(filter(None, said))
+
+
+def _place(lru: dict[str, Any]) -> str:
+    """Return where a cache under LRU is between nothing and an infinite one."""
+    ideal, sources = lru["ideal_hit_rate"], lru["sources"]
+    if not any(sources.values()):
+        return f"No request that counts fits into a cache of {tokens(lru['capacity_tokens'])} tokens."
+    lost = f"LRU loses {percent(sources['evicted'])} by eviction"
+    if sources["evicted"] < SAME:
+        lost = "LRU loses nothing by eviction"
+    elif sources["evicted"] >= PAYS:
+        lost += f", most of it unused for {_longest(lru)}"
+    changed = f", {percent(sources['changed'])} changed text" if sources["changed"] >= PAYS else ""
+    new = f"{percent(sources['new'])} of prompt tokens are new text{changed}, which no cache has"
+    return f"An infinite cache would serve {percent(ideal)}: {new}. {lost}."
+
+
+def _longest(lru: dict[str, Any]) -> str:
+    return TIMES[max(UNUSED, key=lru["unused"].__getitem__)]
+
+
+def _when_not(choices: list[Pair], at: int) -> str:
+    """Return when the plug-in would not pay: at this size, or from which size on."""
+    gains = [ours["hit_rate"] - lru["hit_rate"] for lru, ours in choices]
+    sizes = [lru["capacity_tokens"] for lru, _ in choices]
+    lru = choices[at][0]
+    if gains[at] < PAYS:
+        room = lru["ideal_hit_rate"] - lru["hit_rate"]
+        if room < PAYS:
+            why = f"LRU is within {100 * room:.1f} points of an infinite cache"
+        elif _longest(lru) == TIMES[UNUSED[-1]]:
+            why = "most evicted text returns after more than 20 minutes, so a larger cache helps and another order does not"
+        else:
+            why = "another order gains less than one point on this traffic"
+        paying = [size for size, gain in zip(sizes, gains, strict=True) if gain >= PAYS]
+        where = f"It would with {_between(paying)}." if paying else "It does at no size that was run."
+        return f"**It does not pay at this size**: {why}. {where}"
+    above = next((size for number, size in enumerate(sizes) if number > at and max(gains[number:]) < PAYS), None)
+    below = next((sizes[number] for number in range(at - 1, -1, -1) if max(gains[: number + 1]) < PAYS), None)
+    limits = [f"{tokens(above)} tokens or more"] if above is not None else []
+    limits += [f"{tokens(below)} or less"] if below is not None else []
+    if not limits:
+        return f"It gains a point or more up to the largest size that was run, {tokens(sizes[-1])} tokens."
+    return f"It would **not pay** with a cache of {', or '.join(limits)}: there it gains less than one point."
+
+
+def _between(sizes: list[int]) -> str:
+    if len(sizes) == 1:
+        return f"a cache of {tokens(sizes[0])} tokens"
+    return f"caches of {tokens(sizes[0])} to {tokens(sizes[-1])} tokens"
+
+
+def _idle(lru: dict[str, Any]) -> list[str]:
+    if lru["prefill_load"] >= IDLE:
+        return []
+    return [f"One engine's prefill is busy {about(lru['prefill_load'])} of the time, so hits save waiting, not engines."]
