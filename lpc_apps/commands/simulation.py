@@ -100,7 +100,8 @@ def simulate(
         ]
         answers = _Answers(runs, recognised)
         # One workload: LRU's curve first, in this process, while others would still start.
-        first = [run for run in runs if run.policy == BASELINE] if len(runs) == len(names) * len(sizes) else []
+        alone = len(runs) == len(names) * len(sizes) and sessions is None
+        first = [run for run in runs if run.policy == BASELINE] if alone else []
         rest = [run for run in runs if run not in first] if first else runs
         sweep(first, 1, lambda place, row: answers.add(first[place], row))
         sweep(rest, jobs, lambda place, row: answers.add(rest[place], row))
