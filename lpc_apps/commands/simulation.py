@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -83,7 +84,7 @@ def simulate(
     if drawn:
         console().print("ShareGPT: the bundled sample. For your own traffic: lpc simulate LOG")
     if picture is not None:
-        pass  # a missing package is an error now, not after the simulation
+        import_module("matplotlib")  # a missing package is an error now, not after the simulation
     with _ready(spec, head, held_out) as ready:
         runs = [
             replace(
