@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, TypeAlias, TypeVar
 
@@ -234,15 +235,11 @@ def unpacked(path: Path) -> Iterator[_Reader]:
 def _zstd(path: Path) -> Any:
     """Return Python's module for Zstandard, or its backport."""
     try:
-        if sys.version_info >= (3, 14):
-            from compression import zstd
-        else:
-            from backports import zstd
+        return import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
     except ImportError:
         raise DatasetError(
             f"{path} is compressed with Zstandard: unpack it with zstd -d, or pip install 'learned-prefix-cache[sim]'"
         ) from None
-    return zstd
 
 
 def _lines(

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -83,7 +84,7 @@ def simulate(
     if drawn:
         console().print("ShareGPT: the bundled sample. For your own traffic: lpc simulate LOG")
     if picture is not None:
-        pass  # a missing package is an error now, not after the simulation
+        import_module("matplotlib")  # a missing package is an error now, not after the simulation
     with _ready(spec, head, held_out) as ready:
         runs = [
             replace(
@@ -100,7 +101,8 @@ def simulate(
         ]
         answers = _Answers(runs, recognised)
         # One workload: LRU's curve first, in this process, while others would still start.
-        first = [run for run in runs if run.policy == BASELINE] if len(runs) == len(names) * len(sizes) else []
+        alone = len(runs) == len(names) * len(sizes) and sessions is None
+        first = [run for run in runs if run.policy == BASELINE] if alone else []
         rest = [run for run in runs if run not in first] if first else runs
         sweep(first, 1, lambda place, row: answers.add(first[place], row))
         sweep(rest, jobs, lambda place, row: answers.add(rest[place], row))

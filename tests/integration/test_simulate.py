@@ -460,15 +460,20 @@ def test_a_simulation_imports_nothing_heavy(qwen: Path) -> None:
         "app(sys.argv[1:])"
     )
     conversation = json.dumps({"messages": [{"role": "user", "content": "hello " * 40}]})
-    for arguments in ([str(qwen)], ["--workload", "chat-exponential"], ["-"], []):
+    cases = ([str(qwen)], ["--workload", "chat-exponential"], ["-"], [], [str(qwen), "--picture", "a.png"])
+    for arguments in cases:
         done = subprocess.run(
             [sys.executable, "-c", program, "simulate", *arguments, "--policies", "lru,lpc", "--capacity", "5%", "--jobs", "1"],
+            cwd=qwen.parent,
             input=conversation,
             capture_output=True,
             text=True,
             timeout=100,
             check=False,
         )
+        if "--picture" in arguments:  # known before the simulation
+            assert done.returncode == 1 and "matplotlib" in done.stderr and not done.stdout
+            continue
         assert done.returncode == 0, done.stderr
 
 

@@ -154,8 +154,7 @@ def test_zstandard_that_is_cut_off_or_damaged_gives_what_comes_before(cut: int, 
 
 def test_without_its_package_zstandard_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "log").write_bytes(zstd.compress(TEXT))
-    monkeypatch.setitem(sys.modules, "backports", None)
-    monkeypatch.setitem(sys.modules, "compression", None)
+    monkeypatch.setitem(sys.modules, zstd.__name__, None)
     with pytest.raises(TraceError, match="compressed with Zstandard: unpack it with zstd -d"), open_log(tmp_path / "log"):
         pass
 
