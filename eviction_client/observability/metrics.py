@@ -78,8 +78,17 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     "lpc_retained_blocks": (Gauge, "Blocks (SGLang: tokens) that hints retain in the cache and its tiers, at most.", ""),
     "lpc_pooled_raises": (Counter, "Spans of blocks in another class because another conversation holds them.", ""),
     "lpc_pooled_refused": (Counter, "Answers of the store that cannot be a retain-until time: another clock, for example.", ""),
-    "lpc_warm_first": (Gauge, "1 while waiting requests are served warm first, 0 while it is first come, first served.", ""),
-    "lpc_overtaken_tokens": (Gauge, "Tokens by which the oldest waiting request has been overtaken: within LPC_OVERTAKE.", ""),
+    "lpc_repeated_prefill": (Gauge, "Share of the latest prefill that computed what the cache had before and has evicted.", ""),
+    "lpc_warm_first": (
+        Gauge,
+        "1: while the cache thrashes, warm waiting requests go first. 0: first come, first served.",
+        "",
+    ),
+    "lpc_overtaken_tokens": (
+        Gauge,
+        "Tokens by which the oldest waiting request has been overtaken; see LPC_OVERTAKE_S.",
+        "",
+    ),
     "lpc_overtaking": (Counter, "Requests served before one that had arrived earlier.", ""),
     "lpc_queue_runs": (Gauge, "Runs in the free queue: blocks of a class that were freed together.", ""),
     "lpc_waited_requests": (

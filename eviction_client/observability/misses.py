@@ -18,6 +18,7 @@ from eviction_client.pace import PIECE, in_pieces
 from eviction_client.policy.features import GAPS
 from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.ghosts import GhostCache, sample_of, sampled
+from eviction_client.policy.prefill import Repeated
 from eviction_client.policy.reuse_monitor import Arrival, GapSpan
 from eviction_client.policy.rules import RULES
 from eviction_client.policy.spans import ClassSpan
@@ -91,6 +92,7 @@ class Misses:
         followed: sampled evicted blocks: ``all``, and those that other caches would have had: one of the same size
             under each rule, and ``lru_2`` and ``lru_4`` of twice and four times the size.
         tenants: by digest of the cache salt, at most MOST_TENANTS and OTHERS.
+        repeated: share of the lately computed prompt tokens that the cache had before; any thread may read it.
     """
 
     def __init__(self, capacity: int, block_tokens: int, *, every: int, clock: Callable[[], float]) -> None:
@@ -99,6 +101,7 @@ class Misses:
         self.changed = {(change, str(bound)): 0 for change in CHANGES for bound in CHANGED_FROM}
         self.followed = dict.fromkeys(("all", *RULES, *(f"lru_{times}" for times in TIMES)), 0)
         self.tenants: dict[str, Tenant] = {}
+        self.repeated = Repeated(capacity * block_tokens)
         self.block_tokens = block_tokens
         self._capacity = capacity
         self._every = every
@@ -190,6 +193,7 @@ class Misses:
         counts["short"] += ended.prompt_tokens - done
         for source, tokens in counts.items():
             self.tokens[source] += tokens
+        self.repeated.note(ended.prompt_tokens - cached, counts["evicted"])
         if ended.tenant:
             self._tenant(ended.tenant).tokens.update(counts)
         if evicted_to > cached:

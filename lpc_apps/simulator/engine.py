@@ -180,7 +180,8 @@ def simulate(
             missing,
             blocks * size,
             room=lambda: engine.cache.room * size,
-            overtake=queueing.overtake,
+            speed=1 / cost.prompt_token_s,
+            overtake_s=queueing.overtake_s,
         )
     elif queueing.schedule != "fcfs":
         engine.waiting = SGLangs(queueing.schedule, missing)
@@ -212,7 +213,8 @@ def simulate(
             on_evict(now, list(chain.from_iterable(evicted)))
         served += 1
         counted = workload.count_from <= turn.arrival < workload.until if loop is None else served > loop.warm_up
-        sources.start(turn, path, hits, servable, now, counted=counted)
+        evicted_tokens = sources.start(turn, path, hits, servable, now, counted=counted)
+        engine.waiting.note(turn.input_tokens - hits * size, evicted_tokens)
         missed = turn.input_tokens - hits * size
         prefill = missed * cost.prompt_token_s
         decode = turn.output_tokens * cost.output_token_s if workload.decodes else 0.0

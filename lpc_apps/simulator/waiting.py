@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from eviction_client.policy import warm_first
+from eviction_client.policy.prefill import Repeated
 from lpc_apps.simulator.workload import Turn
 
 Schedule = Literal["fcfs", "warm-first", "lpm", "hrrn", "shortest-prefill-first"]
@@ -21,13 +22,13 @@ class Queueing:
         schedule: order in which requests are served.
         keep: evict blocks that waiting requests will hit last (`lpc_apps.simulator.keep`).
         in_turn: also in open traffic a request takes its blocks when its prefill starts, instead of on arrival.
-        overtake: bound of overtaking under `warm-first`, as a share of the cache.
+        overtake_s: bound of overtaking under `warm-first`, seconds of prefill.
     """
 
     schedule: Schedule = "fcfs"
     keep: bool = False
     in_turn: bool = False
-    overtake: float = warm_first.OVERTAKE
+    overtake_s: float = warm_first.OVERTAKE_S
 
     @property
     def label(self) -> str:
@@ -62,6 +63,9 @@ class Fcfs:
         """Remove a request that is served."""
         del self._waiting[turn]
 
+    def note(self, computed: int, evicted: int) -> None:
+        """Count a request that computes this many prompt tokens, ``evicted`` of which were in the cache before."""
+
 
 class WarmFirst(Fcfs):
     """Warm first, as in the plug-in (`eviction_client.policy.warm_first`).
@@ -70,12 +74,22 @@ class WarmFirst(Fcfs):
         missing: returns the prompt tokens that a request would compute if it started now.
         capacity: of the cache, tokens.
         room: returns the tokens of the cache that no running request holds.
-        overtake: bound of overtaking, as a share of the cache.
+        speed: prompt tokens per second.
+        overtake_s: bound of overtaking, seconds of prefill.
     """
 
-    def __init__(self, missing: Callable[[Turn], int], capacity: int, *, room: Callable[[], int], overtake: float) -> None:
+    def __init__(
+        self, missing: Callable[[Turn], int], capacity: int, *, room: Callable[[], int], speed: float, overtake_s: float
+    ) -> None:
         super().__init__()
-        self._order = warm_first.WarmFirst(missing, capacity, room=room, overtake=overtake)
+        self._repeated = Repeated(capacity)
+        self._order = warm_first.WarmFirst(
+            missing, capacity, room=room, speed=lambda: speed, repeated=lambda: self._repeated.share, overtake_s=overtake_s
+        )
+
+    def note(self, computed: int, evicted: int) -> None:
+        """Count a request that computes this many prompt tokens, ``evicted`` of which were in the cache before."""
+        self._repeated.note(computed, evicted)
 
     def add(self, turn: Turn) -> None:
         """Add an arriving request."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from eviction_client.policy.warm_first import OVERTAKE
+from eviction_client.policy import warm_first
 from lpc_apps.simulator.cache import BlockCache
 from lpc_apps.simulator.engine import Result, simulate
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
@@ -121,15 +121,17 @@ def test_a_stream_of_short_warm_requests_starves_nobody(
         return found
 
     latest: list[int] = []
+    bound = blocks * SIZE // 4
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BlockCache, "allocate", allocates)
-        order, left = served(agents, blocks * SIZE, Queueing("warm-first", keep))
+        patch.setattr(warm_first, "REPEATED", 0.0)
+        order, left = served(agents, blocks * SIZE, Queueing("warm-first", keep, overtake_s=bound * Cost().prompt_token_s))
     for turn, hits in zip(order, latest, strict=True):
         computed[turn] = turn.input_tokens - min(hits, (turn.input_tokens - 1) // SIZE) * SIZE
 
     for place, turn in enumerate([*order, *left]):
         overtook = [each for each in order[:place] if each.arrival > turn.arrival]
-        assert sum(map(computed.__getitem__, overtook)) <= OVERTAKE * blocks * SIZE
+        assert sum(map(computed.__getitem__, overtook)) <= bound
 
 
 def test_sglangs_longest_prefix_first_starves_a_cold_request_that_warm_first_serves() -> None:
