@@ -33,10 +33,9 @@ class Side:
 
 SIDES: Final[Mapping[str, Side]] = {
     "stock": Side("stock"),
-    "plugin-sidecar": Side("plugin-sidecar", {"keep_waiting": False}),
-    "plugin-sidecar, keep": Side("plugin-sidecar"),
-    "warm first": Side("plugin-sidecar", {"keep_waiting": False, "schedule": "warm-first"}),
-    "all": Side("plugin-sidecar", {"schedule": "warm-first"}),
+    "plugin-sidecar": Side("plugin-sidecar", {"keep_waiting": False, "schedule": "fcfs"}),
+    "plugin-sidecar, keep": Side("plugin-sidecar", {"schedule": "fcfs"}),
+    "warm first": Side("plugin-sidecar"),
 }
 """Columns by name. The first is the baseline."""
 LIVE: Final = (0.5, 1.0, 2.0)

@@ -130,7 +130,7 @@ def test_a_warm_request_starts_before_a_cold_one(
 @pytest.mark.parametrize(("rounds", "expected"), [(1, ["cold", "warm"]), (4, ["warm", "cold"])])
 def test_requests_overtake_only_while_it_thrashes(rounds: int, expected: list[str]) -> None:
     """Prompts of three times the cache are asked in turn. From the second round on, each repeats evicted work."""
-    engine = engine_of(100, max_seqs=1)
+    engine = engine_of(100, max_seqs=1, rule="lru")
     for number in range(rounds * 30):
         first = 200 + number % 30
         engine.add(f"{number}", [first, *range(300, 300 + 10 * BLOCK)], 2)
