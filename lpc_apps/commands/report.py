@@ -37,6 +37,8 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "lpc_evicted_tokens_total": ("unused",),
     "lpc_evicted_blocks_total": ("cache",),
     "lpc_changed_tokens_total": ("change", "before"),
+    "lpc_waited_requests_total": ("what",),
+    "lpc_overtaking_total": (),
     "vllm:request_prefill_time_seconds_sum": (),
     "vllm:request_prefill_kv_computed_tokens_sum": (),
 }
@@ -68,6 +70,11 @@ CACHES: Final = {
     "lru_2": "lru, twice the size",
     "lru_4": "lru, four times the size",
 }
+
+WAITED: Final = ("warm", "cold", "evicted", "behind_cold")
+"""Of waiting requests; see the metric."""
+THRASHES: Final = 0.5
+"""Share of the prefill that repeats evicted work from which on the report says so."""
 
 Sums = dict[tuple[str, ...], float]
 """(metric, values of its labels) to the count."""
@@ -106,6 +113,7 @@ VALUES: Final[Mapping[str, Callable[[str], bool]]] = {
     "change": CHANGES.__contains__,
     "before": _is_count,
     "tenant": bool,
+    "what": WAITED.__contains__,
     "rule": RULES.__contains__,
     "cache": {"all", "asked", CHOSEN, *CACHES}.__contains__,
 }
@@ -288,6 +296,11 @@ def figures_of(sums: Sums) -> dict[str, Any]:
             }
             for source, number in tokens.items()
         },
+        "repeated_share_of_prefill": share_of(tokens["evicted"], asked - tokens["cached"]),
+        "waited": {
+            **{what: round(sums.get(("lpc_waited_requests_total", what), 0.0)) for what in WAITED},
+            "overtook": round(sums.get(("lpc_overtaking_total",), 0.0)),
+        },
         "evicted_by_seconds_unused": by_label("lpc_evicted_tokens_total"),
         "evicted_share_that_other_caches_had": {
             cache: share_of(sums.get(("lpc_evicted_blocks_total", cache)), evicted) for cache in CACHES
@@ -349,6 +362,7 @@ def show(figures: dict[str, Any]) -> None:
         seconds = "" if row["prefill_s"] is None else f"{row['prefill_s']:,.1f}"
         table.add_row(source, f"{row['tokens']:,}", f"{row['share']:.1%}", seconds, ADVICE[source])
     screen.print(table)
+    _show_waiting(screen, figures["repeated_share_of_prefill"], figures["waited"])
     had = figures["evicted_share_that_other_caches_had"]
     if any(share is not None for share in had.values()):
         table = Table(title="evicted tokens")
@@ -379,6 +393,21 @@ def show(figures: dict[str, Any]) -> None:
             above = _points(rules["chosen"]["above_lru"])
             table.add_row(name, f"{sum(tokens.values()):,}", *shares, f"{_missed(tokens):,}", above, rules["best_rule"] or "")
         screen.print(table)
+
+
+def _show_waiting(screen: Any, repeated: float | None, waited: Mapping[str, int]) -> None:
+    """Print whether the cache thrashes, and for what requests waited."""
+    if repeated is not None and repeated >= THRASHES:
+        screen.print(
+            f"{repeated:.0%} of the prefill computes what the cache had before: it thrashes. Remedies: fewer sessions at a "
+            "time, more cache, and in vLLM LPC_SCHEDULE=warm-first (default)."
+        )
+    warm, cold = waited["warm"], waited["cold"]
+    if warm + cold:
+        screen.print(
+            f"{warm + cold:,} requests waited. Of {warm:,} mostly cached ones {waited['behind_cold']:,} waited behind a cold "
+            f"one, and {waited['evicted']:,} lost cached blocks. {waited['overtook']:,} overtook an older one."
+        )
 
 
 def _rules_table(figures: dict[str, Any]) -> Any:

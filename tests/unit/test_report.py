@@ -502,3 +502,22 @@ def test_changed_tokens_are_shown_by_what_changed_with_what_to_do(server: Server
     assert found["changed_by_tokens_before"] == {"0": 47, "1024": 2}
     assert "time stamp" in lpc("--engine", engine).stdout
     assert set(CHANGED) == set(CHANGES)
+
+
+def test_a_cache_that_thrashes_and_requests_that_wait_are_named(server: Server) -> None:
+    waited = "".join(
+        f'lpc_waited_requests_total{{what="{what}"}} {n}\n'
+        for what, n in {"warm": 30, "cold": 12, "evicted": 4, "behind_cold": 9}.items()
+    )
+    evicted = 'lpc_prompt_tokens_total{source="evicted"} 75\n'
+    calm = server.sends(GOOD + waited)
+    assert figures("--engine", calm)["repeated_share_of_prefill"] == 0.0
+    assert "thrashes" not in lpc("--engine", calm).output
+    url = server.sends(GOOD + evicted + waited + "lpc_overtaking_total 5\n")
+    found = figures("--engine", url)
+    assert found["repeated_share_of_prefill"] == 0.75
+    assert found["waited"] == {"warm": 30, "cold": 12, "evicted": 4, "behind_cold": 9, "overtook": 5}
+    shown = " ".join(lpc("--engine", url).output.split())
+    assert "75% of the prefill computes what the cache had before: it thrashes" in shown
+    assert "42 requests waited. Of 30 mostly cached ones 9 waited behind a cold one, and 4 lost cached blocks" in shown
+    assert "5 overtook an older one" in shown
