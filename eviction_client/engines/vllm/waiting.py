@@ -105,6 +105,7 @@ class WarmFirstQueue(FCFSRequestQueue):
         fcfs_forced: returns whether first come, first served is forced now.
 
     Attributes:
+        busy: whether a step must call :meth:`step_begins` and :meth:`step_ends`.
         speed: of the engine's prefill.
         overtaking: requests served before an earlier one.
         seconds: time spent here since it was last set to 0.
@@ -123,6 +124,7 @@ class WarmFirstQueue(FCFSRequestQueue):
         super().__init__()
         self.capacity = prompts.capacity
         """Of the cache, tokens."""
+        self.busy = False
         self.speed = PrefillSpeed()
         self.overtaking = 0
         self.seconds = 0.0
@@ -164,6 +166,7 @@ class WarmFirstQueue(FCFSRequestQueue):
     def add_request(self, request: Request) -> None:
         """Add a request that arrives now."""
         super().add_request(request)
+        self.busy = True
         self._try(self._add, request)
 
     def peek_request(self) -> Request:
@@ -185,14 +188,14 @@ class WarmFirstQueue(FCFSRequestQueue):
     def prepend_request(self, request: Request) -> None:
         """Prepend a request, or return it to its position if it was popped in this step."""
         super().prepend_request(request)
-        self._next = None
+        self._next, self.busy = None, True
         self._try(self._put_back, request)
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
         """Prepend requests in reverse order, or return them to their positions if they were popped in this step."""
         returned = list(requests)
         super().prepend_requests(returned)
-        self._next = None
+        self._next, self.busy = None, True
         for request in returned:
             self._try(self._put_back, request)
 
@@ -211,10 +214,9 @@ class WarmFirstQueue(FCFSRequestQueue):
     def step_begins(self) -> None:
         """Discard the choice, and count the tokens of the last step."""
         self._next, self._refreshed = None, False
-        if self._prompt_tokens or self:
-            now = self._now()
-            self.speed.note(self._prompt_tokens, now - self._step_began)
-            self._step_began = now
+        now = self._now()
+        self.speed.note(self._prompt_tokens, now - self._step_began)
+        self._step_began = now
 
     def step_ends(self, scheduled: Any) -> None:
         """Count the requests that have started and the prompt tokens of this step."""
@@ -222,7 +224,8 @@ class WarmFirstQueue(FCFSRequestQueue):
         self._prompt_tokens = 0
         if self._popped:
             self._try(self._settle)
-        if self:  # the engine then has work until the next step, so the time until then is the step's
+        self.busy = bool(self)
+        if self.busy:  # the engine has work until the next step, so the time until then is the step's
             self._try(self._count, scheduled)
 
     # All calls that may fail go through this.
