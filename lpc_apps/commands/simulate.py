@@ -1,5 +1,7 @@
 """`lpc simulate`: hit rates of eviction policies on a log."""
 
+import shlex
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -93,6 +95,7 @@ def simulate(
     output_token_ms: Annotated[float, _option(COST, "Milliseconds per output token.", min=0)] = 10,
     jobs: Jobs = None,
     picture: Annotated[Path | None, _option(RESULT, "PNG to write: hit rate by cache size.")] = None,
+    html: Annotated[Path | None, _option(RESULT, "Page to write, one file to send around: curve, sources, summary.")] = None,
     output: Output = None,
     as_json: JsonOutput = False,
 ) -> None:
@@ -115,8 +118,9 @@ def simulate(
     source = log or trace
     if source is not None and workload is not None:
         raise UsageError("replay either a log or a generated workload: give LOG or --workload, not both")
-    if describe and picture is not None:
-        raise UsageError("--describe prints tables: leave out --picture")
+    for name, file in (("--picture", picture), ("--html", html)):
+        if describe and file is not None:
+            raise UsageError(f"--describe prints tables: leave out {name}")
 
     def measure() -> dict[str, Any]:
         with open_log(source, log_format) if source is not None else nullcontext() as opened:
@@ -158,7 +162,9 @@ def simulate(
                 seeds=seeds,
                 jobs=jobs,
                 picture=picture,
+                html=html,
+                command=shlex.join(["lpc", *sys.argv[1:]]),
                 recognised=recognised,
             )
 
-    report(measure, output, picture, as_json=as_json)
+    report(measure, output, picture, html, as_json=as_json)

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from lpc.logs.log import CONVERSATIONS
 from lpc.wire.terminal import console
+from lpc_apps.commands.simulation_page import write_page
 from lpc_apps.commands.simulation_tables import (
     print_closed_loop,
     print_curve,
@@ -52,14 +53,17 @@ def simulate(
     seeds: int,
     jobs: int | None,
     picture: Path | None,
+    html: Path | None,
+    command: str,
     recognised: bool,
 ) -> dict[str, Any]:
-    """Run every combination; print answers as they come; write the picture; return `rows`, `summary` and `answer`.
+    """Run every combination; print answers as they come; write the picture and page; return `rows`, `summary`, `answer`.
 
     Args:
         template: what all runs have in common.
         head: file of the head that predicts for conversations without times; None: no predictions.
         held_out: replay only those that `lpc train` holds out.
+        html: page to write; ``command``: the command that it names.
         recognised: whether the format of the log was recognised.
 
     Raises:
@@ -83,8 +87,9 @@ def simulate(
         raise SimulationError("a picture shows one workload: give one --workload and one number of --sessions with --picture")
     if drawn:
         console().print("ShareGPT: the bundled sample. For your own traffic: lpc simulate LOG")
-    if picture is not None:
-        import_module("matplotlib")  # a missing package is an error now, not after the simulation
+    for file, package in ((picture, "matplotlib"), (html, "jinja2")):
+        if file is not None:
+            import_module(package)  # a missing package is an error now, not after the simulation
     with _ready(spec, head, held_out) as ready:
         runs = [
             replace(
@@ -109,20 +114,27 @@ def simulate(
     rows = [answers.rows[run] for run in runs]
     summary = derived(rows)
     said = {}
+    pages: list[dict[str, Any]] = []
     for workload in dict.fromkeys(row["workload"] for row in summary):
         of_workload = [row for row in summary if row["workload"] == workload]
+        pages.append(page := {"rows": of_workload, "at": [], "said": [], "marks": []})
         if sessions is not None:
             print_closed_loop(of_workload)
             continue
         choices = pairs(of_workload) or pairs(of_workload, BASELINE)
         if choices and (own is not None or len(workloads) == 1):
             place = nearest(choices, own)
-            print_sources(list({row["policy"]: row for row in choices[place]}.values()))
+            page["at"] = list({row["policy"]: row for row in choices[place]}.values())
+            print_sources(page["at"])
             said[workload] = verdict(of_workload, choices, place)
+            page["said"].append(said[workload])
             print_verdict(said[workload])
     if picture is not None:
         write_png(draw_hit_rates(summary, nearest(pairs(summary), own)), picture)
         console().print(f"picture: {picture}")
+    if html is not None:
+        write_page(html, pages, log=answers.log, command=command)
+        console().print(f"page: {html}")
     answer = {workload: text.replace("**", "") for workload, text in said.items()}
     return {"rows": rows, "summary": summary, "answer": answer, **({} if answers.log is None else {"log": answers.log})}
 

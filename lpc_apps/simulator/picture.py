@@ -30,14 +30,14 @@ def draw_hit_rates(rows: Rows, chosen: int = 0) -> "Figure":
     sizes = {row["capacity_tokens"]: row["capacity_fraction"] for row in rows}
     figure = Figure(figsize=(WIDTH, 5.0), layout="constrained")
     axes = figure.subplots()
-    for policy in _ordered(rows):
+    for policy in ordered(rows):
         line = sorted(
             (row["capacity_tokens"], 100 * row["hit_rate"], 100 * row["spread"]) for row in rows if row["policy"] == policy
         )
         x, y, spread = zip(*line, strict=True)
         width = {OURS: 3.0, BASELINE: 2.0}.get(policy, 1.0)
         style = "o--" if REGISTRY[policy].bound else "o-"
-        axes.errorbar(x, y, spread if any(spread) else None, fmt=style, linewidth=width, markersize=2 + width, label=policy)
+        axes.errorbar(x, y, spread if any(spread) else None, fmt=style, linewidth=width, markersize=2 + width, label=REGISTRY[policy].title)
     axes.set(xscale="log", ylabel="prompt tokens served from the cache, %", ylim=(0, None))
     axes.minorticks_off()
     axes.set_xticks(list(sizes), [f"{tokens(size)}\n{about(share)}" for size, share in sizes.items()])
@@ -56,7 +56,7 @@ def write_png(figure: "Figure", path: Path) -> None:
     figure.savefig(path, dpi=144, format="png")
 
 
-def _ordered(rows: Rows) -> list[str]:
+def ordered(rows: Rows) -> list[str]:
     """Return the policies: the plug-in, LRU, then the others by hit rate."""
     rates: defaultdict[str, list[float]] = defaultdict(list)
     for row in rows:
