@@ -5,7 +5,6 @@ It loads nothing, and a browser runs no script in it. Jinja2 escapes all text, w
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import date
 from importlib.resources import files
 from itertools import cycle
@@ -14,24 +13,15 @@ from typing import Any, Final
 
 from lpc_apps.commands.simulation_tables import sources_in_words
 from lpc_apps.simulator.amounts import about, percent, tokens
-from lpc_apps.simulator.picture import ordered
+from lpc_apps.simulator.kv_memory import Mark
+from lpc_apps.simulator.picture import apart, ordered
 from lpc_apps.simulator.policies import REGISTRY
 from lpc_apps.simulator.summary import BASELINE, OURS, Rows
 
 LEFT, RIGHT, TOP, BOTTOM = 30, 382, 26, 212
 """Edges of the plot in the drawing's units; the drawing is 400 units wide and 250 high."""
-APART: Final = 30
-"""Least distance of two labels of the horizontal axis."""
 COLOURS: Final = 6
 """Colours of the style sheet for lines other than LRU's and the plug-in's."""
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A size of the cache with a name, in tokens."""
-
-    name: str
-    size: int
 
 
 def write_page(
@@ -107,17 +97,14 @@ def _chart(sizes: Sequence[tuple[int, float]], lines: Sequence[dict[str, Any]], 
     def y(rate: float) -> float:
         return round(BOTTOM - (BOTTOM - TOP) * rate / (step * count), 1)
 
-    ticks: list[tuple[float, int, float]] = []
-    for size, share in sizes:
-        if not ticks or x(size) - ticks[-1][0] >= APART:
-            ticks.append((x(size), size, share))
+    shares = dict(sizes)
     return {
         "edges": (LEFT, RIGHT, TOP, BOTTOM),
         "lines": [
             (line, [(x(size), y(rate), size, rate) for size, rate in sorted(line["rates"].items())])
             for line in reversed(lines)  # the first on top
         ],
-        "x": ticks,
+        "x": [(x(size), size, shares[size]) for size in apart(shares)],
         "y": [(y(step * number), step * number) for number in range(count + 1)],
         "marks": [(x(mark.size), mark) for mark in marks],
     }

@@ -85,7 +85,7 @@ def sources_in_words(rows: Rows) -> Iterator[tuple[str, list[float], bool]]:
                     yield f"unused {words}", [row["unused"][bound] for row in rows], True
 
 
-def print_verdict(text: str) -> None:
+def print_paragraph(text: str) -> None:
     """Print a paragraph with emphasis between pairs of asterisks."""
     parts = text.split("**")
     console().print()
