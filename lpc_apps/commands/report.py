@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 from eviction_client.observability.misses import SOURCES
+from eviction_client.observability.sizes import ASKED
 from eviction_client.policy.ghosts import CHOSEN
 from eviction_client.policy.rules import RULES
 from eviction_client.tenants import OTHERS
@@ -34,6 +35,7 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "lpc_tenant_ghost_blocks_total": ("tenant", "cache"),
     "lpc_evicted_tokens_total": ("unused",),
     "lpc_evicted_blocks_total": ("cache",),
+    "lpc_missed_blocks_total": ("size",),
     "lpc_changed_tokens_total": ("before",),
     "vllm:request_prefill_time_seconds_sum": (),
     "vllm:request_prefill_kv_computed_tokens_sum": (),
@@ -43,7 +45,7 @@ GAUGES: Final = frozenset({"lpc_rule"})
 """Of a Prometheus they are added up over time."""
 ADVICE: Final = {
     "cached": "",
-    "evicted": "see below whether another cache would have kept it",
+    "evicted": "see below whether a larger cache or another rule would have kept it",
     "new": "first use: no cache could have it",
     "changed": "move what changes (time, ids, order of tools) to the end of the prompt; do not rewrite the history",
     "reply_changed": "send replies back unchanged, with their reasoning",
@@ -51,11 +53,8 @@ ADVICE: Final = {
     "other_engine": "route each conversation to the same engine",
     "short": "the last block, and ends of prompts shorter than a block",
 }
-CACHES: Final = {
-    **{rule: f"{rule}, this size" for rule in RULES},
-    "lru_2": "lru, twice the size",
-    "lru_4": "lru, four times the size",
-}
+TIMES: Final = {"0.5": "half", "1": "this size", "2": "twice", "4": "4 times", "8": "8 times"}
+"""Sizes of LRU caches in words."""
 
 Sums = dict[tuple[str, ...], float]
 """(metric, values of its labels) to the count."""
@@ -94,7 +93,8 @@ VALUES: Final[Mapping[str, Callable[[str], bool]]] = {
     "before": _is_count,
     "tenant": bool,
     "rule": RULES.__contains__,
-    "cache": {"all", "asked", CHOSEN, *CACHES}.__contains__,
+    "cache": {"all", "asked", CHOSEN, *RULES}.__contains__,
+    "size": {ASKED, *TIMES}.__contains__,
 }
 """Whether the report can read a value of a label."""
 
@@ -272,8 +272,12 @@ def figures_of(sums: Sums) -> dict[str, Any]:
             for source, number in tokens.items()
         },
         "evicted_by_seconds_unused": by_label("lpc_evicted_tokens_total"),
-        "evicted_share_that_other_caches_had": {
-            cache: share_of(sums.get(("lpc_evicted_blocks_total", cache)), evicted) for cache in CACHES
+        "evicted_share_that_other_rules_had": {
+            rule: share_of(sums.get(("lpc_evicted_blocks_total", rule)), evicted) for rule in RULES
+        },
+        "hit_share_by_size": {
+            size: hit_share(sums.get(("lpc_missed_blocks_total", size)), sums.get(("lpc_missed_blocks_total", ASKED), 0.0))
+            for size in TIMES
         },
         "changed_by_tokens_before": by_label("lpc_changed_tokens_total"),
         "tenants": tenants,
@@ -292,6 +296,12 @@ def figures_of(sums: Sums) -> dict[str, Any]:
 def share_of(part: float | None, whole: float) -> float | None:
     """Return a share; None if there is no such count. Prometheus extrapolates each series, so a part can exceed the whole."""
     return min(part / whole, 1.0) if part is not None and whole else None
+
+
+def hit_share(missed: float | None, asked: float) -> float | None:
+    """Return the share of blocks that were not missed; None if there is no such count. Misses are an estimate."""
+    share = share_of(missed, asked)
+    return None if share is None else 1 - share
 
 
 def verdict(blocks: Mapping[str, float], rule: str) -> dict[str, float | None]:
@@ -331,13 +341,22 @@ def show(figures: dict[str, Any]) -> None:
         seconds = "" if row["prefill_s"] is None else f"{row['prefill_s']:,.1f}"
         table.add_row(source, f"{row['tokens']:,}", f"{row['share']:.1%}", seconds, ADVICE[source])
     screen.print(table)
-    had = figures["evicted_share_that_other_caches_had"]
+    sizes = figures["hit_share_by_size"]
+    if any(share is not None for share in sizes.values()):
+        table = Table(title="what LRU caches of other sizes would have hit")
+        _columns(table, "size", "hits", "above this size")
+        for size, share in sizes.items():
+            if share is not None:
+                more = None if size == "1" or sizes["1"] is None else share - sizes["1"]
+                table.add_row(TIMES[size], f"{share:.1%}", _points(more))
+        screen.print(table)
+    had = figures["evicted_share_that_other_rules_had"]
     if any(share is not None for share in had.values()):
         table = Table(title="evicted tokens")
-        _columns(table, "another cache", "would have had")
-        for cache, share in had.items():
+        _columns(table, "another rule, this size", "would have had")
+        for rule, share in had.items():
             if share is not None:
-                table.add_row(CACHES[cache], f"{share:.1%}")
+                table.add_row(rule, f"{share:.1%}")
         screen.print(table)
     for title, key, word in (
         ("evicted tokens by time since their last use", "evicted_by_seconds_unused", _within),
