@@ -1,10 +1,10 @@
 """What LRU caches of other sizes would miss, by one list of sampled blocks.
 
-An LRU cache holds all that a smaller one holds (Mattson et al. 1970), so the blocks in the order of their last use, cut at each
-size, are the contents of all these caches. A sample chosen by hash, in caches that are smaller by the same factor, estimates the
-misses (SHARDS: Waldspurger et al., FAST 2015). Hits are all blocks less the misses, as in SHARDS-adj: whether the sample has the
-few blocks that everybody uses hardly matters. On Mooncake's trace, with caches of 4,096 to 16,384 blocks, this lowers the largest
-error from 4.2 to 1.2 points of hit rate (2026-11-26).
+An LRU cache holds all that a smaller one holds (Mattson et al. 1970). So the blocks in the order of their last use, cut at each
+size, are the contents of all these caches. A sample chosen by hash, in caches that are smaller by the same factor, estimates
+the misses (SHARDS: Waldspurger et al., FAST 2015). Hits are all blocks less the misses, as in SHARDS-adj: it hardly matters
+whether the sample has the few blocks that everybody uses. On Mooncake's trace, with caches of 4,096 to 16,384 blocks, this
+lowers the largest error from 4.2 to 1.2 points of hit rate (2026-11-26).
 
 Only the background calls the methods; any thread may read the counters.
 """
@@ -88,8 +88,8 @@ class CacheSizes:
             part = parts[number]
             excess = len(part) - (room - smaller)
             smaller = room
-            for piece in in_pieces(range(excess)):
-                for _ in piece:
+            for numbers in in_pieces(range(excess)):
+                for _ in numbers:
                     block, _ = part.popitem(last=False)
                     if number + 1 < len(parts):
                         parts[number + 1][block] = None

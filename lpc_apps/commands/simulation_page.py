@@ -34,8 +34,8 @@ def write_page(
     """Write the page.
 
     Args:
-        workloads: each with ``rows`` (`lpc_apps.simulator.summary.derived`), ``at`` (rows of one size, whose sources are shown),
-            ``said`` (paragraphs, with emphasis between pairs of asterisks) and ``marks`` (sizes with a name).
+        workloads: each with ``rows`` (`lpc_apps.simulator.summary.derived`), ``at`` (rows of one size, whose sources are
+            shown), ``said`` (paragraphs, with emphasis between pairs of asterisks) and ``marks`` (sizes with a name).
         log: what was read of a log; None: there is none.
         command: the command that made the page.
     """
@@ -91,8 +91,9 @@ def _chart(sizes: Sequence[tuple[int, float]], lines: Sequence[dict[str, Any]], 
     def x(size: int) -> float:
         return round(LEFT + (RIGHT - LEFT) * ((math.log(size) - low) / (high - low) if high > low else 0.5), 1)
 
-    step = _step(max(rate for line in lines for rate in line["rates"].values()))
-    count = max(math.ceil(max(rate for line in lines for rate in line["rates"].values()) / step - 1e-9), 1)
+    highest: float = max(rate for line in lines for rate in line["rates"].values())
+    step = _step(highest)
+    count = max(math.ceil(highest / step - 1e-9), 1)
 
     def y(rate: float) -> float:
         return round(BOTTOM - (BOTTOM - TOP) * rate / (step * count), 1)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import median
 from typing import Any, Final
 
@@ -40,7 +41,7 @@ def capacity_in_words(rows: Rows, memory: Memory, marks: Sequence[Mark], convers
     said[0] += "."
     gpu = marks[0]
     fit = f"about {_number(gpu.size / conversation)} conversations of the median length, {tokens(conversation)}"
-    said.append(f"{_gib(memory.gpu)}{each} hold **{tokens(gpu.size)} tokens**: {fit}.")
+    said.append(f"{_gib(memory.gpu)}{each} holds **{tokens(gpu.size)} tokens**: {fit}.")
     lru = sorted((row for row in rows if row["policy"] == BASELINE), key=lambda row: row["capacity_tokens"])
     at = {row["capacity_tokens"]: row for row in lru}
     if all(mark.size in at for mark in marks):
@@ -57,7 +58,7 @@ def _cliff(lru: Sequence[dict[str, Any]], conversation: int) -> str:
     """Return between which sizes LRU's hit rate falls most, if that is a cliff."""
     steps = [
         (above["hit_rate"] - below["hit_rate"], above["capacity_tokens"] / below["capacity_tokens"], below, above)
-        for below, above in zip(lru, lru[1:], strict=False)
+        for below, above in pairwise(lru)
     ]
     found = [step for step in steps if step[0] >= CLIFF * max(math.log2(step[1]), 0.5)]
     if not found:
@@ -93,7 +94,9 @@ def _money(at: dict[int, dict[str, Any]], memory: Memory, marks: Sequence[Mark])
 
 
 def _bytes(count: float) -> str:
-    return f"{count / 1024:,.0f} KiB" if count >= 10 * 1024 else f"{count / 1024:,.1f} KiB" if count >= 1024 else f"{count:.0f} B"
+    if count < 1024:
+        return f"{count:.0f} B"
+    return f"{count / 1024:,.1f} KiB" if count < 10 * 1024 else f"{count / 1024:,.0f} KiB"
 
 
 def _gib(count: float) -> str:

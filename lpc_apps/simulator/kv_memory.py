@@ -1,8 +1,8 @@
 """Bytes of KV cache by the configuration of a model, as vLLM computes them, and the tokens that a memory holds.
 
-Layers are of three kinds. Full attention keeps every token: with grouped heads a key and a value per KV head, with latent attention
-(MLA) one vector. Sliding-window and chunked attention keep the last tokens of a conversation. Recurrent layers keep one state. A
-test compares all of them with the KV cache specs of real vLLM.
+Layers are of three kinds. Full attention keeps every token: with grouped heads a key and a value per KV head, with latent
+attention (MLA) one vector. Sliding-window and chunked attention keep the last tokens of a conversation. Recurrent layers keep
+one state. A test compares them with the KV cache specs of real vLLM.
 """
 
 import json
@@ -155,7 +155,7 @@ def _from_hub(name: str) -> Path:
     """Return a model's configuration from the local cache, or fetch it."""
     try:
         from huggingface_hub import hf_hub_download, try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ModuleNotFoundError:
         raise SimulationError(
             f"{name!r:.80} is not a file, and huggingface_hub, which finds models by name, is not installed: give a config.json"

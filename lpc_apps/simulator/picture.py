@@ -43,7 +43,15 @@ def draw_hit_rates(rows: Rows, chosen: int = 0, marks: Sequence[Mark] = ()) -> "
         x, y, spread = zip(*line, strict=True)
         width = {OURS: 3.0, BASELINE: 2.0}.get(policy, 1.0)
         style = "o--" if REGISTRY[policy].bound else "o-"
-        axes.errorbar(x, y, spread if any(spread) else None, fmt=style, linewidth=width, markersize=2 + width, label=REGISTRY[policy].title)
+        axes.errorbar(
+            x,
+            y,
+            spread if any(spread) else None,
+            fmt=style,
+            linewidth=width,
+            markersize=2 + width,
+            label=REGISTRY[policy].title,
+        )
     for mark in marks:
         axes.axvline(mark.size, color="gray", linestyle=":", linewidth=1)
         axes.annotate(mark.name, (mark.size, 1), xycoords=("data", "axes fraction"), rotation=90, va="top", ha="right")

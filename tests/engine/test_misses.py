@@ -24,7 +24,7 @@ def test_each_prompt_token_is_counted_once_and_vllms_hits_as_cached(asynchronous
 
 
 def test_hits_by_size_are_those_of_vllm_with_a_cache_of_each_size() -> None:
-    """Within two points, in percent of prompt tokens. Short caches differ most: running requests take a larger share of them."""
+    """Within two points, in percent of prompt tokens. Small caches differ most, by their running requests."""
     made = conversations(3, 300)
     blocks = 400
     engine = Engine(blocks, background=AtOnce, rule="lru", keep_waiting=False)

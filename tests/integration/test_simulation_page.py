@@ -115,8 +115,17 @@ def test_the_page_fits_a_phone_and_follows_the_colour_scheme(
     )
     assert CHROMIUM is not None
     done = subprocess.run(
-        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-        + [f"--blink-settings=preferredColorScheme={scheme}", "--virtual-time-budget=5000", "--dump-dom", outer.as_uri()],
+        [
+            CHROMIUM,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            f"--blink-settings=preferredColorScheme={scheme}",
+            "--virtual-time-budget=5000",
+            "--dump-dom",
+            outer.as_uri(),
+        ],
         capture_output=True,
         text=True,
         timeout=60,

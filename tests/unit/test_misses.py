@@ -171,7 +171,9 @@ def test_what_another_engine_has_used_is_not_new() -> None:
     assert engine.serve(words(40)) == {"other_engine": 36, "short": 4}
 
 
-@pytest.mark.parametrize(("between", "had"), [(100, {"2", "4", "8"}), (220, {"4", "8"}), (500, {"8"}), (50, {"1", "2", "4", "8"})])
+@pytest.mark.parametrize(
+    ("between", "had"), [(100, {"2", "4", "8"}), (220, {"4", "8"}), (500, {"8"}), (50, {"1", "2", "4", "8"})]
+)
 def test_it_is_known_which_sizes_of_the_cache_would_have_had_a_prompt(between: int, had: set[str]) -> None:
     engine = Engine(80)
     engine.serve(words(61))

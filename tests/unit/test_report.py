@@ -108,7 +108,8 @@ STRANGE = {
     "unknown values": 'lpc_prompt_tokens_total{source="x"} 7\nlpc_changed_tokens_total{before="x"} 7\n'
     'lpc_evicted_tokens_total{unused="NaN"} 7\nlpc_evicted_blocks_total{cache="arc"} 7\n'
     'lpc_tenant_ghost_blocks_total{tenant="a",cache="arc"} 7\nlpc_ghost_blocks_total{cache="arc"} 7\nlpc_rule{rule="arc"} 1\n',
-    "sizes": 'lpc_missed_blocks_total{size="1"} 9\nlpc_missed_blocks_total{size="3"} 9\nlpc_missed_blocks_total{size="asked"} 1e-300\n',
+    "sizes": 'lpc_missed_blocks_total{size="1"} 9\nlpc_missed_blocks_total{size="3"} 9\n'
+    'lpc_missed_blocks_total{size="asked"} 1e-300\n',
     "digits without end": f'lpc_changed_tokens_total{{before="{"9" * 5000}"}} 7\n'
     f'lpc_evicted_tokens_total{{unused="{"9" * 5000}"}} 7\n',
     "times that are none": 'lpc_evicted_tokens_total{unused="-1"} 7\nlpc_evicted_tokens_total{unused="1e400"} 7\n'

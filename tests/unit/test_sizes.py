@@ -14,16 +14,13 @@ from eviction_client.policy.spans import ClassSpan
 from eviction_client.stores import BlockHash
 
 
-
 @functools.cache
 def block_of(content: object) -> BlockHash:
     return BlockHash(hashlib.sha256(str(content).encode()).digest())
 
 
 CHAINS = [[block_of((chain, depth)) for depth in range(12)] for chain in range(6)]
-USES = st.lists(
-    st.tuples(st.integers(0, 5), st.integers(0, 12), st.integers(0, 12), st.floats(0, 30)), min_size=1, max_size=60
-)
+USES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12), st.integers(0, 12), st.floats(0, 30)), min_size=1, max_size=60)
 
 
 @settings(max_examples=300, deadline=None)
@@ -64,8 +61,6 @@ def test_a_sample_estimates_all_blocks_at_each_size(every: int) -> None:
         chain = [shared, *(block_of((agent, depth)) for depth in range(lengths[agent]))]
         for sizes in (whole, sampled):
             sizes.observe(chain, len(chain) - 3, 0.0)
-    exact, estimate = (
-        [1 - sizes.missed[named(size)] / sizes.missed[ASKED] for size in SIZES] for sizes in (whole, sampled)
-    )
+    exact, estimate = ([1 - sizes.missed[named(size)] / sizes.missed[ASKED] for size in SIZES] for sizes in (whole, sampled))
     assert exact == sorted(exact) and exact[-1] - exact[0] > 0.3  # the sizes differ
     assert estimate == pytest.approx(exact, abs=0.02)

@@ -21,7 +21,8 @@ def said(memory: Memory, rates: dict[int, float], **more: Any) -> str:
 def test_the_cliff_and_the_conversations_that_fit() -> None:
     text = said(Memory(KIB_64, GIB, GIB), {8192: 0.02, 16_384: 0.05, 32_768: 0.6, 65_536: 0.62})
     assert text == (
-        "Tiny-1B takes 64 KiB of KV cache per token. 1 GiB hold **16.4K tokens**: about 8.0 conversations of the median length, 2K. "
+        "Tiny-1B takes 64 KiB of KV cache per token. 1 GiB holds **16.4K tokens**: "
+        "about 8.0 conversations of the median length, 2K. "
         "LRU serves 5.0% with the GPU alone (16.4K), 60.0% with the CPU tier (32.8K), 62.0% with twice that (65.5K). "
         "**The cliff** lies between 32.8K and 16.4K tokens (16 to 8.0 conversations): there LRU falls from 60.0% to 5.0%."
     )
@@ -43,7 +44,10 @@ def test_what_more_memory_returns_by_the_price_of_all_gpus(gpus: int) -> None:
     rows = derived([row("lru", size, 0.5, prefill_load=load) for size, load in loads.items()])
     text = capacity_in_words(rows, memory, memory.marks(2048), 2048)
     cost, saved = 1.5 * gpus, 0.6 * gpus
-    assert f"Prefill under LRU costs {cost:.2f} per hour of this traffic with the GPU alone; the CPU tier returns {saved:.2f}" in text
+    assert (
+        f"Prefill under LRU costs {cost:.2f} per hour of this traffic with the GPU alone; the CPU tier returns {saved:.2f}"
+        in text
+    )
     same = derived([row("lru", size, 0.5, prefill_load=0.5) for size in loads])
     assert "the CPU tier returns nothing" in capacity_in_words(same, memory, memory.marks(2048), 2048)
 

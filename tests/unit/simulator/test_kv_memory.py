@@ -12,12 +12,20 @@ from lpc_apps.simulator.kv_memory import GIB, KvMemory, Mark, Memory, kv_memory
 
 LLAMA_8B = {
     "model_type": "llama",
-    **{"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096},
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_size": 4096,
 }
 DEEPSEEK_V3 = {
     "model_type": "deepseek_v3",
-    **{"num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128, "hidden_size": 7168},
-    **{"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128},
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "hidden_size": 7168,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
 }
 
 
@@ -51,10 +59,11 @@ def test_bytes_per_token_with_and_without_transformers(
     assert kv.tokens(GIB, 12_345) == GIB // per_token
 
 
-def test_a_missing_layer_pattern_comes_from_transformers_or_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gemma = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "num_hidden_layers": 6, "sliding_window": 512}}
+def test_a_missing_layer_pattern_comes_from_transformers_or_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gemma = {
+        "model_type": "gemma3",
+        "text_config": {"model_type": "gemma3_text", "num_hidden_layers": 6, "sliding_window": 512},
+    }
     kv = of(gemma, tmp_path)
     assert kv.windows == ((512, 5 * kv.per_token),)
     monkeypatch.setitem(sys.modules, "transformers", None)
