@@ -53,6 +53,7 @@ class Counts:
     cached: int = 0
     prompt: int = 0
     latencies: list[float] = field(default_factory=list)
+    first_tokens: list[float] = field(default_factory=list)
 
 
 def serve(
@@ -87,6 +88,8 @@ def serve(
     loop = ClosedLoop(sessions, gaps, at_once=load.at_once, start=clock())
     texts: dict[int, list[int]] = {}
     outputs: dict[int, str] = {}
+    admitted: dict[int, float] = {}
+    """Times at which requests without a first token were admitted."""
     counts = Counts(clock())
     started = time.perf_counter()
     while len(outputs) < load.requests:
@@ -94,13 +97,15 @@ def serve(
             assert loop.next_arrival is not None
             clock.set(max(clock(), loop.next_arrival))
         for number in loop.arrive(clock()):
-            texts[number] = prompts.prompt(number)
+            texts[number], admitted[number] = prompts.prompt(number), clock()
             reply = prompts.reply_tokens(number)
             admit(engine, number, replay.requests[number].conversation, texts[number], reply=reply)
         for output in engine.step():
+            number = number_of(output.request_id)
+            if number in admitted:
+                counts.first_tokens.append(clock() - admitted.pop(number))
             if not output.finished:
                 continue
-            number = number_of(output.request_id)
             tokens = list(output.outputs[0].token_ids)
             prompt = texts.pop(number)
             prompts.answered(number, prompt, tokens)
@@ -112,6 +117,7 @@ def serve(
                 counts.latencies.append(latency)
             else:
                 counts.since = clock()
+                counts.first_tokens.clear()
     figures: dict[str, Any] = {
         "requests": len(outputs),
         "counted": len(counts.latencies),
@@ -121,6 +127,7 @@ def serve(
         "prompt_tokens_per_s": counts.prompt * scale / (clock() - counts.since),
         "latency_mean_s": statistics.fmean(counts.latencies),
         "latency_p99_s": sorted(counts.latencies)[int(0.99 * len(counts.latencies))],
+        "first_token_longest_s": max(*counts.first_tokens, *(clock() - at for at in admitted.values())),
         "evictions": len(tiny.evicted),
         "outputs": outputs,
         "seconds": round(time.perf_counter() - started, 1),

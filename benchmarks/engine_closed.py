@@ -33,10 +33,9 @@ class Side:
 
 SIDES: Final[Mapping[str, Side]] = {
     "stock": Side("stock"),
-    "plugin-sidecar": Side("plugin-sidecar", {"keep_waiting": False}),
-    "plugin-sidecar, keep": Side("plugin-sidecar"),
-    "warm first": Side("plugin-sidecar", {"keep_waiting": False, "schedule": "warm-first"}),
-    "all": Side("plugin-sidecar", {"schedule": "warm-first"}),
+    "plugin-sidecar": Side("plugin-sidecar", {"keep_waiting": False, "schedule": "fcfs"}),
+    "plugin-sidecar, keep": Side("plugin-sidecar", {"schedule": "fcfs"}),
+    "warm first": Side("plugin-sidecar"),
 }
 """Columns by name. The first is the baseline."""
 LIVE: Final = (0.5, 1.0, 2.0)
@@ -141,7 +140,7 @@ def _show(screen: Console, figures: dict[str, Any]) -> None:
         f"prefill {figures['prefill_tokens_per_s']:,.0f} tokens/s"
     )
     table = Table(title=title)
-    numbers = ("cached tokens", "hit rate", "prompt tokens/s", "mean s", "p99 s")
+    numbers = ("cached tokens", "hit rate", "prompt tokens/s", "mean s", "p99 s", "first token, longest s")
     for column in ("live contexts / cache", f"blocks of {BLOCK}", "side", *numbers, "tokens identical"):
         table.add_column(column, justify="right")
     for row in figures["rows"]:
@@ -155,6 +154,7 @@ def _show(screen: Console, figures: dict[str, Any]) -> None:
                     f"{side['hit_rate']:.1%}",
                     f"{side['prompt_tokens_per_s']:,.0f} ({gained:.2f})",
                 ),
-                *(f"{side['latency_mean_s']:.1f}", f"{side['latency_p99_s']:.1f}", f"yes, {row['requests_compared']:,}"),
+                *(f"{side[figure]:.1f}" for figure in ("latency_mean_s", "latency_p99_s", "first_token_longest_s")),
+                f"yes, {row['requests_compared']:,}",
             )
     screen.print(table)

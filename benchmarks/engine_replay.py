@@ -132,8 +132,8 @@ def clocked_engine(
     # vLLM reserves one block.
     tiny = TinyEngine(model, blocks + 1, learned=attributes if predictor is not None else None, **options)
     if predictor is not None:
-        # Groups depend on new tokens, of which the engine has BLOCK per block of the trace.
-        tiny.scheduler.lpc.plugin.block_tokens = replay.block_tokens
+        # Classes depend on new tokens, of which the engine has BLOCK per block of the trace.
+        tiny.scheduler.lpc.plugin.policy.block_tokens = replay.block_tokens
     return tiny
 
 

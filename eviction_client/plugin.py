@@ -142,7 +142,7 @@ class Plugin:
         self.tiers: list[ChunkTier] = []
         self._owners = Owners(capacity) if settings.hints_share else None
         self._capacity = capacity
-        self.block_tokens = block_tokens
+        self._block_tokens = block_tokens
         self._in_use = 0.0
         self.clock = MonotoneClock(clock)
         self._events: deque[_Started | _Served | FinishedRequest[BlockHash]] = deque(maxlen=MAX_WAITING)
@@ -213,7 +213,7 @@ class Plugin:
             prompt_blocks: number of these that the prompt filled.
             reply_end: equal for replies with the same end; see `eviction_client.policy.reply_ends`.
             session: digest of the conversation's name, the same in all engines, if known.
-            token_ids: the prompt.
+            token_ids: the prompt, which must not change afterwards.
             tenant: digest of the cache salt; empty without one.
         """
         now = self.now()
@@ -240,11 +240,11 @@ class Plugin:
             session=session,
             retain_s=retain_s,
             prompt_tokens=len(token_ids),
-            opening=hash(tuple(token_ids[: self.block_tokens])),
+            token_ids=token_ids,
             tenant=tenant,
         )
         for tier in self.tiers:
-            tier.ended(finished)
+            tier.ended(finished, ordered=self.tables is not None)
         self._append(finished)
         return finished
 
@@ -278,15 +278,27 @@ class Plugin:
             return self.clock.latest
 
     def add_tier(
-        self, name: str, chunks: int, *, blocks: int, prompts_only: bool, named: Callable[[Any], bytes] = bytes
+        self,
+        name: str,
+        chunks: int,
+        *,
+        blocks: int,
+        prompts_only: bool,
+        divided: bool = False,
+        named: Callable[[Any], bytes] = bytes,
     ) -> ChunkTier:
-        """Add and return a tier below the engine's cache; see :class:`ChunkTier`."""
+        """Add and return a tier below the engine's cache; see :class:`ChunkTier`.
+
+        Args:
+            divided: whether the engine's queue evicts the tier's copies early.
+        """
         tier = ChunkTier(
             name,
             chunks,
             self.policy,
             blocks=blocks,
             prompts_only=prompts_only,
+            pool=self._capacity if divided else 0,
             hints_share=self.settings.hints_share,
             named=named,
             forced=lambda: self.lru_forced,
@@ -521,7 +533,7 @@ class Plugin:
             self._retain_s = retain_s
 
     def _pool(self) -> None:
-        """Write recorded keys to the store, and query it for the deepest blocks of new gap spans."""
+        """Write recorded times to the store, and query it for the deepest blocks of new gap spans."""
         store = self.store
         if store is None:
             return
@@ -545,4 +557,4 @@ class Plugin:
         self._arrivals.clear()
 
     def _new_policy(self) -> Policy[BlockHash]:
-        return Policy(self._capacity, block_tokens=self.block_tokens, clock=self.now, rule=self.settings.rule)
+        return Policy(self._capacity, block_tokens=self._block_tokens, clock=self.now, rule=self.settings.rule)

@@ -61,17 +61,17 @@ class ClientSettings(RedisSettings):
         default=True, description="evict last what waiting requests will hit, those needed soonest the very last"
     )
     schedule: Literal["fcfs", "warm-first"] = Field(
-        default="fcfs",
-        description="which waiting request vLLM serves next. fcfs: the first that came. warm-first: of those that miss at most "
-        "half of their prompt the one that misses least, before older ones within a bound",
+        default="warm-first",
+        description="which waiting request vLLM serves next. fcfs: the first that came. warm-first: while the cache thrashes, "
+        "of those that miss at most half of their prompt the one that misses least, before older ones within a bound",
     )
-    overtake: float = Field(
-        default=0.25,  # policy.warm_first.OVERTAKE, which settings may not import
+    overtake_s: float = Field(
+        default=3.0,  # policy.warm_first.OVERTAKE_S, which settings may not import
         ge=0.0,
-        le=1.0,
+        le=3600.0,
         allow_inf_nan=False,
-        description="under warm-first: prefill by which later requests may overtake a waiting one, as a share of the cache; 0: "
-        "first come, first served",
+        description="under warm-first: prefill by which later requests may overtake a waiting one, in seconds; 0: first come, "
+        "first served",
     )
     hints_share: float = Field(
         default=0.0,
@@ -101,13 +101,13 @@ class ClientSettings(RedisSettings):
     )
     redis_url: SecretStr | None = Field(
         default=None,
-        description="redis://, rediss:// (TLS) or unix:// URL of the fleet's Redis; without it keys stay in this process",
+        description="redis://, rediss:// (TLS) or unix:// URL of the fleet's Redis; without it engines share nothing",
     )
     redis_shards: int = Field(
         default=4,
         ge=1,
         le=1024,
-        description="Redis keys over which pooled keys are spread, equal in the whole fleet; on a cluster about 4 per primary",
+        description="Redis keys that hold the shared blocks, equal in the whole fleet; on a cluster about 4 per primary",
     )
 
     _empty_is_none = field_validator("predictor_ca", "predictor_token_file", mode="before")(none_if_empty)

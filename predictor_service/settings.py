@@ -213,8 +213,8 @@ class ServiceSettings(RedisSettings, ServerSettings):
             )
         url = parsed(self.cache_redis_url)
         if self.redis_url is not None:
-            scores = parsed(self.redis_url)
-            if scores.where.replace("localhost", "127.0.0.1") == url.where.replace("localhost", "127.0.0.1"):
+            engines = parsed(self.redis_url)
+            if engines.where.replace("localhost", "127.0.0.1") == url.where.replace("localhost", "127.0.0.1"):
                 raise ValueError(
                     "cache_redis_url is the same Redis as redis_url, which engines can read: use another for response caches"
                 )

@@ -70,8 +70,8 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     ),
     "lpc_changed_tokens": (
         Counter,
-        "Prompt tokens behind a place where a conversation's prompt was changed, by tokens before that place, at least.",
-        "before",
+        "Prompt tokens behind a place where a prompt differs from an earlier one, by how, and by tokens before it, at least.",
+        "change,before",
     ),
     "lpc_hints": (Counter, "Finished requests with hints by hint; off: LPC_HINTS_SHARE is 0.", "hint"),
     "lpc_hinted_blocks": (
@@ -81,9 +81,18 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     ),
     "lpc_retained_blocks": (Gauge, "Blocks (SGLang: tokens) that hints retain in the cache and its tiers, at most.", ""),
     "lpc_pooled_raises": (Counter, "Spans of blocks in another class because another conversation holds them.", ""),
-    "lpc_pooled_refused": (Counter, "Answers of the store that cannot be a key: another clock, for example.", ""),
-    "lpc_warm_first": (Gauge, "1 while waiting requests are served warm first, 0 while it is first come, first served.", ""),
-    "lpc_overtaken_tokens": (Gauge, "Tokens by which the oldest waiting request has been overtaken: within LPC_OVERTAKE.", ""),
+    "lpc_pooled_refused": (Counter, "Answers of the store that cannot be a retain-until time: another clock, for example.", ""),
+    "lpc_repeated_prefill": (Gauge, "Share of the latest prefill that computed what the cache had before and has evicted.", ""),
+    "lpc_warm_first": (
+        Gauge,
+        "1: while the cache thrashes, warm waiting requests go first. 0: first come, first served.",
+        "",
+    ),
+    "lpc_overtaken_tokens": (
+        Gauge,
+        "Tokens by which the oldest waiting request has been overtaken; see LPC_OVERTAKE_S.",
+        "",
+    ),
     "lpc_overtaking": (Counter, "Requests served before one that had arrived earlier.", ""),
     "lpc_queue_runs": (Gauge, "Runs in the free queue: blocks of a class that were freed together.", ""),
     "lpc_waited_requests": (
@@ -108,7 +117,7 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     "lpc_tier_evictions": (Counter, "Chunks evicted from offload tiers, by whose order.", "by"),
     "lpc_advantage": (Gauge, "Sampled blocks per request that a rule's ghost cache hits more than that of LRU.", "rule"),
     "lpc_predictor_connected": (Gauge, "1 while the sidecar can be reached.", ""),
-    "lpc_store_healthy": (Gauge, "1 while the store of pooled keys can be used.", ""),
+    "lpc_store_healthy": (Gauge, "1 while the store of retain-until times can be used.", ""),
 }
 
 _shown: list[Counter | Gauge] = []

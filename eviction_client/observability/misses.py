@@ -1,7 +1,8 @@
-"""Why prompt tokens were not cached, counted block by block from hashes alone.
+"""Why prompt tokens were not cached, counted block by block from hashes and positions.
 
 Each token of a prompt has one source (`SOURCES`). A block that an earlier request used and that the engine did not find was
-evicted. An unknown block is new, or changed if the same conversation had another block at this position. The history is
+evicted. An unknown block is changed if the same conversation had another block at this position, or if an earlier prompt had
+the same text behind another prefix (:mod:`eviction_client.observability.repeated_text`); else it is new. The history is
 bounded, so blocks that were last used long ago count as new.
 
 Only the background calls the methods (:mod:`eviction_client.plugin`); any thread may read the counters.
@@ -12,11 +13,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from eviction_client.observability.repeated_text import CHANGES, RepeatedText
 from eviction_client.observability.sizes import CacheSizes
 from eviction_client.pace import PIECE, in_pieces
 from eviction_client.policy.features import GAPS
 from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.ghosts import GhostCache, sampled
+from eviction_client.policy.prefill import Repeated
 from eviction_client.policy.reuse_monitor import Arrival, GapSpan
 from eviction_client.policy.rules import RULES
 from eviction_client.stores.base import BlockHash
@@ -36,8 +39,8 @@ SOURCES: Final = (
 
 - ``evicted``: an earlier request used the block, and the cache no longer had it.
 - ``new``: no request has used the block before.
-- ``changed``: new, and the conversation's previous prompt differed at this position: an edited history, a time stamp, another
-  order of tools. Only for conversations with a session.
+- ``changed``: new, and the conversation's previous prompt differed at this position, or an earlier prompt had the same text
+  behind another prefix: a time stamp, another order of tools, an edited history.
 - ``reply_changed``: as ``changed``, within the last reply: without its reasoning, for example.
 - ``other_salt``: the first block was used under another cache salt, adapter or media.
 - ``other_engine``: another engine of the fleet has used the block recently, according to the store of shared blocks.
@@ -82,24 +85,27 @@ class Misses:
     Attributes:
         tokens: by source.
         unused: evicted tokens by the time since their last use; see `UNUSED`.
-        changed: tokens of ``changed`` by the position of the change; see `CHANGED_FROM`.
+        changed: tokens of ``changed`` by how the prompt was changed (`CHANGES`), and by position; see `CHANGED_FROM`.
         followed: sampled evicted blocks: ``all``, and those that a cache under each rule would have had.
         sizes: what LRU caches of other sizes would miss.
         tenants: by digest of the cache salt, at most MOST_TENANTS and OTHERS.
+        repeated: share of the lately computed prompt tokens that the cache had before; any thread may read it.
     """
 
     def __init__(self, capacity: int, block_tokens: int, *, every: int) -> None:
         self.tokens = dict.fromkeys(SOURCES, 0)
         self.unused = dict.fromkeys(UNUSED, 0)
-        self.changed = dict.fromkeys(map(str, CHANGED_FROM), 0)
+        self.changed = {(change, str(bound)): 0 for change in CHANGES for bound in CHANGED_FROM}
         self.followed = dict.fromkeys(("all", *RULES), 0)
         self.sizes = CacheSizes(capacity, every=every)
         self.tenants: dict[str, Tenant] = {}
+        self.repeated = Repeated(capacity * block_tokens)
         self.block_tokens = block_tokens
         self._every = every
         self._arrived: dict[Hashable, Sequence[GapSpan]] = {}
         self._cached: dict[Hashable, int] = {}
         self._sessions: OrderedDict[str, _Chain] = OrderedDict()
+        self._texts = RepeatedText(block_tokens)
         self._first: OrderedDict[int, BlockHash] = OrderedDict()
         """The last first block by its tokens."""
 
@@ -168,8 +174,12 @@ class Misses:
                 continue
             if gap == _UNKNOWN:
                 source = self._source(ended, prompt, done // size, elsewhere)
-                if source == "changed":
-                    self.changed[str(max(bound for bound in CHANGED_FROM if bound <= done))] += tokens
+                if source in ("new", "changed"):
+                    source, repeated = self._repeated(ended, prompt, done, tokens, source)
+                    if source == "changed" and repeated < tokens:
+                        counts["new"] += tokens - repeated
+                        done += tokens - repeated
+                        tokens = repeated
             else:
                 source, evicted_to = "evicted", done + tokens
                 self.unused[UNUSED[gap - 1]] += tokens
@@ -178,6 +188,7 @@ class Misses:
         counts["short"] += ended.prompt_tokens - done
         for source, tokens in counts.items():
             self.tokens[source] += tokens
+        self.repeated.note(ended.prompt_tokens - cached, counts["evicted"])
         if ended.tenant:
             self._tenant(ended.tenant).tokens.update(counts)
         if evicted_to > cached:
@@ -192,9 +203,29 @@ class Misses:
         chain = self._sessions.get(ended.session) if ended.session else None
         if chain is not None and depth < chain.blocks:
             return "changed" if depth < chain.prompt else "reply_changed"
-        if depth == 0 and self._first.get(ended.opening, prompt[0]) != prompt[0]:
+        if depth == 0 and self._first.get(self._opening(ended), prompt[0]) != prompt[0]:
             return "other_salt"
         return "new"
+
+    def _repeated(
+        self, ended: FinishedRequest[BlockHash], prompt: Sequence[BlockHash], done: int, tokens: int, source: str
+    ) -> tuple[str, int]:
+        """Return the source of unknown tokens from a position on, and how many of them were changed.
+
+        Of a conversation with a session all up to the length of its last prompt and reply are, because these had others there.
+        """
+        in_history = source == "changed"
+        found = self._texts.find(ended.token_ids, prompt, done // self.block_tokens, in_history=in_history)
+        if found is None and not in_history:
+            return "new", 0
+        if in_history:
+            known = self._sessions[ended.session or ""].blocks * self.block_tokens - done
+        else:
+            known = found.tokens if found is not None else 0
+        changed = min(known, tokens)
+        change = "edited" if found is None else found.change
+        self.changed[change, str(max(bound for bound in CHANGED_FROM if bound <= done))] += changed
+        return "changed", changed
 
     def _follow(self, prompt: Sequence[BlockHash], start: int, end: int, ghosts: Mapping[str, GhostCache[BlockHash]]) -> None:
         """Count which caches would have had the blocks in [start, end)."""
@@ -212,15 +243,20 @@ class Misses:
             self.followed[name] += min(max(cache.hits(blocks) - before, 0), within)
 
     def _remember(self, ended: FinishedRequest[BlockHash], prompt: Sequence[BlockHash]) -> None:
+        self._texts.add(ended.token_ids, ended.blocks, ended.arrival.old)
         if ended.session:
             self._sessions.pop(ended.session, None)
             self._sessions[ended.session] = _Chain(ended.prompt_blocks, len(ended.blocks))
             if len(self._sessions) > MOST_SESSIONS:
                 self._sessions.popitem(last=False)
         if prompt:
-            self._first[ended.opening] = prompt[0]
+            self._first[self._opening(ended)] = prompt[0]
             if len(self._first) > MOST_FIRST_BLOCKS:
                 self._first.popitem(last=False)
+
+    def _opening(self, ended: FinishedRequest[BlockHash]) -> int:
+        """Return a hash of the tokens of the first block."""
+        return hash(tuple(ended.token_ids[: self.block_tokens]))
 
     def _tenant(self, name: str) -> Tenant:
         if name not in self.tenants and len(self.tenants) >= MOST_TENANTS:

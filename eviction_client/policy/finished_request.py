@@ -1,14 +1,16 @@
 """A finished request, as the policy passes it to queues, tiers and the background."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from eviction_client.policy.features import NO_FACTS, Facts, Features
 from eviction_client.policy.reuse_monitor import MEAN_GAP_S, UNKNOWN, Arrival, Use, pooled
 from eviction_client.policy.spans import ClassSpan
 
 H = TypeVar("H", bound=Hashable)
+
+Home = Literal["pool", "tier"]
 
 
 @dataclass(slots=True, eq=False)
@@ -29,8 +31,11 @@ class FinishedRequest(Generic[H]):
         session: digest of its conversation's name, the same in all engines; None: unknown.
         retain_s: seconds for which a hint retains all its blocks; 0: no hint.
         prompt_tokens: of its prompt; 0: unknown.
-        opening: hash of the tokens of its first block.
+        token_ids: the prompt.
         tenant: digest of its cache salt; empty without one.
+        home: the cache that is to keep its blocks, where pool and tier both hold them; None: both.
+        features: of the parts of its prompt, and of the blocks behind them; empty before :meth:`find_features`.
+        classes: of the same parts, by rule; None before the background has found them.
     """
 
     request_id: Hashable
@@ -47,27 +52,20 @@ class FinishedRequest(Generic[H]):
     session: str | None = None
     retain_s: float = 0.0
     prompt_tokens: int = 0
-    opening: int = 0
+    token_ids: Sequence[int] = ()
     tenant: str = ""
+    home: Home | None = None
+    features: Sequence[Features] = ()
+    classes: Mapping[str, Sequence[ClassSpan]] | None = None
 
-    @property
-    def features(self) -> list[Features]:
-        """Of the parts of its prompt, and of the blocks behind them."""
-        new, turn, end, group, _ = self.facts
-        found = [
-            Features(
-                part.end,
-                part.gap,
-                new,
-                turn,
-                end,
-                part.level,
-                group,
-                self.pooled(part.shared),
-            )
-            for part in self.arrival.parts
+    def find_features(self) -> None:
+        """Set the features."""
+        new, turn, reply_end, group, _ = self.facts
+        length = len(self.blocks)
+        self.features = [
+            Features(min(end, length), gap, new, turn, reply_end, level, group, self.pooled(shared))
+            for end, gap, level, shared in (*self.arrival.parts, (length, 0, 0, None))
         ]
-        return [*found, Features(len(self.blocks), 0, new, turn, end, 0, group, self.log_odds)]
 
     def pooled(self, shared: Use | None) -> float | None:
         """Return the highest log-odds of the conversations that hold some blocks; see `reuse_monitor.pooled`."""

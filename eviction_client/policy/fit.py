@@ -20,12 +20,12 @@ Pure Python, in steps of well under a millisecond: this runs inside the engine's
 
 import math
 from collections.abc import Generator, Mapping, Sequence
+from math import expm1
 from typing import Final
 
-from eviction_client.policy.classes import ClassKey
-from eviction_client.policy.features import GAP_CLASSES, NEW_GROUPS
+from eviction_client.policy.classes import ClassKey, cell_of
 from eviction_client.policy.prior import Prior
-from eviction_client.policy.reuse_monitor import Counts, add, nothing
+from eviction_client.policy.reuse_monitor import PER_STEP, Counts, add, nothing
 
 PRIOR_WEIGHT: Final = 300.0
 """Weight of the shipped prior, in blocks at risk per interval."""
@@ -35,22 +35,11 @@ OWN_WEIGHT: Final = 300.0
 """Weight of a class's parent, in blocks at risk per interval."""
 K: Final = 30.0
 """Reuses that a multiplier of 1 counts as."""
+FEATURES: Final = 5
+"""With a multiplier: turn, reply end, level, the sidecar's group, log-odds."""
 SWEEPS: Final = 4
 LEAST, MOST = 0.02, 50.0
 """Bounds of a multiplier."""
-
-
-class Fit:
-    """Hazards [INTERVALS].
-
-    Attributes:
-        cells: by gap and new-token group.
-        classes: by number of the class.
-    """
-
-    def __init__(self) -> None:
-        self.cells: dict[tuple[int, int], Sequence[float]] = {}
-        self.classes: dict[int, Sequence[float]] = {}
 
 
 def fitting(
@@ -58,36 +47,34 @@ def fitting(
     keys: Sequence[ClassKey],
     prior: Prior,
     predicted: Mapping[int, Sequence[float]],
-) -> Generator[None, None, Fit]:
-    """Return the hazards of all classes with counts; a step is well under a millisecond.
+) -> Generator[None, None, tuple[list[list[float]], dict[int, list[float]]]]:
+    """Return the hazards [INTERVALS] of all cells, and those of all classes with counts; a step is well under a millisecond.
 
     Args:
         counts: reuses and blocks at risk [INTERVALS] by class.
         keys: features by class.
         predicted: the sidecar's hazards [INTERVALS] by its groups.
     """
-    fit = Fit()
-    of_cell: dict[tuple[int, int], tuple[Counts, Counts]] = {}
-    of_end: dict[tuple[int, int, int], tuple[Counts, Counts]] = {}
-    for number, pair in counts.items():
+    of_cell = [nothing() for _ in prior]
+    of_end: dict[tuple[int, int], tuple[Counts, Counts]] = {}
+    for done, (number, pair) in enumerate(counts.items(), 1):
         key = keys[number]
-        add(of_cell.setdefault((key.gap, key.new), nothing()), pair)
-        add(of_end.setdefault((key.gap, key.new, key.reply_end), nothing()), pair)
-        yield
-    for gap in range(GAP_CLASSES):
-        for new in range(NEW_GROUPS):
-            shipped = prior.of(gap, new)
-            fit.cells[gap, new] = _blend(*of_cell.get((gap, new), nothing()), shipped, PRIOR_WEIGHT)
-        yield
-    ends = {shape: _blend(*pair, fit.cells[shape[:2]], END_WEIGHT) for shape, pair in of_end.items()}
+        add(of_end.setdefault((cell_of(key), key.reply_end), nothing()), pair)
+        if not done % PER_STEP:
+            yield
+    for (cell, _), pair in of_end.items():
+        add(of_cell[cell], pair)
     yield
-    log_stays: dict[tuple[int, int, int, int], list[float]] = {}
+    cells = [_blend(*pair, shipped, PRIOR_WEIGHT) for pair, shipped in zip(of_cell, prior, strict=True)]
+    ends = {(cell, end): _blend(*pair, cells[cell], END_WEIGHT) for (cell, end), pair in of_end.items()}
+    yield
+    log_stays: dict[tuple[int, int, int], list[float]] = {}
     of_class: dict[int, list[float]] = {}
     for number in counts:
         key = keys[number]
-        shape = key.gap, key.new, key.reply_end, key.group
+        shape = cell_of(key), key.reply_end, key.group
         if shape not in log_stays:
-            hazards = ends[shape[:3]]
+            hazards = ends[shape[:2]]
             sidecar = predicted.get(key.group)
             if sidecar is not None:
                 hazards = [0.5 * (one + other) for one, other in zip(hazards, sidecar, strict=True)]
@@ -95,11 +82,13 @@ def fitting(
             yield
         of_class[number] = log_stays[shape]
     multipliers = yield from _multipliers(counts, keys, of_class)
-    for number, pair in counts.items():
-        parent = [-math.expm1(stay * multipliers[number]) for stay in of_class[number]]
-        fit.classes[number] = _blend(*pair, parent, OWN_WEIGHT)
-        yield
-    return fit
+    classes: dict[int, list[float]] = {}
+    for done, (number, pair) in enumerate(counts.items(), 1):
+        times = multipliers[number]
+        classes[number] = _blend(*pair, [-expm1(stay * times) for stay in of_class[number]], OWN_WEIGHT)
+        if not done % PER_STEP:
+            yield
+    return cells, classes
 
 
 def _multipliers(
@@ -110,32 +99,43 @@ def _multipliers(
     Args:
         log_stays: by class and interval, the logarithm of the share of blocks that go on waiting.
     """
-    numbers = list(counts)
-    found = dict.fromkeys(numbers, 1.0)
-    observed = {number: sum(counts[number][0]) for number in numbers}
-    features: list[dict[int, tuple[bool, int]]] = [
-        {number: (not keys[number].gap, keys[number].turn) for number in numbers},
-        {number: (not keys[number].gap, keys[number].reply_end) for number in numbers},
-        {number: (False, keys[number].level) for number in numbers if keys[number].gap},
-        {number: (True, keys[number].group) for number in numbers if keys[number].group},
-        {number: (not keys[number].gap, keys[number].odds) for number in numbers if keys[number].odds},
-    ]
+    found = dict.fromkeys(counts, 1.0)
+    reused: list[dict[tuple[bool, int], float]] = [{} for _ in range(FEATURES)]
+    classes: list[dict[tuple[bool, int], list[tuple[int, Counts, Sequence[float]]]]] = [{} for _ in range(FEATURES)]
+    """Per feature and its value, separately for new and for old blocks."""
+    for done, (number, (reuses, at_risk)) in enumerate(counts.items(), 1):
+        key = keys[number]
+        new = not key.gap
+        row, own = (number, _reached(at_risk), log_stays[number]), sum(reuses)
+        values = key.turn, key.reply_end, None if new else key.level, key.group or None, key.odds or None
+        for feature, value in enumerate(values):
+            if value is not None:
+                reused[feature][new, value] = reused[feature].get((new, value), 0.0) + own
+                classes[feature].setdefault((new, value), []).append(row)
+        if not done % PER_STEP:
+            yield
     yield
-    for _ in range(SWEEPS):
-        for feature in features:
-            reused: dict[tuple[bool, int], float] = {}
-            expected: dict[tuple[bool, int], float] = {}
-            for number, value in feature.items():
+    for feature in [*range(FEATURES)] * SWEEPS:
+        for value, rows in classes[feature].items():
+            expected = 0.0
+            for done, (number, at_risk, stays) in enumerate(rows, 1):
                 times = found[number]
-                stays, at_risk = log_stays[number], counts[number][1]
-                most = sum(n * (1.0 - math.exp(stay * times)) for n, stay in zip(at_risk, stays, strict=True))
-                reused[value] = reused.get(value, 0.0) + observed[number]
-                expected[value] = expected.get(value, 0.0) + most
-                yield
-            for number, value in feature.items():
-                ratio = (reused[value] + K) / (expected[value] + K)
+                expected -= sum([n * expm1(stay * times) for n, stay in zip(at_risk, stays, strict=False)])
+                if not done % PER_STEP:
+                    yield
+            ratio = (reused[feature][value] + K) / (expected + K)
+            for number, _, _ in rows:
                 found[number] = min(max(found[number] * ratio, LEAST), MOST)
+            yield
     return found
+
+
+def _reached(at_risk: Counts) -> Counts:
+    """Return the counts up to the last interval that a block has reached."""
+    last = len(at_risk)
+    while last and not at_risk[last - 1]:
+        last -= 1
+    return at_risk[:last]
 
 
 def _blend(reuses: Sequence[float], at_risk: Sequence[float], parent: Sequence[float], weight: float) -> list[float]:

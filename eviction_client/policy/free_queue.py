@@ -18,6 +18,9 @@ Four classes exist in addition to the reuse classes, under every rule:
    request go first, the deepest first. A block enters this class when the eviction order reaches it, so other blocks cost
    nothing. It is evicted next when no request waits for it any more.
 
+With ``copies`` each reuse class c has a second one, c + ``classes``, for blocks whose content another tier holds as well.
+Losing one costs a transfer, not a computation, so it has COPY of its class's value.
+
 Eviction: a value that first rises and then falls with age has its minimum over a class at the oldest or the newest run, so only
 these two are compared, over all classes. A fitted curve may have several peaks. A run between the two ends may then have a
 lower value than both, and is evicted a little late. A run is not evicted before a *deeper* run of the same chain, which no
@@ -41,6 +44,8 @@ from typing import Any, Final
 from eviction_client.policy.free_list import B, FreeList
 from lpc.model.curve import KNOTS, value_at
 
+COPY: Final = 0.1
+"""Share of its value that a block keeps while another tier holds its content: time to load it / time to compute it."""
 RENEWED_S: Final = 0.25
 """Seconds until calculated values are renewed."""
 _RENEWED_PER_CLASS_S: Final = 0.0006
@@ -119,14 +124,18 @@ class FreeQueue(FreeList[B]):
     Args:
         head, tail: sentinels with block_id -1. They are linked, never returned.
         classes: number of reuse classes.
+        copies: whether there are classes of copies.
         clock: seconds; never goes back.
 
     Attributes:
         price: mean retention value of the latest blocks evicted by value, uses per second; 0: none yet.
     """
 
-    def __init__(self, head: B, tail: B, classes: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, head: B, tail: B, classes: int, *, copies: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         super().__init__(head, tail)
+        self._classes = classes
         self.price = 0.0
         self._clock = clock
         self._end: Run = [tail, 0.0, math.inf, None, None, None, None, 0.0, -1]
@@ -134,8 +143,8 @@ class FreeQueue(FreeList[B]):
         self._end[_PREVIOUS] = self._start
         # Entry -1 is for the sentinels, which start no run but end the one before them.
         self._run_of: dict[int, Run] = {-1: self._end}
-        self._oldest: list[Run | None] = [None] * (classes + _EXTRA)
-        self._newest: list[Run | None] = [None] * (classes + _EXTRA)
+        self._oldest: list[Run | None] = [None] * (classes * (1 + copies) + _EXTRA)
+        self._newest: list[Run | None] = self._oldest.copy()
         self._tables: Sequence[Table] | None = None
         self._soon = SOON
         self._number = 0
@@ -147,8 +156,8 @@ class FreeQueue(FreeList[B]):
         """Heap of present and past entries of ``_least``."""
         self._stale: set[int] = set()
         self._going: tuple[Run, float | None] | None = None
-        """The run of the latest eviction, and the price of its blocks, while it remains first and no class is stale. A step
-        that decodes takes single blocks."""
+        """The run of the latest eviction, and the price of its blocks, while its next block is evicted next: until a run begins
+        or ends, values change, a block without content comes, or a request waits. A step that decodes takes single blocks."""
         self._retained: list[tuple[float, int, Run, int]] = []
         """Heap of the retained runs: end of retention, number, run, class afterwards."""
         self._swept_from = _SWEPT_FROM
@@ -182,26 +191,30 @@ class FreeQueue(FreeList[B]):
         self._tables, self._soon = tables, soon_of(tables)
         self._as_of, self._going = -math.inf, None
 
-    def insert(self, blocks: Sequence[B], reuse_class: int, last_use: float) -> None:
-        """Add freed blocks, ``blocks[0]`` (the deepest) to be evicted first.
+    def prepend_n(self, blocks: Sequence[B]) -> None:
+        """Insert blocks without content at the front; ``blocks[0]`` is reused first."""
+        self._going = None
+        super().prepend_n(blocks)
+
+    def insert(self, blocks: Sequence[B], reuse_class: int, last_use: float, deeper: Run | None = None) -> Run:
+        """Add freed blocks, at least one, ``blocks[0]`` (the deepest) to be evicted first; return their run.
 
         Args:
             last_use: seconds; not before that of an earlier call for this class.
+            deeper: the run of the deeper blocks of the same chain.
         """
-        self.insert_chain(((blocks, reuse_class),), last_use)
+        run = self._newest[reuse_class]
+        if run is None or run[_NUMBER] != self._number or run[_USED] != last_use:
+            run = self._begin(blocks[0], reuse_class, last_use, deeper)
+        self._link(blocks, run[_NEXT][_HEAD])  # blocks freed together with the previous run extend it
+        return run
 
     def insert_chain(self, parts: Iterable[tuple[Sequence[B], int]], last_use: float) -> None:
         """Add the freed blocks of a chain, the deepest part first, each with its reuse class; see :meth:`insert`."""
         deeper: Run | None = None
         for blocks, reuse_class in parts:
-            if not blocks:
-                continue
-            run = self._newest[reuse_class]
-            if run is None or run[_NUMBER] != self._number or run[_USED] != last_use:
-                run = self._begin(blocks[0], reuse_class, last_use)
-                run[_DEEPER] = deeper
-            self._link(blocks, run[_NEXT][_HEAD])  # blocks freed together with the previous run extend it
-            deeper = run
+            if blocks:
+                deeper = self.insert(blocks, reuse_class, last_use, deeper)
 
     def retain(self, blocks: Sequence[B], reuse_class: int, until: float) -> None:
         """Add freed blocks that are retained until a time, and then belong to a class as if just used.
@@ -248,17 +261,18 @@ class FreeQueue(FreeList[B]):
             last.next_free_block, behind.prev_free_block = behind, last
         return bool(self._retained) and self._retained[0][0] <= now
 
-    def _begin(self, first: B, reuse_class: int, last_use: float) -> Run:
+    def _begin(self, first: B, reuse_class: int, last_use: float, deeper: Run | None = None) -> Run:
         """Create and return a class's newest run, whose blocks are not linked yet."""
         newest = self._newest[reuse_class]
         previous = self._end[_PREVIOUS] if newest is None else newest
         following = previous[_NEXT]
         self._number = number = self._number + 1
-        run: Run = [first, last_use, number, reuse_class, previous, following, None, 0.0, -1]
+        run: Run = [first, last_use, number, reuse_class, previous, following, deeper, 0.0, -1]
         previous[_NEXT] = following[_PREVIOUS] = self._run_of[first.block_id] = self._newest[reuse_class] = run
         if newest is None:
             self._oldest[reuse_class] = run
         self._stale.add(reuse_class)
+        self._going = None
         return run
 
     def remove(self, block: B) -> None:
@@ -279,12 +293,11 @@ class FreeQueue(FreeList[B]):
         Raises:
             ValueError: fewer than n are free. Nothing is changed.
         """
-        empty, behind = self.head.next_free_block, self._start[_NEXT][_HEAD]
-        if n == 1 and self._going is not None and empty is behind and not self._stale and not self._needed:
+        if n == 1 and self._going is not None:
             run, value = self._going
-            block, following = run[_HEAD], run[_NEXT]
+            block = run[_HEAD]
             left = block.next_free_block
-            if following is not None and left is not following[_HEAD]:
+            if left is not run[_NEXT][_HEAD]:
                 before = block.prev_free_block
                 before.next_free_block, left.prev_free_block = left, before
                 block.prev_free_block = block.next_free_block = None
@@ -299,6 +312,7 @@ class FreeQueue(FreeList[B]):
         if n > self.num_free_blocks:
             raise ValueError(f"{n} blocks asked for, {self.num_free_blocks} are free")
         popped: list[B] = []
+        empty, behind = self.head.next_free_block, self._start[_NEXT][_HEAD]
         if empty is not behind:
             self._pop_from(empty, behind, n, popped)
         while (got := len(popped)) < n:
@@ -324,7 +338,8 @@ class FreeQueue(FreeList[B]):
             else:
                 self._run_of[left.block_id] = run
                 run[_HEAD] = left
-                self._going = run, value if priced else None
+                if not self._needed:
+                    self._going = run, value if priced else None
             if kept:
                 self._keep(kept)
         self.num_free_blocks -= n
@@ -340,7 +355,7 @@ class FreeQueue(FreeList[B]):
         if request in self._waiters:
             self.served(request)
         waiter = self._waiters[request] = Waiter()
-        needed = self._needed
+        needed, self._going = self._needed, None
         for block in blocks:
             need = needed.get(block)
             if need is None:
@@ -575,8 +590,11 @@ class FreeQueue(FreeList[B]):
             if self._tables is None:
                 value = run[_NUMBER]
             else:
-                age = self._as_of - run[_USED]
-                value = value_at(self._tables[reuse_class] if reuse_class >= 0 else self._soon, max(0.0, age))
+                age = max(0.0, self._as_of - run[_USED])
+                if reuse_class >= self._classes:
+                    value = COPY * value_at(self._tables[reuse_class - self._classes], age)
+                else:
+                    value = value_at(self._tables[reuse_class] if reuse_class >= 0 else self._soon, age)
         else:
             value = _FIXED[reuse_class]
         run[_VALUE], run[_VALUED] = value, self._renewals
@@ -593,6 +611,7 @@ class FreeQueue(FreeList[B]):
 
     def _forget(self, run: Run) -> None:
         """Unlink a run that has ended."""
+        self._going = None
         previous, following, number = run[_PREVIOUS], run[_NEXT], run[_CLASS]
         previous[_NEXT], following[_PREVIOUS] = following, previous
         if self._oldest[number] is run:

@@ -163,6 +163,7 @@ class Ghosts(Generic[H]):
         self.guard = Guard(tuple(self.caches), home=home, choosable=choosable)
         self._tables: Mapping[str, Sequence[Table] | None] = {}
         """Of the real cache's classes, by rule."""
+        self._inclusive: int | None = None
         self.asked = self.latest_asked = 0
         self.hits = dict.fromkeys((*self.caches, CHOSEN), 0)
         self.latest = dict.fromkeys((*self.caches, CHOSEN), 0)
@@ -172,8 +173,26 @@ class Ghosts(Generic[H]):
         capacity, classes, sample, clock = self._made_of
         fresh: Ghosts[H] = Ghosts(capacity, classes, choosable=choosable, home="lru", sample=sample, clock=clock)
         fresh.asked, fresh.hits = self.asked, self.hits
+        if self._inclusive is not None:
+            fresh.stand_for_both(self._inclusive * self.every)
         fresh.guard.switches = self.guard.switches + 1
         return fresh
+
+    def stand_for_both(self, tier: int) -> None:
+        """Let the caches stand for a tier and the cache above it as one, because their rules divide the blocks between the two.
+
+        Under `lru` they do not: its ghost cache is that of the tier alone, and so is the chosen one while `lru` is in force.
+
+        Args:
+            tier: capacity of the tier, blocks.
+        """
+        self._inclusive = max(tier // self.every, 1)
+        self.caches["lru"].room = self._inclusive
+
+    def _above(self, rule: str, above: GhostCache[H] | None) -> GhostCache[H] | None:
+        """Return the cache that is looked up before that of a rule."""
+        rule = self.guard.in_force if rule == CHOSEN else rule
+        return above if self._inclusive is None or rule == "lru" else None
 
     def resize(self, capacity: float) -> None:
         """Set the capacity to that of the real cache for free blocks now. The sampling follows it while nothing is held."""
@@ -208,8 +227,8 @@ class Ghosts(Generic[H]):
             above: cache with priority. Blocks in it are not retained here.
         """
         followed = self.sample(prompt)
-        for cache in (*self.caches.values(), self.chosen):
-            cache.wait(request, followed, above)
+        for rule, cache in (*self.caches.items(), (CHOSEN, self.chosen)):
+            cache.wait(request, followed, self._above(rule, above))
 
     def served(self, request: Hashable) -> None:
         """Release the blocks retained for a request, which has ended."""
@@ -241,7 +260,9 @@ class Ghosts(Generic[H]):
             pieces[end] = len(followed)
             start = end
         caches = {**self.caches, CHOSEN: self.chosen}
-        hits = {rule: cache.hits(asked, above) for rule, cache in caches.items()}
+        if self._inclusive is not None:
+            self.chosen.room = self.caches[self.guard.in_force].room
+        hits = {rule: cache.hits(asked, self._above(rule, above)) for rule, cache in caches.items()}
         for rule, cache in caches.items():
             cache.use(followed, [ClassSpan(pieces[end], number) for end, number in spans[rule]])
         self.latest_asked, self.latest = len(asked), hits

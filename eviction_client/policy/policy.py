@@ -13,6 +13,7 @@ gets the table of its cell.
 """
 
 import math
+from array import array
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
@@ -20,7 +21,7 @@ from typing import Any, Final, Generic, TypeVar
 from eviction_client.pace import finish
 from eviction_client.policy import rules
 from eviction_client.policy.classes import CELLS, MOST_CLASSES, Classes, ClassKey, cell_of, key_of
-from eviction_client.policy.features import NEW_GROUPS, TURN_GROUPS, Facts, Features, new_group, odds_group, turn_group
+from eviction_client.policy.features import TURN_GROUPS, Facts, Features, new_group, odds_group, turn_group
 from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.fit import fitting
 from eviction_client.policy.free_queue import DONE, Table, Tables
@@ -29,6 +30,7 @@ from eviction_client.policy.prior import Prior, shipped
 from eviction_client.policy.reply_ends import ReplyEnds
 from eviction_client.policy.reuse_monitor import (
     HALF_LIFE_S,
+    PER_STEP,
     REMEMBERED,
     UNKNOWN,
     Arrival,
@@ -52,8 +54,8 @@ CHOOSABLE: Final = ("lru", "ttl", "mq", "lpc", "value")
 HOME: Final = "value"
 LIFE_S: Final = 100.0
 """Time that a block stays in the cache, for `wa`, before one was evicted."""
-PUBLISHED_PER_STEP: Final = 100
-"""Classes whose tables are set in one step."""
+TABLES_PER_STEP: Final = 8
+"""Classes whose tables are calculated in one step: each takes 30 to 50 µs."""
 ODDS_FOLLOW: Final = 0.05
 """Weight of each request in the running mean of the log-odds of its classes."""
 LIFE_FOLLOWS: Final = 0.3
@@ -131,7 +133,7 @@ class Policy(Generic[H]):
         self._lists: dict[str, Tables] = {}
         """Tables by rule and class of the queue."""
         self.ghosts = self.new_ghosts(capacity)
-        finish(self._publishing({cell: values(self._prior.of(*divmod(cell, NEW_GROUPS))) for cell in range(CELLS)}, {}))
+        finish(self._publishing({cell: values(hazards) for cell, hazards in enumerate(self._prior)}, {}))
 
     def new_ghosts(self, capacity: int) -> Ghosts[Any]:
         """Return ghost caches for a cache of ``capacity`` blocks with the same classes."""
@@ -267,8 +269,9 @@ class Policy(Generic[H]):
 
     def _native_parts(self, finished: FinishedRequest[H]) -> Iterator[ClassSpan]:
         """Yield the rule's own class of each part of a request's blocks."""
+        finished.find_features()
         for each in finished.features:
-            yield ClassSpan(min(each.end, len(finished.blocks)), rules.class_of(self.rule, each))
+            yield ClassSpan(each.end, rules.class_of(self.rule, each))
 
     def _combined_parts(self, finished: FinishedRequest[H]) -> Iterator[ClassSpan]:
         """Yield the combined class of each part of a request's blocks, and of the blocks behind them."""
@@ -297,7 +300,7 @@ class Policy(Generic[H]):
 
     def learn(self, finished: FinishedRequest[H]) -> None:
         """Record a finished request's use of its blocks, and let the ghost caches observe it. In the background."""
-        numbers = [part.reuse_class for part in self._combined_parts(finished)]
+        numbers = [number for _, number in self._classes_of(finished)["value"]]
         self._monitor.finished(
             finished.blocks, finished.prompt_blocks, finished.arrival, numbers, finished.at, finished.log_odds
         )
@@ -308,6 +311,17 @@ class Policy(Generic[H]):
                     before = self._odds.get(number, part.log_odds)
                     self._odds[number] = before + ODDS_FOLLOW * (part.log_odds - before)
         self.observe(self.ghosts, finished)
+
+    def _classes_of(self, finished: FinishedRequest[H]) -> Mapping[str, Sequence[ClassSpan]]:
+        """Return the classes of a request's parts by rule, found once for the ghost caches of the cache and of its tiers."""
+        if finished.classes is None:
+            finished.find_features()
+            found: dict[str, Sequence[ClassSpan]] = {"value": list(self._combined_parts(finished))}
+            for rule in rules.RULES:
+                if rule != "value":
+                    found[rule] = [ClassSpan(each.end, rules.class_of(rule, each)) for each in finished.features]
+            finished.classes = found
+        return finished.classes
 
     def observe(
         self,
@@ -327,14 +341,10 @@ class Policy(Generic[H]):
             The rule that should be in force.
         """
         length = len(finished.blocks) if most is None else min(most, len(finished.blocks))
-        features = [(min(each.end, length), each) for each in finished.features]
         spans: dict[str, Sequence[ClassSpan]] = {}
-        for rule in ghosts.caches:
-            if rule == "value":
-                of_rule = [ClassSpan(min(end, length), number) for end, number in self._combined_parts(finished)]
-            else:
-                of_rule = [ClassSpan(end, rules.class_of(rule, each)) for end, each in features]
-            spans[rule] = cut(joined(of_rule), finished.done_from, length, DONE)
+        for rule, of_rule in self._classes_of(finished).items():
+            shortened = joined(ClassSpan(min(end, length), number) for end, number in of_rule)
+            spans[rule] = cut(shortened, finished.done_from, length, DONE)
         # As in the queue: also in the class in which another engine's conversations hold a block.
         spans[CHOSEN] = joined(ClassSpan(min(end, length), number) for end, number in finished.spans)
         chain = finished.blocks[:length]
@@ -377,20 +387,22 @@ class Policy(Generic[H]):
         self._move(self.combined.release(now))
         yield from monitor.decay(now)
         counts = yield from monitor.counts(now)
-        fit = yield from fitting(counts, self.combined.keys, self._prior, self._predicted)
+        of_cells, of_classes = yield from fitting(counts, self.combined.keys, self._prior, self._predicted)
         found: dict[int, Table] = {}
-        for (gap, new), hazards in fit.cells.items():
-            found[gap * NEW_GROUPS + new] = values(hazards)
+        for cell, hazards in enumerate(of_cells):
+            found[cell] = values(hazards)
             yield
-        for number, hazards in fit.classes.items():
-            found[number] = values(hazards)
-            yield
-        newest = self._newest_by_request(counts)
-        yield
+        newest = yield from self._newest_by_request(counts)
+        self.seen = len(counts)
+        for done, number in enumerate(list(counts), 1):
+            # Arrays, and one class after the other: freeing 100,000 floats at once takes milliseconds.
+            found[number] = array("d", values(of_classes.pop(number)))
+            del counts[number]
+            if not done % TABLES_PER_STEP:
+                yield
         self._turn_odds = yield from _turn_odds(newest)
         self._learn_rates(seconds)
         yield from self._publishing(found, newest)
-        self.seen = len(fit.classes)
         self.refits += 1
 
     def _features_of(self, number: int) -> Features:
@@ -398,13 +410,18 @@ class Policy(Generic[H]):
         key = self.combined.keys[number]
         return Features(0, *key[:6], self._odds.get(number, self._turn_odds[key.turn]))
 
-    def _newest_by_request(self, counts: Mapping[int, tuple[Counts, Counts]]) -> dict[int, tuple[Counts, Counts]]:
-        """Return the counts of blocks used once, by new-token group and turn group: `rules.wa_tables`."""
+    def _newest_by_request(
+        self, counts: Mapping[int, tuple[Counts, Counts]]
+    ) -> Generator[None, None, dict[int, tuple[Counts, Counts]]]:
+        """Return the counts of blocks used once, by new-token group and turn group: `rules.wa_tables`; in steps."""
         found: dict[int, tuple[Counts, Counts]] = {}
-        for number, pair in counts.items():
+        for done, (number, pair) in enumerate(counts.items(), 1):
             key = self.combined.keys[number]
             if not key.gap:
                 add(found.setdefault(key.new * TURN_GROUPS + key.turn, nothing()), pair)
+            if not done % PER_STEP:
+                yield
+        yield
         return found
 
     def _learn_rates(self, seconds: float) -> None:
@@ -441,7 +458,7 @@ class Policy(Generic[H]):
         for rule, tables in static.items():
             lists[rule].soon = tables.soon
         for number, key in enumerate(keys):
-            if not number % PUBLISHED_PER_STEP:
+            if not number % PER_STEP:
                 yield
             features = self._features_of(number)
             lists["value"][number] = found.get(number) or found[cell_of(key)]

@@ -1,6 +1,19 @@
-"""The cached prefix of a prompt."""
+"""What warm first must know of an engine's prefill: a prompt's cached prefix, the speed, and how much is repeated."""
 
+import math
 from collections.abc import Callable
+from typing import Final
+
+START_SPEED: Final = 10_000.0
+"""Assumed prompt tokens per second before the first measurement, with the weight of one second."""
+LEAST_SPEED: Final = 100.0
+MOST_SPEED: Final = 1_000_000.0
+HALF_LIFE_S: Final = 60.0
+"""Half-life of the weight of a step, in busy seconds."""
+LONGEST_STEP_S: Final = 60.0
+"""Longer steps are ignored: the engine was paused."""
+LATELY: Final = 0.25
+"""Prefill over which the repeated part is averaged, as a share of the cache."""
 
 
 def cached_prefix(cached: Callable[[int], bool], length: int, known: int) -> int:
@@ -39,3 +52,44 @@ def cached_prefix(cached: Callable[[int], bool], length: int, known: int) -> int
         else:
             high = middle
     return low
+
+
+class PrefillSpeed:
+    """Prompt tokens per second of a busy engine. Steps that compute no prompt do not count."""
+
+    def __init__(self) -> None:
+        self._tokens = START_SPEED
+        self._seconds = 1.0
+
+    def note(self, tokens: int, seconds: float) -> None:
+        """Count a step that computed this many prompt tokens in this time."""
+        if tokens <= 0 or not 0.0 < seconds <= LONGEST_STEP_S:
+            return
+        kept = 0.5 ** (seconds / HALF_LIFE_S)
+        self._tokens = kept * self._tokens + tokens
+        self._seconds = kept * self._seconds + seconds
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The current speed, between LEAST_SPEED and MOST_SPEED."""
+        return min(max(self._tokens / self._seconds, LEAST_SPEED), MOST_SPEED)
+
+
+class Repeated:
+    """Share of the lately computed prompt tokens that the cache had before and has evicted.
+
+    Args:
+        capacity: of the cache, tokens.
+
+    Attributes:
+        share: in [0, 1], an exponential average over the latest LATELY x capacity computed tokens; 0 at first.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.share = 0.0
+        self._tokens = LATELY * capacity
+
+    def note(self, computed: int, evicted: int) -> None:
+        """Count a request that computed this many prompt tokens, ``evicted`` of which were in the cache before."""
+        if computed > 0:
+            self.share += (1.0 - math.exp(-computed / self._tokens)) * (min(evicted / computed, 1.0) - self.share)

@@ -5,33 +5,21 @@ within minutes. `python -m benchmarks prior` writes the file, which names the lo
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 
 from eviction_client.policy.features import GAP_CLASSES, NEW_GROUPS
 from lpc.model.curve import INTERVALS
 
-
-class Prior:
-    """Hazards [INTERVALS] by cell.
-
-    Args:
-        hazards: by gap class and new-token group.
-    """
-
-    def __init__(self, hazards: Mapping[tuple[int, int], Sequence[float]]) -> None:
-        self._hazards = hazards
-
-    def of(self, gap: int, new: int) -> Sequence[float]:
-        """Return the hazards of a cell."""
-        return self._hazards[gap, new]
+Prior = Sequence[Sequence[float]]
+"""Hazards [INTERVALS] by cell, in the order of `eviction_client.policy.classes.cell_of`."""
 
 
 @cache
 def shipped() -> Prior:
     """Return the prior in this package."""
     cells = json.loads(files(__package__).joinpath("prior.json").read_text())["hazards"]
-    found = {(gap, new): tuple(cells[f"{gap},{new}"]) for gap in range(GAP_CLASSES) for new in range(NEW_GROUPS)}
-    assert all(len(hazards) == INTERVALS for hazards in found.values())
-    return Prior(found)
+    found = [tuple(cells[f"{gap},{new}"]) for gap in range(GAP_CLASSES) for new in range(NEW_GROUPS)]
+    assert all(len(hazards) == INTERVALS for hazards in found)
+    return found

@@ -33,8 +33,6 @@ LOG_ODDS_STEP: Final = 0.25
 MOST_LOG_ODDS: Final = 8.0
 BINS: Final = 1 + round(2 * MOST_LOG_ODDS / LOG_ODDS_STEP)
 
-MOST_TAU_S: Final = 1e5
-
 
 def class_of(rule: str, features: Features) -> int:
     """Return the class of a span under a rule other than `value`."""

@@ -9,6 +9,11 @@ request's blocks.
 
 The tier's guard compares ghost caches of its size, one per rule, by the hits of pool and tier together: a tier that
 holds only what the pool holds adds no hit, however good its order.
+
+vLLM stores each block in the tier when it is computed, so a tier of the pool's size holds little else than the pool. So a small
+tier (:attr:`ChunkTier.divides`) divides the requests with the pool, in proportion to their sizes. Both hold the blocks of a
+request when it ends, and the one that is not its *home* evicts them early, as copies. Together they hold almost what one cache
+of both sizes would. Neither does so while LRU is in force in one of them. The price is that some hits of the pool become loads.
 """
 
 from bisect import bisect_right
@@ -27,6 +32,9 @@ from eviction_client.stores.base import BlockHash
 
 Content = Hashable
 """Key of a chunk in the tier's own code."""
+DIVIDED_UP_TO: Final = 2
+"""Largest tier that divides the requests with the pool, in multiples of the pool. For each token that is not computed, 1.7 more
+are loaded at 2, and 2.6 at 4 (Mooncake, a pool of 1%)."""
 MAX_ENDED: Final = 1024
 """Finished requests that the tier's own code has not reported yet. Beyond it the oldest lose their classes."""
 REPORTED_S: Final = 60.0
@@ -111,6 +119,7 @@ class ChunkTier(Tier[Chunk]):
         chunks: capacity of the tier.
         blocks: capacity of the tier in blocks of the engine's hashes.
         prompts_only: replies are not stored in the tier.
+        pool: capacity of the pool above in blocks, if the pool evicts the tier's copies early; else 0.
         hints_share: share of the tier's chunks that hints may retain.
         named: returns the block hash of a chunk's content.
         forced: see :class:`Tier`.
@@ -119,6 +128,7 @@ class ChunkTier(Tier[Chunk]):
     Attributes:
         evictions: chunks evicted by the order here (``plugin``) and by the tier's own (``lru``).
         retained: chunks that hints retain.
+        divides: share of the requests whose home is the pool; 0: the tier is not divided from the pool.
     """
 
     def __init__(
@@ -129,6 +139,7 @@ class ChunkTier(Tier[Chunk]):
         *,
         blocks: int,
         prompts_only: bool,
+        pool: int = 0,
         hints_share: float = 0.0,
         named: Callable[[Any], bytes] = bytes,
         forced: Callable[[], bool] = bool,
@@ -142,14 +153,20 @@ class ChunkTier(Tier[Chunk]):
         self._classes = policy.classes
         self._numbers = 0
         self._ended: OrderedDict[Hashable, FinishedRequest[BlockHash]] = OrderedDict()
-        super().__init__(self._new_queue(), policy, blocks=blocks, prompts_only=prompts_only, forced=forced)
+        self.divides = pool / (pool + blocks) if blocks <= DIVIDED_UP_TO * pool else 0.0
+        self._owed = 0.0
+        """Requests that the pool is owed as their home."""
+        both = blocks + pool if self.divides else blocks
+        super().__init__(self._new_queue(), policy, blocks=both, prompts_only=prompts_only, forced=forced)
+        if self.divides:
+            self.ghosts.stand_for_both(blocks)
         self._chunks: dict[Content, Chunk] = {}
         self._fresh: dict[Content, None] = {}
         """Stored since the last :meth:`_settle`, and not in the queue yet."""
         self._hinted = 0
 
     def _new_queue(self) -> FreeQueue[Chunk]:
-        return FreeQueue(Chunk(-1, None), Chunk(-1, None), self._classes, clock=self._clock)
+        return FreeQueue(Chunk(-1, None), Chunk(-1, None), self._classes, copies=True, clock=self._clock)
 
     def clear(self) -> None:
         """Forget all chunks."""
@@ -178,8 +195,16 @@ class ChunkTier(Tier[Chunk]):
             self._ended.popitem(last=False)
         return self.queue.step()
 
-    def ended(self, ended: FinishedRequest[BlockHash]) -> None:
-        """Record a finished request. The tier's own code reports its chunks a step later (:meth:`used`)."""
+    def ended(self, ended: FinishedRequest[BlockHash], *, ordered: bool = False) -> None:
+        """Record a finished request. The tier's own code reports its chunks a step later (:meth:`used`).
+
+        Args:
+            ordered: whether a rule other than LRU orders the pool. Then the request gets its home.
+        """
+        if self.divides and ordered and self.queue.tables is not None:
+            self._owed += self.divides
+            ended.home = "pool" if self._owed >= 1.0 else "tier"
+            self._owed %= 1.0
         self._ended[ended.request_id] = ended
         if len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
@@ -222,8 +247,12 @@ class ChunkTier(Tier[Chunk]):
         held = retain_s > 0.0 and self.retained.hold(dict.fromkeys(contents, 1), now + retain_s, now)
         if not held:
             self.retained.release(contents)
+        copies = self._classes if ended is not None and ended.home == "pool" and not held else 0
         parts = [
-            ([chunk for content in part if (chunk := self._take_out(content)) is not None], reuse_class)
+            (
+                [chunk for content in part if (chunk := self._take_out(content)) is not None],
+                reuse_class + copies if reuse_class >= 0 else reuse_class,
+            )
             for reuse_class, part in self._parts(ended, contents)
         ]
         self.queue.insert_chain((part for part in parts if not held or part[1] == DONE), now)
@@ -285,7 +314,8 @@ class ChunkTier(Tier[Chunk]):
         return Chunk(self._numbers, content)
 
     def _insert(self, chunks: Sequence[Chunk], reuse_class: int) -> None:
-        self.queue.insert(chunks, reuse_class, self._clock())
+        if chunks:
+            self.queue.insert(chunks, reuse_class, self._clock())
 
     def _take_out(self, content: Content) -> Chunk | None:
         """Remove a chunk from the order and return it; None if it is not in the tier."""

@@ -1,9 +1,12 @@
 """Warm first: which waiting request is served next. Nobody is overtaken by more than a bounded amount.
 
 A waiting request is *warm* if at most WARM of its prompt is missing from the cache. The warm request with the least missing
-prefill is served before older ones, as long as the oldest has been overtaken by no more than the bound B, a share of the
-cache. Else, and if nothing is warm, the oldest is served. While all waiting requests together miss less than GATE of the cache,
-the order is first come, first served, so nothing differs in an engine that is not overloaded.
+prefill is served before older ones, as long as the oldest has been overtaken by no more than the bound B, the prefill of a few
+seconds. Else, and if nothing is warm, the oldest is served.
+
+The order is first come, first served, in an engine that does not thrash: while all waiting requests together miss less
+than GATE of the cache, or less than REPEATED of the prefill computes what the cache had before and has evicted. There
+overtaking could save little.
 
 **Bound.** A request that overtakes another has overtaken every older one that still waits. So the oldest has been overtaken
 most, and checking it checks all: no request is overtaken by more than B. What an overtaking request takes from
@@ -26,10 +29,12 @@ from typing import Final, Generic, TypeVar
 
 WARM: Final = 0.5
 """Largest share of its prompt that a warm request misses."""
-OVERTAKE: Final = 0.25
-"""B as a share of the cache."""
-GATE: Final = 0.1
+OVERTAKE_S: Final = 3.0
+"""B in seconds of prefill."""
+GATE: Final = 0.3
 """Missing prefill of all waiting requests, as a share of the cache, below which the oldest is served."""
+REPEATED: Final = 0.5
+"""Share of the prefill that repeats evicted work, below which the oldest is served."""
 MOST_OVERTAKING: Final = 256
 """Requests that may overtake another one, however little they miss."""
 ESTIMATES: Final = 8
@@ -66,20 +71,30 @@ class WarmFirst(Generic[R]):
         missing: returns the prompt tokens that a request would compute if it started now, >= 0.
         capacity: of the cache, tokens.
         room: returns the tokens of the cache that no running request holds.
-        overtake: B as a share of the cache; 0: first come, first served.
+        speed: returns the prompt tokens that the engine computes per second, > 0.
+        repeated: returns the share of the lately computed prompt tokens that the cache had before.
+        overtake_s: B in seconds of prefill; 0: first come, first served.
 
     Attributes:
-        bound: B, tokens.
         overtaken: tokens by which the oldest waiting request has been overtaken.
     """
 
     def __init__(
-        self, missing: Callable[[R], int], capacity: int, *, room: Callable[[], int], overtake: float = OVERTAKE
+        self,
+        missing: Callable[[R], int],
+        capacity: int,
+        *,
+        room: Callable[[], int],
+        speed: Callable[[], float],
+        repeated: Callable[[], float],
+        overtake_s: float = OVERTAKE_S,
     ) -> None:
-        self.bound = overtake * capacity
         self.overtaken = 0.0
         self._missing = missing
         self._room = room
+        self._speed = speed
+        self._repeated = repeated
+        self._overtake_s = overtake_s
         self._gate = GATE * capacity
         self._places: dict[R, _Place[R]] = {}
         """In order of arrival. Served ones remain until :meth:`settle`."""
@@ -100,6 +115,16 @@ class WarmFirst(Generic[R]):
     def __len__(self) -> int:
         return len(self._places) - len(self._served)
 
+    @property
+    def bound(self) -> float:
+        """B at the engine's present speed, tokens."""
+        return self._overtake_s * self._speed()
+
+    @property
+    def thrashes(self) -> bool:
+        """Whether warm requests may go first now."""
+        return self._total >= self._gate and self._repeated() >= REPEATED
+
     def add(self, request: R, tokens: int) -> None:
         """Add a request that arrives now, with this many tokens of prompt.
 
@@ -119,7 +144,7 @@ class WarmFirst(Generic[R]):
     def first(self) -> R:
         """Return the request to serve next; at least one must wait. Raises ValueError like :meth:`add`."""
         oldest = self._oldest()
-        if self.bound <= 0.0 or len(self._turns) < 2 or self._total < self._gate:
+        if self._overtake_s <= 0.0 or len(self._turns) < 2 or not self.thrashes:
             return oldest.request
         for _ in range(ESTIMATES):
             place = self._least()

@@ -1,4 +1,4 @@
-"""Stores of block scores, shared by the fleet or private to the process."""
+"""Stores of the times until which engines retain blocks, shared by the fleet or private to the process."""
 
 from eviction_client.settings import ClientSettings
 from eviction_client.stores.base import BlockHash, BlockStore, ConversationId

@@ -1,13 +1,13 @@
-"""The contract of all stores of block scores.
+"""The contract of all stores of retain-until times.
 
-The rule (:func:`pooled`): while one conversation alone holds a block, each of its turns replaces the block's score, which may
-sink. Once another conversation holds the block, it is shared, and its score only rises: to the maximum of the score it had and
+The rule (:func:`pooled`): while one conversation alone holds a block, each of its turns replaces the block's time, which may
+sink. Once another conversation holds the block, it is shared, and its time only rises: to the maximum of the time it had and
 of all later ones.
 
 So for records of different conversations, pooling is commutative, associative and idempotent. The order matters only between
 the turns of one conversation.
 
-A score is the key of :mod:`eviction_client.stores.retain_until`, seconds since the epoch.
+A time is that of :mod:`eviction_client.stores.retain_until`, seconds since the epoch.
 """
 
 from collections.abc import Sequence
@@ -23,26 +23,26 @@ SHARED: Final = ConversationId("")
 """Owner of a block that more than one conversation holds. No conversation has this name."""
 
 
-def pooled(owner: str | None, score: float, conversation: str, new: float) -> tuple[str, float]:
-    """Return a block's owner and score after a turn of ``conversation`` that holds it has ended with the score ``new``.
+def pooled(owner: str | None, until: float, conversation: str, new: float) -> tuple[str, float]:
+    """Return a block's owner and retain-until time after a turn of ``conversation``, which holds it, has ended with ``new``.
 
     Args:
         owner: the block's owner before: a conversation, SHARED, or None for a new block.
-        score: the block's score before; ignored for a new block.
+        until: the block's time before; ignored for a new block.
     """
     if owner is None or owner == conversation:
         return conversation, new
-    return SHARED, max(score, new)
+    return SHARED, max(until, new)
 
 
 class BlockStore(Protocol):
-    """Scores of the blocks of one namespace, for one background thread of an engine.
+    """Retain-until times of the blocks of one namespace, for one background thread of an engine.
 
-    A call takes at most the store's time-out. Only :meth:`scores` raises if the store is unavailable.
+    A call takes at most the store's time-out. Only :meth:`retain_until` raises if the store is unavailable.
     """
 
-    def record(self, conversation: ConversationId, blocks: Sequence[BlockHash], score: float) -> None:
-        """Record that a turn of ``conversation`` holding ``blocks`` ended with this score (seconds since the epoch, finite).
+    def record(self, conversation: ConversationId, blocks: Sequence[BlockHash], until: float) -> None:
+        """Record that a turn of ``conversation`` retains ``blocks`` until a time (seconds since the epoch, finite).
 
         The next :meth:`flush` or :meth:`shared` may write the record. ``blocks`` must not change afterwards.
         """
@@ -53,18 +53,18 @@ class BlockStore(Protocol):
         ...
 
     def shared(self, blocks: Sequence[BlockHash]) -> dict[BlockHash, float]:
-        """Write the pending records; return the scores of the blocks that more than one conversation holds.
+        """Write the pending records; return the times of the blocks that more than one conversation holds.
 
-        The caller uses a score only if it is higher than its own.
+        The caller uses a time only if it is later than its own.
         """
         ...
 
     def trim(self, now: float) -> None:
-        """Forget blocks whose score is below `forgotten_below(now)`; ``now``: seconds since the epoch."""
+        """Forget blocks whose time is below `forgotten_below(now)`; ``now``: seconds since the epoch."""
         ...
 
-    def scores(self, blocks: Sequence[BlockHash]) -> list[float | None]:
-        """Return the score of each block, None if unknown. Raises StoreError if the store is unavailable."""
+    def retain_until(self, blocks: Sequence[BlockHash]) -> list[float | None]:
+        """Return the time of each block, None if unknown. Raises StoreError if the store is unavailable."""
         ...
 
     def close(self) -> None:

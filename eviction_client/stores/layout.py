@@ -1,18 +1,18 @@
-"""Layout of the scores in Redis: keys, members, owner tags, and the two scripts that change them.
+"""Layout of the retain-until times in Redis: keys, members, owner tags, and the two scripts that change them.
 
-Each shard is one sorted set, ``lpc:{<namespace>:<shard>/<shards>}:scores``. The braces are a Redis Cluster hash tag.
+Each shard is one sorted set, ``lpc:{<namespace>:<shard>/<shards>}:retain_until``. The braces are a Redis Cluster hash tag.
 
 Members are 14 bytes of the block hash: with its header a member then fills a 16-byte allocation (15 bytes would take 32).
 
-The owner of a private block decides whether a score is replaced or raised. It is stored *in the score*: the lowest 16 of a
+The owner of a private block decides whether a time is replaced or raised. It is stored *in the time*: the lowest 16 of a
 double's 53 bits are a tag of the owning conversation, a keyed digest in [1, 65535]; 0 marks a shared block. The other bits are
-the score in units of 1/32 s (:data:`UNIT`). Two conversations share a tag with a probability of 1/65535; a block that both
+the time in units of 1/32 s (:data:`UNIT`). Two conversations share a tag with a probability of 1/65535; a block that both
 hold then counts as private. With one set instead of two, trimming is one command that leaves nothing behind, and memory is
 lowest. Redis 7.0, 200,000 blocks, requests of 300 blocks, 4 shards, one request per round trip (the first three take about the
 same time):
 
     layout                                     bytes per block    commands per request
-    owner tag in the score (this one)                      112                       4
+    owner tag in the time (this one)                       112                       4
     sorted set and hash of owners, one script              186                       4
     sorted set and second sorted set of owners             224                       4
     one ZADD per block, 32-byte members                    144                     300
@@ -20,8 +20,8 @@ same time):
 The block hash chooses the shard. By the root of the prefix chain a request would touch one shard, but all conversations with
 one system prompt would share that shard.
 
-ZADD GT does not suffice: a block that becomes shared loses its tag, so its stored number may fall while its score does not. The
-script compares scores instead; Redis runs it atomically, so no update is lost.
+ZADD GT does not suffice: a block that becomes shared loses its tag, so its stored number may fall while its time does not. The
+script compares times instead; Redis runs it atomically, so no update is lost.
 """
 
 import hashlib
@@ -37,19 +37,19 @@ from lpc.model.curve import HORIZON_S
 MEMBER_BYTES: Final = 14
 OWNER_TAGS: Final = 2**16
 LIMIT: Final = 2.0**32
-"""Bound of the absolute value of scores: seconds since the epoch until the year 2106."""
+"""Bound of the absolute value of times: seconds since the epoch until the year 2106."""
 UNIT: Final = LIMIT * OWNER_TAGS / 2.0**53
-"""Resolution of a score in Redis, seconds: 1/32, as the tag takes 16 of 53 bits."""
+"""Resolution of a time in Redis, seconds: 1/32, as the tag takes 16 of 53 bits."""
 
 LIVES_S: Final = 2 * HORIZON_S + REMEMBERED_S
-"""Keys in Redis expire this long after the last write. By then even the highest score is trimmed, with a hint of HORIZON_S."""
+"""Keys in Redis expire this long after the last write. By then even the latest time is trimmed, with a hint of HORIZON_S."""
 
 MOST_AHEAD_S: Final = 3 * HORIZON_S
-"""A stored score that is later than the time of Redis, and than the new score, by more than this is from no engine."""
+"""A stored time that is later than the clock of Redis, and than the new time, by more than this is from no engine."""
 
 RECORD_SCRIPT: Final = """
-local unit, width, owner, score = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local blob, most = ARGV[6], math.max(score, redis.call('TIME')[1] + 0) + ARGV[7]
+local unit, width, owner, new = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local blob, most = ARGV[6], math.max(new, redis.call('TIME')[1] + 0) + ARGV[7]
 local step = width * 1000
 for from = 1, #blob, step do
   local members = {}
@@ -65,10 +65,10 @@ for from = 1, #blob, step do
   end
   local changed = {}
   for j, member in ipairs(members) do
-    local stored, now = before[j] and tonumber(before[j]), score + owner
+    local stored, now = before[j] and tonumber(before[j]), new + owner
     local known = stored and math.floor(stored / unit) * unit
     if stored and known <= most then
-      if stored - known ~= owner then now = math.max(known, score) end
+      if stored - known ~= owner then now = math.max(known, new) end
     end
     if now ~= stored then
       changed[#changed + 1] = now
@@ -80,11 +80,11 @@ end
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
 return 1
 """
-"""Key: the sorted set. Arguments: milliseconds to live, unit of the score, bytes per member, owner tag (a fraction of the
-unit), score (a multiple of the unit), members (concatenated), MOST_AHEAD_S. It handles 1,000 at a time: Lua's stack limits
+"""Key: the sorted set. Arguments: milliseconds to live, unit of the time, bytes per member, owner tag (a fraction of the
+unit), time (a multiple of the unit), members (concatenated), MOST_AHEAD_S. It handles 1,000 at a time: Lua's stack limits
 `unpack`.
 
-Any engine may write these keys. A score that no engine would have written is replaced. A key of another type is removed: SET
+Any engine may write these keys. A time that no engine would have written is replaced. A key of another type is removed: SET
 may replace any type, and the value expires at once. The block's next turn is recorded again."""
 
 TRIM_SCRIPT: Final = """
@@ -99,12 +99,12 @@ return sunk
 left to RECORD_SCRIPT."""
 
 
-def floor(score: float) -> float:
-    """Return the stored value of a finite score: rounded down to a multiple of the unit, and within the limit.
+def floor(until: float) -> float:
+    """Return the stored value of a finite time: rounded down to a multiple of the unit, and within the limit.
 
-    If scores were rounded up, a block's own score would raise it.
+    If times were rounded up, a block's own time would raise it.
     """
-    return math.floor(min(max(score, -LIMIT), LIMIT - UNIT) / UNIT) * UNIT
+    return math.floor(min(max(until, -LIMIT), LIMIT - UNIT) / UNIT) * UNIT
 
 
 def tag(owner: int) -> float:
@@ -119,9 +119,9 @@ class Layout:
     namespace: str
     shards: int
 
-    def scores_key(self, shard: int) -> str:
+    def key(self, shard: int) -> str:
         """Return the key of a shard's sorted set."""
-        return f"lpc:{{{self.namespace}:{shard}/{self.shards}}}:scores"
+        return f"lpc:{{{self.namespace}:{shard}/{self.shards}}}:retain_until"
 
     def by_shard(self, blocks: Sequence[BlockHash]) -> list[list[int]]:
         """Return the indices of each shard's blocks, in order."""

@@ -1,4 +1,4 @@
-"""Scores in the engine's own process: the default store."""
+"""Retain-until times in the engine's own process: the default store."""
 
 from collections.abc import Sequence
 from itertools import takewhile
@@ -13,13 +13,13 @@ MAX_BLOCKS = 1_000_000
 
 
 class MemoryStore:
-    """Scores of one process. Beyond ``max_blocks`` it forgets the blocks that were recorded longest ago."""
+    """Retain-until times of one process. Beyond ``max_blocks`` it forgets the blocks that were recorded longest ago."""
 
     def __init__(self, *, max_blocks: int = MAX_BLOCKS) -> None:
-        self._blocks: Recent[BlockHash, tuple[str, float]] = Recent(max_blocks)  # owner and score
+        self._blocks: Recent[BlockHash, tuple[str, float]] = Recent(max_blocks)  # owner and time
         self._closed = False
 
-    def record(self, conversation: ConversationId, blocks: Sequence[BlockHash], score: float) -> None:
+    def record(self, conversation: ConversationId, blocks: Sequence[BlockHash], until: float) -> None:
         """See :meth:`BlockStore.record`."""
         if self._closed:
             return
@@ -27,7 +27,7 @@ class MemoryStore:
         for piece in in_pieces(blocks):
             for block in piece:
                 owner, before = known.get(block) or (None, 0.0)
-                known.put(block, pooled(owner, before, conversation, score))
+                known.put(block, pooled(owner, before, conversation, until))
 
     def flush(self) -> bool:
         """See :meth:`BlockStore.flush`."""
@@ -42,13 +42,13 @@ class MemoryStore:
         """See :meth:`BlockStore.trim`. Stops in each part at the first block that is not to be forgotten."""
         threshold = forgotten_below(now)
         for part in self._blocks.parts():
-            sunk = [block for block, (_, score) in takewhile(lambda entry: entry[1][1] < threshold, part.items())]
+            sunk = [block for block, _ in takewhile(lambda entry: entry[1][1] < threshold, part.items())]
             for block in sunk:
                 del part[block]
             pause()
 
-    def scores(self, blocks: Sequence[BlockHash]) -> list[float | None]:
-        """See :meth:`BlockStore.scores`."""
+    def retain_until(self, blocks: Sequence[BlockHash]) -> list[float | None]:
+        """See :meth:`BlockStore.retain_until`."""
         found = [self._blocks.get(block) for block in blocks]
         return [None if entry is None else entry[1] for entry in found]
 

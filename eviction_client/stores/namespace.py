@@ -1,16 +1,16 @@
-"""Namespace of pooled scores: engines pool only if equal block hashes mean equal content and equal scores mean the same."""
+"""Namespace of pooled times: engines pool only if equal block hashes mean equal content and times mean the same."""
 
 import hashlib
 import json
 from dataclasses import asdict, dataclass
 
 _ENCODING = 3
-"""Version of a score's encoding and meaning. Increase it with any change, so that clients of different versions never pool."""
+"""Version of a time's encoding and meaning. Increase it with any change, so that clients of different versions never pool."""
 
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """The properties of an engine that determine its block hashes. Engines pool scores only if all are equal.
+    """The properties of an engine that determine its block hashes. Engines pool times only if all are equal.
 
     Attributes:
         hash_algorithm: the engine's name of it, for example "sha256_cbor".

@@ -1,4 +1,4 @@
-"""Scores shared by the fleet through Redis (6.2 or later), single or Cluster.
+"""Retain-until times shared by the fleet through Redis (6.2 or later), single or Cluster.
 
 Records are written in pipelines of RECORDS_AT_ONCE. After a failure the store pauses, from 50 ms, doubling up to 5 s. Until
 then records wait in a bounded queue that drops the oldest first. A record that is written twice changes nothing.
@@ -42,11 +42,11 @@ TRIM_CHUNK: Final = 4096
 
 
 class RedisStore:
-    """Scores of one namespace in Redis. Thread-safe; meant for one thread, since calls block each other.
+    """Retain-until times of one namespace in Redis. Thread-safe; meant for one thread, since calls block each other.
 
     Args:
         connection: to the server or Cluster; opened on first use.
-        namespace: of the scores; engines with equal namespaces share them.
+        namespace: of the times; engines with equal namespaces share them.
         shards: number of keys over which the blocks are spread; equal in the whole fleet.
         max_pending_blocks: bound of recorded blocks that wait.
         backoff: computes the pause, in seconds, after a number of consecutive failures.
@@ -69,7 +69,7 @@ class RedisStore:
     ) -> None:
         self.failures = self.written = self.dropped = 0
         self._connection = connection
-        self._health = Health(connection, "of scores", backoff=backoff, clock=clock)
+        self._health = Health(connection, "of retain-until times", backoff=backoff, clock=clock)
         self._layout = Layout(namespace.digest, shards)
         self._records: deque[tuple[ConversationId, Sequence[BlockHash], float]] = deque()
         self._pending = 0
@@ -77,12 +77,12 @@ class RedisStore:
         self._lock = threading.Lock()
         self._closed = False
 
-    def record(self, conversation: ConversationId, blocks: Sequence[BlockHash], score: float) -> None:
+    def record(self, conversation: ConversationId, blocks: Sequence[BlockHash], until: float) -> None:
         """See :meth:`BlockStore.record`."""
         if self._closed:
             return
         with self._lock:
-            self._records.extend((conversation, piece, score) for piece in in_pieces(blocks))
+            self._records.extend((conversation, piece, until) for piece in in_pieces(blocks))
             self._pending += len(blocks)
             while self._pending > self._max_pending:
                 dropped = len(self._records.popleft()[1])
@@ -103,14 +103,14 @@ class RedisStore:
             return self._look_up(client, blocks, shared=True)
 
         found = self._use(write_and_look_up) or []
-        return {block: score for block, score in zip(blocks, found, strict=False) if score is not None}
+        return {block: until for block, until in zip(blocks, found, strict=False) if until is not None}
 
     def trim(self, now: float) -> None:
         """See :meth:`BlockStore.trim`. Removes in chunks, so that no other client of Redis waits for long."""
         self._use(lambda client: self._trim(client, forgotten_below(now)))
 
-    def scores(self, blocks: Sequence[BlockHash]) -> list[float | None]:
-        """See :meth:`BlockStore.scores`. Scores are rounded down to 1/32 s."""
+    def retain_until(self, blocks: Sequence[BlockHash]) -> list[float | None]:
+        """See :meth:`BlockStore.retain_until`. Times are rounded down to 1/32 s."""
         found: list[float | None] = self._now(lambda client: self._look_up(client, blocks))
         return found
 
@@ -120,7 +120,7 @@ class RedisStore:
         Raises:
             StoreError: Redis is unavailable or refuses a command. The message contains no password.
         """
-        key = replace(self._layout, namespace=f"{self._layout.namespace}:check", shards=1).scores_key(0)
+        key = replace(self._layout, namespace=f"{self._layout.namespace}:check", shards=1).key(0)
 
         def probe(client: Any) -> None:
             client.execute_command("ZMSCORE", key, "x")
@@ -178,13 +178,13 @@ class RedisStore:
     def _write(self, client: Any) -> None:
         layout, commands, records = self._layout, [], self._records
         while records:
-            for conversation, blocks, score in islice(records, RECORDS_AT_ONCE):
+            for conversation, blocks, until in islice(records, RECORDS_AT_ONCE):
                 names = members(blocks)
-                value = (UNIT, MEMBER_BYTES, layout.owner(conversation), floor(score))
+                value = (UNIT, MEMBER_BYTES, layout.owner(conversation), floor(until))
                 for shard, indices in enumerate(layout.by_shard(blocks)):
                     if indices:
                         blob = b"".join([names[i] for i in indices])
-                        commands.append((1, layout.scores_key(shard), int(LIVES_S * 1000), *value, blob, MOST_AHEAD_S))
+                        commands.append((1, layout.key(shard), int(LIVES_S * 1000), *value, blob, MOST_AHEAD_S))
                 pause()
             if commands:
                 evaluate(client, RECORD_SCRIPT, commands)
@@ -196,7 +196,7 @@ class RedisStore:
                 records.popleft()
 
     def _look_up(self, client: Any, blocks: Sequence[BlockHash], *, shared: bool = False) -> list[float | None]:
-        """Return the score of each block; None if unknown or, with ``shared``, if only one conversation holds the block."""
+        """Return the time of each block; None if unknown or, with ``shared``, if only one conversation holds the block."""
         names = members(blocks)
         lookups = [(shard, indices) for shard, indices in enumerate(self._layout.by_shard(blocks)) if indices]
         found: list[float | None] = [None] * len(blocks)
@@ -204,7 +204,7 @@ class RedisStore:
             return found
         commands = client.pipeline(transaction=False)
         for shard, indices in lookups:
-            commands.execute_command("ZMSCORE", self._layout.scores_key(shard), *(names[i] for i in indices))
+            commands.execute_command("ZMSCORE", self._layout.key(shard), *(names[i] for i in indices))
         for (_, indices), stored in zip(lookups, commands.execute(raise_on_error=False), strict=True):
             if isinstance(stored, Exception):
                 if cause_of(stored) != "WRONGTYPE":
@@ -212,13 +212,13 @@ class RedisStore:
                 continue  # the next record replaces the key
             for i, value in zip(indices, stored, strict=True):
                 if value is not None:
-                    score = floor(float(value))
-                    found[i] = score if not shared or score == float(value) else None
+                    until = floor(float(value))
+                    found[i] = until if not shared or until == float(value) else None
         return found
 
     def _trim(self, client: Any, threshold: float) -> None:
         shards: Sequence[int] = range(self._layout.shards)
         while shards:
-            keys = [(1, self._layout.scores_key(shard), threshold, TRIM_CHUNK) for shard in shards]
+            keys = [(1, self._layout.key(shard), threshold, TRIM_CHUNK) for shard in shards]
             removed = evaluate(client, TRIM_SCRIPT, keys)
             shards = [shard for shard, count in zip(shards, removed, strict=True) if count == TRIM_CHUNK]

@@ -1,6 +1,6 @@
-"""Keys of shared blocks, which the engines of a fleet compare: the time at which a block's value falls below the price.
+"""Retain-until times, which the engines of a fleet compare: when a block's value falls below the price.
 
-    key = end of the request + retain seconds of the block's reuse class      seconds since the Unix epoch
+    time = end of the request + retain seconds of the block's reuse class      seconds since the Unix epoch
 
 Times now are near 1.8e9, where doubles are 2.4e-7 s apart.
 """
@@ -10,18 +10,18 @@ from typing import Final
 from lpc.model.curve import HORIZON_S
 
 REMEMBERED_S: Final = 3600.0
-"""Stores forget keys older than this, since a day of a fleet's blocks would take tens of gigabytes in Redis. An engine that
-holds blocks for longer keeps them, but misses that another engine raised their key."""
+"""Stores forget times older than this, since a day of a fleet's blocks would take tens of gigabytes in Redis. An engine that
+holds blocks for longer keeps them, but misses that another engine raised their time."""
 
 OLDEST_S: Final = 30 * 86_400.0
-"""Older keys come from a wrong clock and are ignored."""
+"""Older times come from a wrong clock and are ignored."""
 
 
 def done_until(now: float) -> float:
-    """Return the key of blocks whose only conversation is over, below all others."""
+    """Return the time of blocks whose only conversation is over, below all others."""
     return now - 2 * HORIZON_S
 
 
 def forgotten_below(now: float) -> float:
-    """Return the key below which stores forget blocks at time ``now`` (seconds since the epoch)."""
+    """Return the time below which stores forget blocks at time ``now`` (seconds since the epoch)."""
     return now - REMEMBERED_S

@@ -63,6 +63,14 @@ class Log:
             raise UsageError(f"a log of the format {self.format} has no text of requests: use one of {', '.join(READERS)}")
         return read_chats(self.path, self.format, skipped)
 
+    def with_times(self) -> "Log":
+        """Return this log. Raises UsageError if its requests have no times, and so no order."""
+        if self.format == CONVERSATIONS:
+            raise UsageError(
+                f"{self.path.name} has conversations without times, so its requests have no order: give a log of requests"
+            )
+        return self
+
     def trace(self, *, active: int = ACTIVE_SESSIONS, seed: int = 0) -> Trace:
         """Return the requests in order of arrival, with blocks instead of text. Arguments and errors: `open_trace`."""
         return open_trace(self.path, self.format, active=active, seed=seed)

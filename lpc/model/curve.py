@@ -18,7 +18,7 @@ Pure Python: this runs inside the engine's process.
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Final
 
 EDGES: Final = (
@@ -53,36 +53,38 @@ def values(hazards: Sequence[float]) -> list[float]:
     that of a later one: an edge of the upper hull of the later points. One pass from the oldest age builds all hulls.
     """
     waiting, pieces = [1.0], []
+    before = 1.0
     for width, hazard in zip(_WIDTHS, hazards, strict=True):
         rate = -math.log1p(-min(max(hazard, 0.0), _MOST)) / width
         step = width / _STEPS
         stays = math.exp(-rate * step)
         for _ in range(_STEPS):
-            before = waiting[-1]
             pieces.append(before * (1.0 - stays) / rate if rate > _LEAST else before * step)
-            waiting.append(before * stays)
-    # Summed from the horizon, for precise differences at ages that hardly any block reaches.
-    time_left = [*accumulate(reversed(pieces), initial=0.0)][::-1]
-    last = len(KNOTS) - 1
-    hull, found = [last], [0.0] * len(KNOTS)
-    for knot in range(last - 1, -1, -1):
-        steepest = _slope(knot, hull[-1], waiting, time_left)
+            before *= stays
+            waiting.append(before)
+    # From the horizon on, for precise differences at ages that hardly any block reaches.
+    later, later_left = waiting.pop(), 0.0
+    left = steepest = 0.0
+    hull, found = [(later, later_left)], []
+    for here, piece in zip(reversed(waiting), reversed(pieces), strict=True):
+        left += piece
+        spent = left - later_left
+        steepest = (here - later) / spent if spent > 0.0 else 0.0
         while len(hull) > 1:
-            further = _slope(knot, hull[-2], waiting, time_left)
-            if further < steepest:
+            further, further_left = hull[-2]
+            spent = left - further_left
+            slope = (here - further) / spent if spent > 0.0 else 0.0
+            if slope < steepest:
                 break
             hull.pop()
-            steepest = further
-        hull.append(knot)
-        found[knot] = steepest
+            steepest = slope
+        later, later_left = here, left
+        hull.append((here, left))
+        found.append(steepest)
     # Beyond the horizon, without data, the value falls as 1 / age.
-    found[last] = found[last - 1] * KNOTS[last - 1] / HORIZON_S
+    found.reverse()
+    found.append(found[-1] * KNOTS[-2] / HORIZON_S)
     return [value * tilt for value, tilt in zip(found, _TILTED, strict=True)]
-
-
-def _slope(age: int, later: int, waiting: Sequence[float], time_left: Sequence[float]) -> float:
-    spent = time_left[age] - time_left[later]
-    return (waiting[age] - waiting[later]) / spent if spent > 0.0 else 0.0
 
 
 def value_at(table: Sequence[float], age: float) -> float:

@@ -27,6 +27,7 @@ from lpc_apps.commands.secrets import secrets
 from lpc_apps.commands.serve import serve
 from lpc_apps.commands.simulate import simulate
 from lpc_apps.commands.train import train
+from lpc_apps.commands.why import why
 
 INTERRUPTED: Final = 130
 EXTRAS: Final = ("server", "sim", "picture", "cache", "gateway", "lmcache", "train")
@@ -78,7 +79,7 @@ def lpc(
     """Learned prefix caching for LLM engines."""
 
 
-for command in (serve, gateway, secrets, demo, predict, doctor, report, embed, train, evaluate, simulate, export):
+for command in (serve, gateway, secrets, demo, predict, doctor, report, embed, train, evaluate, simulate, why, export):
     app.command()(command)
 cache.app.command("calibrate")(calibrate)
 app.add_typer(cache.app, name="cache")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def doctor(
     address: Address = None,
-    redis_url: Annotated[str | None, typer.Option(envvar="LPC_REDIS_URL", help="Redis of the pooled keys.")] = None,
+    redis_url: Annotated[str | None, typer.Option(envvar="LPC_REDIS_URL", help="Redis of the retain-until times.")] = None,
     output: Output = None,
     as_json: JsonOutput = False,
 ) -> None:

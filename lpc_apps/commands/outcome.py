@@ -1,6 +1,6 @@
 """Results and errors of commands.
 
-Exit codes: 0, success; 1, failure; 2, an option, an argument or a setting is invalid.
+Exit codes: 0, success; 1, failure; 2, an option, an argument or a setting is invalid; 3, `lpc why --fail-on` found causes.
 """
 
 import contextlib
@@ -21,6 +21,7 @@ from lpc.wire.terminal import shown
 
 FAILURE: Final = 1
 USAGE: Final = 2
+FINDINGS: Final = 3
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 """Write errors that do not name a file."""
 

@@ -3,6 +3,7 @@
 import json
 import math
 import urllib.parse
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, NamedTuple
@@ -10,6 +11,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 from eviction_client.observability.misses import SOURCES
+from eviction_client.observability.repeated_text import CHANGES
 from eviction_client.observability.sizes import ASKED
 from eviction_client.policy.ghosts import CHOSEN
 from eviction_client.policy.rules import RULES
@@ -36,7 +38,9 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "lpc_evicted_tokens_total": ("unused",),
     "lpc_evicted_blocks_total": ("cache",),
     "lpc_missed_blocks_total": ("size",),
-    "lpc_changed_tokens_total": ("before",),
+    "lpc_changed_tokens_total": ("change", "before"),
+    "lpc_waited_requests_total": ("what",),
+    "lpc_overtaking_total": (),
     "vllm:request_prefill_time_seconds_sum": (),
     "vllm:request_prefill_kv_computed_tokens_sum": (),
 }
@@ -47,7 +51,7 @@ ADVICE: Final = {
     "cached": "",
     "evicted": "see below whether a larger cache or another rule would have kept it",
     "new": "first use: no cache could have it",
-    "changed": "move what changes (time, ids, order of tools) to the end of the prompt; do not rewrite the history",
+    "changed": "an earlier prompt had the same text behind something else: see below what it was",
     "reply_changed": "send replies back unchanged, with their reasoning",
     "other_salt": "the same text with another salt, adapter or media: salts separate tenants",
     "other_engine": "route each conversation to the same engine",
@@ -55,6 +59,21 @@ ADVICE: Final = {
 }
 TIMES: Final = {"0.5": "half", "1": "this size", "2": "twice", "4": "4 times", "8": "8 times"}
 """Sizes of LRU caches in words."""
+CHANGED: Final = {
+    "value": "a time stamp, id, counter, name or white space: move it to the end of the prompt",
+    "inserted": "more text, such as another tool: send the same tools, and put what varies at the end",
+    "order": "tools or documents in another order: sort them",
+    "truncated": "old messages are missing: drop them rarely, and many at a time",
+    "compacted": "a summary stands for old messages: compact rarely",
+    "media": "another image, adapter or cache salt with the same text: send the same bytes in every turn",
+    "edited": "a history that was changed in another way: append messages, and change none that was sent",
+}
+"""What to do about each of `CHANGES`."""
+
+WAITED: Final = ("warm", "cold", "evicted", "behind_cold")
+"""Of waiting requests; see the metric."""
+THRASHES: Final = 0.5
+"""Share of the prefill that repeats evicted work from which on the report says so."""
 
 Sums = dict[tuple[str, ...], float]
 """(metric, values of its labels) to the count."""
@@ -90,8 +109,10 @@ def _is_count(text: str) -> bool:
 VALUES: Final[Mapping[str, Callable[[str], bool]]] = {
     "source": SOURCES.__contains__,
     "unused": _is_time,
+    "change": CHANGES.__contains__,
     "before": _is_count,
     "tenant": bool,
+    "what": WAITED.__contains__,
     "rule": RULES.__contains__,
     "cache": {"all", "asked", CHOSEN, *RULES}.__contains__,
     "size": {ASKED, *TIMES}.__contains__,
@@ -247,8 +268,12 @@ def figures_of(sums: Sums) -> dict[str, Any]:
     evicted = sums.get(("lpc_evicted_blocks_total", "all"), 0.0)
     ghosts = {key[1]: value for key, value in sums.items() if key[0] == "lpc_ghost_blocks_total"}
 
-    def by_label(name: str) -> dict[str, int]:
-        return {key[1]: round(value) for key, value in sums.items() if key[0] == name and value}
+    def by_label(name: str, place: int = 1) -> dict[str, int]:
+        found: Counter[str] = Counter()
+        for key, value in sums.items():
+            if key[0] == name and value:
+                found[key[place]] += round(value)
+        return dict(found)
 
     tenants: dict[str, dict[str, int]] = {}
     of_tenants: dict[str, dict[str, float]] = {}
@@ -271,6 +296,11 @@ def figures_of(sums: Sums) -> dict[str, Any]:
             }
             for source, number in tokens.items()
         },
+        "repeated_share_of_prefill": share_of(tokens["evicted"], asked - tokens["cached"]),
+        "waited": {
+            **{what: round(sums.get(("lpc_waited_requests_total", what), 0.0)) for what in WAITED},
+            "overtook": round(sums.get(("lpc_overtaking_total",), 0.0)),
+        },
         "evicted_by_seconds_unused": by_label("lpc_evicted_tokens_total"),
         "evicted_share_that_other_rules_had": {
             rule: share_of(sums.get(("lpc_evicted_blocks_total", rule)), evicted) for rule in RULES
@@ -279,7 +309,8 @@ def figures_of(sums: Sums) -> dict[str, Any]:
             size: hit_share(sums.get(("lpc_missed_blocks_total", size)), sums.get(("lpc_missed_blocks_total", ASKED), 0.0))
             for size in TIMES
         },
-        "changed_by_tokens_before": by_label("lpc_changed_tokens_total"),
+        "changed_by_what_changed": by_label("lpc_changed_tokens_total"),
+        "changed_by_tokens_before": by_label("lpc_changed_tokens_total", 2),
         "tenants": tenants,
         "rules_by_tenant": {
             tenant: {
@@ -341,6 +372,7 @@ def show(figures: dict[str, Any]) -> None:
         seconds = "" if row["prefill_s"] is None else f"{row['prefill_s']:,.1f}"
         table.add_row(source, f"{row['tokens']:,}", f"{row['share']:.1%}", seconds, ADVICE[source])
     screen.print(table)
+    _show_waiting(screen, figures["repeated_share_of_prefill"], figures["waited"])
     sizes = figures["hit_share_by_size"]
     if any(share is not None for share in sizes.values()):
         table = Table(title="what LRU caches of other sizes would have hit")
@@ -358,6 +390,12 @@ def show(figures: dict[str, Any]) -> None:
             if share is not None:
                 table.add_row(rule, f"{share:.1%}")
         screen.print(table)
+    if figures["changed_by_what_changed"]:
+        table = Table(title="changed tokens")
+        _columns(table, "what changed", "tokens", "what to do")
+        for change, tokens in sorted(figures["changed_by_what_changed"].items(), key=lambda item: -item[1]):
+            table.add_row(change, f"{tokens:,}", CHANGED[change])
+        screen.print(table)
     for title, key, word in (
         ("evicted tokens by time since their last use", "evicted_by_seconds_unused", _within),
         ("tokens behind a change, by tokens before it", "changed_by_tokens_before", _behind),
@@ -374,6 +412,21 @@ def show(figures: dict[str, Any]) -> None:
             above = _points(rules["chosen"]["above_lru"])
             table.add_row(name, f"{sum(tokens.values()):,}", *shares, f"{_missed(tokens):,}", above, rules["best_rule"] or "")
         screen.print(table)
+
+
+def _show_waiting(screen: Any, repeated: float | None, waited: Mapping[str, int]) -> None:
+    """Print whether the cache thrashes, and for what requests waited."""
+    if repeated is not None and repeated >= THRASHES:
+        screen.print(
+            f"{repeated:.0%} of the prefill computes what the cache had before: it thrashes. Remedies: fewer sessions at a "
+            "time, more cache, and in vLLM LPC_SCHEDULE=warm-first (default)."
+        )
+    warm, cold = waited["warm"], waited["cold"]
+    if warm + cold:
+        screen.print(
+            f"{warm + cold:,} requests waited. Of {warm:,} mostly cached ones {waited['behind_cold']:,} waited behind a cold "
+            f"one, and {waited['evicted']:,} lost cached blocks. {waited['overtook']:,} overtook an older one."
+        )
 
 
 def _rules_table(figures: dict[str, Any]) -> Any:

@@ -62,8 +62,8 @@ def simulate(
         int, _option(CLOSED, "Requests after which the run ends; hits are counted after a quarter.", min=2)
     ] = 4_000,
     schedule: Annotated[
-        Literal["fcfs", "warm-first"],
-        _option(CLOSED, "Next waiting request: the first, or a warm one within the bound."),
+        Literal["fcfs", "warm-first", "lpm", "hrrn", "shortest-prefill-first"],
+        _option(CLOSED, "Next waiting request: the first, a warm one within the bound, or by a schedule of SGLang."),
     ] = "fcfs",
     keep_waiting: Annotated[
         bool, _option(CLOSED, "Evict last the blocks that waiting requests will hit.", "--keep-waiting")

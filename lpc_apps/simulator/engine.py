@@ -25,7 +25,7 @@ from lpc_apps.simulator.policy import Policy
 from lpc_apps.simulator.segments import Path
 from lpc_apps.simulator.sessions import PAUSE_S, Sessions
 from lpc_apps.simulator.sources import Sources
-from lpc_apps.simulator.waiting import Fcfs, Queueing, WarmFirst
+from lpc_apps.simulator.waiting import Fcfs, Queueing, SGLangs, WarmFirst
 from lpc_apps.simulator.workload import Cost, Turn, Workload
 
 
@@ -174,13 +174,17 @@ def simulate(
         raise ValueError(f"the cache must hold at least one block of {size} tokens")
     blocks = capacity_tokens // size
     engine = _Engine(BlockCache(blocks, policy(blocks), keep=queueing.keep))
+    missing = partial(_missing_tokens, engine.cache, size)
     if queueing.schedule == "warm-first":
         engine.waiting = WarmFirst(
-            partial(_missing_tokens, engine.cache, size),
+            missing,
             blocks * size,
             room=lambda: engine.cache.room * size,
-            overtake=queueing.overtake,
+            speed=1 / cost.prompt_token_s,
+            overtake_s=queueing.overtake_s,
         )
+    elif queueing.schedule != "fcfs":
+        engine.waiting = SGLangs(queueing.schedule, missing)
     sources = Sources(size)
     result = Result(sources.tokens, sources.unused)
     events: list[tuple[float, int, int, Turn, Path, int]] = []
@@ -209,7 +213,8 @@ def simulate(
             on_evict(now, list(chain.from_iterable(evicted)))
         served += 1
         counted = workload.count_from <= turn.arrival < workload.until if loop is None else served > loop.warm_up
-        sources.start(turn, path, hits, servable, now, counted=counted)
+        evicted_tokens = sources.start(turn, path, hits, servable, now, counted=counted)
+        engine.waiting.note(turn.input_tokens - hits * size, evicted_tokens)
         missed = turn.input_tokens - hits * size
         prefill = missed * cost.prompt_token_s
         decode = turn.output_tokens * cost.output_token_s if workload.decodes else 0.0

@@ -53,8 +53,8 @@ class Sources:
         self._used: dict[Segment, _Use] = {}
         self._lengths: dict[str, int] = {}
 
-    def start(self, turn: Turn, path: Path, hits: int, servable: int, now: float, *, counted: bool) -> None:
-        """Record the start of a request.
+    def start(self, turn: Turn, path: Path, hits: int, servable: int, now: float, *, counted: bool) -> int:
+        """Record the start of a request; return its evicted tokens.
 
         Args:
             hits: blocks at the start of its prompt that the cache serves.
@@ -64,7 +64,6 @@ class Sources:
         used, conversation = self._used, turn.conversation
         shared = evicted = unknown = changed = 0
         length = self._lengths.get(conversation, 0)
-        last = servable if counted else 0
         for segment in path:
             use = used.get(segment)
             if use is None:
@@ -74,9 +73,9 @@ class Sources:
                 if use.by != conversation:
                     use.by = _SHARED
             depth = segment.depth
-            if depth >= last:
+            if depth >= servable:
                 continue
-            end = min(depth + segment.size, last)
+            end = min(depth + segment.size, servable)
             if depth < hits:
                 if use is not None and use.by == _SHARED:
                     shared += min(end, hits) - depth
@@ -85,7 +84,8 @@ class Sources:
                 depth = hits
             if use is not None:
                 evicted += end - depth
-                self.unused[UNUSED[gap_class(unused) - 1]] += (end - depth) * self._size
+                if counted:
+                    self.unused[UNUSED[gap_class(unused) - 1]] += (end - depth) * self._size
             else:
                 unknown += end - depth
                 changed += max(min(end, length) - depth, 0)
@@ -98,3 +98,4 @@ class Sources:
             tokens["changed"] += changed * size
             tokens["new"] += (unknown - changed) * size
             tokens["short"] += turn.input_tokens - servable * size
+        return evicted * self._size

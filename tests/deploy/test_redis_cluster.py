@@ -112,7 +112,7 @@ def test_the_cluster_is_whole_after_a_restart_under_other_addresses(tmp_path: Pa
             for at in nodes:
                 assert until(lambda at=at: "cluster_state:ok" in admin(*at, "cluster", "info"))
             assert until(store.flush)
-            assert store.scores(blocks) == [2.0] * len(blocks)
+            assert store.retain_until(blocks) == [2.0] * len(blocks)
             assert store.dropped == 0
 
 

@@ -259,6 +259,31 @@ def test_a_request_behind_a_cold_one_keeps_the_tiers_chunks_that_follow_those_in
     assert not tier.queue.keeps
 
 
+@pytest.mark.parametrize("rule", ["value", "lru"])
+def test_the_pool_evicts_first_what_a_small_tier_is_to_keep_and_the_tier_what_the_pool_is(
+    tiered: Callable[..., Any], rule: str
+) -> None:
+    engine = tiered(connector(59), background=AtOnce, rule=rule)
+    tier = policy_of(engine).tier
+    assert tier.divides == pytest.approx(60 / 119)
+    chains: list[list[bytes]] = []
+    for number in range(3):  # the home of the second is the pool, that of the others the tier
+        request = engine.add(f"request {number}", [7 + number] * (10 * BLOCK + 1), 1)
+        while engine.scheduler.has_unfinished_requests():
+            engine.step()
+        chains.append([key_of(block) for block in reversed(request.block_hashes[:10])])
+    engine.step()  # the tier's own code reports an end a step later
+    queue = engine.scheduler.kv_cache_manager.block_pool.free_block_queue
+    in_pool = [block.block_hash for block in queue.get_all_free_blocks() if block.block_hash is not None]
+    first, second, third = chains
+    if rule == "lru":
+        assert in_pool == list(tier.order()) == first + second + third
+    else:
+        assert in_pool[-10:] == second and sorted(in_pool[:-10]) == sorted(first + third)
+        assert list(tier.order())[:10] == second and len(tier) == 30
+    assert engine.scheduler.lpc.plugin.failures == 0
+
+
 def evicts_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """A release that chooses evictions without the policy's methods."""
     stock = CPUOffloadingManager.prepare_store

@@ -31,23 +31,20 @@ texts = drawn(90)
 def run(tier, think_s, **sides):
     return serve(Path(sys.argv[1]), texts, 240, connector=tier, think_s=think_s, rule=sides.pop('rule', 'value'), **sides)
 told = []
-for tier, think_s, asked in ((connector(320), 60.0, oracle(texts)), (connector(320, late=3), 1.0, None))[: int(sys.argv[2])]:
+for tier, think_s in ((connector(320), 60.0), (connector(320, late=3), 1.0))[: int(sys.argv[2])]:
     stock = run(tier, think_s, learned=False)
     even = run(tier, think_s, predictor=ScriptedPredictor(lambda _: CONTINUES), rule="lru", keep_waiting=False)
+    knows = run(tier, think_s, predictor=ScriptedPredictor(oracle(texts)))
     row = {
-        "tokens": even.outputs == stock.outputs,
+        "tokens": even.outputs == stock.outputs == knows.outputs,
         "pool": even.evicted == stock.evicted,
         "tier": even.tier_evicted == stock.tier_evicted,
         "evictions": [len(stock.evicted), len(stock.tier_evicted)],
         "preemptions": stock.preemptions,
-        "failures": even.counters["lpc_failures"] + even.counters["lpc_tier_stock_fallback"],
+        "failures": sum(side.counters[name] for side in (even, knows) for name in ("lpc_failures", "lpc_tier_stock_fallback")),
+        "by value": knows.counters["lpc_tier_evictions:plugin"],
+        "cached": [stock.cached_tokens, even.cached_tokens, knows.cached_tokens],
     }
-    if asked is not None:
-        knows = run(tier, think_s, predictor=ScriptedPredictor(asked))
-        row["tokens"] = row["tokens"] and knows.outputs == stock.outputs
-        row["failures"] += knows.counters["lpc_failures"] + knows.counters["lpc_tier_stock_fallback"]
-        row["by value"] = knows.counters["lpc_tier_evictions:plugin"]
-        row["cached"] = [stock.cached_tokens, even.cached_tokens, knows.cached_tokens]
     told.append(row)
 print(json.dumps(told))
 """
@@ -61,6 +58,7 @@ def test_tokens_and_tier_evictions_equal_stocks_and_an_oracle_hits_more(tmp_path
     command = [sys.executable, "-c", PROGRAM, str(model), "2" if LONG else "1"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+    print(done.stdout.strip().splitlines()[-1])
     usual, *busy = rows = json.loads(done.stdout.strip().splitlines()[-1])
     each: dict[str, Any]
     for each in rows:

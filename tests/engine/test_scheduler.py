@@ -1,4 +1,4 @@
-"""Our hooks in vLLM's real scheduler, synchronous and asynchronous: order, scores, hints, guard."""
+"""Our hooks in vLLM's real scheduler, synchronous and asynchronous: order, pooled times, hints, guard."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""`vllm serve`, twice, with one sidecar and one Redis: metrics, pooled scores, and outages under load."""
+"""`vllm serve`, twice, with one sidecar and one Redis: metrics, pooled times, and outages under load."""
 
 import contextlib
 import os
@@ -170,7 +170,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     made.stop()
 
 
-def scored(engine: VllmServer) -> float:
+def predicted(engine: VllmServer) -> float:
     """Return the number of requests whose blocks got a prediction's class."""
     return engine.metrics().get(("lpc_requests_ended_total", "prediction"), 0.0)
 
@@ -197,7 +197,7 @@ def test_two_engines_hit_and_export_metrics(fleet: Fleet) -> None:
     rounds = 0
     before = {engine: asked(engine) for engine in fleet.engines}
     # On a busy machine the sidecar may answer many requests too late.
-    while not rounds or (rounds < 10 and not all(scored(engine) for engine in fleet.engines)):
+    while not rounds or (rounds < 10 and not all(predicted(engine) for engine in fleet.engines)):
         rounds += 1
         fleet.chats(f"round {rounds}")
         time.sleep(2)  # metrics are written once a second
@@ -205,7 +205,7 @@ def test_two_engines_hit_and_export_metrics(fleet: Fleet) -> None:
         assert until(lambda engine=engine: asked(engine) == before[engine] + 36 * rounds)
         metrics = engine.metrics()
         print({label: count for (name, label), count in metrics.items() if name == "lpc_predictions_total"})
-        assert scored(engine) > 0
+        assert predicted(engine) > 0
         assert metrics["vllm:prefix_cache_hits_total", ""] > 0
         assert metrics["lpc_failures_total", ""] == 0
         assert metrics["lpc_predictor_connected", ""] == 1
@@ -217,7 +217,7 @@ def test_the_plug_in_logs_to_vllms_log(fleet: Fleet) -> None:
     for engine in fleet.engines:
         lines = [line for line in engine.log.read_text().splitlines() if "learned prefix cache: on" in line]
         assert len(lines) == 1
-        assert re.search(r"\(EngineCore.* INFO .*: on, keys pooled: fleet; .*check passed in \d+ ms; rule auto", lines[0])
+        assert re.search(r"\(EngineCore.* INFO .*: on, pooling: fleet; .*check passed in \d+ ms; rule auto", lines[0])
 
 
 @pytest.fixture
@@ -246,8 +246,8 @@ def test_a_vllm_that_fails_the_check_serves_with_stock_lru_and_logs_it_once(flee
 def test_both_engines_use_one_namespace_and_redis_and_logs_contain_no_text(fleet: Fleet) -> None:
     fleet.chats("pooled")
     client = fleet.redis.client()
-    assert until(lambda: len(client.keys("lpc:*:scores")) > 0)
-    assert len({key.split(b"{")[1].split(b":")[0] for key in client.keys("lpc:*:scores")}) == 1
+    assert until(lambda: len(client.keys("lpc:*:retain_until")) > 0)
+    assert len({key.split(b"{")[1].split(b":")[0] for key in client.keys("lpc:*:retain_until")}) == 1
     writers = {key.rsplit(b":", 1)[1] for key in client.keys("lpc:*:batch:*")}
     assert len(writers) == 2
     everything = b"".join(client.dump(key) or b"" for key in client.keys("*")) + b"".join(client.keys("*"))
@@ -257,7 +257,7 @@ def test_both_engines_use_one_namespace_and_redis_and_logs_contain_no_text(fleet
 
 
 @pytest.mark.timeout(900)
-def test_outages_fail_no_request_and_scores_come_back(fleet: Fleet) -> None:
+def test_outages_fail_no_request_and_predictions_come_back(fleet: Fleet) -> None:
     fleet.sidecar.signal(signal.SIGSTOP)
     fleet.chats("sidecar silent")
     fleet.sidecar.signal(signal.SIGCONT)
@@ -271,12 +271,12 @@ def test_outages_fail_no_request_and_scores_come_back(fleet: Fleet) -> None:
     fleet.redis.start()
     fleet.sidecar.start()
     assert until(lambda: all(engine.metrics()["lpc_predictor_connected", ""] for engine in fleet.engines), 60)
-    before = sum(map(scored, fleet.engines))
+    before = sum(map(predicted, fleet.engines))
     rounds = 0
-    while rounds < 10 and sum(map(scored, fleet.engines)) <= before:
+    while rounds < 10 and sum(map(predicted, fleet.engines)) <= before:
         rounds += 1
         fleet.chats(f"back {rounds}")
         time.sleep(2)
-    assert sum(map(scored, fleet.engines)) > before
+    assert sum(map(predicted, fleet.engines)) > before
     assert until(lambda: all(engine.metrics()["lpc_store_healthy", ""] for engine in fleet.engines), 60)
     assert all(engine.metrics()["lpc_failures_total", ""] == 0 for engine in fleet.engines)

@@ -15,7 +15,9 @@ from benchmarks.bare_scheduler import BLOCK, Engine, Turn, conversations, vllm_c
 from eviction_client.engines.vllm import conformance
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm.waiting import CachedPrompts, WarmFirstQueue
-from eviction_client.policy.warm_first import MOST_OVERTAKING, OVERTAKE
+from eviction_client.policy import warm_first
+from eviction_client.policy.prefill import START_SPEED
+from eviction_client.policy.warm_first import MOST_OVERTAKING
 from tests.nightly import LONG
 
 pytestmark = pytest.mark.supports(
@@ -28,8 +30,18 @@ left_alone = pytest.mark.refuses(
 )
 
 
+NOTHING = SimpleNamespace(scheduled_spec_decode_tokens={}, total_num_scheduled_tokens=0, num_scheduled_tokens={})
+
+
+@pytest.fixture(autouse=True)
+def always_thrashing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "only_while_it_thrashes" not in request.node.name:
+        monkeypatch.setattr(warm_first, "REPEATED", 0.0)
+        monkeypatch.setattr(warm_first, "GATE", 0.1)
+
+
 def engine_of(blocks: int, **settings: Any) -> Engine:
-    return Engine(blocks, **{"schedule": "warm-first", "overtake": 1.0, **settings})
+    return Engine(blocks, **{"schedule": "warm-first", "overtake_s": 60.0, **settings})
 
 
 def queue_of(engine: Engine) -> WarmFirstQueue:
@@ -115,10 +127,26 @@ def test_a_warm_request_starts_before_a_cold_one(
         assert values_of(engine.scheduler.lpc)["lpc_overtaking", ""] == 1
 
 
+@pytest.mark.parametrize(("rounds", "expected"), [(1, ["cold", "warm"]), (4, ["warm", "cold"])])
+def test_requests_overtake_only_while_it_thrashes(rounds: int, expected: list[str]) -> None:
+    """Prompts of three times the cache are asked in turn. From the second round on, each repeats evicted work."""
+    engine = engine_of(100, max_seqs=1, rule="lru")
+    for number in range(rounds * 30):
+        first = 200 + number % 30
+        engine.add(f"{number}", [first, *range(300, 300 + 10 * BLOCK)], 2)
+        while engine.scheduler.has_unfinished_requests() or engine._flying:
+            engine.step()
+    assert engine.scheduler.lpc.plugin.settle()
+    repeated = values_of(engine.scheduler.lpc)["lpc_repeated_prefill", ""]
+    assert (repeated >= warm_first.REPEATED) is (rounds > 1)
+    warm_and_cold(engine, cold_tokens=800)
+    assert started(engine, 2) == expected
+
+
 def test_a_stream_of_short_warm_requests_starves_no_request(asynchronous: bool) -> None:
     """Each misses two tokens, and holds its seat for a reply."""
-    blocks = 200
-    engine = engine_of(blocks, asynchronous=asynchronous, max_seqs=1, overtake=OVERTAKE)
+    blocks, bound = 200, 800
+    engine = engine_of(blocks, asynchronous=asynchronous, max_seqs=1, overtake_s=bound / START_SPEED)
     warm_and_cold(engine, cold_tokens=800)
     numbers = itertools.count()
 
@@ -130,7 +158,7 @@ def test_a_stream_of_short_warm_requests_starves_no_request(asynchronous: bool) 
         before += started(engine, 1, stream)
     overtook = before[: before.index("cold")]
     computed = 2 * len(overtook)
-    assert 10 < len(overtook) <= MOST_OVERTAKING and computed <= OVERTAKE * blocks * BLOCK
+    assert 10 < len(overtook) <= MOST_OVERTAKING and computed <= bound
     assert queue_of(engine).overtaking == len(overtook)
 
 
@@ -209,7 +237,7 @@ def course(queue: Any, seed: int) -> Iterator[tuple[str, object]]:
                     running.append(request)
             if skipped:
                 queue.prepend_requests(skipped)
-            getattr(queue, "step_ends", lambda: None)()
+            getattr(queue, "step_ends", lambda _: None)(NOTHING)
         elif queue:
             removed = rng.sample(list(queue), rng.randint(1, min(len(queue), 3)))
             if kind == "remove":
@@ -223,7 +251,7 @@ def course(queue: Any, seed: int) -> Iterator[tuple[str, object]]:
 @pytest.mark.parametrize("seed", range(8 if LONG else 3))
 def test_with_nothing_cached_the_order_is_vllms_after_every_operation(seed: int) -> None:
     nothing = CachedPrompts(lambda *_: None, 0, 1, 1, pool_blocks=10, free_blocks=lambda: 10)
-    ours = WarmFirstQueue(nothing, _raise, overtake=OVERTAKE)
+    ours = WarmFirstQueue(nothing, _raise)
     for expected, found in zip(course(FCFSRequestQueue(), seed), course(ours, seed), strict=True):
         assert found == expected
 

@@ -267,7 +267,7 @@ def test_stores_get_hashes_only(redis_server: RedisServer, caplog: pytest.LogCap
         store.record(ConversationId(CANARY), blocks, 1.0)
         store.shared(blocks)
         assert store.flush()
-        assert store.scores(blocks) == pytest.approx([1.0] * 8)
+        assert store.retain_until(blocks) == pytest.approx([1.0] * 8)
         store.trim(time.time())
         assert store.flush()
         store.close()

@@ -197,11 +197,11 @@ def test_ctrl_c_says_so_and_leaves_nothing(tmp_path: Path) -> None:
     # Who runs the tests may ignore Ctrl-C, and children would, too.
     listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     command = [*LPC, "simulate", *flags]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, preexec_fn=listen) as process:
-        assert process.stderr is not None
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=listen) as process:
+        assert process.stdout is not None and process.stderr is not None
         seen = b""
-        while b"simulating" not in seen and process.poll() is None:
-            seen += process.stderr.read(1)
+        while b"\nlru" not in seen and process.poll() is None:  # the first policy is done, the second runs
+            seen += process.stdout.read(1)
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
     assert process.returncode == 130

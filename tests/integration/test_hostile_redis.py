@@ -100,16 +100,16 @@ async def test_a_forged_count_of_bytes_does_not_end_storing(make: Make, redis_se
 
 
 @pytest.mark.parametrize("member", [b"", b":", b"a:b:c", b"\xff", b"a:" + b"9" * 30, b"a:-1", b":" * 1000])
-@pytest.mark.parametrize("score", [0.0, math.inf, -math.inf])
+@pytest.mark.parametrize("until", [0.0, math.inf, -math.inf])
 async def test_a_forged_member_of_the_limits_does_not_end_storing(
-    make: Make, redis_server: RedisServer, member: bytes, score: float
+    make: Make, redis_server: RedisServer, member: bytes, until: float
 ) -> None:
     caches = make()
     await fill(caches, asked("Is it?"))
     with contextlib.closing(redis_server.client()) as client:
         for pattern in ("lpc:rc:*:z", "lpc:rc:*:z:*"):
             for key in client.scan_iter(pattern):
-                client.zadd(key, {member: score})
+                client.zadd(key, {member: until})
     stored = await caches.cache.store("a", asked("Are you?"), answer("Yes.", engine_s=-1.0))
     assert stored.refusal is None
     assert isinstance(await ask(caches, asked("Are you?")), Hit)
@@ -199,7 +199,7 @@ async def test_members_without_an_entry_evict_nothing(make: Make, redis_server: 
         for key in [key for pattern in ("z", "z:*") for key in client.scan_iter(f"lpc:rc:*:{pattern}")]:
             ((real, _),) = client.zrange(key, 0, 0, withscores=True)
             forged = [b"ghost:5", b"ghost", b":", real + b"1", real.partition(b":")[0] + b":1"]
-            client.zadd(key, {member: score for member in forged for score in (math.inf, 4e9)})
+            client.zadd(key, {member: until for member in forged for until in (math.inf, 4e9)})
     questions = ["Is it?", "Are you?", "Do they?"]
     for question in questions[1:]:
         await fill(caches, asked(question))

@@ -47,7 +47,7 @@ async def test_redis_is_reached_over_ipv6(tmp_path: Path) -> None:
         await reach.close()
         with storing(url) as store:
             store.record(A, BLOCKS, 1.0)
-            assert store.flush() and store.scores(BLOCKS) == [1.0] * len(BLOCKS)
+            assert store.flush() and store.retain_until(BLOCKS) == [1.0] * len(BLOCKS)
 
 
 @needs_ipv6

@@ -129,7 +129,7 @@ record = st.builds(
 )
 strings = st.binary(max_size=300) | st.lists(record, max_size=70).map(b"".join)
 poison = st.tuples(
-    st.sampled_from(("SET", "SET", "SET", "list", "scores", "flush")),
+    st.sampled_from(("SET", "SET", "SET", "list", "times", "flush")),
     st.sampled_from(("turns", "turns", "inbox", "key")),
     strings,
 )
@@ -146,7 +146,7 @@ def spoil(admin: Any, client: Any, how: str, what: str, value: bytes) -> None:
     for key in kinds[what]:
         if how == "SET":
             client.execute_command("SET", key, value)
-        elif how in ("list", "scores"):  # at once, because the sidecars write these keys
+        elif how in ("list", "times"):  # at once, because the sidecars write these keys
             batch = admin.pipeline(transaction=True).delete(key)
             (batch.rpush(key, value) if how == "list" else batch.zadd(key, {value: 1.0})).execute()
 
@@ -212,15 +212,15 @@ async def _shared_after(
 
 CONVERSATION_A, CONVERSATION_B = ConversationId("a"), ConversationId("b")
 BLOCKS = [BlockHash(bytes([n]) * 32) for n in range(1, 9)]
-scores = st.sampled_from(("inf", "-inf", "nan", "1e308", "-1", "0", str(LIMIT - UNIT), str(2**53))) | st.floats().map(str)
+times = st.sampled_from(("inf", "-inf", "nan", "1e308", "-1", "0", str(LIMIT - UNIT), str(2**53))) | st.floats().map(str)
 
 
 @example(["SET"])
 @example(["list"])
 @example([str(LIMIT - UNIT)])
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(written=st.lists(st.sampled_from(("SET", "list")) | scores, min_size=1, max_size=3))
-def test_whatever_an_engine_writes_scores_are_pooled_and_plausible(guarded_redis: GuardedRedis, written: list[str]) -> None:
+@given(written=st.lists(st.sampled_from(("SET", "list")) | times, min_size=1, max_size=3))
+def test_whatever_an_engine_writes_times_are_pooled_and_plausible(guarded_redis: GuardedRedis, written: list[str]) -> None:
     namespace = Namespace("sha256", "0", 16, "a-model")
     one, other = (RedisStore(Connection(guarded_redis.url), namespace, shards=2) for _ in range(2))
     with contextlib.closing(guarded_redis.client()) as admin, contextlib.closing(one), contextlib.closing(other):
@@ -228,7 +228,7 @@ def test_whatever_an_engine_writes_scores_are_pooled_and_plausible(guarded_redis
         one.record(CONVERSATION_A, BLOCKS, time.time())
         assert one.flush()
         for value in written:
-            for key in admin.keys("lpc:*:scores"):
+            for key in admin.keys("lpc:*:retain_until"):
                 if value in ("SET", "list"):
                     admin.delete(key)
                     admin.set(key, "x") if value == "SET" else admin.rpush(key, "x")
@@ -244,5 +244,5 @@ def test_whatever_an_engine_writes_scores_are_pooled_and_plausible(guarded_redis
             return one.flush() and set(other.shared(BLOCKS)) == set(BLOCKS)
 
         until(pooled)
-        assert all(math.isfinite(score) and score < now + 1 + 4 * LONGEST_S for score in other.shared(BLOCKS).values())
+        assert all(math.isfinite(until) and until < now + 1 + 4 * LONGEST_S for until in other.shared(BLOCKS).values())
         assert one.failures == other.failures == 0

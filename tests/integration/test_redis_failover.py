@@ -109,7 +109,7 @@ def test_the_engines_store_follows_a_failover(pair: Pair) -> None:
         pair.fail_over()
         store.record(A, BLOCKS, 2.0)
         until(store.flush)
-        assert store.scores(BLOCKS) == [2.0] * len(BLOCKS)
+        assert store.retain_until(BLOCKS) == [2.0] * len(BLOCKS)
 
 
 def demote(server: RedisServer) -> None:

@@ -64,7 +64,7 @@ def test_a_password_file_is_read_at_each_connection(locked: RedisServer, tmp_pat
         assert not store.flush() and store.failures
         file.write_text(f"{AWKWARD}\n")
         assert flushed(store)
-        assert store.scores(BLOCKS) == [1.0] * len(BLOCKS)
+        assert store.retain_until(BLOCKS) == [1.0] * len(BLOCKS)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests.eventually import until
 from tests.redis_stores import BLOCKS, NAMESPACE, A, B, flushed, refusal, storing
 
 
-def test_two_engines_of_one_namespace_pool_their_scores(redis_server: RedisServer) -> None:
+def test_two_engines_of_one_namespace_pool_their_times(redis_server: RedisServer) -> None:
     with storing(redis_server.url) as one, storing(redis_server.url) as other:
         one.record(A, BLOCKS, 1.0)
         assert one.flush()
@@ -39,7 +39,7 @@ def test_engines_that_differ_in_anything_never_pool(redis_server: RedisServer, o
     with storing(redis_server.url) as one, storing(redis_server.url, other) as two:
         one.record(A, BLOCKS, 1.0)
         assert one.flush()
-        assert two.scores(BLOCKS) == [None] * len(BLOCKS)
+        assert two.retain_until(BLOCKS) == [None] * len(BLOCKS)
 
 
 def test_many_engines_writing_at_once_lose_no_update(redis_server: RedisServer) -> None:
@@ -48,8 +48,8 @@ def test_many_engines_writing_at_once_lose_no_update(redis_server: RedisServer) 
 
         def write(at: int) -> None:
             for turn in range(100):
-                score = float((turn * 37 + at * 11) % 101)
-                stores[at].record(ConversationId(f"{at}/{turn}"), BLOCKS, score)
+                until = float((turn * 37 + at * 11) % 101)
+                stores[at].record(ConversationId(f"{at}/{turn}"), BLOCKS, until)
             assert stores[at].flush()
 
         threads = [threading.Thread(target=write, args=(at,)) for at in range(4)]
@@ -58,7 +58,7 @@ def test_many_engines_writing_at_once_lose_no_update(redis_server: RedisServer) 
         for thread in threads:
             thread.join()
         best = max(float((turn * 37 + at * 11) % 101) for at in range(4) for turn in range(100))
-        assert stores[0].scores(BLOCKS) == [best] * len(BLOCKS)
+        assert stores[0].retain_until(BLOCKS) == [best] * len(BLOCKS)
 
 
 def test_every_key_expires_and_nothing_of_a_conversation_is_in_redis(redis_server: RedisServer) -> None:
@@ -75,7 +75,7 @@ def test_every_key_expires_and_nothing_of_a_conversation_is_in_redis(redis_serve
             assert A.encode() not in content and NAMESPACE.model.encode() not in content
 
 
-def test_scores_come_back_after_redis_was_killed_and_restarted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_times_come_back_after_redis_was_killed_and_restarted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "lpc.wire")
     with RedisServer(tmp_path) as server, storing(server.url) as store:
         store.record(A, BLOCKS, 1.0)
@@ -88,7 +88,7 @@ def test_scores_come_back_after_redis_was_killed_and_restarted(tmp_path: Path, c
         server.start()
         assert flushed(store)
         assert store.healthy
-        assert store.scores(BLOCKS) == [2.0] * len(BLOCKS)
+        assert store.retain_until(BLOCKS) == [2.0] * len(BLOCKS)
         assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
@@ -135,19 +135,19 @@ def test_a_server_that_lost_the_script_gets_it_again(redis_server: RedisServer) 
         client.script_flush()
         store.record(A, BLOCKS, 2.0)
         assert store.flush()
-        assert store.scores(BLOCKS) == [2.0] * len(BLOCKS)
+        assert store.retain_until(BLOCKS) == [2.0] * len(BLOCKS)
         assert store.failures == 0
 
 
-def test_tag_and_score_share_a_double_exactly_until_2106(redis_server: RedisServer) -> None:
+def test_tag_and_time_share_a_double_exactly_until_2106(redis_server: RedisServer) -> None:
     assert UNIT == 1 / 32
     latest = floor(LIMIT - 1)
     with storing(redis_server.url) as store:
         store.record(A, BLOCKS, latest)
         store.record(A, BLOCKS, latest - UNIT)
         assert store.flush()
-        assert store.scores(BLOCKS) == [latest - UNIT] * len(BLOCKS)
+        assert store.retain_until(BLOCKS) == [latest - UNIT] * len(BLOCKS)
         store.record(B, BLOCKS, latest - 2 * UNIT)
         store.record(A, BLOCKS, latest - 3 * UNIT)
         assert store.flush()
-        assert store.scores(BLOCKS) == [latest - UNIT] * len(BLOCKS)
+        assert store.retain_until(BLOCKS) == [latest - UNIT] * len(BLOCKS)

@@ -21,16 +21,16 @@ def test_a_cluster_spreads_the_shards_and_keeps_the_law(redis_cluster: list[Redi
         store.record(A, many, 1.0)
         store.record(B, many[:1000], 3.0)
         assert store.shared(many) == dict.fromkeys(many[:1000], 3.0)
-        assert store.scores(many) == [3.0] * 1000 + [1.0] * 1000
+        assert store.retain_until(many) == [3.0] * 1000 + [1.0] * 1000
         store.trim(time.time())
-        assert store.scores(many) == [None] * 2000
+        assert store.retain_until(many) == [None] * 2000
         assert store.failures == 0
         store.record(A, many, 1.0)
         assert store.flush()
         held = []
         for node in redis_cluster:
             with contextlib.closing(node.client()) as client:
-                held.append(sum(client.zcard(key) for key in client.keys("lpc:*:scores")))
+                held.append(sum(client.zcard(key) for key in client.keys("lpc:*:retain_until")))
         assert sum(held) == len(many)
         assert all(count > 0 for count in held)
 
@@ -50,7 +50,7 @@ def test_a_cluster_is_found_again_when_the_node_of_the_url_is_gone(redis_cluster
             store.record(A, BLOCKS, 2.0)
             assert flushed(store)
             assert store.healthy
-            assert store.scores(BLOCKS) == [2.0] * len(BLOCKS)
+            assert store.retain_until(BLOCKS) == [2.0] * len(BLOCKS)
 
 
 def test_a_cluster_without_the_cluster_setting_is_named_and_the_reverse(

@@ -35,12 +35,12 @@ class Bench:
         return self.store
 
     def after(self, records: Sequence[tuple[ConversationId, Sequence[BlockHash], float]]) -> list[float | None]:
-        """Return the scores of all blocks after these records in an empty store."""
+        """Return the times of all blocks after these records in an empty store."""
         store = self.empty()
-        for conversation, blocks, score in records:
-            store.record(conversation, blocks, score)
+        for conversation, blocks, until in records:
+            store.record(conversation, blocks, until)
         assert store.flush()
-        return store.scores(BLOCKS)
+        return store.retain_until(BLOCKS)
 
 
 def block(n: int) -> BlockHash:
@@ -74,10 +74,10 @@ def store(bench: Bench) -> BlockStore:
     return bench.store
 
 
-# Halves, because Redis keeps scores to a fraction of a second of age and no finer: these come back as they went in.
-scores = st.integers(-40, 40).map(lambda n: n / 2)
+# Halves, because Redis keeps times to a fraction of a second and no finer: these come back as they went in.
+times = st.integers(-40, 40).map(lambda n: n / 2)
 held = st.lists(st.sampled_from(BLOCKS), min_size=1, max_size=4, unique=True)
-records = st.lists(st.tuples(st.sampled_from([A, B, C]), held, scores), max_size=8)
+records = st.lists(st.tuples(st.sampled_from([A, B, C]), held, times), max_size=8)
 law = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -85,31 +85,31 @@ law = settings(max_examples=40, deadline=None, suppress_health_check=[HealthChec
 @given(records)
 def test_every_store_pools_by_the_one_law(bench: Bench, records: list) -> None:
     expected: dict[BlockHash, tuple[str, float]] = {}
-    for conversation, blocks, score in records:
+    for conversation, blocks, until in records:
         for candidate in blocks:
             owner, before = expected.get(candidate, (None, 0.0))
-            expected[candidate] = pooled(owner, before, conversation, score)
+            expected[candidate] = pooled(owner, before, conversation, until)
     assert bench.after(records) == [expected[candidate][1] if candidate in expected else None for candidate in BLOCKS]
 
 
 @law
-@given(st.lists(st.tuples(st.just(A), held, scores), max_size=6))
-def test_a_later_turn_of_the_only_conversation_replaces_the_score(bench: Bench, records: list) -> None:
+@given(st.lists(st.tuples(st.just(A), held, times), max_size=6))
+def test_a_later_turn_of_the_only_conversation_replaces_the_time(bench: Bench, records: list) -> None:
     latest: dict[BlockHash, float] = {}
-    for _, blocks, score in records:
-        latest.update(dict.fromkeys(blocks, score))
+    for _, blocks, until in records:
+        latest.update(dict.fromkeys(blocks, until))
     assert bench.after(records) == [latest.get(candidate) for candidate in BLOCKS]
 
 
 @law
 @given(records)
-def test_what_others_hold_bounds_a_score_from_below(bench: Bench, records: list) -> None:
-    """Exactly the maximum of the latest scores cannot be had from one number per block; never less can."""
+def test_what_others_hold_bounds_a_time_from_below(bench: Bench, records: list) -> None:
+    """Exactly the maximum of the latest times cannot be had from one number per block; never less can."""
     latest: dict[tuple[BlockHash, ConversationId], float] = {}
-    for conversation, blocks, score in records:
-        latest.update({(candidate, conversation): score for candidate in blocks})
+    for conversation, blocks, until in records:
+        latest.update({(candidate, conversation): until for candidate in blocks})
     for candidate, found in zip(BLOCKS, bench.after(records), strict=True):
-        bound = max((score for (held, _), score in latest.items() if held == candidate), default=None)
+        bound = max((until for (held, _), until in latest.items() if held == candidate), default=None)
         assert (found is None) == (bound is None)
         if found is not None and bound is not None:
             assert found >= bound
@@ -127,5 +127,5 @@ def test_trimming_forgets_what_has_sunk_and_nothing_else(store: BlockStore) -> N
     store.record(B, BLOCKS[2:4], now)
     assert store.flush()
     store.trim(now)
-    known = [score is not None for score in store.scores(BLOCKS)]
+    known = [until is not None for until in store.retain_until(BLOCKS)]
     assert known == [False, False, True, True, False, False]

@@ -226,7 +226,7 @@ def tls_redis(folder: Path, files: CertificateFiles, *, mutual: bool = True) -> 
         yield f"rediss://127.0.0.1:{tls_port}/0"
 
 
-def test_scores_are_shared_over_mutual_tls_with_redis(authority: Authority, tmp_path: Path) -> None:
+def test_times_are_shared_over_mutual_tls_with_redis(authority: Authority, tmp_path: Path) -> None:
     with tls_redis(tmp_path, authority.issue("redis")) as url:
         files = authority.issue("engine")
         settings = ClientSettings(

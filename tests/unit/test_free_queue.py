@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from eviction_client.policy.free_list import Block
-from eviction_client.policy.free_queue import DONE, PREEMPTED, RENEWED_S, FreeQueue
+from eviction_client.policy.free_queue import COPY, DONE, PREEMPTED, RENEWED_S, FreeQueue
 from lpc.model.curve import EDGES, INTERVALS, interval_of, value_at, values
 from tests.clock import Clock
 
@@ -19,7 +19,7 @@ CLASSES = 4
 
 def queue_of(clock: Clock, classes: int = CLASSES) -> FreeQueue[Block]:
     """Return an empty queue."""
-    return FreeQueue(Block(-1), Block(-1), classes, clock=clock)
+    return FreeQueue(Block(-1), Block(-1), classes, copies=True, clock=clock)
 
 
 def decreasing(rate: float) -> list[float]:
@@ -68,6 +68,16 @@ def test_a_chain_goes_from_its_deepest_block_whatever_the_classes_of_its_parts()
     used = next(block for block in queue if block.block_id == 3)
     queue.remove(used)
     assert ids(queue.popleft_n(5)) == [6, 1, 2, 4, 5]
+
+
+def test_a_copy_goes_before_other_blocks_of_less_value_but_not_of_far_less_and_under_lru_in_turn() -> None:
+    queue = queue_of(clock := Clock(), 3)
+    queue.insert([Block(1)], 1, clock.now)
+    queue.insert([Block(2)], 2, clock.now)
+    queue.insert([Block(3)], 3 + 0, clock.now)
+    assert ids(list(queue.eviction_order())) == [1, 2, 3]
+    queue.set_tables([decreasing(0.1 * share) for share in (1.0, 2.0 * COPY, 0.5 * COPY)])
+    assert ids(list(queue.eviction_order())) == [2, 3, 1]
 
 
 @pytest.mark.parametrize("by_value", [True, False])
@@ -178,6 +188,9 @@ class Machine(RuleBasedStateMachine):
     def needed(self) -> dict[int, int]:
         return {name: request for request, names in self.waiting.items() for name in names}
 
+    def value(self, number: int, used: float) -> float:
+        return (COPY if number >= CLASSES else 1.0) * value_at(self.tables[number % CLASSES], self.clock.now - used)
+
     @precondition(lambda self: len(self.free) > 1)
     @rule()
     def join(self) -> None:
@@ -206,8 +219,9 @@ class Machine(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.clock.now += seconds
 
-    @rule(count=st.integers(1, 6), number=st.integers(0, CLASSES - 1))
+    @rule(count=st.integers(1, 6), number=st.integers(0, 2 * CLASSES - 1))
     def insert(self, count: int, number: int) -> None:
+        number %= CLASSES if self.equal else 2 * CLASSES
         self.clock.now += RENEWED_S  # no two ends have a value of the same instant
         self.chains += 1
         blocks = [Block(self.ids + i) for i in range(count)]
@@ -262,8 +276,8 @@ class Machine(RuleBasedStateMachine):
                 # Decreasing curves that are equal give least recent use, as does the other rule.
                 assert chain == min([chain, *(c for _, _, _, c in others)])
             else:
-                value = value_at(self.tables[number], self.clock.now - used)
-                least = min((value_at(self.tables[n], self.clock.now - u) for _, n, u, _ in others), default=math.inf)
+                value = self.value(number, used)
+                least = min((self.value(n, u) for _, n, u, _ in others), default=math.inf)
                 assert value <= least * (1 + 1e-9)
 
     @invariant()

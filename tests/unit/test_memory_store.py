@@ -13,4 +13,4 @@ def test_over_its_bound_the_blocks_recorded_longest_ago_are_forgotten() -> None:
         store.record(ConversationId("c"), blocks(start, 50), 1.0)
     store.record(ConversationId("c"), blocks(0, 10), 2.0)
     store.record(ConversationId("c"), blocks(100, 20), 2.0)
-    assert store.scores(blocks(0, 35)) == [2.0] * 10 + [None] * 20 + [1.0] * 5
+    assert store.retain_until(blocks(0, 35)) == [2.0] * 10 + [None] * 20 + [1.0] * 5

@@ -188,7 +188,7 @@ def test_the_store_learns_until_when_each_span_is_worth_its_room() -> None:
     spans = bench.serve("b", [*chain("suite", 0, 1), *chain("new", 0, 2)], session="s")
     wanted = [bench.now + bench.plugin._retain_s[span.reuse_class] for span in spans for _ in range(span.end)][:3]
     assert [span.end for span in spans] == [1, 3]
-    assert store.scores([*chain("suite", 0, 1), *chain("new", 0, 2)])[1:] == pytest.approx([wanted[-1]] * 2)
+    assert store.retain_until([*chain("suite", 0, 1), *chain("new", 0, 2)])[1:] == pytest.approx([wanted[-1]] * 2)
 
 
 # What fails.

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eviction_client.policy.prefill import cached_prefix
+from eviction_client.policy.prefill import LATELY, START_SPEED, PrefillSpeed, Repeated, cached_prefix
 
 
 @given(st.integers(0, 5000), st.data())
@@ -26,3 +26,30 @@ def test_in_a_chain_with_holes_the_answer_is_an_end_of_what_is_cached(chain: lis
     found = cached_prefix(chain.__getitem__, len(chain), known)
     assert found == 0 or chain[found - 1]
     assert found == len(chain) or not chain[found]
+
+
+def test_the_speed_becomes_the_engines_own() -> None:
+    speed = PrefillSpeed()
+    assert speed.tokens_per_s == START_SPEED
+    for _ in range(100):
+        speed.note(2000, 1.0)
+    assert abs(speed.tokens_per_s - 2000) < 100
+    before = speed.tokens_per_s
+    for seconds in (0.0, -1.0, 1e9, float("nan")):
+        speed.note(2000, seconds)
+    speed.note(0, 1.0)
+    assert speed.tokens_per_s == before
+
+
+def test_the_repeated_share_follows_the_traffic_of_the_last_quarter_of_the_cache() -> None:
+    repeated = Repeated(100_000)
+    assert repeated.share == 0.0
+    for _ in range(10):
+        repeated.note(int(LATELY * 100_000), 20_000)
+    assert abs(repeated.share - 0.8) < 0.01
+    repeated.note(1, 0)
+    assert abs(repeated.share - 0.8) < 0.01, "a short prompt weighs little"
+    for odd in ((0, 100), (-5, 3)):
+        repeated.note(*odd)
+    repeated.note(10_000_000, 20_000_000)
+    assert 0.99 < repeated.share <= 1.0

@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from eviction_client.observability.misses import SOURCES
+from eviction_client.observability.repeated_text import CHANGES
 from eviction_client.policy.rules import RULES
 from lpc.wire.addresses import without_secrets
 from lpc_apps.commands import pages
 from lpc_apps.commands.cli import app
-from lpc_apps.commands.report import LABELS
+from lpc_apps.commands.report import CHANGED, LABELS
 
 PASSWORD = "s3cret-zebra"
 GOOD = 'lpc_prompt_tokens_total{source="cached"} 75\nlpc_prompt_tokens_total{source="new"} 25\n'
@@ -105,15 +106,15 @@ STRANGE = {
     "negative": 'lpc_prompt_tokens_total{source="evicted"} -7\nlpc_evicted_blocks_total{cache="all"} -1\n',
     "without a label": "lpc_prompt_tokens_total 7\nlpc_evicted_tokens_total 7\nlpc_changed_tokens_total 7\n",
     "another label": 'lpc_prompt_tokens_total{sauce="evicted"} 7\nlpc_tenant_prompt_tokens_total{tenant="a"} 7\n',
-    "unknown values": 'lpc_prompt_tokens_total{source="x"} 7\nlpc_changed_tokens_total{before="x"} 7\n'
+    "unknown values": 'lpc_prompt_tokens_total{source="x"} 7\nlpc_changed_tokens_total{change="x",before="0"} 7\n'
     'lpc_evicted_tokens_total{unused="NaN"} 7\nlpc_evicted_blocks_total{cache="arc"} 7\n'
     'lpc_tenant_ghost_blocks_total{tenant="a",cache="arc"} 7\nlpc_ghost_blocks_total{cache="arc"} 7\nlpc_rule{rule="arc"} 1\n',
     "sizes": 'lpc_missed_blocks_total{size="1"} 9\nlpc_missed_blocks_total{size="3"} 9\n'
     'lpc_missed_blocks_total{size="asked"} 1e-300\n',
-    "digits without end": f'lpc_changed_tokens_total{{before="{"9" * 5000}"}} 7\n'
+    "digits without end": f'lpc_changed_tokens_total{{change="value",before="{"9" * 5000}"}} 7\n'
     f'lpc_evicted_tokens_total{{unused="{"9" * 5000}"}} 7\n',
     "times that are none": 'lpc_evicted_tokens_total{unused="-1"} 7\nlpc_evicted_tokens_total{unused="1e400"} 7\n'
-    'lpc_changed_tokens_total{before="\u00b2"} 7\n',
+    'lpc_changed_tokens_total{change="value",before="\u00b2"} 7\n',
     "all but a part": 'lpc_evicted_blocks_total{cache="lru"} 9\nlpc_tenant_ghost_blocks_total{tenant="a",cache="value"} 9\n',
     "hits but no blocks": 'lpc_ghost_blocks_total{cache="lru"} 9\nlpc_rule{rule="lru"} NaN\n',
     "more hits than blocks": 'lpc_ghost_blocks_total{cache="lru"} 9\nlpc_ghost_blocks_total{cache="asked"} 1e-300\n',
@@ -491,3 +492,35 @@ answers = st.one_of(
 def test_any_answer_of_a_prometheus_is_a_report_or_one_line(server: Server, answer: Any, status: int) -> None:
     url = server.sends(json.dumps(answer), path=API, status=status)
     sound(lpc("--prometheus", url, "--json"))
+
+
+def test_changed_tokens_are_shown_by_what_changed_with_what_to_do(server: Server) -> None:
+    changed = "".join(
+        f'lpc_changed_tokens_total{{change="{change}",before="{before}"}} {tokens}\n'
+        for change, before, tokens in (("value", 0, 40), ("value", 1024, 2), ("order", 0, 7), ("media", 0, 0))
+    )
+    engine = server.sends(GOOD + changed)
+    found = figures("--engine", engine)
+    assert found["changed_by_what_changed"] == {"value": 42, "order": 7}
+    assert found["changed_by_tokens_before"] == {"0": 47, "1024": 2}
+    assert "time stamp" in lpc("--engine", engine).stdout
+    assert set(CHANGED) == set(CHANGES)
+
+
+def test_a_cache_that_thrashes_and_requests_that_wait_are_named(server: Server) -> None:
+    waited = "".join(
+        f'lpc_waited_requests_total{{what="{what}"}} {n}\n'
+        for what, n in {"warm": 30, "cold": 12, "evicted": 4, "behind_cold": 9}.items()
+    )
+    evicted = 'lpc_prompt_tokens_total{source="evicted"} 75\n'
+    calm = server.sends(GOOD + waited)
+    assert figures("--engine", calm)["repeated_share_of_prefill"] == 0.0
+    assert "thrashes" not in lpc("--engine", calm).output
+    url = server.sends(GOOD + evicted + waited + "lpc_overtaking_total 5\n")
+    found = figures("--engine", url)
+    assert found["repeated_share_of_prefill"] == 0.75
+    assert found["waited"] == {"warm": 30, "cold": 12, "evicted": 4, "behind_cold": 9, "overtook": 5}
+    shown = " ".join(lpc("--engine", url).output.split())
+    assert "75% of the prefill computes what the cache had before: it thrashes" in shown
+    assert "42 requests waited. Of 30 mostly cached ones 9 waited behind a cold one, and 4 lost cached blocks" in shown
+    assert "5 overtook an older one" in shown

@@ -1,6 +1,9 @@
 """A tier's chunks in the reuse classes of the requests that used them."""
 
+from collections import Counter
 from collections.abc import Sequence
+
+import pytest
 
 from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.free_queue import DONE
@@ -21,12 +24,18 @@ def chain(name: str, blocks: int) -> list[BlockHash]:
 class Bench:
     """A tier whose contents are named by block hashes, under MQ: classes are levels."""
 
-    def __init__(self, rule: str = "mq", hints_share: float = 0.0) -> None:
+    def __init__(self, rule: str = "mq", hints_share: float = 0.0, pool: int = 0) -> None:
         self.now = 1000.0
         self.policy: Policy[BlockHash] = Policy(100, block_tokens=16, clock=lambda: self.now, rule=rule)
         self.policy.tables_of = {"mq": mq_tables(1e6)}.get  # type: ignore[method-assign, assignment]
         self.tier = ChunkTier(
-            *("t", 100), self.policy, blocks=100, prompts_only=True, hints_share=hints_share, clock=lambda: self.now
+            *("t", 100),
+            self.policy,
+            blocks=100,
+            prompts_only=True,
+            pool=pool,
+            hints_share=hints_share,
+            clock=lambda: self.now,
         )
 
     def use(self, blocks: Sequence[BlockHash], *runs: ClassSpan, retain_s: float = 0.0, stored: bool = True) -> None:
@@ -34,7 +43,7 @@ class Bench:
         if stored:
             for block in blocks:
                 self.tier.store(block)
-        self.tier.ended(FinishedRequest("r", blocks, len(blocks), self.now, runs, retain_s=retain_s))
+        self.tier.ended(FinishedRequest("r", blocks, len(blocks), self.now, runs, retain_s=retain_s), ordered=True)
         self.tier.used("r", blocks[::-1])
 
     def order(self) -> list[str]:
@@ -114,3 +123,58 @@ def test_replies_are_not_in_a_tier_of_prompts_and_hits_above_count_for_all_rules
     bench.tier.learn(finished, above)
     assert bench.tier.ghosts.latest == dict.fromkeys((*RULES, CHOSEN), 3)
     assert {len(cache) for cache in bench.tier.ghosts.caches.values()} == {6}
+
+
+def homes(bench: Bench, requests: int, *, ordered: bool = True) -> Counter[str | None]:
+    found: Counter[str | None] = Counter()
+    for number in range(requests):
+        finished = FinishedRequest[BlockHash](number, (), 0, bench.now)
+        bench.tier.ended(finished, ordered=ordered)
+        found[finished.home] += 1
+    return found
+
+
+@pytest.mark.parametrize(("pool", "share"), [(100, 1 / 2), (50, 1 / 3), (900, 0.9)])
+def test_pool_and_a_small_tier_divide_the_requests_by_their_sizes(pool: int, share: float) -> None:
+    found = homes(Bench(pool=pool), 300)
+    assert abs(found["pool"] - 300 * share) <= 1 and found["tier"] == 300 - found["pool"]
+
+
+def test_nothing_is_divided_with_a_large_tier_or_while_lru_orders_one_of_the_two() -> None:
+    assert set(homes(Bench(pool=100), 3, ordered=False)) == {None}
+    assert set(homes(Bench("lru", pool=100), 3)) == {None}
+    for pool in (0, 49):
+        bench = Bench(pool=pool)
+        assert set(homes(bench, 3)) == {None}
+        assert {cache.room for cache in (*bench.tier.ghosts.caches.values(), bench.tier.ghosts.chosen)} == {100}
+
+
+def test_chunks_of_a_request_whose_home_is_the_pool_go_first_unless_a_hint_retains_them() -> None:
+    bench = Bench(pool=100, hints_share=0.02)
+    bench.use(chain("tier", 2), ClassSpan(2, HIGH))
+    bench.use(chain("pool", 2), ClassSpan(2, HIGH))
+    bench.use(chain("last", 1), ClassSpan(1, HIGH))
+    bench.use(chain("kept", 2), ClassSpan(2, HIGH), retain_s=1.0)
+    assert bench.order() == ["pool1", "pool0", "tier1", "tier0", "last0", "kept1", "kept0"]
+    bench.now += 1000.0
+    bench.tier.step()
+    assert bench.order()[-2:] == ["kept1", "kept0"], "whose class is not that of a copy"
+
+
+def test_ghost_caches_of_a_divided_tier_stand_for_both_but_lrus_for_the_tier_below_the_pool() -> None:
+    bench = Bench("auto", pool=100)
+    ghosts = bench.tier.ghosts
+    assert {rule: cache.room for rule, cache in ghosts.caches.items()} == {**dict.fromkeys(RULES, 200), "lru": 100}
+    above: GhostCache[BlockHash] = GhostCache(10, 1, clock=lambda: bench.now)
+    blocks = [BlockHash(bytes(30) + bytes([place, 0])) for place in range(150)]
+    finished = bench.policy.finished("r", blocks, 150, bench.now)
+    above.use(blocks[:3], [ClassSpan(3, 0)])
+    bench.tier.learn(finished, above)
+    assert ghosts.latest == {rule: 3 if rule == "lru" else 0 for rule in (*RULES, CHOSEN)}
+    assert {rule: len(cache) for rule, cache in ghosts.caches.items()} == {**dict.fromkeys(RULES, 150), "lru": 100}
+    bench.tier.distrust(bench.policy.renewed())
+    assert bench.tier.rule == "lru"
+    ghosts = bench.tier.ghosts
+    assert ghosts.caches["lru"].room == 100 and ghosts.caches["value"].room == 200
+    bench.tier.learn(bench.policy.finished("s", blocks, 150, bench.now), above)
+    assert len(ghosts.chosen) == 100 and ghosts.latest[CHOSEN] == ghosts.latest["lru"] == 3

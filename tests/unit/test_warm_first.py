@@ -2,26 +2,42 @@
 
 import itertools
 import random
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TypeVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eviction_client.policy.warm_first import ESTIMATES, GATE, MOST_OVERTAKING, OVERTAKE, WARM, WarmFirst
+from eviction_client.policy.warm_first import ESTIMATES, GATE, MOST_OVERTAKING, OVERTAKE_S, REPEATED, WARM, WarmFirst
 from eviction_client.settings import ClientSettings
 
 R = TypeVar("R", bound=Hashable)
 CAPACITY = 100_000
 PLENTY = CAPACITY
+BOUND = CAPACITY // 4
+
+
+def thrashing(
+    missing: Callable[[R], int],
+    room: Callable[[], int] = lambda: PLENTY,
+    repeated: Callable[[], float] = lambda: 1.0,
+    *,
+    overtake_s: float = OVERTAKE_S,
+) -> WarmFirst[R]:
+    """Return an order of an engine whose default bound is BOUND."""
+    return WarmFirst(missing, CAPACITY, room=room, speed=lambda: BOUND / OVERTAKE_S, repeated=repeated, overtake_s=overtake_s)
 
 
 def order_of(
-    missing: dict[str, int], tokens: dict[str, int] | int = 20_000, room: int = PLENTY, **more: float
+    missing: dict[str, int],
+    tokens: dict[str, int] | int = 20_000,
+    room: int = PLENTY,
+    repeated: float = 1.0,
+    overtake_s: float = OVERTAKE_S,
 ) -> WarmFirst[str]:
     """Return an order in which these wait, in the order of the dictionary."""
-    order = WarmFirst(missing.__getitem__, CAPACITY, room=lambda: room, **more)
+    order = thrashing(missing.__getitem__, lambda: room, lambda: repeated, overtake_s=overtake_s)
     for name in missing:
         order.add(name, tokens if isinstance(tokens, int) else tokens[name])
     return order
@@ -40,11 +56,11 @@ def served(order: WarmFirst[R]) -> list[R]:
 def test_warm_ones_go_first_by_missing_prefill_and_cold_ones_in_order_of_arrival() -> None:
     missing = {"cold": 20_000, "colder": 15_000, "warm": 3_000, "warmest": 100, "cool": int(20_000 * WARM) + 1}
     assert served(order_of(missing)) == ["warmest", "warm", "cold", "colder", "cool"]
-    assert served(order_of(missing, overtake=0.0)) == list(missing), "B = 0: first come, first served"
+    assert served(order_of(missing, overtake_s=0.0)) == list(missing), "B = 0: first come, first served"
 
 
 def test_the_setting_has_the_default_of_the_order() -> None:
-    assert ClientSettings.model_fields["overtake"].default == OVERTAKE
+    assert ClientSettings.model_fields["overtake_s"].default == OVERTAKE_S
 
 
 def test_below_the_gate_it_is_first_come_first_served() -> None:
@@ -54,11 +70,29 @@ def test_below_the_gate_it_is_first_come_first_served() -> None:
     assert order_of(missing).first() == "second"
 
 
+def test_without_much_repeated_prefill_it_is_first_come_first_served() -> None:
+    missing = {"cold": 20_000, "colder": 20_000, "warm": 50}
+    assert order_of(missing, repeated=REPEATED - 0.01).first() == "cold"
+    assert order_of(missing, repeated=REPEATED).first() == "warm"
+
+
+def test_a_bound_follows_the_engines_speed() -> None:
+    speed = [1e5]
+    order = WarmFirst(
+        {"cold": 30_000, "warm": 2_000}.__getitem__, CAPACITY, room=lambda: PLENTY, speed=lambda: speed[0], repeated=lambda: 1.0
+    )
+    for name in ("cold", "warm"):
+        order.add(name, 30_000)
+    assert order.first() == "warm"
+    speed[0] = 2_000 / OVERTAKE_S - 1
+    assert order.first() == "cold"
+
+
 def test_the_oldest_is_served_once_it_has_been_overtaken_by_the_bound() -> None:
     count = 20
     missing = {"cold": 20_000} | {f"warm {n}": 3_000 for n in range(count)}
     order = served(order_of(missing))
-    assert order.index("cold") == int(OVERTAKE * CAPACITY // 3_000)
+    assert order.index("cold") == BOUND // 3_000
 
 
 def test_who_comes_later_than_an_overtaker_has_not_been_overtaken_by_it() -> None:
@@ -89,7 +123,7 @@ def test_a_request_that_is_put_back_has_overtaken_nobody_and_keeps_its_place() -
 def test_without_room_for_the_oldest_an_overtaker_costs_its_whole_prompt() -> None:
     """Else warm requests with long replies could take each free block for as long as they come."""
     missing = {"cold": 20_000} | {f"warm {n}": 50 for n in range(1000)}
-    assert served(order_of(missing, room=19_000)).index("cold") == OVERTAKE * CAPACITY // 20_000
+    assert served(order_of(missing, room=19_000)).index("cold") == BOUND // 20_000
     assert served(order_of(missing)).index("cold") == MOST_OVERTAKING, "and each at least a seat"
 
 
@@ -108,7 +142,7 @@ def test_refresh_and_choice_make_a_bounded_number_of_estimates(waiting: int) -> 
         calls.append(number)
         return 5_000 + len(calls) % 4_000  # whichever seems to be first misses more at a second look
 
-    order = WarmFirst(missing, CAPACITY, room=lambda: PLENTY)
+    order = thrashing(missing)
     for number in range(waiting):
         order.add(number, 20_000)
     for function in (order.first, order.refresh) * 25:
@@ -118,7 +152,7 @@ def test_refresh_and_choice_make_a_bounded_number_of_estimates(waiting: int) -> 
 
 
 def test_what_is_held_is_bounded_by_what_waits() -> None:
-    order = WarmFirst(lambda _: 50, CAPACITY, room=lambda: PLENTY)
+    order: WarmFirst[int] = thrashing(lambda _: 50)
     for number in range(100_000):
         order.add(number, 20_000)
         if len(order) > 30:
@@ -131,7 +165,7 @@ def test_what_is_held_is_bounded_by_what_waits() -> None:
 
 @pytest.mark.parametrize("nonsense", [-1, float("nan")])
 def test_an_invalid_estimate_is_an_error_and_adds_nothing(nonsense: float) -> None:
-    order: WarmFirst[str] = WarmFirst(lambda _: nonsense, CAPACITY, room=lambda: PLENTY)  # type: ignore[arg-type,return-value]
+    order: WarmFirst[str] = thrashing(lambda _: nonsense)  # type: ignore[arg-type,return-value]
     with pytest.raises(ValueError, match="not negative"):
         order.add("a", 10)
     assert not len(order)
@@ -145,8 +179,10 @@ def test_nobody_is_overtaken_by_more_than_the_bound_whatever_happens_to_the_cach
     rng = random.Random(seed)
     tokens = [rng.choice((50, 5_000, 20_000)) for _ in range(requests)]
     missing = [rng.choice((0, rng.randrange(size), size)) for size in tokens]
-    room = [PLENTY if much_room else 0]
-    order: WarmFirst[int] = WarmFirst(missing.__getitem__, CAPACITY, room=lambda: room[0], overtake=overtake)
+    room, repeated = [PLENTY if much_room else 0], [1.0]
+    order: WarmFirst[int] = thrashing(
+        missing.__getitem__, lambda: room[0], lambda: repeated[0], overtake_s=4 * OVERTAKE_S * overtake
+    )
     upcoming = list(range(requests))
     overtaken: dict[int, int] = {}
     overtakers: dict[int, int] = {}
@@ -161,7 +197,7 @@ def test_nobody_is_overtaken_by_more_than_the_bound_whatever_happens_to_the_cach
         for number in overtaken:
             if rng.random() < 0.2:
                 missing[number] = rng.choice((0, rng.randrange(tokens[number]), tokens[number]))
-        room[0] = rng.choice((0, PLENTY))
+        room[0], repeated[0] = rng.choice((0, PLENTY)), rng.choice((1.0, 0.0, REPEATED))
         if rng.random() < 0.5:
             order.refresh()
         number = order.first()
@@ -187,7 +223,7 @@ def test_nobody_is_overtaken_by_more_than_the_bound_whatever_happens_to_the_cach
 
 def test_the_bound_holds_against_an_endless_stream_of_warm_requests() -> None:
     """The oldest, and each one behind it, waits for no more than B of others' prefill, however many come."""
-    order: WarmFirst[int] = WarmFirst(lambda number: 20_000 if number < 10 else 700, CAPACITY, room=lambda: PLENTY)
+    order: WarmFirst[int] = thrashing(lambda number: 20_000 if number < 10 else 700)
     numbers = itertools.count()
     for _ in range(10):
         order.add(next(numbers), 20_000)
@@ -199,4 +235,4 @@ def test_the_bound_holds_against_an_endless_stream_of_warm_requests() -> None:
         order.settle()
     last_cold = begun.index(9)
     assert [number for number in begun if number < 10] == list(range(10))
-    assert last_cold < 10 + OVERTAKE * CAPACITY / 700, "together they are overtaken by no more than one alone"
+    assert last_cold < 10 + BOUND / 700, "together they are overtaken by no more than one alone"

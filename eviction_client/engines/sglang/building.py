@@ -118,5 +118,5 @@ def _settings() -> ClientSettings:
     for unknown in unknown_variables(os.environ):
         logger.warning("learned prefix cache: %s", unknown)
     if settings.pools == "fleet":
-        logger.warning("learned prefix cache: keys are not pooled between SGLang engines, so LPC_REDIS_URL is not used")
+        logger.warning("learned prefix cache: SGLang engines do not pool shared blocks, so LPC_REDIS_URL is not used")
     return settings

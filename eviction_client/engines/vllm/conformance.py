@@ -14,7 +14,6 @@ from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 
 from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
 from eviction_client.engines.vllm.waiting import CachedPrompts, WarmFirstQueue
-from eviction_client.policy.warm_first import OVERTAKE
 
 WRAPPED: Final = {
     "free": ["request"],
@@ -47,7 +46,7 @@ def why_fcfs(scheduler: Any) -> str | None:
     stock = scheduler.waiting
     if type(stock) is not FCFSRequestQueue:
         return f"its waiting queue is a {type(stock).__name__}"
-    ours = WarmFirstQueue(CachedPrompts.of(scheduler), lambda _: None, overtake=OVERTAKE)
+    ours = WarmFirstQueue(CachedPrompts.of(scheduler), lambda _: None)
     return _changed(scheduler.kv_cache_manager, LOOKED_AT) or _uncovered("waiting queue", stock, ours)
 
 

@@ -40,6 +40,7 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         classes: reuse classes.
         scales: hashes of a chain per block, by KV-cache group.
         plain: class of blocks that are freed without a request.
+        below: returns whether the tier below holds a block; None: there is no tier.
     """
 
     def __init__(
@@ -50,9 +51,12 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         scales: Sequence[int] = (1,),
         plain: int = 0,
         retained: Retained[KVCacheBlock] | None = None,
+        below: Callable[[KVCacheBlock], bool] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__(KVCacheBlock(block_id=-1), KVCacheBlock(block_id=-1), classes, clock=clock)
+        copies = below is not None
+        super().__init__(KVCacheBlock(block_id=-1), KVCacheBlock(block_id=-1), classes, copies=copies, clock=clock)
+        self._below = below
         self.fake_free_list_head = self.head
         self.fake_free_list_tail = self.tail
         self.retained: Retained[KVCacheBlock] = Retained(0) if retained is None else retained
@@ -77,31 +81,38 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
 
     def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Put blocks without content at the very front, ``blocks[0]`` to be reused first."""
-        self.retained.release(block.block_id for block in blocks)
-        super().prepend_n(blocks)
+        if blocks:
+            self.retained.release(block.block_id for block in blocks)
+            super().prepend_n(blocks)
 
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Add blocks with content that were just used, ``blocks[0]`` to be evicted first."""
         if not blocks:
             return
         ended, now = self._ended, self._clock()
-        retained = False
-        if ended is not None and ended.retain_s:
-            numbers = {block.block_id: 1 for block in blocks}
-            retained = self.retained.hold(numbers, now + ended.retain_s, now)
-        if not retained:
+        if ended is not None and ended.retain_s and self._hold(blocks, ended, now):
+            return
+        if self.retained.held:
             self.retained.release(block.block_id for block in blocks)
         if ended is None:
             self.insert(blocks, self._class, now)
-            return
-        if not retained:
-            self.insert_chain(self._parts(blocks, ended), now)
-            return
+        elif len(ended.spans) == 1 and ended.home != "tier":  # a chain is a generator: a microsecond more
+            self.insert(blocks, ended.spans[0].reuse_class, now)
+        else:
+            parts = self._parts(blocks, ended)
+            self.insert_chain(parts if ended.home != "tier" else self._copies(parts), now)
+
+    def _hold(self, blocks: Sequence[KVCacheBlock], ended: FinishedRequest[Any], now: float) -> bool:
+        """Add the blocks of a request with a hint; False: no hint may retain as many blocks, so nothing is added."""
+        until = now + ended.retain_s
+        if not self.retained.hold({block.block_id: 1 for block in blocks}, until, now):
+            return False
         for part, reuse_class in self._parts(blocks, ended):
             if reuse_class == DONE:
                 self.insert(part, reuse_class, now)
             else:
-                self.retain(part, reuse_class, now + ended.retain_s)
+                self.retain(part, reuse_class, until)
+        return True
 
     def append(self, block: KVCacheBlock) -> None:
         """As :meth:`append_n`."""
@@ -121,6 +132,12 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         """Iterate over free blocks in eviction order from the front, because blocks freed since may precede any cursor."""
         return self.eviction_order()
 
+    def _copies(self, parts: Iterable[tuple[Sequence[KVCacheBlock], int]]) -> Iterator[tuple[Sequence[KVCacheBlock], int]]:
+        """Give the parts that the tier below holds, by their deepest blocks, the classes of copies."""
+        for part, reuse_class in parts:
+            held = reuse_class >= 0 and part and self._below is not None and self._below(part[0])
+            yield part, reuse_class + self._classes if held else reuse_class
+
     def _parts(
         self, blocks: Sequence[KVCacheBlock], ended: FinishedRequest[Any]
     ) -> Iterator[tuple[Sequence[KVCacheBlock], int]]:
@@ -129,14 +146,15 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         Shared blocks are the start of a chain, so the freed blocks are its end, and the depth of the first determines the
         others. If the hashes disagree, all blocks get the class of the chain's end.
         """
-        if len(ended.spans) < 2:
-            yield blocks, ended.spans[0].reuse_class if ended.spans else ended.newest
-        elif len(self._scales) == 1:
-            yield from self._in_group(blocks, ended, self._scales[0])
-        else:
-            for number, part in groupby(blocks, key=_group_of):
-                scale = self._scales[number] if number < len(self._scales) else 1
-                yield from self._in_group(list(part), ended, scale)
+        scales = self._scales
+        if not ended.spans:
+            return iter([(blocks, ended.newest)])
+        if len(scales) == 1:
+            return self._in_group(blocks, ended, scales[0])
+        groups = (
+            (list(part), scales[number] if number < len(scales) else 1) for number, part in groupby(blocks, key=_group_of)
+        )
+        return (part for alike, scale in groups for part in self._in_group(alike, ended, scale))
 
     @staticmethod
     def _in_group(

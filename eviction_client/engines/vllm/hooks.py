@@ -100,7 +100,12 @@ class Hooks:
         kind = FlooredFreeQueue if shares else LearnedFreeQueue
         policy = plugin.policy
         queue = kind(
-            free, policy.classes, scales=scales, plain=policy.plain, retained=plugin.retained, clock=plugin.now_or_latest
+            *(free, policy.classes),
+            scales=scales,
+            plain=policy.plain,
+            retained=plugin.retained,
+            below=self.tiers.holds if self.tiers.policies else None,
+            clock=plugin.now_or_latest,
         )
         if isinstance(queue, FlooredFreeQueue):
             queue.set_floors(shares, self._blocks)

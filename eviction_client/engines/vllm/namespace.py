@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def namespace_of(settings: ClientSettings, vllm_config: Any, scheduler: Any) -> Namespace:
-    """Return the namespace of an engine's scores. With a random hash seed it is shared with nobody, which is logged."""
+    """Return the namespace of an engine's pooled times. With a random hash seed nobody shares it, which is logged."""
     model = vllm_config.model_config
     algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
     seed = os.environ.get("PYTHONHASHSEED")
@@ -25,7 +25,7 @@ def namespace_of(settings: ClientSettings, vllm_config: Any, scheduler: Any) -> 
         if settings.pools == "fleet":
             logger.warning(
                 "learned prefix cache: block hashes of this engine start from a random seed, so that no other engine has the "
-                "same: no scores are pooled in the fleet. Set PYTHONHASHSEED to one value in all engines."
+                "same: nothing is pooled in the fleet. Set PYTHONHASHSEED to one value in all engines."
             )
         seed = secrets.token_hex(16)
     return Namespace(

@@ -84,7 +84,7 @@ class LearnedScheduler:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
         if reason is None:
-            mode = "dry run" if settings.shadow else f"on, keys pooled: {settings.pools}"
+            mode = "dry run" if settings.shadow else f"on, pooling: {settings.pools}"
             release = f"vLLM {RELEASE}" if RELEASE in TESTED else f"vLLM {RELEASE} is an untested release"
             logger.info(
                 "learned prefix cache: %s; %s, check passed in %.0f ms; rule %s", mode, release, milliseconds, settings.rule
@@ -148,8 +148,9 @@ def _warm_first(scheduler: Any, plugin: Plugin, settings: ClientSettings) -> Any
     try:
         policy = scheduler.scheduler_config.policy
         if settings.shadow or policy != "fcfs":
-            why = "a dry run changes no order" if settings.shadow else f"vLLM's scheduling policy is {policy}"
-            logger.warning("learned prefix cache: LPC_SCHEDULE=warm-first has no effect: %s", why)
+            if "schedule" in settings.model_fields_set:
+                why = "a dry run changes no order" if settings.shadow else f"vLLM's scheduling policy is {policy}"
+                logger.warning("learned prefix cache: LPC_SCHEDULE=warm-first has no effect: %s", why)
             return None
         from eviction_client.engines.vllm import conformance, waiting
 
@@ -157,15 +158,16 @@ def _warm_first(scheduler: Any, plugin: Plugin, settings: ClientSettings) -> Any
         if reason is None:
             queue = waiting.adopt(scheduler, plugin)
             logger.info(
-                "learned prefix cache: warm waiting requests go first; none is overtaken by more than %d tokens of prefill",
-                settings.overtake * queue.capacity,
+                "learned prefix cache: while the cache thrashes, warm waiting requests go first; the others are overtaken by "
+                "at most %g s of prefill",
+                settings.overtake_s,
             )
             return queue
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
     reason = f"cannot serve warm first in this vLLM {RELEASE}: {reason}."
     if settings.on_unknown_engine == "refuse":
-        raise EngineUnsupported(f"The plug-in {reason} Unset LPC_SCHEDULE, or LPC_ON_UNKNOWN_ENGINE=refuse.")
+        raise EngineUnsupported(f"The plug-in {reason} Set LPC_SCHEDULE=fcfs, or unset LPC_ON_UNKNOWN_ENGINE=refuse.")
     logger.error("learned prefix cache: the plug-in %s Requests are served first come, first served", reason)
     return None
 

@@ -68,7 +68,7 @@ class Steps:
         if self._beyond or self._counted:
             self._hooks.started(scheduled)
         if queue is not None:
-            queue.step_ends()
+            queue.step_ends(scheduled)
             self._plugin.seconds += queue.seconds
             queue.seconds = 0.0
         return scheduled

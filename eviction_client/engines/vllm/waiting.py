@@ -19,8 +19,8 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import Request
 
 from eviction_client.plugin import Plugin
-from eviction_client.policy.prefill import cached_prefix
-from eviction_client.policy.warm_first import WarmFirst
+from eviction_client.policy.prefill import PrefillSpeed, cached_prefix
+from eviction_client.policy.warm_first import OVERTAKE_S, WarmFirst
 
 
 class CachedPrompts:
@@ -99,10 +99,13 @@ class WarmFirstQueue(FCFSRequestQueue):
     Args:
         prompts: counts cached blocks.
         failed: called with an exception, after which the queue is first come, first served.
-        overtake: bound of overtaking, as a share of the cache.
+        overtake_s: bound of overtaking, seconds of prefill.
+        repeated: returns the share of the lately computed prompt tokens that the cache had before.
+        now: returns the time in seconds. Never raises.
         fcfs_forced: returns whether first come, first served is forced now.
 
     Attributes:
+        speed: of the engine's prefill.
         overtaking: requests served before an earlier one.
         seconds: time spent here since it was last set to 0.
     """
@@ -112,19 +115,28 @@ class WarmFirstQueue(FCFSRequestQueue):
         prompts: CachedPrompts,
         failed: Callable[[Exception], None],
         *,
-        overtake: float,
+        overtake_s: float = OVERTAKE_S,
+        repeated: Callable[[], float] = float,
+        now: Callable[[], float] = time.monotonic,
         fcfs_forced: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
         self.capacity = prompts.capacity
         """Of the cache, tokens."""
+        self.speed = PrefillSpeed()
         self.overtaking = 0
         self.seconds = 0.0
         self._prompts = prompts
         self._failed = failed
+        self._now = now
         self._fcfs_forced = fcfs_forced
         self._order: WarmFirst[Request] | None = WarmFirst(
-            self._missing, prompts.capacity, room=prompts.room, overtake=overtake
+            self._missing,
+            prompts.capacity,
+            room=prompts.room,
+            speed=lambda: self.speed.tokens_per_s,
+            repeated=repeated,
+            overtake_s=overtake_s,
         )
         self._blocks: dict[Request, int] = {}
         """Cached blocks of the waiting requests' prompts at the latest count."""
@@ -135,10 +147,13 @@ class WarmFirstQueue(FCFSRequestQueue):
         """The choice until it is popped or the step ends: vLLM peeks, allocates and pops."""
         self._refreshed = False
         """In this step."""
+        self._step_began = 0.0
+        self._prompt_tokens = 0
+        """Computed in the last step; 0 if nothing waited after it."""
 
     @property
     def warm_first(self) -> bool:
-        """Whether the order is warm first; False after a failure."""
+        """Whether the order is warm first while the engine thrashes; False after a failure."""
         return self._order is not None
 
     @property
@@ -194,14 +209,21 @@ class WarmFirstQueue(FCFSRequestQueue):
             self._try(self._forget, request)
 
     def step_begins(self) -> None:
-        """Discard the choice."""
+        """Discard the choice, and count the tokens of the last step."""
         self._next, self._refreshed = None, False
+        if self._prompt_tokens or self:
+            now = self._now()
+            self.speed.note(self._prompt_tokens, now - self._step_began)
+            self._step_began = now
 
-    def step_ends(self) -> None:
-        """Count the requests that have started in this step."""
+    def step_ends(self, scheduled: Any) -> None:
+        """Count the requests that have started and the prompt tokens of this step."""
         self._next = None
+        self._prompt_tokens = 0
         if self._popped:
             self._try(self._settle)
+        if self:  # the engine then has work until the next step, so the time until then is the step's
+            self._try(self._count, scheduled)
 
     # All calls that may fail go through this.
 
@@ -269,6 +291,11 @@ class WarmFirstQueue(FCFSRequestQueue):
         self._popped.clear()
         self._order.settle()
 
+    def _count(self, scheduled: Any) -> None:
+        # A decoding request computes one token and the drafted ones.
+        drafted = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
+        self._prompt_tokens = scheduled.total_num_scheduled_tokens - len(scheduled.num_scheduled_tokens) - drafted
+
     def _missing(self, request: Request) -> int:
         """Return the prompt tokens that a request would compute if it started now."""
         blocks = self._blocks[request] = self._prompts.blocks(request, self._blocks[request])
@@ -282,7 +309,12 @@ def adopt(scheduler: Any, plugin: Plugin) -> WarmFirstQueue:
         Exception: the engine lacks these parts. Nothing has changed then.
     """
     queue = WarmFirstQueue(
-        CachedPrompts.of(scheduler), plugin.failed, overtake=plugin.settings.overtake, fcfs_forced=lambda: plugin.lru_forced
+        CachedPrompts.of(scheduler),
+        plugin.failed,
+        overtake_s=plugin.settings.overtake_s,
+        repeated=lambda: plugin.misses.repeated.share,
+        now=plugin.now,
+        fcfs_forced=lambda: plugin.lru_forced,
     )
     for request in scheduler.waiting:
         queue.add_request(request)

@@ -41,6 +41,13 @@ class Tiers:
     policies: list[Any] = field(default_factory=list)
     reason: str | None = None
 
+    def holds(self, block: Any) -> bool:
+        """Return whether the tier holds a block of the pool, if there is one tier with a chunk for each block.
+
+        A chunk's key is then the block's hash with its KV-cache group, in vLLM's pool and in its tier alike.
+        """
+        return len(self.policies) == 1 and self.policies[0].get(block.block_hash) is not None
+
     @property
     def fallen_back(self) -> bool:
         """Whether a tier that could have our policy is under vLLM's own LRU."""
@@ -53,11 +60,13 @@ class Tiers:
             for number, policy in enumerate(self.policies):
                 chunks = policy.cache_capacity
                 shape = shapes[number] if len(shapes) == len(self.policies) else _Shape((), prompts_only=True)
+                one = len(self.policies) == 1 and [scale for _, scale in shape.groups] == [1]
                 tier = plugin.add_tier(
                     f"cpu{number or ''}",
                     chunks,
                     blocks=int(chunks * shape.blocks_per_chunk),
                     prompts_only=shape.prompts_only,
+                    divided=one and not plugin.settings.tenant_floors and scheduler.lpc.queue is not None,
                     named=lambda key: key[:-4],  # an OffloadKey ends with the number of its KV-cache group
                 )
 

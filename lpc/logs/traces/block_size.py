@@ -17,11 +17,15 @@ LARGEST: Final = 1 << 16
 def block_tokens_of(path: Path, published: int) -> int:
     """Return the tokens of a block that fit the lengths of most of the first records. Raises TraceError.
 
+    An export of `lpc.logs.traces.anonymous` names its size, and then the first record decides.
+
     A prompt of L tokens with n ids has blocks of more than L / (n + 1) and fewer than L / (n - 1) tokens: its last, partial
     block may have an id or not. Of equally good sizes it is ``published``, or the one that the highest power of two divides.
     """
     changes = Counter[int]()
-    for _, (length, count) in islice(read_records(path, _lengths, Skipped()), SIZED_BY):
+    for _, (length, count, named) in islice(read_records(path, _lengths, Skipped()), SIZED_BY):
+        if named is not None:
+            return named
         low, high = length // (count + 1) + 1, -(-length // (count - 1)) if count > 1 else LARGEST + 1
         if count and low < high <= LARGEST + 1:
             changes[low] += 1
@@ -38,8 +42,8 @@ def block_tokens_of(path: Path, published: int) -> int:
     return max(found, key=lambda size: (size == published, size & -size, -size), default=published)
 
 
-def _lengths(record: dict[str, Any]) -> list[tuple[int, int]]:
+def _lengths(record: dict[str, Any]) -> list[tuple[int, int, int | None]]:
     length, ids = whole(record, "input_length", 1), record.get("hash_ids")
     if not isinstance(ids, list):
         raise WrongRecord("hash_ids is not a list of whole numbers")
-    return [(length, len(ids))]
+    return [(length, len(ids), whole(record, "block_size", 1) if "block_size" in record else None)]

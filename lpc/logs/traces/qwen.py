@@ -1,9 +1,12 @@
 """Qwen-Bailian traces (KVCache in the wild, ATC'25, arXiv 2506.02634): JSONL of one request each.
 
 Fields: `chat_id`, `parent_chat_id` (-1 for none), `timestamp` s, `input_length`, `output_length`, `type` (text, search, image,
-file), `turn`, `hash_ids` of blocks, 16 tokens each in the published traces. The publisher describes the ids as hashes of single
-blocks, so they are chained here (which has no effect on chained ids). A conversation's name is the root of its chain of
+file), `turn`, `hash_ids` of blocks, 16 tokens each in the published traces. The publisher describes the ids as hashes of
+single blocks, so they are chained here (which has no effect on chained ids). A conversation's name is the root of its chain of
 parents; if the root arrived before the trace began, the oldest known parent.
+
+Optional fields, which `lpc export` writes: `block_size`, `reply_hash_ids` of the blocks behind the prompt's full ones,
+`reply_end`, and `served` s.
 """
 
 from dataclasses import dataclass
@@ -17,6 +20,7 @@ from lpc.logs.traces.request import (
     Trace,
     TracedRequest,
     hashed_blocks,
+    ids_of,
     read_lines,
     seconds,
     whole,
@@ -36,6 +40,9 @@ class _Line:
     category: str
     turn: int
     blocks: tuple[int, ...]
+    with_reply: tuple[int, ...] | None
+    reply_end: str
+    served: float | None
 
 
 def read_qwen(path: Path) -> Trace:
@@ -61,7 +68,18 @@ def read_qwen(path: Path) -> Trace:
         roots[line.chat] = root
         requests.append(
             TracedRequest(
-                line.arrival - first, line.input_tokens, line.output_tokens, line.blocks, str(root), line.turn, line.category
+                *(
+                    line.arrival - first,
+                    line.input_tokens,
+                    line.output_tokens,
+                    line.blocks,
+                    str(root),
+                    line.turn,
+                    line.category,
+                ),
+                with_reply=line.with_reply,
+                reply_end=line.reply_end,
+                served_s=line.served,
             )
         )
     return Trace(path.name, size, requests, skipped=skipped)
@@ -72,6 +90,11 @@ def _parse(record: dict[str, Any], ids: BlockIds, block_tokens: int) -> _Line:
     if not isinstance(category, str) or not category:
         raise WrongRecord("type is not text")
     input_tokens = whole(record, "input_length", 1)
+    blocks = hashed_blocks(record, input_tokens, block_tokens)
+    full = blocks[: input_tokens // block_tokens]
+    end = record.get("reply_end", "")
+    if not isinstance(end, str):
+        raise WrongRecord("reply_end is not text")
     return _Line(
         whole(record, "chat_id", 0),
         whole(record, "parent_chat_id", NO_PARENT),
@@ -80,5 +103,8 @@ def _parse(record: dict[str, Any], ids: BlockIds, block_tokens: int) -> _Line:
         whole(record, "output_length", 0),
         category,
         whole(record, "turn", 1),
-        ids.chain(hashed_blocks(record, input_tokens, block_tokens)),
+        ids.chain(blocks),
+        ids.chain([*full, *ids_of(record, "reply_hash_ids")]) if "reply_hash_ids" in record else None,
+        end,
+        seconds(record, "served") if "served" in record else None,
     )

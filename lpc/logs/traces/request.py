@@ -184,11 +184,24 @@ def seconds(record: dict[str, Any], name: str) -> float:
     return float(value)
 
 
-def hashed_blocks(record: dict[str, Any], input_tokens: int, block_tokens: int) -> list[int]:
-    """Return the field hash_ids: one id per full block, and optionally one for a partial last block. Raises WrongRecord."""
-    ids = record.get("hash_ids")
+def ids_of(record: dict[str, Any], name: str) -> list[int]:
+    """Return a field that is a list of whole numbers. Raises WrongRecord."""
+    ids = record.get(name)
     if not isinstance(ids, list) or not all(isinstance(block, int) and not isinstance(block, bool) for block in ids):
-        raise WrongRecord("hash_ids is not a list of whole numbers")
+        raise WrongRecord(f"{name} is not a list of whole numbers")
+    return ids
+
+
+def hashed_blocks(record: dict[str, Any], input_tokens: int, block_tokens: int) -> list[int]:
+    """Return the field hash_ids: one id per full block, and optionally one for a partial last block. Raises WrongRecord.
+
+    A record with `block_size` may have fewer ids: of an export whose prompts had more tokens than their text shows.
+    """
+    ids = ids_of(record, "hash_ids")
+    if "block_size" in record and record["block_size"] != block_tokens:
+        raise WrongRecord("block_size is not the first record's")
+    if "block_size" in record and len(ids) <= -(-input_tokens // block_tokens):
+        return ids
     if len(ids) not in (input_tokens // block_tokens, -(-input_tokens // block_tokens)):
         raise WrongRecord(f"hash_ids does not cover input_length in blocks of {block_tokens}")
     return ids

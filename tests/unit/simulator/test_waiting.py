@@ -1,19 +1,20 @@
 """The waiting queue in the simulator: blocks kept for requests that wait, and the order in which these are served."""
 
 import random
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from eviction_client.policy.warm_first import OVERTAKE
+from eviction_client.policy import warm_first
 from lpc_apps.simulator.cache import BlockCache
 from lpc_apps.simulator.engine import Result, simulate
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
 from lpc_apps.simulator.segments import Path
-from lpc_apps.simulator.waiting import Queueing
+from lpc_apps.simulator.waiting import MATCHED, Queueing, Schedule, SGLangs
 from lpc_apps.simulator.workload import Cost, Turn, Workload
 from lpc_apps.simulator.workloads.agents import cliff
 from tests.unit.simulator.test_closed_loop import COST, LOGS, SIZE, build_turns, loop
@@ -22,6 +23,7 @@ STOCK = Queueing()
 KEEP = Queueing(keep=True)
 WARM_FIRST = Queueing("warm-first")
 BOTH = Queueing("warm-first", keep=True)
+SCHEDULES: Final[tuple[Schedule, ...]] = ("lpm", "warm-first")
 NEW = [KEEP, WARM_FIRST, BOTH]
 AGENTS = cliff(requests=700)
 AT_THE_CLIFF = AGENTS.working_set_tokens() // 4
@@ -119,15 +121,63 @@ def test_a_stream_of_short_warm_requests_starves_nobody(
         return found
 
     latest: list[int] = []
+    bound = blocks * SIZE // 4
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BlockCache, "allocate", allocates)
-        order, left = served(agents, blocks * SIZE, Queueing("warm-first", keep))
+        patch.setattr(warm_first, "REPEATED", 0.0)
+        order, left = served(agents, blocks * SIZE, Queueing("warm-first", keep, overtake_s=bound * Cost().prompt_token_s))
     for turn, hits in zip(order, latest, strict=True):
         computed[turn] = turn.input_tokens - min(hits, (turn.input_tokens - 1) // SIZE) * SIZE
 
     for place, turn in enumerate([*order, *left]):
         overtook = [each for each in order[:place] if each.arrival > turn.arrival]
-        assert sum(map(computed.__getitem__, overtook)) <= OVERTAKE * blocks * SIZE
+        assert sum(map(computed.__getitem__, overtook)) <= bound
+
+
+def test_sglangs_longest_prefix_first_starves_a_cold_request_that_warm_first_serves() -> None:
+    agents = in_order(*build_turns([*[[(20, 0, 0.0)] * 300] * 3, [(2000, 0, 0.0)]]), requests=400)
+    orders = {schedule: served(agents, 1000 * SIZE, Queueing(schedule)) for schedule in SCHEDULES}
+
+    assert 2000 in [turn.input_tokens for turn in orders["lpm"][1]]
+    assert 2000 in [turn.input_tokens for turn in orders["warm-first"][0] if turn.turn == 1]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "order"),
+    [("lpm", [2, 1, 0, 3, 4]), ("shortest-prefill-first", [4, 2, 1, 3, 0]), ("hrrn", [2, 4, 1, 3, 0])],
+)
+def test_sglangs_schedules_sort_the_whole_queue(schedule: Schedule, order: list[int]) -> None:
+    prompts, missing = (100, 90, 80, 70, 10), (100, 60, 20, 70, 10)
+    turns = [session[0] for session in build_turns([[(tokens, 0, 0.0)] for tokens in (*prompts, 90)])]
+    *turns, earlier = turns
+    of = dict(zip(turns, missing, strict=True)) | {earlier: 50}
+    waiting = SGLangs(schedule, of.__getitem__)
+    waiting.add(earlier)
+    for turn in turns[:3]:
+        waiting.add(turn)
+    of[earlier] = 1  # so it goes first under each, and `hrrn` counts one computed token
+    assert waiting.first() is earlier
+    waiting.remove(earlier)
+    for turn in turns[3:]:
+        waiting.add(turn)
+    assert [turns.index(turn) for turn in drained(waiting)] == order
+
+
+def test_sglangs_longest_prefix_first_leaves_a_long_queue_as_it_is() -> None:
+    turns = [session[0] for session in build_turns([[(10, 0, 0.0)]] * (MATCHED + 1))]
+    waiting = SGLangs("lpm", lambda turn: turn.input_tokens if turn is turns[0] else 0)
+    for turn in turns:
+        waiting.add(turn)
+    assert waiting.first() is turns[0]
+    waiting.remove(turns[1])
+    assert waiting.first() is turns[2]
+
+
+def drained(waiting: SGLangs) -> Iterator[Turn]:
+    while len(waiting):
+        turn = waiting.first()
+        waiting.remove(turn)
+        yield turn
 
 
 def test_a_warm_request_behind_a_cold_one_loses_its_blocks_unless_they_are_kept() -> None:

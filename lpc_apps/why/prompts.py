@@ -1,0 +1,155 @@
+"""Prompts of a log as lists of units: each tool definition and each message is one, which many prompts share."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import median
+from typing import Final
+
+from lpc.logs.chats.request import MEDIA_TOKENS, LoggedMessage, LoggedRequest, Part, rendered
+from lpc.logs.traces.chat import BLOCK_CHARS, BLOCK_TOKENS, BLOCK_TOKENS_RANGE, CHARS_PER_TOKEN, SURE_TOKENS
+from lpc_apps.why.values import masked
+
+INSTRUCTIONS: Final = frozenset({"system", "developer"})
+_LINKED: Final = 512
+"""Characters of a message by which it is found again."""
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """A tool definition or a message. Units with equal text are one object.
+
+    Attributes:
+        role: ``tools`` for a definition.
+        parts: of the message; the definition.
+        text: as rendered in the prompt.
+    """
+
+    role: str
+    parts: tuple[Part, ...]
+    text: str
+
+    @cached_property
+    def length(self) -> int:
+        """Characters in the prompt."""
+        return len(self.text)
+
+    @cached_property
+    def link(self) -> str:
+        """What stays if times, ids, numbers and white space change."""
+        return masked(self.text[:_LINKED])
+
+    @cached_property
+    def without_thoughts(self) -> tuple[Part, ...]:
+        """The parts that are not thoughts."""
+        return tuple(part for part in self.parts if part.kind != "reasoning")
+
+    @cached_property
+    def canonical(self) -> str:
+        """The definition of a tool with sorted keys, or the text."""
+        if self.role != TOOLS:
+            return self.text
+        try:
+            return json.dumps(json.loads(self.parts[0].text), sort_keys=True)
+        except (ValueError, RecursionError):
+            return self.text
+
+    @cached_property
+    def name(self) -> str:
+        """Name of a tool; empty: unknown."""
+        try:
+            tool = json.loads(self.parts[0].text)
+            inner = tool.get("function") if isinstance(tool.get("function"), dict) else tool
+            return str(inner.get("name") or "")
+        except (ValueError, RecursionError, AttributeError):
+            return ""
+
+
+TOOLS: Final = "tools"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """A request: its units, of which the first ``head`` are tools and leading instructions.
+
+    Attributes:
+        time: seconds.
+        reply: units of the reply; empty: not logged.
+        input_tokens: as the engine counted them; None: not logged.
+    """
+
+    time: float
+    units: tuple[Unit, ...]
+    head: int
+    reply: tuple[Unit, ...]
+    scope: tuple[str, ...]
+    session: str | None
+    user: str
+    input_tokens: int | None
+    has_media: bool
+
+    @property
+    def length(self) -> int:
+        """Characters."""
+        return sum(unit.length for unit in self.units)
+
+
+@dataclass
+class Prompts:
+    """Reads prompts, and holds each different unit once.
+
+    Attributes:
+        chars: of the different units.
+    """
+
+    chars: int = 0
+    _units: dict[tuple[str, str], Unit] = field(default_factory=dict)
+
+    def prompt(self, request: LoggedRequest) -> Prompt:
+        """Return the prompt of a request."""
+        tools = [self._unit(TOOLS, (tool,), f"tool {tool.text}\n") for tool in request.tools]
+        messages = [self._message(message) for message in request.messages]
+        own = next((i for i, unit in enumerate(messages) if unit.role not in INSTRUCTIONS), len(messages))
+        return Prompt(
+            request.time,
+            (*tools, *messages),
+            len(tools) + own,
+            tuple(self._message(message) for message in request.reply),
+            request.scope,
+            request.session,
+            request.user,
+            request.input_tokens,
+            any(part.kind in MEDIA_TOKENS for message in request.messages for part in message.parts),
+        )
+
+    def _message(self, message: LoggedMessage) -> Unit:
+        return self._unit(message.role, message.parts, rendered(message, _filler))
+
+    def _unit(self, role: str, parts: tuple[Part, ...], text: str) -> Unit:
+        found = self._units.get((role, text))
+        if found is None:
+            found = self._units[role, text] = Unit(role, parts, text)
+            self.chars += len(text)
+        return found
+
+    def unit_of(self, role: str, parts: tuple[Part, ...]) -> Unit:
+        """Return a unit by its parts."""
+        if role == TOOLS:
+            return self._unit(TOOLS, parts, f"tool {parts[0].text}\n")
+        return self._message(LoggedMessage(role, parts))
+
+
+def block_tokens_of(prompts: Iterable[Prompt]) -> int:
+    """Return the tokens of a block of BLOCK_CHARS characters, as `lpc simulate` counts them."""
+    counted = [prompt for prompt in prompts if prompt.input_tokens and not prompt.has_media]
+    ratios = [(p.input_tokens or 0) / p.length for p in counted if p.length >= SURE_TOKENS * CHARS_PER_TOKEN]
+    if not ratios:
+        return BLOCK_TOKENS
+    least, most = BLOCK_TOKENS_RANGE
+    return min(max(round(median(ratios) * BLOCK_CHARS), least), most)
+
+
+def _filler(part: Part) -> str:
+    length = MEDIA_TOKENS[part.kind] * CHARS_PER_TOKEN
+    return (part.text * -(-length // len(part.text)))[:length]

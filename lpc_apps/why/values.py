@@ -1,0 +1,255 @@
+"""Texts as tokens that show what kind of value changes: a time, an id, a number, white space, or a word.
+
+A difference of two texts is a list of edits. Only the tokens that differ belong to an edit, so the text behind a time stamp is
+still common to both.
+"""
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+_MONTH: Final = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}\.?"
+_DAY: Final = r"(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?"
+_CLOCK: Final = r"\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d{1,9})?)?(?:\s?[ap]\.?m\b\.?)?"
+_ZONE: Final = r"(?:\s?(?:Z|UTC|GMT|[+-]\d{2}:?\d{2})(?![\w:]))?"
+_TIME: Final = rf"""
+    \d{{4}}[-/.]\d{{1,2}}[-/.]\d{{1,2}}(?:(?:T|,?\s){_CLOCK}{_ZONE})?
+  | \d{{1,2}}[-/.]\d{{1,2}}[-/.]\d{{2,4}}(?!\w)(?:,?\s{_CLOCK}{_ZONE})?
+  | (?:{_DAY},?\s)?\d{{1,2}}(?:st|nd|rd|th)?\s{_MONTH},?(?:\s\d{{4}})?(?!\w)(?:,?\s(?:at\s)?{_CLOCK}{_ZONE})?
+  | (?:{_DAY},?\s)?{_MONTH}\s\d{{1,2}}(?:st|nd|rd|th)?(?!\w)(?:,?\s\d{{4}})?(?:,?\s(?:at\s)?{_CLOCK}{_ZONE})?
+  | \b{_DAY}\b
+  | {_CLOCK}{_ZONE}
+  | (?<![\w.])1[4-9]\d{{8}}(?:\.\d{{1,9}}|\d{{3}}|\d{{6}}|\d{{9}})?(?![\w])
+"""
+_ID: Final = r"""
+    [0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}
+  | (?=[a-z0-9_-]*\d)(?=[a-z0-9_-]*[a-z])[a-z0-9]+(?:[_-][a-z0-9]+)*[_-][a-z0-9]{6,}
+  | (?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{8,}(?![a-z0-9])
+  | (?=[a-z0-9]*\d)(?=[a-z0-9]*[a-z])[a-z0-9]{16,}
+"""
+_TOKEN: Final = re.compile(
+    rf"(?P<email>[\w.+-]+@[\w-]+(?:\.[\w-]+)+)|(?P<time>(?<![\w])(?:{_TIME}))|(?P<id>(?<![a-z0-9])(?:{_ID}))|(?P<number>\d+(?:[.,]\d+)*)"
+    r"|(?P<space>\s+)|(?P<word>[^\W\d]+|.)",
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
+)
+_SPACES: Final = re.compile(r"\s+")
+_WITH_DIGIT: Final = re.compile(r"""[^\s"'{}\[\](),;=<>\d]*\d[^\s"'{}\[\](),;=<>]*""")
+_DIGIT: Final = re.compile(r"\d")
+_SHORT: Final = re.compile(r"(?<!9)99?(?!9)")
+_NAME: Final = re.compile(r"[A-Za-z]{3,}\.?")
+_LONG: Final = 40
+"""Characters of a pattern."""
+_MOST_TOKENS: Final = 3_000
+"""Tokens that differ in two texts, above which the difference is one."""
+_LONGEST_VALUE: Final = 64
+"""Characters of the longest time or id."""
+_MOST_BRACES: Final = 8
+_DECODER: Final = json.JSONDecoder()
+ALIKE: Final = 0.5
+"""Share of equal tokens from which on two lines are the same line with edits."""
+
+Value = str
+"""``time``, ``id``, ``number``, ``email``, ``space``, ``keys`` of JSON in another order, whole ``lines``, other ``text``."""
+
+
+class Token(NamedTuple):
+    """A piece of a text. ``value``: its kind, one of `Value`; ``word`` for a word or sign."""
+
+    text: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Characters [start, end) of a text that another text has not; there are ``other`` characters in their place.
+
+    Attributes:
+        value: kind of what changes.
+        pattern: its form, without its text: ``9999-99-99``.
+    """
+
+    start: int
+    end: int
+    other: str
+    value: Value
+    pattern: str
+
+
+def tokens(text: str) -> list[Token]:
+    """Return the tokens of a text; joined they are the text."""
+    return [Token(match[0], match.lastgroup or "word") for match in _TOKEN.finditer(text)]
+
+
+@lru_cache(maxsize=100_000)
+def masked(text: str) -> str:
+    """Return a text without words with digits and white space: equal for texts that differ in times, ids or numbers only."""
+    return "".join(_WITH_DIGIT.sub("<>", unicodedata.normalize("NFC", text)).split())
+
+
+def normal(text: str) -> str:
+    """Return a text in Unicode's normal form C, with single spaces."""
+    return _SPACES.sub(" ", unicodedata.normalize("NFC", text)).strip()
+
+
+def pattern_of(text: str, value: Value) -> str:
+    """Return the form of a value: digits become 9, words of times `Name`, ids x, and other text is not shown."""
+    if value == "time":
+        return _SHORT.sub("99", _DIGIT.sub("9", _NAME.sub("Name", text)))[:_LONG]
+    if value == "number":
+        return "9"
+    if value == "id":
+        return re.sub(r"[0-9A-Za-z]+", "x", text)[:_LONG]
+    return {"space": "white space", "email": "e-mail address"}.get(value, "text")
+
+
+@lru_cache(maxsize=4096)
+def edits(text: str, other: str) -> tuple[Edit, ...]:
+    """Return what ``text`` has in other characters than ``other``, in order. Equal texts have no edits."""
+    if text == other:
+        return ()
+    if unicodedata.normalize("NFC", text) == unicodedata.normalize("NFC", other):
+        return (Edit(0, len(text), other, "space", "Unicode form"),)
+    found: list[Edit] = []
+    start = other_start = 0
+    while (json_found := _other_keys(text, start, other, other_start)) is not None:
+        at, end, other_at, other_end = json_found
+        found += _moved(_line_edits(text[start:at], other[other_start:other_at]), start)
+        found.append(Edit(at, end, other[other_at:other_end], "keys", "JSON"))
+        start, other_start = end, other_end
+    found += _moved(_line_edits(text[start:], other[other_start:]), start)
+    return tuple(found)
+
+
+def _moved(found: list[Edit], by: int) -> list[Edit]:
+    return [replace(edit, start=edit.start + by, end=edit.end + by) for edit in found]
+
+
+def _other_keys(text: str, start: int, other: str, other_start: int) -> tuple[int, int, int, int] | None:
+    """Return where two texts have equal JSON with its keys in another order, around their first difference."""
+    first = common(text[start:], other[other_start:])
+    at = first + 1
+    for _ in range(_MOST_BRACES):
+        at = text.rfind("{", start, start + at) - start
+        if at < 0:
+            return None
+        try:
+            mine, end = _DECODER.raw_decode(text, start + at)
+            theirs, other_end = _DECODER.raw_decode(other, other_start + at)
+        except (ValueError, RecursionError):
+            continue
+        if mine == theirs and _SPACES.sub("", text[start + at : end]) != _SPACES.sub("", other[other_start + at : other_end]):
+            return start + at, end, other_start + at, other_end
+    return None
+
+
+def common(a: str, b: str) -> int:
+    """Return the characters of two texts up to the first difference."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a.startswith(b[low:middle], low):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _line_edits(text: str, other: str) -> list[Edit]:
+    """Return edits of whole lines where lines do not correspond, and of tokens within those that do."""
+    if text == other:
+        return []
+    if normal(text) == normal(other):
+        return _token_edits(text, other)
+    a, b = text.splitlines(keepends=True), other.splitlines(keepends=True)
+    found: list[Edit] = []
+    at, done = 0, 0
+    for code, b1, b2, a1, a2 in SequenceMatcher(None, b, a, autojunk=False).get_opcodes():
+        at += sum(map(len, a[done:a1]))
+        done = a1
+        if code == "equal":
+            continue
+        own, theirs = "".join(a[a1:a2]), "".join(b[b1:b2])
+        if normal(own) == normal(theirs) or (
+            a2 - a1 == b2 - b1 and all(_alike(one, two) for one, two in zip(a[a1:a2], b[b1:b2], strict=True))
+        ):
+            found += _moved(_token_edits(own, theirs), at)
+        else:
+            found.append(Edit(at, at + len(own), theirs, "lines", "lines"))
+    return found
+
+
+def _alike(line: str, other: str) -> bool:
+    return masked(line) == masked(other) or SequenceMatcher(None, tokens(line), tokens(other), autojunk=False).ratio() >= ALIKE
+
+
+def _token_edits(text: str, other: str) -> list[Edit]:
+    start = _before(text, common(text, other))
+    end = min(_common_end(text, other), len(text) - start, len(other) - start)
+    end = len(text) - _after(text, len(text) - end)
+    a, b = tokens(text[start : len(text) - end]), tokens(other[start : len(other) - end])
+    if max(len(a), len(b)) > _MOST_TOKENS:
+        return [Edit(start, len(text) - end, other[start : len(other) - end], "text", "text")]
+    found: list[Edit] = []
+    for code, a1, a2, b1, b2 in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+        if code != "equal":
+            found += _edits(start + sum(len(token.text) for token in a[:a1]), a[a1:a2], b[b1:b2])
+    return list(_joined(found, text))
+
+
+def _before(text: str, at: int) -> int:
+    """Return the start of a word so far before a place that no value reaches over it."""
+    at = max(at - _LONGEST_VALUE, 0)
+    return 0 if not at else text.rfind(" ", 0, at) + 1
+
+
+def _after(text: str, at: int) -> int:
+    found = text.find(" ", at + _LONGEST_VALUE)
+    return len(text) if found < 0 else found
+
+
+def _common_end(text: str, other: str) -> int:
+    return common(text[::-1], other[::-1])
+
+
+def _edits(start: int, own: list[Token], other: list[Token]) -> Iterator[Edit]:
+    """Yield the edits of a span: one per token if the tokens correspond, else one."""
+    if len(own) == len(other) and all(a.value == b.value != "word" for a, b in zip(own, other, strict=True)):
+        for a, b in zip(own, other, strict=True):
+            if a != b:
+                yield Edit(start, start + len(a.text), b.text, a.value, pattern_of(a.text, a.value))
+            start += len(a.text)
+        return
+    kinds = {token.value for token in (*own, *other)}
+    shown = {token.value for token in own} - {"space"} or kinds - {"space"}
+    text, rest = "".join(token.text for token in own), "".join(token.text for token in other)
+    if kinds == {"space"}:
+        value = "space"
+    elif shown <= {"time", "number"} and "time" in shown and "word" not in kinds:
+        value = "time"
+    elif len(shown) == 1 and shown <= {"id", "number"} and kinds <= {"id", "number", "space"}:
+        value = next(iter(shown))
+    elif kinds & {"id"} and kinds <= {"id", "number", "space"}:
+        value = "id"
+    else:
+        value = "text"
+    yield Edit(start, start + len(text), rest, value, pattern_of(text, value))
+
+
+def _joined(found: list[Edit], text: str) -> Iterator[Edit]:
+    """Yield edits; two of text that are apart by a few characters are one: changed words with an equal sign between them."""
+    before: Edit | None = None
+    for edit in found:
+        if before is not None:
+            between = text[before.end : edit.start]
+            if before.value == edit.value == "text" and len(between) <= 3:
+                before = Edit(before.start, edit.end, before.other + between + edit.other, "text", "text")
+                continue
+            yield before
+        before = edit
+    if before is not None:
+        yield before
