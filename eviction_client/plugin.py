@@ -161,7 +161,7 @@ class Plugin:
         self._pooled: OrderedDict[BlockHash, float] = OrderedDict()
         """Until when others retain blocks. Only the background writes it."""
         self._to_ask = False
-        self.misses = Misses(capacity, block_tokens, every=self.policy.ghosts.every, clock=self.now)
+        self.misses = Misses(capacity, block_tokens, every=self.policy.ghosts.every)
         self._ticked_at = self._trimmed_at = time.monotonic()
         self._background = background(self._round)
 

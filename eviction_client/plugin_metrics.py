@@ -46,6 +46,7 @@ def values_of_plugin(plugin: Plugin) -> Values:
     values |= {("lpc_prompt_tokens", source): tokens for source, tokens in misses.tokens.items()}
     values |= {("lpc_evicted_tokens", unused): tokens for unused, tokens in misses.unused.items()}
     values |= {("lpc_evicted_blocks", cache): blocks for cache, blocks in misses.followed.items()}
+    values |= {("lpc_missed_blocks", size): blocks for size, blocks in misses.sizes.missed.items()}
     values |= {("lpc_changed_tokens", f"{change},{before}"): tokens for (change, before), tokens in misses.changed.items()}
     for digest, tenant in list(misses.tenants.items()):
         values |= {("lpc_tenant_prompt_tokens", f"{digest},{source}"): tokens for source, tokens in tenant.tokens.items()}

@@ -60,9 +60,13 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     "lpc_evicted_tokens": (Counter, "Prompt tokens that were evicted, by seconds since their last use, at most.", "unused"),
     "lpc_evicted_blocks": (
         Counter,
-        "Sampled blocks of prompts that were evicted: all, and those that caches under other rules, or larger ones, would have "
-        "had.",
+        "Sampled blocks of prompts that were evicted: all, and those that a cache under each rule would have had.",
         "cache",
+    ),
+    "lpc_missed_blocks": (
+        Counter,
+        "Full blocks of prompts: all (asked), and those that an LRU cache of this many times the size would miss, by a sample.",
+        "size",
     ),
     "lpc_changed_tokens": (
         Counter,

@@ -10,18 +10,18 @@ Only the background calls the methods (:mod:`eviction_client.plugin`); any threa
 
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from eviction_client.observability.repeated_text import CHANGES, RepeatedText
+from eviction_client.observability.sizes import CacheSizes
 from eviction_client.pace import PIECE, in_pieces
 from eviction_client.policy.features import GAPS
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.ghosts import GhostCache, sample_of, sampled
+from eviction_client.policy.ghosts import GhostCache, sampled
 from eviction_client.policy.prefill import Repeated
 from eviction_client.policy.reuse_monitor import Arrival, GapSpan
 from eviction_client.policy.rules import RULES
-from eviction_client.policy.spans import ClassSpan
 from eviction_client.stores.base import BlockHash
 from eviction_client.tenants import MOST_TENANTS, OTHERS
 
@@ -50,8 +50,6 @@ UNUSED: Final = (*(f"{bound:g}" for bound in GAPS), "+Inf")
 """Upper bounds of the time since the last use of evicted blocks, seconds."""
 CHANGED_FROM: Final = (0, 1024, 8192)
 """Lower bounds of the tokens before a change."""
-TIMES: Final = (2, 4)
-"""Sizes of the larger LRU ghost caches, in multiples of the cache."""
 MOST_SESSIONS: Final = 50_000
 MOST_FIRST_BLOCKS: Final = 10_000
 _UNKNOWN: Final = 0
@@ -82,32 +80,28 @@ class Misses:
     Args:
         capacity: blocks of the engine's cache.
         block_tokens: of a block.
-        every: one block in this many is sampled in the larger caches.
-        clock: seconds; never goes back.
+        every: one block in this many is sampled.
 
     Attributes:
         tokens: by source.
         unused: evicted tokens by the time since their last use; see `UNUSED`.
         changed: tokens of ``changed`` by how the prompt was changed (`CHANGES`), and by position; see `CHANGED_FROM`.
-        followed: sampled evicted blocks: ``all``, and those that other caches would have had: one of the same size
-            under each rule, and ``lru_2`` and ``lru_4`` of twice and four times the size.
+        followed: sampled evicted blocks: ``all``, and those that a cache under each rule would have had.
+        sizes: what LRU caches of other sizes would miss.
         tenants: by digest of the cache salt, at most MOST_TENANTS and OTHERS.
         repeated: share of the lately computed prompt tokens that the cache had before; any thread may read it.
     """
 
-    def __init__(self, capacity: int, block_tokens: int, *, every: int, clock: Callable[[], float]) -> None:
+    def __init__(self, capacity: int, block_tokens: int, *, every: int) -> None:
         self.tokens = dict.fromkeys(SOURCES, 0)
         self.unused = dict.fromkeys(UNUSED, 0)
         self.changed = {(change, str(bound)): 0 for change in CHANGES for bound in CHANGED_FROM}
-        self.followed = dict.fromkeys(("all", *RULES, *(f"lru_{times}" for times in TIMES)), 0)
+        self.followed = dict.fromkeys(("all", *RULES), 0)
+        self.sizes = CacheSizes(capacity, every=every)
         self.tenants: dict[str, Tenant] = {}
         self.repeated = Repeated(capacity * block_tokens)
         self.block_tokens = block_tokens
-        self._capacity = capacity
         self._every = every
-        self._caches: dict[str, GhostCache[BlockHash]] = {
-            f"lru_{times}": GhostCache(times * capacity // every, 1, clock=clock) for times in TIMES
-        }
         self._arrived: dict[Hashable, Sequence[GapSpan]] = {}
         self._cached: dict[Hashable, int] = {}
         self._sessions: OrderedDict[str, _Chain] = OrderedDict()
@@ -148,7 +142,8 @@ class Misses:
         prompt = ended.blocks[: ended.prompt_blocks]
         if pieces is not None and cached is not None and ended.prompt_tokens:
             self._count(ended, prompt, pieces, min(cached, ended.prompt_tokens), ghosts, elsewhere)
-        self._remember(ended, prompt, in_use)
+        self.sizes.observe(ended.blocks, ended.prompt_blocks, in_use)
+        self._remember(ended, prompt)
 
     def judge(self, tenant: str, asked: int, hits: Mapping[str, int]) -> None:
         """Count the ghost caches' hits by tenant, which shows tenants that lose by the rule.
@@ -244,14 +239,10 @@ class Misses:
         before = bisect_left(depths, start)
         within = bisect_left(depths, end) - before
         self.followed["all"] += within
-        for name, cache in {**ghosts, **self._caches}.items():
+        for name, cache in ghosts.items():
             self.followed[name] += min(max(cache.hits(blocks) - before, 0), within)
 
-    def _remember(self, ended: FinishedRequest[BlockHash], prompt: Sequence[BlockHash], in_use: float) -> None:
-        followed = sample_of(ended.blocks, self._every)
-        for times, cache in zip(TIMES, self._caches.values(), strict=True):
-            cache.room = max(int(times * self._capacity - in_use) // self._every, 1)
-            cache.use(followed, [ClassSpan(len(followed), 0)])
+    def _remember(self, ended: FinishedRequest[BlockHash], prompt: Sequence[BlockHash]) -> None:
         self._texts.add(ended.token_ids, ended.blocks, ended.arrival.old)
         if ended.session:
             self._sessions.pop(ended.session, None)

@@ -12,6 +12,7 @@ import typer
 
 from eviction_client.observability.misses import SOURCES
 from eviction_client.observability.repeated_text import CHANGES
+from eviction_client.observability.sizes import ASKED
 from eviction_client.policy.ghosts import CHOSEN
 from eviction_client.policy.rules import RULES
 from eviction_client.tenants import OTHERS
@@ -36,6 +37,7 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "lpc_tenant_ghost_blocks_total": ("tenant", "cache"),
     "lpc_evicted_tokens_total": ("unused",),
     "lpc_evicted_blocks_total": ("cache",),
+    "lpc_missed_blocks_total": ("size",),
     "lpc_changed_tokens_total": ("change", "before"),
     "lpc_waited_requests_total": ("what",),
     "lpc_overtaking_total": (),
@@ -47,7 +49,7 @@ GAUGES: Final = frozenset({"lpc_rule"})
 """Of a Prometheus they are added up over time."""
 ADVICE: Final = {
     "cached": "",
-    "evicted": "see below whether another cache would have kept it",
+    "evicted": "see below whether a larger cache or another rule would have kept it",
     "new": "first use: no cache could have it",
     "changed": "an earlier prompt had the same text behind something else: see below what it was",
     "reply_changed": "send replies back unchanged, with their reasoning",
@@ -55,6 +57,8 @@ ADVICE: Final = {
     "other_engine": "route each conversation to the same engine",
     "short": "the last block, and ends of prompts shorter than a block",
 }
+TIMES: Final = {"0.5": "half", "1": "this size", "2": "twice", "4": "4 times", "8": "8 times"}
+"""Sizes of LRU caches in words."""
 CHANGED: Final = {
     "value": "a time stamp, id, counter, name or white space: move it to the end of the prompt",
     "inserted": "more text, such as another tool: send the same tools, and put what varies at the end",
@@ -65,11 +69,6 @@ CHANGED: Final = {
     "edited": "a history that was changed in another way: append messages, and change none that was sent",
 }
 """What to do about each of `CHANGES`."""
-CACHES: Final = {
-    **{rule: f"{rule}, this size" for rule in RULES},
-    "lru_2": "lru, twice the size",
-    "lru_4": "lru, four times the size",
-}
 
 WAITED: Final = ("warm", "cold", "evicted", "behind_cold")
 """Of waiting requests; see the metric."""
@@ -115,7 +114,8 @@ VALUES: Final[Mapping[str, Callable[[str], bool]]] = {
     "tenant": bool,
     "what": WAITED.__contains__,
     "rule": RULES.__contains__,
-    "cache": {"all", "asked", CHOSEN, *CACHES}.__contains__,
+    "cache": {"all", "asked", CHOSEN, *RULES}.__contains__,
+    "size": {ASKED, *TIMES}.__contains__,
 }
 """Whether the report can read a value of a label."""
 
@@ -302,8 +302,12 @@ def figures_of(sums: Sums) -> dict[str, Any]:
             "overtook": round(sums.get(("lpc_overtaking_total",), 0.0)),
         },
         "evicted_by_seconds_unused": by_label("lpc_evicted_tokens_total"),
-        "evicted_share_that_other_caches_had": {
-            cache: share_of(sums.get(("lpc_evicted_blocks_total", cache)), evicted) for cache in CACHES
+        "evicted_share_that_other_rules_had": {
+            rule: share_of(sums.get(("lpc_evicted_blocks_total", rule)), evicted) for rule in RULES
+        },
+        "hit_share_by_size": {
+            size: hit_share(sums.get(("lpc_missed_blocks_total", size)), sums.get(("lpc_missed_blocks_total", ASKED), 0.0))
+            for size in TIMES
         },
         "changed_by_what_changed": by_label("lpc_changed_tokens_total"),
         "changed_by_tokens_before": by_label("lpc_changed_tokens_total", 2),
@@ -323,6 +327,12 @@ def figures_of(sums: Sums) -> dict[str, Any]:
 def share_of(part: float | None, whole: float) -> float | None:
     """Return a share; None if there is no such count. Prometheus extrapolates each series, so a part can exceed the whole."""
     return min(part / whole, 1.0) if part is not None and whole else None
+
+
+def hit_share(missed: float | None, asked: float) -> float | None:
+    """Return the share of blocks that were not missed; None if there is no such count. Misses are an estimate."""
+    share = share_of(missed, asked)
+    return None if share is None else 1 - share
 
 
 def verdict(blocks: Mapping[str, float], rule: str) -> dict[str, float | None]:
@@ -363,13 +373,22 @@ def show(figures: dict[str, Any]) -> None:
         table.add_row(source, f"{row['tokens']:,}", f"{row['share']:.1%}", seconds, ADVICE[source])
     screen.print(table)
     _show_waiting(screen, figures["repeated_share_of_prefill"], figures["waited"])
-    had = figures["evicted_share_that_other_caches_had"]
+    sizes = figures["hit_share_by_size"]
+    if any(share is not None for share in sizes.values()):
+        table = Table(title="what LRU caches of other sizes would have hit")
+        _columns(table, "size", "hits", "above this size")
+        for size, share in sizes.items():
+            if share is not None:
+                more = None if size == "1" or sizes["1"] is None else share - sizes["1"]
+                table.add_row(TIMES[size], f"{share:.1%}", _points(more))
+        screen.print(table)
+    had = figures["evicted_share_that_other_rules_had"]
     if any(share is not None for share in had.values()):
         table = Table(title="evicted tokens")
-        _columns(table, "another cache", "would have had")
-        for cache, share in had.items():
+        _columns(table, "another rule, this size", "would have had")
+        for rule, share in had.items():
             if share is not None:
-                table.add_row(CACHES[cache], f"{share:.1%}")
+                table.add_row(rule, f"{share:.1%}")
         screen.print(table)
     if figures["changed_by_what_changed"]:
         table = Table(title="changed tokens")

@@ -1,5 +1,7 @@
 """`lpc simulate`: hit rates of eviction policies on a log."""
 
+import shlex
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,8 +12,8 @@ from lpc.errors import UsageError
 from lpc_apps.commands.options import Jobs, JsonOutput, LogFormat, Output, Seed
 from lpc_apps.commands.outcome import fail, report
 
-LOG, CLOSED, CACHE, COST, RESULT = (
-    *("The log or workload", "Closed loop: agents that wait for answers", "Cache and policies"),
+LOG, CLOSED, CACHE, MEMORY, COST, RESULT = (
+    *("The log or workload", "Closed loop: agents that wait for answers", "Cache and policies", "Cache in GiB"),
     *("Cost", "Results"),
 )
 """Headings of --help."""
@@ -84,6 +86,19 @@ def simulate(
     ] = None,
     capacity: Annotated[str | None, _option(CACHE, "Tokens or shares of the working set: 160K,2%.")] = None,
     cache: Annotated[str | None, _option(CACHE, "Size of your cache, for the summary; default: the middle --capacity.")] = None,
+    model: Annotated[
+        str | None,
+        _option(MEMORY, "Model whose KV cache fills --gpu-gib: its config.json, a folder with it, or a name on the Hub."),
+    ] = None,
+    gpu_gib: Annotated[float | None, _option(MEMORY, "GiB for KV blocks on each GPU, in place of --cache.", min=0.001)] = None,
+    cpu_gib: Annotated[float, _option(MEMORY, "GiB of a CPU tier, of all GPUs together.", min=0)] = 0.0,
+    tensor_parallel: Annotated[int, _option(MEMORY, "GPUs that share the layers: vLLM's --tensor-parallel-size.", min=1)] = 1,
+    kv_dtype: Annotated[
+        Literal["auto", "float16", "bfloat16", "float32", "fp8"], _option(MEMORY, "Numbers of the KV cache; auto: 2 bytes.")
+    ] = "auto",
+    gpu_hour_price: Annotated[
+        float | None, _option(MEMORY, "Price of one GPU for an hour, to see what more memory returns.", min=0)
+    ] = None,
     invert: Annotated[bool, _option(CACHE, "Invert the predictions, to test the guard.")] = False,
     rule: Annotated[
         Literal["auto", "lru", "ttl", "mq", "lpc", "wa", "value"],
@@ -93,6 +108,7 @@ def simulate(
     output_token_ms: Annotated[float, _option(COST, "Milliseconds per output token.", min=0)] = 10,
     jobs: Jobs = None,
     picture: Annotated[Path | None, _option(RESULT, "PNG to write: hit rate by cache size.")] = None,
+    html: Annotated[Path | None, _option(RESULT, "Page to write, one file to send around: curve, sources, summary.")] = None,
     output: Output = None,
     as_json: JsonOutput = False,
 ) -> None:
@@ -105,6 +121,7 @@ def simulate(
         from lpc_apps.commands import simulation
     except ModuleNotFoundError as error:
         fail(f"{error.name} is not installed: pip install 'learned-prefix-cache[sim]'")
+    from lpc_apps.simulator.kv_memory import GIB, Memory, kv_memory
     from lpc_apps.simulator.policies import PolicySettings
     from lpc_apps.simulator.run import Run, WorkloadSpec
     from lpc_apps.simulator.waiting import Queueing
@@ -115,8 +132,22 @@ def simulate(
     source = log or trace
     if source is not None and workload is not None:
         raise UsageError("replay either a log or a generated workload: give LOG or --workload, not both")
-    if describe and picture is not None:
-        raise UsageError("--describe prints tables: leave out --picture")
+    for name, file in (("--picture", picture), ("--html", html)):
+        if describe and file is not None:
+            raise UsageError(f"--describe prints tables: leave out {name}")
+
+    if (model is None) != (gpu_gib is None):
+        raise UsageError("a cache in GiB needs both --model and --gpu-gib")
+    if gpu_gib is None and (cpu_gib or gpu_hour_price is not None):
+        raise UsageError("--cpu-gib and --gpu-hour-price need --model and --gpu-gib")
+    if gpu_gib is not None and cache is not None:
+        raise UsageError("give the size of the cache in tokens or in GiB: --cache or --gpu-gib")
+    if gpu_hour_price is not None and closed:
+        raise UsageError("the load of a closed loop depends on the cache: leave out --gpu-hour-price")
+    memory = None
+    if model is not None and gpu_gib is not None:
+        kv = kv_memory(model, tensor_parallel=tensor_parallel, kv_dtype=kv_dtype)
+        memory = Memory(kv, gpu_gib * GIB, cpu_gib * GIB, gpu_hour_price)
 
     def measure() -> dict[str, Any]:
         with open_log(source, log_format) if source is not None else nullcontext() as opened:
@@ -155,10 +186,13 @@ def simulate(
                 sessions=sessions if closed else None,
                 capacity=capacity,
                 cache=cache,
+                memory=memory,
                 seeds=seeds,
                 jobs=jobs,
                 picture=picture,
+                html=html,
+                command=shlex.join(["lpc", *sys.argv[1:]]),
                 recognised=recognised,
             )
 
-    report(measure, output, picture, as_json=as_json)
+    report(measure, output, picture, html, as_json=as_json)

@@ -13,19 +13,22 @@ from tqdm import tqdm
 
 from lpc.logs.log import CONVERSATIONS
 from lpc.wire.terminal import console
+from lpc_apps.commands.simulation_page import write_page
 from lpc_apps.commands.simulation_tables import (
     print_closed_loop,
     print_curve,
     print_description,
+    print_paragraph,
     print_reading,
     print_sizes,
     print_sources,
-    print_verdict,
 )
 from lpc_apps.simulator.amounts import SimulationError, parse_capacity
+from lpc_apps.simulator.capacity import capacity_in_words, conversation_tokens
 from lpc_apps.simulator.conversation_log import read_conversations
 from lpc_apps.simulator.conversations import save_sample
 from lpc_apps.simulator.describe import describe as figures_of
+from lpc_apps.simulator.kv_memory import Mark, Memory
 from lpc_apps.simulator.picture import draw_hit_rates, write_png
 from lpc_apps.simulator.policies import REGISTRY
 from lpc_apps.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, build, sweep
@@ -49,17 +52,22 @@ def simulate(
     sessions: str | None,
     capacity: str | None,
     cache: str | None,
+    memory: Memory | None,
     seeds: int,
     jobs: int | None,
     picture: Path | None,
+    html: Path | None,
+    command: str,
     recognised: bool,
 ) -> dict[str, Any]:
-    """Run every combination; print answers as they come; write the picture; return `rows`, `summary` and `answer`.
+    """Run every combination; print answers as they come; write the picture and page; return `rows`, `summary`, `answer`.
 
     Args:
         template: what all runs have in common.
         head: file of the head that predicts for conversations without times; None: no predictions.
         held_out: replay only those that `lpc train` holds out.
+        memory: in place of ``cache``: memory for KV blocks.
+        html: page to write; ``command``: the command that it names.
         recognised: whether the format of the log was recognised.
 
     Raises:
@@ -79,13 +87,23 @@ def simulate(
             "a trace with times is replayed as it is: --seeds is for generated workloads, for agent sessions, for "
             "conversations, and for --closed"
         )
+    if memory is not None and (len(workloads) > 1 or len(at_a_time) > 1):
+        raise SimulationError("tokens per GiB are those of one workload: give one --workload and one number of --sessions")
     if picture is not None and (len(workloads) > 1 or len(at_a_time) > 1):
         raise SimulationError("a picture shows one workload: give one --workload and one number of --sessions with --picture")
     if drawn:
         console().print("ShareGPT: the bundled sample. For your own traffic: lpc simulate LOG")
-    if picture is not None:
-        import_module("matplotlib")  # a missing package is an error now, not after the simulation
+    for file, package in ((picture, "matplotlib"), (html, "jinja2")):
+        if file is not None:
+            import_module(package)  # a missing package is an error now, not after the simulation
+    marks: list[Mark] = []
+    conversation = 0
     with _ready(spec, head, held_out) as ready:
+        if memory is not None:
+            conversation = conversation_tokens(build(replace(ready, workload=workloads[0], sessions=at_a_time[0]))[0])
+            marks = memory.marks(conversation)
+            own = marks[0].size
+            sizes += dict.fromkeys(mark.size for mark in marks if mark.size not in sizes)
         runs = [
             replace(
                 template,
@@ -108,21 +126,32 @@ def simulate(
         sweep(rest, jobs, lambda place, row: answers.add(rest[place], row))
     rows = [answers.rows[run] for run in runs]
     summary = derived(rows)
-    said = {}
+    said: dict[str, str] = {}
+    pages: list[dict[str, Any]] = []
     for workload in dict.fromkeys(row["workload"] for row in summary):
         of_workload = [row for row in summary if row["workload"] == workload]
+        page: dict[str, Any] = {"rows": of_workload, "at": [], "said": [], "marks": marks}
+        choices = pairs(of_workload) or pairs(of_workload, BASELINE)
         if sessions is not None:
             print_closed_loop(of_workload)
-            continue
-        choices = pairs(of_workload) or pairs(of_workload, BASELINE)
-        if choices and (own is not None or len(workloads) == 1):
+        elif choices and (own is not None or len(workloads) == 1):
             place = nearest(choices, own)
-            print_sources(list({row["policy"]: row for row in choices[place]}.values()))
-            said[workload] = verdict(of_workload, choices, place)
-            print_verdict(said[workload])
+            page["at"] = list({row["policy"]: row for row in choices[place]}.values())
+            print_sources(page["at"])
+            page["said"].append(verdict(of_workload, choices, place))
+        if memory is not None:
+            page["said"].append(capacity_in_words(of_workload, memory, marks, conversation))
+        for text in page["said"]:
+            print_paragraph(text)
+        if page["said"]:
+            said[workload] = "\n\n".join(page["said"])
+        pages.append(page)
     if picture is not None:
-        write_png(draw_hit_rates(summary, nearest(pairs(summary), own)), picture)
+        write_png(draw_hit_rates(summary, nearest(pairs(summary), own), marks), picture)
         console().print(f"picture: {picture}")
+    if html is not None:
+        write_page(html, pages, log=answers.log, command=command)
+        console().print(f"page: {html}")
     answer = {workload: text.replace("**", "") for workload, text in said.items()}
     return {"rows": rows, "summary": summary, "answer": answer, **({} if answers.log is None else {"log": answers.log})}
 

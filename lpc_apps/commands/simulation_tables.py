@@ -1,6 +1,6 @@
 """What `lpc simulate` prints: what was read, hit rates, and properties of a trace."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import typer
@@ -70,16 +70,22 @@ def print_sources(rows: Rows) -> None:
     """Print where the prompt tokens come from at one size of the cache, with a column for each row."""
     console().print()
     _line(f"prompt tokens at {tokens(rows[0]['capacity_tokens'])}", [row["policy"] for row in rows], cell=16)
+    for name, shares, indented in sources_in_words(rows):
+        _line(f"  {name}" if indented else name, [percent(share) for share in shares], cell=16)
+
+
+def sources_in_words(rows: Rows) -> Iterator[tuple[str, list[float], bool]]:
+    """Yield the sources to show: the name, the share of each row, and whether it is a part of the source before it."""
     for source, name in ROWS.items():
         if any(row["sources"][source] >= SHOWN for row in rows):
-            _line(name, [percent(row["sources"][source]) for row in rows], cell=16)
+            yield name, [row["sources"][source] for row in rows], False
         if source == "evicted":
             for bound, words in TIMES.items():
                 if any(row["unused"][bound] >= SHOWN for row in rows):
-                    _line(f"  unused {words}", [percent(row["unused"][bound]) for row in rows], cell=16)
+                    yield f"unused {words}", [row["unused"][bound] for row in rows], True
 
 
-def print_verdict(text: str) -> None:
+def print_paragraph(text: str) -> None:
     """Print a paragraph with emphasis between pairs of asterisks."""
     parts = text.split("**")
     console().print()

@@ -40,6 +40,7 @@ class Policy(ABC, Generic[B]):
 
     Attributes:
         name: name in the registry and in tables.
+        title: name in words, for pictures and pages.
         rule: one line: the block to evict first.
         source: source of the rule.
         bound: whether the policy uses future requests.
@@ -48,6 +49,7 @@ class Policy(ABC, Generic[B]):
     """
 
     name: ClassVar[str]
+    title: ClassVar[str]
     rule: ClassVar[str]
     source: ClassVar[str]
     bound: ClassVar[bool] = False

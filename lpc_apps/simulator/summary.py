@@ -45,13 +45,16 @@ def derived(rows: Rows) -> list[dict[str, Any]]:
     for row in rows:
         groups[(*_setting(row), row["policy"], _size(row))].append(row)
     means = {key: float(np.mean([row["hit_rate"] for row in group])) for key, group in groups.items()}
+    # One curve may have sizes in tokens and in shares.
+    capacities = {key: float(np.mean([row["capacity_tokens"] for row in group])) for key, group in groups.items()}
     result = []
     for key, group in groups.items():
-        *setting, policy, size = key
-        lru, oracle = (means.get((*setting, name, size)) for name in (BASELINE, ORACLE))
+        *setting, policy, _ = key
+        size = capacities[key]
+        lru, oracle = (means.get((*setting, name, key[-1])) for name in (BASELINE, ORACLE))
         rates = [row["hit_rate"] for row in group]
-        curve = sorted((k[-1], v) for k, v in means.items() if k[:-1] == key[:-1])
-        equal: float | None = float(size)  # of equal rates: LRU could hit as much in a smaller cache as well
+        curve = sorted((capacities[k], v) for k, v in means.items() if k[:-1] == key[:-1])
+        equal: float | None = size  # of equal rates: LRU could hit as much in a smaller cache as well
         if lru is None or abs(means[key] - lru) >= SAME:
             equal = None if lru is None else _inverse([v for _, v in curve], [s for s, _ in curve], lru)
         result.append(
@@ -59,7 +62,7 @@ def derived(rows: Rows) -> list[dict[str, Any]]:
                 "workload": group[0]["workload"],
                 "think_time_s": group[0]["think_time_s"],
                 "policy": policy,
-                "capacity_tokens": round(float(np.mean([row["capacity_tokens"] for row in group]))),
+                "capacity_tokens": round(size),
                 "capacity_fraction": group[0]["capacity_fraction"],
                 "hit_rate": means[key],
                 "spread": float(np.std(rates, ddof=1)) if len(rates) > 1 else 0.0,

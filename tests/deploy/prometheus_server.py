@@ -112,6 +112,8 @@ def vllm_metrics(*, failing: bool = False) -> Iterator[str]:
             ghosts = {"asked": 1.0, "value": 0.45, "lru": 0.3, "chosen": 0.45}
             values |= {("lpc_ghost_blocks", cache): share * queries for cache, share in ghosts.items()}
             values |= {("lpc_tenant_ghost_blocks", f"x,{cache}"): share * queries for cache, share in ghosts.items()}
+            missed = {"asked": 1.0, "0.5": 0.8, "1": 0.7, "2": 0.4, "4": 0.3, "8": 0.3}
+            values |= {("lpc_missed_blocks", size): share * queries for size, share in missed.items()}
             plug_in.update(values)
             ours = generate_latest(REGISTRY).decode().split("# HELP ")
             shown = "".join(f"# HELP {part}" for part in ours if part.startswith("lpc_"))

@@ -25,6 +25,24 @@ def test_each_prompt_token_is_counted_once_and_vllms_hits_as_cached(asynchronous
     assert hooks.plugin.failures == 0
 
 
+def test_hits_by_size_are_those_of_vllm_with_a_cache_of_each_size() -> None:
+    """Within two points, in percent of prompt tokens. Small caches differ most, by their running requests."""
+    made = conversations(3, 300)
+    blocks = 400
+    engine = Engine(blocks, background=AtOnce, rule="lru", keep_waiting=False)
+    engine.run(made)
+    values = values_of(engine.scheduler.lpc)
+    found = {size: count for (name, size), count in values.items() if name == "lpc_missed_blocks"}
+    asked = found.pop("asked")
+    live = {size: 100 * (asked - missed) * BLOCK / engine.outcome.prompt for size, missed in found.items()}
+    real = {}
+    for size in live:
+        other = Engine(int(blocks * float(size)), background=AtOnce, learned=False)
+        real[size] = other.run(made).hit_rate()
+    assert real["8"] - real["0.5"] > 5, real
+    assert live == pytest.approx(real, abs=2.0), real
+
+
 @pytest.mark.parametrize("session", [None, "s"])
 def test_a_time_stamp_in_a_system_prompt_is_a_changed_value_with_and_without_sessions(session: str | None) -> None:
     engine = Engine(2_000, background=AtOnce)

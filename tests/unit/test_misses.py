@@ -171,16 +171,23 @@ def test_what_another_engine_has_used_is_not_new() -> None:
     assert engine.serve(words(40)) == {"other_engine": 36, "short": 4}
 
 
-@pytest.mark.parametrize(("between", "had"), [(100, {"lru_2", "lru_4"}), (220, {"lru_4"})])
-def test_it_is_known_which_larger_cache_would_have_had_what_was_evicted(between: int, had: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("between", "had"), [(100, {"2", "4", "8"}), (220, {"4", "8"}), (500, {"8"}), (50, {"1", "2", "4", "8"})]
+)
+def test_it_is_known_which_sizes_of_the_cache_would_have_had_a_prompt(between: int, had: set[str]) -> None:
     engine = Engine(80)
     engine.serve(words(61))
     for number in range(between):
         engine.serve(words(5, 1000 + 10 * number))
-    assert engine.serve(words(61)) == {"evicted": 60, "short": 1}
-    followed = engine.plugin.misses.followed
-    assert {name for name, blocks in followed.items() if blocks and name.startswith("lru")} == had
-    assert followed["all"] == 15 >= max(followed[rule] for rule in RULES)
+    before = dict(engine.plugin.misses.sizes.missed)
+    assert engine.serve(words(61)) == ({"cached": 60, "short": 1} if "1" in had else {"evicted": 60, "short": 1})
+    misses = engine.plugin.misses
+    assert {size: blocks - before[size] for size, blocks in misses.sizes.missed.items()} == {
+        "asked": 15,
+        **{size: 0 if size in had else 15 for size in ("0.5", "1", "2", "4", "8")},
+    }
+    if "1" not in had:
+        assert misses.followed["all"] == 15 >= max(misses.followed[rule] for rule in RULES)
 
 
 def test_a_request_that_was_never_served_is_not_counted() -> None:

@@ -109,6 +109,8 @@ STRANGE = {
     "unknown values": 'lpc_prompt_tokens_total{source="x"} 7\nlpc_changed_tokens_total{change="x",before="0"} 7\n'
     'lpc_evicted_tokens_total{unused="NaN"} 7\nlpc_evicted_blocks_total{cache="arc"} 7\n'
     'lpc_tenant_ghost_blocks_total{tenant="a",cache="arc"} 7\nlpc_ghost_blocks_total{cache="arc"} 7\nlpc_rule{rule="arc"} 1\n',
+    "sizes": 'lpc_missed_blocks_total{size="1"} 9\nlpc_missed_blocks_total{size="3"} 9\n'
+    'lpc_missed_blocks_total{size="asked"} 1e-300\n',
     "digits without end": f'lpc_changed_tokens_total{{change="value",before="{"9" * 5000}"}} 7\n'
     f'lpc_evicted_tokens_total{{unused="{"9" * 5000}"}} 7\n',
     "times that are none": 'lpc_evicted_tokens_total{unused="-1"} 7\nlpc_evicted_tokens_total{unused="1e400"} 7\n'
@@ -129,7 +131,8 @@ def test_what_is_no_count_is_absent(server: Server, strange: str) -> None:
     found = figures("--engine", url)
     assert found["prompt_tokens"] == 100
     assert found["by_source"]["cached"]["share"] == 0.75
-    assert all(share is None or 0 <= share <= 1 for share in found["evicted_share_that_other_caches_had"].values())
+    had = (*found["evicted_share_that_other_rules_had"].values(), *found["hit_share_by_size"].values())
+    assert all(share is None or 0 <= share <= 1 for share in had)
     plain = lpc("--engine", url)
     assert plain.exit_code == 0, plain.output
     assert not re.search(r"\b(nan|inf)\b", plain.output, re.IGNORECASE)
@@ -447,7 +450,7 @@ def sound(found: Result) -> None:
     assert abs(sum(shares) - 1) < 1e-6 and min(shares) >= 0
     hits = [row["hit_share"] for row in (*figures["rules"].values(), figures["chosen"])]
     hits += [share for tenant in figures["rules_by_tenant"].values() for share in tenant["hit_shares"].values()]
-    had = [*hits, *figures["evicted_share_that_other_caches_had"].values()]
+    had = [*hits, *figures["evicted_share_that_other_rules_had"].values(), *figures["hit_share_by_size"].values()]
     assert all(0 <= share <= 1 for share in had if share is not None)
 
 

@@ -36,6 +36,7 @@ class Oracle(KeyedPolicy[AwaitedPiece]):
     """Knows whether a conversation continues, but not when; also for conversations without a name."""
 
     name = "oracle"
+    title = "Bound: knows who goes on"
     rule = "blocks of conversations that have all ended, then least recently used"
     source = "Learned Prefix Caching, NeurIPS 2025: its perfect predictor"
     bound: ClassVar[bool] = True
@@ -52,6 +53,7 @@ class Belady(KeyedPolicy[AwaitedPiece]):
     """The block whose next use is furthest away."""
 
     name = "belady"
+    title = "Bound: knows every next use"
     rule = "the block that is used again last, or never"
     source = "Belady 1966 (MIN)"
     bound: ClassVar[bool] = True

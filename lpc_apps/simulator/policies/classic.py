@@ -81,6 +81,7 @@ class Fifo(KeyedPolicy[UsedPiece]):
     """First in, first out."""
 
     name = "fifo"
+    title = "First in, first out"
     rule = "the block that was cached first"
     source = "LMCache's FIFO; textbook"
     piece_type = UsedPiece
@@ -97,6 +98,7 @@ class Mru(KeyedPolicy[Piece]):
     """Most recently used first: right for prompts that go round and round."""
 
     name = "mru"
+    title = "Most recently used first"
     rule = "the block whose last use ended most recently"
     source = "LMCache's MRU; textbook"
     piece_type = Piece
@@ -111,6 +113,7 @@ class Lfu(KeyedPolicy[UsedPiece]):
     """Least frequently used, counted while a block is cached."""
 
     name = "lfu"
+    title = "Least frequently used"
     rule = "the block with the fewest uses since it was cached, the least recently used of equals"
     source = "LMCache's LFU; textbook"
     piece_type = UsedPiece
@@ -126,6 +129,7 @@ class Gdsf(KeyedPolicy[UsedPiece]):
     """Greedy-Dual-Size-Frequency for blocks of one size and cost: LFU in which every eviction ages what stays."""
 
     name = "gdsf"
+    title = "GreedyDual-Size-Frequency"
     rule = "the smallest sum of uses and of the sum that the last evicted block had when this one was used"
     source = "Cherkasova 1998 (HPL-98-69)"
     piece_type = UsedPiece
@@ -158,6 +162,7 @@ class Mq(Policy[UsedPiece]):
     """
 
     name = "mq"
+    title = "Multi-Queue"
     rule = "the least recently used block of the lowest queue: log2 of its uses, one less per lifetime without a use"
     source = "Zhou, Philbin and Li 2001 (USENIX ATC), with four queues"
     piece_type = UsedPiece
@@ -218,6 +223,7 @@ class Arc(Policy[UsedPiece]):
     """Adaptive Replacement Cache: blocks used once and blocks used again are two LRU lists, whose shares adapt."""
 
     name = "arc"
+    title = "Adaptive Replacement (ARC)"
     rule = "the least recently used of the blocks used once, or of those used again; returns of evicted ones shift the share"
     source = "Megiddo and Modha 2003 (USENIX FAST)"
     piece_type = UsedPiece
@@ -301,6 +307,7 @@ class S3Fifo(Policy[UsedPiece]):
     """Three FIFO queues: small, main, ghost. Blocks that are not used again while they are in the small one leave early."""
 
     name = "s3-fifo"
+    title = "S3-FIFO"
     rule = "the first of the small queue (a tenth) that was not used twice since, or of the main queue that was not used since"
     source = "Yang et al. 2023 (SOSP)"
     piece_type = UsedPiece

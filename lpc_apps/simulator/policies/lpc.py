@@ -91,6 +91,7 @@ class Lpc(KeyedPolicy[ScoredPiece]):
     """The paper's policy with a predictor's probabilities, or with shares by turn number if a log has no text."""
 
     name = "lpc"
+    title = "Learned prefix caching, as published"
     rule = "the smallest t + tau logit(p), p by the predictor; maximum over the conversations that share a block"
     source = "Learned Prefix Caching, NeurIPS 2025, sections 3.1 and 3.4, at an update interval of zero"
     piece_type = ScoredPiece

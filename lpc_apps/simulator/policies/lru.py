@@ -13,6 +13,7 @@ class Lru(Policy[Piece]):
     """Least recently used."""
 
     name = "lru"
+    title = "LRU, as engines do today"
     rule = "the block whose last use ended longest ago, a chain tail first"
     source = "vLLM's FreeKVCacheBlockQueue"
     piece_type = Piece

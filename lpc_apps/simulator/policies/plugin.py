@@ -26,6 +26,7 @@ class Plugin(Policy[Piece]):
     """The plug-in without a sidecar."""
 
     name = "plugin"
+    title = "Plug-in without sidecar"
     rule = "the lowest value in the table of the block's reuse class, by the rule that hits most; no sidecar"
     source = "this project: eviction_client.policy"
     piece_type = Piece
@@ -141,6 +142,7 @@ class PluginSidecar(Plugin):
     """The plug-in with the sidecar's groups, their curves, and its continuation probabilities."""
 
     name = "plugin-sidecar"
+    title = "Plug-in with sidecar"
     rule = "as plugin, with the sidecar's groups among the features of a class"
     source = "this project: as plugin, with lpc/model/returns, which learns from the first request on"
 

@@ -28,6 +28,7 @@ class TurnTtl(Policy[PrioritizedPiece]):
     """
 
     name = "turn-ttl"
+    title = "Priority by turn, for 300 s"
     rule = "the lowest priority (35, and 15 more for each further turn, for 300 s), the least recently used of equals"
     source = "TensorRT-LLM, KvCacheRetentionConfig and LRUEvictionPolicy"
     piece_type = PrioritizedPiece

@@ -196,6 +196,7 @@ class WorkloadAware(Policy[AgingPiece]):
     """Evicts by an exponential law of the reuse time per class."""
 
     name = "wa"
+    title = "Workload-aware (ATC 2025)"
     rule = "the lowest q (1 - exp(-life / tau)) exp(-age / tau), deepest block first; q and tau by category and turn"
     source = "KVCache Cache in the Wild, USENIX ATC 2025, section 4.2; maximum likelihood, half-life of 10 minutes"
     piece_type = AgingPiece

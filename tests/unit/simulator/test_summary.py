@@ -189,3 +189,17 @@ def test_the_size_for_a_hit_rate_is_known_only_within_the_sizes_that_were_run() 
     assert [size_for(found, "lru", rate) for rate in (0.05, 0.41)] == [None, None]
     assert size_for(found, "lru", 0.2) == pytest.approx(200_000)
     assert size_for(found, "arc", 0.2) is None
+
+
+def test_sizes_in_tokens_and_in_shares_are_one_curve() -> None:
+    def at(policy: str, size: int, rate: float, by_fraction: bool) -> dict[str, Any]:
+        return row(policy, size, rate, by_fraction=by_fraction)
+
+    found = derived(
+        [
+            *(at("lru", size, rate, share) for size, rate, share in ((100_000, 0.1, True), (150_000, 0.2, False))),
+            *(at("plugin", size, rate, share) for size, rate, share in ((100_000, 0.2, True), (150_000, 0.3, False))),
+        ]
+    )
+    (ours,) = (r for r in found if (r["policy"], r["capacity_tokens"]) == ("plugin", 150_000))
+    assert ours["capacity_saved"] == pytest.approx(1 - 100_000 / 150_000) and not ours["capacity_saved_at_least"]

@@ -1,0 +1,138 @@
+"""The page of `lpc simulate --html`: one file that loads nothing, and shows names of a log as text."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from lpc_apps.simulator.policies import REGISTRY
+from tests.command import lpc
+
+HOSTILE = "<img src=x onerror=alert(1)>&'\"{{ 7*7 }}{% raw %}.jsonl"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+class Elements(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+
+def log_file(path: Path) -> Path:
+    """Twenty agents that return in turn, and a damaged line."""
+    lines = [
+        json.dumps(
+            {
+                "timestamp": 1000 * (20 * turn + agent),
+                "input_length": 512 * (turn + 2),
+                "output_length": 10,
+                "hash_ids": [0, *(1000 * agent + block for block in range(1, turn + 2))],
+            }
+        )
+        for turn in range(8)
+        for agent in range(20)
+    ]
+    path.write_text("\n".join([*lines[:80], '{"timestamp": "<b>"}', *lines[80:]]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("page")
+    log = log_file(folder / HOSTILE)
+    with pytest.MonkeyPatch.context() as patch:
+        words = ["simulate", str(log), "--html", str(folder / "page.html"), "--jobs", "1", "--policies", "all"]
+        patch.setattr(sys, "argv", ["lpc", *words])
+        done = lpc(*words)
+    assert done.returncode == 0, done.err
+    return (folder / "page.html").read_text()
+
+
+def test_the_page_loads_nothing_and_runs_nothing(page: str) -> None:
+    found = Elements(page)
+    assert not {"script", "img", "link", "iframe", "object", "embed", "base", "form", "a"} & set(found.names)
+    assert not {name for name, _ in found.attributes} & {"src", "href", "xlink:href", "srcset", "style", "action"}
+    assert not [name for name, _ in found.attributes if name.startswith("on")]
+    assert not re.search(r"url\(|@import|//", page.replace(html.escape("//"), ""))
+    assert ("content", "default-src 'none'; style-src 'unsafe-inline'") in found.attributes
+
+
+def test_names_of_the_log_are_text(page: str) -> None:
+    assert HOSTILE not in page and "{{ 7*7 }}" in page
+    assert HOSTILE in html.unescape(page)
+
+
+def test_the_page_has_curves_in_words_sources_what_was_skipped_and_the_command(page: str) -> None:
+    text = html.unescape(page)
+    for policy in REGISTRY.values():
+        assert policy.title in text
+    assert page.count("<polyline") == 2 * len(REGISTRY)  # in the drawing and in its key
+    assert "cached: own conversation" in text and "An infinite cache would serve" in text
+    assert "Records skipped" in text and "lpc simulate '" in text and "--policies all" in text
+
+
+def test_a_closed_loop_and_several_workloads_have_pages_too(tmp_path: Path) -> None:
+    words = ["simulate", "--workload", "cliff,loop", "--policies", "lru", "--capacity", "5%,50%", "--jobs", "1"]
+    assert lpc(*words, "--html", str(tmp_path / "two.html")).returncode == 0
+    two = (tmp_path / "two.html").read_text()
+    assert two.count('<svg class="chart"') == 2 and ">cliff" in two and ">loop" in two
+    assert lpc(*words, "--closed", "--requests", "200", "--html", str(tmp_path / "closed.html")).returncode == 0
+    assert "20 sessions at a time" in (tmp_path / "closed.html").read_text()
+
+
+def test_a_single_size_that_hits_nothing_is_drawn(tmp_path: Path) -> None:
+    words = ["simulate", str(log_file(tmp_path / "a.jsonl")), "--policies", "mru", "--capacity", "512", "--jobs", "1"]
+    assert lpc(*words, "--html", str(tmp_path / "a.html")).returncode == 0
+    assert "nan" not in (tmp_path / "a.html").read_text().lower()
+
+
+@pytest.mark.parametrize(("width", "scheme", "background"), [(360, 0, "rgb(21, 24, 28)"), (1000, 1, "rgb(255, 255, 255)")])
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_the_page_fits_a_phone_and_follows_the_colour_scheme(
+    page: str, width: int, scheme: int, background: str, tmp_path: Path
+) -> None:
+    """A frame of this width holds the page, and reports its width when laid out, its colour and the size of the axis' text."""
+    outer = tmp_path / "outer.html"
+    outer.write_text(
+        f'<body><iframe width={width} height=800 srcdoc="{html.escape(page)}"></iframe><p></p><script>'
+        "document.querySelector('iframe').onload = event => { const inner = event.target.contentDocument;"
+        " const text = inner.querySelector('svg text').getBoundingClientRect().height;"
+        " document.querySelector('p').textContent = [inner.documentElement.scrollWidth,"
+        " getComputedStyle(inner.body).backgroundColor, text].join(';') + ';' }</script>"
+    )
+    assert CHROMIUM is not None
+    done = subprocess.run(
+        [
+            CHROMIUM,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            f"--blink-settings=preferredColorScheme={scheme}",
+            "--virtual-time-budget=5000",
+            "--dump-dom",
+            outer.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    found = re.search(r"<p>(\d+);([^;]*);([\d.]+);</p>", done.stdout)
+    assert found is not None, done.stdout[-500:]
+    assert int(found[1]) <= width  # wide tables scroll on their own
+    assert found[2] == background
+    assert float(found[3]) >= 9  # pixels: readable

@@ -1,0 +1,140 @@
+"""Bytes of KV cache by a model's configuration. A test in `tests/engine` compares them with real vLLM's."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lpc_apps.simulator.amounts import SimulationError
+from lpc_apps.simulator.kv_memory import GIB, KvMemory, Mark, Memory, kv_memory
+
+LLAMA_8B = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_size": 4096,
+}
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "hidden_size": 7168,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+}
+
+
+def of(config: Any, tmp_path: Path, **more: Any) -> KvMemory:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return kv_memory(str(tmp_path / "config.json"), **more)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize(
+    ("config", "more", "per_token"),
+    [
+        (LLAMA_8B, {}, 128 * 1024),  # 2 * 8 heads * 128 * 2 bytes * 32 layers
+        (LLAMA_8B, {"kv_dtype": "fp8"}, 64 * 1024),
+        (LLAMA_8B, {"tensor_parallel": 4}, 32 * 1024),
+        (LLAMA_8B, {"tensor_parallel": 32}, 16 * 1024),  # a head is copied
+        (LLAMA_8B | {"head_dim": 64}, {}, 64 * 1024),
+        (DEEPSEEK_V3, {}, 61 * 576 * 2),
+        (DEEPSEEK_V3, {"tensor_parallel": 8}, 61 * 576 * 2),  # each GPU has the whole vector
+        ({"model_type": "llava", "text_config": LLAMA_8B}, {}, 128 * 1024),
+        ({"n_layer": 12, "n_head": 12, "n_embd": 768}, {}, 12 * 2 * 768 * 2),
+    ],
+)
+def test_bytes_per_token_with_and_without_transformers(
+    config: Any, more: Any, per_token: int, installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not installed:
+        monkeypatch.setitem(sys.modules, "transformers", None)
+    kv = of(config, tmp_path, **more)
+    assert (kv.per_token, kv.windows, kv.state, kv.uniform) == (per_token, (), 0, True)
+    assert kv.tokens(GIB, 12_345) == GIB // per_token
+
+
+def test_a_missing_layer_pattern_comes_from_transformers_or_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gemma = {
+        "model_type": "gemma3",
+        "text_config": {"model_type": "gemma3_text", "num_hidden_layers": 6, "sliding_window": 512},
+    }
+    kv = of(gemma, tmp_path)
+    assert kv.windows == ((512, 5 * kv.per_token),)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(SimulationError, match="sliding_window and no layer_types"):
+        of(gemma, tmp_path)
+    assert of(LLAMA_8B | {"model_type": "mistral", "sliding_window": 4096}, tmp_path).windows == ((4096, 128 * 1024),)
+    assert of(LLAMA_8B | {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False}, tmp_path).uniform
+
+
+def test_windows_and_states_are_paid_once_per_conversation() -> None:
+    kv = KvMemory("m", 1, per_token=100, windows=((1000, 500),), state=10_000)
+    assert kv.conversation(200) == 200 * 600 + 10_000
+    assert kv.conversation(5_000) == 500_000 + 500_000 + 10_000
+    assert kv.tokens(10 * kv.conversation(5_000), 5_000) == 50_000
+
+
+def test_marks_are_gpu_with_the_tier_and_twice_that() -> None:
+    kv = KvMemory("m", 2, per_token=1024)
+    assert Memory(kv, 1024 * 1000, 1024 * 600).marks(100) == [
+        Mark("GPU", 1000),
+        Mark("GPU + CPU", 1300),  # each of two GPUs has half of the tier
+        Mark("twice that", 2600),
+    ]
+    assert [mark.size for mark in Memory(kv, 1024 * 1000, 0).marks(100)] == [1000, 2000]
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ([], "not the configuration"),
+        ({}, "num_hidden_layers None"),
+        (LLAMA_8B | {"num_hidden_layers": "32"}, "num_hidden_layers '32'"),
+        (LLAMA_8B | {"num_hidden_layers": True}, "num_hidden_layers True"),
+        (LLAMA_8B | {"num_hidden_layers": 10**9}, "layers are more than"),
+        (LLAMA_8B | {"num_hidden_layers": 10**99}, "not a positive whole number"),
+        (LLAMA_8B | {"num_key_value_heads": -8}, "not a positive whole number"),
+        (LLAMA_8B | {"num_key_value_heads": {"a": 1}}, "not a positive whole number"),
+        (LLAMA_8B | {"hidden_size": 1}, "leave no KV cache"),
+        (LLAMA_8B | {"layer_types": ["full_attention"]}, "not a type for each of 32 layers"),
+        (LLAMA_8B | {"layer_types": [["x"]] * 32}, "not a type for each of 32 layers"),
+        (LLAMA_8B | {"layer_types": ["odd"] * 32}, "layers of type 'odd'"),
+        (LLAMA_8B | {"layer_types": ["mamba"] * 32}, "recurrent layers of an unknown kind"),
+        (LLAMA_8B | {"layer_types": ["sliding_attention"] * 32}, "sliding_window None"),
+        (LLAMA_8B | {"model_type": "unknown", "attention_chunk_size": 8192}, "attention_chunk_size and no layer_types"),
+        (DEEPSEEK_V3 | {"index_topk": 2048}, "it has index_topk"),
+        (LLAMA_8B | {"model_type": ["x"]}, None),
+    ],
+)
+def test_a_configuration_that_is_odd_or_not_modelled_is_one_error(config: Any, reason: str | None, tmp_path: Path) -> None:
+    if reason is None:
+        assert of(config, tmp_path).per_token == 128 * 1024
+        return
+    with pytest.raises(SimulationError, match=reason):
+        of(config, tmp_path)
+
+
+def test_nested_brackets_are_one_error(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(SimulationError, match="not the configuration"):
+        kv_memory(str(tmp_path))
+    with pytest.raises(SimulationError, match="no such file"):
+        kv_memory(str(tmp_path / "none.json"))
+
+
+def test_a_name_is_read_from_the_local_cache_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda name, file: str(tmp_path / file))
+    monkeypatch.setattr(hub, "hf_hub_download", lambda *_: pytest.fail("a file at hand is not fetched"))
+    kv = kv_memory("someone/llama")
+    assert (kv.model, kv.per_token) == ("someone/llama", 128 * 1024)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(SimulationError, match="huggingface_hub, which finds models by name, is not installed"):
+        kv_memory("someone/llama")
