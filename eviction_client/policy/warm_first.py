@@ -121,9 +121,9 @@ class WarmFirst(Generic[R]):
         return self._overtake_s * self._speed()
 
     @property
-    def thrashes(self) -> bool:
-        """Whether warm requests may go first now."""
-        return self._total >= self._gate and self._repeated() >= REPEATED
+    def repeats(self) -> bool:
+        """Whether much of the latest prefill repeats evicted work. If not, the oldest is served, whatever the estimates."""
+        return self._repeated() >= REPEATED
 
     def add(self, request: R, tokens: int) -> None:
         """Add a request that arrives now, with this many tokens of prompt.
@@ -144,7 +144,7 @@ class WarmFirst(Generic[R]):
     def first(self) -> R:
         """Return the request to serve next; at least one must wait. Raises ValueError like :meth:`add`."""
         oldest = self._oldest()
-        if self._overtake_s <= 0.0 or len(self._turns) < 2 or not self.thrashes:
+        if self._overtake_s <= 0.0 or len(self._turns) < 2 or self._total < self._gate or not self.repeats:
             return oldest.request
         for _ in range(ESTIMATES):
             place = self._least()

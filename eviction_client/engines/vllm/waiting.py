@@ -149,6 +149,8 @@ class WarmFirstQueue(FCFSRequestQueue):
         """The choice until it is popped or the step ends: vLLM peeks, allocates and pops."""
         self._refreshed = False
         """In this step."""
+        self._timed = False
+        """The speed matters, and is measured, only while the order may differ from vLLM's."""
         self._step_began = 0.0
         self._prompt_tokens = 0
         """Computed in the last step; 0 if nothing waited after it."""
@@ -214,9 +216,11 @@ class WarmFirstQueue(FCFSRequestQueue):
     def step_begins(self) -> None:
         """Discard the choice, and count the tokens of the last step."""
         self._next, self._refreshed = None, False
-        now = self._now()
-        self.speed.note(self._prompt_tokens, now - self._step_began)
-        self._step_began = now
+        self._timed = self._order is not None and self._order.repeats
+        if self._timed:
+            now = self._now()
+            self.speed.note(self._prompt_tokens, now - self._step_began)
+            self._step_began = now
 
     def step_ends(self, scheduled: Any) -> None:
         """Count the requests that have started and the prompt tokens of this step."""
@@ -225,7 +229,7 @@ class WarmFirstQueue(FCFSRequestQueue):
         if self._popped:
             self._try(self._settle)
         self.busy = bool(self)
-        if self.busy:  # the engine has work until the next step, so the time until then is the step's
+        if self.busy and self._timed:  # the engine has work until the next step, so the time until then is the step's
             self._try(self._count, scheduled)
 
     # All calls that may fail go through this.
@@ -257,7 +261,7 @@ class WarmFirstQueue(FCFSRequestQueue):
             raise RuntimeError("the engine has changed its waiting queue in an unknown way")
         if self._begun:
             return next(request for request in self if request in self._begun)
-        if self._fcfs_forced():
+        if self._fcfs_forced() or not self._order.repeats:
             return None
         if not self._refreshed:
             self._refreshed = True
