@@ -152,8 +152,17 @@ def simulate(
     if html is not None:
         write_page(html, pages, log=answers.log, command=command)
         console().print(f"page: {html}")
-    answer = {workload: text.replace("**", "") for workload, text in said.items()}
-    return {"rows": rows, "summary": summary, "answer": answer, **({} if answers.log is None else {"log": answers.log})}
+    found: dict[str, Any] = {"rows": rows, "summary": summary}
+    found["answer"] = {workload: text.replace("**", "") for workload, text in said.items()}
+    if memory is not None:
+        found["memory"] = {
+            "conversation_tokens": conversation,
+            "conversation_bytes": memory.kv.conversation(conversation),
+            "sizes_tokens": {mark.name: mark.size for mark in marks},
+        }
+    if answers.log is not None:
+        found["log"] = answers.log
+    return found
 
 
 class _Answers:

@@ -18,7 +18,7 @@ from lpc_apps.simulator.picture import apart, ordered
 from lpc_apps.simulator.policies import REGISTRY
 from lpc_apps.simulator.summary import BASELINE, OURS, Rows
 
-LEFT, RIGHT, TOP, BOTTOM = 30, 382, 26, 212
+LEFT, RIGHT, TOP, BOTTOM = 34, 382, 26, 212
 """Edges of the plot in the drawing's units; the drawing is 400 units wide and 250 high."""
 COLOURS: Final = 6
 """Colours of the style sheet for lines other than LRU's and the plug-in's."""

@@ -88,9 +88,11 @@ def test_a_simulation_needs_little_room_and_time(wheel: Path, tmp_path: Path) ->
     lines = [{"time": 60 * turn, "messages": [{"role": "user", "content": f"{text}{turn % 7}"}]} for turn in range(50)]
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
     for arguments in ([log], []):
-        command = [python.with_name("lpc"), "simulate", *arguments, "--policies", "lru,plugin-sidecar", "--capacity", "50%"]
+        command = [python.with_name("lpc"), "simulate", *arguments, "--policies", "lru,plugin-sidecar", "--capacity", "200%"]
+        command += ["--html", "page.html"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert "An infinite cache would serve" in done.stdout
+        assert "An infinite cache would serve" in (tmp_path / "page.html").read_text()
     refused = subprocess.run([*command, "--picture", "a.png"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert refused.returncode == 1 and "pip install 'learned-prefix-cache[picture]'" in refused.stderr

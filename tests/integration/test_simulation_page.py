@@ -84,6 +84,41 @@ def test_the_page_has_curves_in_words_sources_what_was_skipped_and_the_command(p
     assert "Records skipped" in text and "lpc simulate '" in text and "--policies all" in text
 
 
+def test_a_cache_in_gib_has_marks_on_the_curve_and_a_paragraph(tmp_path: Path) -> None:
+    config = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 128}  # 2 KiB per token
+    (tmp_path / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16"}))
+    words = ["simulate", str(log_file(tmp_path / "a.jsonl")), "--policies", "lru", "--capacity", "20%", "--jobs", "1", "--json"]
+    words += ["--html", str(tmp_path / "a.html"), "--model", str(tmp_path), "--gpu-gib", "0.03125", "--cpu-gib", "0.0625"]
+    done = lpc(*words)
+    assert done.returncode == 0, done.err
+    found = json.loads(done.out)
+    assert found["memory"]["sizes_tokens"] == {"GPU": 32_768, "GPU + CPU": 98_304, "twice that": 196_608}
+    assert found["memory"]["conversation_bytes"] == found["memory"]["conversation_tokens"] * 1024
+    assert {row["capacity_tokens"] for row in found["summary"]} >= {32_768, 98_304, 196_608}
+    (answer,) = found["answer"].values()
+    assert "LRU serves" in answer and "with the CPU tier (98.3K)" in answer
+    page = (tmp_path / "a.html").read_text()
+    assert [page.count(f">{name}</text>") for name in ("GPU", "GPU + CPU", "twice that")] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--gpu-gib", "1"], "needs both --model and --gpu-gib"),
+        (["--model", "config.json"], "needs both --model and --gpu-gib"),
+        (["--cpu-gib", "1"], "need --model and --gpu-gib"),
+        (["--model", "m", "--gpu-gib", "1", "--cache", "1M"], "--cache or --gpu-gib"),
+        (["--model", "m", "--gpu-gib", "1", "--gpu-hour-price", "1", "--closed"], "leave out --gpu-hour-price"),
+        (["--describe", "--html", "a.html"], "leave out --html"),
+        (["--gpu-gib", "nan", "--model", "m"], "gpu-gib"),
+        (["--model", "none.json", "--gpu-gib", "1"], "no such file"),
+    ],
+)
+def test_options_that_do_not_fit_are_one_error(words: list[str], reason: str) -> None:
+    done = lpc("simulate", "--workload", "loop", *words)
+    assert done.returncode == 2 and reason in done.err, done.err
+
+
 def test_a_closed_loop_and_several_workloads_have_pages_too(tmp_path: Path) -> None:
     words = ["simulate", "--workload", "cliff,loop", "--policies", "lru", "--capacity", "5%,50%", "--jobs", "1"]
     assert lpc(*words, "--html", str(tmp_path / "two.html")).returncode == 0

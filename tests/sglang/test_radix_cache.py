@@ -70,7 +70,7 @@ class Fixed(Policy[Any]):
     """Learns nothing: the table of a class is that of the predicted group, from 1 on. ``lru``: the rule in force is `lru`."""
 
     def __init__(self, plugin: Plugin, by_group: Sequence[Table]) -> None:
-        super().__init__(8, block_tokens=plugin.block_tokens, clock=plugin.now)
+        super().__init__(8, block_tokens=plugin.misses.block_tokens, clock=plugin.now)
         self.lru = False
         self._by_group = by_group
         self._fixed: list[Table] = []
