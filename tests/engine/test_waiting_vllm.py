@@ -23,7 +23,9 @@ from pathlib import Path
 from benchmarks.engine_run import settle
 settle()
 from benchmarks.cpu_tier import connector
+from eviction_client.policy import warm_first
 from tests.engine.serving import serve
+warm_first.REPEATED, warm_first.GATE = 0.0, 0.1  # this traffic need not thrash
 rng = random.Random(8)
 texts = {}
 for n in range(80):
@@ -32,7 +34,7 @@ for n in range(80):
 rows = []
 for tier in (None, connector(320, late=3)):
     stock = serve(Path(sys.argv[1]), texts, 400, connector=tier, think_s=1.0, learned=False)
-    ours = serve(Path(sys.argv[1]), texts, 400, connector=tier, think_s=1.0, rule="value", schedule="warm-first")
+    ours = serve(Path(sys.argv[1]), texts, 400, connector=tier, think_s=1.0, rule="value", overtake_s=60.0)
     rows.append({
         "tokens": ours.outputs == stock.outputs,
         "requests": len(ours.outputs),
