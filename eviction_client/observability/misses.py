@@ -19,7 +19,7 @@ from eviction_client.pace import PIECE, in_pieces
 from eviction_client.policy.features import GAPS
 from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.ghosts import GhostCache, sampled
-from eviction_client.policy.prefill import Repeated
+from eviction_client.policy.prefill import RepeatedPrefill
 from eviction_client.policy.reuse_monitor import Arrival, GapSpan
 from eviction_client.policy.rules import RULES
 from eviction_client.stores.base import BlockHash
@@ -89,7 +89,7 @@ class Misses:
         followed: sampled evicted blocks: ``all``, and those that a cache under each rule would have had.
         sizes: what LRU caches of other sizes would miss.
         tenants: by digest of the cache salt, at most MOST_TENANTS and OTHERS.
-        repeated: share of the lately computed prompt tokens that the cache had before; any thread may read it.
+        repeated_prefill: share of the lately computed prompt tokens that the cache had before; any thread may read it.
     """
 
     def __init__(self, capacity: int, block_tokens: int, *, every: int) -> None:
@@ -99,7 +99,7 @@ class Misses:
         self.followed = dict.fromkeys(("all", *RULES), 0)
         self.sizes = CacheSizes(capacity, every=every)
         self.tenants: dict[str, Tenant] = {}
-        self.repeated = Repeated(capacity * block_tokens)
+        self.repeated_prefill = RepeatedPrefill(capacity * block_tokens)
         self.block_tokens = block_tokens
         self._every = every
         self._arrived: dict[Hashable, Sequence[GapSpan]] = {}
@@ -188,7 +188,7 @@ class Misses:
         counts["short"] += ended.prompt_tokens - done
         for source, tokens in counts.items():
             self.tokens[source] += tokens
-        self.repeated.note(ended.prompt_tokens - cached, counts["evicted"])
+        self.repeated_prefill.note(ended.prompt_tokens - cached, counts["evicted"])
         if ended.tenant:
             self._tenant(ended.tenant).tokens.update(counts)
         if evicted_to > cached:

@@ -8,6 +8,9 @@ KEPT_REQUESTS: Final = 256
 WARM: Final = 0.5
 """A request is warm if at least this share of its prompt is cached when it begins to wait."""
 
+WAITED: Final = ("warm", "cold", "evicted", "behind_cold")
+"""Counts of waiting requests, see :class:`WaitingStats`."""
+
 
 @dataclass(slots=True)
 class WaitStart:
@@ -39,7 +42,7 @@ class WaitingStats:
     """
 
     def __init__(self) -> None:
-        self.requests = {"warm": 0, "cold": 0, "evicted": 0, "behind_cold": 0}
+        self.requests = dict.fromkeys(WAITED, 0)
         self.lost_tokens = 0
 
     def served(self, waits: WaitStart, cached: int) -> None:

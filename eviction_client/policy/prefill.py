@@ -75,7 +75,7 @@ class PrefillSpeed:
         return min(max(self._tokens / self._seconds, LEAST_SPEED), MOST_SPEED)
 
 
-class Repeated:
+class RepeatedPrefill:
     """Share of the lately computed prompt tokens that the cache had before and has evicted.
 
     Args:

@@ -13,8 +13,10 @@ import typer
 from eviction_client.observability.misses import SOURCES
 from eviction_client.observability.repeated_text import CHANGES
 from eviction_client.observability.sizes import ASKED
+from eviction_client.observability.waiting_stats import WAITED
 from eviction_client.policy.ghosts import CHOSEN
 from eviction_client.policy.rules import RULES
+from eviction_client.policy.warm_first import REPEATED
 from eviction_client.tenants import OTHERS
 from lpc.errors import LpcError, UsageError
 from lpc.wire.addresses import text_without_secrets, without_secrets
@@ -69,11 +71,6 @@ CHANGED: Final = {
     "edited": "a history that was changed in another way: append messages, and change none that was sent",
 }
 """What to do about each of `CHANGES`."""
-
-WAITED: Final = ("warm", "cold", "evicted", "behind_cold")
-"""Of waiting requests; see the metric."""
-THRASHES: Final = 0.5
-"""Share of the prefill that repeats evicted work from which on the report says so."""
 
 Sums = dict[tuple[str, ...], float]
 """(metric, values of its labels) to the count."""
@@ -416,7 +413,7 @@ def show(figures: dict[str, Any]) -> None:
 
 def _show_waiting(screen: Any, repeated: float | None, waited: Mapping[str, int]) -> None:
     """Print whether the cache thrashes, and for what requests waited."""
-    if repeated is not None and repeated >= THRASHES:
+    if repeated is not None and repeated >= REPEATED:
         screen.print(
             f"{repeated:.0%} of the prefill computes what the cache had before: it thrashes. Remedies: fewer sessions at a "
             "time, more cache, and in vLLM LPC_SCHEDULE=warm-first (default)."

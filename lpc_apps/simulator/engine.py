@@ -46,7 +46,7 @@ class Result:
         seconds: duration after the warm-up; closed loop: from the start of the first counted request to the end of the last
             counted prefill.
         sources: prompt_tokens by source.
-        unused: evicted ones of them by the time since their last use (`lpc_apps.simulator.sources.UNUSED`).
+        unused: evicted ones of them by the time since their last use (`eviction_client.observability.misses.UNUSED`).
     """
 
     sources: dict[str, int]
@@ -213,9 +213,8 @@ def simulate(
             on_evict(now, list(chain.from_iterable(evicted)))
         served += 1
         counted = workload.count_from <= turn.arrival < workload.until if loop is None else served > loop.warm_up
-        evicted_tokens = sources.start(turn, path, hits, servable, now, counted=counted)
-        engine.waiting.note(turn.input_tokens - hits * size, evicted_tokens)
         missed = turn.input_tokens - hits * size
+        engine.waiting.note(missed, sources.start(turn, path, hits, servable, now, counted=counted))
         prefill = missed * cost.prompt_token_s
         decode = turn.output_tokens * cost.output_token_s if workload.decodes else 0.0
         if in_turn:

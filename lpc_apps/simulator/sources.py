@@ -6,7 +6,8 @@ all blocks of a segment, so it has one record.
 
 from typing import Final
 
-from eviction_client.policy.features import GAPS, gap_class
+from eviction_client.observability.misses import UNUSED
+from eviction_client.policy.features import gap_class
 from lpc_apps.simulator.segments import Path, Segment
 from lpc_apps.simulator.workload import Turn
 
@@ -18,8 +19,6 @@ MISSES: Final = ("evicted", "changed", "new", "short")
 - ``changed``: no request has used it, and the conversation's previous request had another block at this position.
 - ``new``: no request has used it.
 - ``short``: the incomplete last block of a prompt, or its last full block, because engines compute at least one token."""
-UNUSED: Final = (*(f"{bound:g}" for bound in GAPS), "+Inf")
-"""Upper bounds of the time since the last request with an evicted block started, seconds."""
 _SHARED: Final = ""
 
 
@@ -43,7 +42,7 @@ class Sources:
 
     Attributes:
         tokens: by source, one of HITS or MISSES.
-        unused: evicted tokens by time; see UNUSED.
+        unused: evicted tokens by the time since the last request with their blocks started; see `misses.UNUSED`.
     """
 
     def __init__(self, block_tokens: int) -> None:

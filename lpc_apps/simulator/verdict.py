@@ -2,8 +2,8 @@
 
 from typing import Any, Final
 
+from eviction_client.observability.misses import UNUSED
 from lpc_apps.simulator.amounts import about, percent, tokens
-from lpc_apps.simulator.sources import UNUSED
 from lpc_apps.simulator.summary import ALONE, BASELINE, OURS, SAME, Pair, Rows, sentence, size_for
 
 PAYS: Final = 0.01

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from eviction_client.policy import warm_first
-from eviction_client.policy.prefill import Repeated
+from eviction_client.policy.prefill import RepeatedPrefill
 from lpc_apps.simulator.workload import Turn
 
 Schedule = Literal["fcfs", "warm-first", "lpm", "hrrn", "shortest-prefill-first"]
@@ -82,7 +82,7 @@ class WarmFirst(Fcfs):
         self, missing: Callable[[Turn], int], capacity: int, *, room: Callable[[], int], speed: float, overtake_s: float
     ) -> None:
         super().__init__()
-        self._repeated = Repeated(capacity)
+        self._repeated = RepeatedPrefill(capacity)
         self._order = warm_first.WarmFirst(
             missing, capacity, room=room, speed=lambda: speed, repeated=lambda: self._repeated.share, overtake_s=overtake_s
         )

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eviction_client.policy.prefill import LATELY, START_SPEED, PrefillSpeed, Repeated, cached_prefix
+from eviction_client.policy.prefill import LATELY, START_SPEED, PrefillSpeed, RepeatedPrefill, cached_prefix
 
 
 @given(st.integers(0, 5000), st.data())
@@ -42,7 +42,7 @@ def test_the_speed_becomes_the_engines_own() -> None:
 
 
 def test_the_repeated_share_follows_the_traffic_of_the_last_quarter_of_the_cache() -> None:
-    repeated = Repeated(100_000)
+    repeated = RepeatedPrefill(100_000)
     assert repeated.share == 0.0
     for _ in range(10):
         repeated.note(int(LATELY * 100_000), 20_000)

@@ -52,8 +52,9 @@ class Steps:
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Schedule a step, as ``Scheduler.schedule``."""
         queue = self.waiting
-        busy = queue is not None and queue.busy
-        if queue is not None and busy:
+        if queue is not None and not queue.busy:
+            queue = None
+        if queue is not None:
             queue.step_begins()
         try:
             now = self._now()
@@ -68,7 +69,7 @@ class Steps:
         scheduled = self._stock(*args, **kwargs)
         if self._beyond or self._counted:
             self._hooks.started(scheduled)
-        if queue is not None and busy:
+        if queue is not None:
             queue.step_ends(scheduled)
             self._plugin.seconds += queue.seconds
             queue.seconds = 0.0

@@ -122,8 +122,6 @@ class WarmFirstQueue(FCFSRequestQueue):
         fcfs_forced: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
-        self.capacity = prompts.capacity
-        """Of the cache, tokens."""
         self.busy = False
         self.speed = PrefillSpeed()
         self.overtaking = 0
@@ -319,7 +317,7 @@ def adopt(scheduler: Any, plugin: Plugin) -> WarmFirstQueue:
         CachedPrompts.of(scheduler),
         plugin.failed,
         overtake_s=plugin.settings.overtake_s,
-        repeated=lambda: plugin.misses.repeated.share,
+        repeated=lambda: plugin.misses.repeated_prefill.share,
         now=plugin.now,
         fcfs_forced=lambda: plugin.lru_forced,
     )

@@ -5,8 +5,8 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from lpc.logs.records import Skipped, WrongRecord, read_records
-from lpc.logs.traces.request import whole
+from lpc.logs.records import Skipped, read_records
+from lpc.logs.traces.request import ids_of, whole
 
 SIZED_BY: Final = 1_000
 """Records that decide."""
@@ -43,7 +43,5 @@ def block_tokens_of(path: Path, published: int) -> int:
 
 
 def _lengths(record: dict[str, Any]) -> list[tuple[int, int, int | None]]:
-    length, ids = whole(record, "input_length", 1), record.get("hash_ids")
-    if not isinstance(ids, list):
-        raise WrongRecord("hash_ids is not a list of whole numbers")
+    length, ids = whole(record, "input_length", 1), ids_of(record, "hash_ids")
     return [(length, len(ids), whole(record, "block_size", 1) if "block_size" in record else None)]

@@ -6,9 +6,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eviction_client.observability.misses import UNUSED
 from lpc_apps.simulator.engine import Result, simulate
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
-from lpc_apps.simulator.sources import UNUSED
 from lpc_apps.simulator.workload import Turn, Workload
 
 SIZE = 10

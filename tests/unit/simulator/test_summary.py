@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from eviction_client.observability.misses import UNUSED
 from lpc_apps.simulator.amounts import seconds, tokens
-from lpc_apps.simulator.sources import UNUSED
 from lpc_apps.simulator.summary import BASELINE, MEANS, derived, pairs, sentence, size_for
 from lpc_apps.simulator.verdict import verdict
 
