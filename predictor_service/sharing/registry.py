@@ -1,8 +1,8 @@
 """Shares a sidecar's turns with the fleet, in one thread that uses Redis.
 
-A turn's answer waits for Redis at most PATIENCE_S, usually two or three round trips. The turn is then stored: a next turn that
-follows the answer at once finds it from any sidecar. Turns that arrive meanwhile are sent in one pipeline. If Redis fails, turns
-are not looked up, answers do not wait, and one message is logged.
+A turn's answer waits for Redis at most PATIENCE_S, usually two or three round trips. The turn is then stored, so that a next
+turn at once after the answer finds it from any sidecar. Turns that arrive meanwhile are sent in one pipeline. If Redis fails,
+turns are not looked up, answers do not wait, and one message is logged.
 """
 
 import asyncio

@@ -351,7 +351,7 @@ def test_the_default_of_schedule_never_refuses_to_start(
 @left_alone
 @pytest.mark.parametrize("reason", ["attention", "queue"])
 def test_a_schedule_that_was_asked_for_refuses_to_start_without_it(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(EngineUnsupported, match="cannot serve warm first .* Unset LPC_SCHEDULE, or unset"):
+    with pytest.raises(EngineUnsupported, match=r"cannot serve warm first .* Unset LPC_SCHEDULE, or unset"):
         impossible(reason, monkeypatch, on_unknown_engine="refuse", schedule="warm-first")
 
 
