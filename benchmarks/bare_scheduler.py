@@ -85,6 +85,7 @@ class Engine:
         script: Script = lambda _: None,
         asynchronous: bool = False,
         window: int | None = None,
+        full_attention: bool = True,
         max_seqs: int = 8,
         background: StartBackground = BackgroundThread,
         scheduler_cls: Any = None,
@@ -99,7 +100,7 @@ class Engine:
         self.predictor = ScriptedPredictor(script)
         self.asynchronous = asynchronous
         shape: dict[str, Any] = {"block_size": BLOCK, "num_kv_heads": 2, "head_size": 32, "dtype": torch.float32}
-        groups = [KVCacheGroupSpec(["layer"], FullAttentionSpec(**shape))]
+        groups = [KVCacheGroupSpec(["layer"], FullAttentionSpec(**shape))] if full_attention else []
         if window:
             groups.append(KVCacheGroupSpec(["window"], SlidingWindowSpec(**shape, sliding_window=window)))
         cls: Any = scheduler_cls or (AsyncScheduler if asynchronous else Scheduler)

@@ -6,6 +6,7 @@ import fnmatch
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,9 @@ STALE_S: Final = 600.0
 LOCK_S: Final = 10.0
 """Longest wait for another process that changes the same file."""
 _RETRY_S: Final = 0.01
+_STREAMS: Final = ("/dev/std", "/dev/fd/", "/proc/")
+"""Names of streams that are open already, where others may write as well."""
+_MOUNTS: Final = Path("/proc/self/mountinfo")
 _PARTIAL: Final = re.compile(r"\.(.+)\.[0-9a-f]{16}")
 
 
@@ -56,6 +60,50 @@ def write_text(path: Path, text: str, mode: int = 0o644) -> None:
     """Replace a file's text. Raises OSError."""
     with writing(path, mode) as file:
         file.write(text.encode())
+
+
+def replaceable(path: Path) -> Path | None:
+    """Return the file that takes a command's output: ``path``, or the one that its symbolic links lead to.
+
+    None: no file can replace it, because it is a pipe, a device, an open stream such as /dev/stdout, or a file that is mounted
+    into a container. Raises OSError.
+    """
+    target = Path(os.path.realpath(path))
+    if str(path.absolute()).startswith(_STREAMS) or (path.exists() and not path.is_file()) or _is_mounted(target):
+        return None
+    return target
+
+
+def _is_mounted(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        escaped = str(path).replace("\\", "\\134").replace(" ", "\\040").replace("\t", "\\011").replace("\n", "\\012")
+        return any(line.split(" ")[4] == escaped for line in _MOUNTS.read_text(errors="surrogateescape").splitlines())
+    return False
+
+
+@contextmanager
+def writing_output(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file for the output of a command; a file that exists is replaced at the end, and keeps its permissions.
+
+    Raises:
+        OSError: with ``path`` as its file. A file that exists is then unchanged.
+    """
+    partial: Path | None = None
+    try:
+        target = replaceable(path)
+        if target is None:
+            with path.open("wb") as file:
+                yield file
+            return
+        with replacing(target) as partial:
+            with partial.open("xb") as file:
+                yield file
+            with contextlib.suppress(FileNotFoundError):
+                partial.chmod(stat.S_IMODE(target.stat().st_mode))
+    except OSError as error:
+        if error.filename in (None, str(partial)):
+            error.filename, error.filename2 = str(path), None
+        raise
 
 
 def sync(path: Path) -> None:

@@ -38,7 +38,7 @@ REPEATED: Final = 0.5
 MOST_OVERTAKING: Final = 256
 """Requests that may overtake another one, however little they miss."""
 ESTIMATES: Final = 8
-"""Requests re-estimated per refresh, and at most per choice."""
+"""Requests re-estimated per step, and at most per choice."""
 
 R = TypeVar("R", bound=Hashable)
 
@@ -64,8 +64,8 @@ class _Place(Generic[R]):
 class WarmFirst(Generic[R]):
     """Waiting requests in order of arrival, and the choice of the next one.
 
-    The cache changes while requests wait. So the apparent choice is estimated again before it is returned, and each
-    :meth:`refresh` estimates some of the others in turn.
+    The cache changes while requests wait. So the apparent choice is estimated again before it is returned, and once per
+    :meth:`step` some of the others are, in turn. Nothing is estimated again while the engine does not thrash.
 
     Args:
         missing: returns the prompt tokens that a request would compute if it started now, >= 0.
@@ -77,6 +77,8 @@ class WarmFirst(Generic[R]):
 
     Attributes:
         overtaken: tokens by which the oldest waiting request has been overtaken.
+        repeats: whether much of the prefill before the latest :meth:`step` repeated evicted work. If not, the order is first
+            come, first served, whatever the estimates.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class WarmFirst(Generic[R]):
         overtake_s: float = OVERTAKE_S,
     ) -> None:
         self.overtaken = 0.0
+        self.repeats = False
         self._missing = missing
         self._room = room
         self._speed = speed
@@ -111,6 +114,8 @@ class WarmFirst(Generic[R]):
         """Heap, with outdated entries."""
         self._served: list[_Place[R]] = []
         self._added = 0
+        self._outdated = False
+        """Whether no estimates have been renewed since the latest step."""
 
     def __len__(self) -> int:
         return len(self._places) - len(self._served)
@@ -119,11 +124,6 @@ class WarmFirst(Generic[R]):
     def bound(self) -> float:
         """B at the engine's present speed, tokens."""
         return self._overtake_s * self._speed()
-
-    @property
-    def repeats(self) -> bool:
-        """Whether much of the latest prefill repeats evicted work. If not, the oldest is served, whatever the estimates."""
-        return self._repeated() >= REPEATED
 
     def add(self, request: R, tokens: int) -> None:
         """Add a request that arrives now, with this many tokens of prompt.
@@ -136,15 +136,25 @@ class WarmFirst(Generic[R]):
         self._added += 1
         self._places[request] = self._by_number[place.number] = place
 
-    def refresh(self) -> None:
-        """Renew the oldest estimates. Call it once per step of the engine. Raises ValueError like :meth:`add`."""
-        for place in list(islice(self._turns.values(), ESTIMATES)):
-            self._estimate(place)
+    def step(self) -> None:
+        """Begin a step of the engine."""
+        self.repeats = self._repeated() >= REPEATED
+        self._outdated = True
 
-    def first(self) -> R:
-        """Return the request to serve next; at least one must wait. Raises ValueError like :meth:`add`."""
+    def first(self) -> R | None:
+        """Return the request to serve next; at least one must wait. None: no thrashing, so the engine's own order holds.
+
+        Raises:
+            ValueError: as :meth:`add`.
+        """
+        if not self.repeats:
+            return None
+        if self._outdated:
+            self._outdated = False
+            for place in list(islice(self._turns.values(), ESTIMATES)):
+                self._estimate(place)
         oldest = self._oldest()
-        if self._overtake_s <= 0.0 or len(self._turns) < 2 or self._total < self._gate or not self.repeats:
+        if self._overtake_s <= 0.0 or len(self._turns) < 2 or self._total < self._gate:
             return oldest.request
         for _ in range(ESTIMATES):
             place = self._least()

@@ -1,12 +1,15 @@
 """`lpc export`: write encoder and head as one verified artefact, or a log as an anonymous trace."""
 
+import contextlib
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from lpc.errors import UsageError
+from lpc.files import replaceable, writing_output
 from lpc_apps.commands.options import Encoder, Head, JsonOutput, LogFormat, ModelName, Models, Output, Precision
 from lpc_apps.commands.outcome import report
 
@@ -47,7 +50,8 @@ def export(
         if not anonymous or to is None:
             raise UsageError("a log is exported without its text only: give --anonymous and --to FILE")
         source, target = log, to
-        report(lambda: _trace(source, log_format, target, trace_format), output, to, as_json=as_json)
+        with contextlib.redirect_stdout(sys.stderr) if replaceable(to) is None else contextlib.nullcontext():
+            report(lambda: _trace(source, log_format, target, trace_format), output, to, as_json=as_json)
         return
     if anonymous or to is not None or trace_format is not None or log_format is not None:
         raise UsageError("--anonymous, --to, --as and --format export a log: name it")
@@ -84,9 +88,9 @@ def _trace(log: Path, log_format: str | None, to: Path, form: Literal["mooncake"
     with open_log(log, log_format) as opened:
         trace = opened.with_times().trace()
         form = form or ("mooncake" if opened.format == "mooncake" else "qwen")
-    with to.open("w") as file:
+    with writing_output(to) as file:
         for record in anonymous(trace, form):
-            file.write(json.dumps(record, separators=(",", ":")) + "\n")
+            file.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
     figures = {"file": str(to), "format": form, "requests": len(trace.requests), "block_size": trace.block_tokens}
     skipped = sum(trace.skipped.counts.values())
     console().print(

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import json
 import math
+import os
 import sys
 import tempfile
 import traceback
@@ -17,6 +18,7 @@ from typing import Any, Final, NoReturn
 import typer
 
 from lpc.errors import LpcError, UsageError
+from lpc.files import replaceable, writing_output
 from lpc.wire.terminal import shown
 
 FAILURE: Final = 1
@@ -44,7 +46,8 @@ def report(
         figures = measure()
     text = json.dumps(_finite(figures), indent=2, allow_nan=False)
     if output is not None:
-        output.write_text(text + "\n")
+        with writing_output(output) as written:
+            written.write(text.encode() + b"\n")
     if as_json:
         typer.echo(text)
     return figures
@@ -61,10 +64,14 @@ def _finite(value: Any) -> Any:
 
 def _writable(file: Path) -> None:
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
         if file.is_dir():
             raise IsADirectoryError(errno.EISDIR, "Is a directory")
-        with tempfile.TemporaryFile(dir=file.parent):
+        if (target := replaceable(file)) is None:
+            if not os.access(file, os.W_OK):
+                raise PermissionError(errno.EACCES, "Permission denied")
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=target.parent):
             pass
     except OSError as error:
         fail(f"cannot write {file}: {error.strerror or type(error).__name__}")

@@ -11,6 +11,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, Final
 
+from lpc.files import writing_output
 from lpc_apps.commands.simulation_tables import sources_in_words
 from lpc_apps.simulator.amounts import about, percent, tokens
 from lpc_apps.simulator.kv_memory import Mark
@@ -47,8 +48,8 @@ def write_page(
     page = template.render(
         sections=[_section(**workload) for workload in workloads], log=log, command=command, today=date.today().isoformat()
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, "utf-8", "surrogateescape")  # a file's name need not be text
+    with writing_output(path) as file:
+        file.write(page.encode(errors="surrogateescape"))  # a file's name need not be text
 
 
 def _section(rows: Rows, at: Rows, said: Sequence[str], marks: Sequence[Mark]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Final
 
+from lpc.files import writing_output
 from lpc_apps.simulator.amounts import about, tokens
 from lpc_apps.simulator.kv_memory import Mark
 from lpc_apps.simulator.policies import REGISTRY
@@ -81,8 +82,8 @@ def apart(sizes: Iterable[int]) -> list[int]:
 
 def write_png(figure: "Figure", path: Path) -> None:
     """Write a figure at high resolution."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=144, format="png")
+    with writing_output(path) as file:
+        figure.savefig(file, dpi=144, format="png")
 
 
 def ordered(rows: Rows) -> list[str]:

@@ -98,8 +98,9 @@ class WarmFirst(Fcfs):
 
     def first(self) -> Turn:
         """Return the request to serve next; the queue must not be empty."""
-        self._order.refresh()
-        return self._order.first()
+        self._order.step()
+        first = self._order.first()
+        return super().first() if first is None else first
 
     def remove(self, turn: Turn) -> None:
         """Remove a request that is served."""

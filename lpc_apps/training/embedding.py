@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from lpc.errors import LpcError
-from lpc.files import replacing
+from lpc.files import replacing, write_text
 from lpc.logs.datasets.conversation import Conversation, Example, examples_of
 from lpc.model.artifact import read_manifest
 from lpc.model.features import SCALARS, FeatureEncoder, Features
@@ -163,7 +163,7 @@ def _claim(out: Path, description: dict[str, Any]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     path = out / DESCRIPTION
     if not path.exists():
-        path.write_text(json.dumps(description, indent=2) + "\n")
+        write_text(path, json.dumps(description, indent=2) + "\n")
         return
     there = json.loads(path.read_text())
     differing = [key for key in description if there.get(key) != description[key]]

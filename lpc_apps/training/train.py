@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from lpc.files import write_text
 from lpc.model.features import SCALARS
 from lpc_apps.training.embedding import FEWEST_EXAMPLES, FOLDS, Embedded, EmbeddingError, fold_of, load_embedded
 from lpc_apps.training.head import Head
@@ -99,7 +100,7 @@ def train(embeddings: Path, out: Path, *, recipe: RecipeName = "default", seed: 
     """
     head = learn(load_embedded(embeddings), recipe=recipe, seed=seed)
     head.save(out)
-    out.with_name("CARD.md").write_text(_card(head.metadata), "utf-8")
+    write_text(out.with_name("CARD.md"), _card(head.metadata))
     result: dict[str, Any] = head.metadata["evaluation"]
     return result
 

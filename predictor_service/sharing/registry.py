@@ -1,7 +1,8 @@
 """Shares a sidecar's turns with the fleet, in one thread that uses Redis.
 
-A turn's answer waits for Redis at most PATIENCE_S, usually one or two round trips. Turns that arrive meanwhile are sent in one
-pipeline. If Redis fails, turns are not looked up, answers do not wait, and one message is logged.
+A turn's answer waits for Redis at most PATIENCE_S, usually two or three round trips. The turn is then stored, so that a next
+turn at once after the answer finds it from any sidecar. Turns that arrive meanwhile are sent in one pipeline. If Redis fails,
+turns are not looked up, answers do not wait, and one message is logged.
 """
 
 import asyncio
@@ -176,7 +177,7 @@ class TurnRegistry:
                 one.resolve("unasked")
 
     def _share(self, lookups: Sequence[_Lookup]) -> None:
-        """Find the previous turn of each turn, resolve the lookup, and store a record for the next turn."""
+        """Find the previous turn of each turn, store a record for the next turn, and resolve the lookup."""
         client = self._redis.client
         # Two turns of one conversation in the same pipeline do not find each other here; `TurnTracker` has linked them already.
         ahead = self._clock.ahead()
@@ -198,6 +199,7 @@ class TurnRegistry:
         taken = iter(records.take(client, self._sidecar, wanted))
         returns: list[tuple[SharedTurn, float]] = []
         left: list[tuple[bytes, SharedTurn]] = []
+        answers: list[tuple[_Lookup, Found]] = []
         for one in new:
             turn, names = one.turn, one.names
             before = None if names.before is None else next(taken)
@@ -218,10 +220,12 @@ class TurnRegistry:
             past = _later(arrival.past, ahead)
             shared = SharedTurn(self._sidecar, turn.shared_id, names.text, arrival.conversation, count, past)
             left.append((names.own, shared))
-            one.resolve(found)
+            answers.append((one, found))
         for answer in records.put(client, left, self._tracker.horizon_s) + records.put_returns(client, returns):
             if isinstance(answer, Exception):
                 self._health.refused(answer)
+        for one, found in answers:
+            one.resolve(found)
 
     def _past_of(self, turn: SharedTurn, ahead: float) -> Past:
         """Return the history in a record, in this sidecar's time; an empty one if no sidecar would have written it."""

@@ -15,6 +15,7 @@ from benchmarks.bare_scheduler import BLOCK, Engine, Turn, conversations, vllm_c
 from eviction_client.engines.vllm import conformance
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm.waiting import CachedPrompts, WarmFirstQueue
+from eviction_client.errors import EngineUnsupported
 from eviction_client.policy import warm_first
 from eviction_client.policy.prefill import START_SPEED
 from eviction_client.policy.warm_first import MOST_OVERTAKING
@@ -332,3 +333,41 @@ def test_a_vllm_that_fails_the_check_stays_first_come_first_served(
     reason = conformance.why_fcfs(scheduler)
     assert DRIFTS[drift] in (reason or "")
     assert type(engine_of(50).scheduler.waiting) is FCFSRequestQueue
+
+
+@left_alone
+@pytest.mark.parametrize("reason", ["attention", "queue"])
+def test_the_default_of_schedule_never_refuses_to_start(
+    reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = impossible(reason, monkeypatch, on_unknown_engine="refuse").scheduler
+    assert type(scheduler.waiting) is FCFSRequestQueue
+    assert values_of(scheduler.lpc)["lpc_warm_first", ""] == 0.0
+    lines = [record for record in caplog.records if "cannot serve warm first" in record.getMessage()]
+    assert [line.levelname for line in lines] == ["WARNING"]
+    assert "Requests are served first come, first served" in lines[0].getMessage()
+
+
+@left_alone
+@pytest.mark.parametrize("reason", ["attention", "queue"])
+def test_a_schedule_that_was_asked_for_refuses_to_start_without_it(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(EngineUnsupported, match=r"cannot serve warm first .* Unset LPC_SCHEDULE, or unset"):
+        impossible(reason, monkeypatch, on_unknown_engine="refuse", schedule="warm-first")
+
+
+@left_alone
+@pytest.mark.parametrize("reason", ["attention", "queue"])
+def test_a_schedule_that_was_asked_for_and_is_impossible_is_an_error_in_the_log(
+    reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert type(impossible(reason, monkeypatch, schedule="warm-first").scheduler.waiting) is FCFSRequestQueue
+    lines = [record for record in caplog.records if "cannot serve warm first" in record.getMessage()]
+    assert [line.levelname for line in lines] == ["ERROR"]
+
+
+def impossible(reason: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Engine:
+    """Return an engine that cannot serve warm first: its model has only sliding windows, or its queue another method."""
+    if reason == "queue":
+        has_another_method(monkeypatch)
+        return Engine(50, **settings)
+    return Engine(50, full_attention=False, window=64, **settings)

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -243,6 +245,22 @@ async def shared_past(
     ids.ids.extend(range(200))
     second = await sides[1][0].note_unread(pb.Conversation(tokens=ids, conversation_id=name))
     return second.arrival.facts.growth_tokens == 200
+
+
+async def test_a_next_turn_at_once_after_the_answer_is_found_however_slow_redis_stores(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = records.put
+
+    def slow(*args: Any) -> list[Any]:
+        time.sleep(0.2)
+        return put(*args)
+
+    monkeypatch.setattr(records, "put", slow)
+    with prepared_sides(redis_server.url, 2) as sides:
+        for _, shared, _ in sides:
+            await connected(shared)
+        assert await shared_past(sides, "slow")
 
 
 async def test_a_key_of_another_type_costs_the_turns_of_one_conversation_only(redis_server: RedisServer) -> None:

@@ -43,11 +43,18 @@ def order_of(
     return order
 
 
+def first(order: WarmFirst[R]) -> R:
+    """Begin a step; return the request to serve next, the oldest in the engine's own order."""
+    order.step()
+    found = order.first()
+    return order._oldest().request if found is None else found
+
+
 def served(order: WarmFirst[R]) -> list[R]:
     """Serve all that wait."""
     requests = []
     while len(order):
-        requests.append(order.first())
+        requests.append(first(order))
         order.remove(requests[-1])
         order.settle()
     return requests
@@ -67,13 +74,34 @@ def test_below_the_gate_it_is_first_come_first_served() -> None:
     missing = {"first": int(GATE * CAPACITY) - 200, "second": 100, "third": 99}
     assert served(order_of(missing)) == ["first", "second", "third"]
     missing["third"] = 101
-    assert order_of(missing).first() == "second"
+    assert first(order_of(missing)) == "second"
 
 
 def test_without_much_repeated_prefill_it_is_first_come_first_served() -> None:
     missing = {"cold": 20_000, "colder": 20_000, "warm": 50}
-    assert order_of(missing, repeated=REPEATED - 0.01).first() == "cold"
-    assert order_of(missing, repeated=REPEATED).first() == "warm"
+    order = order_of(missing, repeated=REPEATED - 0.01)
+    order.step()
+    assert order.first() is None
+    assert first(order_of(missing, repeated=REPEATED)) == "warm"
+
+
+def test_nothing_is_estimated_again_while_little_prefill_is_repeated() -> None:
+    calls: list[str] = []
+    repeated = [0.0]
+
+    def missing(name: str) -> int:
+        calls.append(name)
+        return 20_000
+
+    order: WarmFirst[str] = thrashing(missing, repeated=lambda: repeated[0])
+    for name in "abc":
+        order.add(name, 20_000)
+    calls.clear()
+    assert first(order) == "a" and not calls
+    repeated[0] = 1.0
+    assert order.first() is None and not calls, "until the next step"
+    assert first(order) == "a" and calls == ["a", "b", "c"]
+    assert order.first() == "a" and len(calls) == 3, "once per step"
 
 
 def test_a_bound_follows_the_engines_speed() -> None:
@@ -83,9 +111,9 @@ def test_a_bound_follows_the_engines_speed() -> None:
     )
     for name in ("cold", "warm"):
         order.add(name, 30_000)
-    assert order.first() == "warm"
+    assert first(order) == "warm"
     speed[0] = 2_000 / OVERTAKE_S - 1
-    assert order.first() == "cold"
+    assert first(order) == "cold"
 
 
 def test_the_oldest_is_served_once_it_has_been_overtaken_by_the_bound() -> None:
@@ -103,13 +131,13 @@ def test_who_comes_later_than_an_overtaker_has_not_been_overtaken_by_it() -> Non
     order.remove("cold")
     order.settle()
     assert order.overtaken == 0 == len(order._ahead), "nothing is held of what no waiting request needs"
-    assert order.first() == "colder"
+    assert first(order) == "colder"
 
 
 def test_a_request_that_is_put_back_has_overtaken_nobody_and_keeps_its_place() -> None:
     order = order_of({"cold": 20_000, "warm": 5_000, "colder": 20_000})
     assert order.remove("warm") and order.overtaken == 5_000
-    assert order.first() == "cold"
+    assert first(order) == "cold"
     assert not order.remove("cold")
     order.restore("warm")
     order.restore("cold")
@@ -131,11 +159,11 @@ def test_the_choice_is_estimated_again_before_it_is_returned() -> None:
     missing = dict.fromkeys("abcdefghijklmnopqrstuvwxyz", 9_000) | {"z": 0}
     order = order_of(missing)
     missing["z"] = 19_000
-    assert order.first() == "a"
+    assert first(order) == "a"
 
 
 @pytest.mark.parametrize("waiting", [2, 10, 1000])
-def test_refresh_and_choice_make_a_bounded_number_of_estimates(waiting: int) -> None:
+def test_steps_and_choices_make_a_bounded_number_of_estimates(waiting: int) -> None:
     calls = []
 
     def missing(number: int) -> int:
@@ -145,9 +173,13 @@ def test_refresh_and_choice_make_a_bounded_number_of_estimates(waiting: int) -> 
     order = thrashing(missing)
     for number in range(waiting):
         order.add(number, 20_000)
-    for function in (order.first, order.refresh) * 25:
+    for _ in range(25):
+        order.step()
         calls.clear()
-        function()
+        order.first()
+        assert len(calls) <= 2 * ESTIMATES
+        calls.clear()
+        order.first()
         assert len(calls) <= ESTIMATES
 
 
@@ -156,9 +188,8 @@ def test_what_is_held_is_bounded_by_what_waits() -> None:
     for number in range(100_000):
         order.add(number, 20_000)
         if len(order) > 30:
-            order.remove(order.first())
+            order.remove(first(order))
             order.settle()
-            order.refresh()
     held = (order._places, order._turns, order._by_number, order._warm, order._ahead, order._ahead_numbers)
     assert max(map(len, held)) <= 300
 
@@ -199,8 +230,9 @@ def test_nobody_is_overtaken_by_more_than_the_bound_whatever_happens_to_the_cach
                 missing[number] = rng.choice((0, rng.randrange(tokens[number]), tokens[number]))
         room[0], repeated[0] = rng.choice((0, PLENTY)), rng.choice((1.0, 0.0, REPEATED))
         if rng.random() < 0.5:
-            order.refresh()
-        number = order.first()
+            order.step()
+        found = order.first()
+        number = order._oldest().request if found is None else found
         order.remove(number)
         if rng.random() < 0.2:
             order.restore(number)
@@ -230,7 +262,7 @@ def test_the_bound_holds_against_an_endless_stream_of_warm_requests() -> None:
     begun: list[int] = []
     while len(begun) < 400:
         order.add(next(numbers), 20_000)
-        begun.append(order.first())
+        begun.append(first(order))
         order.remove(begun[-1])
         order.settle()
     last_cold = begun.index(9)

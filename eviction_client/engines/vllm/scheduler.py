@@ -141,7 +141,7 @@ def _warm_first(scheduler: Any, plugin: Plugin, settings: ClientSettings) -> Any
     """Install and return the warm-first waiting queue, or log why it stays first come, first served, and return None.
 
     Raises:
-        EngineUnsupported: the check failed, and LPC_ON_UNKNOWN_ENGINE is ``refuse``.
+        EngineUnsupported: the check failed, LPC_SCHEDULE is set, and LPC_ON_UNKNOWN_ENGINE is ``refuse``.
     """
     if settings.schedule == "fcfs":
         return None
@@ -166,8 +166,11 @@ def _warm_first(scheduler: Any, plugin: Plugin, settings: ClientSettings) -> Any
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
     reason = f"cannot serve warm first in this vLLM {RELEASE}: {reason}."
+    if "schedule" not in settings.model_fields_set:
+        logger.warning("learned prefix cache: the plug-in %s Requests are served first come, first served", reason)
+        return None
     if settings.on_unknown_engine == "refuse":
-        raise EngineUnsupported(f"The plug-in {reason} Set LPC_SCHEDULE=fcfs, or unset LPC_ON_UNKNOWN_ENGINE=refuse.")
+        raise EngineUnsupported(f"The plug-in {reason} Unset LPC_SCHEDULE, or unset LPC_ON_UNKNOWN_ENGINE=refuse.")
     logger.error("learned prefix cache: the plug-in %s Requests are served first come, first served", reason)
     return None
 

@@ -145,8 +145,6 @@ class WarmFirstQueue(FCFSRequestQueue):
         """Requests popped in this step, and whether they overtook. vLLM may skip them and put them back."""
         self._next: Request | None = None
         """The choice until it is popped or the step ends: vLLM peeks, allocates and pops."""
-        self._refreshed = False
-        """In this step."""
         self._timed = False
         """The speed matters, and is measured, only while the order may differ from vLLM's."""
         self._step_began = 0.0
@@ -213,8 +211,10 @@ class WarmFirstQueue(FCFSRequestQueue):
 
     def step_begins(self) -> None:
         """Discard the choice, and count the tokens of the last step."""
-        self._next, self._refreshed = None, False
-        self._timed = self._order is not None and self._order.repeats
+        self._next, self._timed = None, False
+        if self._order is not None:
+            self._order.step()
+            self._timed = self._order.repeats
         if self._timed:
             now = self._now()
             self.speed.note(self._prompt_tokens, now - self._step_began)
@@ -259,12 +259,7 @@ class WarmFirstQueue(FCFSRequestQueue):
             raise RuntimeError("the engine has changed its waiting queue in an unknown way")
         if self._begun:
             return next(request for request in self if request in self._begun)
-        if self._fcfs_forced() or not self._order.repeats:
-            return None
-        if not self._refreshed:
-            self._refreshed = True
-            self._order.refresh()
-        return self._order.first()
+        return None if self._fcfs_forced() else self._order.first()
 
     def _pop(self, request: Request) -> None:
         assert self._order is not None
