@@ -7,7 +7,7 @@ scheduler's or a simulation's, a piece costs a slice and there is no sleep.
 
 import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
 PIECE: Final = 500
@@ -36,11 +36,12 @@ def pause() -> None:
         time.sleep(PAUSE_S)
 
 
-def in_pieces(items: Sequence[T], most: int = PIECE) -> Iterator[Sequence[T]]:
-    """Yield consecutive slices of at most ``most`` items, and let other threads run between them."""
-    if len(items) <= most:
-        yield items
-        return
+def in_pieces(items: Sequence[T], most: int = PIECE) -> Iterable[Sequence[T]]:
+    """Iterate over consecutive slices of at most ``most`` items, and let other threads run between them."""
+    return (items,) if len(items) <= most else _pieces(items, most)
+
+
+def _pieces(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
     for start in range(0, len(items), most):
         if start:
             pause()

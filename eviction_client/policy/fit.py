@@ -21,6 +21,7 @@ Pure Python, in steps of well under a millisecond: this runs inside the engine's
 import math
 from collections.abc import Generator, Mapping, Sequence
 from math import expm1
+from operator import mul
 from typing import Final
 
 from eviction_client.policy.classes import ClassKey, cell_of
@@ -106,7 +107,8 @@ def _multipliers(
     for done, (number, (reuses, at_risk)) in enumerate(counts.items(), 1):
         key = keys[number]
         new = not key.gap
-        row, own = (number, _reached(at_risk), log_stays[number]), sum(reuses)
+        reached = _reached(at_risk)
+        row, own = (number, reached, log_stays[number][: len(reached)]), sum(reuses)
         values = key.turn, key.reply_end, None if new else key.level, key.group or None, key.odds or None
         for feature, value in enumerate(values):
             if value is not None:
@@ -120,7 +122,7 @@ def _multipliers(
             expected = 0.0
             for done, (number, at_risk, stays) in enumerate(rows, 1):
                 times = found[number]
-                expected -= sum([n * expm1(stay * times) for n, stay in zip(at_risk, stays, strict=False)])
+                expected -= sum(map(mul, at_risk, map(expm1, [stay * times for stay in stays])))
                 if not done % PER_STEP:
                     yield
             ratio = (reused[feature][value] + K) / (expected + K)

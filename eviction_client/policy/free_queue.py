@@ -567,18 +567,21 @@ class FreeQueue(FreeList[B]):
         if oldest is None or newest is None:
             self._least.pop(number, None)
             return
-        if oldest[_CLASS] == NEEDED_BY_WAITING:
+        if number == NEEDED_BY_WAITING:
             runs = (waiter.run for waiter in reversed(self._waiters.values()))
             run = next(run for run in runs if run is not None and run[_NEXT] is not None)
+            self._value(run)
         else:
             run = self._lower(oldest, newest)
         if before is None or before[2] is not run:
-            self._least[number] = least = self._value(run), run[_NUMBER], run
+            self._least[number] = least = run[_VALUE], run[_NUMBER], run
             heapq.heappush(self._worst, least)
 
     def _lower(self, oldest: Run, newest: Run) -> Run:
         """Return the one of two runs of a class that is evicted first."""
         low = oldest[_VALUE] if oldest[_VALUED] == self._renewals else self._value(oldest)
+        if newest is oldest:
+            return oldest
         high = newest[_VALUE] if newest[_VALUED] == self._renewals else self._value(newest)
         return newest if high < low else oldest
 
@@ -586,17 +589,20 @@ class FreeQueue(FreeList[B]):
         """Calculate, store and return a run's present value."""
         reuse_class: int = run[_CLASS]
         value: float
-        if reuse_class >= 0 or reuse_class == PREEMPTED:
-            if self._tables is None:
-                value = run[_NUMBER]
-            else:
-                age = max(0.0, self._as_of - run[_USED])
-                if reuse_class >= self._classes:
-                    value = COPY * value_at(self._tables[reuse_class - self._classes], age)
-                else:
-                    value = value_at(self._tables[reuse_class] if reuse_class >= 0 else self._soon, age)
-        else:
+        if reuse_class < 0 and reuse_class != PREEMPTED:
             value = _FIXED[reuse_class]
+        elif self._tables is None:
+            value = run[_NUMBER]
+        else:
+            age = self._as_of - run[_USED]
+            if age < 0.0:
+                age = 0.0
+            if reuse_class < 0:
+                value = value_at(self._soon, age)
+            elif reuse_class < self._classes:
+                value = value_at(self._tables[reuse_class], age)
+            else:
+                value = COPY * value_at(self._tables[reuse_class - self._classes], age)
         run[_VALUE], run[_VALUED] = value, self._renewals
         return value
 

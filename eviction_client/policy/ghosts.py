@@ -49,7 +49,9 @@ class GhostBlock(Block, Generic[H]):
     __slots__ = ("content",)
 
     def __init__(self, number: int, content: H | None = None) -> None:
-        super().__init__(number)
+        # Not by super(): each request makes hundreds.
+        self.block_id = number
+        self.prev_free_block = self.next_free_block = None
         self.content = content
 
 
@@ -85,7 +87,7 @@ class GhostCache(Generic[H]):
         held, more = self._blocks, above._blocks if above is not None else ()
         self.queue.wait(request, [held[block].block_id for piece in hit for block in piece if block not in more])
 
-    def use(self, chain: Sequence[H], spans: Sequence[ClassSpan]) -> None:
+    def use(self, chain: Sequence[H], spans: Sequence[tuple[int, int]]) -> None:
         """Insert a finished request's blocks, by class from the chain's start, and evict as the rule says."""
         queue, held = self.queue, self._blocks
         start, left = 0, self.room
@@ -117,8 +119,8 @@ class GhostCache(Generic[H]):
                 del held[block.content]
             excess -= PIECE
             pause()
-        for contents in in_pieces(list(used)):
-            held.update((content, used[content]) for content in contents)
+        for piece_of_used in in_pieces(list(used.items())):
+            held.update(piece_of_used)
         parts = ((piece, reuse_class) for run, reuse_class in reversed(inserted) for piece in in_pieces(run[::-1]))
         queue.insert_chain(parts, self._clock())
 
@@ -264,7 +266,7 @@ class Ghosts(Generic[H]):
             self.chosen.room = self.caches[self.guard.in_force].room
         hits = {rule: cache.hits(asked, self._above(rule, above)) for rule, cache in caches.items()}
         for rule, cache in caches.items():
-            cache.use(followed, [ClassSpan(pieces[end], number) for end, number in spans[rule]])
+            cache.use(followed, [(pieces[end], number) for end, number in spans[rule]])
         self.latest_asked, self.latest = len(asked), hits
         if asked:
             self.asked += len(asked)

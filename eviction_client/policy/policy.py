@@ -40,7 +40,7 @@ from eviction_client.policy.reuse_monitor import (
     add,
     nothing,
 )
-from eviction_client.policy.spans import ClassSpan, cut, joined
+from eviction_client.policy.spans import ClassSpan, cut, joined, shortened
 from eviction_client.recent import Recent
 from lpc.model.curve import interval_of, values
 from lpc.model.probability import logit
@@ -343,10 +343,9 @@ class Policy(Generic[H]):
         length = len(finished.blocks) if most is None else min(most, len(finished.blocks))
         spans: dict[str, Sequence[ClassSpan]] = {}
         for rule, of_rule in self._classes_of(finished).items():
-            shortened = joined(ClassSpan(min(end, length), number) for end, number in of_rule)
-            spans[rule] = cut(shortened, finished.done_from, length, DONE)
+            spans[rule] = cut(joined(shortened(of_rule, length)), finished.done_from, length, DONE)
         # As in the queue: also in the class in which another engine's conversations hold a block.
-        spans[CHOSEN] = joined(ClassSpan(min(end, length), number) for end, number in finished.spans)
+        spans[CHOSEN] = joined(shortened(finished.spans, length))
         chain = finished.blocks[:length]
         return ghosts.observe(chain[: finished.prompt_blocks], chain, spans, above=above)
 

@@ -18,6 +18,7 @@ Kaplan and Meier 1958).
 Pure Python: this runs inside the engine's process, in the background.
 """
 
+import operator
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -453,4 +454,4 @@ def nothing() -> tuple[Counts, Counts]:
 
 
 def _sum(one: Sequence[float], other: Sequence[float]) -> Counts:
-    return [a + b for a, b in zip(one, other, strict=True)]
+    return list(map(operator.add, one, other))

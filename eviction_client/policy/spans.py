@@ -14,12 +14,22 @@ class ClassSpan(NamedTuple):
 def joined(spans: Iterable[ClassSpan]) -> list[ClassSpan]:
     """Return the spans with equal neighbours joined and empty ones left out."""
     found: list[ClassSpan] = []
+    last, latest = 0, None
     for span in spans:
-        if found and found[-1].reuse_class == span.reuse_class:
-            found[-1] = span
-        elif span.end > (found[-1].end if found else 0):
+        end, reuse_class = span
+        if reuse_class == latest:
+            found[-1], last = span, end
+        elif end > last:
             found.append(span)
+            last, latest = end, reuse_class
     return found
+
+
+def shortened(spans: Sequence[ClassSpan], length: int) -> Sequence[ClassSpan]:
+    """Return the spans of a chain's first ``length`` blocks; some may be empty."""
+    if not spans or spans[-1].end <= length:
+        return spans
+    return [ClassSpan(min(end, length), reuse_class) for end, reuse_class in spans]
 
 
 def cut(spans: Sequence[ClassSpan], depth: int, length: int, reuse_class: int) -> list[ClassSpan]:

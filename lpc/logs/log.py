@@ -8,7 +8,7 @@ with open_log("traffic.jsonl.zst") as log:
 
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from lpc.errors import UsageError
 from lpc.logs.chats import READERS, read_chats
 from lpc.logs.chats.request import LoggedRequest
 from lpc.logs.recognition import recognise
-from lpc.logs.records import Skipped, TraceError
+from lpc.logs.records import DatasetError, Skipped, TraceError, log_files
 from lpc.logs.traces import FORMATS as WITH_TIMES
 from lpc.logs.traces import Trace, open_trace
 from lpc.logs.traces.agents import ACTIVE_SESSIONS
@@ -35,7 +35,7 @@ class Log:
     """A log whose format is known.
 
     Attributes:
-        path: a file. Of a stream it is a copy, which `open_log` removes.
+        path: a file, or a folder of the log's files. Of a stream it is a copy, which `open_log` removes.
         format: one of FORMATS.
         recognised: whether the format was recognised by the log's fields; False: it was given.
     """
@@ -77,24 +77,27 @@ class Log:
 
 
 @contextmanager
-def open_log(source: Path | str, format: str | None = None) -> Iterator[Log]:  # noqa: A002
+def open_log(source: Path | str | Sequence[Path], format: str | None = None) -> Iterator[Log]:  # noqa: A002
     """Yield a log. A stream is copied to a file that only this user can read, because a log is read more than once.
 
     Args:
-        source: a file, which may be compressed with gzip or Zstandard; a named pipe; or `-`: standard input.
+        source: a file, which may be compressed with gzip or Zstandard; a folder of such files, as rotation leaves them; several
+            of both, whose requests are put in order of time; a named pipe; or `-`: standard input.
         format: one of FORMATS; None: recognise it.
 
     Raises:
         UsageError: the format is unknown or not recognised.
         TraceError: the log cannot be read.
     """
-    source = Path(source)
+    sources = [Path(source)] if isinstance(source, Path | str) else list(source)
     if format is not None and format not in FORMATS:
         raise UsageError(f"unknown log format {format!r:.40}: use one of {', '.join(FORMATS)}")
     with TemporaryDirectory(prefix="lpc-") as folder:
         try:
-            path = source
-            if source == STANDARD_INPUT:
+            source = path = sources[0]
+            if len(sources) > 1:
+                path = _together(sources, Path(folder))
+            elif source == STANDARD_INPUT:
                 path = Path(folder) / "standard input"
                 with path.open("wb") as copy:
                     shutil.copyfileobj(sys.stdin.buffer, copy)
@@ -102,6 +105,23 @@ def open_log(source: Path | str, format: str | None = None) -> Iterator[Log]:  #
                 path = Path(folder) / source.name
                 with source.open("rb") as stream, path.open("wb") as copy:
                     shutil.copyfileobj(stream, copy)
+        except DatasetError as error:
+            raise TraceError(str(error)) from error
         except OSError as error:
             raise TraceError(f"cannot read {source}: {error.strerror or error}") from error
         yield Log(path, format or recognise(path), recognised=format is None)
+
+
+def _together(sources: Sequence[Path], within: Path) -> Path:
+    """Return a folder with links to files and to the files of folders. Raises UsageError, DatasetError."""
+    folder = within / f"{sources[0].name} and {len(sources) - 1} more"
+    files = [file for source in sources for file in log_files(source)]
+    if len({file.resolve() for file in files}) < len(files):
+        raise UsageError("the same file is given twice, so its requests would count twice: name each file once")
+    for number, file in enumerate(files, 1):
+        if not file.is_file():
+            raise UsageError(f"{file} is not a file: give several files and folders, or one stream")
+        link = folder / str(number) / file.name
+        link.parent.mkdir(parents=True)
+        link.symlink_to(file.resolve())
+    return folder

@@ -17,7 +17,7 @@ from lpc.logs.chats import nginx
 from lpc.logs.chats.chat import TIMES
 from lpc.logs.chats.fields import object_of, snake
 from lpc.logs.chats.otel import LEVELS
-from lpc.logs.records import DAMAGED, DatasetError, Record, TraceError, json_lines, unpacked
+from lpc.logs.records import DAMAGED, DatasetError, Record, TraceError, json_lines, log_files, unpacked
 
 ENOUGH: Final = 100
 """Records with a known shape that decide."""
@@ -34,16 +34,19 @@ _TIMES: Final = (*TIMES, "time_iso8601", "msec", "time_local")
 
 
 def recognise(path: Path) -> str:
-    """Return the format of a file, one of `lpc.logs.log.FORMATS`.
+    """Return the format of a file, or of a folder's files, one of `lpc.logs.log.FORMATS`.
 
     Raises:
         TraceError: the file cannot be read.
         UsageError: no record has the shape of a known format.
     """
     try:
-        with suppress(*DAMAGED), unpacked(path) as file:
-            if _is_tar(file):
-                return "agents"
+        for each in log_files(path):
+            with suppress(*DAMAGED), unpacked(each) as file:
+                if _is_tar(file):
+                    if each != path:
+                        raise UsageError(f"{each.name} is an archive of agent sessions, which are one log each: name one")
+                    return "agents"
         found = Counter[str]()
         for _, record in islice(json_lines(path, nginx.repair), MOST):
             shape = shape_of(record) if isinstance(record, dict) else None

@@ -192,11 +192,36 @@ def _kind(file: Path) -> str:
 def json_lines(path: Path, repair: Callable[[bytes], bytes] | None = None) -> Iterator[tuple[str, Record | WrongRecord]]:
     """Yield the number, from 1, and the object of every non-blank line of a JSONL file, which may be compressed.
 
-    A file of one JSON array, or of objects that span lines, gives its objects, numbered from 1. UTF-16 and UTF-32 are read.
+    A file of one JSON array, or of objects that span lines, gives its objects, numbered from 1. UTF-16 and UTF-32 are read. A
+    folder gives those of its files (:func:`log_files`), with the name of the file before the number.
 
     Args:
         repair: makes JSON of a line that is not.
     """
+    if not path.is_dir():
+        yield from _json_lines(path, repair)
+        return
+    for file in log_files(path):
+        for number, record in _json_lines(file, repair):
+            yield f"{file.relative_to(path).as_posix()}:{number}", record
+
+
+def log_files(path: Path) -> list[Path]:
+    """Return a file, or the files of a folder in the order of their names, without hidden ones.
+
+    Raises:
+        DatasetError: the folder has none.
+    """
+    if not path.is_dir():
+        return [path]
+    inside = (file for file in path.rglob("*") if not any(part.startswith(".") for part in file.relative_to(path).parts))
+    files = sorted(file for file in inside if file.is_file())
+    if not files:
+        raise DatasetError(f"{path} is a folder without files: name the log's files, or their folder")
+    return files
+
+
+def _json_lines(path: Path, repair: Callable[[bytes], bytes] | None) -> Iterator[tuple[str, Record | WrongRecord]]:
     try:
         with unpacked(path) as file:
             encoding = _encoding(file.peek(_PEEK)[:_PEEK])

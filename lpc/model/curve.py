@@ -15,10 +15,11 @@ exceed the cache.
 Pure Python: this runs inside the engine's process.
 """
 
-import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
+from math import exp, log1p
+from operator import mul
 from typing import Final
 
 EDGES: Final = (
@@ -33,6 +34,8 @@ _STEPS: Final = 2
 """Ages within an interval at which values are tabulated."""
 KNOTS: Final = (*(a + part * (b - a) / _STEPS for a, b in pairwise(EDGES) for part in range(_STEPS)), HORIZON_S)
 """Ages, seconds, at which values are tabulated."""
+_APART: Final = (0.0, *(b - a for a, b in pairwise(KNOTS)))
+"""Seconds from the previous knot."""
 _TILT: Final = 1e-3
 """Values are multiplied by (1 s + age) to the power of minus this: of equal values the older block goes first."""
 _TILTED: Final = tuple((1.0 + age) ** -_TILT for age in KNOTS)
@@ -55,11 +58,12 @@ def values(hazards: Sequence[float]) -> list[float]:
     waiting, pieces = [1.0], []
     before = 1.0
     for width, hazard in zip(_WIDTHS, hazards, strict=True):
-        rate = -math.log1p(-min(max(hazard, 0.0), _MOST)) / width
+        rate = -log1p(-min(max(hazard, 0.0), _MOST)) / width
         step = width / _STEPS
-        stays = math.exp(-rate * step)
+        stays = exp(-rate * step)
+        goes = 1.0 - stays
         for _ in range(_STEPS):
-            pieces.append(before * (1.0 - stays) / rate if rate > _LEAST else before * step)
+            pieces.append(before * goes / rate if rate > _LEAST else before * step)
             before *= stays
             waiting.append(before)
     # From the horizon on, for precise differences at ages that hardly any block reaches.
@@ -84,7 +88,7 @@ def values(hazards: Sequence[float]) -> list[float]:
     # Beyond the horizon, without data, the value falls as 1 / age.
     found.reverse()
     found.append(found[-1] * KNOTS[-2] / HORIZON_S)
-    return [value * tilt for value, tilt in zip(found, _TILTED, strict=True)]
+    return list(map(mul, found, _TILTED))
 
 
 def value_at(table: Sequence[float], age: float) -> float:
@@ -94,9 +98,8 @@ def value_at(table: Sequence[float], age: float) -> float:
     knot = bisect_right(KNOTS, age)
     if knot == 0:
         return table[0]
-    low, high = table[knot - 1], table[knot]
-    before = KNOTS[knot - 1]
-    return low + (high - low) * (age - before) / (KNOTS[knot] - before)
+    low = table[knot - 1]
+    return low + (table[knot] - low) * (age - KNOTS[knot - 1]) / _APART[knot]
 
 
 def retain_seconds(table: Sequence[float], price: float, age: float = 0.0) -> float:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +20,8 @@ TRACE = "A log as an anonymous trace"
 
 def export(
     log: Annotated[
-        Path | None, typer.Argument(metavar="[LOG]", help="A log to export as a trace; default: export the sidecar's model.")
+        list[Path] | None,
+        typer.Argument(metavar="[LOG]...", help="A log to export as a trace; default: export the sidecar's model."),
     ] = None,
     anonymous: Annotated[
         bool, typer.Option("--anonymous", help="Write keyed hashes, lengths, times and numbers only.", rich_help_panel=TRACE)
@@ -46,7 +48,7 @@ def export(
     An existing artefact is kept. Uses the bundled head unless --head names another. A trace gives the same hits in lpc simulate
     as its log. The key of its hashes is drawn for each export and not stored.
     """
-    if log is not None:
+    if log:
         if not anonymous or to is None:
             raise UsageError("a log is exported without its text only: give --anonymous and --to FILE")
         source, target = log, to
@@ -79,7 +81,7 @@ def export(
     report(exported, output, as_json=as_json)
 
 
-def _trace(log: Path, log_format: str | None, to: Path, form: Literal["mooncake", "qwen"] | None) -> dict[str, Any]:
+def _trace(log: Sequence[Path], log_format: str | None, to: Path, form: Literal["mooncake", "qwen"] | None) -> dict[str, Any]:
     """Write a log's trace; return what was written. Raises UsageError, TraceError."""
     from lpc.logs.log import open_log
     from lpc.logs.traces.anonymous import anonymous

@@ -1,5 +1,6 @@
 """`lpc why`: what keeps the prompts of a log from hitting a prefix cache."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -44,7 +45,9 @@ MOST_TEXT: Final = 1 << 30
 
 
 def why(
-    log: Annotated[Path, typer.Argument(metavar="LOG", help="A log of requests, or - for standard input.")],
+    log: Annotated[
+        list[Path], typer.Argument(metavar="LOG...", help="A log of requests: files, or their folder; -: standard input.")
+    ],
     log_format: LogFormat = None,
     show_text: Annotated[
         bool, typer.Option("--show-text", help="Show examples of what changes, which is text of prompts.")
@@ -69,12 +72,12 @@ def why(
         raise typer.Exit(FINDINGS)
 
 
-def explained(path: Path, log_format: str | None, *, show_text: bool) -> dict[str, Any]:
+def explained(source: Sequence[Path], log_format: str | None, *, show_text: bool) -> dict[str, Any]:
     """Analyse a log; print the tables; return the figures. Raises UsageError, TraceError."""
     from lpc.logs.log import open_log
     from lpc_apps.commands.simulation_tables import print_reading
 
-    with open_log(path, log_format) as log:
+    with open_log(source, log_format) as log:
         analysis, reading = _of_text(log) if log.has_text else _of_hashes(log.with_times())
         reading = {**reading, "format": log.format, "recognised": log.recognised}
     print_reading(reading)

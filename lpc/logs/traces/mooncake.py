@@ -20,7 +20,6 @@ Measured on `mooncake_conversation_trace.jsonl`: 3,975 of 12,031 requests (33%) 
 threshold from 8 to 32 moves that number by less than 1%.
 """
 
-from collections import defaultdict
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -89,7 +88,8 @@ class _Conversations:
 
     def __init__(self) -> None:
         self._latest: dict[int, _Place] = {}  # by the last full block of the prompt
-        self._followers: defaultdict[int, set[int]] = defaultdict(set)
+        self._followers: dict[int, int | set[int]] = {}
+        """By block: its only follower, or all of them. Most have one, and a set for each took half of the memory."""
         self._count = 0
 
     def add(self, lines: list[_Line]) -> list[tuple[_Line, _Place]]:
@@ -99,8 +99,12 @@ class _Conversations:
             if place.linkable:
                 self._latest[line.full[-1]] = place
             for block, follower in pairwise(line.blocks):
-                if not self._shared(block):
-                    self._followers[block].add(follower)
+                known = self._followers.setdefault(block, follower)
+                if isinstance(known, set):
+                    if len(known) <= SHARED_AFTER:
+                        known.add(follower)
+                elif known != follower:
+                    self._followers[block] = {known, follower}
         return placed
 
     def _place(self, line: _Line) -> _Place:
@@ -115,7 +119,8 @@ class _Conversations:
         return _Place(f"c{self._count}", 1, linkable)
 
     def _shared(self, block: int) -> bool:
-        return len(self._followers.get(block, ())) > SHARED_AFTER
+        known = self._followers.get(block)
+        return isinstance(known, set) and len(known) > SHARED_AFTER
 
 
 def _parse(record: dict[str, Any], block_tokens: int) -> _Line:
