@@ -95,6 +95,21 @@ def bench_tiers(
     report(lambda: tiers.run(trace, trace_format, models, model, pool=pool, limit=limit, quick=quick), output)
 
 
+@app.command("prefetch")
+def bench_prefetch(
+    counted: Annotated[bool, typer.Option("--counted", help="On a virtual clock, also loading ahead of the return.")] = False,
+    quick: Quick = False,
+    output: Output = None,
+) -> None:
+    """LMCache (`make lmcache`) loads prompts while they wait: vLLM with few seats, with and without the controller.
+
+    Real time: TODO minutes.
+    """
+    from benchmarks import prefetch, prefetch_counted
+
+    report(lambda: prefetch_counted.run(quick=quick) if counted else prefetch.run(quick=quick), output)
+
+
 @app.command("sglang")
 def bench_sglang(
     trace: OwnLog = None,

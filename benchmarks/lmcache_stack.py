@@ -9,7 +9,7 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -144,6 +144,8 @@ class Engine(HttpServer):
         blocks: capacity of its own cache.
         longest: most tokens of a request.
         plug_in: use our scheduler.
+        connector: further configuration of LMCache's connector.
+        options: further options of ``vllm serve``.
         settings: LPC_ variables.
     """
 
@@ -157,13 +159,15 @@ class Engine(HttpServer):
         blocks: int = 220,
         longest: int = 6656,
         plug_in: bool = False,
+        connector: Mapping[str, Any] | None = None,
+        options: Sequence[str] = (),
         **settings: object,
     ) -> None:
         port = free_port()
         model = build(folder / "model")
         config = json.loads((model / "config.json").read_text())
         (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 32_768}))
-        connector = {
+        transfer = {
             "kv_connector": "LMCacheMPConnector",
             "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector",
             "kv_role": "kv_both",
@@ -171,6 +175,7 @@ class Engine(HttpServer):
                 "lmcache.mp.host": "tcp://127.0.0.1",
                 "lmcache.mp.port": node.mq_port,
                 "lmcache.mp.mp_transfer_mode": "lmcache_driven",
+                **(connector or {}),
             },
         }
         command = [
@@ -178,8 +183,9 @@ class Engine(HttpServer):
             *("--host", "127.0.0.1", "--served-model-name", MODEL, "--dtype", "float32", "--enforce-eager"),
             *("--load-format", "dummy", "--block-size", str(BLOCK), "--num-gpu-blocks-override", str(blocks)),
             *("--kv-cache-memory-bytes", str(2**28), "--max-model-len", str(longest), "--disable-log-stats"),
-            *("--kv-transfer-config", json.dumps(connector)),
+            *("--kv-transfer-config", json.dumps(transfer)),
             *(("--scheduler-cls", "eviction_client.engines.vllm.LearnedScheduler") if plug_in else ()),
+            *options,
         ]
         super().__init__(port, folder / "engine.log", command, environment(**settings))
 

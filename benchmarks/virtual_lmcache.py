@@ -124,6 +124,15 @@ class VirtualNode:
             self._tokens.setdefault(object_, (ids[start : start + CHUNK_TOKENS], start))
         return found
 
+    @property
+    def in_flight(self) -> int:
+        """Look-ups that the node works on now."""
+        return self._in_flight
+
+    def on_disk_only(self, objects: Sequence[ObjectId]) -> int:
+        """Return how many of these chunks are on disk, and neither in memory nor on their way to it."""
+        return sum(o in self._disk and o not in self._memory and o not in self._coming for o in objects)
+
     def look_up(self, objects: Sequence[ObjectId], done: Callable[[Found], None]) -> None:
         """Load a prompt's chunks into memory and read them. They stay until :meth:`read` releases them."""
         if self._in_flight >= IN_FLIGHT:
