@@ -46,6 +46,7 @@ SKEW_WARN_S: Final = 1.0
 SKEW_FAIL_S: Final = 10.0
 """Keys are times. A clock ahead by a tenth of a mean think time (100 s) makes an engine's blocks look fresher."""
 ROUND_TRIPS: Final = 5
+OFF: Final = Finding("response caches", "ok", "off in this sidecar (LPC_CACHE_REDIS_URL)")
 
 
 def examine(settings: ClientSettings, engine: str | None = None) -> list[Finding]:
@@ -192,6 +193,13 @@ def _sidecar(settings: ClientSettings) -> Iterator[Finding]:
         try:
             status = _health(channel)
         except grpc.RpcError as error:
+            caches = _response_caches(channel, access) if error.code() is grpc.StatusCode.NOT_FOUND else OFF
+            if caches != OFF:
+                yield Finding(
+                    "health", "warn", "response caches without predictions", "engines need the address of `lpc serve`"
+                )
+                yield caches
+                return
             yield Finding("health", "fail", f"no answer in gRPC: {error.code().name}", _health_advice(error.code(), settings))
             return
         if status == "SERVING":
@@ -292,13 +300,13 @@ def _judged(answer: pb.Prediction | str, known: pb.KnownTokenizer, *, takes_offe
 
 def _response_caches(channel: grpc.Channel, access: Access) -> Finding:
     """Check whether the sidecar has response caches and reaches their Redis."""
-    check = "response caches"
+    check = OFF.check
     message = cache_pb.StatsRequest(scope="default")
     try:
         stats = cache_rpc.ResponseCacheStub(channel).Stats(message, timeout=ANSWER_S, metadata=access.metadata)
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-            return Finding(check, "ok", "off in this sidecar (LPC_CACHE_REDIS_URL)")
+            return OFF
         return Finding(check, "fail", f"the sidecar answers {error.code().name}", "see the sidecar's log")
     if not all(scope.known for scope in stats.scopes):
         advice = "see the sidecar's log for the error; until it is fixed, requests go to the engines"

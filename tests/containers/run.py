@@ -249,6 +249,7 @@ def stack(machine: Machine, request: pytest.FixtureRequest) -> Iterator[Stack]:
         machine.run("docker", "build", "--tag=lpc-test-prometheus", "-", input=PROMETHEUS)
         arguments = [*(f"--build-arg={name}" for name in ARGUMENTS), "--build-arg=PYTHON_IMAGE=lpc-test-python"]
         builds = [("docker", "cpu", "lpc-sidecar:0.1.0-cpu"), ("docker", "engine", "lpc-engine:0.1.0-cpu")]
+        builds += [("docker", "caches", "lpc-caches:0.1.0")]
         builds += [("docker", "trainer", "lpc-trainer:0.1.0"), ("podman", "cpu", "lpc-sidecar:0.1.0-cpu")]
         for tool, target, tag in builds:
             began = time.monotonic()
