@@ -162,13 +162,16 @@ test-lmcache: setup lmcache redis-server ## real vLLM with LMCache in MP mode: e
 	@test -d models/e5-small || $(BIN)/lpc export --models models
 	LPC_TEST_LMCACHE=1 $(BIN)/pytest tests/lmcache -o timeout=900
 
-.PHONY: test-containers test-podmonitor deploy-tools reference support audit digests
+.PHONY: test-containers test-podmonitor deploy-tools reference pictures support audit digests
 # Packages of Debian and PyPI are all it fetches. Images, daemons and networks are gone afterwards.
 test-containers: setup engine deploy-tools ## images, compose profiles with real vLLM and a pod, in Docker and podman of Debian's packages (root; a quarter of an hour)
 	$(BIN)/pytest -s --durations=0 -o timeout=1800 tests/containers/run.py
 
 reference: setup ## renew the generated pages of docs/reference: settings, commands, metrics
 	$(BIN)/python docs/make_reference.py
+
+pictures: setup ## draw the pictures of README and docs from the tables of docs/benchmarks
+	$(BIN)/python docs/make_pictures.py
 
 support: setup ## renew docs/reference/support.md from docs/reference/support.json, which tests write (tests/support.py)
 	$(BIN)/python docs/make_support.py

@@ -75,7 +75,12 @@ class Outcome:
 
 
 class Engine:
-    """One scheduler and the loop around it."""
+    """One scheduler and the loop around it.
+
+    Args:
+        window: tokens of the sliding window of a second group of layers; None: there is none.
+        retention: vLLM's ``--prefix-cache-retention-interval`` for it; None: all its blocks are cached.
+    """
 
     def __init__(
         self,
@@ -86,6 +91,7 @@ class Engine:
         asynchronous: bool = False,
         window: int | None = None,
         full_attention: bool = True,
+        retention: int | None = None,
         max_seqs: int = 8,
         background: StartBackground = BackgroundThread,
         scheduler_cls: Any = None,
@@ -117,7 +123,12 @@ class Engine:
             )
         self.scheduler: Any = cls(
             vllm_config=config,
-            kv_cache_config=KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups),
+            kv_cache_config=KVCacheConfig(
+                num_blocks=blocks,
+                kv_cache_tensors=[],
+                kv_cache_groups=groups,
+                **({} if retention is None else {"prefix_cache_retention_interval": retention}),
+            ),
             structured_output_manager=StructuredOutputManager(config),
             block_size=BLOCK,
             hash_block_size=BLOCK,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from eviction_client.background import TICK_S, BackgroundThread, StartBackground
-from eviction_client.observability.misses import Misses
+from eviction_client.observability.misses import HitUnit, Misses
 from eviction_client.observability.rule_log import RuleLog
 from eviction_client.operators_file import OperatorsFile
 from eviction_client.pace import pause
@@ -94,6 +94,7 @@ class Plugin:
     Args:
         capacity: blocks of the engine's cache.
         block_tokens: tokens of a block, as the engine hashes them.
+        hits: where the engine's hits end; None: at each block.
         predictor: called at admission; closed with the plug-in.
         store: of the times until which engines retain shared blocks; None: no pooling. Closed with the plug-in.
         clock: seconds since the epoch; None: the system's, see :class:`MonotoneClock`.
@@ -122,6 +123,7 @@ class Plugin:
         *,
         capacity: int,
         block_tokens: int,
+        hits: HitUnit | None = None,
         predictor: Predictor,
         store: BlockStore | None = None,
         clock: Callable[[], float] | None = None,
@@ -161,7 +163,7 @@ class Plugin:
         self._pooled: OrderedDict[BlockHash, float] = OrderedDict()
         """Until when others retain blocks. Only the background writes it."""
         self._to_ask = False
-        self.misses = Misses(capacity, block_tokens, every=self.policy.ghosts.every)
+        self.misses = Misses(capacity, block_tokens, every=self.policy.ghosts.every, hits=hits)
         self._ticked_at = self._trimmed_at = time.monotonic()
         self._background = background(self._round)
 
@@ -201,6 +203,9 @@ class Plugin:
         session: str | None = None,
         hints: Hints = NO_HINTS,
         token_ids: Sequence[int] = (),
+        prompt_tokens: int | None = None,
+        some_layers: int = 0,
+        reads_cache: bool = True,
         tenant: str = "",
     ) -> FinishedRequest[BlockHash]:
         """Return the reuse classes of a finished request, and its hints.
@@ -213,7 +218,9 @@ class Plugin:
             prompt_blocks: number of these that the prompt filled.
             reply_end: equal for replies with the same end; see `eviction_client.policy.reply_ends`.
             session: digest of the conversation's name, the same in all engines, if known.
-            token_ids: the prompt, which must not change afterwards.
+            token_ids: the prompt, which must not change afterwards; empty for a prompt of embeddings.
+            prompt_tokens: of the prompt; None: as many as ``token_ids``.
+            some_layers, reads_cache: see :class:`FinishedRequest`.
             tenant: digest of the cache salt; empty without one.
         """
         now = self.now()
@@ -239,8 +246,10 @@ class Plugin:
             retain=self._retained_elsewhere if self._pooled else None,
             session=session,
             retain_s=retain_s,
-            prompt_tokens=len(token_ids),
+            prompt_tokens=len(token_ids) if prompt_tokens is None else prompt_tokens,
             token_ids=token_ids,
+            some_layers=some_layers,
+            reads_cache=reads_cache,
             tenant=tenant,
         )
         for tier in self.tiers:

@@ -42,6 +42,7 @@ def values_of_plugin(plugin: Plugin) -> Values:
     values |= {("lpc_ghost_blocks", rule): hits for rule, hits in ghosts.hits.items()}
     values |= {("lpc_advantage", rule): blocks for rule, blocks in ghosts.guard.advantage.items()}
     misses = plugin.misses
+    values["lpc_hit_tokens", ""] = misses.hits.needed
     values["lpc_repeated_prefill", ""] = misses.repeated_prefill.share
     values |= {("lpc_prompt_tokens", source): tokens for source, tokens in misses.tokens.items()}
     values |= {("lpc_evicted_tokens", unused): tokens for unused, tokens in misses.unused.items()}

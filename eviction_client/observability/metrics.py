@@ -46,6 +46,7 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     "lpc_tier_rule": (Gauge, "1 for the rule that orders an offload tier, else 0.", "tier,rule"),
     "lpc_fallback_share": (Gauge, "Share of the completed requests that ended without a prediction.", ""),
     "lpc_prompt_tokens": (Counter, "Prompt tokens: cached, or why they were not.", "source"),
+    "lpc_hit_tokens": (Gauge, "Tokens that a prompt must have in common with an earlier one for a hit.", ""),
     "lpc_tenant_prompt_tokens": (
         Counter,
         "The same for requests with a cache salt, by digest of the salt; after 20 salts the rest is `others`.",

@@ -1,9 +1,10 @@
 """Why prompt tokens were not cached, counted block by block from hashes and positions.
 
 Each token of a prompt has one source (`SOURCES`). A block that an earlier request used and that the engine did not find was
-evicted. An unknown block is changed if the same conversation had another block at this position, or if an earlier prompt had
-the same text behind another prefix (:mod:`eviction_client.observability.repeated_text`); else it is new. The history is
-bounded, so blocks that were last used long ago count as new.
+evicted, unless the cache had it and could not use it. An unknown block is changed if the same conversation had another block at
+this position, or if an earlier prompt had the same text behind another prefix
+(:mod:`eviction_client.observability.repeated_text`); else it is new. The history is bounded, so blocks that were last used long
+ago count as new.
 
 Only the background calls the methods (:mod:`eviction_client.plugin`); any thread may read the counters.
 """
@@ -13,6 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from eviction_client.observability.part_blocks import LEAST_UNIT, PartBlocks
 from eviction_client.observability.repeated_text import CHANGES, RepeatedText
 from eviction_client.observability.sizes import CacheSizes
 from eviction_client.pace import PIECE, in_pieces
@@ -28,22 +30,30 @@ from eviction_client.tenants import MOST_TENANTS, OTHERS
 SOURCES: Final = (
     "cached",
     "evicted",
+    "other_layers",
+    "part_block",
+    "not_read",
     "new",
     "changed",
     "reply_changed",
     "other_salt",
     "other_engine",
+    "embeddings",
     "short",
 )
 """Where prompt tokens come from: the cache, or why not.
 
 - ``evicted``: an earlier request used the block, and the cache no longer had it.
+- ``other_layers``: some layers had it in the cache, and others did not: the state of recurrent layers, or a sliding window.
+- ``part_block``: an earlier prompt begins with the same tokens, but hits end where a whole block ends, or several.
+- ``not_read``: an earlier request used the block, and this one may not read the cache: prompt log-probabilities, pooling.
 - ``new``: no request has used the block before.
 - ``changed``: new, and the conversation's previous prompt differed at this position, or an earlier prompt had the same text
   behind another prefix: a time stamp, another order of tools, an edited history.
 - ``reply_changed``: as ``changed``, within the last reply: without its reasoning, for example.
 - ``other_salt``: the first block was used under another cache salt, adapter or media.
 - ``other_engine``: another engine of the fleet has used the block recently, according to the store of shared blocks.
+- ``embeddings``: as ``new``, of a prompt that came as embeddings, whose text is unknown here.
 - ``short``: the incomplete last block of a prompt, or its last full block, because engines compute at least one token.
 """
 UNUSED: Final = (*(f"{bound:g}" for bound in GAPS), "+Inf")
@@ -60,6 +70,25 @@ class _Chain(NamedTuple):
 
     prompt: int
     blocks: int
+
+
+class HitUnit(NamedTuple):
+    """Where an engine's hits end.
+
+    Attributes:
+        tokens: the blocks of all layers end together at its multiples, where hits end unless the engine hits parts of blocks.
+        dropped: tokens at the end of a match that are computed again: speculative decoding by a draft model in vLLM.
+        parts: tokens of the parts of blocks that the engine can hit; 0: none.
+    """
+
+    tokens: int
+    dropped: int = 0
+    parts: int = 0
+
+    @property
+    def needed(self) -> int:
+        """Tokens that a prompt must have in common with an earlier one for a hit."""
+        return (self.parts or self.tokens) + self.dropped
 
 
 class Tenant(NamedTuple):
@@ -81,9 +110,11 @@ class Misses:
         capacity: blocks of the engine's cache.
         block_tokens: of a block.
         every: one block in this many is sampled.
+        hits: where the engine's hits end; None: at each block.
 
     Attributes:
         tokens: by source.
+        hits: where the engine's hits end.
         unused: evicted tokens by the time since their last use; see `UNUSED`.
         changed: tokens of ``changed`` by how the prompt was changed (`CHANGES`), and by position; see `CHANGED_FROM`.
         followed: sampled evicted blocks: ``all``, and those that a cache under each rule would have had.
@@ -92,7 +123,7 @@ class Misses:
         repeated_prefill: share of the lately computed prompt tokens that the cache had before; any thread may read it.
     """
 
-    def __init__(self, capacity: int, block_tokens: int, *, every: int) -> None:
+    def __init__(self, capacity: int, block_tokens: int, *, every: int, hits: HitUnit | None = None) -> None:
         self.tokens = dict.fromkeys(SOURCES, 0)
         self.unused = dict.fromkeys(UNUSED, 0)
         self.changed = {(change, str(bound)): 0 for change in CHANGES for bound in CHANGED_FROM}
@@ -101,6 +132,8 @@ class Misses:
         self.tenants: dict[str, Tenant] = {}
         self.repeated_prefill = RepeatedPrefill(capacity * block_tokens)
         self.block_tokens = block_tokens
+        self.hits = hits or HitUnit(block_tokens)
+        self._parts = PartBlocks(self.hits.tokens, block_tokens) if self.hits.tokens >= LEAST_UNIT else None
         self._every = every
         self._arrived: dict[Hashable, Sequence[GapSpan]] = {}
         self._cached: dict[Hashable, int] = {}
@@ -163,36 +196,66 @@ class Misses:
         ghosts: Mapping[str, GhostCache[BlockHash]],
         elsewhere: Mapping[BlockHash, float],
     ) -> None:
-        size = self.block_tokens
-        # The last token of a prompt is always computed, and with it its block.
-        most = min((ended.prompt_tokens - 1) // size, len(prompt)) * size
+        size, unit = self.block_tokens, self.hits.tokens
+        # The last token of a prompt is always computed, and with it its unit.
+        most = min((ended.prompt_tokens - 1) // size, len(prompt)) * size // unit * unit
+        usable, repeated = self._repeated_from_start(ended, prompt, pieces)
         counts = Counter(cached=cached)
-        done = evicted_to = cached
+        done = evicted_from = evicted_to = cached
         for end, gap, _ in pieces:
-            tokens = min(end * size, most) - done
-            if tokens <= 0:
-                continue
-            if gap == _UNKNOWN:
-                source = self._source(ended, prompt, done // size, elsewhere)
+            end = min(end * size, most)
+            if gap != _UNKNOWN and done < end:
+                known = min(max(end, done), max(usable, done))
+                if ended.reads_cache:
+                    have = min(max(ended.some_layers, done), known)
+                    counts["other_layers"] += have - done
+                    if known > have:
+                        evicted_from = have if evicted_to == cached else evicted_from
+                        evicted_to = known
+                        counts["evicted"] += known - have
+                        self.unused[UNUSED[gap - 1]] += known - have
+                else:
+                    counts["not_read"] += known - done
+                done = known
+            if done < (part := min(end, repeated)):
+                counts["part_block"] += part - done
+                done = part
+            if done < end:
+                source, tokens = self._source(ended, prompt, done // size, elsewhere), end - done
                 if source in ("new", "changed"):
-                    source, repeated = self._repeated(ended, prompt, done, tokens, source)
-                    if source == "changed" and repeated < tokens:
-                        counts["new"] += tokens - repeated
-                        done += tokens - repeated
-                        tokens = repeated
-            else:
-                source, evicted_to = "evicted", done + tokens
-                self.unused[UNUSED[gap - 1]] += tokens
-            counts[source] += tokens
-            done += tokens
+                    source, same = self._repeated(ended, prompt, done, tokens, source)
+                    if source == "changed" and same < tokens:
+                        counts["new"] += tokens - same
+                        done += tokens - same
+                        tokens = same
+                counts[source] += tokens
+                done += tokens
+        part = max(min(repeated, ended.prompt_tokens - 1), done)
+        counts["part_block"] += part - done
+        done = part
         counts["short"] += ended.prompt_tokens - done
         for source, tokens in counts.items():
             self.tokens[source] += tokens
         self.repeated_prefill.note(ended.prompt_tokens - cached, counts["evicted"])
         if ended.tenant:
             self._tenant(ended.tenant).tokens.update(counts)
-        if evicted_to > cached:
-            self._follow(prompt, cached // size, evicted_to // size, ghosts)
+        if evicted_to > evicted_from:
+            self._follow(prompt, evicted_from // size, evicted_to // size, ghosts)
+
+    def _repeated_from_start(
+        self, ended: FinishedRequest[BlockHash], prompt: Sequence[BlockHash], pieces: Sequence[GapSpan]
+    ) -> tuple[int, int]:
+        """Return the tokens from the start that earlier requests had: those in whole units, and all.
+
+        The second is 0 if the engine hits each block, for what it does not hit then is less than a block.
+        """
+        unit, dropped = self.hits.tokens, self.hits.dropped
+        known = max((end for end, gap, _ in pieces if gap != _UNKNOWN), default=0) * self.block_tokens
+        start = known // unit * unit
+        usable = max(start - dropped, 0)
+        if self._parts is not None:
+            known = max(known, start + self._parts.find(ended.token_ids, prompt, start))
+        return usable, known if self._parts is not None or dropped or unit > self.block_tokens else 0
 
     def _source(
         self, ended: FinishedRequest[BlockHash], prompt: Sequence[BlockHash], depth: int, elsewhere: Mapping[BlockHash, float]
@@ -200,6 +263,8 @@ class Misses:
         """Return why a block is unknown."""
         if prompt[depth] in elsewhere:
             return "other_engine"
+        if not ended.token_ids:
+            return "embeddings"
         chain = self._sessions.get(ended.session) if ended.session else None
         if chain is not None and depth < chain.blocks:
             return "changed" if depth < chain.prompt else "reply_changed"
@@ -243,13 +308,17 @@ class Misses:
             self.followed[name] += min(max(cache.hits(blocks) - before, 0), within)
 
     def _remember(self, ended: FinishedRequest[BlockHash], prompt: Sequence[BlockHash]) -> None:
-        self._texts.add(ended.token_ids, ended.blocks, ended.arrival.old)
+        if ended.token_ids:
+            self._texts.add(ended.token_ids, ended.blocks, ended.arrival.old)
+        if self._parts is not None:
+            start = ended.arrival.old * self.block_tokens // self.hits.tokens * self.hits.tokens
+            self._parts.add(ended.token_ids, ended.blocks, start)
         if ended.session:
             self._sessions.pop(ended.session, None)
             self._sessions[ended.session] = _Chain(ended.prompt_blocks, len(ended.blocks))
             if len(self._sessions) > MOST_SESSIONS:
                 self._sessions.popitem(last=False)
-        if prompt:
+        if prompt and ended.token_ids:
             self._first[self._opening(ended)] = prompt[0]
             if len(self._first) > MOST_FIRST_BLOCKS:
                 self._first.popitem(last=False)

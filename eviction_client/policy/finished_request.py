@@ -31,7 +31,9 @@ class FinishedRequest(Generic[H]):
         session: digest of its conversation's name, the same in all engines; None: unknown.
         retain_s: seconds for which a hint retains all its blocks; 0: no hint.
         prompt_tokens: of its prompt; 0: unknown.
-        token_ids: the prompt.
+        token_ids: the prompt; empty for a prompt of embeddings.
+        some_layers: tokens from the prompt's start that the cache had for some layers when it started; at most its hit: all.
+        reads_cache: whether the engine may use the cache for it.
         tenant: digest of its cache salt; empty without one.
         home: the cache that is to keep its blocks, where pool and tier both hold them; None: both.
         features: of the parts of its prompt, and of the blocks behind them; empty before :meth:`find_features`.
@@ -53,6 +55,8 @@ class FinishedRequest(Generic[H]):
     retain_s: float = 0.0
     prompt_tokens: int = 0
     token_ids: Sequence[int] = ()
+    some_layers: int = 0
+    reads_cache: bool = True
     tenant: str = ""
     home: Home | None = None
     features: Sequence[Features] = ()

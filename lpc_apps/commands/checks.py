@@ -20,6 +20,7 @@ from eviction_client.settings import ClientSettings
 from eviction_client.stores.namespace import Namespace
 from lpc.cache.v1 import response_cache_pb2 as cache_pb
 from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
+from lpc.errors import LpcError
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.access import Access, access_of, proxy_advice
@@ -27,6 +28,7 @@ from lpc.wire.addresses import parted
 from lpc.wire.certificates import CertificateError, read, verdict
 from lpc.wire.variables import unknown_variables
 from lpc_apps.commands.engines import Finding, Status, examine_engines
+from lpc_apps.commands.report import figures_of, never_hit, of_engines
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["ContinuationPredictor"].full_name
 TIMEOUT_S: Final = 5.0
@@ -45,8 +47,12 @@ SKEW_FAIL_S: Final = 10.0
 ROUND_TRIPS: Final = 5
 
 
-def examine(settings: ClientSettings) -> list[Finding]:
-    """Run all checks that apply to the settings. Never raises."""
+def examine(settings: ClientSettings, engine: str | None = None) -> list[Finding]:
+    """Run all checks that apply to the settings. Never raises.
+
+    Args:
+        engine: URL of a running engine whose hits are checked; None: none.
+    """
     findings = _guarded("settings", lambda: _variables(os.environ))
     findings += _guarded("engines", examine_engines)
     findings += _guarded("address", lambda: _address(settings))
@@ -55,7 +61,8 @@ def examine(settings: ClientSettings) -> list[Finding]:
     if reachable and all(finding.status != "fail" for finding in findings):
         findings += _guarded("sidecar", lambda: _sidecar(settings))
     findings += _guarded("hash seed", lambda: _hash_seed(settings, os.environ.get("PYTHONHASHSEED")))
-    return findings + _guarded("redis", lambda: _redis(settings))
+    findings += _guarded("redis", lambda: _redis(settings))
+    return findings if engine is None else findings + _guarded("hits", lambda: _hits(engine))
 
 
 def _guarded(check: str, run: Callable[[], Iterator[Finding]]) -> list[Finding]:
@@ -74,6 +81,21 @@ def _variables(environment: Mapping[str, str]) -> Iterator[Finding]:
     for unknown in unknown_variables(environment):
         what, _, advice = unknown.partition(": ")
         yield Finding("settings", "warn", what, advice)
+
+
+def _hits(engine: str) -> Iterator[Finding]:
+    """Check whether a running engine's prompts repeat earlier ones without a hit, although nothing was evicted."""
+    try:
+        figures = figures_of(of_engines([engine]).sums)
+    except LpcError as error:
+        yield Finding("hits", "fail", str(error), "name an engine with the plug-in: http://host:port")
+        return
+    for lost in never_hit(figures):
+        yield Finding("hits", "warn", f"{lost.share:.0%} of the prompt tokens {lost.found}", lost.advice)
+    cached = figures["by_source"]["cached"]["share"]
+    needed = figures["tokens_for_a_hit"]
+    unit = "" if needed is None else f"; a hit needs {needed:,} tokens in common with an earlier prompt"
+    yield Finding("hits", "ok", f"{cached:.1%} of {figures['prompt_tokens']:,} prompt tokens were cached{unit}")
 
 
 def _target(address: str) -> tuple[str, int] | str:

@@ -16,17 +16,22 @@ if TYPE_CHECKING:
 def doctor(
     address: Address = None,
     redis_url: Annotated[str | None, typer.Option(envvar="LPC_REDIS_URL", help="Redis of the retain-until times.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="URL", help="A running engine, http://host:port: check why hits never come.")
+    ] = None,
     output: Output = None,
     as_json: JsonOutput = False,
 ) -> None:
     """Check engines, address, certificates, token, model, Redis, hash seed and clock, and print what to do.
+
+    With --engine also what a running engine's prompts hit.
 
     Reads an engine's settings (LPC_...). Exits with 1 if a check fails.
     """
     from lpc_apps.commands.checks import examine
 
     settings = client_settings(predictor_address=address, redis_url=redis_url)
-    figures = report(lambda: show(examine(settings)), output, as_json=as_json)
+    figures = report(lambda: show(examine(settings, engine)), output, as_json=as_json)
     raise typer.Exit(int(not figures["ok"]))
 
 

@@ -31,6 +31,8 @@ EXPLAINED: Final = frozenset({400, 422, 503})
 MOST_COUNTED: Final = 2.0**60
 MOST_TENANTS: Final = 10
 """Tenants in the table, those with the most missed tokens first."""
+NEVER_HIT: Final = 0.05
+"""Share of the prompt tokens from which on a cause of hits that never come is reported."""
 LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "lpc_prompt_tokens_total": ("source",),
     "lpc_ghost_blocks_total": ("cache",),
@@ -41,6 +43,7 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "lpc_evicted_blocks_total": ("cache",),
     "lpc_missed_blocks_total": ("size",),
     "lpc_changed_tokens_total": ("change", "before"),
+    "lpc_hit_tokens": (),
     "lpc_waited_requests_total": ("what",),
     "lpc_overtaking_total": (),
     "vllm:request_prefill_time_seconds_sum": (),
@@ -49,14 +52,20 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
 """Metrics to read, with the labels to sum by: counters, and gauges."""
 GAUGES: Final = frozenset({"lpc_rule"})
 """Of a Prometheus they are added up over time."""
+LARGEST: Final = frozenset({"lpc_hit_tokens"})
+"""Gauges of which the largest of all engines counts."""
 ADVICE: Final = {
     "cached": "",
     "evicted": "see below whether a larger cache or another rule would have kept it",
     "new": "first use: no cache could have it",
+    "other_layers": "cached, but not for sliding-window or recurrent layers: see below",
+    "part_block": "the same text, but less than what a hit needs: see below",
+    "not_read": "cached, but prompt log-probabilities or pooling forbid its use: send these requests apart",
     "changed": "an earlier prompt had the same text behind something else: see below what it was",
     "reply_changed": "send replies back unchanged, with their reasoning",
     "other_salt": "the same text with another salt, adapter or media: salts separate tenants",
     "other_engine": "route each conversation to the same engine",
+    "embeddings": "prompts of embeddings hit only if they are equal bit for bit",
     "short": "the last block, and ends of prompts shorter than a block",
 }
 TIMES: Final = {"0.5": "half", "1": "this size", "2": "twice", "4": "4 times", "8": "8 times"}
@@ -140,7 +149,8 @@ class Counted:
             self.first_ignored = self.first_ignored or f"{name} with {wrong}={labels.get(wrong, '')!r:.40}"
         elif 0 <= value < MOST_COUNTED:
             key = (name, *(labels[label] for label in LABELS[name]))
-            self.sums[key] = self.sums.get(key, 0.0) + value
+            known = self.sums.get(key, 0.0)
+            self.sums[key] = max(known, value) if name in LARGEST else known + value
 
 
 def report(
@@ -212,8 +222,9 @@ def of_prometheus(address: str, hours: float) -> Counted:
     base = Address.parse(address)
     counted = Counted()
     for name, labels in LABELS.items():
-        over_time = "sum_over_time" if name in GAUGES else "increase"
-        query = f"sum by ({', '.join(labels)}) ({over_time}({name}[{round(hours * 3600)}s]))"
+        over_time = "sum_over_time" if name in GAUGES else "max_over_time" if name in LARGEST else "increase"
+        of_all = "max" if name in LARGEST else "sum"
+        query = f"{of_all} by ({', '.join(labels)}) ({over_time}({name}[{round(hours * 3600)}s]))"
         page = read(base.with_path(base.path + "/api/v1/query", urllib.parse.urlencode({"query": query})), statuses=EXPLAINED)
         result, warnings = result_of(page.body, without_secrets(base.url))
         counted.warnings.update(dict.fromkeys(warnings))
@@ -293,6 +304,7 @@ def figures_of(sums: Sums) -> dict[str, Any]:
             }
             for source, number in tokens.items()
         },
+        "tokens_for_a_hit": round(hit_tokens) if (hit_tokens := sums.get(("lpc_hit_tokens",))) else None,
         "repeated_share_of_prefill": share_of(tokens["evicted"], asked - tokens["cached"]),
         "waited": {
             **{what: round(sums.get(("lpc_waited_requests_total", what), 0.0)) for what in WAITED},
@@ -369,6 +381,8 @@ def show(figures: dict[str, Any]) -> None:
         seconds = "" if row["prefill_s"] is None else f"{row['prefill_s']:,.1f}"
         table.add_row(source, f"{row['tokens']:,}", f"{row['share']:.1%}", seconds, ADVICE[source])
     screen.print(table)
+    for lost in never_hit(figures):
+        screen.print(f"{lost.share:.0%} of the prompt tokens {lost.found}. {lost.advice}.")
     _show_waiting(screen, figures["repeated_share_of_prefill"], figures["waited"])
     sizes = figures["hit_share_by_size"]
     if any(share is not None for share in sizes.values()):
@@ -409,6 +423,43 @@ def show(figures: dict[str, Any]) -> None:
             above = _points(rules["chosen"]["above_lru"])
             table.add_row(name, f"{sum(tokens.values()):,}", *shares, f"{_missed(tokens):,}", above, rules["best_rule"] or "")
         screen.print(table)
+
+
+class NeverHit(NamedTuple):
+    """Prompt tokens that earlier prompts had and that the engine did not hit, although nothing was evicted.
+
+    ``share``: of the prompt tokens; ``found``: what is wrong, as the predicate of these tokens; ``advice``: what to check.
+    """
+
+    share: float
+    found: str
+    advice: str
+
+
+def never_hit(figures: Mapping[str, Any]) -> list[NeverHit]:
+    """Return why hits never come without an eviction; empty if that costs less than NEVER_HIT of the prompt tokens."""
+    needed = figures["tokens_for_a_hit"]
+    unit = "a whole block" if needed is None else f"{needed:,} tokens"
+    causes = {
+        "other_layers": (
+            "were in the cache, but not for all layers: sliding-window or recurrent layers had no state there",
+            "Set vLLM's --prefix-cache-retention-interval to the block size, and put what varies behind what prompts share",
+        ),
+        "part_block": (
+            f"repeat the start of an earlier prompt, but end inside a block (a hit needs {unit})",
+            "Check the engine's block size and vLLM's --prefix-match-unit, and give prompts a longer start in common",
+        ),
+        "not_read": (
+            "were in the cache, but their requests may not read it",
+            "Check for prompt_logprobs and pooling, and send such requests to an engine of their own",
+        ),
+        "embeddings": (
+            "came as embeddings and were not found",
+            "Check that equal prompts have equal embeddings bit for bit, or send token ids",
+        ),
+    }
+    shares = {source: figures["by_source"][source]["share"] for source in causes}
+    return [NeverHit(shares[source], *causes[source]) for source in causes if shares[source] >= NEVER_HIT]
 
 
 def _show_waiting(screen: Any, repeated: float | None, waited: Mapping[str, int]) -> None:

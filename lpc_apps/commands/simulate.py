@@ -111,7 +111,9 @@ def simulate(
     output_token_ms: Annotated[float, _option(COST, "Milliseconds per output token.", min=0)] = 10,
     jobs: Jobs = None,
     picture: Annotated[Path | None, _option(RESULT, "PNG to write: hit rate by cache size.")] = None,
-    html: Annotated[Path | None, _option(RESULT, "Page to write, one file to send around: curve, sources, summary.")] = None,
+    html: Annotated[
+        Path | None, _option(RESULT, "Page to write, one file to send around: curve, sources, causes of misses.")
+    ] = None,
     output: Output = None,
     as_json: JsonOutput = False,
 ) -> None:
@@ -122,6 +124,7 @@ def simulate(
     try:
         from lpc.logs.log import CONVERSATIONS, open_log
         from lpc_apps.commands import simulation
+        from lpc_apps.commands.why import causes_of
     except ModuleNotFoundError as error:
         fail(f"{error.name} is not installed: pip install 'learned-prefix-cache[sim]'")
     from eviction_client.policy.warm_first import OVERTAKE_S
@@ -198,6 +201,7 @@ def simulate(
                 jobs=jobs,
                 picture=picture,
                 html=html,
+                causes=lambda: None if opened is None else causes_of(opened),
                 command=shlex.join(["lpc", *sys.argv[1:]]),
                 recognised=recognised,
             )

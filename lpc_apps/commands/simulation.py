@@ -1,7 +1,7 @@
 """Runs, tables and pictures of `lpc simulate`."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
@@ -57,6 +57,7 @@ def simulate(
     jobs: int | None,
     picture: Path | None,
     html: Path | None,
+    causes: Callable[[], dict[str, Any] | None],
     command: str,
     recognised: bool,
 ) -> dict[str, Any]:
@@ -67,7 +68,7 @@ def simulate(
         head: file of the head that predicts for conversations without times; None: no predictions.
         held_out: replay only those that `lpc train` holds out.
         memory: in place of ``cache``: memory for KV blocks.
-        html: page to write; ``command``: the command that it names.
+        html: page to write; ``command``: the command that it names; ``causes``: returns why prompts of the log miss.
         recognised: whether the format of the log was recognised.
 
     Raises:
@@ -150,7 +151,7 @@ def simulate(
         write_png(draw_hit_rates(summary, nearest(pairs(summary), own), marks), picture)
         console().print(f"picture: {picture}")
     if html is not None:
-        write_page(html, pages, log=answers.log, command=command)
+        write_page(html, pages, log=answers.log, causes=causes(), command=command)
         console().print(f"page: {html}")
     found: dict[str, Any] = {"rows": rows, "summary": summary}
     found["answer"] = {workload: text.replace("**", "") for workload, text in said.items()}

@@ -1,4 +1,4 @@
-"""The page of `lpc simulate --html`: one file with the curve, the sources of prompt tokens, and the command.
+"""The page of `lpc simulate --html`: one file with the curve, sources of tokens, causes of misses, and the command.
 
 It loads nothing, and a browser runs no script in it. Jinja2 escapes all text, which may come from a log.
 """
@@ -30,6 +30,7 @@ def write_page(
     workloads: Sequence[dict[str, Any]],
     *,
     log: dict[str, Any] | None,
+    causes: dict[str, Any] | None,
     command: str,
 ) -> None:
     """Write the page.
@@ -38,6 +39,7 @@ def write_page(
         workloads: each with ``rows`` (`lpc_apps.simulator.summary.derived`), ``at`` (rows of one size, whose sources are
             shown), ``said`` (paragraphs, with emphasis between pairs of asterisks) and ``marks`` (sizes with a name).
         log: what was read of a log; None: there is none.
+        causes: why prompts of the log miss (`lpc_apps.commands.why.causes_of`); None: there is no log.
         command: the command that made the page.
     """
     from jinja2 import Environment, StrictUndefined  # an optional package
@@ -46,7 +48,12 @@ def write_page(
     environment.filters.update(percent=percent, tokens=tokens, about=about)
     template = environment.from_string(files("lpc_apps.commands").joinpath("simulation_page.html").read_text("utf-8"))
     page = template.render(
-        sections=[_section(**workload) for workload in workloads], log=log, command=command, today=date.today().isoformat()
+        sections=[_section(**workload) for workload in workloads],
+        log=log,
+        causes=causes,
+        advice={cause["name"]: cause["what_to_do"] for cause in (causes or {}).get("causes", ())},
+        command=command,
+        today=date.today().isoformat(),
     )
     with writing_output(path) as file:
         file.write(page.encode(errors="surrogateescape"))  # a file's name need not be text

@@ -81,12 +81,26 @@ def explained(path: Path, log_format: str | None, *, show_text: bool) -> dict[st
     figures = _figures(analysis, show_text=show_text)
     _show(analysis, figures, show_text=show_text)
     if log.format == NAMELESS:
-        note(f"the format {NAMELESS} has no names of conversations, so no cause can be named")
+        note(NO_CAUSES)
     return {**figures, "log": reading}
+
+
+def causes_of(log: "Log") -> dict[str, Any]:
+    """Return the figures of a log for a page, without text: `causes` and hit rates, and in `note` why there are no causes.
+
+    Raises TraceError.
+    """
+    from lpc.logs.log import CONVERSATIONS
+
+    if log.format in (NAMELESS, CONVERSATIONS):
+        return {"note": NO_CAUSES if log.format == NAMELESS else "the log has no times, so its prompts have no order"}
+    analysis, _ = _of_text(log) if log.has_text else _of_hashes(log)
+    return {**_figures(analysis, show_text=False), "note": None}
 
 
 NAMELESS: Final = "mooncake"
 """Format with hashes of prompts only, and without conversations."""
+NO_CAUSES: Final = f"the format {NAMELESS} has no names of conversations, so no cause can be named"
 
 
 def _of_hashes(log: "Log") -> "tuple[Analysis, dict[str, Any]]":
@@ -125,6 +139,7 @@ def _figures(analysis: "Analysis", *, show_text: bool) -> dict[str, Any]:
         "causes": [
             {
                 "cause": finding.key.cause,
+                "name": CAUSES[finding.key.cause][0],
                 "place": _place(finding),
                 "pattern": finding.key.pattern or None,
                 "tokens_before": finding.depth,
@@ -166,7 +181,7 @@ def _show(analysis: "Analysis", figures: dict[str, Any], *, show_text: bool) -> 
         for finding, row in zip(analysis.findings, figures["causes"], strict=True):
             pattern = f": {finding.key.pattern}" if finding.key.pattern else ""
             table.add_row(
-                CAUSES[finding.key.cause][0],
+                row["name"],
                 shown(row["place"] + pattern),
                 f"{finding.depth:,}",
                 f"{finding.requests:,}",

@@ -114,6 +114,7 @@ def vllm_metrics(*, failing: bool = False) -> Iterator[str]:
             values |= {("lpc_tenant_ghost_blocks", f"x,{cache}"): share * queries for cache, share in ghosts.items()}
             missed = {"asked": 1.0, "0.5": 0.8, "1": 0.7, "2": 0.4, "4": 0.3, "8": 0.3}
             values |= {("lpc_missed_blocks", size): share * queries for size, share in missed.items()}
+            values["lpc_prompt_tokens", "part_block"] = 0.1 * queries
             plug_in.update(values)
             ours = generate_latest(REGISTRY).decode().split("# HELP ")
             shown = "".join(f"# HELP {part}" for part in ours if part.startswith("lpc_"))

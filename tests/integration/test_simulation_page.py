@@ -8,11 +8,13 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lpc_apps.simulator.policies import REGISTRY
 from tests.command import lpc
+from tests.unit.why.traffic import Record, clean, write
 
 HOSTILE = "<img src=x onerror=alert(1)>&'\"{{ 7*7 }}{% raw %}.jsonl"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -119,6 +121,52 @@ def test_options_that_do_not_fit_are_one_error(words: list[str], reason: str) ->
     assert done.returncode == 2 and reason in done.err, done.err
 
 
+def stamped(path: Path, records: list[Record]) -> Path:
+    """Write chats whose system prompt begins with a time and a secret that looks like markup, which changes too."""
+    for number, record in enumerate(records):
+        system = f"Now: 2026-11-26T10:{number // 60 % 60:02}:{number % 60:02}Z. {record['messages'][0]['content']}"
+        record["messages"] = [{"role": "system", "content": f"<b>zebra</b> {system}"}, *record["messages"][1:]]
+    write(path, records)
+    return path
+
+
+@pytest.fixture(scope="module")
+def explained(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+    """Return the page of a log with a cause, and what `lpc why` finds in it."""
+    folder = tmp_path_factory.mktemp("causes")
+    log = stamped(folder / "a.jsonl", clean(sessions=12, turns=5))
+    words = ["simulate", str(log), "--policies", "lru", "--capacity", "50%", "--jobs", "1"]
+    done = lpc(*words, "--html", str(folder / "a.html"))
+    assert done.returncode == 0, done.err
+    return (folder / "a.html").read_text(), json.loads(lpc("why", str(log), "--json").out)
+
+
+@pytest.fixture
+def page_with_causes(explained: tuple[str, dict[str, Any]]) -> str:
+    return explained[0]
+
+
+def test_the_page_has_the_causes_of_lpc_why_without_text(explained: tuple[str, dict[str, Any]]) -> None:
+    page, found = explained
+    text = " ".join(re.sub("<[^>]*>", " ", page).split())
+    (cause,) = found["causes"]
+    assert cause["name"] == "time stamp" and cause["pattern"] in text and cause["what_to_do"] in text
+    row = [f"{cause['lost_share']:.1%}", f"{cause['hit_rate_without_it']:.1%}"]
+    assert cause["lost_share"] > 0.2 and all(number in text for number in row), text
+    assert f"without these causes {found['hit_rate_without_causes']:.1%}" in text
+    assert "zebra" not in page and "maple" not in page
+
+
+def test_a_log_without_causes_or_without_conversations_says_so(page: str, tmp_path: Path) -> None:
+    assert "no names of conversations, so no cause can be named" in page
+    write(tmp_path / "clean.jsonl", clean(sessions=12, turns=5))
+    words = ["--policies", "lru", "--capacity", "50%", "--jobs", "1", "--html", str(tmp_path / "a.html")]
+    assert lpc("simulate", str(tmp_path / "clean.jsonl"), *words).returncode == 0
+    assert "No cause of misses was found" in (tmp_path / "a.html").read_text()
+    assert lpc("simulate", "--workload", "loop", *words).returncode == 0
+    assert "Why prompts miss" not in (tmp_path / "a.html").read_text()
+
+
 def test_a_closed_loop_and_several_workloads_have_pages_too(tmp_path: Path) -> None:
     words = ["simulate", "--workload", "cliff,loop", "--policies", "lru", "--capacity", "5%,50%", "--jobs", "1"]
     assert lpc(*words, "--html", str(tmp_path / "two.html")).returncode == 0
@@ -136,10 +184,12 @@ def test_a_single_size_that_hits_nothing_is_drawn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("width", "scheme", "background"), [(360, 0, "rgb(21, 24, 28)"), (1000, 1, "rgb(255, 255, 255)")])
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize("name", ["page", "page_with_causes"])
 def test_the_page_fits_a_phone_and_follows_the_colour_scheme(
-    page: str, width: int, scheme: int, background: str, tmp_path: Path
+    request: pytest.FixtureRequest, name: str, width: int, scheme: int, background: str, tmp_path: Path
 ) -> None:
     """A frame of this width holds the page, and reports its width when laid out, its colour and the size of the axis' text."""
+    page: str = request.getfixturevalue(name)
     outer = tmp_path / "outer.html"
     outer.write_text(
         f'<body><iframe width={width} height=800 srcdoc="{html.escape(page)}"></iframe><p></p><script>'

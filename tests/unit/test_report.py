@@ -20,9 +20,12 @@ from typer.testing import CliRunner, Result
 from eviction_client.observability.misses import SOURCES
 from eviction_client.observability.repeated_text import CHANGES
 from eviction_client.policy.rules import RULES
+from eviction_client.settings import ClientSettings
 from lpc.wire.addresses import without_secrets
 from lpc_apps.commands import pages
+from lpc_apps.commands.checks import examine
 from lpc_apps.commands.cli import app
+from lpc_apps.commands.engines import Finding
 from lpc_apps.commands.report import CHANGED, LABELS
 
 PASSWORD = "s3cret-zebra"
@@ -524,3 +527,45 @@ def test_a_cache_that_thrashes_and_requests_that_wait_are_named(server: Server) 
     assert "75% of the prefill computes what the cache had before: it thrashes" in shown
     assert "42 requests waited. Of 30 mostly cached ones 9 waited behind a cold one, and 4 lost cached blocks" in shown
     assert "5 overtook an older one" in shown
+
+
+NEVER_HIT = {
+    "other_layers": "had no state there",
+    "part_block": "a hit needs 1,152 tokens",
+    "not_read": "may not read it",
+    "embeddings": "came as embeddings",
+}
+
+
+@pytest.mark.parametrize("source", NEVER_HIT)
+def test_hits_that_never_come_are_named_with_what_to_check(server: Server, other: Server, source: str) -> None:
+    url = server.sends(GOOD + f'lpc_prompt_tokens_total{{source="{source}"}} 25\nlpc_hit_tokens 1152\n')
+    small = other.sends(GOOD + f'lpc_prompt_tokens_total{{source="{source}"}} 4\nlpc_hit_tokens 16\n')
+    shown = " ".join(lpc("--engine", url).output.split())
+    assert "20% of the prompt tokens" in shown and NEVER_HIT[source] in shown
+    assert all(words not in shown for cause, words in NEVER_HIT.items() if cause != source)
+    assert "of the prompt tokens" not in " ".join(lpc("--engine", small).output.split())
+    assert figures("--engine", url, "--engine", small)["tokens_for_a_hit"] == 1152
+    (warning, ok) = examine_hits(url)
+    assert (warning.status, ok.status) == ("warn", "ok")
+    assert NEVER_HIT[source] in warning.found and warning.advice
+    assert [finding.status for finding in examine_hits(small)] == ["ok"]
+
+
+def test_a_prometheus_is_asked_for_the_largest_unit(server: Server) -> None:
+    url = server.sends(answered(CACHED), path=API)
+    assert figures("--prometheus", url)["tokens_for_a_hit"] is not None
+    asked = [urllib.parse.unquote_plus(path) for path, _ in server.seen]
+    assert any("max by () (max_over_time(lpc_hit_tokens[21600s]))" in query for query in asked)
+
+
+def test_the_doctor_names_an_engine_that_cannot_be_read(server: Server) -> None:
+    (finding,) = examine_hits(server.sends("up 1\n"))
+    assert finding.status == "fail" and "no engine with the plug-in" in finding.found
+    (finding,) = examine_hits("http://127.0.0.1:1")
+    assert finding.status == "fail" and finding.advice
+
+
+def examine_hits(engine: str) -> list[Finding]:
+    found = examine(ClientSettings(predictor_address="127.0.0.1:1"), engine)
+    return [finding for finding in found if finding.check == "hits"]

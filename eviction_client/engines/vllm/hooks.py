@@ -35,6 +35,7 @@ from eviction_client.engines.vllm.requests import (
     id_of,
     reply_end_of,
     session_of,
+    some_layers_of,
     tenant_of,
 )
 from eviction_client.engines.vllm.steps import Steps
@@ -133,7 +134,7 @@ class Hooks:
         self.plugin.close()
 
     def admitted(self, request: Request) -> None:
-        """Ask the predictor, unless there are no token ids or they will change (streamed input).
+        """Note a request, and ask the predictor if it has token ids; unless its input is streamed, which changes it.
 
         The continuation and the end of streamed input also pass ``add_request``, as a request with the id of the first one.
         vLLM does not admit these, so no later call would end what is stored of them here.
@@ -141,10 +142,11 @@ class Hooks:
         started = time.perf_counter()
         try:
             new = self._requests.get(request.request_id) is request
-            if new and not request.is_finished() and request.prompt_token_ids and not request.resumable:
-                self.plugin.admitted(
-                    id_of(request), request.prompt_token_ids, session=session_of(request), category=category_of(request)
-                )
+            if new and not request.is_finished() and not request.resumable:
+                if request.prompt_token_ids:
+                    self.plugin.admitted(
+                        id_of(request), request.prompt_token_ids, session=session_of(request), category=category_of(request)
+                    )
                 self.keep.join(request)
         except Exception as error:
             self.plugin.failed(error)
@@ -221,6 +223,9 @@ class Hooks:
                     session=session_of(request),
                     hints=hints_of(request),
                     token_ids=request.prompt_token_ids or (),
+                    prompt_tokens=request.num_prompt_tokens,
+                    some_layers=some_layers_of(request),
+                    reads_cache=not request.skip_reading_prefix_cache,
                     tenant=tenant_of(request),
                 )
         except Exception as error:

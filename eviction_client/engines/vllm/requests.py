@@ -57,6 +57,15 @@ def category_of(request: Request) -> str:
     return "" if request.lora_request is None else name_of(request.lora_request.lora_name)
 
 
+def some_layers_of(request: Request) -> int:
+    """Return up to which token the cache had a prompt for some layers only when it started; 0: no further than its hit.
+
+    vLLM's last look-up tells it (vllm#45845). After a preemption that was another one than the prompt's first.
+    """
+    boundary = getattr(request, "shared_prefix_boundary", 0)
+    return boundary if isinstance(boundary, int) and not request.num_preemptions else 0
+
+
 def tenant_of(request: Request) -> str:
     """Return the digest of the cache salt, which separates tenants; empty without one."""
     return digest_of(request.cache_salt)

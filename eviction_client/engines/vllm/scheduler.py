@@ -111,15 +111,19 @@ class LearnedScheduler:
     def _attach(
         cls, scheduler: Any, settings: ClientSettings, vllm_config: Any, metrics: EngineMetrics, tiers: placing.Tiers
     ) -> None:
+        import eviction_client.engines.vllm.hit_unit as hit_unit
         import eviction_client.engines.vllm.hooks as hooks
         import eviction_client.engines.vllm.metrics as shown
 
         model = vllm_config.model_config
         served = model.served_model_name if isinstance(model.served_model_name, str) else model.model
+        hits = hit_unit.hit_unit_of(scheduler)
+        hit_unit.log_hit_unit(hits, model.max_model_len)
         plugin = Plugin(
             settings,
             capacity=scheduler.kv_cache_manager.block_pool.num_gpu_blocks,
             block_tokens=scheduler.hash_block_size,
+            hits=hits,
             predictor=cls.open_predictor(settings, settings.served_model or served, finder_of(vllm_config)),
             store=_store(settings, vllm_config, scheduler),
             clock=cls.clock,
@@ -202,16 +206,15 @@ def finder_of(vllm_config: Any) -> FindFiles:
 
 
 def _join_vllms_logging() -> None:
-    """Send the plug-in's log lines to vLLM's handlers at vLLM's level, unless handlers of theirs or of the root are set.
+    """Log at vLLM's level, and to vLLM's handlers unless the plug-in's loggers or the root have some.
 
-    vLLM gives handlers to its own loggers only.
+    vLLM gives handlers to its own loggers only. Some libraries that models import give one to the root, at the level WARNING.
     """
     vllms = logging.getLogger("vllm")
     for package in ("eviction_client", "lpc"):
         ours = logging.getLogger(package)
-        if ours.hasHandlers():
-            continue
-        for handler in vllms.handlers:
-            ours.addHandler(handler)
+        if not ours.hasHandlers():
+            for handler in vllms.handlers:
+                ours.addHandler(handler)
         if ours.level == logging.NOTSET:
             ours.setLevel(vllms.level)
