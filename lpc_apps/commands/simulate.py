@@ -65,6 +65,9 @@ def simulate(
         Literal["fcfs", "warm-first", "lpm", "hrrn", "shortest-prefill-first"],
         _option(CLOSED, "Next waiting request: the first, a warm one within the bound, or by a schedule of SGLang."),
     ] = "fcfs",
+    overtake_s: Annotated[
+        float | None, _option(CLOSED, "Bound of --schedule warm-first, seconds of prefill (LPC_OVERTAKE_S); default: 3.", min=0)
+    ] = None,
     keep_waiting: Annotated[
         bool, _option(CLOSED, "Evict last the blocks that waiting requests will hit.", "--keep-waiting")
     ] = False,
@@ -124,6 +127,7 @@ def simulate(
         from lpc_apps.commands.why import causes_of
     except ModuleNotFoundError as error:
         fail(f"{error.name} is not installed: pip install 'learned-prefix-cache[sim]'")
+    from eviction_client.policy.warm_first import OVERTAKE_S
     from lpc_apps.simulator.kv_memory import GIB, Memory, kv_memory
     from lpc_apps.simulator.policies import PolicySettings
     from lpc_apps.simulator.run import Run, WorkloadSpec
@@ -152,6 +156,9 @@ def simulate(
         kv = kv_memory(model, tensor_parallel=tensor_parallel, kv_dtype=kv_dtype)
         memory = Memory(kv, gpu_gib * GIB, cpu_gib * GIB, gpu_hour_price)
 
+    if overtake_s is not None and schedule != "warm-first":
+        raise UsageError("--overtake-s bounds warm first: add --schedule warm-first")
+
     def measure() -> dict[str, Any]:
         with open_log(source, log_format) if source is not None else nullcontext() as opened:
             if (head is not None or held_out) and (opened is None or opened.format != CONVERSATIONS):
@@ -174,7 +181,7 @@ def simulate(
                 spec,
                 policy="lru",  # simulation.simulate sets policy and capacity
                 capacity=0,
-                queueing=Queueing(schedule, keep_waiting, in_turn),
+                queueing=Queueing(schedule, keep_waiting, in_turn, overtake_s=OVERTAKE_S if overtake_s is None else overtake_s),
                 settings=PolicySettings(
                     invert=invert,
                     rule=rule,

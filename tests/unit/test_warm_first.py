@@ -1,8 +1,10 @@
 """Warm first: which waiting request is served next, and how far the others may be overtaken."""
 
+import ast
 import itertools
 import random
 from collections.abc import Callable, Hashable
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -268,3 +270,13 @@ def test_the_bound_holds_against_an_endless_stream_of_warm_requests() -> None:
     last_cold = begun.index(9)
     assert [number for number in begun if number < 10] == list(range(10))
     assert last_cold < 10 + BOUND / 700, "together they are overtaken by no more than one alone"
+
+
+@pytest.mark.parametrize("module", ["warm_first", "prefill"])
+def test_the_patch_for_vllm_has_these_modules(module: str) -> None:
+    root = Path(__file__).resolve().parents[2]
+    patch = (root / "docs/contributing/vllm-0.33-warm-first.patch").read_text()
+    (part,) = (part for part in patch.split("\ndiff --git ") if f"+++ b/vllm/v1/core/sched/{module}.py\n" in part)
+    theirs = "\n".join(line[1:] for line in part.split("+++ ")[1].splitlines()[1:] if line.startswith("+"))
+    ours = (root / f"eviction_client/policy/{module}.py").read_text()
+    assert ast.dump(ast.parse(theirs)) == ast.dump(ast.parse(ours))

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from tests.engine.versions import unpack
-from tests.upstream.side import RELEASE, Side, patched
+from tests.upstream.side import PATCH, RELEASE, Side, patched
 
 
 def main(folder: Path, sets: int = 5, rounds: int = 20) -> None:
@@ -19,13 +19,13 @@ def main(folder: Path, sets: int = 5, rounds: int = 20) -> None:
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     release, ratios = unpack(RELEASE, folder), []
     with tempfile.TemporaryDirectory() as temporary:
-        files = (release, patched(release, Path(temporary) / "patched"), release)
+        files = (release, patched(release, Path(temporary) / "patched", PATCH), release)
         for _ in range(sets):
             sides = [Side(of) for of in files]
             served: list[list[list[int]]] = [[], [], []]
             for number in range(3 * rounds):
                 which = (number + number // 3) % 3
-                served[which].append(sides[which].ask("stock")["step_ns"])
+                served[which].append(sides[which].ask("serve", "stock")["step_ns"])
             for side in sides:
                 side.close()
             stock, ours, control = (statistics.mean(map(min, zip(*one, strict=True))) / 1000 for one in served)

@@ -16,14 +16,16 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PATCH = ROOT / "docs/contributing/vllm-0.33.patch"
+WARM_FIRST = ROOT / "docs/contributing/vllm-0.33-warm-first.patch"
 RELEASE = "0.33.0"
 BLOCKS = 60
 
 
-def patched(release: Path, folder: Path) -> Path:
-    """Copy a release's Python files, apply the patch, and return the folder."""
+def patched(release: Path, folder: Path, *patches: Path) -> Path:
+    """Copy a release's Python files, apply the patches, and return the folder."""
     shutil.copytree(release, folder)
-    subprocess.run(["git", "apply", PATCH], cwd=folder, check=True)
+    for patch in patches:
+        subprocess.run(["git", "apply", patch], cwd=folder, check=True)
     return folder
 
 
@@ -43,10 +45,14 @@ class Side:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, env=environment, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
 
-    def ask(self, mode: str, **arguments: Any) -> Any:
-        """Return the answer of one of the functions below."""
+    def ask(self, function: str, *modes: str, **arguments: Any) -> Any:
+        """Return the answer of one of the functions below. ``modes``: its mode, if it has one."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        print(json.dumps({"mode": mode, **arguments}), file=self._process.stdin, flush=True)
+        print(
+            json.dumps({"function": function, **dict(zip(("mode",), modes, strict=False)), **arguments}),
+            file=self._process.stdin,
+            flush=True,
+        )
         for line in self._process.stdout:
             if line.startswith("{"):
                 return json.loads(line)
@@ -117,6 +123,106 @@ def serve(mode: str, *, asynchronous: bool = False, count: int = 120) -> dict[st
     return found
 
 
+def busy(mode: str, *, asynchronous: bool = False, overtake_s: float = 3600.0) -> dict[str, Any]:
+    """Serve more conversations than fit, as if the cache thrashed whenever requests wait.
+
+    Args:
+        mode: ``stock``, ``attached`` (the plug-in's queue) or ``policy`` (the patch's).
+        overtake_s: bound of overtaking, seconds of prefill.
+    """
+    from benchmarks import bare_scheduler
+    from benchmarks.bare_scheduler import Engine, conversations
+
+    options: dict[str, Any] = {"learned": False}
+    scheduling = bare_scheduler.vllm_config().scheduler_config
+    if mode != "stock":
+        if mode == "policy":
+            import vllm.v1.core.sched.warm_first as order
+
+            scheduling.policy, scheduling.max_overtake_s = "warm-first", overtake_s
+        else:
+            from eviction_client.policy import warm_first as order  # type: ignore[no-redef]
+
+            options = {"rule": "lru", "keep_waiting": False, "schedule": "warm-first", "overtake_s": overtake_s}
+        order.REPEATED, order.GATE = 0.0, 0.1  # type: ignore[misc]
+    engine = Engine(90, asynchronous=asynchronous, **options)
+    scheduling.policy = "fcfs"
+    started: list[str] = []
+    schedule = engine.scheduler.schedule
+
+    def noted(*arguments: Any) -> Any:
+        planned = schedule(*arguments)
+        started.extend(request.req_id for request in planned.scheduled_new_reqs)
+        return planned
+
+    engine.scheduler.schedule = noted
+    outcome = engine.run(conversations(1, 300, spread_s=30.0))
+    engine.scheduler.shutdown()
+    found: dict[str, Any] = {"outputs": outcome.outputs, "started": started, "cached": outcome.cached}
+    if mode == "policy":
+        queue = engine.scheduler.waiting
+        found["held"] = [len(queue._blocks), len(queue._begun), len(queue._popped), len(queue._order)]
+    return found
+
+
+def stream(bound: int) -> dict[str, Any]:
+    """Send short warm requests without end while a cold one waits; return how many overtook it. ``bound``: B in tokens."""
+    engine = _warm_first(200, bound)
+    _warm_and_cold(engine, 800)
+    overtook = 0
+    for number in range(2000):
+        engine.add(f"warm {number}", _WARM, 2)
+        engine.step()
+        if any(request.request_id == "cold" for request in engine.scheduler.running):
+            break
+        overtook = sum(name.startswith("warm") for name in engine.outcome.outputs)
+    return {"overtook": overtook}
+
+
+def rounds(count: int) -> dict[str, Any]:
+    """Ask prompts of three times the cache in turn, ``count`` times each; return what a warm request then does."""
+    engine = _warm_first(100, 10_000, repeated=0.5)
+    for number in range(count * 30):
+        engine.add(f"{number}", [200 + number % 30, *range(300, 300 + 10 * 16)], 2)
+        while engine.scheduler.has_unfinished_requests():
+            engine.step()
+    repeated = engine.scheduler.waiting._repeated.share
+    _warm_and_cold(engine, 800)
+    engine.add("warm", _WARM, 2)
+    while not {"cold", "warm"} & engine.outcome.outputs.keys():
+        engine.step()
+    return {"repeated": repeated, "first": "warm" if "warm" in engine.outcome.outputs else "cold"}
+
+
+_WARM = [*range(6, 6 + 10 * 16), 8, 9]
+
+
+def _warm_first(blocks: int, bound: int, repeated: float = 0.0) -> Any:
+    """Return an engine with the patch's policy, one request at a time, and a bound in tokens."""
+    import vllm.v1.core.sched.warm_first as order
+    from vllm.v1.core.sched.prefill import START_SPEED
+
+    from benchmarks import bare_scheduler
+
+    order.REPEATED, order.GATE = repeated, 0.1  # type: ignore[misc]
+    scheduling = bare_scheduler.vllm_config().scheduler_config
+    scheduling.policy, scheduling.max_overtake_s = "warm-first", bound / START_SPEED
+    engine = bare_scheduler.Engine(blocks, learned=False, max_seqs=1)
+    scheduling.policy = "fcfs"
+    engine.scheduler.waiting._speed.note = lambda *_: None  # time is virtual here
+    return engine
+
+
+def _warm_and_cold(engine: Any, cold_tokens: int) -> None:
+    """Cache a prompt, let another request run, and let a cold one wait."""
+    engine.add("first", _WARM[:-2], 2)
+    while engine.scheduler.has_unfinished_requests():
+        engine.step()
+    engine.add("running", range(50, 150), 30)
+    engine.step()
+    engine.add("cold", [7, *range(10, 9 + cold_tokens)], 2)
+
+
 def retain(cases: list[tuple[str, str, Any]]) -> dict[str, Any]:
     """Return what the patch's reader of ``kv.retain`` makes of each action's type, version and payload, and of no hints."""
     from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope, retain_seconds
@@ -128,5 +234,6 @@ def retain(cases: list[tuple[str, str, Any]]) -> dict[str, Any]:
 if __name__ == "__main__":
     for line in sys.stdin:
         asked = json.loads(line)
-        answer = retain(asked["cases"]) if asked["mode"] == "retain" else serve(**asked)
+        functions = {"retain": retain, "busy": busy, "stream": stream, "rounds": rounds, "serve": serve}
+        answer = functions[asked.pop("function")](**asked)
         print(json.dumps(answer), flush=True)
