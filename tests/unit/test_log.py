@@ -110,7 +110,7 @@ def test_a_log_of_no_known_format_is_refused_without_its_text(text: str, tmp_pat
 
 @pytest.mark.parametrize("missing", ["none", "."])
 def test_a_missing_file_and_an_empty_folder_are_refused(missing: str, tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="cannot read|without files"), open_log(tmp_path / missing):
+    with pytest.raises(TraceError, match=r"cannot read|without files"), open_log(tmp_path / missing):
         pass
 
 
