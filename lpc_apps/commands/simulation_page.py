@@ -30,6 +30,7 @@ def write_page(
     *,
     log: dict[str, Any] | None,
     command: str,
+    model: str,
 ) -> None:
     """Write the page.
 
@@ -38,6 +39,7 @@ def write_page(
             shown), ``said`` (paragraphs, with emphasis between pairs of asterisks) and ``marks`` (sizes with a name).
         log: what was read of a log; None: there is none.
         command: the command that made the page.
+        model: the model whose prefill compute hits save.
     """
     from jinja2 import Environment, StrictUndefined  # an optional package
 
@@ -45,7 +47,11 @@ def write_page(
     environment.filters.update(percent=percent, tokens=tokens, about=about)
     template = environment.from_string(files("lpc_apps.commands").joinpath("simulation_page.html").read_text("utf-8"))
     page = template.render(
-        sections=[_section(**workload) for workload in workloads], log=log, command=command, today=date.today().isoformat()
+        sections=[_section(**workload) for workload in workloads],
+        log=log,
+        command=command,
+        model=model,
+        today=date.today().isoformat(),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, "utf-8", "surrogateescape")  # a file's name need not be text
@@ -78,6 +84,7 @@ def _lines(rows: Rows) -> list[dict[str, Any]]:
             "css": {OURS: "ours", BASELINE: "lru"}.get(policy) or next(colours),
             "bound": REGISTRY[policy].bound,
             "rates": {row["capacity_tokens"]: row["hit_rate"] for row in rows if row["policy"] == policy},
+            "computes": {row["capacity_tokens"]: row["compute_saved"] for row in rows if row["policy"] == policy},
         }
         for policy in ordered(rows)
     ]
