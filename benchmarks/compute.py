@@ -16,7 +16,7 @@ from eviction_client.policy.free_queue import FreeQueue, Table, Tables, soon_of
 from lpc_apps.simulator.amounts import in_tokens
 from lpc_apps.simulator.blocks import EDGE, Piece
 from lpc_apps.simulator.compute import DEFAULT
-from lpc_apps.simulator.engine import simulate
+from lpc_apps.simulator.engine import Result, simulate
 from lpc_apps.simulator.policies.plugin import Plugin
 from lpc_apps.simulator.policy import PolicySettings
 from lpc_apps.simulator.run import WorkloadSpec, build
@@ -87,6 +87,10 @@ class ByCompute(Plugin):
         self.queue.insert_chain(parts, now)
 
 
+def _replayed(workload: Workload, tokens: int, policy: type[Plugin]) -> Result:
+    return simulate(workload, tokens, lambda blocks: policy(blocks, workload, PolicySettings(rule="value")))
+
+
 def run(log: Path, form: str, sizes: Sequence[int | float], seed: int = 0) -> dict[str, Any]:
     """Return a row per size and rule: hit rate, share of the compute saved, and seconds of prefill of the counted requests."""
     workload, working_set = build(WorkloadSpec(trace=log, format=form, seed=seed))
@@ -94,8 +98,7 @@ def run(log: Path, form: str, sizes: Sequence[int | float], seed: int = 0) -> di
     for size in sizes:
         tokens = in_tokens(size, working_set)
         for name, policy in (("value", Plugin), ("value by compute", ByCompute)):
-            made = PolicySettings(rule="value")
-            result = simulate(workload, tokens, lambda blocks, policy=policy, made=made: policy(blocks, workload, made))
+            result = _replayed(workload, tokens, policy)
             left = (result.prompt_flops - result.saved_flops) / FLOPS_PER_S
             row = {"capacity_tokens": tokens, "rule": name, "hit_rate": result.hit_rate, "prefill_s": left}
             rows.append({**row, "compute_saved": result.figures()["compute_saved"]})
