@@ -219,8 +219,8 @@ test-go: setup ## build the client in Go (clients/go) and run it against a real 
 	LPC_TEST_GO=$(CURDIR)/data/go/lpc-retain $(BIN)/pytest tests/integration/test_go_client.py
 
 .PHONY: test-extras
-test-extras: setup ## install the wheel with each extra into an empty environment, newest versions (a package index; five minutes)
-	LPC_TEST_EXTRAS=1 $(BIN)/pytest -s tests/integration/test_extras.py
+test-extras: setup ## install the wheel with each extra into an empty environment, newest versions; a real Dask cluster (a package index; ten minutes)
+	LPC_TEST_EXTRAS=1 $(BIN)/pytest -s tests/integration/test_extras.py tests/integration/test_cluster.py
 
 .PHONY: test-python release
 # PyTorch, training's packages and the linters are not installed for another Python: engine and sidecar do without.

@@ -188,6 +188,20 @@ def bench_rules_worst(
     report(lambda: worst.run(names, _seeds(seeds), jobs=jobs, stored=stored, folder=page), output, *written)
 
 
+@app.command("compute")
+def bench_compute(
+    log: Annotated[Path, typer.Argument(help="A log.")],
+    log_format: Annotated[FormatName, typer.Option("--format", help="Format of the log.")] = "mooncake",
+    capacity: Annotated[str, typer.Option(help="Tokens or shares of the working set.")] = "2%,5%,8%",
+    output: Output = None,
+) -> None:
+    """Simulate rule `value`, and the same with values weighted by the compute of a block at its depth."""
+    from benchmarks import compute
+    from lpc_apps.simulator.amounts import parse_capacity
+
+    report(lambda: compute.run(log, log_format, [parse_capacity(part) for part in capacity.split(",")]), output)
+
+
 @app.command("rules-trace")
 def bench_rules_trace(
     trace: Annotated[Path, typer.Argument(help="A log with times.")],

@@ -34,7 +34,7 @@
     ├── EmbeddingError          lpc_apps.training.embedding: embeddings cannot be computed or read
     ├── HeadError               lpc_apps.training.head_file: a head cannot be trained or read
     ├── ExportError             lpc_apps.training.export: an artefact cannot be exported
-    ├── WorkerError             lpc_apps.training.spread: a worker process died
+    ├── WorkerError             lpc_apps.simulator.spread: a process or a cluster that runs simulations failed
     ├── LabelLogError           lpc_apps.training.label_log: a label log cannot be read
     │   └── TooFewTurnsError    lpc_apps.training.label_log: there are too few turns to train on
     ├── ReportError             lpc_apps.commands.report: metrics are unavailable or empty

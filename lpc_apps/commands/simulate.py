@@ -25,10 +25,11 @@ def _option(panel: str, help: str, *names: str, **rest: Any) -> Any:  # noqa: A0
 
 def simulate(
     log: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Argument(
-            metavar="LOG",
-            help="A log of any format below, also .gz or .zst; -: standard input. Default: a sample of ShareGPT, drawn.",
+            metavar="[LOG]...",
+            help="A log of any format below: files, also .gz or .zst, or their folder; -: standard input. Default: a sample of "
+            "ShareGPT, drawn.",
         ),
     ] = None,
     trace: Annotated[Path | None, _option(LOG, "The same as LOG.")] = None,
@@ -91,7 +92,11 @@ def simulate(
     cache: Annotated[str | None, _option(CACHE, "Size of your cache, for the summary; default: the middle --capacity.")] = None,
     model: Annotated[
         str | None,
-        _option(MEMORY, "Model whose KV cache fills --gpu-gib: its config.json, a folder with it, or a name on the Hub."),
+        _option(
+            MEMORY,
+            "Model of --gpu-gib, and of the compute saved (default there: Llama 3.1 8B): its config.json, a folder with it, or "
+            "a name on the Hub.",
+        ),
     ] = None,
     gpu_gib: Annotated[float | None, _option(MEMORY, "GiB for KV blocks on each GPU, in place of --cache.", min=0.001)] = None,
     cpu_gib: Annotated[float, _option(MEMORY, "GiB of a CPU tier, of all GPUs together.", min=0)] = 0.0,
@@ -110,6 +115,10 @@ def simulate(
     prefill_rate: Annotated[float, _option(COST, "Prompt tokens computed per second.", min=0.001)] = 20_000,
     output_token_ms: Annotated[float, _option(COST, "Milliseconds per output token.", min=0)] = 10,
     jobs: Jobs = None,
+    dask: Annotated[
+        str | None,
+        _option(RESULT, "Address of a Dask scheduler whose workers run the simulations: host:8786; in place of --jobs."),
+    ] = None,
     picture: Annotated[Path | None, _option(RESULT, "PNG to write: hit rate by cache size.")] = None,
     html: Annotated[
         Path | None, _option(RESULT, "Page to write, one file to send around: curve, sources, causes of misses.")
@@ -128,29 +137,33 @@ def simulate(
     except ModuleNotFoundError as error:
         fail(f"{error.name} is not installed: pip install 'learned-prefix-cache[sim]'")
     from eviction_client.policy.warm_first import OVERTAKE_S
+    from lpc_apps.simulator.compute import DEFAULT, compute_of
     from lpc_apps.simulator.kv_memory import GIB, Memory, kv_memory
     from lpc_apps.simulator.policies import PolicySettings
     from lpc_apps.simulator.run import Run, WorkloadSpec
     from lpc_apps.simulator.waiting import Queueing
     from lpc_apps.simulator.workload import Cost
 
-    if log is not None and trace is not None:
+    if log and trace is not None:
         raise UsageError("give one log: LOG or --trace")
-    source = log or trace
+    source = log or ([trace] if trace is not None else None)
     if source is not None and workload is not None:
         raise UsageError("replay either a log or a generated workload: give LOG or --workload, not both")
     for name, file in (("--picture", picture), ("--html", html)):
         if describe and file is not None:
             raise UsageError(f"--describe prints tables: leave out {name}")
 
-    if (model is None) != (gpu_gib is None):
-        raise UsageError("a cache in GiB needs both --model and --gpu-gib")
+    if dask is not None and jobs is not None:
+        raise UsageError("the workers of --dask replace the processes of --jobs: give one of them")
+    if model is None and gpu_gib is not None:
+        raise UsageError("a cache in GiB needs --model as well as --gpu-gib")
     if gpu_gib is None and (cpu_gib or gpu_hour_price is not None):
         raise UsageError("--cpu-gib and --gpu-hour-price need --model and --gpu-gib")
     if gpu_gib is not None and cache is not None:
         raise UsageError("give the size of the cache in tokens or in GiB: --cache or --gpu-gib")
     if gpu_hour_price is not None and closed:
         raise UsageError("the load of a closed loop depends on the cache: leave out --gpu-hour-price")
+    compute = DEFAULT if model is None else compute_of(model)
     memory = None
     if model is not None and gpu_gib is not None:
         kv = kv_memory(model, tensor_parallel=tensor_parallel, kv_dtype=kv_dtype)
@@ -185,7 +198,12 @@ def simulate(
                 settings=PolicySettings(
                     invert=invert,
                     rule=rule,
-                    cost=Cost(prefill_tokens_s=prefill_rate, output_token_s=output_token_ms / 1000, batch_tokens=batch_tokens),
+                    cost=Cost(
+                        prefill_tokens_s=prefill_rate,
+                        output_token_s=output_token_ms / 1000,
+                        batch_tokens=batch_tokens,
+                        compute=compute,
+                    ),
                 ),
             )
             return simulation.simulate(
@@ -199,6 +217,7 @@ def simulate(
                 memory=memory,
                 seeds=seeds,
                 jobs=jobs,
+                cluster=dask,
                 picture=picture,
                 html=html,
                 causes=lambda: None if opened is None else causes_of(opened),

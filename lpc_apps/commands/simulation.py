@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -55,6 +55,7 @@ def simulate(
     memory: Memory | None,
     seeds: int,
     jobs: int | None,
+    cluster: str | None,
     picture: Path | None,
     html: Path | None,
     causes: Callable[[], dict[str, Any] | None],
@@ -68,6 +69,7 @@ def simulate(
         head: file of the head that predicts for conversations without times; None: no predictions.
         held_out: replay only those that `lpc train` holds out.
         memory: in place of ``cache``: memory for KV blocks.
+        cluster: address of a Dask scheduler; None: this machine.
         html: page to write; ``command``: the command that it names; ``causes``: returns why prompts of the log miss.
         recognised: whether the format of the log was recognised.
 
@@ -124,7 +126,7 @@ def simulate(
         first = [run for run in runs if run.policy == BASELINE] if alone else []
         rest = [run for run in runs if run not in first] if first else runs
         sweep(first, 1, lambda place, row: answers.add(first[place], row))
-        sweep(rest, jobs, lambda place, row: answers.add(rest[place], row))
+        sweep(rest, jobs, lambda place, row: answers.add(rest[place], row), cluster=cluster)
     rows = [answers.rows[run] for run in runs]
     summary = derived(rows)
     said: dict[str, str] = {}
@@ -151,10 +153,12 @@ def simulate(
         write_png(draw_hit_rates(summary, nearest(pairs(summary), own), marks), picture)
         console().print(f"picture: {picture}")
     if html is not None:
-        write_page(html, pages, log=answers.log, causes=causes(), command=command)
+        compute = template.settings.cost.compute
+        write_page(html, pages, log=answers.log, causes=causes(), command=command, model=compute.model)
         console().print(f"page: {html}")
     found: dict[str, Any] = {"rows": rows, "summary": summary}
     found["answer"] = {workload: text.replace("**", "") for workload, text in said.items()}
+    found["compute"] = asdict(template.settings.cost.compute)
     if memory is not None:
         found["memory"] = {
             "conversation_tokens": conversation,

@@ -32,6 +32,7 @@ def write_page(
     log: dict[str, Any] | None,
     causes: dict[str, Any] | None,
     command: str,
+    model: str,
 ) -> None:
     """Write the page.
 
@@ -41,6 +42,7 @@ def write_page(
         log: what was read of a log; None: there is none.
         causes: why prompts of the log miss (`lpc_apps.commands.why.causes_of`); None: there is no log.
         command: the command that made the page.
+        model: the model whose prefill compute hits save.
     """
     from jinja2 import Environment, StrictUndefined  # an optional package
 
@@ -53,6 +55,7 @@ def write_page(
         causes=causes,
         advice={cause["name"]: cause["what_to_do"] for cause in (causes or {}).get("causes", ())},
         command=command,
+        model=model,
         today=date.today().isoformat(),
     )
     with writing_output(path) as file:
@@ -86,6 +89,7 @@ def _lines(rows: Rows) -> list[dict[str, Any]]:
             "css": {OURS: "ours", BASELINE: "lru"}.get(policy) or next(colours),
             "bound": REGISTRY[policy].bound,
             "rates": {row["capacity_tokens"]: row["hit_rate"] for row in rows if row["policy"] == policy},
+            "computes": {row["capacity_tokens"]: row["compute_saved"] for row in rows if row["policy"] == policy},
         }
         for policy in ordered(rows)
     ]

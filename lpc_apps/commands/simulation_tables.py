@@ -36,6 +36,7 @@ def print_closed_loop(rows: Rows) -> None:
         ("policy", lambda r: _shown(r["policy"])),
         ("capacity, tokens", lambda r: tokens(r["capacity_tokens"])),
         ("hit rate", lambda r: f"{r['hit_rate']:.2%}" + (f" ± {r['spread']:.2%}" if seeds > 1 else "")),
+        ("compute saved", lambda r: percent(r["compute_saved"])),
         ("prompt tokens/s", lambda r: f"{r['throughput_tokens_s']:,.0f}"),
         ("latency mean, s", lambda r: f"{r['latency_mean_s']:.1f}"),
         ("p99, s", lambda r: f"{r['latency_p99_s']:.1f}"),
@@ -72,6 +73,7 @@ def print_sources(rows: Rows) -> None:
     _line(f"prompt tokens at {tokens(rows[0]['capacity_tokens'])}", [row["policy"] for row in rows], cell=16)
     for name, shares, indented in sources_in_words(rows):
         _line(f"  {name}" if indented else name, [percent(share) for share in shares], cell=16)
+    _line("prefill compute saved", [percent(row["compute_saved"]) for row in rows], cell=16)
 
 
 def sources_in_words(rows: Rows) -> Iterator[tuple[str, list[float], bool]]:

@@ -35,6 +35,7 @@ class Result:
 
     Attributes:
         requests, prompt_tokens, hit_tokens: requests served, the tokens of their prompts, and those of them in the cache.
+        prompt_flops, saved_flops: operations to compute their prompts, and those that hits saved (`Cost.compute`).
         evicted: evicted blocks.
         waited: requests that waited for blocks.
         refused: requests larger than the whole cache; no other counter includes them.
@@ -55,6 +56,8 @@ class Result:
     requests: int = 0
     prompt_tokens: int = 0
     hit_tokens: int = 0
+    prompt_flops: float = 0.0
+    saved_flops: float = 0.0
     evicted: int = 0
     waited: int = 0
     refused: int = 0
@@ -80,8 +83,8 @@ class Result:
     def figures(self) -> dict[str, Any]:
         """Return the metrics as plain numbers: tokens, rates, seconds.
 
-        `whole_hit_rate` includes the warm-up. `prefill_load` is the utilization of the prefill server: above 1 its queue
-        grows without bound.
+        `compute_saved` is the share of the prompts' operations that hits saved. `whole_hit_rate` includes the warm-up.
+        `prefill_load` is the utilization of the prefill server: above 1 its queue grows without bound.
         """
         times = np.array(self.ttft) if self.ttft else np.zeros(1)
         latency = np.array(self.latency) if self.latency else np.zeros(1)
@@ -89,6 +92,8 @@ class Result:
         return {
             "hit_rate": self.hit_rate,
             "whole_hit_rate": self.all_hit_tokens / max(self.all_prompt_tokens, 1),
+            "compute_saved": self.saved_flops / self.prompt_flops if self.prompt_flops else 0.0,
+            "prompt_flops": self.prompt_flops,
             "saved_tokens": self.hit_tokens,
             "requests": self.requests,
             "prompt_tokens": self.prompt_tokens,
@@ -227,6 +232,8 @@ def simulate(
             result.requests += 1
             result.prompt_tokens += turn.input_tokens
             result.hit_tokens += hits * size
+            result.prompt_flops += cost.compute.of(turn.input_tokens)
+            result.saved_flops += cost.compute.of(hits * size)
             result.evicted += sum(map(len, evicted))
             result.waits.append(now - turn.arrival)
             result.ttft.append(first)

@@ -10,9 +10,11 @@ import numpy as np
 from tqdm import tqdm
 
 from lpc.logs.log import CONVERSATIONS
+from lpc.logs.records import log_files
 from lpc.logs.traces import open_trace
 from lpc.logs.traces.agents import ACTIVE_SESSIONS
 from lpc_apps.simulator.amounts import SimulationError, in_tokens
+from lpc_apps.simulator.cluster import spread_on
 from lpc_apps.simulator.conversation_log import read_conversations
 from lpc_apps.simulator.conversations import ACTIVE, SAMPLE, ThinkTimes, draw, load_sample
 from lpc_apps.simulator.engine import FCFS, simulate
@@ -165,14 +167,19 @@ def run_one(run: Run) -> dict[str, Any]:
 
 
 def sweep(
-    runs: Sequence[Run], jobs: int | None = 1, done: Callable[[int, dict[str, Any]], None] | None = None
+    runs: Sequence[Run],
+    jobs: int | None = 1,
+    done: Callable[[int, dict[str, Any]], None] | None = None,
+    *,
+    cluster: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Execute all runs on ``jobs`` processes (None: one per core); return their rows in order.
+    """Execute all runs on ``jobs`` processes (None: one per core) or on a cluster; return their rows in order.
 
     The rows do not depend on the processes, because each one builds the workload from its spec.
 
     Args:
         done: called with the index and row of each run as it ends.
+        cluster: address of a Dask scheduler; None: this machine.
 
     Raises:
         SimulationError, TraceError, WorkerError: a run is invalid, a trace cannot be read, or a process died.
@@ -185,17 +192,26 @@ def sweep(
     for place, run in enumerate(runs):
         groups.setdefault(run.workload, []).append(place)
     count = -(-parts_for(jobs) // max(len(groups), 1))
-    alone = len(groups) == 1 or processes(jobs) == 1
+    alone = cluster is not None or len(groups) == 1 or processes(jobs) == 1
     parts = [part for places in groups.values() for part in _split(places, len(places) if alone else count)]
     rows: list[dict[str, Any]] = [{} for _ in runs]
+    tasks = [(_run_part, ([runs[i] for i in part],)) for part in parts]
+    found_by_part = spread(tasks, jobs) if cluster is None else spread_on(cluster, tasks, sorted(_files(runs)))
     with tqdm(total=len(runs), desc="simulating", unit=" runs", delay=1, disable=None) as progress:
-        for number, found in spread([(_run_part, ([runs[i] for i in part],)) for part in parts], jobs):
+        for number, found in found_by_part:
             progress.update(len(found))
             for i, row in zip(parts[number], found, strict=True):
                 rows[i] = row
                 if done is not None:
                     done(i, row)
     return rows
+
+
+def _files(runs: Sequence[Run]) -> set[Path]:
+    """Return the files that runs read, except those of this package."""
+    specs = {run.workload for run in runs}
+    read = {spec.trace or spec.conversations for spec in specs if spec.workload is None} - {SAMPLE}
+    return {file for path in read for file in log_files(path)}
 
 
 def _run_part(runs: list[Run]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ Task = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class WorkerError(LpcError):
-    """A worker process died."""
+    """A process died, or a cluster cannot run the tasks."""
 
 
 def spread(tasks: Sequence[Task], jobs: int | None = 1) -> Iterator[tuple[int, Any]]:

@@ -19,7 +19,7 @@ ALONE: Final = "plugin"
 
 MEANS: Final = (
     *("throughput_tokens_s", "latency_mean_s", "latency_p99_s"),
-    *("prefill_load", "prefill_throughput_tokens_s", "ttft_mean_s", "ttft_p99_s", "wait_mean_s", "wait_p99_s"),
+    *("compute_saved", "prefill_load", "prefill_throughput_tokens_s", "ttft_mean_s", "ttft_p99_s", "wait_mean_s", "wait_p99_s"),
 )
 """Figures whose means over seeds are shown."""
 

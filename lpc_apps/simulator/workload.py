@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from lpc.logs.traces import Trace, TracedRequest
+from lpc_apps.simulator.compute import DEFAULT, Compute
 from lpc_apps.simulator.segments import Paths
 
 
@@ -16,6 +17,7 @@ class Cost:
     Attributes:
         prefill_tokens_s: tokens computed per second.
         output_token_s: seconds per output token.
+        compute: operations of a prompt's prefill, of which hits save a share; times do not depend on it.
         batch_tokens: closed loop: prompt tokens per engine step, which also decodes a token of each running reply (chunked
             prefill). None: prompts and replies do not slow each other down, as on separate devices.
     """
@@ -23,6 +25,7 @@ class Cost:
     prefill_tokens_s: float = 20_000.0
     output_token_s: float = 0.01
     batch_tokens: int | None = None
+    compute: Compute = DEFAULT
 
     @property
     def prompt_token_s(self) -> float:

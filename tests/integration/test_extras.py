@@ -27,6 +27,7 @@ HEAVY = {"torch", "transformers", "onnx", "onnxruntime", "scipy", "scikit-learn"
 COMMANDS = {
     "sim": ["simulate", "--help"],
     "picture": ["simulate", "--help"],
+    "cluster": ["simulate", "--help"],
     "cache": ["cache", "serve", "--help"],
     "lmcache": ["lmcache", "--help"],
     "cpu": ["serve", "--help"],

@@ -106,8 +106,7 @@ def test_a_cache_in_gib_has_marks_on_the_curve_and_a_paragraph(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--gpu-gib", "1"], "needs both --model and --gpu-gib"),
-        (["--model", "config.json"], "needs both --model and --gpu-gib"),
+        (["--gpu-gib", "1"], "needs --model as well as --gpu-gib"),
         (["--cpu-gib", "1"], "need --model and --gpu-gib"),
         (["--model", "m", "--gpu-gib", "1", "--cache", "1M"], "--cache or --gpu-gib"),
         (["--model", "m", "--gpu-gib", "1", "--gpu-hour-price", "1", "--closed"], "leave out --gpu-hour-price"),

@@ -1,0 +1,128 @@
+"""Floating-point operations of a prompt's prefill, by the configuration of a model.
+
+A hit saves less at the start of a prompt than at its end: a token at position p attends to p + 1 keys. Per token and layer:
+
+- 2 operations per weight: projections and MLP, of a mixture of experts those that a token uses (Kaplan et al. 2020, "Scaling
+  Laws for Neural Language Models", 2.1);
+- 4 x heads x head size operations per key that it attends to: half for the scores, half for the values (PaLM, Chowdhery et al.
+  2022, appendix B, without its factor 3 for training). Windows, chunks counted as such, limit the keys; recurrent layers have
+  none.
+
+The embedding, the output layer (it computes one token of a prompt) and the recurrences themselves are left out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lpc_apps.simulator.model_config import FULL, RECURRENT, WINDOWED, count, layers_of, model_name, read_config, unknown
+
+PLAIN_MLP: Final = frozenset(
+    {"gpt2", "gpt_neo", "gpt_neox", "gptj", "gpt_bigcode", "opt", "bloom", "falcon", "mpt", "phi", "starcoder2"}
+)
+"""Models whose MLP has two matrices instead of three."""
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Operations of a model's prefill.
+
+    Attributes:
+        model: its name.
+        per_token: of each token, wherever it is.
+        per_key: of each token and key, of all layers with full attention together.
+        windows: of layers that attend to the last tokens: (number of these, operations per token and key).
+    """
+
+    model: str
+    per_token: float
+    per_key: float
+    windows: tuple[tuple[int, float], ...] = ()
+
+    def of(self, tokens: int) -> float:
+        """Return the operations for the first ``tokens`` tokens of a prompt."""
+        keys = tokens * (tokens + 1) // 2
+        whole = self.per_token * tokens + self.per_key * keys
+        for window, per_key in self.windows:
+            beyond = max(tokens - window, 0)
+            whole += per_key * (keys - beyond * (beyond + 1) // 2)
+        return whole
+
+
+DEFAULT: Final = Compute("Llama 3.1 8B", 2.0 * 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336), 4.0 * 32 * 4096)
+"""For logs without a named model."""
+
+
+def compute_of(model: str) -> Compute:
+    """Return the operations of a model.
+
+    Args:
+        model: as for `lpc_apps.simulator.model_config.read_config`.
+
+    Raises:
+        SimulationError: the configuration cannot be read, or has layers that are not modelled.
+        OSError: it cannot be read.
+    """
+    config = read_config(model)
+    hidden = count(config, "hidden_size", "n_embd", "d_model")
+    weights, full = 0, 0.0
+    windows: dict[int, float] = {}
+    layers = layers_of(model, config)
+    for number, kind in enumerate(layers):
+        weights += _mlp(config, hidden, number)
+        if kind in FULL or kind in WINDOWED:
+            projections, per_key = _attention(config, hidden)
+            weights += projections
+            if kind in FULL:
+                full += per_key
+            else:
+                kept = count(config, WINDOWED[kind])
+                windows[kept] = windows.get(kept, 0.0) + per_key
+        elif kind in RECURRENT:
+            weights += _recurrent(model, config, hidden)
+        else:
+            raise unknown(model, f"it has layers of type {kind!r:.40}")
+    return Compute(model_name(model), 2.0 * weights, full, tuple(sorted(windows.items())))
+
+
+def _attention(config: Mapping[str, Any], hidden: int) -> tuple[int, float]:
+    """Return the weights of a layer's projections, and its operations per token and key."""
+    heads = count(config, "num_attention_heads", "n_head", "n_heads")
+    if config.get("kv_lora_rank"):  # latent attention, as prefill computes it
+        latent, rope = count(config, "kv_lora_rank"), count(config, "qk_rope_head_dim")
+        nope, value = count(config, "qk_nope_head_dim"), count(config, "v_head_dim")
+        queries = heads * (nope + rope)
+        down: int = config.get("q_lora_rank") or 0
+        of_queries = down * (hidden + queries) if down else hidden * queries
+        keys = hidden * (latent + rope) + latent * heads * (nope + value)
+        return of_queries + keys + heads * value * hidden, 2.0 * (queries + heads * value)
+    head = count(config, "head_dim") if config.get("head_dim") else hidden // heads
+    names = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num")
+    kv_heads = count(config, *names) if any(config.get(name) for name in names) else heads
+    return 2 * hidden * head * (heads + kv_heads), 4.0 * heads * head
+
+
+def _mlp(config: Mapping[str, Any], hidden: int, layer: int) -> int:
+    """Return the weights of a layer's MLP that a token uses."""
+    matrices = 2 if config.get("model_type") in PLAIN_MLP else 3
+    names = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")
+    inner = count(config, *names) if any(config.get(name) for name in names) else 4 * hidden
+    experts = ("num_experts", "num_local_experts", "n_routed_experts")
+    if any(config.get(name) for name in experts) and layer >= (config.get("first_k_dense_replace") or 0):
+        used = count(config, "num_experts_per_tok", "num_experts_per_token", "moe_topk")
+        each = config.get("moe_intermediate_size") or inner
+        shared = config.get("shared_expert_intermediate_size") or (config.get("n_shared_experts") or 0) * each
+        inner = used * each + shared
+    return matrices * hidden * inner
+
+
+def _recurrent(model: str, config: Mapping[str, Any], hidden: int) -> int:
+    """Return the weights of a recurrent layer's projections."""
+    if config.get("linear_num_value_heads"):  # gated delta network: queries, keys, values, gate; output
+        keys = count(config, "linear_num_key_heads") * count(config, "linear_key_head_dim")
+        values = count(config, "linear_num_value_heads") * count(config, "linear_value_head_dim")
+        return hidden * (2 * keys + 3 * values)
+    if not config.get("mamba_n_heads"):
+        raise unknown(model, "it has recurrent layers of an unknown kind")
+    inner = count(config, "mamba_n_heads") * count(config, "mamba_d_head")
+    return hidden * (3 * inner + 2 * count(config, "mamba_n_groups") * count(config, "mamba_d_state"))

@@ -1,0 +1,140 @@
+"""The configuration of a model: its `config.json`, the kinds of its layers, and its numbers.
+
+Models with layers of other kinds are refused by name.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, cast
+
+from lpc_apps.simulator.amounts import SimulationError
+
+NESTED: Final = ("text_config", "llm_config", "language_config", "thinker_config")
+"""Where configurations of models with images or audio have that of the language model."""
+FULL: Final = frozenset({"full_attention", "attention", "global_attention"})
+WINDOWED: Final = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+"""Types of layers that keep the last tokens, and the key that has the number of these."""
+RECURRENT: Final = frozenset({"linear_attention", "mamba"})
+UNKNOWN: Final = (
+    *("compress_ratios", "index_topk", "linear_attn_config", "block_configs", "hybrid_override_pattern", "layers_block_type"),
+    *("global_head_dim", "num_kv_shared_layers", "attn_type_list", "cross_attention_layers", "is_encoder_decoder"),
+)
+"""Keys of models whose layers differ in ways that are not modelled here."""
+EVERY_LAYER: Final = frozenset({"mistral", "phi3", "starcoder2"})
+"""Models in which ``sliding_window`` applies to each layer."""
+MOST_LAYERS: Final = 10_000
+
+
+def read_config(model: str) -> dict[str, Any]:
+    """Return the configuration of a language model.
+
+    Args:
+        model: a config.json, a folder with one, or a name on the Hugging Face Hub.
+
+    Raises:
+        SimulationError: the configuration cannot be read, or has layers that are not modelled.
+        OSError: it cannot be read.
+    """
+    config = _language_model(_read(model))
+    found = next((key for key in UNKNOWN if config.get(key)), None)
+    if found is not None:
+        raise unknown(model, f"it has {found}")
+    return config
+
+
+def model_name(model: str) -> str:
+    """Return a short name of a model, which is given as for :func:`read_config`."""
+    path = Path(model)
+    return path.resolve().parent.name if path.name == "config.json" else path.name if path.is_dir() else model
+
+
+def _read(model: str) -> dict[str, Any]:
+    path = Path(model)
+    if path.is_dir():
+        path /= "config.json"
+    elif not path.is_file():
+        if model.endswith(".json"):
+            raise SimulationError(f"{model:.200}: no such file")
+        path = _from_hub(model)
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise SimulationError(f"{path}: not the configuration of a model: give its config.json")
+    return found
+
+
+def _from_hub(name: str) -> Path:
+    """Return a model's configuration from the local cache, or fetch it."""
+    try:
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    except ModuleNotFoundError:
+        raise SimulationError(
+            f"{name!r:.80} is not a file, and huggingface_hub, which finds models by name, is not installed: give a config.json"
+        ) from None
+    try:
+        cached = try_to_load_from_cache(name, "config.json")
+        return Path(cached if isinstance(cached, str) else hf_hub_download(name, "config.json"))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = type(error).__name__
+        raise SimulationError(f"{name!r:.80}: no config.json by this name ({reason}): give the file's path") from error
+
+
+def _language_model(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration of the language model. Transformers, if installed, adds its defaults for missing keys."""
+    nested = next((config[key] for key in NESTED if isinstance(config.get(key), dict)), None)
+    if nested is not None:
+        return _language_model(nested)
+    given = {key: value for key, value in config.items() if value is not None}
+    kind = given.get("model_type")
+    if not isinstance(kind, str):
+        return given
+    try:
+        from transformers import CONFIG_MAPPING
+    except ImportError:
+        return given
+    if kind not in CONFIG_MAPPING:
+        return given
+    try:
+        complete = CONFIG_MAPPING[kind](**{key: value for key, value in given.items() if key != "model_type"}).to_dict()
+    except Exception:  # Transformers checks what it reads in many ways
+        return given
+    return {**complete, **given}
+
+
+def layers_of(model: str, config: Mapping[str, Any]) -> Sequence[str]:
+    """Return the type of each layer, of FULL, WINDOWED or RECURRENT. Raises SimulationError."""
+    number = count(config, "num_hidden_layers", "n_layer", "n_layers")
+    if number > MOST_LAYERS:
+        raise SimulationError(f"{model:.200}: {number:,} layers are more than {MOST_LAYERS:,}")
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list):
+        if len(kinds) < number or not all(isinstance(kind, str) for kind in kinds):
+            raise SimulationError(f"{model:.200}: layer_types has not a type for each of {number} layers")
+        return cast(list[str], kinds[:number])
+    if config.get("attention_chunk_size"):
+        raise unknown(model, "it has attention_chunk_size and no layer_types")
+    if not config.get("sliding_window") or config.get("use_sliding_window") is False:
+        return ["full_attention"] * number
+    if config.get("model_type") not in EVERY_LAYER:
+        raise unknown(model, "it has sliding_window and no layer_types")
+    return ["sliding_attention"] * number
+
+
+def count(config: Mapping[str, Any], *names: str) -> int:
+    """Return the first of these values. Raises SimulationError."""
+    value = next((config[name] for name in names if config.get(name)), None)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 32:
+        missing = f"the configuration of the model has {names[0]} {value!r:.40}"
+        hint = "an installed transformers adds missing values, or give --cache in tokens"
+        raise SimulationError(f"{missing}, which is not a positive whole number: {hint}")
+    return value
+
+
+def unknown(model: str, reason: str) -> SimulationError:
+    """Return the error for a model that is not modelled."""
+    hint = "leave out --model, and give --cache in tokens, as vLLM logs it at start (GPU KV cache size)"
+    return SimulationError(f"{model:.200}: the KV cache of this model is not known here, because {reason}: {hint}")
