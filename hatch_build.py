@@ -16,15 +16,18 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)\s]+)\)")
 """A link within the repository: its text and its address."""
+IMAGE = re.compile(r"!\[([^\]]+)\]\((?!https?:)([^)\s]+)\)\s?")
+"""A picture within the repository."""
 
 
 def described(readme: str, repository: str) -> str:
     """Return the README for a package index, where links within the repository are dead.
 
     Args:
-        readme: with links relative to the repository's root.
-        repository: its address, to which these links lead then; empty: their texts stay, without links.
+        readme: with links and pictures relative to the repository's root.
+        repository: its address, to which these links lead then; empty: their texts stay, without links or pictures.
     """
+    readme = IMAGE.sub(rf"![\1]({repository}/raw/main/\2) " if repository else "", readme)
     return LINK.sub(rf"[\1]({repository}/blob/main/\2)" if repository else r"\1", readme)
 
 

@@ -166,11 +166,19 @@ def bench_prior(logs: Annotated[list[str], typer.Argument(help="Open logs, as FO
     report(lambda: prior.run(logs), output)
 
 
+@app.command("peers")
+def bench_peers(trace: Annotated[Path, typer.Argument(help="A log in Mooncake's format.")], output: Output = None) -> None:
+    """`lpc` beside other programs that judge a log's prefix reuse, installed from PyPI into temporary environments."""
+    from benchmarks import peers
+
+    report(lambda: peers.run(trace), output)
+
+
 @app.command("rules-worst")
 def bench_rules_worst(
     seeds: Annotated[str, typer.Option(help="Seeds of the workloads.")] = "100,101,102",
     workloads: Annotated[str | None, typer.Option(help="Names with commas. [default: all that can refute the plug-in]")] = None,
-    page: Annotated[Path | None, typer.Option(help="Folder for workloads.md and workloads.png. [default: not written]")] = None,
+    page: Annotated[Path | None, typer.Option(help="Folder for workloads.md. [default: not written]")] = None,
     jobs: SimulatorJobs = 2,
     resume: Stored = None,
     output: Output = None,
@@ -184,7 +192,7 @@ def bench_rules_worst(
 
     names = list(WORKLOADS) if workloads is None else workloads.split(",")
     stored = resume or STORED / "worst.jsonl"
-    written = () if page is None else (page / worst.PAGE, page / worst.PICTURE)
+    written = () if page is None else (page / worst.PAGE,)
     report(lambda: worst.run(names, _seeds(seeds), jobs=jobs, stored=stored, folder=page), output, *written)
 
 

@@ -21,6 +21,8 @@ from matplotlib.figure import Figure
 DOCS: Final = Path(__file__).parent
 WIDTH: Final = 300
 """Points of a picture. A phone is 360 pixels wide, so 8 points become 9.6 pixels."""
+PIXELS: Final = 410
+"""Width where there is room: two pictures stand side by side in a README."""
 COLOURS: Final = {
     # Name: light, dark. The light ones are unlike any other text of an SVG, since they are replaced in it.
     "back": ("#fffffe", "#15181c"),
@@ -189,7 +191,7 @@ def svg(figure: Figure, alt: str) -> str:
     schemes = ["".join(f"--{name}:{pair[scheme]};" for name, pair in COLOURS.items()) for scheme in (0, 1)]
     style = f"<style>svg{{{schemes[0]}}}@media (prefers-color-scheme: dark){{svg{{{schemes[1]}}}}}</style>"
     head, end, rest = text.partition(">")
-    head = re.sub(r' (?:width|height)="[^"]*"', "", head)
+    head = re.sub(r'"([\d.]+)pt"', lambda points: f'"{float(points[1]) * PIXELS / WIDTH:.0f}"', head)
     return f'{head} role="img"{end}<title>{alt}</title>{style}{rest}'
 
 
@@ -224,6 +226,9 @@ SERIES: Final = (
 )
 
 
+OURS: Final = ("plugin", "plugin-sidecar")
+
+
 @picture("benchmarks/simulator.svg", "Prompt tokens from the cache by cache size on Mooncake and Chatbot Arena, by rule")
 def simulator() -> Figure:
     """Draw the hit rates on two open traces."""
@@ -240,6 +245,196 @@ def simulator() -> Figure:
     axes[0].set_xlabel("cache, share of the working set")
     axes[1].set_xlabel("cache, tokens")
     key(figure, axes[0])
+    return figure
+
+
+@picture("benchmarks/engines.svg", "Prompt tokens from the cache of real vLLM on the Mooncake trace: stock and plug-in")
+def engines() -> Figure:
+    """Draw the cached share of prompt tokens in real vLLM."""
+    found = table("engines", "A real trace on vLLM")
+    figure, (axis,) = plots(170)
+    columns = (("stock vLLM", "lru", "stock"), ("plug-in, sidecar learning", "sidecar", "plug-in, sidecar learning"))
+    series = [
+        (name, colour, [numbers(row[found.head.index(column)])[1] for row in found.rows]) for name, colour, column in columns
+    ]
+    bars(axis, [row[0] for row in found.rows], series, "{:.1f}%")
+    axis.set_title("Prompt tokens from vLLM's block pool")
+    axis.set_xlabel("cache, share of the working set")
+    key(figure, axis)
+    return figure
+
+
+TIMES: Final = {1: "as large", 2: "twice", 4: "4 times"}
+
+
+@picture("benchmarks/tiers.svg", "Prompt tokens from vLLM's block pool and CPU tier: stock and plug-in, by sizes")
+def tiers() -> Figure:
+    """Draw the tokens that pool and tier serve together."""
+    found = table("tiers", "Pool and CPU tier on real vLLM")
+    figure, axes = plots(130, 130)
+    starts = [number for number, row in enumerate(found.rows) if row[0]]
+    for axis, start, end in zip(axes, starts, [*starts[1:], len(found.rows)], strict=True):
+        rows = found.rows[start:end]
+        pool, share = numbers(rows[0][0])
+        sizes = [TIMES[round(found.number(row[1]) / pool)] for row in rows]
+        both = [
+            (name, colour, [found.number(row[found.head.index(column)]) / 1000 for row in rows])
+            for name, colour, column in (
+                ("stock, LRU in both", "lru", "stock, LRU in both"),
+                ("plug-in in both", "plugin", "plug-in in both"),
+            )
+        ]
+        bars(axis, sizes, both, "{:,.0f}k")
+        axis.set_title(f"Pool of {share:g}% of the working set: prompt tokens served")
+    axes[1].set_xlabel("CPU tier, times the pool")
+    key(figure, axes[0])
+    return figure
+
+
+@picture("benchmarks/sidecar.svg", "The sidecar over gRPC against the bare model: predictions per second and latency")
+def sidecar() -> Figure:
+    """Draw throughput and latencies."""
+    found = table("sidecar", "Throughput and latency")
+    figure, axes = plots(110, 130)
+    for axis, rows, title, form in (
+        (axes[0], {"predictions/s at saturation": "at saturation"}, "Predictions per second", "{:.1f}"),
+        (axes[1], {"p50 at half load": "median", "p99 at half load": "99th percentile"}, "Latency at half load, ms", "{:.0f}"),
+    ):
+        values = [[found.number(cell) for cell in found.row(row)[1:3]] for row in rows]
+        series = [
+            ("bare ONNX session", "lru", [one for one, _ in values]),
+            ("sidecar over gRPC", "sidecar", [of for _, of in values]),
+        ]
+        bars(axis, list(rows.values()), series, form)
+        axis.set_title(title)
+    key(figure, axes[0])
+    return figure
+
+
+@picture("benchmarks/predictor.svg", "AUC of the predictor on ShareGPT with intervals of 95%, with and without text")
+def predictor() -> Figure:
+    """Draw the AUC by predictor."""
+    found = table("predictor", "ShareGPT")
+    figure, (axis,) = plots(140)
+    column = found.head.index("AUC")
+    for place, row in enumerate(reversed(found.rows)):
+        middle, low, high = (abs(number) for number in numbers(row[column]))
+        colour = LIGHT["sidecar" if ": " in row[0] else "lru"]  # those with text
+        axis.plot([low, high], [place, place], color=colour)
+        axis.plot([middle], [place], "o", color=colour, markersize=5)
+        axis.annotate(f"{middle:.3f}", (middle, place), (0, 5), textcoords="offset points", ha="center")
+    axis.set_yticks(range(len(found.rows)), [re.sub("^.*: ", "with text,\n", row[0]) for row in reversed(found.rows)])
+    axis.tick_params(length=0)
+    axis.grid(axis="x")
+    axis.set_ylim(-0.5, len(found.rows) - 0.3)
+    axis.set_title("Who continues? AUC, interval of 95%")
+    axis.set_xlabel("0.5 is chance")
+    return figure
+
+
+@picture("benchmarks/response-caches.svg", "Median time of a request through the gateway with response caches")
+def response_caches() -> Figure:
+    """Draw the medians of the kinds of requests."""
+    found = table("response-caches", "Response caches")
+    label, times = found.row("p50 of: ")
+    names = label.removeprefix("p50 of: ").split(", ")
+    figure, (axis,) = plots(150)
+    drawn = axis.barh(names[::-1], numbers(times)[::-1], color=LIGHT["sidecar"])
+    axis.bar_label(drawn, fmt="{:.1f} ms", padding=2)
+    axis.set_xticks([])
+    axis.tick_params(length=0)
+    axis.spines["bottom"].set_visible(False)
+    axis.margins(x=0.15)
+    axis.set_title("Median time of a request")
+    return figure
+
+
+WORKLOADS: Final = {
+    "chat-exponential": "chats, memoryless pauses",
+    "chat-lognormal": "chats, lognormal pauses",
+    "chat-bimodal": "chats, short or long pauses",
+    "documents": "questions about documents",
+    "few-shot": "few-shot templates",
+    "agents": "agents below the cliff",
+    "cliff": "agents at the cliff",
+    "batch-scan": "chats and batch jobs",
+    "day": "a day's rise and fall",
+    "adversary": "made to mislead the guard",
+    "loop": "loops larger than the cache",
+}
+"""The generated workloads in words."""
+
+
+@picture("benchmarks/workloads.svg", "The plug-in's distance from LRU on each generated workload: mean and worst run")
+def workloads() -> Figure:
+    """Draw mean and worst gain over LRU by workload."""
+    found = table("workloads", "Every single run")
+    column = found.head.index("plugin-sidecar")
+    rows = [row for row in found.rows if row[0] in WORKLOADS][::-1]
+    means, worst = zip(*(numbers(row[column]) for row in rows), strict=True)
+    figure, (axis,) = plots(240)
+    places = range(len(rows))
+    drawn = axis.barh(places, means, color=LIGHT["sidecar"], label="mean of sizes and seeds")
+    axis.bar_label(drawn, fmt="{:+.1f}", padding=2, fontsize=7.5)
+    axis.plot(worst, places, "D", color=LIGHT["text"], markersize=3, label="worst single run")
+    axis.set_yticks(places, [WORKLOADS[row[0]] for row in rows])
+    axis.axvline(0, color=LIGHT["soft"], linewidth=0.8)
+    axis.grid(axis="x")
+    axis.tick_params(length=0)
+    axis.margins(x=0.12)
+    axis.set_title("Plug-in with sidecar against LRU")
+    axis.set_xlabel("points of hit rate")
+    key(figure, axis)
+    return figure
+
+
+CLASSIC: Final = ("turn-ttl", "mq", "arc", "gdsf", "s3-fifo", "lfu", "fifo", "mru")
+"""Rows of classic rules; a page may lack some."""
+
+
+@picture("benchmarks/gain.svg", "Prompt tokens from the cache on three kinds of traffic, by rule.")
+def gain() -> Figure:
+    """Draw the hit rates on three kinds of traffic."""
+    chats = (("Mooncake trace,\ncache of 2%", "Mooncake", "2%"), ("Chatbot Arena,\n40K tokens", "Chatbot Arena", "40K"))
+    groups, rates = [], []
+    for group, heading, column in chats:
+        found = table("simulator", heading)
+        place = found.head.index(column)
+        of = {row[0].partition(":")[0]: row[place] for row in found.rows}
+        best = max(found.number(of[name]) for name in CLASSIC if name in of)
+        groups.append(group)
+        rates.append([found.number(of["LRU"]), best, *(found.number(found.row(name)[place]) for name in OURS)])
+    agents, classic = table("closed-loop", "Simulated"), table("index", "Agents under classic rules")
+    row = agents.rows.index(agents.row("claude_code_sessions, 2M, 96"))
+    lru, *ours = (agents.number(each[agents.head.index("first come")]) for each in agents.rows[row : row + 3])
+    groups.append("96 recorded agents,\n2M tokens")
+    rates.append([lru, max(classic.values("prompt tokens")), *ours])
+    figure, (axis,) = plots(190)
+    names = (SERIES[0][:2], ("best classic rule there", "classic"), *(each[:2] for each in SERIES[3:]))
+    series = [(name, colour, [row[number] for row in rates]) for number, (name, colour) in enumerate(names)]
+    bars(axis, groups, series, "{:.1f}")
+    axis.set_title("Prompt tokens from the cache, %")
+    key(figure, axis)
+    return figure
+
+
+@picture("benchmarks/cliff.svg", "Prompt tokens per second of agents by sessions at a time, stock and warm first.")
+def cliff() -> Figure:
+    """Draw the throughput against the number of sessions."""
+    found = table("index", "The cliff")
+    figure, (axis,) = plots(190)
+    columns = (
+        ("stock: LRU, first come", "lru", "stock: LRU, first come"),
+        ("keep and warm first", "sidecar", "keep, warm first"),
+    )
+    series = [
+        (name, colour, [found.number(row[found.head.index(column)]) / 1000 for row in found.rows])
+        for name, colour, column in columns
+    ]
+    lines(axis, [row[0] for row in found.rows], series, "thousand prompt tokens/s")
+    axis.set_title("Recorded coding agents, one cache of 2M tokens")
+    axis.set_xlabel("sessions at a time")
+    key(figure, axis)
     return figure
 
 

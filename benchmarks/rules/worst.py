@@ -5,15 +5,12 @@ Each is compared with LRU on the same workload, size and seed.
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from benchmarks.rules.figures import CLASSIC, Row, Single, by_seed, mean, singles, table
 from benchmarks.rules.runs import code_digest, rows_of, size_name
 from lpc_apps.simulator.policies import PolicySettings
 from lpc_apps.simulator.run import Run, WorkloadSpec
-
-if TYPE_CHECKING:  # matplotlib is slow to import
-    from matplotlib.figure import Figure
 
 SIZES: Final = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2)
 """Shares of the working set."""
@@ -25,10 +22,10 @@ USES: Final = ("few-shot", "lfu")
 ALLOWED: Final = 0.3
 """Points that a run may be below the policy that it is compared with."""
 NAMED: Final = 10
-COLUMNS: Final = 4
-"""Of small pictures."""
 PAGE: Final = "workloads.md"
-PICTURE: Final = "workloads.png"
+PICTURE: Final = (
+    "![The plug-in's distance from LRU on each generated workload: mean and worst run](workloads.svg)"  # docs/make_pictures.py
+)
 
 
 def runs_of(names: Sequence[str], seeds: Sequence[int], sizes: Sequence[float] = SIZES) -> list[Run]:
@@ -48,14 +45,11 @@ def run(names: Sequence[str], seeds: Sequence[int], *, jobs: int, stored: Path, 
     """Run everything and print the tables; return rows and summary.
 
     Args:
-        folder: folder of the page to write, ``workloads.md`` and ``workloads.png``; None: no page.
+        folder: folder of the page to write, ``workloads.md``; None: no page. `make pictures` then draws its picture.
     """
     rows = rows_of(runs_of(names, seeds), stored, jobs=jobs)
     print("\n".join(report(rows)))
     if folder is not None:
-        from lpc_apps.simulator.picture import write_png
-
-        write_png(draw(rows, names), folder / PICTURE)
         (folder / PAGE).write_text("\n".join(page(rows)) + "\n", "utf-8")
     return {"seeds": list(seeds), "code": code_digest(), "summary": summary(rows), "rows": rows}
 
@@ -84,9 +78,9 @@ def page(rows: Sequence[Row]) -> Iterator[str]:
     """Yield the lines of the page."""
     yield "# The plug-in on every generated workload"
     yield ""
-    yield "`make workloads` writes this page. What the names mean: [policies and workloads](../reference/policies.md)."
+    yield PICTURE
     yield ""
-    yield f"![The plug-in's distance from LRU on each workload]({PICTURE})"
+    yield "`make workloads` writes this page. What the names mean: [policies and workloads](../reference/policies.md)."
     yield ""
     yield "## Every single run"
     yield ""
@@ -161,33 +155,6 @@ def report(rows: Sequence[Row]) -> Iterator[str]:
                 for label in PLUGIN
             ],
         )
-
-
-def draw(rows: Sequence[Row], names: Sequence[str]) -> "Figure":
-    """Draw the points above LRU by size, a small picture for each workload: means as lines, single runs as dots."""
-    from matplotlib.figure import Figure
-
-    each = _of_plugin(rows)
-    sizes = sorted({single.size for single in each})
-    down = -(-len(names) // COLUMNS)
-    figure = Figure(figsize=(13, 2.4 * down), layout="constrained")
-    axes = figure.subplots(down, COLUMNS, squeeze=False)
-    for axis in axes.flat[len(names) :]:
-        axis.axis("off")
-    for axis, name in zip(axes.flat, names, strict=False):
-        for number, label in enumerate(PLUGIN):
-            found = [(sizes.index(s.size), s.gain) for s in each if (s.workload, s.label) == (name, label)]
-            places = sorted({place for place, _ in found})
-            axis.plot(places, [mean(g for p, g in found if p == place) for place in places], color=f"C{number}", label=label)
-            axis.scatter(*zip(*found, strict=True), color=f"C{number}", s=6)
-        axis.set_xticks(range(len(sizes)), list(map(size_name, sizes)))
-        axis.axhline(0, color="black", linewidth=0.8)
-        axis.set_title(name, fontsize=9)
-        axis.grid(alpha=0.3)
-    axes.flat[0].legend(fontsize=7)
-    figure.supylabel("points above LRU")
-    figure.supxlabel("size of the cache, share of the working set")
-    return figure
 
 
 def _of_plugin(rows: Sequence[Row], *, other: str = "lru") -> list[Single]:
