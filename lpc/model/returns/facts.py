@@ -19,6 +19,11 @@ _RANGES: Final[dict[str, tuple[float, float]]] = {
     "reply_tokens": (3.0, 11.0),
     "growth_before": (5.0, 15.0),
     "openings": (0.0, 12.0),
+    "user_conversations": (0.0, 8.0),
+    "user_went_on": (0.0, 1.0),
+    "user_turns": (1.0, 5.0),
+    "user_gap": (2.0, 11.0),
+    "user_since": (2.0, 17.0),
     "log_odds": (-6.0, 6.0),
 }
 """Lowest and highest knot of each feature, in log2(1 + value); for the log-odds in log-odds."""
@@ -40,6 +45,10 @@ class Facts(NamedTuple):
         reply_tokens: tokens of the reply between the last two prompts.
         growth_before: `growth_tokens` of the previous turn.
         openings: number of earlier conversations with the same beginning.
+        user_conversations: number of earlier conversations of the user, falling with age.
+        user_went_on: share of these that had a second turn, and one half of one more conversation.
+        user_turns, user_gap: mean turns of these, and the geometric mean of the seconds between their turns.
+        user_since: seconds since the user's latest turn, in any conversation.
         log_odds: log-odds predicted by the sidecar's text model.
         category: category of the request; may be empty.
     """
@@ -52,6 +61,11 @@ class Facts(NamedTuple):
     reply_tokens: float = math.nan
     growth_before: float = math.nan
     openings: float = math.nan
+    user_conversations: float = math.nan
+    user_went_on: float = math.nan
+    user_turns: float = math.nan
+    user_gap: float = math.nan
+    user_since: float = math.nan
     log_odds: float = math.nan
     category: str = ""
 

@@ -26,8 +26,8 @@ FIRST_PASSES: Final = 20
 """Number of passes in the first training, ..."""
 FIRST_TURNS: Final = 100_000
 """... limited to this number of turns in all passes: half a second of one core."""
-PIECE: Final = 64
-"""Rows per matrix product. OpenBLAS starts threads above 262,144 multiplications, and 64 x 81 x 48 are fewer."""
+PIECE: Final = 32
+"""Rows per matrix product. OpenBLAS starts threads above 262,144 multiplications, and 32 x 126 x 48 are fewer."""
 MOST_WEIGHT: Final = 1e4
 """Bound of a saved weight: with larger ones the outputs could overflow."""
 _NAMES: Final = ("w0", "b0", "w1", "b1", "w2", "b2")
