@@ -25,6 +25,7 @@ class Question:
         token_ids: the rendered prompt.
         served_model: name under which the sidecar knows the tokenizer.
         turn_count: user turns so far, if the engine knows.
+        user: digest of who asks; empty: unknown.
     """
 
     token_ids: Sequence[int]
@@ -32,6 +33,7 @@ class Question:
     turn_count: int | None = None
     category: str = ""
     conversation_id: str = ""
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ def encode(question: Question, tokenizer: str = "") -> predictor_pb2.PredictRequ
         conversation.turn_count = question.turn_count
     conversation.category = as_name(question.category)
     conversation.conversation_id = question.conversation_id
+    conversation.user = question.user
     return request
 
 

@@ -36,6 +36,7 @@ from eviction_client.engines.vllm.requests import (
     reply_end_of,
     session_of,
     tenant_of,
+    user_of,
 )
 from eviction_client.engines.vllm.steps import Steps
 from eviction_client.engines.vllm.waiting_prefixes import WaitingPrefixes
@@ -143,7 +144,10 @@ class Hooks:
             new = self._requests.get(request.request_id) is request
             if new and not request.is_finished() and request.prompt_token_ids and not request.resumable:
                 self.plugin.admitted(
-                    id_of(request), request.prompt_token_ids, session=session_of(request), category=category_of(request)
+                    *(id_of(request), request.prompt_token_ids),
+                    session=session_of(request),
+                    category=category_of(request),
+                    user=user_of(request),
                 )
                 self.keep.join(request)
         except Exception as error:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lpc.model.arrivals import UNSEEN, GapHistory
 from lpc.model.returns.facts import WIDTH, Facts, Stratum, inputs, strata
 from lpc.model.returns.hazards import EDGES, INTERVALS, Floats, interval_of
-from lpc.model.returns.users import UserPast, Users
+from lpc.model.returns.users import NO_USER, UserPast, Users
 
 CAPACITY: Final = 20_000
 """Number of turns in memory: about 15 MiB."""
@@ -56,6 +56,7 @@ class Arrival(NamedTuple):
         opening: digest of the conversation's beginning; empty if unknown.
         past: the conversation up to this turn.
         user: an opaque name of who asks; empty if unknown.
+        user_past: the user up to this turn, without it.
     """
 
     conversation: bytes
@@ -64,6 +65,7 @@ class Arrival(NamedTuple):
     opening: bytes = b""
     past: Past = NO_PAST
     user: bytes = b""
+    user_past: UserPast = NO_USER
 
     def after(self, before: Past) -> Self:
         """Return the arrival with the facts that depend on the earlier turns. They are ignored if the clock was set back."""
@@ -92,7 +94,8 @@ class Arrival(NamedTuple):
             user_gap=before.gap_s,
             user_since=max(self.asked_at - before.latest, 0.0),
         )
-        return self._replace(facts=facts), before.arrive(self.asked_at, history.gaps.last, second=history.number == 1)
+        known = self._replace(facts=facts, user_past=before)
+        return known, before.arrive(self.asked_at, history.gaps.last, second=history.number == 1)
 
 
 def by_user(arrival: Arrival, users: Users) -> Arrival:

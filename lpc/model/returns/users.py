@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 CAPACITY: Final = 50_000
 """Number of users: about 20 MiB. Of more, those that were away longest are forgotten."""
-FORGOTTEN_S: Final = 30 * 86_400.0
+FORGOTTEN_S: Final = 14 * 86_400.0
 """Absence after which nothing is known of a user any more."""
 HALF_LIFE_S: Final = 7 * 86_400.0
 """Time in which the counts of a user halve."""

@@ -1,9 +1,11 @@
 """A chat service whose users differ as published, and one whose users are all alike.
 
-Published of a service's chats (*KVCache Cache in the Wild*, Wang et al., USENIX ATC 2025, arXiv 2506.02634, trace A): 54% of the
-conversations have one turn, 90% at most 5, the longest 232. The busiest tenth of the users has 8.9 times the mean number of
-turns. Hits are within users: a user hardly ever hits what another one left. 80% of the reuses follow within ten minutes. Requests are
-text, search, image or file.
+Published of a service's chats (*KVCache Cache in the Wild*, Wang et al., USENIX ATC 2025, arXiv 2506.02634, trace A):
+
+- 54% of the conversations have one turn, 90% at most 5, the longest 232.
+- The busiest tenth of the users has 8.9 times the mean number of turns.
+- A user hardly ever hits what another one left. 80% of the reuses follow within ten minutes.
+- Requests are text, search, image or file.
 
 How the workload has these properties:
 
@@ -11,8 +13,8 @@ How the workload has these properties:
   three figures above.
 - **Skew.** Each user begins conversations as a Poisson process. Busy users have 89% of them; rates are lognormal within both.
 - **Gaps** are lognormal. A third of the variance is between users, as in the Mooncake trace (FAST 2025).
-- **Types.** Each conversation has a type, usually its user's most frequent one. A file is often the one that the user asked about
-  before, and nobody else has it. Every user has instructions of their own after the system prompt, which all share.
+- **Types.** Each conversation has a type, usually its user's most frequent one. A file is often the one that the user
+  asked about before, and nobody else has it. Every user has instructions of their own after the system prompt, which all share.
 
 In `users`, p, gaps and type belong to the user. That is an assumption: the paper publishes how turns differ between users, not
 how far one user's conversations resemble each other. In `alike` they are drawn for each conversation from the same
