@@ -16,17 +16,21 @@ if TYPE_CHECKING:
 def doctor(
     address: Address = None,
     redis_url: Annotated[str | None, typer.Option(envvar="LPC_REDIS_URL", help="Redis of the retain-until times.")] = None,
+    prometheus: Annotated[
+        str | None, typer.Option(metavar="URL", help="A Prometheus that scrapes the engines: check what the sidecar adds.")
+    ] = None,
     output: Output = None,
     as_json: JsonOutput = False,
 ) -> None:
     """Check engines, address, certificates, token, model, Redis, hash seed and clock, and print what to do.
 
-    Reads an engine's settings (LPC_...). Exits with 1 if a check fails.
+    With --prometheus, also check whether the sidecar has added hits in the last week. Reads an engine's settings
+    (LPC_...). Exits with 1 if a check fails.
     """
     from lpc_apps.commands.checks import examine
 
     settings = client_settings(predictor_address=address, redis_url=redis_url)
-    figures = report(lambda: show(examine(settings)), output, as_json=as_json)
+    figures = report(lambda: show(examine(settings, prometheus)), output, as_json=as_json)
     raise typer.Exit(int(not figures["ok"]))
 
 

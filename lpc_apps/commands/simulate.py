@@ -101,7 +101,7 @@ def simulate(
     ] = None,
     invert: Annotated[bool, _option(CACHE, "Invert the predictions, to test the guard.")] = False,
     rule: Annotated[
-        Literal["auto", "lru", "ttl", "mq", "lpc", "wa", "value"],
+        Literal["auto", "lru", "ttl", "mq", "lpc", "wa", "own", "value"],
         _option(CACHE, "Rule of the plug-in; auto: its guard chooses."),
     ] = "auto",
     prefill_rate: Annotated[float, _option(COST, "Prompt tokens computed per second.", min=0.001)] = 20_000,
