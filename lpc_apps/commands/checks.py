@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 import grpc
+from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
 from eviction_client.errors import StoreError
 from eviction_client.settings import ClientSettings
@@ -212,12 +213,14 @@ def _sidecar(settings: ClientSettings) -> Iterator[Finding]:
 def _health(channel: grpc.Channel) -> str:
     """Return the status of gRPC's health service.
 
-    Encoded by hand (a string and an enum), because engines need not install the server's package with the stubs.
+    Its messages have one field each, a string and an enum, and so the same encoding as protobuf's own wrappers. Engines need
+    not install the server's package with the stubs.
     """
-    service = SERVICE.encode()
-    check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")
-    answer = check(b"\x0a" + bytes([len(service)]) + service, timeout=TIMEOUT_S)
-    return {b"\x08\x01": "SERVING", b"\x08\x02": "NOT_SERVING"}.get(answer, "UNKNOWN")
+    check: grpc.UnaryUnaryMultiCallable[StringValue, Int32Value] = channel.unary_unary(
+        "/grpc.health.v1.Health/Check", StringValue.SerializeToString, Int32Value.FromString
+    )
+    answer = check(StringValue(value=SERVICE), timeout=TIMEOUT_S)
+    return {1: "SERVING", 2: "NOT_SERVING"}.get(answer.value, "UNKNOWN")
 
 
 def _health_advice(code: grpc.StatusCode, settings: ClientSettings) -> str:

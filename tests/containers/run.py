@@ -35,7 +35,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ARGUMENTS = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 SERVICES = {
     "cpu": ["predictor", "redis", "engine-a", "engine-b", "prometheus"],
-    "gateway": ["predictor-caching", "redis", "cache-redis", "engine-a-known", "engine-b-known", "gateway", "prometheus"],
+    "gateway": ["predictor", "redis", "caches", "cache-redis", "engine-a", "engine-b", "gateway", "prometheus"],
 }
 OWNED = [("nobody", "nogroup", "/prometheus"), ("999", "1000", "/data")]
 """Folders of the images of Prometheus and Redis."""
@@ -283,7 +283,7 @@ def override(machine: Machine, source: Path, model: Path) -> None:
         # The test looks at the keys, which no client may.
         rights = services[name]["environment"]["RIGHTS"].replace("$$", "$")
         changed[name] = {"image": "lpc-test-python", "environment": {"RIGHTS": f"{rights} +keys"}}
-    for name in ("engine-a", "engine-b", "engine-a-known", "engine-b-known"):
+    for name in ("engine-a", "engine-b"):
         volumes = [f"{SITE / package}:{IN_IMAGE}/{package}:ro" for package in MOUNTED]
         changed[name] = {
             "command": ["/model", *services[name]["command"][1:], *ENGINE],
@@ -407,10 +407,10 @@ def test_the_profile_gateway_gives_an_answer_again(stack: Stack) -> None:
     until(lambda: chat(8080, again[:1], token) == "exact", SLOW_S)
     chat(8080, again, token)
     until(lambda: chat(8080, [*again, asked(f"then, at {time.time_ns()}")], token) == "miss", SLOW_S)
-    monitored({"lpc-predictor", "lpc-gateway", "vllm"})
+    monitored({"lpc-predictor", "lpc-caches", "lpc-gateway", "vllm"})
     until(lambda: (chat(8080, [asked(f"at {time.time_ns()}")], token), answered(8001) + answered(8002))[1] >= 3, SLOW_S)
     stack.compose("gateway", "stop", "--timeout=60")
-    for service in ("predictor-caching", "gateway", "cache-redis", "secrets"):
+    for service in ("caches", "gateway", "cache-redis", "secrets"):
         assert ended(stack.machine, stack.container("gateway", service)) == 0
 
 

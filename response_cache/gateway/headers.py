@@ -1,0 +1,67 @@
+"""Header fields for the engine, and requests' Cache-Control (RFC 9111, section 5.2.1)."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from lpc.wire.headers import Headers, end_to_end
+
+OURS: Final = b"x-lpc-"
+"""Prefix of fields between client and gateway."""
+
+
+def for_engine(
+    headers: Iterable[tuple[bytes, bytes]], client: str | None, key: str | None, keep_authorization: bool
+) -> Headers:
+    """Return the fields of a request to the engine.
+
+    Args:
+        client: the client's IP address, appended to X-Forwarded-For.
+        key: the engine's key, which replaces the client's Authorization.
+        keep_authorization: whether the client's Authorization is for the engine.
+    """
+    fields = end_to_end(headers)
+    forwarded = [value for name, value in fields if name == b"x-forwarded-for"]
+    dropped = {b"host", b"content-length", b"expect", b"x-forwarded-for"}
+    if not keep_authorization:
+        dropped.add(b"authorization")
+    fields = [(name, value) for name, value in fields if name not in dropped and not name.startswith(OURS)]
+    if client:
+        fields.append((b"x-forwarded-for", b", ".join([*forwarded, client.encode("latin-1", "replace")])))
+    if key is not None:
+        fields.append((b"authorization", b"Bearer " + key.encode()))
+    return fields
+
+
+def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
+    """Return the first value of a field; None if it is absent."""
+    return next((value.decode("latin-1") for key, value in headers if key.lower() == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Directives:
+    """A request's Cache-Control.
+
+    Attributes:
+        lookup: a cached answer is acceptable.
+        store: the answer may be cached.
+        only_if_cached: do not send the request to an engine.
+    """
+
+    lookup: bool = True
+    store: bool = True
+    only_if_cached: bool = False
+
+
+def directives_of(headers: Iterable[tuple[bytes, bytes]]) -> Directives:
+    """Parse Cache-Control, or without it Pragma: no-cache. Unknown directives are ignored (RFC 9111).
+
+    Any max-age counts as no-cache, so that no answer is older than the client accepts.
+    """
+    headers = list(headers)
+    values = [value.decode("latin-1") for name, value in headers if name.lower() == b"cache-control"]
+    if not values and any(name.lower() == b"pragma" and b"no-cache" in value.lower() for name, value in headers):
+        return Directives(lookup=False)
+    names = {directive.partition("=")[0].strip().lower() for directive in ",".join(values).split(",")}
+    store = "no-store" not in names
+    return Directives(store and not names & {"no-cache", "max-age"}, store, "only-if-cached" in names)
