@@ -89,7 +89,7 @@ def users(seed: int = 0, *, requests: int = REQUESTS) -> Workload:
 
 
 def alike(seed: int = 0, *, requests: int = REQUESTS) -> Workload:
-    """Generate the same chats, but each conversation draws these habits anew."""
+    """Generate the same chats, but each conversation draws habits of its own."""
     return _chats("users-alike", seed, requests, alike=True)
 
 
