@@ -169,9 +169,16 @@ class Plugin:
 
     # The scheduler's thread.
 
-    def admitted(self, request_id: Hashable, token_ids: Sequence[int], *, session: str | None, category: str = "") -> None:
-        """Request a prediction. ``token_ids``: the prompt, which must not change afterwards."""
-        self.predictor.ask(request_id, token_ids=token_ids, category=category, conversation_id=session or "")
+    def admitted(
+        self, request_id: Hashable, token_ids: Sequence[int], *, session: str | None, category: str = "", user: str = ""
+    ) -> None:
+        """Request a prediction.
+
+        Args:
+            token_ids: the prompt, which must not change afterwards.
+            user: digest of who asks; empty: unknown.
+        """
+        self.predictor.ask(request_id, token_ids=token_ids, category=category, conversation_id=session or "", user=user)
 
     def started(
         self, request_id: Hashable, blocks: Sequence[BlockHash], *, kept: bool = False, cached: int | None = None

@@ -43,9 +43,9 @@ class ClientSettings(RedisSettings):
         description="name under which the sidecar knows the tokenizer; empty: the engine's or LMCache's name of the model",
     )
 
-    rule: Literal["auto", "lru", "ttl", "mq", "lpc", "wa", "value"] = Field(
+    rule: Literal["auto", "lru", "ttl", "mq", "lpc", "wa", "own", "value"] = Field(
         default="auto",
-        description="how blocks are ordered. auto: a guard puts the one of lru, ttl, mq, lpc and value in force that a "
+        description="how blocks are ordered. auto: a guard puts the one of lru, ttl, mq, lpc, own and value in force that a "
         "ghost cache shows to hit most; a name forces that rule",
     )
     shadow: bool = Field(

@@ -108,8 +108,8 @@ class Metrics:
         )
         self.invalid_values = Counter(
             "lpc_invalid_values",
-            "Values that were ignored or replaced, because no sidecar would have written them: turns and returns in Redis, and "
-            "numbers of the return model that were not finite.",
+            "Values that were ignored or replaced, because no sidecar would have written them: turns, returns and users in "
+            "Redis, and numbers of the return model that were not finite.",
             ["of"],
             registry=registry,
         )

@@ -49,7 +49,7 @@ H = TypeVar("H", bound=Hashable)
 
 REFIT_S: Final = 30.0
 AUTO: Final = "auto"
-CHOOSABLE: Final = ("lru", "ttl", "mq", "lpc", "value")
+CHOOSABLE: Final = ("lru", "ttl", "mq", "lpc", "own", "value")
 """Rules between which the guard chooses."""
 HOME: Final = "value"
 LIFE_S: Final = 100.0
@@ -133,11 +133,11 @@ class Policy(Generic[H]):
         self._lists: dict[str, Tables] = {}
         """Tables by rule and class of the queue."""
         self.ghosts = self.new_ghosts(capacity)
-        finish(self._publishing({cell: values(hazards) for cell, hazards in enumerate(self._prior)}, {}))
+        finish(self._publishing({cell: values(hazards) for cell, hazards in enumerate(self._prior)}, {}, {}))
 
     def new_ghosts(self, capacity: int) -> Ghosts[Any]:
         """Return ghost caches for a cache of ``capacity`` blocks with the same classes."""
-        classes = {rule: MOST_CLASSES if rule == "value" else rules.classes_of(rule) for rule in rules.RULES}
+        classes = {rule: MOST_CLASSES if rule in rules.COMBINED else rules.classes_of(rule) for rule in rules.RULES}
         classes[CHOSEN] = self.classes
         ghosts: Ghosts[Any] = Ghosts(
             capacity, classes, choosable=self.choosable, home=self._home, sample=self._sample, clock=self._clock
@@ -294,8 +294,8 @@ class Policy(Generic[H]):
             features = self._features_of(number)
             for rule, tables in self._lists.items():
                 if len(tables) == MOST_CLASSES:  # else they are of the rule's own classes
-                    own = tables[cell_of(key)] if rule == "value" else self._static[rule][rules.class_of(rule, features)]
-                    tables[number] = own
+                    combined = rule in rules.COMBINED
+                    tables[number] = tables[cell_of(key)] if combined else self._static[rule][rules.class_of(rule, features)]
         return number
 
     def learn(self, finished: FinishedRequest[H]) -> None:
@@ -316,9 +316,10 @@ class Policy(Generic[H]):
         """Return the classes of a request's parts by rule, found once for the ghost caches of the cache and of its tiers."""
         if finished.classes is None:
             finished.find_features()
-            found: dict[str, Sequence[ClassSpan]] = {"value": list(self._combined_parts(finished))}
+            combined = list(self._combined_parts(finished))
+            found: dict[str, Sequence[ClassSpan]] = dict.fromkeys(rules.COMBINED, combined)
             for rule in rules.RULES:
-                if rule != "value":
+                if rule not in rules.COMBINED:
                     found[rule] = [ClassSpan(each.end, rules.class_of(rule, each)) for each in finished.features]
             finished.classes = found
         return finished.classes
@@ -392,6 +393,7 @@ class Policy(Generic[H]):
             found[cell] = values(hazards)
             yield
         newest = yield from self._newest_by_request(counts)
+        own = yield from self._own_tables(counts)
         self.seen = len(counts)
         for done, number in enumerate(list(counts), 1):
             # Arrays, and one class after the other: freeing 100,000 floats at once takes milliseconds.
@@ -401,8 +403,33 @@ class Policy(Generic[H]):
                 yield
         self._turn_odds = yield from _turn_odds(newest)
         self._learn_rates(seconds)
-        yield from self._publishing(found, newest)
+        yield from self._publishing(found, newest, own)
         self.refits += 1
+
+    def _own_tables(self, counts: Mapping[int, tuple[Counts, Counts]]) -> Generator[None, None, dict[ClassKey, Table]]:
+        """Return the tables of `own` by the features that are not the sidecar's, in steps; empty: they are those of `value`."""
+        numbers: dict[ClassKey, int] = {}
+        pooled: dict[int, tuple[Counts, Counts]] = {}
+        predicted = False
+        for done, (number, pair) in enumerate(counts.items(), 1):
+            key = self.combined.keys[number]
+            predicted = predicted or bool(key.group or key.odds)
+            key = key._replace(group=0, odds=0)
+            add(pooled.setdefault(numbers.setdefault(key, len(numbers)), nothing()), pair)
+            if not done % PER_STEP:
+                yield
+        if not predicted:
+            return {}
+        yield
+        _, of_classes = yield from fitting(pooled, list(numbers), self._prior, {})
+        yield
+        tables: dict[ClassKey, Table] = {}
+        for key, number in numbers.items():
+            tables[key] = array("d", values(of_classes.pop(number)))
+            if not len(tables) % TABLES_PER_STEP:
+                yield
+        yield
+        return tables
 
     def _features_of(self, number: int) -> Features:
         """Return the features of a class; its log-odds are the running mean of its requests'."""
@@ -437,7 +464,10 @@ class Policy(Generic[H]):
             self._life_s += LIFE_FOLLOWS * (cache.room * seconds / evicted - self._life_s)
 
     def _publishing(
-        self, found: Mapping[int, Table], newest: Mapping[int, tuple[Counts, Counts]]
+        self,
+        found: Mapping[int, Table],
+        newest: Mapping[int, tuple[Counts, Counts]],
+        own: Mapping[ClassKey, Table],
     ) -> Generator[None, None, None]:
         """Make the tables of all rules those in use, in steps."""
         lifetime_s = rules.LIFETIME_TOKENS * self._read_s / self._read_tokens if self._read_tokens else rules.LIFETIME_S
@@ -454,6 +484,7 @@ class Policy(Generic[H]):
         keys = self.combined.keys
         lists = {rule: Tables([tables[0]] * MOST_CLASSES) for rule, tables in static.items()}
         lists["value"] = Tables([found[0]] * MOST_CLASSES)
+        lists["own"] = Tables([found[0]] * MOST_CLASSES) if own else lists["value"]
         for rule, tables in static.items():
             lists[rule].soon = tables.soon
         for number, key in enumerate(keys):
@@ -461,16 +492,18 @@ class Policy(Generic[H]):
                 yield
             features = self._features_of(number)
             lists["value"][number] = found.get(number) or found[cell_of(key)]
+            if own:
+                lists["own"][number] = own.get(key._replace(group=0, odds=0)) or found[cell_of(key)]
             for rule in static:
                 lists[rule][number] = static[rule][rules.class_of(rule, features)]
         if self._native:
             lists[self.rule] = static[self.rule]
-        lists["value"].soon = rules.soon([found[cell] for cell in range(CELLS)])
+        lists["value"].soon = lists["own"].soon = rules.soon([found[cell] for cell in range(CELLS)])
         self._static, self._lists = static, lists
         self._ghost_tables = {
             **static,
             "lru": None,
-            "value": lists["value"],
+            **{rule: lists[rule] for rule in rules.COMBINED},
         }
         self.set_tables_of(self.ghosts)
 

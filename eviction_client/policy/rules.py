@@ -15,7 +15,10 @@ from eviction_client.policy.reuse_monitor import Counts, add, nothing
 from lpc.model import exponential
 from lpc.model.curve import HORIZON_S, KNOTS
 
-RULES: Final = ("lru", "ttl", "mq", "lpc", "wa", "value")
+RULES: Final = ("lru", "ttl", "mq", "lpc", "wa", "own", "value")
+COMBINED: Final = ("own", "value")
+"""Rules with a table for each combined class. `own` is `value` without the sidecar: classes that differ only in its group and
+probability have one table, that of their counts together."""
 
 _FALLING: Final = tuple(0.5 / (1.0 + age) for age in KNOTS)
 """Least recently used first among equals; below any difference of one."""
@@ -35,7 +38,7 @@ BINS: Final = 1 + round(2 * MOST_LOG_ODDS / LOG_ODDS_STEP)
 
 
 def class_of(rule: str, features: Features) -> int:
-    """Return the class of a span under a rule other than `value`."""
+    """Return the class of a span under a rule that is not one of COMBINED."""
     if rule == "lru":
         return 0
     if rule == "ttl":
@@ -48,7 +51,7 @@ def class_of(rule: str, features: Features) -> int:
 
 
 def classes_of(rule: str) -> int:
-    """Return the number of a rule's classes, except `value`."""
+    """Return the number of classes of a rule that is not one of COMBINED."""
     return {"lru": 1, "ttl": TURN_GROUPS, "mq": LEVELS, "lpc": BINS, "wa": NEW_GROUPS * TURN_GROUPS}[rule]
 
 

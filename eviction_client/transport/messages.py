@@ -27,6 +27,7 @@ class Question:
         token_ids: the rendered prompt.
         served_model: name under which the sidecar knows the tokenizer.
         turn_count: user turns so far, if the engine knows.
+        user: digest of who asks; empty: unknown.
     """
 
     token_ids: Sequence[int]
@@ -34,6 +35,7 @@ class Question:
     turn_count: int | None = None
     category: str = ""
     conversation_id: str = ""
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ def encode(question: Question, tokenizer: str = "") -> predictor_pb2.PredictRequ
         conversation.turn_count = question.turn_count
     conversation.category = as_name(question.category)
     conversation.conversation_id = question.conversation_id
+    conversation.user = question.user
     return request
 
 

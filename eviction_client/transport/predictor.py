@@ -12,7 +12,9 @@ from eviction_client.transport.tokenizer_upload import TokenizerState
 class Predictor(Protocol):
     """A part of :class:`eviction_client.transport.predictor_client.PredictorClient`. Never blocks, never raises."""
 
-    def ask(self, request_id: Hashable, *, token_ids: Sequence[int], category: str = "", conversation_id: str = "") -> None:
+    def ask(
+        self, request_id: Hashable, *, token_ids: Sequence[int], category: str = "", conversation_id: str = "", user: str = ""
+    ) -> None:
         """Request a prediction."""
 
     def take(self, request_id: Hashable) -> Prediction | None:

@@ -250,6 +250,7 @@ class PredictorClient:
         turn_count: int | None = None,
         category: str = "",
         conversation_id: str = "",
+        user: str = "",
         timeout_s: float | None = None,
     ) -> None:
         """Request a prediction for a conversation. A second call with the same id replaces the first.
@@ -258,12 +259,13 @@ class PredictorClient:
             request_id: the engine's; it does not leave the process.
             token_ids: the rendered prompt. Not copied: it must not change until the answer has arrived.
             turn_count: user turns so far, if the engine knows.
+            user: digest of who asks; empty: unknown.
             timeout_s: deadline, seconds from now.
         """
         try:
             timeout = self._timeout_s if timeout_s is None else min(float(timeout_s), MAX_TIMEOUT_S)
             model = self._served_model if served_model is None else served_model
-            question = Question(token_ids, model, turn_count, category, conversation_id)
+            question = Question(token_ids, model, turn_count, category, conversation_id, user)
             request = _Request(request_id, question, self._clock() + timeout)
             with self._lock:
                 if self._closed:

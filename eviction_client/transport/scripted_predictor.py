@@ -43,10 +43,11 @@ class ScriptedPredictor:
         served_model: str = "",
         category: str = "",
         conversation_id: str = "",
+        user: str = "",
     ) -> None:
         """Record the question, if questions are recorded."""
         if self._record:
-            question = Question(token_ids, served_model, category=category, conversation_id=conversation_id)
+            question = Question(token_ids, served_model, category=category, conversation_id=conversation_id, user=user)
             self.asked[str(request_id)] = question
 
     def take(self, request_id: Hashable) -> Prediction | None:

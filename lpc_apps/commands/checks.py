@@ -29,7 +29,7 @@ from lpc.wire.addresses import parted
 from lpc.wire.certificates import CertificateError, read, verdict
 from lpc.wire.variables import unknown_variables
 from lpc_apps.commands.engines import Finding, Status, examine_engines
-from lpc_apps.commands.report import figures_of, never_hit, of_engines
+from lpc_apps.commands.report import figures_of, never_hit, of_engines, of_prometheus, sidecar_adds
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["ContinuationPredictor"].full_name
 TIMEOUT_S: Final = 5.0
@@ -49,11 +49,17 @@ ROUND_TRIPS: Final = 5
 OFF: Final = Finding("response caches", "ok", "off in this sidecar (LPC_CACHE_REDIS_URL)")
 
 
-def examine(settings: ClientSettings, engine: str | None = None) -> list[Finding]:
+WEEK_H: Final = 7 * 24.0
+ADDS: Final = 0.0005
+"""Share of hits below which the sidecar adds nothing."""
+
+
+def examine(settings: ClientSettings, engine: str | None = None, prometheus: str | None = None) -> list[Finding]:
     """Run all checks that apply to the settings. Never raises.
 
     Args:
         engine: URL of a running engine whose hits are checked; None: none.
+        prometheus: address of a Prometheus that scrapes the engines.
     """
     findings = _guarded("settings", lambda: _variables(os.environ))
     findings += _guarded("engines", examine_engines)
@@ -64,7 +70,9 @@ def examine(settings: ClientSettings, engine: str | None = None) -> list[Finding
         findings += _guarded("sidecar", lambda: _sidecar(settings))
     findings += _guarded("hash seed", lambda: _hash_seed(settings, os.environ.get("PYTHONHASHSEED")))
     findings += _guarded("redis", lambda: _redis(settings))
-    return findings if engine is None else findings + _guarded("hits", lambda: _hits(engine))
+    if engine is not None:
+        findings += _guarded("hits", lambda: _hits(engine))
+    return findings if prometheus is None else findings + _guarded("gain", lambda: _gain(prometheus))
 
 
 def _guarded(check: str, run: Callable[[], Iterator[Finding]]) -> list[Finding]:
@@ -313,6 +321,26 @@ def _response_caches(channel: grpc.Channel, access: Access) -> Finding:
         return Finding(check, "fail", "on, but their Redis does not answer the sidecar", advice)
     entries = sum(scope.entries for scope in stats.scopes)
     return Finding(check, "ok", f"on, {entries:,} answers of this client in the scope default")
+
+
+def _gain(prometheus: str) -> Iterator[Finding]:
+    """Check what the sidecar has added to the engines' hits in a week."""
+    try:
+        counted, earlier = (of_prometheus(prometheus, hours) for hours in (WEEK_H, 2 * WEEK_H))
+    except LpcError as error:
+        yield Finding("gain", "fail", str(error), "give --prometheus the address of one that scrapes the engines")
+        return
+    asked = ("lpc_ghost_blocks_total", "asked")
+    adds = sidecar_adds(counted.sums)
+    if adds is None:
+        yield Finding("gain", "warn", "no engine has counted answers of a sidecar in a week", "see lpc_predictions_total")
+    elif adds >= ADDS or earlier.sums[asked] <= counted.sums[asked]:
+        yield Finding("gain", "ok", f"the sidecar adds {adds:+.2%} of hits, in a week or since the first count", "")
+    else:
+        yield Finding(
+            *("gain", "warn", f"the sidecar adds {adds:+.2%} of hits in a week: nothing"),
+            "run the engines without it: the plug-in alone hits as much here",
+        )
 
 
 def _hash_seed(settings: ClientSettings, seed: str | None) -> Iterator[Finding]:

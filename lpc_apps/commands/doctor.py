@@ -19,19 +19,22 @@ def doctor(
     engine: Annotated[
         str | None, typer.Option(metavar="URL", help="A running engine, http://host:port: check why hits never come.")
     ] = None,
+    prometheus: Annotated[
+        str | None, typer.Option(metavar="URL", help="A Prometheus that scrapes the engines: check what the sidecar adds.")
+    ] = None,
     output: Output = None,
     as_json: JsonOutput = False,
 ) -> None:
     """Check engines, address, certificates, token, model, Redis, hash seed and clock, and print what to do.
 
-    With --engine also what a running engine's prompts hit.
+    With --engine also what a running engine's prompts hit, with --prometheus what the sidecar added in the last week.
 
     Reads an engine's settings (LPC_...). Exits with 1 if a check fails.
     """
     from lpc_apps.commands.checks import examine
 
     settings = client_settings(predictor_address=address, redis_url=redis_url)
-    figures = report(lambda: show(examine(settings, engine)), output, as_json=as_json)
+    figures = report(lambda: show(examine(settings, engine, prometheus)), output, as_json=as_json)
     raise typer.Exit(int(not figures["ok"]))
 
 

@@ -16,6 +16,7 @@ from lpc.errors import LpcError
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.access import access_of, proxy_advice
+from lpc.wire.session import name_of
 from lpc.wire.terminal import shown
 from lpc_apps.commands.options import Address, JsonOutput, Output
 from lpc_apps.commands.outcome import report
@@ -49,9 +50,9 @@ def predict(
 ) -> None:
     """Print the probability that each conversation continues.
 
-    A conversation is `{"messages": [{"role": "user", "content": "..."}], "turn_count": 3}` or a list of messages. Text that
-    is not JSON counts as one prompt. Answers are in the order of the lines. If a line fails, the others are still answered
-    and the exit code is 1. Reads an engine's settings (LPC_...).
+    A conversation is `{"messages": [{"role": "user", "content": "..."}], "turn_count": 3, "user": "u1"}` or a list of
+    messages. Of the user, only a digest is sent. Text that is not JSON counts as one prompt. Answers are in the order of the
+    lines. If a line fails, the others are still answered and the exit code is 1. Reads an engine's settings (LPC_...).
     """
     settings = client_settings(predictor_address=address)
     figures = report(lambda: _predict(settings, file, timeout), output, as_json=as_json)
@@ -154,6 +155,11 @@ def conversation(text: str) -> pb.Conversation:
         if isinstance(turn_count, bool) or not whole or not 1 <= turn_count <= LARGEST_TURN_COUNT:
             raise Refused(f"turn_count must be a whole number from 1 to {LARGEST_TURN_COUNT}")
         result.turn_count = int(turn_count)
+    user: Any = record.get("user")
+    if user is not None:
+        if not isinstance(user, str) or not user:
+            raise Refused("user must be a text of at least one character, or left out")
+        result.user = name_of(user)  # as engines do without a salt
     return result
 
 

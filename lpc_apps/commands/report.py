@@ -14,6 +14,7 @@ from eviction_client.observability.misses import SOURCES
 from eviction_client.observability.repeated_text import CHANGES
 from eviction_client.observability.sizes import ASKED
 from eviction_client.observability.waiting_stats import WAITED
+from eviction_client.plugin_metrics import FATES
 from eviction_client.policy.ghosts import CHOSEN
 from eviction_client.policy.rules import RULES
 from eviction_client.policy.warm_first import REPEATED
@@ -37,6 +38,7 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "lpc_prompt_tokens_total": ("source",),
     "lpc_ghost_blocks_total": ("cache",),
     "lpc_rule": ("rule",),
+    "lpc_predictions_total": ("fate",),
     "lpc_tenant_prompt_tokens_total": ("tenant", "source"),
     "lpc_tenant_ghost_blocks_total": ("tenant", "cache"),
     "lpc_evicted_tokens_total": ("unused",),
@@ -120,6 +122,7 @@ VALUES: Final[Mapping[str, Callable[[str], bool]]] = {
     "tenant": bool,
     "what": WAITED.__contains__,
     "rule": RULES.__contains__,
+    "fate": FATES.__contains__,
     "cache": {"all", "asked", CHOSEN, *RULES}.__contains__,
     "size": {ASKED, *TIMES}.__contains__,
 }
@@ -296,6 +299,7 @@ def figures_of(sums: Sums) -> dict[str, Any]:
         "rules": rules_of(ghosts, {rule: sums.get(("lpc_rule", rule), 0.0) for rule in RULES}),
         "best_rule": best_rule(ghosts),
         "chosen": verdict(ghosts, CHOSEN),
+        "sidecar_adds": sidecar_adds(sums),
         "by_source": {
             source: {
                 "tokens": number,
@@ -360,6 +364,17 @@ def best_rule(blocks: Mapping[str, float]) -> str | None:
     return max(known, key=blocks.__getitem__) if known and blocks.get("asked") else None
 
 
+def sidecar_adds(sums: Sums) -> float | None:
+    """Return what the sidecar adds to the share of sampled blocks that hit: rule `value` minus `own`, which ignores it.
+
+    None: no engine counts `own`, or none had an answer of a sidecar.
+    """
+    asked, own, value = (sums.get(("lpc_ghost_blocks_total", name)) for name in ("asked", "own", "value"))
+    if not asked or own is None or value is None or not sums.get(("lpc_predictions_total", "answered")):
+        return None
+    return (value - own) / asked
+
+
 def rules_of(ghosts: Mapping[str, float], in_force: Mapping[str, float]) -> dict[str, dict[str, float | None]]:
     """Return the verdict on each rule, with the share of engines, or of their time, in which it is in force."""
     engines = sum(in_force.values())
@@ -375,6 +390,10 @@ def show(figures: dict[str, Any]) -> None:
     screen = console()
     if figures["best_rule"] is not None:
         screen.print(_rules_table(figures))
+        if figures["sidecar_adds"] is not None:
+            screen.print(
+                f"The sidecar adds {_points(figures['sidecar_adds'])} of hits on this traffic: value compared with own."
+            )
     table = Table(title=f"{figures['prompt_tokens']:,} prompt tokens")
     _columns(table, "source", "tokens", "share", "prefill, s", "what to do")
     for source, row in figures["by_source"].items():

@@ -40,7 +40,7 @@ def simulate(
         _option(
             LOG,
             "Generated workloads in place of a log, names with commas, or all: chat-exponential, chat-lognormal, "
-            "chat-bimodal, documents, few-shot, agents, cliff, batch-scan, day, adversary, loop.",
+            "chat-bimodal, documents, few-shot, agents, cliff, batch-scan, day, adversary, loop, users, users-alike.",
         ),
     ] = None,
     think_time: Annotated[float, _option(LOG, "Mean think time of conversations without times, seconds.", min=0)] = 100.0,
@@ -109,7 +109,7 @@ def simulate(
     ] = None,
     invert: Annotated[bool, _option(CACHE, "Invert the predictions, to test the guard.")] = False,
     rule: Annotated[
-        Literal["auto", "lru", "ttl", "mq", "lpc", "wa", "value"],
+        Literal["auto", "lru", "ttl", "mq", "lpc", "wa", "own", "value"],
         _option(CACHE, "Rule of the plug-in; auto: its guard chooses."),
     ] = "auto",
     prefill_rate: Annotated[float, _option(COST, "Prompt tokens computed per second.", min=0.001)] = 20_000,

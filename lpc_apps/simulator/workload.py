@@ -58,6 +58,7 @@ class Turn:
         next: the conversation's next turn; None at its end.
         probability: continuation probability predicted on arrival; None without a prediction.
         reply_end: how the reply ended, as an engine sees it; empty: unknown.
+        user: who asked; empty: unknown.
     """
 
     conversation: str
@@ -73,6 +74,7 @@ class Turn:
     next: "Turn | None" = None
     probability: float | None = None
     reply_end: str = ""
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,7 @@ def from_trace(trace: Trace, *, count_from: float | None = None, decodes: bool =
             len(turns),
             request.arrival,
             reply_end=request.reply_end,
+            user=request.user,
         )
         before = latest.get(request.conversation)
         if before is not None:

@@ -14,6 +14,7 @@ from lpc.model.probability import logit
 from lpc.model.returns.facts import Facts
 from lpc.model.returns.memory import Arrival, Asked, Conversations
 from lpc.model.returns.model import ReturnModel
+from lpc.model.returns.users import Users
 
 Floats = NDArray[np.float64]
 
@@ -30,6 +31,7 @@ class OnlineReturns:
         self.model = ReturnModel()
         self._refit_at: float | None = None
         self._conversations = Conversations()
+        self._users = Users()
         self._replies: dict[str, int] = {}
 
     def forecast(
@@ -44,6 +46,7 @@ class OnlineReturns:
         opening: bytes,
         probability: float | None = None,
         linkable: bool = True,
+        user: str = "",
     ) -> tuple[Floats, float] | None:
         """Add a turn; return the result of `ReturnModel.forecast`. Turns must be in order of arrival (seconds).
 
@@ -51,6 +54,7 @@ class OnlineReturns:
             opening: digest of the conversation's beginning; empty if unknown.
             probability: prediction of the sidecar's text model.
             linkable: whether the conversation can be recognised.
+            user: who asked; empty: unknown.
         """
         at = EPOCH_S + arrival
         self._refit(at)
@@ -62,7 +66,7 @@ class OnlineReturns:
             category=category,
         )
         name = conversation.encode() if linkable else b""
-        came, before = self._conversations.arrive(Arrival(name, at, facts, opening))
+        came, before = self._conversations.arrive(Arrival(name, at, facts, opening, user=user.encode()), self._users)
         asked = Asked(came, came.arrival.facts)
         self._replies[conversation] = output_tokens
         found = self.model.forecast(asked)

@@ -19,7 +19,7 @@ from lpc.model.inference import Model
 from lpc.model.returns.facts import Facts
 from lpc.v1 import predictor_pb2 as pb
 from predictor_service.errors import CLOSING, Unavailable
-from predictor_service.labels.names import WINDOW, Names, identity_of
+from predictor_service.labels.names import WINDOW, Names, identity_of, user_name
 from predictor_service.labels.tracker import TurnTracker
 from predictor_service.labels.turn import Turn
 from predictor_service.metrics import Metrics
@@ -147,9 +147,12 @@ class Preparation:
     ) -> tuple[Turn, Names | None]:
         """Return the recorded turn, and its names under the fleet's hash key; None: there is no key."""
         identity = identity_of(turns, conversation.conversation_id)
-        turn = self._tracker.arrive(turns, identity, at, facts, opening_of(conversation), client)
+        turn = self._tracker.arrive(turns, identity, at, facts, opening_of(conversation), client, conversation.user)
         key = None if self._registry is None else self._registry.key
-        return turn, None if key is None or identity is None else identity.under(key)
+        if key is None or identity is None:
+            return turn, None
+        names = identity.under(key)
+        return turn, names._replace(user=user_name(client, conversation.user, key)) if conversation.user else names
 
     def _note_unread(self, conversation: pb.Conversation, at: float, client: str) -> tuple[Turn, Names | None]:
         turns = self._by_digest(conversation, UserTurns(NO_TEXT, 1, told_apart=False))

@@ -27,6 +27,7 @@ class Names(NamedTuple):
         text: hash of its prompts, equal if the same turn is sent again.
         certain: whether an equal ``text`` means the same turn.
         by_id: whether the caller sent a conversation id.
+        user: name of the user; empty: unknown.
     """
 
     own: bytes
@@ -34,6 +35,7 @@ class Names(NamedTuple):
     text: bytes
     certain: bool
     by_id: bool
+    user: bytes = b""
 
 
 class Identity(NamedTuple):
@@ -78,6 +80,11 @@ def identity_of(turns: UserTurns, conversation_id: str) -> Identity | None:
     before = _digest(b"prompts", prompts[-WINDOW:-1]) if len(prompts) > 1 else None
     certain = len(prompts) > 1 or len(prompts[0]) >= CERTAIN_CHARS
     return Identity(_digest(b"prompts", prompts[-IDENTITY_PROMPTS:]), before, None, certain)
+
+
+def user_name(client: str, user: str, key: bytes) -> bytes:
+    """Return the name of a client's user, 16 bytes. Another client cannot name it, whatever it sends."""
+    return _keyed(_digest(b"user", (client, user)), key)
 
 
 def _digest(kind: bytes, texts: Sequence[str]) -> bytes:

@@ -38,8 +38,9 @@ from typing import Final
 from lpc.model.conversation import UserTurns
 from lpc.model.returns.facts import Facts
 from lpc.model.returns.hazards import EDGES
-from lpc.model.returns.memory import NO_PAST, Arrival, Past
-from predictor_service.labels.names import MAX_SAME_NAME, Identity, Names, identity_of
+from lpc.model.returns.memory import NO_PAST, Arrival, Past, by_user
+from lpc.model.returns.users import UserPast, Users
+from predictor_service.labels.names import MAX_SAME_NAME, Identity, Names, identity_of, user_name
 from predictor_service.labels.turn import Forecast, Label, Reason, Sent, Turn, TurnObserver
 
 CHUNK: Final = 1000
@@ -71,6 +72,7 @@ class TurnTracker:
         self.horizon_s = horizon_s
         self._observers = observers
         self._key = os.urandom(32)
+        self._users = Users()
         self._lock = threading.Lock()
         self._turns: deque[Turn] = deque()
         self._unlabelled_turns: OrderedDict[Turn, None] = OrderedDict()
@@ -92,6 +94,7 @@ class TurnTracker:
         facts: Facts | None = None,
         opening: bytes = b"",
         client: str = "",
+        user: str = "",
     ) -> Turn:
         """Record the arrival of a turn, which is the next turn of the previous one. Return it, or the same turn sent before.
 
@@ -103,12 +106,15 @@ class TurnTracker:
             at: seconds since the Unix epoch.
             facts, opening: for the return model, without the history of the conversation.
             client: name of the client.
+            user: opaque; empty: unknown. A client's users are its own: equal names of two clients are two users.
         """
         facts = Facts(turns.turn_count) if facts is None else facts
+        arrival = Arrival(b"", at, facts, opening, user=self._user(client, user))
         if identity is None or not self.capacity:
             if self.capacity:
                 self._unlabelled("unidentified", 1)
-            arrival = Arrival(b"", at, facts, opening).after(NO_PAST)
+            with self._lock:
+                arrival = by_user(arrival.after(NO_PAST), self._users)
             return Turn(arrival=arrival, sent=_sent(turns, None, client), labelled=False)
         names = identity.under(self._key)
         with self._lock:
@@ -125,7 +131,7 @@ class TurnTracker:
                 past, previous_id = NO_PAST, b""
             reason = self._why_unlabelled(client, at)
             turn = Turn(
-                arrival=Arrival(conversation, at, facts, opening).after(past),
+                arrival=by_user(arrival._replace(conversation=conversation).after(past), self._users),
                 sent=_sent(turns, names, client),
                 previous_id=previous_id,
                 labelled=reason is None,
@@ -186,6 +192,28 @@ class TurnTracker:
         """
         with self._lock:
             turn.arrival = turn.arrival._replace(conversation=conversation).after(past)
+            if turn.arrival.user:
+                self._correct(turn, turn.arrival.user_past)
+
+    def user_elsewhere(self, turn: Turn, past: UserPast) -> UserPast:
+        """Take over what other sidecars know of a turn's user, if that is more; return the user with this turn.
+
+        Args:
+            past: the user before the turn, in this sidecar's time.
+        """
+        with self._lock:
+            known = turn.arrival.user_past
+            return self._correct(turn, past if past.turns > known.turns else known)
+
+    def _correct(self, turn: Turn, before: UserPast) -> UserPast:
+        """Set what was known of a turn's user before it; return the user with the turn. Requires `_lock`."""
+        turn.arrival, past = turn.arrival.by(before)
+        self._users.put(turn.arrival.user, past)
+        return past
+
+    def _user(self, client: str, user: str) -> bytes:
+        """Return the name under which a client's user is stored; empty: the user is unknown."""
+        return user_name(client, user, self._key) if user else b""
 
     def returned_elsewhere(self, turn: Turn, at: float) -> None:
         """Record that the next turn of a turn's conversation arrived at another sidecar."""

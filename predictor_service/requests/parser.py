@@ -41,9 +41,9 @@ class RequestParser:
             raise InvalidRequest("the conversation has no input: set one of chat, prompt or tokens")
         if not is_name(conversation.category):
             raise InvalidRequest(f"category is not a name of at most {MAX_NAME} printable characters")
-        if len(conversation.conversation_id) > MAX_NAME:
-            count = len(conversation.conversation_id)
-            raise InvalidRequest(f"conversation_id has {count} characters, at most {MAX_NAME} are accepted: send a digest")
+        for field, name in (("conversation_id", conversation.conversation_id), ("user", conversation.user)):
+            if len(name) > MAX_NAME:
+                raise InvalidRequest(f"{field} has {len(name)} characters, at most {MAX_NAME} are accepted: send a digest")
         if kind == "chat" and len(conversation.chat.messages) > self.limits.max_messages:
             raise InvalidRequest(
                 f"the chat has {len(conversation.chat.messages)} messages, at most {self.limits.max_messages} are accepted: "

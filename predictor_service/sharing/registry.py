@@ -22,6 +22,7 @@ from redis.backoff import EqualJitterBackoff
 from lpc.clock import MonotoneClock
 from lpc.model.returns.hazards import EDGES
 from lpc.model.returns.memory import NO_PAST, Past
+from lpc.model.returns.users import NO_USER, UserPast
 from lpc.wire.bugs import log_bug
 from lpc.wire.redis_connection import ERRORS, Connection
 from lpc.wire.redis_health import Health
@@ -197,6 +198,7 @@ class TurnRegistry:
             (one.names.before, one.turn.previous_id, one.turn.sent.turn_count) for one in new if one.names.before is not None
         ]
         taken = iter(records.take(client, self._sidecar, wanted))
+        users = self._users_of(new, ahead)
         returns: list[tuple[SharedTurn, float]] = []
         left: list[tuple[bytes, SharedTurn]] = []
         answers: list[tuple[_Lookup, Found]] = []
@@ -214,6 +216,8 @@ class TurnRegistry:
                 returns.append((before, turn.arrival.asked_at + ahead))
                 found = "elsewhere"
                 self._tracker.continue_from(turn, before.conversation, self._past_of(before, ahead))
+            if names.user in users:  # two turns of a user: the second follows the first
+                users[names.user] = self._tracker.user_elsewhere(turn, users[names.user])
             turn.shared_id = os.urandom(ID_BYTES)
             self._own[turn.shared_id] = turn
             arrival, count = turn.arrival, turn.sent.turn_count
@@ -221,11 +225,29 @@ class TurnRegistry:
             shared = SharedTurn(self._sidecar, turn.shared_id, names.text, arrival.conversation, count, past)
             left.append((names.own, shared))
             answers.append((one, found))
-        for answer in records.put(client, left, self._tracker.horizon_s) + records.put_returns(client, returns):
+        known = [(name, past._replace(latest=past.latest + ahead)) for name, past in users.items()]
+        put = records.put(client, left, self._tracker.horizon_s) + records.put_returns(client, returns)
+        for answer in put + records.put_users(client, known):
             if isinstance(answer, Exception):
                 self._health.refused(answer)
         for one, found in answers:
             one.resolve(found)
+
+    def _users_of(self, lookups: Sequence[_Lookup], ahead: float) -> dict[bytes, UserPast]:
+        """Return what the fleet knows of the turns' users, in this sidecar's time, without users whose key is refused."""
+        names = list(dict.fromkeys(one.names.user for one in lookups if one.names.user))
+        users: dict[bytes, UserPast] = {}
+        for name, found in zip(names, records.look_up_users(self._redis.client, names), strict=True):
+            if isinstance(found, Exception):
+                self._health.refused(found)
+                continue
+            users[name] = NO_USER
+            past = found._replace(latest=found.latest - ahead) if isinstance(found, UserPast) else None
+            if past is not None and records.plausible_user(past, self._clock.now()):
+                users[name] = past
+            elif found is not None:
+                self._invalid("users")
+        return users
 
     def _past_of(self, turn: SharedTurn, ahead: float) -> Past:
         """Return the history in a record, in this sidecar's time; an empty one if no sidecar would have written it."""

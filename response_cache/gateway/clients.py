@@ -36,6 +36,8 @@ NAMES: Final = (
     *(("nvext", "agent_context", "session_id"), ("nvext", "session_control", "session_id"), ("nvext", "cache_salt")),  # Dynamo
 )
 """Paths in a body of a conversation's name or a salt that an engine reads."""
+USERS: Final = (("vllm_xargs", "user_id"), ("custom_params", "user_id"))
+"""Paths in a body of a user's name that a plug-in reads: in vLLM, in SGLang."""
 REFUSED: Final = {
     ("kv_transfer_params",): "names blocks of engines",
     ("vllm_xargs", "kv_transfer_params"): "names blocks of engines",
@@ -46,8 +48,8 @@ REFUSED: Final = {
     ("previous_response_id",): "names an answer that an engine keeps without a tenant: send the messages instead",
 }
 """Paths in a body by which an engine finds what it keeps, whichever tenant that belongs to (vLLM, SGLang), and why."""
-_SPELLED: Final = frozenset(name for path in (("cache_salt",), *NAMES, *REFUSED) for name in path)
-_HOLDERS: Final = frozenset(name for path in (*NAMES, *REFUSED) for name in path[:-1])
+_SPELLED: Final = frozenset(name for path in (("cache_salt",), *NAMES, *USERS, *REFUSED) for name in path)
+_HOLDERS: Final = frozenset(name for path in (*NAMES, *USERS, *REFUSED) for name in path[:-1])
 SESSION_HEADERS: Final = frozenset(
     (
         *(b"x-session-id", b"x-session-affinity", b"x-multi-turn-session-id"),  # vLLM and TensorRT-LLM, TensorRT-LLM
@@ -198,6 +200,8 @@ class Tenants:
             changed = _with_media_names(changed, partial(self._digest, "media", tenant)) or changed
             for path in NAMES:
                 changed = _replaced(changed, path, partial(self.session, tenant)) or changed
+            for path in USERS:
+                changed = _replaced(changed, path, partial(self._digest, "user", tenant)) or changed
         if salt is None and changed is fields:
             return body
         if SALT not in fields and changed is fields and body[:1] == b"{":

@@ -45,6 +45,8 @@ _TOKEN: Final = re.compile(rb'"[^"]*"?|[,:\[{]')
 """Of JSON without escapes: a string, or a mark that precedes a value."""
 ARGUMENTS: Final = {"vllm": "vllm_xargs", "sglang": "custom_params"}
 """The field of a body in which each engine takes arguments for plug-ins."""
+USER_FIELDS: Final = (("safety_identifier",), ("user",), ("metadata", "user_id"))
+"""Paths in a body of a user's name: OpenAI's present and former field, and Anthropic's."""
 DEFAULT_TTL_S: Final = 300.0
 """Default `ttl` of Anthropic's `cache_control`."""
 _TTL: Final = re.compile(r"(\d{1,7})([smhd])", re.ASCII)
@@ -102,7 +104,7 @@ class Reader:
         return Reading(sent, affinity(fields, name, tenant), session, asked, fields.get("stream") is True)
 
     def _with_hints(self, fields: Mapping[str, Any], body: bytes, name: str | None) -> tuple[Mapping[str, Any], bytes]:
-        """Return fields and body with the hints that other APIs' fields amount to. The client's own hints stay.
+        """Return fields and body with the hints that other APIs' fields amount to, and the user. The client's own stay.
 
         ``name`` is the conversation's, which SGLang reads only among these arguments.
         """
@@ -113,6 +115,8 @@ class Reader:
         hints: dict[str, object] = {"lpc_retain_seconds": seconds} if seconds else {}
         if name is not None and self.arguments == ARGUMENTS["sglang"]:
             hints["session_id"] = name
+        if self.arguments is not None and (user := user_of(fields)) is not None:
+            hints["user_id"] = user
         if hints.keys() <= own.keys():
             return fields, body
         fields = {**fields, str(self.arguments): {**hints, **own}}
@@ -220,6 +224,11 @@ def name_in_other_fields(fields: Mapping[str, Any], headers: Headers) -> str | N
         return digest("conversation", conversation).hex()
     key = text_at(fields, ("prompt_cache_key",))
     return None if key is None else digest("key", key, *_beginning(fields)).hex()
+
+
+def user_of(fields: Mapping[str, Any]) -> str | None:
+    """Return the name of the user in a body, from the fields of OpenAI's APIs and of Anthropic's."""
+    return next((name for path in USER_FIELDS if (name := text_at(fields, path))), None)
 
 
 def digest(kind: str, *values: object) -> bytes:

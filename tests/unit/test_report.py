@@ -175,6 +175,19 @@ def test_rules_are_compared_with_lru_and_those_in_force_and_the_best_are_marked(
     assert ["a", "25", "0.0%", "0.0%", "0.0%", "25", "+6.5%", "ttl"] in rows
 
 
+def test_what_the_sidecar_adds_is_the_difference_of_value_and_own(server: Server) -> None:
+    url = server.sends(GOOD + of_ghosts(asked=1000, lru=400, own=450, value=468) + 'lpc_predictions_total{fate="answered"} 9\n')
+    assert figures("--engine", url)["sidecar_adds"] == pytest.approx(0.018)
+    assert "The sidecar adds +1.8% of hits" in " ".join(lpc("--engine", url).stdout.split())
+
+
+@pytest.mark.parametrize("answered", ["", 'lpc_predictions_total{fate="answered"} 0\n'])
+def test_without_answers_nothing_is_reported_of_the_sidecar(server: Server, answered: str) -> None:
+    url = server.sends(GOOD + of_ghosts(asked=1000, lru=400, own=450, value=450) + answered)
+    assert figures("--engine", url)["sidecar_adds"] is None
+    assert "sidecar" not in lpc("--engine", url).stdout
+
+
 def test_rules_that_an_engine_does_not_count_are_absent(server: Server) -> None:
     url = server.sends(GOOD + of_ghosts(asked=100, lru=40, value=40))
     found = figures("--engine", url)

@@ -33,6 +33,7 @@ from eviction_client.engines.sglang.requests import (
     session_of,
     space_of,
     tenant_of,
+    user_of,
 )
 from eviction_client.engines.sglang.waiting_prefixes import WaitingPrefixes
 from eviction_client.plugin import Plugin
@@ -93,7 +94,10 @@ class Hooks:
                 if is_conversation(req):
                     joins = req
                     self.plugin.admitted(
-                        id_of(req), req.origin_input_ids_unpadded, session=session_of(req), category=category_of(req)
+                        *(id_of(req), req.origin_input_ids_unpadded),
+                        session=session_of(req),
+                        category=category_of(req),
+                        user=user_of(req),
                     )
         except Exception as error:
             self.plugin.failed(error)

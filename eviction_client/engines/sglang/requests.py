@@ -60,3 +60,16 @@ def space_of(req: Any) -> bytes:
     """Return what separates the request's cache from others': the extra key (LoRA and class) and the tenant's salt."""
     parts = repr([hashed(part or "") for part in (req.extra_key, req.cache_salt)])
     return blake2b(parts.encode(), digest_size=16).digest()
+
+
+def user_of(req: Any) -> str:
+    """Return the digest of who asks: the caller's argument ``user_id`` under the cache salt, or else the salt alone.
+
+    A salt separates tenants, so without a user each tenant counts as one. Empty: neither is known.
+    """
+    salt = req.cache_salt or ""
+    arguments = arguments_of(req)
+    user = arguments.get("user_id") if arguments else None
+    if not isinstance(user, str) or not user:
+        return name_of(salt) if salt else ""
+    return name_of(user, salt)

@@ -37,6 +37,7 @@ from eviction_client.engines.vllm.requests import (
     session_of,
     some_layers_of,
     tenant_of,
+    user_of,
 )
 from eviction_client.engines.vllm.steps import Steps
 from eviction_client.engines.vllm.waiting_prefixes import WaitingPrefixes
@@ -145,7 +146,10 @@ class Hooks:
             if new and not request.is_finished() and not request.resumable:
                 if request.prompt_token_ids:
                     self.plugin.admitted(
-                        id_of(request), request.prompt_token_ids, session=session_of(request), category=category_of(request)
+                        *(id_of(request), request.prompt_token_ids),
+                        session=session_of(request),
+                        category=category_of(request),
+                        user=user_of(request),
                     )
                 self.keep.join(request)
         except Exception as error:

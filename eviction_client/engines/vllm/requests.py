@@ -80,3 +80,16 @@ def session_of(request: Request) -> str | None:
     if session is None and (arguments := arguments_of(request)):
         session = arguments.get("session_id")
     return name_of(session, request.cache_salt or "") if isinstance(session, str) and session else None
+
+
+def user_of(request: Request) -> str:
+    """Return the digest of who asks: the caller's argument ``user_id`` under the cache salt, or else the salt alone.
+
+    A salt separates tenants, so without a user each tenant counts as one. Empty: neither is known.
+    """
+    salt = request.cache_salt or ""
+    arguments = arguments_of(request)
+    user = arguments.get("user_id") if arguments else None
+    if not isinstance(user, str) or not user:
+        return name_of(salt) if salt else ""
+    return name_of(user, salt)

@@ -57,6 +57,7 @@ class _Line:
     input_tokens: int | None
     output_tokens: int | None
     category: str
+    user: str
 
 
 def read_chat(path: Path, format: str = "chat") -> Trace:  # noqa: A002
@@ -87,6 +88,7 @@ def read_chat(path: Path, format: str = "chat") -> Trace:  # noqa: A002
                 turn,
                 line.category,
                 with_reply=None if line.with_reply is None else numbered(line.with_reply),
+                user=line.user,
             )
         )
     return Trace(path.name, block_tokens, requests, start=start, skipped=skipped, estimated=reading.estimated())
@@ -166,6 +168,7 @@ class _Reading:
             request.input_tokens,
             request.output_tokens,
             request.category,
+            request.user,
         )
 
     def estimated(self) -> dict[str, int]:

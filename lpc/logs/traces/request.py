@@ -37,6 +37,7 @@ class TracedRequest:
         with_reply: content ids of the blocks of prompt and reply together; None if the format lacks the reply's text.
         reply_end: how the reply ended, as the engine saw it: a tool call, the end of a turn; empty: unknown.
         served_s: seconds from arrival to the end of the reply; None if unknown.
+        user: who asked, in the log's own terms; empty: unknown.
     """
 
     arrival: float
@@ -50,6 +51,7 @@ class TracedRequest:
     with_reply: tuple[int, ...] | None = None
     reply_end: str = ""
     served_s: float | None = None
+    user: str = ""
 
 
 @dataclass(frozen=True)

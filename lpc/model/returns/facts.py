@@ -20,10 +20,18 @@ _RANGES: Final[dict[str, tuple[float, float]]] = {
     "growth_before": (5.0, 15.0),
     "openings": (0.0, 12.0),
     "log_odds": (-6.0, 6.0),
+    "user_conversations": (0.0, 8.0),
+    "user_went_on": (0.0, 1.0),
+    "user_turns": (1.0, 5.0),
+    "user_gap": (2.0, 11.0),
+    "user_since": (2.0, 17.0),
 }
 """Lowest and highest knot of each feature, in log2(1 + value); for the log-odds in log-odds."""
-WIDTH: Final = len(_RANGES) * (KNOTS + 1)
-"""Inputs of the network: per feature its hat functions and a flag for unknown."""
+_LOG_ODDS: Final = list(_RANGES).index("log_odds")
+OF_TURN: Final = (_LOG_ODDS + 1) * (KNOTS + 1)
+"""Inputs of the network from the turn: per feature its hat functions and a flag for unknown."""
+WIDTH: Final = OF_TURN + (len(_RANGES) - _LOG_ODDS - 1) * KNOTS
+"""All inputs. Those from the user follow, hat functions alone: without a user they are 0, and nothing differs."""
 _LOWEST: Final[Floats] = np.array([low for low, _ in _RANGES.values()])
 _HIGHEST: Final[Floats] = np.array([high for _, high in _RANGES.values()])
 _STEP: Final[Floats] = (_HIGHEST - _LOWEST) / (KNOTS - 1)
@@ -41,6 +49,10 @@ class Facts(NamedTuple):
         growth_before: `growth_tokens` of the previous turn.
         openings: number of earlier conversations with the same beginning.
         log_odds: log-odds predicted by the sidecar's text model.
+        user_conversations: number of earlier conversations of the user, falling with age.
+        user_went_on: share of the user's conversations that had a second turn, and half of one more.
+        user_turns, user_gap: mean turns of these, and the geometric mean of the seconds between their turns.
+        user_since: seconds since the user's latest turn, in any conversation.
         category: category of the request; may be empty.
     """
 
@@ -53,19 +65,26 @@ class Facts(NamedTuple):
     growth_before: float = math.nan
     openings: float = math.nan
     log_odds: float = math.nan
+    user_conversations: float = math.nan
+    user_went_on: float = math.nan
+    user_turns: float = math.nan
+    user_gap: float = math.nan
+    user_since: float = math.nan
     category: str = ""
 
 
 def inputs(facts: list[Facts]) -> NDArray[np.float32]:
     """Return the network's inputs, [n, WIDTH]."""
     values = np.array([fact[:-1] for fact in facts], np.float64).reshape(-1, len(_RANGES))
-    scaled = np.concatenate([np.log2(1.0 + np.maximum(values[:, :-1], 0.0)), values[:, -1:]], axis=1)
+    scaled = np.log2(1.0 + np.maximum(values, 0.0))
+    scaled[:, _LOG_ODDS] = values[:, _LOG_ODDS]
     unknown = np.isnan(values)
     place = (np.clip(np.where(unknown, _LOWEST, scaled), _LOWEST, _HIGHEST) - _LOWEST) / _STEP
     hats = np.maximum(0.0, 1.0 - np.abs(place[:, :, None] - np.arange(KNOTS)))
     hats[unknown] = 0.0
-    result = np.concatenate([hats, unknown[:, :, None]], axis=2).reshape(len(facts), WIDTH)
-    return result.astype(np.float32)
+    of_turn = np.concatenate([hats, unknown[:, :, None]], axis=2)[:, : _LOG_ODDS + 1]
+    parts = [part.reshape(len(facts), -1) for part in (of_turn, hats[:, _LOG_ODDS + 1 :])]
+    return np.concatenate(parts, axis=1).astype(np.float32)
 
 
 Stratum = tuple[float | str, ...]

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lpc.model.returns.facts import WIDTH
+from lpc.model.returns.facts import OF_TURN, WIDTH
 from lpc.model.returns.hazards import INTERVALS, Floats
 
 Floats32 = NDArray[np.float32]
@@ -26,8 +26,8 @@ FIRST_PASSES: Final = 20
 """Number of passes in the first training, ..."""
 FIRST_TURNS: Final = 100_000
 """... limited to this number of turns in all passes: half a second of one core."""
-PIECE: Final = 64
-"""Rows per matrix product. OpenBLAS starts threads above 262,144 multiplications, and 64 x 81 x 48 are fewer."""
+PIECE: Final = 40
+"""Rows per matrix product. OpenBLAS starts threads above 262,144 multiplications, and 40 x 121 x 48 are fewer."""
 MOST_WEIGHT: Final = 1e4
 """Bound of a saved weight: with larger ones the outputs could overflow."""
 _NAMES: Final = ("w0", "b0", "w1", "b1", "w2", "b2")
@@ -129,8 +129,9 @@ def _first_weights(draw: np.random.Generator) -> list[Floats32]:
     def weights(rows: int, columns: int, scale: float) -> Floats32:
         return draw.normal(0.0, scale, (rows, columns)).astype(np.float32)
 
+    of_user = np.zeros((WIDTH - OF_TURN, HIDDEN), np.float32)  # nothing is known of users before they differ
     return [
-        weights(WIDTH, HIDDEN, 12**-0.5),
+        np.concatenate([weights(OF_TURN, HIDDEN, 12**-0.5), of_user]),
         np.zeros((1, HIDDEN), np.float32),
         weights(HIDDEN, HIDDEN, HIDDEN**-0.5),
         np.zeros((1, HIDDEN), np.float32),

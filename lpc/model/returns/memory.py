@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from lpc.model.arrivals import UNSEEN, GapHistory
 from lpc.model.returns.facts import WIDTH, Facts, Stratum, inputs, strata
 from lpc.model.returns.hazards import EDGES, INTERVALS, Floats, interval_of
+from lpc.model.returns.users import NO_USER, UserPast, Users
 
 CAPACITY: Final = 20_000
 """Number of turns in memory: about 15 MiB."""
@@ -54,6 +55,8 @@ class Arrival(NamedTuple):
         facts: facts about the turn, without those that are known only when it is answered (`openings`, `log_odds`).
         opening: digest of the conversation's beginning; empty if unknown.
         past: the conversation up to this turn.
+        user: an opaque name of who asks; empty if unknown.
+        user_past: the user up to this turn, without it.
     """
 
     conversation: bytes
@@ -61,6 +64,8 @@ class Arrival(NamedTuple):
     facts: Facts
     opening: bytes = b""
     past: Past = NO_PAST
+    user: bytes = b""
+    user_past: UserPast = NO_USER
 
     def after(self, before: Past) -> Self:
         """Return the arrival with the facts that depend on the earlier turns. They are ignored if the clock was set back."""
@@ -75,6 +80,31 @@ class Arrival(NamedTuple):
             growth_before=before.growth_tokens,
         )
         return self._replace(facts=facts, past=Past(history, facts.input_tokens, growth))
+
+    def by(self, before: UserPast) -> tuple[Self, UserPast]:
+        """Return the arrival with the facts that depend on the user's earlier turns, and the user with this one.
+
+        Call it after :meth:`after`.
+        """
+        history, earlier = self.past.history, before.conversations - (self.past.history.number > 0)
+        facts = self.facts._replace(
+            user_conversations=max(earlier, 0.0),
+            user_went_on=(before.went_on + 0.5) / (before.conversations + 1.0),
+            user_turns=before.turns / before.conversations if before.conversations > 0.0 else math.nan,
+            user_gap=before.gap_s,
+            user_since=max(self.asked_at - before.latest, 0.0),
+        )
+        known = self._replace(facts=facts, user_past=before)
+        return known, before.arrive(self.asked_at, history.gaps.last, second=history.number == 1)
+
+
+def by_user(arrival: Arrival, users: Users) -> Arrival:
+    """Return an arrival with the facts of its user, which it is added to."""
+    if not arrival.user:
+        return arrival
+    known, past = arrival.by(users.get(arrival.user, arrival.asked_at))
+    users.put(arrival.user, past)
+    return known
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -107,15 +137,15 @@ class Conversations:
     def __init__(self) -> None:
         self._latest: dict[bytes, WatchedTurn] = {}
 
-    def arrive(self, arrival: Arrival) -> tuple[WatchedTurn, WatchedTurn | None]:
-        """Add a turn, in order of arrival; return it, and the previous turn if there is one.
+    def arrive(self, arrival: Arrival, users: Users) -> tuple[WatchedTurn, WatchedTurn | None]:
+        """Add a turn, in order of arrival, also to its user; return it, and the previous turn if there is one.
 
         Simultaneous arrivals are one turn: then the first one is returned.
         """
         before = self._latest.get(arrival.conversation)
         if before is not None and arrival.asked_at == before.arrival.asked_at:
             return before, None
-        turn = WatchedTurn(arrival=arrival.after(NO_PAST if before is None else before.arrival.past))
+        turn = WatchedTurn(arrival=by_user(arrival.after(NO_PAST if before is None else before.arrival.past), users))
         if before is not None:
             before.next_at = arrival.asked_at
         if arrival.conversation:
@@ -197,7 +227,7 @@ class TurnMemory:
         if turn.number is not None:
             return
         turn.number, turn.openings = -1, facts.openings
-        conversation, asked_at, _, opening, _ = turn.arrival
+        conversation, asked_at, opening = turn.arrival.conversation, turn.arrival.asked_at, turn.arrival.opening
         self._elapse(asked_at)
         if opening:
             self._openings[opening] = self._openings.get(opening, 0) + 1

@@ -34,7 +34,7 @@ NEWS: Final = 100
 """The head is trained if at least one in this many turns is new. Otherwise it would overfit on a quiet night."""
 CHECKED: Final = 256
 """Number of turns, about, for which the head's hazards are checked after each training."""
-FORMAT: Final = 2
+FORMAT: Final = 3
 
 
 class Quality(NamedTuple):

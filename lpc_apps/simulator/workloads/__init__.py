@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from lpc_apps.simulator.workload import Workload
-from lpc_apps.simulator.workloads import adversary, agents, batch_scan, chat, day, documents, few_shot, loop, production
+from lpc_apps.simulator.workloads import adversary, agents, batch_scan, chat, day, documents, few_shot, loop, production, users
 
 WORKLOADS: Final[Mapping[str, Callable[..., Workload]]] = MappingProxyType(
     {
@@ -25,6 +25,8 @@ WORKLOADS: Final[Mapping[str, Callable[..., Workload]]] = MappingProxyType(
         "day": day.day,
         "adversary": adversary.adversary,
         "loop": loop.loop,
+        "users": users.users,
+        "users-alike": users.alike,
     }
 )
 """By name, in the order of the tables."""

@@ -46,7 +46,7 @@ def adversary(seed: int = 0, *, requests: int = REQUESTS) -> Workload:
 
 def _conversation(timeline: Timeline, at: float, kind: str, inversions: list[float], system: Prefix) -> None:
     random = timeline.random
-    user, text, context = timeline.user(), timeline.text(system, SYSTEM_PROMPT), SYSTEM_PROMPT
+    user, text, context = timeline.conversation(), timeline.text(system, SYSTEM_PROMPT), SYSTEM_PROMPT
     for turn in range(1, MAX_TURNS + 1):
         context += int(random.integers(*PROMPT_TOKENS[kind])) if turn == 1 else int(random.integers(20, 120))
         reply = int(np.clip(lognormal(random, 250.0, 0.6, 1)[0], 10, 1_500))

@@ -88,7 +88,7 @@ def work(timeline: Timeline, start: float, end: float, every: float, prompts: li
 
 def _session(timeline: Timeline, at: float, prompt: Prefix) -> None:
     random = timeline.random
-    user, text, turn, category = timeline.user(), timeline.text(prompt, TOOL_PROMPT), 0, "turn"
+    user, text, turn, category = timeline.conversation(), timeline.text(prompt, TOOL_PROMPT), 0, "turn"
     context = TOOL_PROMPT + int(np.clip(lognormal(random, 3_000, 0.8, 1)[0], 300, 20_000))
     while True:
         calls = int(random.geometric(1 / BURST))
@@ -133,7 +133,7 @@ def _agent(timeline: Timeline, at: float) -> tuple[float, int]:
     human = random.random(calls) < HUMAN_SHARE
     tool_s = np.clip(lognormal(random, 6.0, 0.6, calls), 1.0, 60.0)
     pauses = np.where(human, np.clip(lognormal(random, 90.0, 0.8, calls), 10.0, 1_800.0), tool_s).tolist()
-    user, text, context, turn, category = timeline.user(), timeline.text(), 0, 0, "turn"
+    user, text, context, turn, category = timeline.conversation(), timeline.text(), 0, 0, "turn"
     for prompt, reply, is_human, pause in zip(new.tolist(), replies.tolist(), human.tolist(), pauses, strict=True):
         if context + prompt + reply > MAX_TOKENS:
             break

@@ -58,7 +58,7 @@ def scan(timeline: Timeline, start: float, end: float, every: float = SCAN_EVERY
     for at in np.arange(start, end, every).tolist():
         tokens = INSTRUCTIONS + _document(random)
         reply = max(int(lognormal(random, 80, 0.6, 1)[0]), 1)
-        timeline.ask(at, timeline.user(), 1, timeline.text(instructions, INSTRUCTIONS), tokens, reply, linked=False)
+        timeline.ask(at, timeline.conversation(), 1, timeline.text(instructions, INSTRUCTIONS), tokens, reply, linked=False)
 
 
 def _document(random: np.random.Generator) -> int:

@@ -56,4 +56,4 @@ def call(timeline: Timeline, start: float, end: float, per_second: float, applic
         outputs = np.maximum(lognormal(random, 60, 0.8, len(times)), 1).astype(int).tolist()
         for at, prompt, reply in zip(times, inputs, outputs, strict=True):
             text = timeline.text(instructions if at < redeployed else later, tokens)
-            timeline.ask(at, timeline.user(), 1, text, tokens + prompt, reply, linked=False)
+            timeline.ask(at, timeline.conversation(), 1, text, tokens + prompt, reply, linked=False)

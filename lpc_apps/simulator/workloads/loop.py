@@ -38,7 +38,7 @@ def loop(seed: int = 0, *, requests: int = REQUESTS) -> Workload:
     for prompts, round_s in SUITES:
         instructions = timeline.text()
         lengths = np.clip(lognormal(random, 1_500, 0.5, prompts), 200, 6_000).astype(int).tolist()
-        suite = [(timeline.user(), timeline.text(instructions, INSTRUCTIONS), tokens) for tokens in lengths]
+        suite = [(timeline.conversation(), timeline.text(instructions, INSTRUCTIONS), tokens) for tokens in lengths]
         for start in np.arange(round_s * random.random(), end, round_s).tolist():
             for index, (user, text, tokens) in enumerate(suite):
                 at = start + round_s * (index + 0.5 * random.random()) / prompts

@@ -45,7 +45,7 @@ class Prefix:
 @dataclass(frozen=True, slots=True)
 class _Request:
     arrival: float
-    user: str
+    conversation: str
     turn: int
     category: str
     input_tokens: int
@@ -53,6 +53,7 @@ class _Request:
     blocks: tuple[int, ...]
     linked: bool
     reply_end: str
+    user: str
 
 
 class Timeline:
@@ -69,22 +70,22 @@ class Timeline:
         self._seed = seed
         self._fresh = count()
         self._requests: list[_Request] = []
-        self._users = 0
+        self._conversations = 0
         self._cost = Cost()
 
     def text(self, after: Prefix | None = None, tokens: int = 0) -> Prefix:
         """Return a new text that continues the first ``tokens`` tokens of ``after``."""
         return Prefix(self._fresh, self.block_tokens, after, tokens)
 
-    def user(self) -> str:
+    def conversation(self) -> str:
         """Return the name of a new conversation."""
-        self._users += 1
-        return f"u{self._users}"
+        self._conversations += 1
+        return f"c{self._conversations}"
 
     def ask(
         self,
         at: float,
-        user: str,
+        conversation: str,
         turn: int,
         text: Prefix,
         input_tokens: int,
@@ -93,21 +94,25 @@ class Timeline:
         category: str = "",
         linked: bool = True,
         reply_end: str = "",
+        user: str = "",
     ) -> float:
         """Add a request; return the time when it ends at nominal cost, seconds.
 
         Args:
             at: arrival, seconds.
-            user: conversation of the request.
+            conversation: conversation of the request.
             turn: number of the turn in the conversation, from 1.
             text: the prompt is its first ``input_tokens`` tokens, the reply the next ``output_tokens``.
             category: category that the client sends.
             linked: whether the request carries the conversation's name. If not, it looks like the only request of its
                 conversation; only the bounds know the next one.
             reply_end: how the reply ends, as an engine sees it.
+            user: who asks; empty: unknown.
         """
         blocks = text.blocks(input_tokens + output_tokens)
-        self._requests.append(_Request(at, user, turn, category, input_tokens, output_tokens, blocks, linked, reply_end))
+        self._requests.append(
+            _Request(at, conversation, turn, category, input_tokens, output_tokens, blocks, linked, reply_end, user)
+        )
         return at + input_tokens / self._cost.prefill_tokens_s + output_tokens * self._cost.output_token_s
 
     def converse(
@@ -121,6 +126,8 @@ class Timeline:
         tokens: int = 0,
         linked: bool = True,
         max_tokens: int = 16_384,
+        category: str = "",
+        user: str = "",
     ) -> None:
         """Add a conversation in which every prompt repeats the history.
 
@@ -129,16 +136,17 @@ class Timeline:
             prompts, replies: new tokens of each turn.
             gaps: seconds from the end of each turn to the next; the last one is unused.
             after, tokens: text before the conversation, such as a system prompt, and its length.
-            linked: see `ask`.
+            linked, category, user: see `ask`.
             max_tokens: the conversation ends before its context exceeds this.
         """
-        text, user = self.text(after, tokens), self.user()
+        text, conversation = self.text(after, tokens), self.conversation()
         context = tokens
         for turn, (prompt, reply, gap) in enumerate(zip(prompts, replies, gaps, strict=True), 1):
             if context + prompt + reply > max_tokens:
                 break
             context += prompt
-            at = self.ask(at, user, turn, text, context, reply, linked=linked) + gap
+            end = self.ask(at, conversation, turn, text, context, reply, linked=linked, category=category, user=user)
+            at = end + gap
             context += reply
 
     def workload(self, name: str, requests: int) -> Workload:
@@ -156,7 +164,7 @@ class Timeline:
         latest: dict[str, Turn] = {}
         for index, request in enumerate(drawn):
             # An unlinked request gets a unique name, so that no policy can recognise its conversation.
-            conversation = request.user if request.linked else f"{request.user}?{index}"
+            conversation = request.conversation if request.linked else f"{request.conversation}?{index}"
             number = request.turn if request.linked else 1
             contents = request.blocks[: request.input_tokens // self.block_tokens]
             turn = Turn(
@@ -170,11 +178,12 @@ class Timeline:
                 index,
                 request.arrival - start,
                 reply_end=request.reply_end,
+                user=request.user,
             )
-            before = latest.get(request.user)
+            before = latest.get(request.conversation)
             if before is not None:
                 before.next = turn
-            latest[request.user] = turn
+            latest[request.conversation] = turn
             turns.append(turn)
             traced.append(
                 TracedRequest(
@@ -187,6 +196,7 @@ class Timeline:
                     request.category,
                     request.linked,
                     reply_end=request.reply_end,
+                    user=request.user,
                 )
             )
         return Workload(

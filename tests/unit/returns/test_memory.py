@@ -7,6 +7,7 @@ import pytest
 
 from lpc.model.returns.facts import Facts, inputs
 from lpc.model.returns.memory import SPAN_S, Arrival, Asked, Conversations, TurnMemory
+from lpc.model.returns.users import Users
 
 START = 1_700_000_000.0
 
@@ -27,7 +28,7 @@ class Memory(TurnMemory):
         """Return the number and gap of the turns that these follow."""
         found: list[tuple[int | None, float] | None] = []
         for one in turns:
-            placed, before = self.conversations.arrive(one)
+            placed, before = self.conversations.arrive(one, Users())
             gap = None if before is None else self.record_return(before)
             found.append(None if before is None or gap is None else (before.number, gap))
             facts = self.facts(Asked(placed, placed.arrival.facts))
@@ -35,7 +36,7 @@ class Memory(TurnMemory):
         return found
 
     def facts_of(self, arrival: Arrival) -> Facts:
-        turn, _ = self.conversations.arrive(arrival)
+        turn, _ = self.conversations.arrive(arrival, Users())
         return self.facts(Asked(turn, turn.arrival.facts))
 
 

@@ -12,6 +12,7 @@ from lpc.model.returns.facts import Facts
 from lpc.model.returns.groups import GROUPS
 from lpc.model.returns.memory import Arrival, Asked, Conversations, WatchedTurn
 from lpc.model.returns.model import FEWEST_TURNS, GIVEN_UP_S, ReturnModel
+from lpc.model.returns.users import Users
 
 START = 1_700_000_000.0
 
@@ -26,7 +27,7 @@ def asked(*arrivals: Arrival) -> list[Asked]:
 
 def answer(model: ReturnModel, conversations: Conversations, *turns: Arrival) -> list[int]:
     """Return the groups of turns that arrive at once."""
-    placed = [conversations.arrive(one) for one in turns]
+    placed = [conversations.arrive(one, Users()) for one in turns]
     for _, before in placed:
         if before is not None:
             model.record_return(before)

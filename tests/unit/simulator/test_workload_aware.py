@@ -25,7 +25,7 @@ def conversations(law: Law, seed: int) -> Workload:
     random = timeline.random
     for category in ("a", "b"):
         for start in np.arange(0.0, HOUR, 8.0).tolist():
-            text, user, at, context = timeline.text(), timeline.user(), start + float(random.uniform(0, 8)), 0
+            text, user, at, context = timeline.text(), timeline.conversation(), start + float(random.uniform(0, 8)), 0
             for turn in range(1, 6):
                 if at > HOUR:
                     break

@@ -93,7 +93,7 @@ def test_at_the_cliff_lru_falls_from_all_hits_to_hardly_any() -> None:
 
 def test_too_few_requests_are_refused_by_name() -> None:
     timeline = Timeline(0, 16)
-    timeline.ask(0.0, timeline.user(), 1, timeline.text(), 100, 10)
+    timeline.ask(0.0, timeline.conversation(), 1, timeline.text(), 100, 10)
 
     with pytest.raises(ValueError, match="sparse: drew 1 requests, needs 2"):
         timeline.workload("sparse", 2)

@@ -17,9 +17,9 @@ import (
 )
 
 type line struct {
-	Op, ID, Conversation, Prompt string
-	Age, Price                   float64 // seconds; uses per second
-	Hazards                      []float32
+	Op, ID, Conversation, User, Prompt string
+	Age, Price                         float64 // seconds; uses per second
+	Hazards                            []float32
 }
 
 type reply struct {
@@ -62,6 +62,7 @@ func main() {
 			client.Ask(l.ID, &lpcv1.Conversation{
 				Input:          &lpcv1.Conversation_Prompt{Prompt: l.Prompt},
 				ConversationId: l.Conversation,
+				User:           l.User,
 			})
 		case "end":
 			answers[l.ID], r.Answered = client.Take(l.ID)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from response_cache.gateway.clients import ANONYMOUS, NAMES, REFUSED, SaltKeyError, Tenants, read_key, text_at
+from response_cache.gateway.clients import ANONYMOUS, NAMES, REFUSED, USERS, SaltKeyError, Tenants, read_key, text_at
 from response_cache.gateway.errors import GatewayError
 
 TENANTS = Tenants(b"k" * 32)
@@ -55,6 +55,17 @@ def test_the_engine_gets_another_name_for_each_tenants_conversation(path: tuple[
             said = said[name]
     assert names == [TENANTS.session("t", "mine"), TENANTS.session("u", "mine"), "mine"]
     assert len(set(names)) == 3
+
+
+@pytest.mark.parametrize("path", USERS, ids=".".join)
+def test_no_tenant_can_name_the_user_of_another_one(path: tuple[str, str]) -> None:
+    body = json.dumps({path[0]: {path[1]: "alice"}}).encode()
+    names = [text_at(sent(tenant, body)[1], path) for tenant in ("t", "u", ANONYMOUS)]
+
+    assert len(set(names)) == 3 and names[2] == "alice"
+    assert all(name is not None and len(name) == 64 for name in names[:2])
+    with pytest.raises(GatewayError, match="spell the field user_id in lower case"):
+        sent("t", json.dumps({path[0]: {"USER_ID": "alice"}}).encode())
 
 
 @pytest.mark.parametrize("path", REFUSED, ids=".".join)

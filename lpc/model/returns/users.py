@@ -1,0 +1,82 @@
+"""What is known of users besides their current conversation: a bounded table of numbers under opaque names, without text."""
+
+import math
+from collections import OrderedDict
+from typing import Final, NamedTuple
+
+CAPACITY: Final = 50_000
+"""Number of users: about 20 MiB. Of more, those that were away longest are forgotten."""
+FORGOTTEN_S: Final = 14 * 86_400.0
+"""Absence after which nothing is known of a user any more."""
+HALF_LIFE_S: Final = 7 * 86_400.0
+"""Time in which the counts of a user halve."""
+
+
+class UserPast(NamedTuple):
+    """Counts of a user, which fall with age.
+
+    Attributes:
+        latest: arrival of the latest turn, seconds; NaN before the first one.
+        conversations, went_on: number of conversations, and of those with more than one turn.
+        turns: number of turns.
+        log_gap_sum: sum of ln(gap) over the gaps between turns of a conversation; there are ``turns - conversations``.
+    """
+
+    latest: float
+    conversations: float
+    went_on: float
+    turns: float
+    log_gap_sum: float
+
+    def arrive(self, at: float, gap: float, *, second: bool) -> "UserPast":
+        """Return the counts after a turn.
+
+        Args:
+            at: seconds, on the clock of ``latest``.
+            gap: seconds since the conversation's previous turn; NaN: it is the first one.
+            second: whether it is the conversation's second turn.
+        """
+        away = at - self.latest
+        kept = 0.5 ** (away / HALF_LIFE_S) if away > 0.0 else 1.0
+        first = math.isnan(gap)
+        return UserPast(
+            at if math.isnan(self.latest) else max(at, self.latest),
+            kept * self.conversations + first,
+            kept * self.went_on + second,
+            kept * self.turns + 1.0,
+            kept * self.log_gap_sum + (0.0 if first else math.log(max(gap, 1e-3))),
+        )
+
+    @property
+    def gap_s(self) -> float:
+        """Geometric mean of the gaps; NaN: there is none."""
+        gaps = self.turns - self.conversations
+        return math.exp(self.log_gap_sum / gaps) if gaps > 1e-6 else math.nan
+
+
+NO_USER: Final = UserPast(math.nan, 0.0, 0.0, 0.0, 0.0)
+
+
+class Users:
+    """The users of a sidecar, or of a log. Not thread-safe."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
+        self._past: OrderedDict[bytes, UserPast] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._past)
+
+    def get(self, user: bytes, at: float) -> UserPast:
+        """Return what is known of a user at a time, seconds."""
+        past = self._past.get(user, NO_USER)
+        return NO_USER if at - past.latest > FORGOTTEN_S else past
+
+    def put(self, user: bytes, past: UserPast) -> None:
+        """Set what is known of a user. An empty name is ignored."""
+        if not user:
+            return
+        self._past[user] = past
+        self._past.move_to_end(user)
+        if len(self._past) > self._capacity:
+            self._past.popitem(last=False)
