@@ -27,6 +27,7 @@ COPY lpc lpc
 COPY lpc_apps lpc_apps
 COPY predictor_service predictor_service
 COPY eviction_client eviction_client
+COPY response_cache response_cache
 RUN /src/venv/bin/pip wheel --no-cache-dir --no-deps --no-index --no-build-isolation --wheel-dir /wheel .
 
 

@@ -25,10 +25,10 @@ from starlette.routing import Route
 
 from benchmarks.processes import RedisServer, Sidecar
 from eviction_client.settings import ClientSettings
-from lpc.cache.client import SILENCES
 from lpc.wire.terminal import console
-from lpc_apps.gateway.server import running
-from lpc_apps.gateway.settings import GatewaySettings
+from response_cache.client import SILENCES
+from response_cache.gateway.server import running
+from response_cache.gateway.settings import GatewaySettings
 
 CHAT: Final = "/v1/chat/completions"
 REQUESTS: Final = 200

@@ -22,12 +22,13 @@ from eviction_client.settings import ClientSettings
 from lpc.wire.redis_settings import RedisSettings
 from lpc.wire.server_settings import ServerSettings
 from lpc_apps.commands.cli import app
-from lpc_apps.gateway import metrics as gateway
-from lpc_apps.gateway.settings import GatewaySettings
 from lpc_apps.lmcache.settings import LMCacheSettings
 from predictor_service import metrics as sidecar
-from predictor_service.responses.metrics import CacheMetrics
 from predictor_service.settings import ServiceSettings
+from response_cache.gateway import metrics as gateway
+from response_cache.gateway.settings import GatewaySettings
+from response_cache.service.metrics import CacheMetrics
+from response_cache.service.settings import CacheSettings
 
 DOCS = Path(__file__).parent
 SETTINGS = """# Settings
@@ -56,6 +57,8 @@ adds `_total` to counters, and `_bucket`, `_sum` and `_count` to histograms. No 
 The plug-in's metrics are in the engine's own `/metrics`, each with the label `engine`.
 """
 SHARED = (ServerSettings, RedisSettings)
+BASES = {CacheSettings: ServiceSettings}
+"""Objects that list only what they add to another one."""
 PARTS: tuple[tuple[str, type[BaseSettings], str], ...] = (
     (
         "Sidecar and gateway",
@@ -66,6 +69,11 @@ PARTS: tuple[tuple[str, type[BaseSettings], str], ...] = (
         "The sidecar",
         ServiceSettings,
         "What only `lpc serve` reads.",
+    ),
+    (
+        "Response caches",
+        CacheSettings,
+        "What a sidecar with response caches also reads.",
     ),
     (
         "Redis and the client certificate",
@@ -118,7 +126,7 @@ def settings_page() -> str:
             f"| `{prefix}{name.upper()}` | {kind(field.annotation)} | {default(settings, name)} | "
             f"{sentence(field.description)} |"
             for name, field in settings.model_fields.items()
-            if settings in SHARED or not any(name in shared.model_fields for shared in SHARED)
+            if settings in SHARED or not any(name in other.model_fields for other in (*SHARED, BASES.get(settings)) if other)
         ]
         parts.append(
             "\n".join([f"\n## {title}\n", f"{text}\n", "| Variable | Type | Default | |", "|---|---|---|---|", *rows, ""])

@@ -19,12 +19,12 @@
     ├── ListenError             lpc.wire.listening: the process cannot listen on an address
     ├── TokenFileError          lpc.wire.tokens: the token file cannot be used
     ├── BadTarget               lpc.wire.raw_path: a request's path or query cannot be forwarded
-    ├── CacheError              lpc.cache.client: a call to the response caches failed
-    ├── GatewayStartError       lpc_apps.gateway.errors: the gateway cannot start
-    ├── SaltKeyError            lpc_apps.gateway.clients: the key file for salts cannot be used
-    ├── KeyFileError            lpc.responses.sealing: the key file of the response caches cannot be used
-    ├── PairsError              lpc.responses.semantic.calibration: a file of labelled pairs cannot be read
-    ├── EvidenceError           lpc.responses.semantic.evidence_file: a file of evidence cannot be used
+    ├── CacheError              response_cache.client: a call to the response caches failed
+    ├── GatewayStartError       response_cache.gateway.errors: the gateway cannot start
+    ├── SaltKeyError            response_cache.gateway.clients: the key file for salts cannot be used
+    ├── KeyFileError            response_cache.keys.sealing: the key file of the response caches cannot be used
+    ├── PairsError              response_cache.semantic.calibration: a file of labelled pairs cannot be read
+    ├── EvidenceError           response_cache.semantic.evidence_file: a file of evidence cannot be used
     ├── RedisFailed             lpc.wire.redis_reach: a command to Redis failed; never shown, the lookup is a miss
     │   ├── RedisAway           lpc.wire.redis_reach: Redis does not answer
     │   └── RedisRefused        lpc.wire.redis_reach: Redis rejected one command

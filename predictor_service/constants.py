@@ -18,7 +18,6 @@ class Constants:
         label_log_interval_s: time after which a file of the label log is written with fewer rows, seconds.
         refit_s: interval of refits of the return model, seconds.
         returns_turns: number of turns that the return model stores, about 1 KB each.
-        flight_s: time after which a caller of the response caches that computes an answer for others counts as dead, seconds.
     """
 
     reload_s: float = 5.0
@@ -31,4 +30,3 @@ class Constants:
     label_log_interval_s: float = 300.0
     refit_s: float = 60.0
     returns_turns: int = 20_000
-    flight_s: float = 60.0

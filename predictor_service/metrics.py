@@ -144,9 +144,6 @@ class Metrics:
             self.turns.labels(found)
         for what in ("turns", "returns", "model"):
             self.invalid_values.labels(what)
-        for use in ("caches", "turns"):
-            for cause in REDIS_REFUSALS:
-                self.refused_by_redis.labels(use, cause)
         for fate in ("written", "dropped"):
             self.label_rows.labels(fate)
         self.unread_prompts = Counter(
@@ -188,7 +185,9 @@ class Metrics:
         self.queue_limit = Gauge("lpc_queue_limit", "Largest number of admitted conversations.", registry=registry)
 
     def redis_refusals(self, use: str) -> Callable[[str], None]:
-        """Return a function that counts a refusal by the Redis of this use, given its cause."""
+        """Return a function that counts a refusal by the Redis of this use, given its cause. Creates all series of the use."""
+        for cause in REDIS_REFUSALS:
+            self.refused_by_redis.labels(use, cause)
         return lambda cause: self.refused_by_redis.labels(use, cause).inc()
 
     def forget_caller(self, name: str) -> None:

@@ -29,6 +29,7 @@ from predictor_service.batching.inference import Inference
 from predictor_service.batching.prepare import TOKENIZER_THREADS, Preparation
 from predictor_service.constants import Constants
 from predictor_service.errors import StartError
+from predictor_service.hosting import Host, Hosted, MakeHosted
 from predictor_service.labels.log import LabelWriter
 from predictor_service.labels.tracker import EXPIRE_INTERVAL_S, TurnTracker
 from predictor_service.labels.turn import TurnObserver
@@ -47,13 +48,10 @@ from predictor_service.serving import Serving
 from predictor_service.settings import ServiceSettings
 
 if TYPE_CHECKING:
-    from predictor_service.responses.building import Caches
     from predictor_service.sharing.registry import TurnRegistry
 
 log = logging.getLogger(__name__)
 
-CACHED_FORWARDS: Final = 4096
-"""Model outputs that are cached if response caches embed questions, 1 KB each."""
 HEALTH_S: Final = 1.0
 """Interval of health checks."""
 LARGEST_IN_FLIGHT: Final = 4
@@ -88,6 +86,8 @@ class Parts:
         keepalive: when connections to silent peers are closed.
         tokenizer_limits: time limits of loading a tokenizer.
         constants: limits and intervals.
+        further: builds a further gRPC service in the same server.
+        cached_outputs: number of the model's outputs that are cached, 1 KB each, because a further service asks for the same.
     """
 
     clock: Callable[[], float] | None = None
@@ -98,6 +98,8 @@ class Parts:
     keepalive: Keepalive = field(default_factory=Keepalive)
     tokenizer_limits: LoadLimits = field(default_factory=LoadLimits)
     constants: Constants = field(default_factory=Constants)
+    further: MakeHosted | None = None
+    cached_outputs: int = 0
 
 
 @contextlib.asynccontextmanager
@@ -124,14 +126,14 @@ async def running(settings: ServiceSettings, parts: Parts = Parts()) -> AsyncIte
         tracker = _tracker(settings, parts, clock, metrics, returns, stack)
         batcher = _batcher(settings, parts, serving, budget, returns, metrics, stack)
         service = _service(settings, parts, clock, serving, batcher, served_models, tracker, returns, metrics, stack)
-        caches = _caches(settings, parts, clock, serving, batcher, metrics, stack)
+        hosted = None if parts.further is None else parts.further(Host(metrics, clock.now, serving, batcher, stack))
         await asyncio.to_thread(served_models.wait, TOKENIZERS_TIMEOUT_S)
-        await listener.start(service, None if caches is None else caches.service)
+        await listener.start(service, hosted)
         stack.push_async_callback(listener.drain)
         background = Background(metrics.task_failures)
         stack.push_async_callback(background.close)
-        _start_background(background, parts, clock, listener, batcher, serving, tracker, returns, caches)
-        for name, part in (("certificates", tls), ("tokens", callers), ("keys", caches)):
+        _start_background(background, parts, clock, listener, batcher, serving, tracker, returns, hosted)
+        for name, part in (("certificates", tls), ("tokens", callers), ("hosted", hosted)):
             if part is not None:
                 background.every(parts.constants.reload_s, name, partial(asyncio.to_thread, part.refresh))
         yield Addresses(settings.host, listener.port, settings.unix_socket, settings.metrics_host, metrics_port)
@@ -167,7 +169,7 @@ def _start_background(
     serving: Serving,
     tracker: TurnTracker,
     returns: ReturnLearning,
-    caches: "Caches | None",
+    hosted: Hosted | None,
 ) -> None:
     async def show_health() -> None:
         listener.show(serving=await batcher.check())
@@ -176,7 +178,7 @@ def _start_background(
     background.every(parts.constants.reload_s, "reload", serving.reload)
     background.every(EXPIRE_INTERVAL_S, "labels", lambda: asyncio.to_thread(tracker.expire, clock.now()))
     background.every(parts.constants.refit_s, "returns", returns.learn)
-    for interval_s, name, run in () if caches is None else caches.rounds:
+    for interval_s, name, run in () if hosted is None else hosted.rounds:
         background.every(interval_s, name, run)
 
 
@@ -262,29 +264,6 @@ def _served_models(settings: ServiceSettings, parts: Parts, metrics: Metrics, st
     return served_models
 
 
-def _caches(
-    settings: ServiceSettings,
-    parts: Parts,
-    clock: MonotoneClock,
-    serving: Serving,
-    batcher: Batcher,
-    metrics: Metrics,
-    stack: contextlib.AsyncExitStack,
-) -> "Caches | None":
-    if settings.cache_redis_url is None:
-        return None
-    # The packages of the response caches are an optional extra.
-    from lpc.responses.sealing import KeyFileError
-    from lpc.responses.semantic.evidence_file import EvidenceError
-    from predictor_service.responses.building import build_caches
-    from predictor_service.responses.embedding import Embedder
-
-    try:
-        return build_caches(settings, parts.constants.flight_s, metrics, Embedder(serving, batcher), clock.now, stack)
-    except (KeyFileError, EvidenceError) as error:
-        raise StartError(str(error)) from error
-
-
 def _registry(
     settings: ServiceSettings, clock: MonotoneClock, tracker: TurnTracker, metrics: Metrics, stack: contextlib.AsyncExitStack
 ) -> "TurnRegistry | None":
@@ -312,8 +291,7 @@ def _batcher(
     metrics.queue_wait.set_function(lambda: queue.wait_s)
     metrics.queue_limit.set(queue.max_items)
     lanes = LANES[serving.model.provider]
-    embedded = any(scope.semantic != "off" for scope in settings.cache_scopes.values())
-    inference = Inference(returns=returns, remembered=CACHED_FORWARDS if embedded else 0, threads=len(lanes))
+    inference = Inference(returns=returns, remembered=parts.cached_outputs, threads=len(lanes))
     batcher = Batcher(queue, inference, metrics, embeddings=settings.label_log is not None, lanes=lanes)
     stack.push_async_callback(batcher.close)
     return batcher

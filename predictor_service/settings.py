@@ -4,16 +4,14 @@ import os
 import re
 import tempfile
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
-from lpc.responses.scopes import ScopeSettings
-from lpc.wire.access import is_loopback
 from lpc.wire.certificates import CertificateFiles
 from lpc.wire.names import MAX_NAME, is_name
-from lpc.wire.redis_settings import RedisSettings, parsed, readable
+from lpc.wire.redis_settings import RedisSettings
 from lpc.wire.server_settings import ServerSettings
 from lpc.wire.variables import none_if_empty
 
@@ -89,8 +87,8 @@ class ServiceSettings(RedisSettings, ServerSettings):
 
     state: Path | None = Field(
         None,
-        description="Folder on a persistent volume for the return model and the verdicts of response caches. Empty: the "
-        "return model is lost at a restart, and the verdicts are in `<tmp>/lpc-<uid>`.",
+        description="Folder on a persistent volume for what the sidecar learns, such as the return model. Empty: "
+        "that is lost at a restart.",
     )
 
     redis_url: SecretStr | None = Field(
@@ -98,49 +96,6 @@ class ServiceSettings(RedisSettings, ServerSettings):
         description="redis://, rediss:// (TLS) or unix:// URL of the fleet's Redis, through which sidecars share their turns: "
         "hashes and numbers for a label horizon, never text. Without it, each sidecar learns from its own turns only.",
     )
-
-    cache_redis_url: SecretStr | None = Field(
-        None,
-        description="URL of the Redis of the response caches (docs/how-to/response-caches.md), which stores answers encrypted; "
-        "empty: disabled. User and password are percent-encoded. Needs cache_keys and the extra `cache`.",
-    )
-    cache_redis_password_file: Path | None = Field(
-        None, description="File with the password of cache_redis_url, read at each connection."
-    )
-    cache_redis_cluster: bool = Field(False, description="cache_redis_url is a node of a Redis Cluster.")
-    cache_redis_timeout_s: Annotated[float, Field(gt=0, le=10)] = Field(
-        0.05, description="Seconds that a lookup waits for Redis before it counts as a miss."
-    )
-    cache_keys: Path | None = Field(
-        None,
-        description="File with lines `name: 64 hexadecimal digits`: the key `names`, and the keys that encrypt answers, the "
-        "first of which is used for new answers; read again when it changes.",
-    )
-    cache_gateways: Annotated[tuple[str, ...], NoDecode] = Field(
-        (),
-        description="Clients of the sidecar that may name a tenant in requests to the response caches, separated by commas. "
-        "Use the names of your gateways' tokens or certificates, `unix` for the Unix socket, `anonymous` for a port without "
-        "authentication.",
-    )
-    cache_scopes: dict[str, ScopeSettings] = Field(
-        default_factory=dict,
-        description="Rules of each scope, by name; `default` applies to others. Limits: kind, mode, ttl_s, any_temperature, "
-        "bound, level, max_entries, max_mib, tenant_entries, tenant_mib. "
-        "Evidence: evidence, judge.",
-    )
-    cache_client_scopes: int = Field(
-        64,
-        ge=1,
-        le=10_000,
-        description="Number of scopes that one client may use; calls in further ones are refused (`scopes`).",
-    )
-    cache_invalidations: float = Field(
-        60.0,
-        gt=0,
-        allow_inf_nan=False,
-        description="Limit of Invalidate calls per minute of one client, at each sidecar.",
-    )
-    cache_max_entry_kib: int = Field(256, ge=1, le=16_384, description="Answers larger than this are not cached, KiB.")
 
     served_models: dict[str, str] = Field(
         default_factory=dict,
@@ -152,10 +107,7 @@ class ServiceSettings(RedisSettings, ServerSettings):
         True, description="Whether engines may send their tokenizers. The sidecar keeps eight in memory."
     )
 
-    _empty_is_none_here = field_validator(
-        *("unix_socket", "tls_client_ca", "label_log", "state", "cache_redis_password_file", "cache_keys"),
-        mode="before",
-    )(none_if_empty)
+    _empty_is_none_here = field_validator("unix_socket", "tls_client_ca", "label_log", "state", mode="before")(none_if_empty)
 
     @field_validator("served_models")
     @classmethod
@@ -164,11 +116,6 @@ class ServiceSettings(RedisSettings, ServerSettings):
         if bad is not None:
             raise ValueError(f"{bad[:50]!r} is not a name of at most {MAX_NAME} printable characters")
         return models
-
-    @field_validator("cache_gateways", mode="before")
-    @classmethod
-    def _listed(cls, value: object) -> object:
-        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
     @field_validator("unix_socket_mode")
     @classmethod
@@ -191,40 +138,6 @@ class ServiceSettings(RedisSettings, ServerSettings):
             raise ValueError("tls_client_ca needs tls_certificate and tls_key")
         return self
 
-    @field_validator("cache_redis_url")
-    @classmethod
-    def _cache_url_readable(cls, url: SecretStr | None) -> SecretStr | None:
-        return readable(url)
-
-    @model_validator(mode="after")
-    def _cache_is_whole(self) -> Self:
-        if self.cache_redis_url is None:
-            if self.cache_keys is not None or self.cache_scopes or self.cache_gateways:
-                raise ValueError(
-                    "cache_keys, cache_scopes and cache_gateways need cache_redis_url: response caches store answers in Redis"
-                )
-            return self
-        if self.cache_keys is None:
-            raise ValueError("cache_redis_url needs cache_keys: answers are stored encrypted (docs/how-to/response-caches.md)")
-        if self.tokens is None and self.tls_client_ca is None and not is_loopback(self.host):
-            raise ValueError(
-                f"with response caches, callers on {self.host} must have names: set LPC_TOKENS or LPC_TLS_CLIENT_CA "
-                "(docs/how-to/security.md), or listen on 127.0.0.1"
-            )
-        url = parsed(self.cache_redis_url)
-        if self.redis_url is not None:
-            engines = parsed(self.redis_url)
-            if engines.where.replace("localhost", "127.0.0.1") == url.where.replace("localhost", "127.0.0.1"):
-                raise ValueError(
-                    "cache_redis_url is the same Redis as redis_url, which engines can read: use another for response caches"
-                )
-        if self.cache_redis_password_file is not None and url.password is not None:
-            raise ValueError("cache_redis_url and cache_redis_password_file both contain a password: remove one of them")
-        return self
-
-    def _redis_urls(self) -> list[SecretStr]:
-        return [url for url in (self.redis_url, self.cache_redis_url) if url is not None]
-
     @property
     def tls_files(self) -> CertificateFiles:
         """The sidecar's certificate and key, and the certificate authority of its clients."""
@@ -234,11 +147,6 @@ class ServiceSettings(RedisSettings, ServerSettings):
     def returns_file(self) -> Path | None:
         """File of the return model; None: it is not saved."""
         return None if self.state is None else self.state / "returns.npz"
-
-    @property
-    def verdicts_file(self) -> Path:
-        """File that records which scopes' evidence has turned against them, so that emptying Redis does not undo it."""
-        return (self.state or OWN_FOLDER) / "cache-verdicts.json"
 
     @classmethod
     def settings_customise_sources(

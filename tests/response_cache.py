@@ -9,26 +9,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lpc.responses.answers import Answer
-from lpc.responses.canonical import Namer, Request
-from lpc.responses.flights import Flights
-from lpc.responses.scopes import Scopes, ScopeSettings
-from lpc.responses.sealing import Keys
-from lpc.responses.semantic.evidence import LEVELS
-from lpc.responses.semantic.gate import Decision, Gate
-from lpc.responses.semantic.threshold import Threshold
-from lpc.responses.shared_evidence import SharedEvidence
-from lpc.responses.store import Store
-from lpc.responses.vectors import Vectors
 from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisReach
 from predictor_service.metrics import Metrics
-from predictor_service.responses.cache import ResponseCache
-from predictor_service.responses.embedding import Embedder
-from predictor_service.responses.judging import Rules
-from predictor_service.responses.metrics import CacheMetrics
-from predictor_service.responses.similar import SimilarQuestions
-from predictor_service.responses.upkeep import Upkeep
+from response_cache.keys.canonical import Namer, Request
+from response_cache.keys.sealing import Keys
+from response_cache.semantic.evidence import LEVELS
+from response_cache.semantic.gate import Decision, Gate
+from response_cache.semantic.threshold import Threshold
+from response_cache.service.cache import ResponseCache
+from response_cache.service.embedding import Embedder
+from response_cache.service.judging import Rules
+from response_cache.service.metrics import CacheMetrics
+from response_cache.service.similar import SimilarQuestions
+from response_cache.service.upkeep import Upkeep
+from response_cache.store.answers import Answer
+from response_cache.store.flights import Flights
+from response_cache.store.scopes import Scopes, ScopeSettings
+from response_cache.store.shared_evidence import SharedEvidence
+from response_cache.store.store import Store
+from response_cache.store.vectors import Vectors
 
 NAMES = "11" * 32
 KEY = "22" * 32

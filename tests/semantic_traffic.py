@@ -9,11 +9,11 @@ from typing import Literal
 
 import numpy as np
 
-from lpc.responses.answers import Answer
-from lpc.responses.canonical import Request
-from lpc.responses.scopes import ScopeSettings
-from lpc.responses.semantic.gate import Gate
-from predictor_service.responses.outcomes import Hit
+from response_cache.keys.canonical import Request
+from response_cache.semantic.gate import Gate
+from response_cache.service.outcomes import Hit
+from response_cache.store.answers import Answer
+from response_cache.store.scopes import ScopeSettings
 from tests.response_cache import Caches as OneSidecar
 from tests.response_cache import GivenVectors, answer, asked
 

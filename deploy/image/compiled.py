@@ -5,9 +5,9 @@ import sys
 
 MODULES = (
     "lpc_apps.commands.cli",
-    "lpc_apps.gateway.server",
+    "response_cache.gateway.server",
     "predictor_service.requests.loading",
-    "predictor_service.responses.opening",
+    "response_cache.service.opening",
     "predictor_service.server",
     "transformers.models.auto.tokenization_auto",
     "transformers.tokenization_utils_tokenizers",

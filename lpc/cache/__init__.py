@@ -1,1 +1,1 @@
-"""Clients of the sidecar's response caches. `lpc.cache.v1` holds the stubs, generated from `proto/lpc/cache/v1`."""
+"""The response caches' wire contract, generated into `v1` from `proto/lpc/cache/v1`."""

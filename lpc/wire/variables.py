@@ -15,14 +15,17 @@ SERVER: Final = """
 """
 """Fields of `lpc.wire.server_settings.ServerSettings`."""
 SIDECAR: Final = """
-    cache_client_scopes, cache_gateways, cache_invalidations, cache_keys, cache_max_entry_kib, cache_redis_cluster,
-    cache_redis_password_file, cache_redis_timeout_s, cache_redis_url, cache_scopes, client_certificate,
-    client_key, client_rate,
-    cuda_memory_mib, label_horizon_s, label_log, label_log_mib, label_memory_turns, max_batch_tokens, max_queue_items, model,
-    models, offered_tokenizers, provider, redis_ca, redis_cluster, redis_password_file,
-    redis_timeout_s, redis_url, served_models, state, threads, tls_client_ca, unix_socket, unix_socket_mode
+    client_certificate, client_key, client_rate, cuda_memory_mib, label_horizon_s, label_log, label_log_mib,
+    label_memory_turns, max_batch_tokens, max_queue_items, model, models, offered_tokenizers, provider, redis_ca,
+    redis_cluster, redis_password_file, redis_timeout_s, redis_url, served_models, state, threads, tls_client_ca,
+    unix_socket, unix_socket_mode
 """
 """Fields of `predictor_service.settings.ServiceSettings`, without those in SERVER."""
+CACHE: Final = """
+    cache_client_scopes, cache_gateways, cache_invalidations, cache_keys, cache_max_entry_kib, cache_redis_cluster,
+    cache_redis_password_file, cache_redis_timeout_s, cache_redis_url, cache_scopes
+"""
+"""Further fields of `response_cache.service.settings.CacheSettings`."""
 ENGINE: Final = """
     client_certificate, client_key, hints_share, keep_waiting, lru_file, on_unknown_engine, overtake_s, pooling,
     predictor_address, predictor_ca, predictor_token_file, redis_ca, redis_cluster, redis_password_file, redis_shards,
@@ -35,7 +38,7 @@ GATEWAY: Final = """
     gateway_max_connections_per_address, gateway_max_held_bytes, gateway_max_requests, gateway_paths,
     gateway_salt_key_file, gateway_scopes
 """
-"""Fields of `lpc_apps.gateway.settings.GatewaySettings`, without those in SERVER."""
+"""Fields of `response_cache.gateway.settings.GatewaySettings`, without those in SERVER."""
 LMCACHE: Final = """
     lmcache_chunks, lmcache_token_file, lmcache_tokenizer, lmcache_watermark
 """
@@ -46,7 +49,7 @@ TEST_PREFIX: Final = "LPC_TEST_"
 """Prefix of the tests' variables."""
 
 KNOWN: Final = OTHERS | {
-    f"{PREFIX}{name.upper()}" for name in re.findall(r"\w+", SERVER + SIDECAR + ENGINE + GATEWAY + LMCACHE)
+    f"{PREFIX}{name.upper()}" for name in re.findall(r"\w+", SERVER + SIDECAR + CACHE + ENGINE + GATEWAY + LMCACHE)
 }
 
 _SERVICE: Final = re.compile(r"(LPC(?:_\w+?)?)_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)")

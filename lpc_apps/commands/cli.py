@@ -12,14 +12,12 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from lpc_apps.commands import cache, lmcache, models
-from lpc_apps.commands.cache_calibrate import calibrate
+from lpc_apps.commands import lmcache, models
 from lpc_apps.commands.demo import demo
 from lpc_apps.commands.doctor import doctor
 from lpc_apps.commands.embed import embed
 from lpc_apps.commands.evaluate import evaluate
 from lpc_apps.commands.export import export
-from lpc_apps.commands.gateway import gateway
 from lpc_apps.commands.outcome import end_with, fail
 from lpc_apps.commands.predict import predict
 from lpc_apps.commands.report import report
@@ -28,6 +26,9 @@ from lpc_apps.commands.serve import serve
 from lpc_apps.commands.simulate import simulate
 from lpc_apps.commands.train import train
 from lpc_apps.commands.why import why
+from response_cache.commands import cache
+from response_cache.commands.calibrate import calibrate
+from response_cache.commands.gateway import gateway
 
 INTERRUPTED: Final = 130
 EXTRAS: Final = ("server", "sim", "picture", "cache", "gateway", "lmcache", "train")

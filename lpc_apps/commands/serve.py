@@ -36,9 +36,18 @@ def serve(
     )
     if not settings.model_fields_set & {"models", "model"} and not (settings.models / settings.model).exists():
         _make_default(settings.models)
-    from predictor_service import server  # after the log is set up, because libraries log when they are imported
+    # After the log is set up, because libraries log when they are imported.
+    from predictor_service import server
+    from predictor_service.settings import ServiceSettings
 
-    asyncio.run(server.serve(settings))
+    if type(settings) is ServiceSettings:
+        asyncio.run(server.serve(settings))
+        return
+    from response_cache.service import running
+    from response_cache.service.settings import CacheSettings
+
+    assert isinstance(settings, CacheSettings)
+    asyncio.run(running.serve(settings))
 
 
 def _make_default(models: Path) -> None:

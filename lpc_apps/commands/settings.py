@@ -1,20 +1,23 @@
 """Settings objects from flags, environment and settings file."""
 
+import contextlib
 import logging
 import os
+import re
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from lpc.errors import UsageError
-from lpc.wire.variables import nearest, unknown_variables
+from lpc.wire.variables import CACHE, SERVER, SIDECAR, nearest, unknown_variables
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
     from eviction_client.settings import ClientSettings
-    from lpc_apps.gateway.settings import GatewaySettings
     from lpc_apps.lmcache.settings import LMCacheSettings
     from predictor_service.settings import ServiceSettings
+    from response_cache.gateway.settings import GatewaySettings
 
 
 log = logging.getLogger(__name__)
@@ -41,20 +44,35 @@ def client_settings(**flags: object) -> "ClientSettings":
 def service_settings(config: Path | None, **flags: object) -> "ServiceSettings":
     """Return the sidecar's settings and set up its log; as :func:`client_settings`, and from a TOML file."""
     from lpc.wire import log_lines
-    from predictor_service.settings import ServiceSettings
 
     if config is not None:
         os.environ["LPC_CONFIG"] = str(config)
-    settings = _read(ServiceSettings, flags)
+    settings = _read(_kind_of_sidecar(), flags)
     log_lines.configure(settings.log_level, settings.log_format)
     _warn_of_unknown()
     return settings
 
 
+def _kind_of_sidecar() -> "type[ServiceSettings]":
+    """Return the settings class of a sidecar: with response caches only if one of their settings is given."""
+    from predictor_service.settings import ServiceSettings
+
+    given = [name.lower() for name, value in os.environ.items() if value]
+    if path := os.environ.get("LPC_CONFIG"):
+        # A file that cannot be read is refused later.
+        with contextlib.suppress(OSError, ValueError):
+            given += [f"lpc_{name}".lower() for name in tomllib.loads(Path(path).read_text("utf-8"))]
+    if not any(name.startswith("lpc_cache_") for name in given):
+        return ServiceSettings
+    from response_cache.service.settings import CacheSettings
+
+    return CacheSettings
+
+
 def gateway_settings(**flags: object) -> "GatewaySettings":
     """Return the gateway's settings and set up its log; as :func:`client_settings`."""
     from lpc.wire import log_lines
-    from lpc_apps.gateway.settings import GatewaySettings
+    from response_cache.gateway.settings import GatewaySettings
 
     settings = _read(GatewaySettings, flags)
     log_lines.configure(settings.log_level, settings.log_format)
@@ -102,15 +120,15 @@ def _problem(kind: str, place: list[str], message: str, prefix: str) -> str:
         return message
     name = f"{prefix}{place[0].upper()}" if prefix else ".".join(place)
     if kind == "extra_forbidden":  # in the settings file or a scope; unknown flags and variables are found earlier
-        from lpc.responses.scopes import ScopeSettings
-        from predictor_service.settings import ServiceSettings
-
         if place[0] == "cache_scopes":
+            from response_cache.store.scopes import ScopeSettings
+
             return (
                 f"cache_scopes.{place[1]}: {place[-1]} is not a setting of a scope"
                 f"{nearest(place[-1], ScopeSettings.model_fields)}"
             )
-        return f"{os.environ.get('LPC_CONFIG')}: {name} is not a setting{nearest(name, ServiceSettings.model_fields)}"
+        known = re.findall(r"\w+", SERVER + SIDECAR + CACHE)
+        return f"{os.environ.get('LPC_CONFIG')}: {name} is not a setting{nearest(name, known)}"
     if (len(place) == 1 or place[0] == "served_models") and (form := OBJECTS.get(place[0])) is not None:
         return f"{name}: {message}; give {form}"
     return f"{name}: {message}"

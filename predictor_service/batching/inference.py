@@ -57,8 +57,8 @@ class Inference:
 
     Args:
         returns: predicts the groups; None: no groups.
-        remembered: number of inputs whose output is cached. The response caches embed a first turn just before the engine
-            requests its prediction, and one forward pass serves both.
+        remembered: number of inputs whose output is cached. Another service of the sidecar may embed a first turn just before
+            the engine requests its prediction, and one forward pass serves both.
         threads: number of batches at the same time.
     """
 
@@ -112,7 +112,7 @@ class Inference:
 
     def _forward(self, model: Model, inputs: Sequence[Input]) -> list[Forward]:
         features = [one.features for one in inputs]
-        # The cached outputs also serve later requests of the response caches.
+        # The cached outputs also serve later requests for embeddings.
         if self._remembered or any(one.embedding for one in inputs):
             return [Forward(*row) for row in zip(*model.run_with_embeddings(features), strict=True)]
         return [Forward(probability, None) for probability in model.run(features)]

@@ -118,10 +118,7 @@ class Caller:
         self._bucket = Bucket(limits.rate) if limits.rate else None
         self._bytes = 0
         self._asked = Bucket(ASKED_PER_S, holds=2 * ASKED_PER_S)
-        self.uploads: Bucket | None = None
-        """Limit of offered tokenizers; None before the first."""
-        self.invalidations: Bucket | None = None
-        """Limit of Invalidate in the response caches; None before the first."""
+        self._buckets: dict[str, Bucket] = {}
 
     @property
     def idle(self) -> bool:
@@ -148,6 +145,16 @@ class Caller:
                 f"try again in {wait:.3f} s",
                 wait,
             )
+
+    def take(self, what: str, rate: float, holds: float) -> float:
+        """Count a call of a kind that has a limit of its own; return 0, or the seconds until another one is allowed.
+
+        Args:
+            what: kind of call.
+            rate: calls per second.
+            holds: calls at once.
+        """
+        return self._buckets.setdefault(what, Bucket(rate, holds=holds)).take(1)
 
     @contextlib.contextmanager
     def carry(self, size: int) -> Iterator[None]:

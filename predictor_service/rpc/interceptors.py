@@ -27,7 +27,7 @@ from predictor_service.rpc.slots import (
 )
 from predictor_service.rpc.statuses import refusal
 
-OUR_METHODS = ("/lpc.v1.", "/lpc.cache.v1.")
+HEALTH: Final = "/grpc.health.v1.Health/"
 UNFINISHED: Final = (
     f"the request's message was not complete after {READ_S:g} s, or too many messages were being received: send it again"
 )
@@ -64,7 +64,7 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         path = handler_call_details.method
-        if not path.startswith(OUR_METHODS):
+        if path.startswith(HEALTH):
             return self._health(handler)
         method = path.rpartition("/")[2]
         deserialize, encode = handler.request_deserializer, handler.response_serializer

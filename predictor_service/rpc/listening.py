@@ -13,13 +13,12 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
 
-from lpc.cache.v1 import response_cache_pb2 as cache_pb
-from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.addresses import with_port
 from lpc.wire.listening import listen
 from predictor_service.errors import StartError
+from predictor_service.hosting import Hosted
 from predictor_service.own_folder import ForeignFolder, make_own
 from predictor_service.rpc.health import Health
 from predictor_service.rpc.service import PredictorService
@@ -27,7 +26,6 @@ from predictor_service.rpc.tls import ServerTls
 from predictor_service.settings import ServiceSettings
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["ContinuationPredictor"].full_name
-CACHE_SERVICE: Final = cache_pb.DESCRIPTOR.services_by_name["ResponseCache"].full_name
 GRACE_MS: Final = 30_000
 """Time that running calls get when their connection is closed because of its age."""
 MAX_CONNECTIONS: Final = 1000
@@ -125,13 +123,13 @@ class Listener:
         if settings.unix_socket is not None:
             self._listen_on_unix(settings.unix_socket)
 
-    async def start(self, service: PredictorService, cache: cache_rpc.ResponseCacheServicer | None = None) -> None:
-        """Serve calls, with response caches if given, and report both as serving on gRPC's health service."""
+    async def start(self, service: PredictorService, hosted: Hosted | None = None) -> None:
+        """Serve calls, with a further service if given, and report both as serving on gRPC's health service."""
         rpc.add_ContinuationPredictorServicer_to_server(service, self._server)
         names = [SERVICE]
-        if cache is not None:
-            cache_rpc.add_ResponseCacheServicer_to_server(cache, self._server)
-            names.append(CACHE_SERVICE)
+        if hosted is not None:
+            hosted.add(self._server)
+            names.append(hosted.name)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         await self._server.start()
         if self._settings.unix_socket is not None:
@@ -139,7 +137,7 @@ class Listener:
         self._health.show(("", *names), serving=True)
 
     def show(self, *, serving: bool) -> None:
-        """Report on gRPC's health service whether predictions work. The response caches serve without the model."""
+        """Report on gRPC's health service whether predictions work. A further service does not need the model."""
         self._health.show(("", SERVICE), serving=serving)
 
     async def drain(self) -> None:

@@ -14,7 +14,7 @@ from predictor_service.metrics import Metrics
 from predictor_service.requests.offered import Known, OfferWaits, State
 from predictor_service.requests.served_models import ServedModels
 from predictor_service.requests.upload import Upload
-from predictor_service.rpc.callers import Bucket, Caller
+from predictor_service.rpc.callers import Caller
 
 STALLED_S: Final = 15.0
 """Time without data after which an upload is abandoned."""
@@ -166,9 +166,7 @@ def _sizes_of(offer: pb.TokenizerOffer) -> dict[str, int]:
 
 def _counted(caller: Caller) -> bool:
     """Count an upload of a caller, unless there were too many within an hour."""
-    if caller.uploads is None:
-        caller.uploads = Bucket(MAX_HOURLY / 3600, holds=MAX_HOURLY)
-    return not caller.uploads.take(1)
+    return not caller.take("uploads", MAX_HOURLY / 3600, MAX_HOURLY)
 
 
 def message_of(known: Known) -> pb.KnownTokenizer:

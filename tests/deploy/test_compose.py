@@ -13,8 +13,8 @@ from pydantic_settings import BaseSettings
 
 from benchmarks.processes import free_port
 from eviction_client.settings import ClientSettings
-from lpc_apps.gateway.settings import GatewaySettings
 from predictor_service.settings import ServiceSettings
+from response_cache.gateway.settings import GatewaySettings
 from tests.deploy.test_kubernetes import check_rights
 from tests.dockerfile import ROOT, stages
 from tests.eventually import until

@@ -13,8 +13,8 @@ import yaml
 from pydantic_settings import BaseSettings
 
 from eviction_client.settings import ClientSettings
-from lpc_apps.gateway.settings import GatewaySettings
 from predictor_service.settings import ServiceSettings
+from response_cache.gateway.settings import GatewaySettings
 from tests.deploy.chart import CHART, OF_THE_CHART_ALONE, VALUES, Object, alike, charted, helm
 from tests.deploy.test_kubernetes import OVERLAYS, OWN_LABELS, RELEASES, containers, named, pods, rendered
 from tests.dockerfile import ROOT

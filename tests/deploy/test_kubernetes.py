@@ -32,10 +32,10 @@ from eviction_client.stores.redis import RedisStore
 from eviction_client.transport.predictor_client import TIMEOUT_S
 from lpc.wire.redis_connection import Connection
 from lpc_apps.commands.cli import app
-from lpc_apps.gateway.settings import GatewaySettings
 from predictor_service.batching.batch_queue import PATIENCE_SHARE
 from predictor_service.metrics import Metrics
 from predictor_service.settings import ServiceSettings
+from response_cache.gateway.settings import GatewaySettings
 from tests.dockerfile import ROOT, stages
 
 DEPLOY = ROOT / "deploy"

@@ -19,18 +19,18 @@ from benchmarks.processes import RedisServer
 from eviction_client.transport.scripted_predictor import ScriptedPredictor
 from lpc.cache.v1 import response_cache_pb2 as cache_pb
 from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
-from lpc.responses.scopes import ScopeSettings
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
-from lpc_apps.gateway.metrics import Metrics as GatewayMetrics
 from lpc_apps.lmcache.events import Location
 from lpc_apps.lmcache.loop import Loop
 from lpc_apps.lmcache.metrics import exposition, status
 from lpc_apps.lmcache.service import Service
 from lpc_apps.lmcache.settings import LMCacheSettings
 from predictor_service.metrics import Metrics
-from predictor_service.server import running
-from predictor_service.settings import ServiceSettings
+from response_cache.gateway.metrics import Metrics as GatewayMetrics
+from response_cache.service.running import running
+from response_cache.service.settings import CacheSettings
+from response_cache.store.scopes import ScopeSettings
 from tests.deploy.prometheus_server import Prometheus, prometheus, vllm_metrics
 from tests.eventually import until
 from tests.response_cache import KEY_LINES
@@ -125,7 +125,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_models: Path) -> Itera
     async def scrape() -> AsyncGenerator[Prometheus, None]:
         (folder / "keys").write_text(KEY_LINES)
         with RedisServer(folder / "redis") as redis_server, vllm_metrics() as engines:
-            settings = ServiceSettings(
+            settings = CacheSettings(
                 models=tiny_models,
                 model="tiny",
                 port=0,

@@ -18,10 +18,10 @@ from lpc.model.returns.facts import Facts
 from lpc.model.returns.memory import Arrival, Asked, WatchedTurn
 from lpc.model.returns.model import ReturnModel
 from lpc.model.versions import PROMOTED, promote, read_promotion
-from lpc.responses.semantic.evidence_file import Verdicts
 from predictor_service.labels.log import LabelWriter, _Rows
 from predictor_service.labels.turn import Forecast, Label, Sent, Turn
 from predictor_service.returns import learning
+from response_cache.semantic.evidence_file import Verdicts
 
 LONGEST_S = 0.05
 """Longest time until a child is killed after its first save."""

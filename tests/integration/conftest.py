@@ -2,7 +2,7 @@
 
 import pytest
 
-from predictor_service.responses.embedding import Embedder
+from response_cache.service.embedding import Embedder
 
 PATIENCE_S = 60.0
 

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 
 from benchmarks.processes import RedisServer
-from lpc.responses.canonical import EntryId, Namer, Scope
-from lpc.responses.scopes import ScopeSettings
-from lpc.responses.semantic.evidence_file import EvidenceError, Verdicts
-from lpc.responses.semantic.gate import Decision, Gate
-from lpc.responses.shared_evidence import SharedEvidence
 from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisReach
 from predictor_service.errors import StartError
-from predictor_service.responses.outcomes import Hit, Miss
-from tests.integration.test_response_cache import Make, ask, fill, make
-from tests.integration.test_response_cache_service import serve_caches
-from tests.integration.test_shared_evidence import labels_from_before, misses
+from response_cache.keys.canonical import EntryId, Namer, Scope
+from response_cache.semantic.evidence_file import EvidenceError, Verdicts
+from response_cache.semantic.gate import Decision, Gate
+from response_cache.service.outcomes import Hit, Miss
+from response_cache.store.scopes import ScopeSettings
+from response_cache.store.shared_evidence import SharedEvidence
+from tests.integration.response_cache.test_cache import Make, ask, fill, make
+from tests.integration.response_cache.test_service import serve_caches
+from tests.integration.response_cache.test_shared_evidence import labels_from_before, misses
 from tests.response_cache import Caches, GivenVectors, answer, asked
 
 __all__ = ["make"]

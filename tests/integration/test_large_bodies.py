@@ -12,8 +12,8 @@ import pytest
 from lpc.cache.v1 import response_cache_pb2 as cache_pb
 from lpc.v1 import predictor_pb2 as pb
 from predictor_service.requests.parser import ids_of
-from predictor_service.responses.servicer import MAX_BYTES
 from predictor_service.rpc.large import LARGE, MAX_FIELDS
+from response_cache.service.servicer import MAX_BYTES
 from tests.caching_sidecar import ResponseCaches, response_caches
 from tests.integration.test_hostile_inputs import field
 

@@ -24,7 +24,7 @@ from predictor_service.requests.served_models import ServedModels
 from predictor_service.server import Parts
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.eventually import eventually
-from tests.integration.test_cache_callers import bearer, tokens
+from tests.integration.response_cache.test_callers import bearer, tokens
 from tests.integration.test_server import SHIPPED, one, sidecar
 
 Stub = rpc.ContinuationPredictorStub

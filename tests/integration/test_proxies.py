@@ -7,11 +7,11 @@ import pytest
 
 from benchmarks.processes import free_port
 from eviction_client.settings import ClientSettings
-from lpc.cache.client import ResponseCacheClient
 from lpc.v1 import predictor_pb2 as pb
 from lpc.wire.access import Access, proxy_for
 from lpc_apps.commands.checks import examine
 from lpc_apps.commands.predict import PredictError, asking
+from response_cache.client import ResponseCacheClient
 from tests.integration.test_server import sidecar
 
 VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")

@@ -14,7 +14,7 @@ import redis
 from benchmarks.processes import RedisServer, free_port
 from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisFailed, RedisReach
-from predictor_service.responses.outcomes import Hit, Miss
+from response_cache.service.outcomes import Hit, Miss
 from tests.eventually import eventually, until
 from tests.integration.test_sharing import connected, prepared_sides, shared_past
 from tests.redis_stores import BLOCKS, A, storing

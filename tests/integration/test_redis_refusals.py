@@ -10,11 +10,11 @@ import pytest
 import redis
 
 from benchmarks.processes import RedisServer
-from lpc.responses import layout
-from lpc.responses.canonical import Scope
 from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisAway, RedisReach, RedisRefused
-from predictor_service.responses.outcomes import Hit, Miss
+from response_cache.keys.canonical import Scope
+from response_cache.service.outcomes import Hit, Miss
+from response_cache.store import layout
 from tests.deploy.deployed_caches import own_address
 from tests.response_cache import Caches, answer, asked
 

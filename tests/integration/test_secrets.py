@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lpc.responses.sealing import read_keys
 from lpc.wire.certificates import CertificateFiles, read
 from lpc.wire.tokens import read_tokens
 from lpc_apps.commands.cli import app
-from lpc_apps.gateway.clients import read_key
+from response_cache.gateway.clients import read_key
+from response_cache.keys.sealing import read_keys
 
 
 def make(folder: Path, *options: str) -> None:

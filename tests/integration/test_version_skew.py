@@ -19,10 +19,10 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorP
 from benchmarks.processes import free_port
 from eviction_client import PredictorClient
 from eviction_client.settings import ClientSettings
-from lpc.cache.client import ResponseCacheClient
 from lpc.cache.v1 import response_cache_pb2 as cache_pb
 from lpc.v1 import predictor_pb2 as pb
 from lpc_apps.commands.predict import asking
+from response_cache.client import ResponseCacheClient
 from tests.caching_sidecar import ResponseCaches, response_caches
 from tests.eventually import eventually
 

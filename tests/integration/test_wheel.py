@@ -15,7 +15,7 @@ import pytest
 from tests.integration.test_train import write_embeddings
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"lpc", "lpc_apps", "predictor_service", "eviction_client"}
+PACKAGES = {"lpc", "lpc_apps", "predictor_service", "eviction_client", "response_cache"}
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "hatch_build.py", "proto", *PACKAGES)
 EVERYBODYS = ("training", "simulator", "benchmarks", "tests")
 """Folders that a user may well have where the command is run."""

@@ -15,7 +15,7 @@ from eviction_client.settings import ClientSettings
 from lpc.wire.access import is_loopback, stays_on_this_machine
 from lpc.wire.addresses import bare, parted, target, url_with_brackets, with_port
 from lpc.wire.listening import MOST_SCRAPES, ListenError, listen, serve_metrics
-from lpc_apps.gateway.settings import GatewaySettings
+from response_cache.gateway.settings import GatewaySettings
 from tests.eventually import until
 
 

@@ -10,9 +10,9 @@ from google.protobuf import json_format
 from eviction_client.settings import ClientSettings
 from eviction_client.stores.retain_until import REMEMBERED_S
 from lpc.v1 import predictor_pb2 as pb
-from lpc_apps.gateway.settings import GatewaySettings
 from lpc_apps.lmcache.settings import LMCacheSettings
-from predictor_service.settings import ServiceSettings
+from response_cache.gateway.settings import GatewaySettings
+from response_cache.service.settings import CacheSettings
 from tests.dockerfile import ROOT, stages
 
 PAGE = (ROOT / "docs/how-to/deploy.md").read_text()
@@ -79,7 +79,7 @@ def test_its_links_overlays_targets_and_settings_exist() -> None:
     assert set(re.findall(r"--target (\S+)", PAGE)) <= set(stages()[1])
     known = {
         f"{settings.model_config['env_prefix']}{name}".upper()
-        for settings in (ServiceSettings, ClientSettings, GatewaySettings, LMCacheSettings)
+        for settings in (CacheSettings, ClientSettings, GatewaySettings, LMCacheSettings)
         for name in settings.model_fields
     }
     for page in (PAGE, (ROOT / "docs/how-to/runbook.md").read_text()):

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("lpc", "lpc_apps", "predictor_service", "eviction_client", "benchmarks")
+PACKAGES = ("lpc", "lpc_apps", "predictor_service", "eviction_client", "response_cache", "benchmarks")
 PLANTED = [
     ("lpc/wire/terminal.py", "import lpc_apps.commands.cli", "lpc.wire is not allowed to import lpc_apps.commands"),
     ("lpc/model/arrivals.py", "import predictor_service.server", "lpc.model is not allowed to import predictor_service"),
@@ -29,12 +29,18 @@ PLANTED = [
     ),
     ("eviction_client/stores/retain_until.py", "import numpy", "eviction_client is not allowed to import numpy"),
     ("lpc/model/features.py", "import grpc", "lpc.model is not allowed to import grpc"),
-    ("lpc/responses/__init__.py", "import lpc.cache", "lpc.responses is not allowed to import lpc.cache"),
+    ("response_cache/keys/canonical.py", "import lpc.cache", "response_cache.keys is not allowed to import lpc.cache"),
     (
         "predictor_service/labels/names.py",
-        "import lpc.responses.entry",
-        "predictor_service.labels is not allowed to import lpc",
+        "import response_cache.store.entry",
+        "predictor_service is not allowed to import response_cache",
     ),
+    (
+        "lpc_apps/lmcache/gate.py",
+        "import response_cache.gateway.exchange",
+        "lpc_apps.lmcache is not allowed to import response_cache",
+    ),
+    ("response_cache/client.py", "import response_cache.gateway.server", "response_cache.client is not allowed to import"),
     ("lpc_apps/training/head.py", "import lpc_apps.training.train", "No cycles are allowed in lpc_apps.training"),
 ]
 

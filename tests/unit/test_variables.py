@@ -4,10 +4,11 @@ import re
 
 from eviction_client.settings import ClientSettings
 from lpc.wire.server_settings import ServerSettings
-from lpc.wire.variables import ENGINE, GATEWAY, LMCACHE, SERVER, SIDECAR, unknown_variables
-from lpc_apps.gateway.settings import GatewaySettings
+from lpc.wire.variables import CACHE, ENGINE, GATEWAY, LMCACHE, SERVER, SIDECAR, unknown_variables
 from lpc_apps.lmcache.settings import LMCacheSettings
 from predictor_service.settings import ServiceSettings
+from response_cache.gateway.settings import GatewaySettings
+from response_cache.service.settings import CacheSettings
 
 
 def test_the_names_are_those_of_the_settings_objects() -> None:
@@ -15,6 +16,7 @@ def test_the_names_are_those_of_the_settings_objects() -> None:
     server = set(re.findall(r"\w+", SERVER))
     assert server == set(ServerSettings.model_fields)
     assert set(re.findall(r"\w+", SIDECAR)) == set(ServiceSettings.model_fields) - server
+    assert set(re.findall(r"\w+", CACHE)) == set(CacheSettings.model_fields) - set(ServiceSettings.model_fields)
     assert set(re.findall(r"\w+", ENGINE)) == set(ClientSettings.model_fields)
     assert set(re.findall(r"\w+", GATEWAY)) == set(GatewaySettings.model_fields) - server
     assert set(re.findall(r"\w+", LMCACHE)) == {f"lmcache_{name}" for name in LMCacheSettings.model_fields}

@@ -1,4 +1,0 @@
-"""The gateway: an OpenAI-compatible reverse proxy with response caches, for one or more engines.
-
-The sidecar stores the answers (:mod:`lpc.cache`). Without a sidecar the gateway is a plain proxy.
-"""

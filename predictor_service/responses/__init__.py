@@ -1,1 +1,0 @@
-"""The response caches' service in the sidecar."""

@@ -1,0 +1,1 @@
+"""The response caches' commands: `lpc cache` and `lpc gateway`."""

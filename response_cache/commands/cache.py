@@ -1,0 +1,146 @@
+"""`lpc cache`: correct, invalidate and report response caches, with an engine's settings (LPC_PREDICTOR_...)."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from lpc.errors import UsageError
+from lpc_apps.commands.options import Address, JsonOutput
+from lpc_apps.commands.outcome import fail
+from lpc_apps.commands.settings import client_settings
+
+if TYPE_CHECKING:
+    from lpc.cache.v1 import response_cache_pb2 as pb
+    from response_cache.client import ResponseCacheClient
+
+app = typer.Typer(help="Response caches: correct, invalidate, report.", no_args_is_help=True)
+Result = TypeVar("Result")
+
+
+@app.command("feedback")
+def give_feedback(
+    entry: Annotated[str, typer.Argument(help="Entry id from the header x-lpc-entry, hexadecimal.")],
+    wrong: Annotated[bool, typer.Option("--wrong/--right", help="Whether the answer was wrong.")] = True,
+    drop: Annotated[bool, typer.Option("--drop", help="Also delete the answer.")] = False,
+    tenant: Annotated[str, typer.Option(help="Tenant of the answer; a gateway's client NAME is client:NAME.")] = "",
+    address: Address = None,
+) -> None:
+    """Report whether a cached answer was right: evidence for the scope's threshold."""
+    from lpc.cache.v1 import response_cache_pb2 as pb
+
+    message = pb.FeedbackRequest(entry_id=_entry(entry), wrong=wrong, drop=drop, tenant=tenant)
+    done = _with_client(lambda client: client.feedback(message), address)
+    if not done.counted and not done.dropped:
+        fail("no such entry: it has expired, was dropped, or belongs to another client or tenant (--tenant)")
+    typer.echo("counted" + (", and dropped" if done.dropped else ""))
+    if drop and not done.dropped:
+        fail("nothing was dropped: the entry had expired, or the sidecar cannot reach its Redis (see `lpc doctor`)")
+
+
+@app.command("invalidate")
+def make_unfindable(
+    scope: Annotated[str, typer.Option(help="Scope of the answers.")],
+    erase: Annotated[
+        bool, typer.Option("--erase", help="Also delete the answers, which otherwise expire unreachable.")
+    ] = False,
+    address: Address = None,
+) -> None:
+    """Invalidate the answers of a scope at once, on all sidecars."""
+    from lpc.cache.v1 import response_cache_pb2 as pb
+
+    if not scope:
+        raise UsageError("the scope is empty; requests without a scope belong to the scope default")
+    _invalidate(pb.InvalidateRequest(scope=scope, erase=erase), address)
+
+
+@app.command("purge")
+def purge_all(
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    address: Address = None,
+) -> None:
+    """Delete all answers of this client in all scopes."""
+    from lpc.cache.v1 import response_cache_pb2 as pb
+
+    if not yes and not typer.confirm("Delete all answers that this client has stored?"):
+        fail("nothing was deleted")
+    _invalidate(pb.InvalidateRequest(everything=True, erase=True), address)
+
+
+@app.command("report")
+def report_scopes(
+    scope: Annotated[str, typer.Option(help="One scope; default: all scopes of this client.")] = "",
+    as_json: JsonOutput = False,
+    address: Address = None,
+) -> None:
+    """Print the scopes of this client: their answers, and the semantic tier's bound and threshold."""
+    from rich.table import Table
+
+    from lpc.cache.v1 import response_cache_pb2 as pb
+    from lpc.wire.terminal import console, shown
+
+    scopes = _with_client(lambda client: client.stats(pb.StatsRequest(scope=scope)), address).scopes
+    if as_json:
+        print(json.dumps({"scopes": [_figures(one) for one in scopes]}, indent=2))
+        return
+    table = Table("scope", "kind", "answers", "life, h", "semantic")
+    for one in scopes:
+        semantic = one.mode
+        if one.HasField("threshold"):
+            semantic += f", from {one.threshold:.4f}, at most {one.error_bound:.1%} wrong"
+        elif semantic != "off":
+            semantic += f", shut ({one.labels:,} labels)"
+        table.add_row(
+            shown(one.scope) + ("" if one.known else " (no Redis)"),
+            *(shown(one.kind), f"{one.entries:,}", f"{one.ttl_s / 3600:g}", shown(semantic)),
+        )
+    console().print(table)
+
+
+def _figures(stats: "pb.ScopeStats") -> dict[str, Any]:
+    return {
+        "scope": stats.scope,
+        "kind": stats.kind,
+        "mode": stats.mode,
+        "reachable": stats.known,
+        "entries": stats.entries,
+        "ttl_s": stats.ttl_s,
+        "bound": stats.bound,
+        "level": stats.level,
+        "threshold": stats.threshold if stats.HasField("threshold") else None,
+        "error_bound": stats.error_bound if stats.HasField("threshold") else None,
+        "labels": stats.labels,
+        "labels_different": stats.labels_different,
+    }
+
+
+def _invalidate(message: "pb.InvalidateRequest", address: str | None) -> None:
+    done = _with_client(lambda client: client.invalidate(message), address)
+    if not done.done:
+        fail("nothing was invalidated: the sidecar cannot reach its Redis (LPC_CACHE_REDIS_URL); try again")
+    typer.echo(f"done; {done.erased:,} deleted" if message.erase else "done")
+
+
+def _with_client(action: Callable[["ResponseCacheClient"], Awaitable[Result]], address: str | None) -> Result:
+    from lpc.wire.access import access_of
+    from response_cache.client import ResponseCacheClient
+
+    settings = client_settings(predictor_address=address)
+
+    async def act() -> Result:
+        client = ResponseCacheClient(settings.predictor_address, access=access_of(settings))
+        try:
+            return await action(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(act())
+
+
+def _entry(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise UsageError("invalid entry: use the hexadecimal digits of the header x-lpc-entry") from None

@@ -1,0 +1,34 @@
+"""`lpc gateway`: the OpenAI-compatible proxy in front of the engines."""
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from lpc_apps.commands.options import Address, Host, MetricsPort, Port
+from lpc_apps.commands.settings import client_settings, gateway_settings
+
+
+def gateway(
+    engines: Annotated[str | None, typer.Option(help="Base URLs of the engines, separated by commas.")] = None,
+    host: Host = None,
+    port: Port = None,
+    metrics_port: MetricsPort = None,
+    response_cache: Annotated[bool | None, typer.Option(help="Use the sidecar's response caches.")] = None,
+    address: Address = None,
+) -> None:
+    """Run the gateway until Ctrl-C: OpenAI's API before one or more engines, with response caches.
+
+    Every setting can also be given as LPC_GATEWAY_..., and the sidecar as LPC_PREDICTOR_..., as for engines.
+    """
+    settings = gateway_settings(
+        gateway_engines=engines,
+        host=host,
+        port=port,
+        metrics_port=metrics_port,
+        gateway_cache=response_cache,
+    )
+    sidecar = client_settings(predictor_address=address)
+    from response_cache.gateway import server  # after the log is set up
+
+    asyncio.run(server.serve(settings, sidecar))

@@ -1,0 +1,312 @@
+"""The path of a request through the gateway: client, cache, engine, and storing the engine's answer.
+
+Completions (`/v1/chat/completions`, `/v1/completions`) may be answered from the cache. The other paths of
+:mod:`response_cache.gateway.targets` are proxied; any other request is refused. An engine's answer is forwarded byte by byte,
+except hop-by-hop header fields. Paths below /lpc/ are the gateway's own.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from http import HTTPStatus
+from typing import Final
+
+import httpx
+from starlette.types import Receive, Scope, Send
+
+from lpc.cache.v1 import response_cache_pb2 as pb
+from lpc.wire.raw_path import BadTarget, check_framing
+from response_cache.gateway.cached import Cached, Found
+from response_cache.gateway.clients import SESSION_HEADERS, Client, Clients, scope_of
+from response_cache.gateway.engines import Upstream
+from response_cache.gateway.errors import CLOSE, GatewayError
+from response_cache.gateway.exchange import JSON, ClientGone, Exchange, Load
+from response_cache.gateway.headers import Directives, Headers, directives_of, end_to_end, for_engine
+from response_cache.gateway.metrics import Metrics
+from response_cache.gateway.recording import Recording, ahead, replay
+from response_cache.gateway.request import SESSION_HEADER, Reader, Reading, digest
+from response_cache.gateway.settings import GatewaySettings
+from response_cache.gateway.targets import CHAT, COMPLETIONS, OWN, Paths, is_form, path_of
+
+BODILESS: Final = ("GET", "HEAD", "OPTIONS")
+BUFFERED_BYTES: Final = 2**20
+"""A body up to this size is received before it is forwarded, so that another engine can get it if the first is unreachable."""
+LOOKUP_BYTES: Final = 256 * 2**10
+"""A larger body is not looked up, because the sidecar would parse it while engines wait for predictions."""
+STREAM: Final = (b"content-type", b"text/event-stream; charset=utf-8")
+HEALTH: Final = "/lpc/health"
+FEEDBACK: Final = "/lpc/v1/feedback"
+"""Receives feedback on answers from the cache."""
+FEEDBACK_BYTES: Final = 4096
+FEEDBACK_FORM: Final = '{"entry": "the x-lpc-entry of the answer", "wrong": true, "drop": true}'
+
+
+class Gateway:
+    """An ASGI application. Lives on one event loop.
+
+    Args:
+        max_answer_bytes: longer answers are not recorded.
+        clock: seconds since the Unix epoch, for `created` in answers from the cache.
+    """
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        clients: Clients,
+        cached: Cached,
+        upstream: Upstream,
+        metrics: Metrics,
+        reader: Reader,
+        load: Load,
+        max_answer_bytes: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._settings = settings
+        self._paths = Paths(settings.gateway_paths)
+        self._reader = reader
+        self._load = load
+        self._max_answer_bytes = max_answer_bytes
+        self._clients = clients
+        self._cached = cached
+        self._upstream = upstream
+        self._metrics = metrics
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        exchange = Exchange(scope, receive, send, self._settings.max_request_bytes, self._load)
+        endpoint, status = "other", ""
+        try:
+            path = _path(exchange)
+            if path.startswith(OWN):
+                endpoint = ""
+                await self._own(exchange, path)
+            else:
+                if path in (CHAT, COMPLETIONS):
+                    endpoint = path
+                with self._load.admitted(exchange):
+                    await self._answer(exchange, path)
+        except GatewayError as error:
+            with contextlib.suppress(ClientGone):
+                await self._refuse(exchange, error)
+        except ClientGone:
+            status = "gone"
+        except httpx.HTTPError as error:
+            # Before the answer has begun this is a 502. After that the client's answer is cut off like the engine's.
+            broken = GatewayError(502, f"the engine's connection broke before it answered ({type(error).__name__}): try again")
+            await self._refuse(exchange, broken)
+            status = "cut"
+        if endpoint:
+            self._metrics.requests.labels(endpoint, status or str(exchange.status)).inc()
+
+    async def _own(self, exchange: Exchange, path: str) -> None:
+        """Answer on one of the gateway's own paths."""
+        methods = {HEALTH: ("GET", "HEAD"), FEEDBACK: ("POST",)}.get(path)
+        if methods is None:
+            raise GatewayError(404, f"unknown path: the gateway's own paths are {HEALTH} and {FEEDBACK}")
+        if exchange.method not in methods:
+            allowed = ", ".join(methods)
+            raise GatewayError(405, f"use {allowed} for this path", (b"allow", allowed.encode()))
+        if path == HEALTH:
+            await exchange.answer(200, b'{"status": "ok"}', [JSON])
+            return
+        exchange.max_bytes = FEEDBACK_BYTES
+        with self._load.admitted(exchange):
+            client = self._identify(exchange)
+            done = await self._cached.feedback(_feedback(await exchange.body(), client.tenant))
+            body = json.dumps({"counted": done.counted, "dropped": done.dropped}).encode()
+            await exchange.answer(200 if done.counted or done.dropped else 404, body, [JSON])
+
+    def _identify(self, exchange: Exchange) -> Client:
+        """Return the client of a request. Raises GatewayError (401)."""
+        client = self._clients.identify(exchange.headers)
+        if client is None:
+            raise GatewayError(
+                401, "no valid token: send `Authorization: Bearer TOKEN` with a token of the gateway's token file"
+            )
+        return client
+
+    async def _answer(self, exchange: Exchange, path: str) -> None:
+        client = self._identify(exchange)
+        self._paths.check(exchange.method, path)
+        if exchange.method in BODILESS:
+            if exchange.body_bytes:
+                raise GatewayError(400, f"{exchange.method} requests must not have a body")
+            await exchange.body()
+            async with exchange.watched():
+                await self._forward(exchange, client, b"", digest("other", client.tenant))
+            return
+        if is_form(path, exchange.headers):
+            content = await exchange.body() if exchange.body_bytes <= BUFFERED_BYTES else exchange.chunks()
+            async with exchange.watched():
+                await self._forward(exchange, client, content, digest("other", client.tenant))
+            return
+        body = await exchange.decoded_body()
+        if not body:
+            async with exchange.watched():
+                await self._forward(exchange, client, body, digest("other", client.tenant))
+            return
+        scope = scope_of(exchange.headers, client)
+        if scope is None:
+            raise GatewayError(
+                403, "this client may not use the scope in x-lpc-scope: leave it out, or allow it in LPC_GATEWAY_SCOPES"
+            )
+        directives = directives_of(exchange.headers)
+        cached = client.cached and len(body) <= LOOKUP_BYTES and self._cached.concerns(directives)
+        async with exchange.watched():
+            reading = await self._reader.read(
+                path, exchange.headers, body, exchange.query.decode("ascii"), client.tenant, scope if cached else None
+            )
+            if path not in (CHAT, COMPLETIONS):
+                await self._forward(exchange, client, reading.body, reading.affinity, reading.session)
+            else:
+                await self._complete(exchange, client, scope, directives, reading)
+
+    async def _complete(self, exchange: Exchange, client: Client, scope: str, directives: Directives, reading: Reading) -> None:
+        """Answer a completion, from the cache or by an engine."""
+        found = await self._cached.find(reading.question, directives)
+        if found.hit is not None:
+            body = replay(found.hit.response, streamed=reading.streamed, now=self._clock())
+            if body is not None:
+                await self._answer_from_cache(exchange, client, scope, found, found.hit, body, streamed=reading.streamed)
+                return
+            found = Found(found.question)  # the entry is invalid: store the engine's answer in its place
+        if directives.only_if_cached:
+            self._cached.hand_in(found, None)
+            raise GatewayError(504, "no answer is cached for this request (Cache-Control: only-if-cached)")
+        if found.asked:
+            self._metrics.answers.labels(client.name, scope, found.label).inc()
+        if not self._cached.wants(found, store=directives.store):
+            label = found.label if found.asked else "none"
+            await self._forward(exchange, client, reading.body, reading.affinity, reading.session, label)
+        else:
+            await self._answer_by_engine(exchange, client, reading, found, directives)
+
+    async def _answer_from_cache(
+        self, exchange: Exchange, client: Client, scope: str, found: Found, hit: pb.Hit, body: bytes, *, streamed: bool
+    ) -> None:
+        headers = [
+            STREAM if streamed else JSON,
+            (b"x-lpc-cache", found.label.encode()),
+            (b"age", str(max(0, int(hit.age_s))).encode()),
+            (b"x-lpc-entry", hit.entry_id.hex().encode()),
+        ]
+        if hit.source == pb.SOURCE_SEMANTIC:
+            headers.append((b"x-lpc-similarity", f"{hit.similarity:.4f}".encode()))
+            headers.append((b"x-lpc-error-bound", f"{hit.error_bound:.4f}".encode()))
+        self._metrics.answers.labels(client.name, scope, found.label).inc()
+        self._metrics.first_byte_seconds.labels(found.label).observe(time.perf_counter() - exchange.began)
+        await exchange.answer(200, body, headers)
+
+    async def _answer_by_engine(
+        self, exchange: Exchange, client: Client, reading: Reading, found: Found, directives: Directives
+    ) -> None:
+        """Forward a request, and hand its answer in to the caches."""
+        # A recording must be uncompressed.
+        headers = [field for field in self._for_engine(exchange, client, reading.session) if field[0] != b"accept-encoding"]
+        recording: Recording | None = None
+        began = time.perf_counter()
+        settled = False
+
+        def settle(*, ended: bool) -> None:
+            """Hand the recording in, once, as soon as it is complete or discarded: other requests may wait for it."""
+            nonlocal settled
+            if settled:
+                return
+            settled = True
+            response = None if recording is None else recording.response()
+            if response is not None:
+                response.engine_s = time.perf_counter() - began
+            self._cached.hand_in(found, response, store=directives.store, ended=ended)
+
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                answer = await stack.enter_async_context(
+                    self._upstream.answer(exchange.method, exchange.target, headers, reading.body, reading.affinity)
+                )
+                chunks = answer.aiter_raw()
+                if answer.status_code == 200:
+                    recording = Recording(reading.streamed, self._max_answer_bytes)
+                    reading_ahead = ahead(chunks, recording, partial(settle, ended=True))
+                    chunks = await stack.enter_async_context(contextlib.aclosing(reading_ahead))
+                else:
+                    settle(ended=True)
+                await self._relay(exchange, answer, chunks, found.label if found.asked else "none")
+        finally:
+            # Also if the client or the engine has disconnected. Clients disconnect as soon as they have read [DONE], which is
+            # before the end of the stream; the recording is complete by then.
+            settle(ended=exchange.complete)
+
+    async def _forward(
+        self,
+        exchange: Exchange,
+        client: Client,
+        content: bytes | AsyncIterator[bytes],
+        key: bytes,
+        session: str | None = None,
+        label: str = "none",
+    ) -> None:
+        """Forward a request whose answer is not recorded. ``session`` is that of `Reading`."""
+        headers = self._for_engine(exchange, client, session)
+        async with self._upstream.answer(exchange.method, exchange.target, headers, content or None, key) as answer:
+            await self._relay(exchange, answer, answer.aiter_raw(), label)
+
+    async def _relay(self, exchange: Exchange, answer: httpx.Response, chunks: AsyncIterator[bytes], label: str) -> None:
+        """Send an engine's answer to the client as it arrives. ``label``: the result of a look-up; ``none``: not looked up."""
+        extra = [] if label == "none" else [(b"x-lpc-cache", label.encode())]
+        await exchange.start(answer.status_code, [*end_to_end(answer.headers.raw), *extra])
+        self._metrics.first_byte_seconds.labels(label).observe(time.perf_counter() - exchange.began)
+        async for data in chunks:
+            await exchange.write(data)
+        await exchange.end()
+
+    def _for_engine(self, exchange: Exchange, client: Client, session: str | None) -> Headers:
+        """Return the header fields for an engine. ``session`` is the conversation's name if it must be added."""
+        key = self._settings.gateway_engine_key
+        fields = for_engine(
+            exchange.headers,
+            exchange.client,
+            key.get_secret_value().strip() if key is not None else None,
+            keep_authorization=not self._clients.have_tokens,
+        )
+        fields = [
+            (name, self._reader.tenants.session(client.tenant, value.decode("latin-1")).encode("latin-1"))
+            if name in SESSION_HEADERS
+            else (name, value)
+            for name, value in fields
+        ]
+        return fields if session is None else [*fields, (SESSION_HEADER, session.encode())]
+
+    @staticmethod
+    async def _refuse(exchange: Exchange, error: GatewayError) -> None:
+        if exchange.status is None:
+            headers = error.headers
+            if exchange.expects:
+                headers = (*headers, CLOSE)  # the client may or may not send the body now
+            elif error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+                with contextlib.suppress(GatewayError):
+                    await exchange.discard()
+            await exchange.answer(error.status, error.body(), headers)
+
+
+def _path(exchange: Exchange) -> str:
+    """Return the path of a request. Raises GatewayError (400)."""
+    try:
+        check_framing(exchange.headers)
+    except BadTarget as error:
+        raise GatewayError(400, str(error), CLOSE) from None
+    return path_of(exchange.raw_path, exchange.query)
+
+
+def _feedback(body: bytes, tenant: str) -> pb.FeedbackRequest:
+    """Return the feedback in a body. Raises GatewayError (400)."""
+    try:
+        fields = json.loads(body)
+        wrong, drop = fields.get("wrong", True), fields.get("drop", False)
+        if not isinstance(wrong, bool) or not isinstance(drop, bool):
+            raise TypeError  # the text "false" would count as true
+        return pb.FeedbackRequest(entry_id=bytes.fromhex(fields["entry"]), wrong=wrong, drop=drop, tenant=tenant)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise GatewayError(400, f"send JSON: {FEEDBACK_FORM}") from None

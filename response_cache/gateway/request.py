@@ -1,0 +1,295 @@
+"""Reads the JSON body of a request: the conversation's name, the caches' request, and how long the prompt should be kept.
+
+Long bodies are read in a thread. The C code of `json` holds the interpreter's lock while it parses, so the number of values is
+limited first.
+
+Clients state how long their prompt should be kept in fields of several APIs:
+
+- Anthropic: `cache_control` of the body, or of a block in tools, system or messages: `{"type": "ephemeral", "ttl": "1h"}`;
+- NVIDIA Dynamo: `nvext.cache_control`, the same object, whose `ttl` may also be `90s` or `30m` (ai-dynamo/dynamo#6213);
+- OpenAI: `prompt_cache_options.ttl`, and `prompt_cache_retention` (`24h`; `in_memory` requests nothing).
+
+The longest time counts, and for the whole prompt, because a plug-in has no breakpoints. The engine limits the effect by
+LPC_HINTS_SHARE.
+"""
+
+import asyncio
+import codecs
+import contextlib
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Final
+
+from lpc.cache.v1 import response_cache_pb2 as pb
+from response_cache.bodies import question
+from response_cache.gateway.clients import NAMES, SALT, Tenants, text_at
+from response_cache.gateway.errors import GatewayError
+from response_cache.gateway.headers import Headers, first
+from response_cache.gateway.targets import CHAT, COMPLETIONS
+
+SESSION_HEADER: Final = b"x-session-id"
+"""Names the conversation to vLLM."""
+PROMPT_BEGINNING: Final = 2048
+"""Characters of a plain prompt that choose its engine. Later turns only append to them."""
+MAX_DEPTH: Final = 100
+"""Nesting depth up to which a body is read."""
+_JSON_TYPE: Final = re.compile(rb"application/[a-z0-9!#$&^_.+-]+\+json")
+INLINE_BYTES: Final = 16 * 2**10
+"""A longer body is read in a thread."""
+_TOKEN: Final = re.compile(rb'"[^"]*"?|[,:\[{]')
+"""Of JSON without escapes: a string, or a mark that precedes a value."""
+ARGUMENTS: Final = {"vllm": "vllm_xargs", "sglang": "custom_params"}
+"""The field of a body in which each engine takes arguments for plug-ins."""
+DEFAULT_TTL_S: Final = 300.0
+"""Default `ttl` of Anthropic's `cache_control`."""
+_TTL: Final = re.compile(r"(\d{1,7})([smhd])", re.ASCII)
+_SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was read from one body.
+
+    Attributes:
+        body: body for the engine.
+        affinity: key that chooses the engine.
+        session: name of the conversation for X-Session-ID, if the client sent it in a field that engines do not read.
+        question: request to the caches; None: they are not asked.
+        streamed: whether the client requests a stream.
+    """
+
+    body: bytes
+    affinity: bytes
+    session: str | None = None
+    question: pb.Request | None = None
+    streamed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads bodies.
+
+    Attributes:
+        tenants: salts and names of conversations.
+        max_values: limit on the JSON values of one body.
+        arguments: field of a body in which the engines take hints; None: hints are not forwarded.
+    """
+
+    tenants: Tenants
+    max_values: int
+    arguments: str | None = None
+
+    async def read(self, path: str, headers: Headers, body: bytes, query: str, tenant: str, scope: str | None) -> Reading:
+        """Read a body. ``scope`` is that of the caches; None if they are not asked. Raises GatewayError (400, 413, 415)."""
+        check_type(headers)
+        if len(body) <= INLINE_BYTES:
+            return self._read(path, headers, body, query, tenant, scope)
+        return await asyncio.to_thread(self._read, path, headers, body, query, tenant, scope)
+
+    def _read(self, path: str, headers: Headers, body: bytes, query: str, tenant: str, scope: str | None) -> Reading:
+        body = body.removeprefix(codecs.BOM_UTF8)
+        fields = parse(body, self.max_values)
+        known_to_engines = session_of(fields, headers)
+        name = known_to_engines or name_in_other_fields(fields, headers)
+        session = None if name is None or known_to_engines else self.tenants.session(tenant, name)
+        asked = None if scope is None else question_of(path, fields, query, tenant, scope)
+        sent = self.tenants.apply(tenant, *self._with_hints(fields, body, name))
+        return Reading(sent, affinity(fields, name, tenant), session, asked, fields.get("stream") is True)
+
+    def _with_hints(self, fields: Mapping[str, Any], body: bytes, name: str | None) -> tuple[Mapping[str, Any], bytes]:
+        """Return fields and body with the hints that other APIs' fields amount to. The client's own hints stay.
+
+        ``name`` is the conversation's, which SGLang reads only among these arguments.
+        """
+        seconds = retain_seconds(fields) if self.arguments is not None else 0.0
+        own = fields.get(self.arguments or "") or {}
+        if not isinstance(own, dict):
+            return fields, body
+        hints: dict[str, object] = {"lpc_retain_seconds": seconds} if seconds else {}
+        if name is not None and self.arguments == ARGUMENTS["sglang"]:
+            hints["session_id"] = name
+        if hints.keys() <= own.keys():
+            return fields, body
+        fields = {**fields, str(self.arguments): {**hints, **own}}
+        return fields, json.dumps(fields, separators=(",", ":")).encode()
+
+
+def check_type(headers: Headers) -> None:
+    """Raise GatewayError (415) unless a body is declared as JSON in UTF-8, or not declared."""
+    for value in (value.lower() for name, value in headers if name == b"content-type"):
+        kind, *parameters = (part.strip() for part in value.split(b";"))
+        charsets = {
+            part.partition(b"=")[2].strip(b' "') for part in parameters if part.partition(b"=")[0].strip() == b"charset"
+        }
+        if not (kind in (b"", b"application/json") or _JSON_TYPE.fullmatch(kind)) or not charsets <= {b"utf-8", b"us-ascii"}:
+            raise GatewayError(415, "send the body as JSON in UTF-8, with Content-Type: application/json")
+
+
+def parse(body: bytes, max_values: int) -> dict[str, Any]:
+    """Return the JSON object of a body. All parsers must read the same in it, because the engine has another one.
+
+    Raises GatewayError: 413 if it has too many values. 400 if it is not one JSON object in UTF-8, names a field twice, has
+    numbers that are not finite or too long, or is nested too deeply.
+    """
+    if values_exceed(body, max_values):
+        raise GatewayError(413, f"the body has more than {max_values} values: send fewer")
+    try:
+        fields = json.loads(
+            body.decode(), object_pairs_hook=_without_repetition, parse_float=_finite, parse_constant=_refuse_constant
+        )
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        raise GatewayError(
+            400, "the body must be one JSON object in UTF-8, without NaN, infinity or numbers of thousands of digits"
+        )
+    if is_deep(fields, body):
+        raise GatewayError(400, f"the body is nested more deeply than {MAX_DEPTH} levels: send a flatter one")
+    return fields
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise GatewayError(400, "an object in the body names a field twice: send each field once")
+    return fields
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError
+    return number
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(name)
+
+
+def question_of(path: str, fields: Mapping[str, Any], query: str, tenant: str, scope: str) -> pb.Request | None:
+    """Return the caches' request for a completion with messages or one text; None for any other request.
+
+    The query is part of it, because it may contain a key or choose a model.
+    """
+    if not (fields.get("messages") if path == CHAT else path == COMPLETIONS and isinstance(fields.get("prompt"), str)):
+        return None
+    # The engine may accept a body that the caches cannot represent.
+    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+        return question({**fields, "url_query": query} if query else fields, scope=scope, tenant=tenant)
+    return None
+
+
+def affinity(fields: Mapping[str, Any], session: str | None, tenant: str) -> bytes:
+    """Return the key that chooses the engine: the conversation's name, else its beginning, which all its turns share."""
+    return digest("session", tenant, session) if session is not None else digest("beginning", tenant, *_beginning(fields))
+
+
+def _beginning(fields: Mapping[str, Any]) -> list[object]:
+    """Return the model and what all turns of a conversation begin with, up to the user's first message."""
+    content = fields.get("messages") or fields.get("input") or fields.get("prompt")
+    begins = content[:PROMPT_BEGINNING] if isinstance(content, str) else content
+    if isinstance(content, list):
+        until_user = (i for i, item in enumerate(content) if not isinstance(item, dict) or item.get("role") == "user")
+        begins = content[: next(until_user, len(content)) + 1]
+    return [*map(fields.get, ("model", "system", "instructions")), begins]
+
+
+def session_of(fields: Mapping[str, Any], headers: Headers) -> str | None:
+    """Return the conversation's name in vLLM's order of precedence: body, header, extra arguments (also SGLang's)."""
+    arguments = (text_at(fields, (field, "session_id")) for field in ARGUMENTS.values())
+    names = (text_at(fields, ("session_id",)), first(headers, SESSION_HEADER), *arguments)
+    return next((name for name in names if name), None)
+
+
+def name_in_other_fields(fields: Mapping[str, Any], headers: Headers) -> str | None:
+    """Return a name from the fields of other engines and APIs, in hexadecimal digits, because it is sent in a header field.
+
+    Many conversations may share a `prompt_cache_key`, so their first messages distinguish them.
+    """
+    names = (
+        *(text_at(fields, path) for path in (("conversation",), ("conversation", "id"), *NAMES) if path[-1] != SALT),
+        *(first(headers, name) for name in (b"x-dynamo-session-id", b"x-multi-turn-session-id")),
+    )
+    conversation = next((name for name in names if name), None)
+    if conversation is not None:
+        return digest("conversation", conversation).hex()
+    key = text_at(fields, ("prompt_cache_key",))
+    return None if key is None else digest("key", key, *_beginning(fields)).hex()
+
+
+def digest(kind: str, *values: object) -> bytes:
+    """Return a digest of JSON values. Different lists of values have different digests."""
+    return blake2b(json.dumps([kind, *values], sort_keys=True).encode(), digest_size=16).digest()
+
+
+def values_exceed(body: bytes, most: int) -> bool:
+    """Return whether JSON has more than ``most`` commas, colons and opening brackets outside of its strings."""
+    # In slices, because all other threads wait during each count.
+    slices = (body[at : at + INLINE_BYTES] for at in range(0, len(body), INLINE_BYTES))
+    if sum(part.count(mark) for part in slices for mark in (b",", b":", b"[", b"{")) <= most:
+        return False
+    marks = strings = 0
+    for token in _TOKEN.finditer(body.replace(b"\\\\", b"").replace(b'\\"', b"")):
+        if token[0][:1] == b'"':
+            strings += 1
+        else:
+            marks += 1
+        # JSON has at most one string more than marks.
+        if marks > most or strings > most + 1:
+            return True
+    return False
+
+
+def is_deep(value: object, body: bytes) -> bool:
+    """Return whether the value of a body is nested more deeply than `MAX_DEPTH`."""
+    if body.count(b"{") + body.count(b"[") <= MAX_DEPTH:
+        return False
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for one in level for inner in _children(one)]
+        if not level:
+            return False
+    return True
+
+
+def _children(value: object) -> Iterable[object]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def retain_seconds(fields: Mapping[str, Any]) -> float:
+    """Return for how many seconds a body asks to keep its prompt. An absent or invalid time counts as 0."""
+    times = [_control_s(holder.get("cache_control")) for holder in _holders(fields)]
+    options = fields.get("prompt_cache_options")
+    times.append(_ttl_s(options.get("ttl")) if isinstance(options, dict) else 0.0)
+    times.append(_ttl_s(fields.get("prompt_cache_retention")))
+    return max(times)
+
+
+def _holders(fields: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    """Yield the objects of a body that may have a `cache_control`."""
+    yield fields
+    if isinstance(fields.get("nvext"), dict):
+        yield fields["nvext"]
+    for name in ("tools", "system", "messages"):
+        for item in _objects(fields.get(name)):
+            yield item
+            yield from _objects(item.get("content"))
+
+
+def _objects(value: object) -> Iterable[Mapping[str, Any]]:
+    return (item for item in value if isinstance(item, dict)) if isinstance(value, list) else ()
+
+
+def _control_s(control: object) -> float:
+    if not isinstance(control, dict) or control.get("type") != "ephemeral":
+        return 0.0
+    return _ttl_s(control["ttl"]) if "ttl" in control else DEFAULT_TTL_S
+
+
+def _ttl_s(value: object) -> float:
+    found = _TTL.fullmatch(value) if isinstance(value, str) else None
+    return int(found[1]) * _SECONDS[found[2]] if found else 0.0

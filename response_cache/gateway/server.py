@@ -1,0 +1,210 @@
+"""The gateway's process: assembly, start and drain."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from eviction_client.settings import ClientSettings
+from lpc.wire.access import access_of, is_loopback
+from lpc.wire.addresses import with_port
+from lpc.wire.background import Background, lost_errors
+from lpc.wire.certificates import CertificateError, CertificateFiles, read
+from lpc.wire.http_server import Connections, Patience, Server, raise_descriptors
+from lpc.wire.listening import listen, serve_metrics
+from lpc.wire.tokens import TokenFileError
+from lpc.wire.watched import Watched
+from response_cache.client import ResponseCacheClient
+from response_cache.gateway.cached import Cached
+from response_cache.gateway.clients import Clients, SaltKeyError, Tenants, read_key
+from response_cache.gateway.engines import Engines, Upstream, http_client
+from response_cache.gateway.errors import GatewayStartError
+from response_cache.gateway.exchange import Load
+from response_cache.gateway.gateway import Gateway
+from response_cache.gateway.metrics import Metrics
+from response_cache.gateway.request import ARGUMENTS, Reader
+from response_cache.gateway.settings import Bounds, GatewaySettings
+
+log = logging.getLogger(__name__)
+
+REFRESH_S = 5.0
+"""Seconds between checks of the token file and the certificate."""
+
+
+SHIPPED: Final = Bounds()
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Addresses of a running gateway. ``metrics_port`` is None if it is off."""
+
+    host: str
+    port: int
+    metrics_port: int | None
+
+
+@contextlib.asynccontextmanager
+async def running(
+    settings: GatewaySettings,
+    sidecar: ClientSettings,
+    clock: Callable[[], float] = time.time,
+    bounds: Bounds = SHIPPED,
+) -> AsyncIterator[Addresses]:
+    """Run a gateway until the block is left, then drain it.
+
+    Args:
+        settings: of the operator.
+        sidecar: address of the sidecar and access to it.
+        clock: seconds since the Unix epoch. Timeouts use a monotonic clock.
+        bounds: limits, which a test may replace.
+
+    Raises:
+        ListenError: it cannot listen on an address.
+        GatewayStartError: a certificate, the token file or the salts' key cannot be used.
+    """
+    metrics = Metrics()
+    try:
+        clients = Clients(settings)
+        tenants = Tenants(read_key(settings.gateway_salt_key_file))
+        tls = GatewayTls(settings.tls_files) if settings.tls_files.present else None
+    except (TokenFileError, SaltKeyError, CertificateError) as error:
+        raise GatewayStartError(str(error)) from error
+    if clients.have_tokens and settings.tls_certificate is None and not is_loopback(settings.host):
+        log.warning(
+            "clients send tokens to %s without TLS: they are readable on the network unless a proxy or a mesh adds TLS",
+            settings.host,
+        )
+    if settings.gateway_salt_key_file is None:
+        log.info(
+            "cache salts use a key of this process: after a restart, and behind another gateway, clients begin with cold "
+            "caches in the engines; LPC_GATEWAY_SALT_KEY_FILE avoids this"
+        )
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(lost_errors(metrics.task_failures))
+        listener = _listen(settings)
+        stack.callback(listener.close)
+        metrics_port = settings.metrics_port
+        if metrics_port is not None:
+            metrics_port = stack.enter_context(serve_metrics(metrics.registry, settings.metrics_host, metrics_port))
+        client = ResponseCacheClient(
+            sidecar.predictor_address, access=access_of(sidecar), timeout_s=settings.gateway_lookup_timeout_s
+        )
+        if settings.gateway_cache:
+            try:
+                client.channel()
+            except CertificateError as error:  # can be corrected without a restart
+                log.warning("the response caches are off, because the sidecar cannot be reached: %s", error)
+        cached = Cached(client if settings.gateway_cache else None, bounds.wait_s, metrics)
+        stack.push_async_callback(cached.close)
+        http = await stack.enter_async_context(http_client(settings, bounds.connect_timeout_s))
+        load = Load(settings, bounds.body_timeout_s, metrics)
+        engines = Engines(settings.gateway_engines, metrics)
+        gateway = Gateway(
+            settings,
+            clients,
+            cached,
+            Upstream(http, engines, metrics),
+            metrics,
+            Reader(tenants, bounds.max_values, ARGUMENTS.get(settings.gateway_hints)),
+            load,
+            bounds.max_answer_bytes,
+            clock,
+        )
+        port = listener.getsockname()[1]
+        server = _server(settings, gateway, tls, listener, bounds.patience)
+        serving = asyncio.create_task(server.serve_all())
+        background = Background(metrics.task_failures)
+        background.watch("server", serving)
+        background.every(bounds.probe_interval_s, "probe", partial(engines.probe, http))
+        background.every(REFRESH_S, "tokens", partial(asyncio.to_thread, clients.refresh))
+        if tls is not None:
+            background.every(REFRESH_S, "certificates", partial(asyncio.to_thread, tls.refresh))
+        try:
+            yield Addresses(settings.host, port, metrics_port)
+        finally:
+            await background.close()
+            server.should_exit = True
+            await serving
+
+
+async def serve(settings: GatewaySettings, sidecar: ClientSettings) -> None:
+    """Serve until SIGINT or SIGTERM, then drain. Raises ListenError and GatewayStartError."""
+    raise_descriptors()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with running(settings, sidecar) as addresses:
+        scheme = "http" if settings.tls_certificate is None else "https"
+        log.info("listening on %s://%s", scheme, with_port(addresses.host, addresses.port))
+        log.info("engines: %s", ", ".join(settings.gateway_engines))
+        if addresses.metrics_port is not None:
+            log.info("metrics on http://%s/metrics", with_port(settings.metrics_host, addresses.metrics_port))
+        await stop.wait()
+        log.info("draining for at most %g s", settings.drain_timeout_s)
+    log.info("stopped")
+
+
+class GatewayTls(Watched[ssl.SSLContext]):
+    """The certificate in use.
+
+    Raises:
+        CertificateError: a file cannot be used.
+    """
+
+    def __init__(self, files: CertificateFiles) -> None:
+        super().__init__(files.present, lambda: _context(files), "certificate is")
+
+    def install(self, listening: ssl.SSLContext) -> None:
+        """Make each handshake on a context use the current certificate."""
+
+        def choose(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+            del name, context
+            connection.context = self.current
+
+        # OpenSSL calls this at each ClientHello, even without a server name.
+        listening.sni_callback = choose
+
+
+def _context(files: CertificateFiles) -> ssl.SSLContext:
+    assert files.certificate is not None
+    read(files)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(files.certificate, files.key, password="")
+    except OSError as error:  # includes ssl.SSLError: the files have changed since
+        raise CertificateError(f"{files.certificate} has just been changed") from error
+    return context
+
+
+def _server(
+    settings: GatewaySettings, app: Gateway, tls: GatewayTls | None, listener: socket.socket, patience: Patience
+) -> Server:
+    connections = Connections(settings.gateway_max_connections, settings.gateway_max_connections_per_address, patience)
+    server = Server(
+        app,
+        listener,
+        connections,
+        lifespan="off",
+        timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)),
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=settings.tls_key,
+    )
+    if tls is not None and server.config.ssl is not None:
+        tls.install(server.config.ssl)
+    return server
+
+
+def _listen(settings: GatewaySettings) -> socket.socket:
+    listener = listen(settings.host, settings.port)
+    # Connections inherit it. Without it the body of a short answer waits 40 ms for the delayed acknowledgement of its
+    # header; asyncio does not set it here.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener

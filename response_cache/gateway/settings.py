@@ -1,0 +1,199 @@
+"""Settings of the gateway, from flags and environment."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import NoDecode, SettingsConfigDict
+
+from lpc.wire.addresses import url_with_brackets
+from lpc.wire.http_server import SHIPPED, Patience
+from lpc.wire.server_settings import ServerSettings
+from lpc.wire.variables import none_if_empty
+from response_cache.gateway.targets import ENTRY, OWN
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+EVERYONE = "*"
+"""Key in `gateway_scopes` for all other clients."""
+_FIELD = re.compile(r"[A-Za-z0-9_-]+")
+_SCOPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Limits that are not settings; tests use others.
+
+    Attributes:
+        wait_s: seconds that a request waits for an identical one in flight; 0: none waits.
+        max_values: commas, colons and opening brackets outside of strings in the JSON of one completion's body; over it 413.
+            Each blocks the gateway for about 1 microsecond.
+        body_timeout_s: total seconds to receive one body; over it 408.
+        max_answer_bytes: longest answer that is recorded.
+        connect_timeout_s: timeout of connecting to an engine, seconds.
+        probe_interval_s: seconds between health checks of an engine that is down.
+        patience: when connections of slow clients are closed.
+    """
+
+    wait_s: float = 120.0
+    max_values: int = 100_000
+    body_timeout_s: float = 60.0
+    max_answer_bytes: int = 2**20
+    connect_timeout_s: float = 2.0
+    probe_interval_s: float = 1.0
+    patience: Patience = SHIPPED
+
+
+class GatewaySettings(ServerSettings):
+    """The operator's settings. Flags override the environment.
+
+    The sidecar's address is in :class:`eviction_client.settings.ClientSettings` (LPC_PREDICTOR_...).
+    """
+
+    model_config = SettingsConfigDict(env_prefix="LPC_", frozen=True, extra="ignore", hide_input_in_errors=True)
+
+    port: int = Field(8080, ge=0, le=65535, description="TCP port; 0 selects a free one.")
+    metrics_port: int | None = Field(9095, ge=0, le=65535, description="Port of the Prometheus metrics; empty: none.")
+    drain_timeout_s: float = Field(30.0, ge=0, description="Seconds for requests in flight to finish at shutdown.")
+
+    gateway_engines: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("http://127.0.0.1:8000",),
+        description="Base URLs of the engines, separated by commas, without /v1. They must serve the same models.",
+    )
+    gateway_paths: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Additional requests to proxy, as `METHOD /path` separated by commas; `*` matches one segment. Do not "
+        "add administrative paths of engines, which clients would reach with the engine's key.",
+    )
+    gateway_engine_key: SecretStr | None = Field(
+        None, description="API key of the engines. Requires tokens; without tokens clients send their own key."
+    )
+    gateway_engine_ca: Path | None = Field(
+        None, description="PEM file of the certificate authority for https:// engines; default: the system's authorities."
+    )
+    gateway_identity_headers: Annotated[tuple[str, ...], NoDecode] = Field(
+        (
+            *("authorization", "api-key", "x-api-key"),
+            *("openai-organization", "openai-project", "x-forwarded-user", "cookie"),
+        ),
+        description="Header fields that identify a caller, separated by commas. Callers that differ in one share nothing. A "
+        "proxy before the gateway must set or remove those that are not credentials, because the gateway trusts them.",
+    )
+    gateway_cache_anonymous: bool = Field(
+        False,
+        description="Also cache answers for callers that only a credential (authorization, api-key, x-api-key) or nothing "
+        "identifies. Callers with the same credential then share answers.",
+    )
+    gateway_salt_key_file: Path | None = Field(
+        None,
+        description="File with a secret of at least 32 characters, the same for all gateways of an engine. Cache salts and "
+        "names of conversations are derived from it and the tenant. Without it each start creates a new secret, and "
+        "engines' caches begin cold.",
+    )
+    gateway_hints: Literal["off", "vllm", "sglang"] = Field(
+        "off",
+        description="Kind of engine, vllm or sglang, to which the gateway forwards how long a client wants its prompt cached "
+        "(cache_control, prompt_cache_options, prompt_cache_retention). The engine limits the effect by LPC_HINTS_SHARE.",
+    )
+    gateway_scopes: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict,
+        description='JSON: scopes that each client may name in x-lpc-scope, {"client": ["faq"], "*": ["code"]}; "*" means all '
+        "other clients. Without x-lpc-scope the scope is `default`.",
+    )
+
+    gateway_cache: bool = Field(True, description="Use the sidecar's response caches; false: a plain proxy.")
+    gateway_lookup_timeout_s: Seconds = Field(
+        0.04,
+        le=10,
+        description="Timeout of a look-up, after which the request goes to an engine. With the default, a silent sidecar "
+        "adds less than 50 ms.",
+    )
+    gateway_max_held_bytes: int = Field(
+        256 * 2**20, ge=1024, description="Bytes of the bodies of all requests in progress; over it 503."
+    )
+    gateway_max_requests: int = Field(2048, ge=1, description="Concurrent requests; over it 503.")
+    gateway_max_connections: int = Field(
+        8192,
+        ge=16,
+        description="Connections of clients; at most half of the descriptors (`ulimit -n`) without 128. At the limit a new "
+        "connection replaces the one that has waited longest for a request.",
+    )
+    gateway_max_connections_per_address: int | None = Field(
+        None,
+        ge=1,
+        description="Connections of one client address; empty: not limited. Set it only if clients connect directly: behind a "
+        "proxy all have its address.",
+    )
+
+    _empty_is_none_too = field_validator(
+        "gateway_engine_key", "gateway_engine_ca", "gateway_salt_key_file", "gateway_max_connections_per_address", mode="before"
+    )(none_if_empty)
+
+    @field_validator("gateway_engines", "gateway_paths", "gateway_identity_headers", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("gateway_engines")
+    @classmethod
+    def _are_urls(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        if not urls:
+            raise ValueError("name at least one engine: LPC_GATEWAY_ENGINES=http://engine:8000")
+        bracketed = []
+        for url in urls:
+            # Logs and metrics name the engines, so an address contains no secret.
+            try:
+                bracketed.append(url_with_brackets(url))
+                parts = urlsplit(bracketed[-1])
+                valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+            except ValueError:
+                valid = False
+            if not valid or "@" in url or parts.query or parts.fragment:
+                raise ValueError(
+                    "each engine must be http://host:port or https://host:port, without a user or password: "
+                    "LPC_GATEWAY_ENGINE_KEY is the engines' key"
+                )
+            if parts.path.rstrip("/").endswith("/v1"):
+                raise ValueError("remove /v1 from the engine's address: the client adds it")
+        if len(set(bracketed)) < len(urls):
+            raise ValueError("an engine is named twice")
+        return tuple(url.rstrip("/") for url in bracketed)
+
+    @field_validator("gateway_identity_headers")
+    @classmethod
+    def _are_fields(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(_FIELD.fullmatch(name) for name in names):
+            raise ValueError("each identity header must be the name of a header field, such as x-forwarded-user")
+        return tuple(name.lower() for name in names)
+
+    @field_validator("gateway_paths")
+    @classmethod
+    def _are_paths(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
+        for entry in paths:
+            if not ENTRY.fullmatch(entry) or entry.partition(" ")[2].startswith(OWN):
+                raise ValueError(
+                    "each path must be `METHOD /path` and not below /lpc/, such as LPC_GATEWAY_PATHS='GET /v1/responses/*'"
+                )
+        return paths
+
+    @field_validator("gateway_scopes")
+    @classmethod
+    def _are_scopes(cls, scopes: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        if not all(_SCOPE.fullmatch(name) for names in scopes.values() for name in names):
+            raise ValueError("invalid scope name: use letters, digits, dots, dashes and underscores, 63 at most")
+        return scopes
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if self.gateway_engine_key is not None and self.tokens is None:
+            raise ValueError("gateway_engine_key without tokens would open the engines to everybody: set tokens")
+        if self.gateway_max_held_bytes < self.max_request_bytes:
+            raise ValueError("gateway_max_held_bytes must be at least max_request_bytes")
+        return self
+
+    def scopes_of(self, client: str) -> tuple[str, ...]:
+        """Return the scopes that a client may name."""
+        return self.gateway_scopes.get(client, self.gateway_scopes.get(EVERYONE, ()))

@@ -1,0 +1,1 @@
+"""Names of requests, encryption, and tickets."""

@@ -1,0 +1,1 @@
+"""The response caches' gRPC service, in the sidecar or in a process of its own."""

@@ -1,0 +1,121 @@
+"""Builds the response caches from the settings."""
+
+import contextlib
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from lpc.cache.v1 import response_cache_pb2 as pb
+from lpc.cache.v1 import response_cache_pb2_grpc as rpc
+from lpc.wire.redis_connection import Connection
+from lpc.wire.redis_reach import RedisReach
+from predictor_service.errors import StartError
+from predictor_service.hosting import Host, Hosted
+from predictor_service.metrics import Metrics
+from predictor_service.own_folder import ForeignFolder, make_own
+from response_cache.keys.canonical import Namer
+from response_cache.keys.sealing import KeyFileError, Keys
+from response_cache.semantic.evidence_file import EvidenceError, Verdicts, read_judge_error
+from response_cache.service.cache import ResponseCache
+from response_cache.service.embedding import Embedder
+from response_cache.service.judging import rules_of
+from response_cache.service.metrics import CacheMetrics
+from response_cache.service.scopes_in_use import SYNC_S
+from response_cache.service.servicer import ResponseCacheService
+from response_cache.service.settings import CacheSettings
+from response_cache.service.similar import SimilarQuestions
+from response_cache.service.upkeep import Upkeep
+from response_cache.store.flights import Flights
+from response_cache.store.scopes import Scopes
+from response_cache.store.shared_evidence import SharedEvidence
+from response_cache.store.store import MIB, Store
+from response_cache.store.vectors import Vectors
+
+log = logging.getLogger(__name__)
+
+
+SERVICE: Final = pb.DESCRIPTOR.services_by_name["ResponseCache"].full_name
+FLIGHT_S: Final = 60.0
+"""Time after which a caller that computes an answer for others counts as dead, in seconds."""
+
+
+def build_caches(settings: CacheSettings, host: Host) -> Hosted:
+    """Return the response caches' service. This does not call Redis.
+
+    Raises:
+        StartError: the key file is invalid, `cryptography` is missing, or a file of evidence is invalid or lacks the error of
+            a judge.
+    """
+    try:
+        return _build(settings, host.metrics, Embedder(host.serving, host.batcher), host.clock, host.stack)
+    except (KeyFileError, EvidenceError) as error:
+        raise StartError(str(error)) from error
+
+
+def _build(
+    settings: CacheSettings,
+    metrics: Metrics,
+    embedder: Embedder,
+    clock: Callable[[], float],
+    stack: contextlib.AsyncExitStack,
+) -> Hosted:
+    assert settings.cache_redis_url is not None and settings.cache_keys is not None
+    keys = Keys(settings.cache_keys)
+    scopes = Scopes(settings.cache_scopes)
+    connection = Connection(
+        settings.cache_redis_url.get_secret_value(),
+        cluster=settings.cache_redis_cluster,
+        timeout_s=settings.cache_redis_timeout_s,
+        files=settings.redis_files,
+        password_file=settings.cache_redis_password_file,
+        settings="LPC_CACHE_REDIS",
+    )
+    cache_metrics = CacheMetrics(metrics, scopes.labels)
+    refused = metrics.redis_refusals("caches")
+    redis = RedisReach(connection, "of the response caches", refused)
+    stack.push_async_callback(redis.close)
+    cache_metrics.watch_redis(lambda: not redis.away)
+    store = Store(
+        *(redis, Namer(keys.current.names), embedder.encoder, cache_metrics.forged.labels("generation").inc),
+        most_bytes=settings.cache_max_entry_kib * 1024 + MIB,  # an entry has its question as well
+    )
+    for name, scope in settings.cache_scopes.items():
+        if scope.judge == "embedding" and scope.semantic != "off":
+            try:
+                read_judge_error(scope.evidence, embedder.encoder())
+            except EvidenceError as error:
+                raise EvidenceError(f"scope {name}: {error}") from error
+    learns = any(scope.semantic != "off" for scope in settings.cache_scopes.values())
+    verdicts = _verdicts(settings.verdicts_file) if learns else None
+    evidence = SharedEvidence(
+        redis, store.namer, embedder.encoder, verdicts, forged=cache_metrics.forged.labels("evidence").inc
+    )
+    semantic = SimilarQuestions(
+        *(keys, store, Vectors(redis, embedder.encoder), evidence, embedder, partial(rules_of, embedder), clock),
+        judged=lambda scope, same: cache_metrics.judged(scopes.label(scope), same),
+        report=lambda client, scope, in_force: cache_metrics.in_force(client, scopes.label(scope), in_force),
+    )
+    stack.push_async_callback(semantic.close)
+    cache = ResponseCache(
+        *(keys, store, Flights(redis, FLIGHT_S), scopes, semantic, cache_metrics),
+        max_entry_bytes=settings.cache_max_entry_kib * 1024,
+        client_scopes=settings.cache_client_scopes,
+        clock=clock,
+    )
+    upkeep = Upkeep(keys, store, scopes, semantic, cache_metrics)
+    service = ResponseCacheService(cache, upkeep, settings.cache_gateways, settings.cache_invalidations, cache_metrics)
+    add = partial(rpc.add_ResponseCacheServicer_to_server, service)
+    return Hosted(SERVICE, add, ((SYNC_S, "arrays", semantic.sync_now),), keys.refresh)
+
+
+def _verdicts(path: Path) -> Verdicts:
+    """Return the verdicts of a file. Raises EvidenceError."""
+    try:
+        make_own(path.parent)
+    except ForeignFolder as error:
+        raise EvidenceError(f"the file of verdicts cannot be trusted: {error} with LPC_STATE") from error
+    except OSError as error:
+        raise EvidenceError(f"cannot make the folder {path.parent} ({error.strerror}): set LPC_STATE") from error
+    return Verdicts(path)

@@ -1,0 +1,295 @@
+"""Lookup of a request in the exact and the semantic tier, and storing of its answer.
+
+A failing store is a miss with a reason. Only invalid requests raise.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from lpc.errors import InvalidRequest
+from lpc.wire.redis_reach import RedisFailed, RedisRefused
+from response_cache.keys.canonical import REMEMBERED, Names, Request, Scope
+from response_cache.keys.sealing import Keys
+from response_cache.keys.tickets import Flight, Served, Tickets
+from response_cache.service.metrics import CacheMetrics
+from response_cache.service.opening import Opener, offload
+from response_cache.service.outcomes import Hit, Miss, Stored
+from response_cache.service.similar import SimilarQuestions
+from response_cache.store import entry as entries
+from response_cache.store.answers import Answer, Refusal, not_kept, refused
+from response_cache.store.entry import Entry
+from response_cache.store.flights import Flights
+from response_cache.store.scopes import Scopes, ScopeSettings
+from response_cache.store.store import Store
+
+MAX_WAIT_S: Final = 60.0
+LISTED_S: Final = 60.0
+"""Seconds for which a scope counts as still on its client's list, which may be on another node of a Cluster."""
+MAX_NAME: Final = 256
+"""Longest scope or tenant in characters."""
+
+
+class ResponseCache:
+    """The response caches of one sidecar. Lives on one event loop.
+
+    Args:
+        keys: encryption keys.
+        store: entries in Redis.
+        flights: single flight of equal requests.
+        scopes: the operator's settings.
+        semantic: the semantic tier.
+        metrics: Prometheus metrics.
+        max_entry_bytes: largest answer that is cached.
+        client_scopes: most scopes of one client.
+        clock: returns seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        keys: Keys,
+        store: Store,
+        flights: Flights,
+        scopes: Scopes,
+        semantic: SimilarQuestions,
+        metrics: CacheMetrics,
+        *,
+        max_entry_bytes: int,
+        client_scopes: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self.scopes = scopes
+        self._store = store
+        self._semantic = semantic
+        self._keys = keys
+        self._namer = store.namer
+        self._tickets = Tickets(store.namer)
+        self._flights = flights
+        self._metrics = metrics
+        self._max_entry_bytes = max_entry_bytes
+        self._client_scopes = client_scopes
+        self._clock = clock
+        self._listed: dict[bytes, tuple[int | None, float]] = {}
+
+    async def lookup(self, client: str, request: Request, *, wait_s: float = 0.0, exact_only: bool = False) -> Hit | Miss:
+        """Look up an answer.
+
+        Args:
+            client: authenticated name of the client.
+            request: the request.
+            wait_s: longest wait for another caller's answer to the same request, in seconds.
+            exact_only: whether to skip the semantic tier.
+
+        Raises:
+            InvalidRequest: the request is invalid.
+        """
+        _check(request)
+        settings = self.scopes.of(request.scope)
+        scope = self._namer.scope(client, request.scope)
+        outcome: Hit | Miss
+        admitted: bool | None = None
+        with contextlib.suppress(RedisFailed):
+            admitted = await self._admitted(client, request, scope)
+        if because := refused(request, settings):
+            outcome = Miss("off") if because == "off" else Miss("refused", refusal=because)
+        elif admitted is False:
+            outcome = Miss("refused", refusal="scopes")
+        elif admitted is None:
+            outcome = Miss("unavailable")
+        else:
+            names = await offload(request.size, lambda: self._namer.names(client, request, last_turn=False))
+            try:
+                outcome = await self._find(client, request, names, settings, wait_s, exact_only=exact_only)
+            except RedisFailed:
+                outcome = Miss("unavailable")
+        self._metrics.looked_up(self.scopes.label(request.scope), outcome)
+        return outcome
+
+    def too_large_to_look_up(self, scope: str) -> Miss:
+        """Count a request that is too large to look up, and return the miss."""
+        outcome = Miss("refused", refusal="too_large")
+        self._metrics.looked_up(self.scopes.label(scope), outcome)
+        return outcome
+
+    def too_large_to_store(self, scope: str) -> Stored:
+        """Count an answer to a request that is too large, and return the refusal."""
+        self._metrics.stored(self.scopes.label(scope), "too_large")
+        return Stored(refusal="too_large")
+
+    async def store(
+        self,
+        client: str,
+        request: Request,
+        answer: Answer,
+        *,
+        flight: bytes = b"",
+        candidate: bytes = b"",
+        aborted: bool = False,
+        no_store: bool = False,
+    ) -> Stored:
+        """Store the engine's answer.
+
+        Args:
+            client: authenticated name of the client.
+            request: the request.
+            answer: the engine's answer.
+            flight: ticket of the miss.
+            candidate: ticket of the miss.
+            aborted: whether the answer is incomplete.
+            no_store: whether the answer must not be stored.
+
+        Raises:
+            InvalidRequest: the request is invalid.
+        """
+        _check(request)
+        settings = self.scopes.of(request.scope)
+        names = await offload(request.size, lambda: self._namer.names(client, request, last_turn=settings.semantic != "off"))
+        ticket = self._tickets.read(client, request.tenant, Flight, flight)
+        if ticket is not None and (ticket.scope, ticket.entry) != (names.scope, names.exact):
+            ticket = None
+        because: Refusal | None = "aborted"
+        if not aborted:
+            because = await offload(answer.size, lambda: not_kept(request, answer, settings, self._max_entry_bytes))
+        try:
+            whole = because in (None, "too_large", "aborted")
+            await self._semantic.label(client, names, request, settings, None if aborted else answer, candidate, whole=whole)
+            if no_store and not aborted:
+                because = "no_store"
+            if because is None:
+                because = await self._put(client, request, answer, names, settings, ticket)
+        except RedisFailed:
+            because = because or "unavailable"
+        if ticket is not None:
+            again = because in ("aborted", "stale", "unavailable")
+            with contextlib.suppress(RedisFailed):
+                await self._flights.end(names.scope, names.exact, ticket.token.encode(), kept=because is None, again=again)
+        self._metrics.stored(self.scopes.label(request.scope), because)
+        return Stored(refusal=because) if because is not None else Stored(self._exact_ticket(client, request, names))
+
+    def _exact_ticket(self, client: str, request: Request, names: Names) -> bytes:
+        return self._tickets.give(client, request.tenant, Served(names.scope, names.exact, "exact", 1.0))
+
+    # -- lookup ----------------------------------------------------------------------------------------------------------------
+
+    async def _find(
+        self,
+        client: str,
+        request: Request,
+        names: Names,
+        settings: ScopeSettings,
+        wait_s: float,
+        *,
+        exact_only: bool,
+    ) -> Hit | Miss:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        deadline = began + min(wait_s, MAX_WAIT_S)
+        unless_stored = True
+        while True:
+            found = await self._store.find(names)
+            opener = Opener(self._keys, self._metrics, self._clock, client, request, found.generation)
+            entry = await opener.open(names.scope, names.exact, found.record)
+            if entry is not None:
+                self._metrics.lookup_seconds.observe(loop.time() - began)
+                age, remaining = entry.life(self._clock())
+                return Hit(self._exact_ticket(client, request, names), "exact", entry.answer, age, remaining)
+            # Followers wait before the semantic tier is asked, so that each does not repeat its lookup, and only the leader's
+            # lookup counts as evidence.
+            waits = deadline > loop.time()
+            if (waits or settings.semantic != "off") and await self._flights.flying(names.scope, names.exact):
+                if not waits:
+                    return Miss("in_flight")
+                state = await self._flights.wait(names.scope, names.exact, deadline - loop.time())
+                if state == "flying":
+                    return Miss("in_flight")
+                began = loop.time()
+                if state == "stored":
+                    continue
+            miss: Hit | Miss = Miss("cold")
+            if not exact_only and settings.semantic != "off":
+                by_turn = await offload(request.size, partial(self._namer.with_last_turn, names, request))
+                miss = await self._semantic.lookup(client, by_turn, request, settings, opener)
+            self._metrics.lookup_seconds.observe(loop.time() - began)
+            if isinstance(miss, Hit):
+                return miss
+            # A record that is here cannot be used: it is damaged, outdated or invalidated.
+            unless_stored = unless_stored and found.record is None
+            try:
+                state, token = await self._flights.take(names.scope, names.exact, unless_stored=unless_stored)
+            except RedisRefused:
+                return miss  # Redis is full, or the key has another type: no flight
+            if state == "free":
+                flight = Flight(names.scope, names.exact, token.decode(), found.generation)
+                return miss._replace(flight=self._tickets.give(client, request.tenant, flight))
+            if state == "not_kept":
+                return miss  # the next answer would not be cached either: no flight
+            if state == "flying" and deadline <= loop.time():
+                return Miss("in_flight")
+            # "stored" means that an answer arrived just now. A second time, the entry's key has another type and cannot be
+            # found.
+            unless_stored = state != "stored"
+
+    # -- store -----------------------------------------------------------------------------------------------------------------
+
+    async def _put(
+        self,
+        client: str,
+        request: Request,
+        answer: Answer,
+        names: Names,
+        settings: ScopeSettings,
+        flight: Flight | None,
+    ) -> Refusal | None:
+        if not await self._admitted(client, request, names.scope):
+            return "scopes"
+        if flight is not None:
+            generation = flight.generation
+        else:
+            generation = (await self._store.find(names)).generation
+            # The generation at the time of the request is unknown: the engine may have begun before an invalidation.
+            if await self._store.invalidated_s(names.scope) < answer.engine_s:
+                return "stale"
+        await self._admitted(client, request, names.scope, generation)
+        now = self._clock()
+        entry = Entry(
+            *(client, request.scope, request.tenant, request.last_turn or "", answer, now, now + settings.life_s, generation),
+            partition=names.partition or b"",
+        )
+        keyring = self._keys.current
+        record = await offload(answer.size, lambda: entries.seal(entry, names.scope, names.exact, keyring))
+        if len(record) > min(settings.max_mib, settings.tenant_mib) * 2**20:
+            return "full"
+        vector = await self._semantic.vector(names, request, settings, entry.expires_at, generation)
+        token = b"" if flight is None else flight.token.encode()
+        put = await self._store.put(names, entry, record, settings, vector=vector, flight=token)
+        self._metrics.evicted(self.scopes.label(request.scope), put)
+        return None if put.stored else "stale"
+
+    async def _admitted(self, client: str, request: Request, scope: Scope, generation: int | None = None) -> bool:
+        """Add a scope to its client's list, which invalidation needs; return False if the client has too many scopes.
+
+        The scope is added again after a while and in another generation, because the list may have been lost or purged.
+        """
+        now = asyncio.get_running_loop().time()
+        known, at = self._listed.get(scope, (None, -LISTED_S))
+        if now - at < LISTED_S and generation in (None, known):
+            return True
+        sealed = self._keys.current.seal(request.scope.encode(), b"scope" + scope)
+        if not await self._store.register(client, scope, sealed, self._client_scopes):
+            return False
+        if len(self._listed) >= REMEMBERED:
+            self._listed.clear()
+        self._listed[scope] = (generation or known, now)
+        return True
+
+
+def _check(request: Request) -> None:
+    """Raise InvalidRequest if a request is invalid."""
+    if not request.model:
+        raise InvalidRequest("the request names no model: send the model's name at the engine")
+    if not request.messages and request.prompt is None and not request.parameters:
+        raise InvalidRequest("the request is empty: send messages or prompt")
+    if max(len(request.scope), len(request.tenant)) > MAX_NAME:
+        raise InvalidRequest(f"a scope or tenant is longer than {MAX_NAME} characters: shorten it")

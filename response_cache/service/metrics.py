@@ -1,0 +1,127 @@
+"""Prometheus metrics of the response caches. Only scopes with own settings are labels, since callers may send any name."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import nan
+from typing import Final, get_args
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from predictor_service.metrics import SECONDS, Metrics
+from response_cache.service.outcomes import Hit, InForce, Miss, Reason, Source
+from response_cache.store.answers import REFUSALS, Refusal
+from response_cache.store.store import Put
+
+BOUNDS: Final = ("entries", "bytes", "tenant_entries", "tenant_bytes")
+"""Limits that evict answers, in the order of the counts of `Put`."""
+
+
+class CacheMetrics:
+    """Metrics of the response caches, in the sidecar's registry. ``scopes`` are all labels of scopes."""
+
+    def __init__(self, metrics: Metrics, scopes: Sequence[str]) -> None:
+        counter = partial(Counter, registry=metrics.registry)
+        gauge = partial(Gauge, registry=metrics.registry)
+        self.lookups = counter(
+            "lpc_cache_lookups",
+            "Lookups in the response caches by result: the tier of a hit, or the reason of a miss.",
+            ["scope", "result"],
+        )
+        self.stores = counter(
+            "lpc_cache_stores", "Answers sent to the response caches by result: stored, or the refusal.", ["scope", "result"]
+        )
+        self.evictions = counter(
+            "lpc_cache_evictions",
+            "Answers evicted because a client's scope, or a tenant in it, had too many entries or bytes.",
+            ["scope", "bound"],
+        )
+        self.invalidations_refused = counter(
+            "lpc_cache_invalidations_refused", "Calls of Invalidate refused by the rate limit of their client or tenant."
+        )
+        self.tokens_spared = counter(
+            "lpc_cache_tokens_spared", "Tokens of answers served from the cache, as the engine counted them.", ["scope", "kind"]
+        )
+        self.seconds_spared = counter(
+            "lpc_cache_engine_seconds_spared", "Seconds that engines took for the answers served from the cache.", ["scope"]
+        )
+        self.lookup_seconds = Histogram(
+            "lpc_cache_lookup_seconds",
+            "Duration of a lookup in the response caches, without the wait for another caller's answer.",
+            buckets=SECONDS,
+            registry=metrics.registry,
+        )
+        self.unreadable = counter(
+            "lpc_cache_unreadable",
+            "Records of the response caches that could not be decrypted: another key or location, or damaged.",
+        )
+        self.forged = counter(
+            "lpc_cache_forged",
+            "Forged or outdated values in the Redis of the response caches by kind, which are ignored.",
+            ["what"],
+        )
+        self.feedback = counter("lpc_cache_feedback", "Feedback on served answers.", ["scope", "verdict"])
+        self.redis_up = gauge("lpc_cache_redis_up", "1 while the Redis of the response caches answers, else 0.")
+        self.threshold = gauge(
+            "lpc_cache_threshold",
+            "Lowest similarity that the semantic tier serves in a client's scope; NaN if it serves nothing.",
+            ["client", "scope"],
+        )
+        self.error_bound = gauge(
+            "lpc_cache_error_bound",
+            "Upper bound on the share of wrong answers among semantic hits; NaN if the tier serves nothing.",
+            ["client", "scope"],
+        )
+        self.labels = gauge("lpc_cache_labels", "Labels in the semantic tier's window of evidence.", ["client", "scope"])
+        self.judgements = counter(
+            "lpc_cache_judgements", "Pairs of answers by verdict of the judge; unasked: the judge failed.", ["scope", "verdict"]
+        )
+        # Create all label values, so that the first event of each is an increase.
+        for what in ("generation", "evidence"):
+            self.forged.labels(what)
+        for scope in scopes:
+            for result in (*get_args(Source), *get_args(Reason)):
+                self.lookups.labels(scope, result)
+            for kind in ("prompt", "completion"):
+                self.tokens_spared.labels(scope, kind)
+            self.seconds_spared.labels(scope)
+            for result in ("stored", *REFUSALS):
+                self.stores.labels(scope, result)
+            for bound in BOUNDS:
+                self.evictions.labels(scope, bound)
+            for verdict in ("right", "wrong"):
+                self.feedback.labels(scope, verdict)
+            for verdict in ("same", "different", "unasked"):
+                self.judgements.labels(scope, verdict)
+
+    def watch_redis(self, up: Callable[[], bool]) -> None:
+        """Report whether Redis responds, at every scrape."""
+        self.redis_up.set_function(up)
+
+    def looked_up(self, scope: str, outcome: Hit | Miss) -> None:
+        """Count a lookup. ``scope`` is a label."""
+        self.lookups.labels(scope, outcome.reason if isinstance(outcome, Miss) else outcome.source).inc()
+        if isinstance(outcome, Hit):
+            self.tokens_spared.labels(scope, "prompt").inc(outcome.answer.prompt_tokens)
+            self.tokens_spared.labels(scope, "completion").inc(outcome.answer.completion_tokens)
+            self.seconds_spared.labels(scope).inc(max(0.0, outcome.answer.engine_s))
+
+    def in_force(self, client: str, scope: str, in_force: InForce) -> None:
+        """Report the threshold of a client's scope. ``scope`` is a label."""
+        threshold = in_force.threshold
+        self.threshold.labels(client, scope).set(nan if threshold is None else threshold)
+        self.error_bound.labels(client, scope).set(nan if threshold is None else in_force.error_bound)
+        self.labels.labels(client, scope).set(in_force.labels)
+
+    def judged(self, scope: str, same: bool | None) -> None:
+        """Count a verdict. ``scope`` is a label."""
+        self.judgements.labels(scope, "unasked" if same is None else "same" if same else "different").inc()
+
+    def evicted(self, scope: str, put: Put) -> None:
+        """Count evictions. ``scope`` is a label."""
+        for bound, count in zip(BOUNDS, put[1:], strict=True):
+            if count:
+                self.evictions.labels(scope, bound).inc(count)
+
+    def stored(self, scope: str, refusal: Refusal | None) -> None:
+        """Count an answer that was stored or refused."""
+        self.stores.labels(scope, refusal or "stored").inc()

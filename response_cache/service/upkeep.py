@@ -1,0 +1,111 @@
+"""Operations of the response caches other than lookup and store: feedback, invalidation, deletion, statistics."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lpc.cache.v1 import response_cache_pb2 as pb
+from lpc.wire.redis_reach import RedisFailed
+from response_cache.keys.canonical import Scope
+from response_cache.keys.sealing import Keys
+from response_cache.keys.tickets import Served, Tickets
+from response_cache.service.metrics import CacheMetrics
+from response_cache.service.similar import SimilarQuestions
+from response_cache.store.scopes import Scopes
+from response_cache.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """Lives on one event loop. No method raises RedisFailed."""
+
+    keys: Keys
+    store: Store
+    scopes: Scopes
+    semantic: SimilarQuestions
+    metrics: CacheMetrics
+
+    async def feedback(self, client: str, ticket: bytes, *, wrong: bool, drop: bool, tenant: str = "") -> tuple[bool, bool]:
+        """Record feedback on an answer; return whether it was counted, and whether the entry was deleted.
+
+        A semantic hit counts as wrong only once.
+        """
+        served = Tickets(self.store.namer).read(client, tenant, Served, ticket)
+        if served is None:
+            return False, False
+        name = await self._name_of(client, served.scope)
+        counts, dropped = True, False
+        try:
+            if wrong and served.source != "exact" and name is not None:
+                counts = await self.semantic.complain(served, ticket, self.scopes.of(name), tenant)
+            if drop:
+                self.semantic.forget(served.scope, served.entry)
+                dropped = await self.store.drop(served.scope, served.entry)
+        except RedisFailed:
+            pass
+        if counts:
+            self.metrics.feedback.labels(self.scopes.label(name or ""), "wrong" if wrong else "right").inc()
+        return counts, dropped
+
+    async def invalidate(self, client: str, *, scope: str | None = None, erase: bool = False) -> tuple[bool, int]:
+        """Make answers unfindable.
+
+        Args:
+            client: authenticated name of the client.
+            scope: name of a scope; None for all of the client's scopes.
+            erase: whether to delete them.
+
+        Returns:
+            Whether Redis responded, and the number of deleted entries.
+        """
+        try:
+            scopes = await self._of(client, scope)
+            for one in scopes.values():
+                await self.store.invalidate(one)
+            return True, sum([await self.store.erase(one) for one in scopes.values()]) if erase else 0
+        except RedisFailed:
+            return False, 0
+
+    async def stats(self, client: str, scope: str | None) -> Sequence[pb.ScopeStats]:
+        """Return the state of a client's scope, or of all its scopes."""
+        try:
+            scopes = await self._of(client, scope)
+        except RedisFailed:
+            return [self._stats(scope)] if scope is not None else []
+        return [await self._known_stats(name, one) for name, one in sorted(scopes.items())]
+
+    async def _known_stats(self, name: str, scope: Scope) -> pb.ScopeStats:
+        stats = self._stats(name)
+        try:
+            stats.entries = await self.store.size(scope)
+            in_force = await self.semantic.in_force(scope, self.scopes.of(name))
+        except RedisFailed:
+            return self._stats(name)
+        stats.known, stats.error_bound = True, in_force.error_bound
+        stats.labels, stats.labels_different = in_force.labels, in_force.different
+        if in_force.threshold is not None:
+            stats.threshold = in_force.threshold
+        return stats
+
+    def _stats(self, name: str) -> pb.ScopeStats:
+        """Return the settings of a scope."""
+        settings = self.scopes.of(name)
+        return pb.ScopeStats(
+            scope=name,
+            kind=settings.kind,
+            mode=settings.semantic,
+            ttl_s=settings.life_s,
+            bound=settings.bound,
+            level=settings.level,
+        )
+
+    async def _of(self, client: str, scope: str | None) -> dict[str, Scope]:
+        if scope is not None:
+            return {scope: self.store.namer.scope(client, scope)}
+        return await self.store.registered(client, self.keys.current)
+
+    async def _name_of(self, client: str, scope: Scope) -> str | None:
+        try:
+            scopes = await self.store.registered(client, self.keys.current)
+        except RedisFailed:
+            return None
+        return next((name for name, one in scopes.items() if one == scope), None)

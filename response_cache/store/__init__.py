@@ -1,0 +1,1 @@
+"""Answers, vectors and evidence in Redis."""

@@ -1,0 +1,79 @@
+"""Settings of scopes: which tiers serve, how long an answer lives, which share of wrong answers is allowed."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Final, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Mode: TypeAlias = Literal["off", "shadow", "serve"]
+"""Mode of the semantic tier: no lookup; look up and label, but let the engine answer; serve if evidence allows it."""
+JudgeName: TypeAlias = Literal["text", "embedding"]
+"""Judge of whether two answers are the same, if no caller reports it: see `response_cache.semantic.same_answer`."""
+KindName: TypeAlias = Literal["default", "faq", "technical_qa", "code", "creative"]
+
+HOUR: Final = 3600.0
+
+LIFE_S: Final[Mapping[KindName, float]] = {
+    "default": 4 * HOUR,
+    "faq": 8 * HOUR,
+    "technical_qa": 24 * HOUR,
+    "code": 48 * HOUR,
+    "creative": HOUR,  # not used: nothing is cached, because users want different answers
+}
+"""Default life of an answer by kind, in seconds."""
+
+
+class ScopeSettings(BaseModel):
+    """Settings of one scope. The kind sets the defaults."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: KindName = "default"
+    mode: Mode = "off"
+    ttl_s: Annotated[float, Field(gt=0, le=366 * 24 * HOUR, allow_inf_nan=False)] | None = None
+    any_temperature: bool = False
+    bound: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    level: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
+    evidence: Path | None = None
+    max_entries: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
+    max_mib: Annotated[int, Field(ge=1, le=2**20)] = 1024
+    tenant_entries: Annotated[int, Field(ge=1, le=10_000_000)] = 25_000
+    tenant_mib: Annotated[int, Field(ge=1, le=2**20)] = 256
+    judge: JudgeName = "text"
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the scope caches answers."""
+        return self.kind != "creative"
+
+    @property
+    def semantic(self) -> Mode:
+        """Mode of the semantic tier, which is off for code and creative writing."""
+        return "off" if self.kind in ("code", "creative") else self.mode
+
+    @property
+    def life_s(self) -> float:
+        """Life of an answer in seconds."""
+        return LIFE_S[self.kind] if self.ttl_s is None else self.ttl_s
+
+
+class Scopes:
+    """All scopes of a sidecar. The settings of ``default`` apply to every scope without own settings."""
+
+    def __init__(self, settings: Mapping[str, ScopeSettings]) -> None:
+        self._settings = settings
+        self._default = settings.get("default", ScopeSettings())
+
+    def of(self, name: str) -> ScopeSettings:
+        """Return the settings of a scope by its name in a request."""
+        return self._settings.get(name, self._default)
+
+    def label(self, name: str) -> str:
+        """Return a scope's label in metrics: its name if it has own settings, since callers may send any number of names."""
+        return name if name in self._settings else "default"
+
+    @property
+    def labels(self) -> list[str]:
+        """All labels that :meth:`label` can return."""
+        return sorted({*self._settings, "default"})

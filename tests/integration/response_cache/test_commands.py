@@ -1,0 +1,89 @@
+"""`lpc cache` against a real sidecar and its Redis."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from typer.testing import CliRunner, Result
+
+from lpc.cache.v1 import response_cache_pb2 as pb
+from lpc.cache.v1 import response_cache_pb2_grpc as rpc
+from lpc_apps.commands.cli import app
+from response_cache.bodies import question
+from tests.caching_sidecar import ResponseCaches, response_caches
+
+BODY = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "It is."}, "finish_reason": "stop"}]}
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory: pytest.TempPathFactory, tiny_models: Path) -> Iterator[ResponseCaches]:
+    with response_caches(tmp_path_factory.mktemp("caches"), tiny_models, {"default": {}, "faq": {"kind": "faq"}}) as made:
+        yield made
+
+
+@pytest.fixture
+def stub(caches: ResponseCaches) -> Iterator[rpc.ResponseCacheStub]:
+    """A client of the sidecar. Its caches are empty at the start of each test."""
+    caches.redis.ask("FLUSHALL")
+    with grpc.insecure_channel(caches.sidecar.address) as channel:
+        yield rpc.ResponseCacheStub(channel)
+
+
+def run(caches: ResponseCaches, *words: str) -> Result:
+    return CliRunner().invoke(app, ["cache", *words, "--address", caches.sidecar.address], env={"COLUMNS": "200"})
+
+
+def asked(text: str, scope: str = "faq") -> pb.Request:
+    return question({"model": "m", "messages": [{"role": "user", "content": text}], "temperature": 0}, scope=scope)
+
+
+def store(stub: rpc.ResponseCacheStub, request: pb.Request) -> str:
+    stored = stub.Store(
+        pb.StoreRequest(request=request, response=pb.Response(body=json.dumps(BODY).encode(), finish_reason="stop"))
+    )
+    assert stored.stored, stored.refusal
+    return stored.entry_id.hex()
+
+
+def found(stub: rpc.ResponseCacheStub, request: pb.Request) -> bool:
+    return stub.Lookup(pb.LookupRequest(request=request)).HasField("hit")
+
+
+def test_feedback_counts_and_drops(caches: ResponseCaches, stub: rpc.ResponseCacheStub) -> None:
+    entry = store(stub, asked("feedback"))
+    assert run(caches, "feedback", entry, "--right").output == "counted\n"
+    done = run(caches, "feedback", entry, "--wrong", "--drop")
+    assert (done.exit_code, done.output) == (0, "counted, and dropped\n")
+    assert not found(stub, asked("feedback"))
+    for wrong, message in (("zz", "hexadecimal"), ("00" * 40, "no such entry")):
+        refused = run(caches, "feedback", wrong)
+        assert refused.exit_code != 0 and message in refused.output and "Traceback" not in refused.output
+    gone = run(caches, "feedback", entry, "--drop")
+    assert gone.exit_code != 0 and "nothing was dropped" in gone.output
+
+
+def test_invalidate_and_purge_remove_the_named_answers_and_no_others(
+    caches: ResponseCaches, stub: rpc.ResponseCacheStub
+) -> None:
+    last = asked("last")
+    for gone, erase in ((asked("one", scope="default"), ()), (asked("other", scope="default"), ("--erase",))):
+        store(stub, gone)
+        store(stub, last)
+        assert run(caches, "invalidate", "--scope", "default", *erase).output.startswith("done"), erase
+        assert not found(stub, gone) and found(stub, last), erase
+    for refused_words in ((), ("--scope", "")):
+        assert run(caches, "invalidate", *refused_words).exit_code == 2, refused_words
+    refused = CliRunner().invoke(app, ["cache", "purge", "--address", caches.sidecar.address], input="n\n")
+    assert refused.exit_code != 0 and found(stub, last)
+    assert run(caches, "purge", "--yes").output == "done; 1 deleted\n"
+    assert not list(caches.redis.client().scan_iter("lpc:rc:*:e:*"))
+
+
+def test_report_shows_the_scopes_of_the_client(caches: ResponseCaches, stub: rpc.ResponseCacheStub) -> None:
+    store(stub, asked("report"))
+    (scope,) = json.loads(run(caches, "report", "--json").output)["scopes"]
+    assert (scope["scope"], scope["entries"], scope["threshold"], scope["reachable"]) == ("faq", 1, None, True)
+    shown = run(caches, "report")
+    assert shown.exit_code == 0 and "faq" in shown.output and "off" in shown.output

@@ -1,0 +1,119 @@
+"""The response caches on a real Redis Cluster: all keys of a scope are in one slot, and scopes on several nodes."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.processes import RedisServer
+from response_cache.keys.canonical import Names
+from response_cache.service.outcomes import Hit, Miss
+from response_cache.store.scopes import ScopeSettings
+from response_cache.store.vectors import Vector, seal
+from tests.redis_cluster import redis_cluster
+from tests.response_cache import Caches, answer, asked
+
+__all__ = ["redis_cluster"]
+SCOPES = [f"scope{n}" for n in range(12)]
+
+
+@pytest.fixture
+async def caches(redis_cluster: list[RedisServer], tmp_path: Path) -> AsyncIterator[Caches]:
+    made = Caches(
+        redis_cluster[0].url,
+        tmp_path,
+        {"scope0": ScopeSettings(max_entries=3)},
+        cluster=True,
+    )
+    yield made
+    for node in redis_cluster:
+        node.ask("FLUSHALL")
+    await made.close()
+    for node in redis_cluster:
+        with contextlib.closing(node.client()) as client:
+            assert not client.keys("lpc:rc:*")
+
+
+async def fill(caches: Caches, text: str, scope: str) -> None:
+    request = asked(text, scope=scope)
+    miss = await caches.cache.lookup("a", request)
+    assert isinstance(miss, Miss) and miss.flight, miss
+    assert (await caches.cache.store("a", request, answer(), flight=miss.flight)).refusal is None
+
+
+async def test_scopes_are_spread_over_the_nodes(caches: Caches, redis_cluster: list[RedisServer]) -> None:
+    for scope in SCOPES:
+        await fill(caches, "Is it?", scope)
+    for scope in SCOPES:
+        assert isinstance(await caches.cache.lookup("a", asked("Is it?", scope=scope)), Hit)
+    held = []
+    for node in redis_cluster:
+        with contextlib.closing(node.client()) as client:
+            held.append(len(client.keys("lpc:rc:*:e:*")))
+    assert sum(held) == len(SCOPES) and all(held)
+
+
+async def test_equal_requests_at_two_sidecars_call_the_engine_once(
+    caches: Caches, redis_cluster: list[RedisServer], tmp_path: Path
+) -> None:
+    other = Caches(redis_cluster[1].url, tmp_path, cluster=True)
+    leader = await caches.cache.lookup("a", asked("Is it?"))
+    assert isinstance(leader, Miss)
+    follower = asyncio.create_task(other.cache.lookup("a", asked("Is it?"), wait_s=20))
+    await asyncio.sleep(0.1)
+    await caches.cache.store("a", asked("Is it?"), answer(), flight=leader.flight)
+    assert isinstance(await follower, Hit)
+    await other.close()
+
+
+async def test_vectors_and_their_changes_can_be_read(caches: Caches) -> None:
+    async def vector(names: Names, *_: Any) -> bytes:
+        one = Vector(names.exact, names.partition or b"", 2e9, 7, b"\0" * 16)
+        return seal(one, names.scope, caches.keys.current)
+
+    caches.semantic.vector = vector  # type: ignore[assignment]
+    await fill(caches, "Is it?", "scope1")
+    vectors, scope = caches.vectors, caches.store.namer.scope("a", "scope1")
+    position, generation = await vectors.position(scope)
+    assert generation is not None
+    await fill(caches, "And that?", "scope1")
+    changes = await vectors.changes(scope, position, caches.keys.current)
+    assert changes.complete and len(changes.added) == 1 and changes.generation == generation
+    found = [one.entry async for batch in vectors.read(scope, caches.keys.current) for one in batch]
+    assert len(found) == 2 and changes.added[0].entry in found
+
+
+async def test_limits_invalidation_statistics_and_erasure_work_in_a_cluster(
+    caches: Caches,
+    redis_cluster: list[RedisServer],
+) -> None:
+    for n in range(6):
+        caches.clock.now += 1
+        await fill(caches, f"Is it {n}?", "scope0")
+    await fill(caches, "Is it?", "scope1")
+    stats = {one.scope: one for one in await caches.upkeep.stats("a", None)}
+    assert {name: one.entries for name, one in stats.items()} == {"scope0": 3, "scope1": 1}
+    assert await caches.upkeep.invalidate("a", scope="scope0", erase=True) == (True, 3)
+    assert isinstance(await caches.cache.lookup("a", asked("Is it?", scope="scope1")), Hit)
+    assert await caches.upkeep.invalidate("a", scope=None, erase=True) == (True, 1)
+    for node in redis_cluster:
+        with contextlib.closing(node.client()) as client:
+            assert not client.keys("lpc:rc:*:e:*")
+
+
+async def test_with_the_wrong_cluster_setting_lookups_miss_and_the_log_names_the_setting(
+    redis_cluster: list[RedisServer], redis_server: RedisServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for url, cluster, advice in (
+        (redis_cluster[0].url, False, ": set LPC_CACHE_REDIS_CLUSTER=true"),
+        (redis_server.url, True, ": unset LPC_CACHE_REDIS_CLUSTER"),
+    ):
+        caplog.clear()
+        caches = Caches(url, tmp_path, cluster=cluster)
+        outcomes = [await caches.cache.lookup("a", asked("Is it?", scope=scope)) for scope in SCOPES]
+        assert any(isinstance(one, Miss) and one.reason == "unavailable" for one in outcomes)
+        assert advice in caplog.text
+        await caches.close()

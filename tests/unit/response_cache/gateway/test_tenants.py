@@ -1,0 +1,108 @@
+"""Salts and names of conversations, which keep an engine's tenants apart."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from response_cache.gateway.clients import ANONYMOUS, NAMES, REFUSED, SaltKeyError, Tenants, read_key, text_at
+from response_cache.gateway.errors import GatewayError
+
+TENANTS = Tenants(b"k" * 32)
+
+
+def sent(tenant: str, body: bytes) -> tuple[bytes, Any, str | None]:
+    """Return the body for the engine, its fields, and its salt."""
+    changed = TENANTS.apply(tenant, json.loads(body), body)
+    return changed, json.loads(changed), json.loads(changed).get("cache_salt")
+
+
+def test_only_a_salt_is_added_to_a_body() -> None:
+    for body in (b'{ "a" : 1.50, "b":[ ]}', b"{}", b"{ }"):
+        changed, said, salt = sent("t", body)
+        assert said == {"cache_salt": salt, **json.loads(body)}
+        assert changed.endswith(body[1:]) and salt is not None and len(salt) == 64
+    assert sent(ANONYMOUS, b'{ "a" : 1.50}') == (b'{ "a" : 1.50}', {"a": 1.5}, None)
+
+
+def test_the_engine_never_gets_a_clients_own_salt() -> None:
+    salts = {
+        sent(tenant, body)[2] for tenant in ("t", "u", ANONYMOUS) for body in (b'{"cache_salt": "s"}', b'{"cache_salt": "r"}')
+    }
+    assert len(salts | {TENANTS.salt("t"), TENANTS.salt("u")}) == 8 and None not in salts
+    for body in (b'{"cache_salt": null}', b'{"cache_salt": 7}', b' {"a": 1}'):
+        changed, said, salt = sent("t", body)
+        assert said["cache_salt"] == salt and changed.count(b"cache_salt") == 1
+    for path in NAMES:
+        fields: Any = 7
+        for name in reversed(path):
+            fields = {name: fields}
+        assert b":7" not in sent("t", json.dumps(fields).encode())[0]
+
+
+@pytest.mark.parametrize("path", NAMES, ids=".".join)
+def test_the_engine_gets_another_name_for_each_tenants_conversation(path: tuple[str, ...]) -> None:
+    fields: Any = "mine"
+    for name in reversed(path):
+        fields = {name: fields, "other": 1}
+    names = []
+    for tenant in ("t", "u", ANONYMOUS):
+        said = sent(tenant, json.dumps(fields).encode())[1]
+        names.append(text_at(said, path))
+        for name in path:
+            assert said["other"] == 1
+            said = said[name]
+    assert names == [TENANTS.session("t", "mine"), TENANTS.session("u", "mine"), "mine"]
+    assert len(set(names)) == 3
+
+
+@pytest.mark.parametrize("path", REFUSED, ids=".".join)
+def test_a_tenant_cannot_name_what_an_engine_keeps_for_others(path: tuple[str, ...]) -> None:
+    fields: Any = {"remote_block_ids": [1]}
+    for name in reversed(path):
+        fields = {name: fields}
+    body = json.dumps(fields).encode()
+    with pytest.raises(GatewayError, match=f"leave out the field {'.'.join(path)}") as refused:
+        TENANTS.apply("t", fields, body)
+    assert refused.value.status == 400
+    assert TENANTS.apply(ANONYMOUS, fields, body) == body
+    shouted = {path[0].upper() if len(path) == 1 else path[0]: fields[path[0]]}
+    with pytest.raises(GatewayError):
+        TENANTS.apply("t", shouted, json.dumps(shouted).encode())
+    absent: Any = None
+    for name in reversed(path):
+        absent = {name: absent}
+    assert sent("t", json.dumps(absent).encode())[2]
+
+
+@pytest.mark.parametrize("field", ["messages", "input"])
+@pytest.mark.parametrize("uuid", ["cat", 7, "", {"a": 1}])
+def test_the_engine_gets_another_name_for_each_tenants_media(field: str, uuid: object) -> None:
+    image = {"type": "image_url", "image_url": {"url": "http://a/b.png"}, "uuid": uuid}
+    text = {"type": "text", "text": "What is it?"}
+    result = {"type": "tool_result", "content": [{**image, "image_url": None}, text]}
+    fields = {
+        field: [{"role": "user", "content": [text, image, result]}, {"role": "assistant", "content": "A cat"}],
+        "uuid": "x",
+    }
+    body = json.dumps(fields).encode()
+    names = []
+    for tenant in ("t", "u"):
+        said = sent(tenant, body)[1]
+        parts = said[field][0]["content"]
+        names += [parts[1].pop("uuid"), parts[2]["content"][0].pop("uuid")]
+        assert said[field][1] == fields[field][1] and said["uuid"] == "x"  # type: ignore[index]
+        assert parts[0] == parts[2]["content"][1] == text
+    assert names[0] == names[1] != names[2] == names[3] and all(len(name) == 64 for name in names)
+    assert json.loads(TENANTS.apply(ANONYMOUS, fields, body)) == fields
+
+
+def test_gateways_with_the_same_key_file_make_the_same_salts(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("5a" * 32 + "\n")
+    one, two = (Tenants(read_key(tmp_path / "key")) for _ in range(2))
+    assert one.salt("t") == two.salt("t") != Tenants(read_key(None)).salt("t")
+    (tmp_path / "key").write_text("short")
+    for path in (tmp_path / "key", tmp_path / "nowhere"):
+        with pytest.raises(SaltKeyError, match=r"fewer than 32|No such file"):
+            read_key(path)

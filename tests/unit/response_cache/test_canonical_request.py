@@ -1,0 +1,159 @@
+"""The canonical form: fields that cannot change an answer do not change a name, and all others do."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lpc.errors import InvalidRequest
+from response_cache.keys.canonical import Namer, Request, canonical, read_json
+
+NAMER = Namer(b"k" * 32)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text("abé\n\"'"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", min_size=1), inner, max_size=3),
+    max_leaves=8,
+)
+NAMES = st.text("xyz", min_size=1, max_size=3)
+PARAMETERS = st.dictionaries(NAMES, VALUES, max_size=4)
+
+
+def named(parameters: Any, text: str = "Is it?", **fields: Any) -> bytes:
+    raw = json.dumps(parameters).encode()
+    asked = Request("m", read_json(raw, "parameters", dict), ({"role": "user", "content": text},), **fields)
+    return NAMER.names("client", asked).exact
+
+
+def test_the_order_of_fields_counts_in_a_schema_and_not_in_a_message() -> None:
+    def name(**fields: Any) -> bytes:
+        return NAMER.names("c", Request(**{"model": "m", "parameters": {}, **fields})).exact
+
+    one, other = (
+        {"why": {"type": "string"}, "answer": {"type": "string"}},
+        {"answer": {"type": "string"}, "why": {"type": "string"}},
+    )
+    assert name(tools=[{"parameters": {"properties": one}}]) != name(tools=[{"parameters": {"properties": other}}])
+    part = {"type": "text", "text": "hi"}
+    turns = [{"role": "user", "content": [part]}], [{"content": [dict(reversed(part.items()))], "role": "user"}]
+    assert name(messages=turns[0]) == name(messages=turns[1])
+
+
+def test_an_answer_that_quotes_the_question_answers_no_other_question() -> None:
+    for shown in ("echo", "return_token_ids"):
+        for fields in ({"messages": ({"role": "user", "content": "Is it?"},)}, {"prompt": "Is it"}):
+            assert NAMER.names("c", Request("m", {shown: False}, **fields)).partition is not None
+            assert NAMER.names("c", Request("m", {shown: True}, **fields)).partition is None
+
+
+def test_only_the_last_turn_is_left_out_of_the_partition() -> None:
+    def partition(text: str) -> bytes | None:
+        return NAMER.names("c", Request("m", {}, ({"role": "user", "content": text},), prompt="x")).partition
+
+    assert partition("How do I open it?") != partition("Who are you?")
+
+
+def test_questions_in_another_language_are_in_another_partition() -> None:
+    english, another, chinese = [
+        NAMER.names("c", Request("m", {}, ({"role": "user", "content": text},))).partition
+        for text in ("How do I open it?", "Who are you?", "怎么打开它？")
+    ]
+    assert english == another != chinese
+
+
+def test_a_deeply_nested_request_is_refused() -> None:
+    part: dict[str, Any] = {}
+    for _ in range(900):
+        part = {"x": part}
+    with pytest.raises(InvalidRequest, match="too deeply"):
+        canonical(Request("m", {}, ({"role": "user", "content": [part]},)))
+
+
+@given(PARAMETERS)
+def test_the_order_of_parameters_does_not_count(parameters: dict[str, Any]) -> None:
+    assert named(parameters) == named(dict(reversed(parameters.items())))
+
+
+@given(
+    st.dictionaries(st.text("xyz", min_size=1, max_size=3), VALUES, max_size=3), st.text("xyz", min_size=1, max_size=3), VALUES
+)
+def test_an_unknown_parameter_counts(parameters: dict[str, Any], name: str, value: Any) -> None:
+    more = {**parameters, name: value}
+    same = json.dumps(_plain(parameters), sort_keys=True) == json.dumps(_plain(more), sort_keys=True)
+    assert (named(parameters) == named(more)) is same
+
+
+def _plain(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return parameters without null, and with 1 for 1.0."""
+    return {name: _number(value) for name, value in parameters.items() if value is not None}
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, list):
+        return [_number(inner) for inner in value]
+    return {name: _number(inner) for name, inner in value.items()} if isinstance(value, dict) else value
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({}, {"n": 1, "presence_penalty": 0.0, "logprobs": False, "stop": None, "logit_bias": {}}),
+        ({}, {"stream": False, "stream_options": None, "user": "u", "metadata": {"a": "b"}}),
+        ({"stop": "x"}, {"stop": ["x"]}),
+        ({"temperature": 0}, {"temperature": 0.0}),
+    ],
+)
+def test_requests_with_the_same_meaning_share_an_answer(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert named(one) == named(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({}, {"temperature": 1}),  # without a value vLLM takes the model's own
+        ({}, {"top_p": 1}),
+        ({}, {"stream": True}),
+        ({"stream": True}, {"stream": True, "stream_options": {"include_usage": True}}),
+        ({"a": 1}, {"a": True}),
+        ({"a": 0}, {"a": False}),
+        ({"n": 1}, {"n": True}),
+        ({"a": "1"}, {"a": 1}),
+        ({"a": []}, {"a": {}}),
+        ({"seed": 1}, {"seed": 2}),
+        (
+            {"guided_json": {"why": {}, "then": {}}},
+            {"guided_json": {"then": {}, "why": {}}},
+        ),  # the order of the answer's fields
+    ],
+)
+def test_requests_that_may_differ_in_meaning_share_no_answer(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert named(one) != named(other)
+
+
+def test_composed_and_decomposed_unicode_are_two_requests() -> None:
+    assert named({}, "caf\u00e9") != named({}, "cafe\u0301")
+    assert named({}, "a\n\u0303") != named({}, "a\u00f1")
+    assert named({}, "½") != named({}, "1⁄2")
+
+
+def test_the_boundaries_of_fields_count() -> None:
+    names = {
+        NAMER.names(client, Request("m", {}, ({"role": "user", "content": "q"},), scope=scope)).exact
+        for client, scope in (("ab", "c"), ("a", "bc"), ("abc", ""), ("", "abc"))
+    }
+    assert len(names) == 4
+
+
+def test_a_prompt_and_a_chat_with_the_same_text_are_different_requests() -> None:
+    chat = Request("m", {}, ({"role": "user", "content": "q"},))
+    assert canonical(chat) != canonical(Request("m", {}, prompt="q"))
+
+
+@pytest.mark.parametrize("data", [b"{", b"[]", b'{"a": NaN}', b'{"a": 1e999}', b"[" * 50_000, b"\xff"])
+def test_invalid_json_is_refused_without_quoting_it(data: bytes) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read_json(data, "parameters_json", dict)
+    assert "[[[" not in str(caught.value)

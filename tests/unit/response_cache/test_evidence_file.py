@@ -1,0 +1,72 @@
+"""Files of verdicts and evidence: several processes, damaged contents, interrupted writers."""
+
+import json
+import multiprocessing
+import multiprocessing.synchronize
+from pathlib import Path
+
+import pytest
+
+from lpc.files import LockedError, locked
+from response_cache.semantic.evidence import Evidence
+from response_cache.semantic.evidence_file import EvidenceError, Verdicts, read_evidence, read_judge_error, write_evidence
+
+ROUNDS = 50
+
+
+def note_together(folder: Path, own: str, together: "multiprocessing.synchronize.Barrier") -> None:
+    for number in range(ROUNDS):
+        verdicts = Verdicts(folder / f"{number}.json")
+        together.wait(60)
+        assert verdicts.grow(own, {"turned": number + 1})
+        verdicts.write()
+
+
+def test_two_sidecars_that_share_a_file_of_verdicts_lose_none(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    together = context.Barrier(2)
+    processes = [context.Process(target=note_together, args=(tmp_path, own, together)) for own in ("a", "b")]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0]
+    for number in range(ROUNDS):
+        assert json.loads((tmp_path / f"{number}.json").read_text()) == {own: {"turned": number + 1} for own in "ab"}
+
+
+def test_a_number_that_could_not_be_written_is_written_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "verdicts.json"
+    verdicts = Verdicts(path)
+    path.unlink()
+    path.mkdir()
+    assert verdicts.grow("k", {"turned": 1})
+    verdicts.write()
+    assert "cannot store a verdict" in caplog.text and verdicts.of("k") == {"turned": 1}
+    path.rmdir()
+    assert verdicts.grow("k", {"turned": 1})  # nothing is larger, but the file lacks it
+    verdicts.write()
+    assert not verdicts.grow("k", {"turned": 1})
+    assert Verdicts(path).of("k") == {"turned": 1}
+
+
+def test_a_lock_that_another_process_holds_ends_in_a_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with locked(path), pytest.raises(LockedError, match="another process changes"), locked(path, wait_s=0.0):
+        pass
+    with locked(path, wait_s=0.0):  # it is released
+        pass
+
+
+@pytest.mark.parametrize("amount", ["1e999", "NaN", "-1", "1e30", "true", "1" + 50 * "0", '"5"', "null"])
+def test_a_count_that_is_not_one_makes_a_file_of_evidence_invalid(tmp_path: Path, amount: str) -> None:
+    path = tmp_path / "evidence.json"
+    write_evidence(path, Evidence(), "encoder")
+    text = json.dumps(
+        json.loads(path.read_text()) | {"counts": {"0:1:same": "?"}, "judge": {"false_same": "?", "different": "?"}}
+    )
+    path.write_text(text.replace('"?"', amount))
+    with pytest.raises(EvidenceError):
+        read_evidence(path, "encoder")
+    with pytest.raises(EvidenceError):
+        read_judge_error(path, "encoder")

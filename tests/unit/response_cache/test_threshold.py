@@ -1,0 +1,106 @@
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import beta
+
+from response_cache.semantic.evidence import LEVELS, SEGMENT, SEGMENTS, Evidence, edge, level_of
+from response_cache.semantic.threshold import JudgeError, effective, thresholds, upper_limit
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(1, 20_000), st.floats(0, 0.9), st.floats(1e-6, 0.5))
+def test_the_limit_is_clopper_and_pearsons(labels: float, share: float, alpha: float) -> None:
+    assert upper_limit(share * labels, labels, alpha) == pytest.approx(
+        beta.ppf(1 - alpha, share * labels + 1, labels - share * labels), abs=1e-7
+    )
+
+
+def test_levels_meet_at_their_edges() -> None:
+    assert level_of(1.0) == level_of(1.0000002) == 0
+    assert level_of(-1.0) == LEVELS - 1
+    for level in range(LEVELS - 1):
+        assert level_of(edge(level) + 1e-9) == level
+        assert level_of(edge(level) - 1e-9) == level + 1
+
+
+def labelled(rows: list[tuple[float, bool]], lookups: int = 1) -> Evidence:
+    evidence = Evidence()
+    for similarity, same in rows:
+        for _ in range(lookups):
+            evidence.apply(evidence.lookup(similarity))
+        evidence.apply(evidence.label(similarity, same=same))
+    return evidence
+
+
+def test_one_look_needs_59_clean_labels() -> None:
+    assert thresholds(labelled([(0.999, True)] * 58), looks=1) == []
+    found = thresholds(labelled([(0.999, True)] * 59), looks=1)
+    assert found[-1].bound == pytest.approx(1 - 0.05 ** (1 / 59))
+    assert thresholds(labelled([(0.999, True)] * 59)) == []  # one look of many
+
+
+def test_the_threshold_goes_down_while_the_bound_holds() -> None:
+    rows = [(0.999, True)] * 400 + [(0.97, True)] * 200 + [(0.90, False)] * 200
+    found = thresholds(labelled(rows), looks=1)
+    assert found[0].similarity > found[-1].similarity
+    assert 0.9 < found[-1].similarity <= 0.97
+    assert all(threshold.bound <= 0.05 for threshold in found)
+
+
+def test_an_audit_represents_unaudited_hits_and_is_one_label() -> None:
+    evidence = labelled([(0.999, True)] * 100, lookups=20)
+    evidence.apply(change for _ in range(1000) for change in evidence.lookup(0.98))
+    evidence.apply(change for i in range(1000) for change in evidence.label(0.98, same=i >= 100))
+    wrong, labels = effective(evidence.counts())
+    assert wrong / labels == pytest.approx(100 / 3000)  # a tenth of a third of the lookups is wrong
+    assert labels == pytest.approx(150)  # 1,000 labels of the lower stratum count as 50, the labelling rate of the upper one
+
+
+def test_dependent_labels_count_as_one() -> None:
+    evidence = Evidence()
+    for nth in range(1, 101):
+        evidence.apply([*evidence.lookup(0.99), *evidence.label(0.99, same=True, nth=nth)])
+    assert effective(evidence.counts())[1] == pytest.approx(1)
+
+
+def test_the_bound_includes_the_judges_error() -> None:
+    evidence = labelled([(0.999, True)] * 300)
+    clean = thresholds(evidence, looks=1)[-1].bound
+    erring = thresholds(evidence, judge=JudgeError(20, 200), looks=1)[-1].bound
+    assert erring > clean / (1 - 0.10)
+    assert thresholds(evidence, judge=JudgeError(5, 5), looks=1) == []
+
+
+def test_the_confidence_level_holds_with_audits_and_an_erring_judge() -> None:
+    """Simulation: at a risk just above the bound, at most a share alpha of the looks certify it."""
+    certified = 0
+    for seed in range(300):
+        draw = np.random.default_rng(seed)
+        upper, lower = draw.random(400) < 0.02, draw.random(250) < 0.11  # 0.64 x .02 + 0.36 x .11 = .052 of lookups
+        seen = [x & (draw.random(len(x)) < 0.8) for x in (upper, lower)]
+        evidence = Evidence()
+        for similarity, wrong, rate in ((0.999, seen[0], 0.3), (0.98, seen[1], 1.0)):
+            for different in wrong.tolist():
+                evidence.apply(evidence.lookup(similarity))
+                if draw.random() < rate:
+                    evidence.apply(evidence.label(similarity, same=not different))
+        judge = JudgeError(int((draw.random(300) < 0.2).sum()), 300)
+        certified += any(threshold.similarity < 0.99 for threshold in thresholds(evidence, judge=judge, looks=1))
+    assert certified <= 0.05 * 300
+
+
+def test_evidence_can_be_stored_as_fields_and_old_segments_expire() -> None:
+    draw = random.Random(0)
+    evidence = Evidence()
+    for i in range(SEGMENT * (SEGMENTS + 2)):
+        similarity = draw.uniform(0.9, 1)
+        evidence.apply(evidence.lookup(similarity))
+        evidence.apply(evidence.label(similarity, same=i % 3 > 0))
+    assert evidence.labels == SEGMENT * SEGMENTS
+    assert evidence.labels_ever == SEGMENT * (SEGMENTS + 2)
+    again = Evidence.from_fields({**evidence.fields(), "something:else": 1, "0:999:same": 4})
+    assert (again.counts() == evidence.counts()).all()
+    assert evidence.aged(["0:1:same", "21:1:same", "served"]) == ["0:1:same"]
