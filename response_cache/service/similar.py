@@ -30,8 +30,6 @@ from response_cache.store.shared_evidence import SharedEvidence
 from response_cache.store.store import Store
 from response_cache.store.vectors import Vector, Vectors
 
-NEAREST: Final = 3
-"""Candidates per lookup, because the nearest one may be vetoed."""
 STORE_PATIENCE_S: Final = 2.0
 """Longest wait for a vector when an answer is stored, in seconds. Without a vector the answer cannot be a candidate."""
 
