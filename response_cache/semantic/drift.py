@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 from response_cache.semantic.evidence import MILLION
 
-ALARM_HITS: Final = 2.6
+ALARM_HITS: Final = 6.0
 ALARM_MISSES: Final = 6.0
 SLACK: Final = 0.15
 """Excess of wrong candidates among misses that is tolerated."""
