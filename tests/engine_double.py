@@ -125,6 +125,7 @@ class EngineDouble:
             return
         await start(send, 200, [(b"content-type", b"text/event-stream; charset=utf-8")])
         deltas = [{"role": "assistant", "content": ""}, *({"content": word} for word in words), {}] if chat else [*words, ""]
+        form = "chat.completion.chunk" if chat else "text_completion"
         for i, delta in enumerate(deltas):
             if i == self.die_after:
                 return
@@ -132,9 +133,9 @@ class EngineDouble:
                 await self.further.wait()
             end = self.finish if i == len(deltas) - 1 else None
             choice = {"index": 0, **({"delta": delta} if chat else {"text": delta}), "finish_reason": end}
-            await event(send, {**common, "object": "chat.completion.chunk" if chat else "text_completion", "choices": [choice]})
+            await event(send, {**common, "object": form, "choices": [choice]})
         if (asked.get("stream_options") or {}).get("include_usage"):
-            await event(send, {**common, "object": "chat.completion.chunk", "choices": [], "usage": USAGE})
+            await event(send, {**common, "object": form, "choices": [], "usage": USAGE})
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": True})
         if self.hold_after is not None and self.hold_after >= len(deltas):
             await self.further.wait()

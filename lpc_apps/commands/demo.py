@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from eviction_client.settings import ClientSettings
-    from predictor_service.server import Addresses
+    from predictor_service.process import Addresses
     from predictor_service.settings import ServiceSettings
 
 TIMEOUT_S = 60.0

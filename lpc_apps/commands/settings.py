@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
     from eviction_client.settings import ClientSettings
+    from lpc.wire.server_settings import ServerSettings
     from lpc_apps.lmcache.settings import LMCacheSettings
     from predictor_service.settings import ServiceSettings
-    from response_cache.gateway.settings import GatewaySettings
 
 
 log = logging.getLogger(__name__)
 Settings = TypeVar("Settings")
+Server = TypeVar("Server", bound="ServerSettings")
 
 SERVED_MODELS: Final = (
     """LPC_SERVED_MODELS='{"qwen3": "/models/qwen3"}', a JSON object of served model names and their tokenizers"""
@@ -42,14 +43,20 @@ def client_settings(**flags: object) -> "ClientSettings":
 
 
 def service_settings(config: Path | None, **flags: object) -> "ServiceSettings":
-    """Return the sidecar's settings and set up its log; as :func:`client_settings`, and from a TOML file."""
-    from lpc.wire import log_lines
-
+    """Return the sidecar's settings and set up its log, as :func:`server_settings`; with response caches if they are set."""
     if config is not None:
         os.environ["LPC_CONFIG"] = str(config)
-    settings = _read(_kind_of_sidecar(), flags)
+    return server_settings(_kind_of_sidecar(), **flags)
+
+
+def server_settings(kind: type[Server], **flags: object) -> Server:
+    """Return the settings of a process that serves, and set up its log; as :func:`client_settings`."""
+    from lpc.wire import log_lines
+
+    settings = _read(kind, flags)
     log_lines.configure(settings.log_level, settings.log_format)
-    _warn_of_unknown()
+    for unknown in unknown_variables(os.environ):
+        log.warning("%s", unknown)
     return settings
 
 
@@ -69,20 +76,6 @@ def _kind_of_sidecar() -> "type[ServiceSettings]":
     return CacheSettings
 
 
-def gateway_settings(**flags: object) -> "GatewaySettings":
-    """Return the gateway's settings and set up its log; as :func:`client_settings`."""
-    from lpc.wire import log_lines
-    from response_cache.gateway.settings import GatewaySettings
-
-    settings = _read(GatewaySettings, flags)
-    log_lines.configure(settings.log_level, settings.log_format)
-    # They log each request with its address, which the gateway's own log already covers.
-    for library in ("httpx", "uvicorn"):
-        logging.getLogger(library).setLevel(logging.WARNING)
-    _warn_of_unknown()
-    return settings
-
-
 def lmcache_settings() -> "LMCacheSettings":
     """Return the settings for LMCache, from the environment; as :func:`client_settings`."""
     from lpc_apps.lmcache.settings import LMCacheSettings
@@ -100,11 +93,6 @@ def _read(kind: type[Settings], flags: dict[str, object], prefix: str = "") -> S
     except ValueError as error:  # a settings file or JSON in the environment that cannot be read
         wanted = next((form for name, form in OBJECTS.items() if name in str(error)), None)
         raise UsageError(f"settings: {error if wanted is None else f'give {wanted}'}") from None
-
-
-def _warn_of_unknown() -> None:
-    for unknown in unknown_variables(os.environ):
-        log.warning("%s", unknown)
 
 
 def _problems(error: "ValidationError", prefix: str = "") -> str:

@@ -1,10 +1,12 @@
 """A turn as a sidecar stores it, its label, and who is notified of it."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from lpc.model.artifact import Manifest
 from lpc.model.returns.memory import WatchedTurn
+
+if TYPE_CHECKING:
+    from lpc.model.artifact import Manifest  # needs a tokenizer, which a process without the model does not import
 
 Reason: TypeAlias = Literal["unidentified", "memory", "share", "repeated", "shutdown"]
 """Why a prediction is not labelled: its conversation cannot be recognised, the memory is full, its client has its share, the
@@ -24,7 +26,7 @@ class Forecast(NamedTuple):
     probability: float
     embedding: bytes | None
     tokens: int
-    manifest: Manifest
+    manifest: "Manifest"
 
 
 class Sent(NamedTuple):

@@ -5,6 +5,7 @@ import os
 import socket
 import stat
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,19 +14,14 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
 
-from lpc.v1 import predictor_pb2 as pb
-from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.addresses import with_port
 from lpc.wire.listening import listen
 from predictor_service.errors import StartError
-from predictor_service.hosting import Hosted
 from predictor_service.own_folder import ForeignFolder, make_own
 from predictor_service.rpc.health import Health
-from predictor_service.rpc.service import PredictorService
 from predictor_service.rpc.tls import ServerTls
 from predictor_service.settings import ServiceSettings
 
-SERVICE: Final = pb.DESCRIPTOR.services_by_name["ContinuationPredictor"].full_name
 GRACE_MS: Final = 30_000
 """Time that running calls get when their connection is closed because of its age."""
 MAX_CONNECTIONS: Final = 1000
@@ -71,7 +67,7 @@ class _Arrivals(grpc.aio.ServerInterceptor):
 
 
 class Listener:
-    """The gRPC server of a sidecar. The constructor binds the addresses; :meth:`start` serves.
+    """The gRPC server of a process. The constructor binds the addresses; :meth:`start` serves.
 
     Attributes:
         port: TCP port.
@@ -123,22 +119,22 @@ class Listener:
         if settings.unix_socket is not None:
             self._listen_on_unix(settings.unix_socket)
 
-    async def start(self, service: PredictorService, hosted: Hosted | None = None) -> None:
-        """Serve calls, with a further service if given, and report both as serving on gRPC's health service."""
-        rpc.add_ContinuationPredictorServicer_to_server(service, self._server)
-        names = [SERVICE]
-        if hosted is not None:
-            hosted.add(self._server)
-            names.append(hosted.name)
+    async def start(self, services: Mapping[str, Callable[[grpc.aio.Server], None]]) -> None:
+        """Serve calls, and report the services as serving on gRPC's health service.
+
+        ``services``: what adds each service to the server, by its full name.
+        """
+        for add in services.values():
+            add(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         await self._server.start()
         if self._settings.unix_socket is not None:
             self._settings.unix_socket.chmod(int(self._settings.unix_socket_mode, 8))
-        self._health.show(("", *names), serving=True)
+        self._health.show(("", *services), serving=True)
 
-    def show(self, *, serving: bool) -> None:
-        """Report on gRPC's health service whether predictions work. A further service does not need the model."""
-        self._health.show(("", SERVICE), serving=serving)
+    def show(self, service: str, *, serving: bool) -> None:
+        """Report on gRPC's health service whether a service works, and with it the whole process."""
+        self._health.show(("", service), serving=serving)
 
     async def drain(self) -> None:
         """Refuse new calls, and wait for running ones, at most the configured time."""

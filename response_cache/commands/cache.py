@@ -1,23 +1,51 @@
-"""`lpc cache`: correct, invalidate and report response caches, with an engine's settings (LPC_PREDICTOR_...)."""
+"""`lpc cache`: serve response caches; correct, invalidate and report them, with an engine's settings (LPC_PREDICTOR_...)."""
 
 import asyncio
 import json
+import os
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from lpc.errors import UsageError
-from lpc_apps.commands.options import Address, JsonOutput
+from lpc_apps.commands.options import Address, Host, JsonOutput, MetricsPort, Port
 from lpc_apps.commands.outcome import fail
-from lpc_apps.commands.settings import client_settings
+from lpc_apps.commands.settings import client_settings, server_settings
 
 if TYPE_CHECKING:
     from lpc.cache.v1 import response_cache_pb2 as pb
     from response_cache.client import ResponseCacheClient
 
-app = typer.Typer(help="Response caches: correct, invalidate, report.", no_args_is_help=True)
+app = typer.Typer(help="Response caches: serve, correct, invalidate, report.", no_args_is_help=True)
 Result = TypeVar("Result")
+
+
+@app.command("serve")
+def serve_caches(
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
+    host: Host = None,
+    port: Port = None,
+    metrics_port: MetricsPort = None,
+    unix_socket: Annotated[Path | None, typer.Option(help="Unix socket to listen on.")] = None,
+    models: Annotated[Path | None, typer.Option(help="Model repository, for the semantic tier.")] = None,
+) -> None:
+    """Run the response caches in a process of their own until Ctrl-C, without predictions.
+
+    It reads the settings of `lpc serve`, and loads the model only if a scope uses the semantic tier. Gateways and clients name
+    it with LPC_PREDICTOR_ADDRESS.
+    """
+    from response_cache.service.settings import CacheServerSettings
+
+    if config is not None:
+        os.environ["LPC_CONFIG"] = str(config)
+    flags = {"host": host, "port": port, "metrics_port": metrics_port, "unix_socket": unix_socket, "models": models}
+    settings = server_settings(CacheServerSettings, **flags)
+    from predictor_service.process import until_stopped  # after the log is set up
+    from response_cache.service.running import running_alone
+
+    asyncio.run(until_stopped(running_alone(settings), settings.drain_timeout_s))
 
 
 @app.command("feedback")

@@ -1,12 +1,13 @@
 """`lpc gateway`: the OpenAI-compatible proxy in front of the engines."""
 
 import asyncio
+import logging
 from typing import Annotated
 
 import typer
 
 from lpc_apps.commands.options import Address, Host, MetricsPort, Port
-from lpc_apps.commands.settings import client_settings, gateway_settings
+from lpc_apps.commands.settings import client_settings, server_settings
 
 
 def gateway(
@@ -21,7 +22,10 @@ def gateway(
 
     Every setting can also be given as LPC_GATEWAY_..., and the sidecar as LPC_PREDICTOR_..., as for engines.
     """
-    settings = gateway_settings(
+    from response_cache.gateway.settings import GatewaySettings
+
+    settings = server_settings(
+        GatewaySettings,
         gateway_engines=engines,
         host=host,
         port=port,
@@ -29,6 +33,9 @@ def gateway(
         gateway_cache=response_cache,
     )
     sidecar = client_settings(predictor_address=address)
+    # They log each request with its address, which the gateway's own log already covers.
+    for library in ("httpx", "uvicorn"):
+        logging.getLogger(library).setLevel(logging.WARNING)
     from response_cache.gateway import server  # after the log is set up
 
     asyncio.run(server.serve(settings, sidecar))

@@ -4,6 +4,8 @@ A name is an HMAC-SHA-256 under the operator's key, truncated to 16 bytes, so th
 nor test a question. It covers the whole request except the fields in `IGNORED`, which cannot change an answer. An unknown
 parameter therefore changes the name and never causes a false hit.
 
+A stream and a body have one name, because an answer is served in either form (`store.forms`).
+
 The canonical form is JSON. The fields of request and messages are sorted; 1.0 is written as 1; fields that are null or at
 their documented default are left out. Text is not normalised, because composed and decomposed Unicode have different tokens.
 The order within a parameter or tool is kept: a model answers a schema's properties in their order. temperature, top_p, top_k,
@@ -244,12 +246,28 @@ def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: parameters[name] for name in sorted(parameters) if name not in IGNORED and parameters[name] is not None}
     if isinstance(found.get("stop"), str):
         found["stop"] = [found["stop"]]
+    if found.get("stream") is True:
+        del found["stream"]
+        if not (options := _without_usage(found.pop("stream_options", {}))):
+            return _without_defaults(found)
+        found["stream_options"] = options
+    return _without_defaults(found)
+
+
+def _without_defaults(found: Mapping[str, Any]) -> dict[str, Any]:
     # 1 and True are equal in Python but differ as JSON; so do 0 and False.
     return {
         name: value
         for name, value in found.items()
         if not (name in DEFAULTS and DEFAULTS[name] == value and isinstance(DEFAULTS[name], bool) == isinstance(value, bool))
     }
+
+
+def _without_usage(options: Any) -> Any:
+    """Return `stream_options` without what only chooses the answer's form."""
+    if not isinstance(options, Mapping) or not isinstance(options.get("include_usage", False), bool):
+        return options
+    return {name: value for name, value in options.items() if name != "include_usage"}
 
 
 def _number(text: str) -> int | float:

@@ -1,5 +1,6 @@
 """Builds the response caches from the settings."""
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
@@ -12,9 +13,9 @@ from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisReach
 from predictor_service.errors import StartError
-from predictor_service.hosting import Host, Hosted
 from predictor_service.metrics import Metrics
 from predictor_service.own_folder import ForeignFolder, make_own
+from predictor_service.process import Service
 from response_cache.keys.canonical import Namer
 from response_cache.keys.sealing import KeyFileError, Keys
 from response_cache.semantic.evidence_file import EvidenceError, Verdicts, read_judge_error
@@ -37,11 +38,19 @@ log = logging.getLogger(__name__)
 
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["ResponseCache"].full_name
+RELOAD_S: Final = 5.0
+"""Interval of checks for a changed key file, in seconds."""
 FLIGHT_S: Final = 60.0
 """Time after which a caller that computes an answer for others counts as dead, in seconds."""
 
 
-def build_caches(settings: CacheSettings, host: Host) -> Hosted:
+def build_caches(
+    settings: CacheSettings,
+    metrics: Metrics,
+    embedder: Embedder,
+    clock: Callable[[], float],
+    stack: contextlib.AsyncExitStack,
+) -> Service:
     """Return the response caches' service. This does not call Redis.
 
     Raises:
@@ -49,7 +58,7 @@ def build_caches(settings: CacheSettings, host: Host) -> Hosted:
             a judge.
     """
     try:
-        return _build(settings, host.metrics, Embedder(host.serving, host.batcher), host.clock, host.stack)
+        return _build(settings, metrics, embedder, clock, stack)
     except (KeyFileError, EvidenceError) as error:
         raise StartError(str(error)) from error
 
@@ -60,7 +69,7 @@ def _build(
     embedder: Embedder,
     clock: Callable[[], float],
     stack: contextlib.AsyncExitStack,
-) -> Hosted:
+) -> Service:
     assert settings.cache_redis_url is not None and settings.cache_keys is not None
     keys = Keys(settings.cache_keys)
     scopes = Scopes(settings.cache_scopes)
@@ -87,7 +96,7 @@ def _build(
                 read_judge_error(scope.evidence, embedder.encoder())
             except EvidenceError as error:
                 raise EvidenceError(f"scope {name}: {error}") from error
-    learns = any(scope.semantic != "off" for scope in settings.cache_scopes.values())
+    learns = settings.embeds
     verdicts = _verdicts(settings.verdicts_file) if learns else None
     evidence = SharedEvidence(
         redis, store.namer, embedder.encoder, verdicts, forged=cache_metrics.forged.labels("evidence").inc
@@ -107,7 +116,8 @@ def _build(
     upkeep = Upkeep(keys, store, scopes, semantic, cache_metrics)
     service = ResponseCacheService(cache, upkeep, settings.cache_gateways, settings.cache_invalidations, cache_metrics)
     add = partial(rpc.add_ResponseCacheServicer_to_server, service)
-    return Hosted(SERVICE, add, ((SYNC_S, "arrays", semantic.sync_now),), keys.refresh)
+    keys_round = (RELOAD_S, "keys", partial(asyncio.to_thread, keys.refresh))
+    return Service(SERVICE, add, ((SYNC_S, "arrays", semantic.sync_now), keys_round))
 
 
 def _verdicts(path: Path) -> Verdicts:

@@ -3,16 +3,17 @@
 import asyncio
 from collections import OrderedDict
 from hashlib import sha256
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lpc.model.conversation import UserTurns
-from lpc.model.features import Features
-from lpc.model.inference import Model
-from predictor_service.batching.batcher import Batcher
 from predictor_service.errors import ServiceError
+
+if TYPE_CHECKING:
+    from lpc.model.features import Features
+    from lpc.model.inference import Model
+    from predictor_service.batching.batcher import Batcher
 
 REMEMBERED: Final = 4096
 """Vectors cached between a lookup and the store that follows it."""
@@ -26,21 +27,16 @@ class InService(Protocol):
     """Provides the model in service."""
 
     @property
-    def model(self) -> Model:
+    def model(self) -> "Model":
         """The model in service."""
 
 
 class Embedder:
-    """Computes vectors. Lives on one event loop."""
-
-    def __init__(self, serving: InService, batcher: Batcher) -> None:
-        self._serving = serving
-        self._batcher = batcher
-        self._known: OrderedDict[tuple[str, bytes], NDArray[np.float32]] = OrderedDict()
+    """Computes no vectors, so that only the exact tier serves."""
 
     def encoder(self) -> str:
         """Return the id of encoder and precision; only vectors with the same id are comparable."""
-        return self._serving.model.manifest.vectors_id()
+        return ""
 
     async def vector(self, question: str, patience_s: float = PATIENCE_S) -> NDArray[np.float32] | None:
         """Return a question's vector of unit length; None if it is too long for the encoder or the model is busy."""
@@ -55,6 +51,26 @@ class Embedder:
         Raises:
             TimeoutError: the model is busy.
         """
+        del text, patience_s
+        return None
+
+
+class ModelEmbedder(Embedder):
+    """Computes vectors by the model in service. Lives on one event loop."""
+
+    def __init__(self, serving: InService, batcher: "Batcher") -> None:
+        self._serving = serving
+        self._batcher = batcher
+        self._known: OrderedDict[tuple[str, bytes], NDArray[np.float32]] = OrderedDict()
+
+    def encoder(self) -> str:
+        """Return the id of encoder and precision."""
+        return self._serving.model.manifest.vectors_id()
+
+    async def vector_in_time(self, text: str, patience_s: float) -> NDArray[np.float32] | None:
+        """See :meth:`Embedder.vector_in_time`."""
+        from lpc.model.conversation import UserTurns  # here, so that the exact tier needs no tokenizer
+
         model = self._serving.model
         key = (self.encoder(), sha256(text.encode()).digest())
         found = self._known.get(key)
@@ -74,7 +90,7 @@ class Embedder:
             self._known.popitem(last=False)
         return vector
 
-    async def _embedded(self, model: Model, features: Features, patience_s: float) -> bytes:
+    async def _embedded(self, model: "Model", features: "Features", patience_s: float) -> bytes:
         deadline = asyncio.get_running_loop().time() + patience_s
         try:
             with self._batcher.queue.permit(patience_s):

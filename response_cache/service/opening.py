@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 from response_cache.keys.canonical import EntryId, Request, Scope
@@ -10,6 +11,7 @@ from response_cache.keys.sealing import Keys, Unsealable
 from response_cache.service.metrics import CacheMetrics
 from response_cache.store import entry as entries
 from response_cache.store.entry import Entry
+from response_cache.store.forms import form_of, in_form
 
 T = TypeVar("T")
 
@@ -38,7 +40,7 @@ class Opener:
     generation: int
 
     async def open(self, scope: Scope, name: EntryId, record: bytes | None) -> Entry | None:
-        """Return the entry of a record if this request may get it, else None."""
+        """Return the entry of a record if this request may get it, with the answer in its form; else None."""
         if record is None:
             return None
         keyring = self.keys.current
@@ -55,7 +57,8 @@ class Opener:
             return None
         if entry.generation != self.generation or entry.expires_at <= now:
             return None
-        return entry
+        answer = await offload(entry.answer.size, partial(in_form, entry.answer, form_of(request.parameters)))
+        return None if answer is None else entry._replace(answer=answer)
 
 
 async def offload(size: int, work: Callable[[], T]) -> T:

@@ -101,6 +101,25 @@ class CacheSettings(ServiceSettings):
         return [*super()._redis_urls(), *([] if self.cache_redis_url is None else [self.cache_redis_url])]
 
     @property
+    def embeds(self) -> bool:
+        """Whether a scope's semantic tier is on, so that questions are embedded."""
+        return any(scope.semantic != "off" for scope in self.cache_scopes.values())
+
+    @property
     def verdicts_file(self) -> Path:
         """File that records which scopes' evidence has turned against them, so that emptying Redis does not undo it."""
         return (self.state or OWN_FOLDER) / "cache-verdicts.json"
+
+
+class CacheServerSettings(CacheSettings):
+    """Settings of `lpc cache serve`: those of a sidecar with response caches, on other ports."""
+
+    port: int = Field(50052, ge=0, le=65535, description="TCP port; 0 chooses a free one.")
+    metrics_port: int | None = Field(9096, ge=0, le=65535, description="Port of the Prometheus metrics; empty: disabled.")
+    unix_socket: Path | None = Field(OWN_FOLDER / "caches.sock", description="Unix socket for gRPC; empty: disabled.")
+
+    @model_validator(mode="after")
+    def _has_a_store(self) -> Self:
+        if self.cache_redis_url is None:
+            raise ValueError("nothing to serve: set LPC_CACHE_REDIS_URL and LPC_CACHE_KEYS (docs/how-to/response-caches.md)")
+        return self

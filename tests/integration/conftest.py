@@ -2,7 +2,7 @@
 
 import pytest
 
-from response_cache.service.embedding import Embedder
+from response_cache.service.embedding import ModelEmbedder
 
 PATIENCE_S = 60.0
 
@@ -10,9 +10,9 @@ PATIENCE_S = 60.0
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look-ups and stores wait for a question's vector however busy the machine is: without one nothing is similar."""
-    vector_in_time = Embedder.vector_in_time
+    vector_in_time = ModelEmbedder.vector_in_time
 
-    async def wait(self: Embedder, text: str, patience_s: float) -> object:
+    async def wait(self: ModelEmbedder, text: str, patience_s: float) -> object:
         return await vector_in_time(self, text, PATIENCE_S)
 
-    monkeypatch.setattr(Embedder, "vector_in_time", wait)
+    monkeypatch.setattr(ModelEmbedder, "vector_in_time", wait)

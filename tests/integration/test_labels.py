@@ -24,7 +24,8 @@ from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.labels.tracker import TurnTracker
 from predictor_service.labels.turn import Turn
-from predictor_service.server import Addresses, Parts, running
+from predictor_service.process import Addresses
+from predictor_service.server import Parts, running
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.integration.test_server import _scrape, one
 from tests.label_log import rows_of

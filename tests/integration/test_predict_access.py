@@ -13,7 +13,7 @@ from rich.console import Console
 
 from eviction_client.settings import ClientSettings
 from lpc_apps.commands import demo
-from predictor_service.server import Addresses
+from predictor_service.process import Addresses
 from tests import command
 from tests.authority import Authority
 from tests.command import Done

@@ -19,7 +19,8 @@ from lpc.model.returns.hazards import EDGES
 from lpc.model.returns.model import ReturnModel
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
-from predictor_service.server import Addresses, Parts, running
+from predictor_service.process import Addresses
+from predictor_service.server import Parts, running
 from tests.eventually import eventually
 from tests.integration.test_server import _scrape
 from tests.tuned import TINY, tuned

@@ -22,8 +22,9 @@ from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.addresses import with_port
 from lpc.wire.listening import ListenError, listen
 from predictor_service.errors import StartError
+from predictor_service.process import Addresses
 from predictor_service.requests.parser import RequestParser
-from predictor_service.server import Addresses, Parts, running
+from predictor_service.server import Parts, running
 from predictor_service.serving import Serving
 from tests.eventually import eventually
 from tests.tiny_model import build_tiny_artifact

@@ -15,8 +15,9 @@ from lpc.model.returns.model import ReturnModel
 from predictor_service import server
 from predictor_service.batching.batch_queue import Batch, BatchQueue
 from predictor_service.labels.tracker import TurnTracker
+from predictor_service.process import Addresses
 from predictor_service.repository import ModelRepository
-from predictor_service.server import Addresses, Parts
+from predictor_service.server import Parts
 from tests.eventually import eventually
 from tests.integration.test_server import _scrape, chat, one, sidecar
 

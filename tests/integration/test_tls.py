@@ -23,7 +23,8 @@ from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.access import access_of
 from lpc.wire.certificates import CertificateFiles
 from predictor_service.errors import StartError
-from predictor_service.server import Addresses, running
+from predictor_service.process import Addresses
+from predictor_service.server import running
 from tests.authority import Authority
 from tests.eventually import eventually
 from tests.integration.test_server import chat, one

@@ -14,9 +14,10 @@ from eviction_client.transport.predictor_client import PredictorClient
 from eviction_client.transport.tokenizer_upload import NoTokenizer, hash_files
 from lpc.v1 import predictor_pb2 as pb
 from lpc.wire.tokenizer_files import MAX_BYTES
+from predictor_service.process import Addresses
 from predictor_service.requests.loading import LoadLimits
 from predictor_service.rpc.offers import MAX_HOURLY
-from predictor_service.server import Addresses, Parts
+from predictor_service.server import Parts
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.eventually import eventually
 from tests.integration.test_server import chat, one, sidecar

@@ -15,7 +15,7 @@ import pytest
 from benchmarks.processes import RedisServer, free_port
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
-from predictor_service.server import Addresses
+from predictor_service.process import Addresses
 from response_cache.service.running import running
 from response_cache.service.settings import CacheSettings
 from tests.authority import Authority

@@ -103,6 +103,9 @@ def _number(value: Any) -> Any:
         ({}, {"n": 1, "presence_penalty": 0.0, "logprobs": False, "stop": None, "logit_bias": {}}),
         ({}, {"stream": False, "stream_options": None, "user": "u", "metadata": {"a": "b"}}),
         ({"stop": "x"}, {"stop": ["x"]}),
+        ({}, {"stream": True}),
+        ({}, {"stream": True, "stream_options": {"include_usage": True}}),
+        ({"stream": True, "stream_options": {}}, {"stream": True, "stream_options": {"include_usage": False}}),
         ({"temperature": 0}, {"temperature": 0.0}),
     ],
 )
@@ -115,8 +118,10 @@ def test_requests_with_the_same_meaning_share_an_answer(one: dict[str, Any], oth
     [
         ({}, {"temperature": 1}),  # without a value vLLM takes the model's own
         ({}, {"top_p": 1}),
-        ({}, {"stream": True}),
-        ({"stream": True}, {"stream": True, "stream_options": {"include_usage": True}}),
+        ({}, {"stream_options": {"include_usage": True}}),  # without a stream it is an error
+        ({}, {"stream": 1}),
+        ({}, {"stream": True, "stream_options": {"continuous_usage_stats": True}}),
+        ({"stream": True}, {"stream": True, "stream_options": {"include_usage": 1}}),
         ({"a": 1}, {"a": True}),
         ({"a": 0}, {"a": False}),
         ({"n": 1}, {"n": True}),

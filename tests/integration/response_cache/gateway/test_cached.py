@@ -89,6 +89,58 @@ async def test_an_openai_client_gets_a_cached_answer_in_the_form_that_it_request
         assert len(engine.completions) == 1
 
 
+FORMS: list[dict[str, Any]] = [{}, {"stream": True}, {"stream": True, "stream_options": {"include_usage": True}}]
+
+
+@pytest.mark.parametrize("path", ["chat", "text"])
+@pytest.mark.parametrize("first", FORMS, ids=str)
+async def test_one_answer_serves_every_form(caches: ResponseCaches, first: dict[str, Any], path: str) -> None:
+    async with (
+        serve_double(EngineDouble(words=["It ", "is\n\n", '"so" é'])) as engine,
+        a_gateway(engine, sidecar=caches.sidecar.address) as gateway,
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="key", max_retries=0) as client,
+    ):
+        question = f"every form after {first}"
+
+        async def ask(form: dict[str, Any]) -> str:
+            if path == "chat":
+                return await completion(client, question, form)
+            asked: Any = {"model": "m", "prompt": question, "temperature": 0, **form}
+            if not form:
+                answer = await client.completions.create(**asked)
+                assert answer.usage is not None and answer.usage.total_tokens == USAGE["total_tokens"]
+                return answer.choices[0].text
+            chunks = [chunk async for chunk in await client.completions.create(**asked)]
+            assert bool(chunks[-1].usage) == ("stream_options" in form)
+            return "".join(choice.text for chunk in chunks for choice in chunk.choices)
+
+        assert await ask(first) == 'It is\n\n"so" é'
+        await stored(gateway, 1)
+        if first == {"stream": True}:
+            # The engine has not counted its tokens, which a body must have: it is asked once more.
+            assert await ask({}) == 'It is\n\n"so" é'
+            await stored(gateway, 2)
+        for form in FORMS:
+            assert await ask(form) == 'It is\n\n"so" é'
+        assert len(engine.completions) == (2 if first == {"stream": True} else 1)
+
+
+async def test_requests_in_two_forms_at_once_ask_the_engine_once(caches: ResponseCaches) -> None:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
+        engine.go.clear()
+        asked = chat("in two forms at once")
+        first = asyncio.create_task(gateway.ask(asked))
+        await eventually(lambda: engine.completions)
+        others = [asyncio.create_task(gateway.ask({**asked, "stream": True})) for _ in range(8)]
+        await asyncio.sleep(0.1)
+        engine.go.set()
+        assert (await first).json()["choices"][0]["message"]["content"] == "You said: in two forms at once"
+        for other in await asyncio.gather(*others):
+            assert other.headers["content-type"].startswith("text/event-stream") and other.text.endswith("data: [DONE]\n\n")
+            assert cache_of(other) == "exact"
+        assert len(engine.completions) == 1
+
+
 async def test_a_cached_stream_differs_from_the_engines_only_in_id_and_time(caches: ResponseCaches) -> None:
     said = EngineDouble(words=["é", "\n\n", "data: x"])
     async with serve_double(said) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
