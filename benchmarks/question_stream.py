@@ -16,20 +16,23 @@ from numpy.typing import NDArray
 from benchmarks.questions import INTENTS, Questions
 from response_cache.semantic.evidence import NO_RECORD, Record, band_of, level_of
 from response_cache.semantic.gate import Decision, Gate
-from response_cache.semantic.ranking import CANDIDATES, NEAREST, Candidate, Cluster, Ranking, candidates, features
-from response_cache.semantic.vetoes import Doubt, difference
+from response_cache.semantic.ranking import ALIKE, NEAREST, Candidate, Cluster, Ranking, alike, features, shortlist
+from response_cache.semantic.vetoes import Doubt, Veto, difference
 
 SCANNED: Final = 300
 """Stored questions below which all are scanned. Above, the nearest of the whole set that are stored are used."""
 
 
 class Found(NamedTuple):
-    """A candidate of a look-up: the stored question, what ranks it, and whether its answer is right."""
+    """A candidate of a look-up: the stored question, what ranks it, and whether its answer is right.
+
+    ``row`` has its features; none if the questions are alike. ``right`` is None if no label tells.
+    """
 
     question: int
     candidate: Candidate
     row: list[float]
-    right: bool
+    right: bool | None
 
 
 @dataclass
@@ -54,7 +57,7 @@ class Outcome:
 class Stream:
     """The questions stored so far, and the clusters of those judged the same. ``doubts`` caches how two questions differ."""
 
-    def __init__(self, questions: Questions, doubts: dict[tuple[int, int], str]) -> None:
+    def __init__(self, questions: Questions, doubts: dict[tuple[int, int], Veto | Doubt | None]) -> None:
         self.questions = questions
         self._doubts = doubts
         self._is_stored = np.zeros(len(questions.texts), np.bool_)
@@ -91,17 +94,16 @@ class Stream:
             return None
         roots = [self._roots.get(one, one) for one in near]
         clusters = [Cluster.of(str(root), self._records.get(root, NO_RECORD)) for root in roots]
-        for one in candidates(similarities, clusters)[:CANDIDATES]:
+        text, found = self.questions.texts[question], None
+        for one in shortlist(similarities, clusters):
             other = near[one.place]
-            doubt = self._difference(question, other)
-            if doubt not in ("", "rewording", "addition"):
-                continue
             right = self.questions.same(question, other)
-            if right is None:
-                return None
-            shown: Doubt | None = doubt or None  # type: ignore[assignment]
-            return Found(other, one, features(self.questions.texts[question], one, shown), right)
-        return None
+            if alike(text, self.questions.texts[other]):
+                return None if right is None else Found(other, one, [], right)
+            doubt = self._difference(question, other)
+            if found is None and (doubt is None or doubt == "rewording" or doubt == "addition"):
+                found = Found(other, one, features(text, one, doubt), right)
+        return None if found is None or found.right is None else found
 
     def nearest(self, question: int, partner: int | None = None) -> tuple[int, float] | None:
         """Return the nearest stored question and its similarity."""
@@ -131,12 +133,11 @@ class Stream:
         order = np.argsort(-scores, kind="stable")[: 4 * NEAREST]
         return stored[order].tolist(), scores[order].tolist()
 
-    def _difference(self, one: int, other: int) -> str:
+    def _difference(self, one: int, other: int) -> Veto | Doubt | None:
         key = (min(one, other), max(one, other))
-        found = self._doubts.get(key)
-        if found is None:
-            found = self._doubts[key] = difference(self.questions.texts[key[0]], self.questions.texts[key[1]]) or ""
-        return found
+        if key not in self._doubts:
+            self._doubts[key] = difference(self.questions.texts[key[0]], self.questions.texts[key[1]])
+        return self._doubts[key]
 
 
 def order_of(questions: Questions, seed: int, most: int, *, changes: bool = False) -> list[tuple[int, int | None]]:
@@ -169,13 +170,14 @@ def replay(
             stream.store(question)
             outcome.note(half, served=False, right=True)
             continue
-        score = ranking.of(found.row)
+        score = ranking.of(found.row) if found.row else ALIKE
         decision = gate.decide(score, question.to_bytes(8, "big"))
-        outcome.note(half, served=decision is Decision.SERVE, right=found.right)
+        right = bool(found.right)
+        outcome.note(half, served=decision is Decision.SERVE, right=right)
         if decision is Decision.SERVE:
             continue
         stream.store(question)
-        same = judge(found.right)
+        same = judge(right)
         gate.learn(score, same=same, decision=decision, earlier=stream.learn(question, found, score, same=same))
     return outcome
 
@@ -201,9 +203,11 @@ def rows(questions: Questions, seed: int, most: int) -> tuple[list[list[float]],
         found = stream.find(question, partner)
         stream.store(question)
         if found is not None:
-            found_rows.append(found.row)
-            labels.append(found.right)
-            stream.learn(question, found, 0.0, same=found.right)
+            right = bool(found.right)
+            if found.row:
+                found_rows.append(found.row)
+                labels.append(right)
+            stream.learn(question, found, 0.0, same=right)
     return found_rows, labels
 
 

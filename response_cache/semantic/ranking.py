@@ -9,19 +9,23 @@ A cosine similarity ranks badly: on questions to a bank, a tenth of candidates a
 - the cluster's own record: how often its answers were right;
 - how the wording differs (`vetoes.py`), and whether the question is Chinese, where similarities are higher.
 
+A question that differs from a candidate only in case, white space or final punctuation has the highest score, `ALIKE`, which no
+other candidate reaches: these have a level of evidence of their own, which is tested first.
+
 Its coefficients are in `ranking.json`. `python -m benchmarks ranking` fits them on public questions. The gate does not trust the
 probability: it bounds wrong answers by the tenant's own labels (`threshold.py`), so a bad model costs hits and not the bound.
 """
 
 import json
 import math
+import unicodedata
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from response_cache.semantic.evidence import Record
-from response_cache.semantic.vetoes import Doubt, language_of
+from response_cache.semantic.evidence import Record, edge
+from response_cache.semantic.vetoes import Doubt, difference, language_of
 
 NEAREST: Final = 10
 """Nearest questions that vote."""
@@ -29,7 +33,15 @@ CANDIDATES: Final = 3
 """Candidates that are compared word by word, because the first one may be vetoed."""
 TEMPERATURE: Final = 0.02
 """Difference of similarity by which a vote's weight falls to 1 / e."""
+ALIKE: Final = 1.0
+"""Score of a question that differs only in case, white space or final punctuation."""
+HIGHEST: Final = edge(0) - 1e-9
+"""Highest score of other candidates: below level 0."""
+RECORDED: Final = 100
+"""Largest count of a cluster's record."""
 FEATURES: Final = ("similarity", "nearness", "vote", "support", "record", "rewording", "addition", "chinese")
+FINAL: Final = " .?!。…"
+"""Final punctuation, after compatibility normalisation."""
 FILE: Final = Path(__file__).parent / "ranking.json"
 
 
@@ -86,14 +98,19 @@ class Ranking:
         self.coefficients, self.intercept = tuple(coefficients), intercept
         self.digest = sha256(json.dumps([*coefficients, intercept]).encode()).hexdigest()[:8]
 
-    def probability(self, question: str, candidate: Candidate, doubt: Doubt | None) -> float:
-        """Return the estimated probability that the candidate's answer fits the question."""
-        return self.of(features(question, candidate, doubt))
+    def score(self, question: str, candidate: Candidate, other: str) -> float | None:
+        """Return the score of a candidate, the question ``other``; None if a veto stops it."""
+        if alike(question, other):
+            return ALIKE
+        found = difference(question, other)
+        if found is None or found == "rewording" or found == "addition":
+            return self.of(features(question, candidate, found))
+        return None
 
     def of(self, found: Sequence[float]) -> float:
-        """Return the probability of a row of features."""
+        """Return the score of a row of features: its probability, at most `HIGHEST`."""
         logit = self.intercept + sum(c * x for c, x in zip(self.coefficients, found, strict=True))
-        return 1 / (1 + math.exp(-max(-30.0, min(30.0, logit))))
+        return min(HIGHEST, 1 / (1 + math.exp(-max(-30.0, min(30.0, logit)))))
 
 
 def candidates(similarities: Sequence[float], clusters: Sequence[Cluster]) -> list[Candidate]:
@@ -117,16 +134,33 @@ def candidates(similarities: Sequence[float], clusters: Sequence[Cluster]) -> li
     return sorted(found, key=lambda one: (-one.vote, -one.similarity, one.place))
 
 
+def shortlist(similarities: Sequence[float], clusters: Sequence[Cluster]) -> list[Candidate]:
+    """Return the candidates that are compared word by word: the first of :func:`candidates`, and the nearest."""
+    ranked = candidates(similarities, clusters)
+    found = ranked[:CANDIDATES]
+    return found if any(one.place == 0 for one in found) else found + [one for one in ranked if one.place == 0]
+
+
+def alike(one: str, other: str) -> bool:
+    """Return whether two questions differ at most in case, white space and final punctuation."""
+    return _plain(one) == _plain(other)
+
+
+def _plain(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).rstrip(FINAL)
+
+
 def features(question: str, candidate: Candidate, doubt: Doubt | None) -> list[float]:
     """Return the `FEATURES` of a candidate."""
     similarity = min(candidate.similarity, 1.0)
-    right = candidate.cluster.labels - candidate.cluster.wrong
+    wrong = min(candidate.cluster.wrong, RECORDED)
+    right = min(candidate.cluster.labels - candidate.cluster.wrong, RECORDED)
     return [
         (similarity - 0.95) / 0.03,
         -math.log(1.003 - similarity) - 3,
         candidate.vote,
         candidate.support,
-        math.log((right + 1.8) / (candidate.cluster.wrong + 0.2)) - math.log(9),  # 0 without a label
+        math.log((right + 1.8) / (wrong + 0.2)) - math.log(9),  # 0 without a label
         float(doubt == "rewording"),
         float(doubt == "addition"),
         float(language_of(question) == "zh"),
