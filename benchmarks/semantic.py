@@ -45,6 +45,7 @@ def run(
 ) -> dict[str, Any]:
     """Replay the sets of a folder; return the figures of each set and condition."""
     questions = {one.name: one for one in read(folder, models, model)}
+    print("read", flush=True)
     if unknown := set(sets) - set(questions):
         raise UsageError(f"{folder} has no questions of {', '.join(sorted(unknown))}")
     rows = {name: rows_of(one) for name, one in questions.items()}

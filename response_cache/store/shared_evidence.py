@@ -235,7 +235,7 @@ class SharedEvidence:
 
 def _record(counts: bytes) -> Record:
     numbers = [int(number) for number in counts.split(b",")]
-    return list(zip(numbers[::2], numbers[1::2], strict=True))
+    return tuple(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def _merged(fields: Mapping[str, int], pending: Pending, *, forget: bool) -> dict[str, int]:
