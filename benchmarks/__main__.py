@@ -174,6 +174,35 @@ def bench_peers(trace: Annotated[Path, typer.Argument(help="A log in Mooncake's 
     report(lambda: peers.run(trace), output)
 
 
+Questions = Annotated[Path, typer.Argument(help="Folder of public questions; see docs/benchmarks/response-caches.md.")]
+
+
+@app.command("ranking")
+def bench_ranking(folder: Questions, output: Output = None, models: Models = Path("models"), model: ModelName = "e5-small") -> None:
+    """Fit the semantic tier's ranking on public questions, and write response_cache/semantic/ranking.json."""
+    from benchmarks import ranking
+
+    report(lambda: ranking.run(folder, models, model), output)
+
+
+@app.command("semantic")
+def bench_semantic(
+    folder: Questions,
+    streams: Annotated[int, typer.Option(min=1, help="Shuffled streams of each set and condition.")] = 40,
+    bound: Annotated[float, typer.Option(min=0.001, max=0.5, help="Bound of wrong answers among those served.")] = 0.05,
+    sets: Annotated[str, typer.Option(help="Names with commas. [default: all in the folder]")] = "",
+    page: Annotated[Path | None, typer.Option(help="Folder for semantic.md and semantic.png. [default: not written]")] = None,
+    output: Output = None,
+    models: Models = Path("models"),
+    model: ModelName = "e5-small",
+) -> None:
+    """The semantic tier on streams of public questions against a fixed cosine threshold: served, and wrong of served."""
+    from benchmarks import semantic
+
+    names = [name for name in sets.split(",") if name]
+    report(lambda: semantic.run(folder, models, model, streams=streams, bound=bound, sets=names, page=page), output)
+
+
 @app.command("rules-worst")
 def bench_rules_worst(
     seeds: Annotated[str, typer.Option(help="Seeds of the workloads.")] = "100,101,102",

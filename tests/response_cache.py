@@ -16,6 +16,7 @@ from response_cache.keys.canonical import Namer, Request
 from response_cache.keys.sealing import Keys
 from response_cache.semantic.evidence import LEVELS
 from response_cache.semantic.gate import Decision, Gate
+from response_cache.semantic.ranking import shipped
 from response_cache.semantic.threshold import Threshold
 from response_cache.service.cache import ResponseCache
 from response_cache.service.embedding import Embedder
@@ -65,10 +66,10 @@ class GivenVectors(Embedder):
 class OpenGate(Gate):
     """Serves every candidate, so that a candidate that must not be found is noticed."""
 
-    def decide(self, similarity: float, question: bytes) -> Decision:
+    def decide(self, score: float, question: bytes) -> Decision:
         """Serve."""
-        del similarity, question
-        self.threshold = Threshold(level=LEVELS - 1, similarity=-1.0, bound=0.05, estimate=0.0, labels=1e6, share=1.0)
+        del score, question
+        self.threshold = Threshold(level=LEVELS - 1, score=-1.0, bound=0.05, estimate=0.0, labels=1e6, share=1.0)
         return Decision.SERVE
 
 
@@ -105,7 +106,7 @@ class Caches:
         evidence = SharedEvidence(self.redis, self.store.namer, embedder.encoder)
         self.semantic = SimilarQuestions(
             *(self.keys, self.store, self.vectors, evidence, embedder),
-            *(lambda scope: Rules(make_gate(scope)), self.clock),
+            *(lambda scope: Rules(make_gate(scope)), self.clock, shipped()),
         )
         self.cache = ResponseCache(
             *(self.keys, self.store, Flights(self.redis, flight_s), self.scopes, self.semantic, self.metrics),

@@ -1,4 +1,4 @@
-"""`lpc cache calibrate`: a similarity threshold from labelled pairs of questions, and the error rate of the judge."""
+"""`lpc cache calibrate`: a threshold from labelled pairs of questions, and the error rate of the judge."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,7 +34,7 @@ def calibrate(
     models: Models = Path("models"),
     model: ModelName = "e5-small",
 ) -> None:
-    """Derive a scope's similarity threshold from labelled pairs, with the share of traffic that it would serve.
+    """Derive a scope's threshold from labelled pairs, with the share of traffic that it would serve.
 
     The result is valid for traffic like the pairs. Sample them from the scope's own questions, each with the candidate that
     it would be served, and label all of them, not only the clear ones. Sample answers in the same way: pairs that the scope's
@@ -73,11 +73,11 @@ def _questions(path: Path, bound: float, level: float, vectors: "Embeddings", ev
 
     pairs = read_pairs(path)
     lookups = lookups_of(pairs, vectors.similarities(pairs))
-    for similarity, wrong in zip(lookups.similarity.tolist(), lookups.wrong.tolist(), strict=True):
-        evidence.apply([*evidence.lookup(similarity), *evidence.label(similarity, same=not wrong)])
+    for score, wrong in zip(lookups.score.tolist(), lookups.wrong.tolist(), strict=True):
+        evidence.apply([*evidence.lookup(score), *evidence.label(score, same=not wrong)])
     certified = thresholds(evidence, bound, 1 - level, looks=1)
     counts = evidence.counts().cumsum(axis=0)
-    table = Table("from similarity", "pairs served", "of all", "wrong", "at most", title=f"{path.name}: {len(pairs):,} pairs")
+    table = Table("from score", "pairs served", "of all", "wrong", "at most", title=f"{path.name}: {len(pairs):,} pairs")
     bounds = {threshold.level: threshold.bound for threshold in certified}
     for row in range(len(counts)):
         served, wrong = int(counts[row, 0]), int(counts[row, 2])
@@ -87,15 +87,15 @@ def _questions(path: Path, bound: float, level: float, vectors: "Embeddings", ev
     screen = console()
     screen.print(table)
     lowest = certified[-1] if certified else None
-    vetoed = len(pairs) - len(lookups.similarity)
-    share = lowest.share * len(lookups.similarity) / len(pairs) if lowest else 0.0
+    vetoed = len(pairs) - len(lookups.score)
+    share = lowest.share * len(lookups.score) / len(pairs) if lowest else 0.0
     if lowest is None:
         result = (
             f"No threshold keeps wrong answers within {bound:.1%} of those served, at {level:.0%}: nothing would be served."
         )
     else:
         result = (
-            f"From similarity {lowest.similarity:.4f}, {share:.1%} of these pairs would be served, "
+            f"From score {lowest.score:.4f}, {share:.1%} of these pairs would be served, "
             f"at most {lowest.bound:.1%} of them wrong, at {level:.0%}."
         )
     screen.print(f"{result} Vetoes stop {vetoed / len(pairs):.1%} of the pairs.")
@@ -104,7 +104,7 @@ def _questions(path: Path, bound: float, level: float, vectors: "Embeddings", ev
         "vetoed": vetoed,
         "bound": bound,
         "level": level,
-        "threshold": lowest.similarity if lowest else None,
+        "threshold": lowest.score if lowest else None,
         "served_share": round(share, 5),
         "wrong_of_served_at_most": round(lowest.bound, 5) if lowest else None,
     }

@@ -26,22 +26,22 @@ class Flight(NamedTuple):
 class Candidate(NamedTuple):
     """An entry to compare the engine's answer with.
 
-    ``similarity`` is that of the questions; ``decision`` is why it was not served.
+    ``score`` is its probability; ``decision`` is why it was not served.
     """
 
     scope: Scope
     entry: EntryId
-    similarity: float
+    score: float
     decision: str
 
 
 class Served(NamedTuple):
-    """An entry that was served or stored. ``source`` is exact or semantic; ``similarity`` is that of the questions."""
+    """An entry that was served or stored. ``source`` is exact or semantic; ``score`` is its probability then."""
 
     scope: Scope
     entry: EntryId
     source: str
-    similarity: float
+    score: float
 
 
 T = TypeVar("T", Flight, Candidate, Served)

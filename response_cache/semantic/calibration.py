@@ -20,7 +20,8 @@ from lpc.model.inference import Model
 from lpc.model.session import InferenceSettings
 from lpc.model.versions import served_folder
 from lpc.wire.terminal import console
-from response_cache.semantic.vetoes import language_of, veto
+from response_cache.semantic.ranking import Cluster, candidates, shipped
+from response_cache.semantic.vetoes import language_of
 
 BATCH: Final = 16
 
@@ -38,9 +39,9 @@ class Pair(NamedTuple):
 
 
 class Lookups(NamedTuple):
-    """Simulated lookups in file order: similarity of the questions, and whether the candidate's answer is wrong."""
+    """Simulated lookups in file order: the candidate's score, and whether its answer is wrong."""
 
-    similarity: NDArray[np.float64]
+    score: NDArray[np.float64]
     wrong: NDArray[np.bool_]
 
 
@@ -73,11 +74,16 @@ def read_pairs(path: Path) -> list[Pair]:
 def lookups_of(pairs: Sequence[Pair], similarity: NDArray[np.float64]) -> Lookups:
     """Return pairs as lookups of the second question with the first one's answer as candidate.
 
-    Pairs in two languages and vetoed pairs are left out.
+    Nothing else is stored, and the candidate has no record. Pairs in two languages and vetoed pairs are left out.
     """
-    kept = np.array([language_of(a) == language_of(b) and veto(a, b) is None for a, b, _ in pairs], np.bool_)
-    wrong = np.array([not same for _, _, same in pairs], np.bool_)
-    return Lookups(similarity[kept], wrong[kept])
+    ranking = shipped()
+    scores, wrong = [], []
+    for (a, b, same), near in zip(pairs, similarity.tolist(), strict=True):
+        score = ranking.score(b, candidates([near], [Cluster("")])[0], a)
+        if language_of(a) == language_of(b) and score is not None:
+            scores.append(score)
+            wrong.append(not same)
+    return Lookups(np.array(scores, np.float64), np.array(wrong, np.bool_))
 
 
 class Embeddings:

@@ -4,10 +4,10 @@
   *suspicious*: it audits all hits until enough right ones have brought the sum back to 0.
 - Audited hits without a label: one of them makes the gate suspicious like a wrong one; more at a time add nothing. This sum
   never shuts the scope, because some users hang up for other reasons.
-- Misses, which are all labelled: how much more often candidates are wrong than they were at their similarity. Changed traffic
-  shows here first, before a wrong answer is served.
+- Misses, which are all labelled: how much more often candidates are wrong than they were at their score. Changed traffic shows
+  here first, before a wrong answer is served. It makes the gate suspicious, because changed misses do not mean wrong hits.
 
-A false alarm is safe: the scope is shut and collects new evidence.
+Only audited hits shut the scope and delete its evidence: a confirmed breach.
 """
 
 import math
@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 from response_cache.semantic.evidence import MILLION
 
-ALARM_HITS: Final = 2.6
+ALARM_HITS: Final = 6.0
 ALARM_MISSES: Final = 6.0
 SLACK: Final = 0.15
 """Excess of wrong candidates among misses that is tolerated."""
@@ -48,7 +48,7 @@ class Drift:
     @property
     def alarm(self) -> bool:
         """Whether the scope must be shut."""
-        return self._sums[HITS] >= ALARM_HITS * MILLION or self._sums[MISSES] >= ALARM_MISSES * MILLION
+        return self._sums[HITS] >= ALARM_HITS * MILLION
 
     def hit(self, *, same: bool) -> bool:
         """Add the label of an audited hit; return whether the scope must be shut."""
@@ -57,14 +57,17 @@ class Drift:
         return self._step(HITS, self._right if same else self._wrong)
 
     def unjudged(self) -> None:
-        """Record that an audited hit got no label."""
+        """Record that an audited hit got no label, or another reason to audit all hits."""
         missing = self._wrong - self._sums[UNJUDGED] / MILLION
         if missing > 0:
             self._step(UNJUDGED, missing)
 
-    def miss(self, *, same: bool, expected_wrong: float) -> bool:
-        """Add the label of a miss; ``expected_wrong`` is the probability so far. Return as :meth:`hit`."""
-        return self._step(MISSES, (not same) - expected_wrong - SLACK)
+    def miss(self, *, same: bool, expected_wrong: float) -> None:
+        """Add the label of a miss; ``expected_wrong`` is the probability so far. Many wrong ones make the gate suspicious."""
+        self._step(MISSES, (not same) - expected_wrong - SLACK)
+        if self._sums[MISSES] >= ALARM_MISSES * MILLION:
+            self._step(MISSES, -self._sums[MISSES] / MILLION)
+            self.unjudged()
 
     def steps(self) -> list[Step]:
         """Return the steps since the last call."""

@@ -1,9 +1,9 @@
-"""Evidence: counts of labels by level of similarity.
+"""Evidence: counts of labels by level of score, the probability of `ranking.py`.
 
-Levels are fine near 1, where the similarities of sentence encoders matter. Level 0 is the top; the lower edge of level j is
+Levels are fine near 1, where probabilities matter. Level 0 is the top; the lower edge of level j is
 1 - ((j + 1) / 64)^2. Ten levels lie above .975, twenty-two above .88.
 
-A lookup whose nearest question passed the vetoes has a *candidate*. If the engine answers such a lookup (nothing is served
+A lookup with a similar question that passed the vetoes has a *candidate*. If the engine answers such a lookup (nothing is served
 there yet, or the hit is audited), its answer shows whether the candidate's was right: a label. The counts are:
 
 - `lookups`: lookups with a candidate, served or not;
@@ -12,8 +12,10 @@ there yet, or the hit is audited), its answer shows whether the candidate's was 
 - `unjudged`: lookups that went to the engine and have no label yet, perhaps because the client hung up, did not store the
   answer, or the candidate expired. A client can choose which answers it aborts, so the threshold counts each as `different`.
   Only a lookup whose judge failed is subtracted again, since that does not depend on the answers;
-- `squares`: the sum of the squares of the clusters' sizes, from which the number of independent labels follows. A label `same`
-  joins a question to its candidate's cluster. The nth label of a cluster adds 2n - 1.
+- `squares` and `wrong_pairs`, from which the design effect follows: the sum of the squares of the clusters' sizes, and the pairs
+  of labels `different` in one cluster. A label `same` joins a question to its candidate's cluster. A pair of labels counts at the
+  lower of their two scores, so that the sums at and above a level are those of the labels there. Clusters know their labels by
+  band of levels, and a pair in one band counts at the later label's level.
 
 The totals are `served`, `expected_wrong` (estimated risks of the hits, in millionths), `complaints` and `looks`.
 
@@ -22,15 +24,18 @@ applied here and added in Redis, so that many sidecars contribute to one evidenc
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 LEVELS: Final = 64
-KINDS: Final = ("lookups", "same", "different", "squares", "unjudged")
+KINDS: Final = ("lookups", "same", "different", "squares", "unjudged", "wrong_pairs")
 TOTALS: Final = ("served", "expected_wrong", "complaints", "looks")
+BAND_STARTS: Final = (0, 8, 12, 16, 20, 24, 28, 32, 36, 40)
+"""First level of each band, in which a cluster counts its labels."""
 SEGMENT: Final = 1_000
 """Labels per segment."""
 SEGMENTS: Final = 20
@@ -38,18 +43,26 @@ SEGMENTS: Final = 20
 MILLION: Final = 1_000_000
 
 Change: TypeAlias = tuple[str, int]
+Record: TypeAlias = Sequence[tuple[int, int]]
+"""Labels of a cluster by band: their number, and how many are `different`."""
+NO_RECORD: Final[Record] = ((0, 0),) * len(BAND_STARTS)
 Total: TypeAlias = Literal["served", "expected_wrong", "complaints", "looks"]
 
 
-def level_of(similarity: float) -> int:
-    """Return the level, 0 to LEVELS - 1, of a cosine similarity; one that rounding put above 1 is on level 0."""
-    distance = max(0.0, 1.0 - similarity - 1e-6)  # equal texts have about 1 - 1e-7 with fp16 vectors
+def level_of(score: float) -> int:
+    """Return the level, 0 to LEVELS - 1, of a score."""
+    distance = max(0.0, 1.0 - score - 1e-6)
     return min(LEVELS - 1, max(0, math.ceil(math.sqrt(distance) * LEVELS) - 1))
 
 
 def edge(level: int) -> float:
-    """Return the lowest similarity of a level of :func:`level_of`."""
+    """Return the lowest score of a level of :func:`level_of`."""
     return 1.0 - ((level + 1) / LEVELS) ** 2 - 1e-6
+
+
+def band_of(level: int) -> int:
+    """Return the band of a level."""
+    return bisect_right(BAND_STARTS, level) - 1
 
 
 class Evidence:
@@ -67,22 +80,30 @@ class Evidence:
 
     # -- changes ---------------------------------------------------------------------------------------------------------------
 
-    def lookup(self, similarity: float) -> list[Change]:
-        """Return the changes of a lookup with a candidate at this similarity."""
-        return [(self._field(level_of(similarity), "lookups"), 1)]
+    def lookup(self, score: float) -> list[Change]:
+        """Return the changes of a lookup with a candidate at this score."""
+        return [(self._field(level_of(score), "lookups"), 1)]
 
-    def unjudged(self, similarity: float, amount: int = 1) -> list[Change]:
+    def unjudged(self, score: float, amount: int = 1) -> list[Change]:
         """Return the changes of a lookup at the engine; ``amount`` is -1 when its label arrives or its judge fails."""
-        return [(self._field(level_of(similarity), "unjudged"), amount)]
+        return [(self._field(level_of(score), "unjudged"), amount)]
 
-    def label(self, similarity: float, *, same: bool, nth: int = 1) -> list[Change]:
-        """Return the changes of a label, the ``nth`` of its cluster, from 1."""
-        level = level_of(similarity)
-        return [(self._field(level, "same" if same else "different"), 1), (self._field(level, "squares"), 2 * nth - 1)]
+    def label(self, score: float, *, same: bool, earlier: Record = NO_RECORD) -> list[Change]:
+        """Return the changes of a label, whose cluster has the ``earlier`` ones."""
+        level = level_of(score)
+        band = band_of(level)
+        changes = [(self._field(level, "same" if same else "different"), 1), (self._field(level, "squares"), 1)]
+        for other, (labels, wrong) in enumerate(earlier):
+            at = level if other <= band else BAND_STARTS[other]
+            if labels:
+                changes.append((self._field(at, "squares"), 2 * labels))
+            if wrong and not same:
+                changes.append((self._field(at, "wrong_pairs"), wrong))
+        return changes
 
-    def complaint(self, similarity: float, nth: int = 1) -> list[Change]:
+    def complaint(self, score: float, earlier: Record = NO_RECORD) -> list[Change]:
         """Return the changes of a user's complaint about a served answer."""
-        return [*self.label(similarity, same=False, nth=nth), ("complaints", 1)]
+        return [*self.label(score, same=False, earlier=earlier), ("complaints", 1)]
 
     def serving(self, risk: float) -> list[Change]:
         """Return the changes of a hit at this estimated risk."""

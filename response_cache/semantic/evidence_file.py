@@ -14,6 +14,7 @@ from typing import Any, Final
 from lpc.errors import LpcError
 from lpc.files import LockedError, locked, write_text
 from response_cache.semantic.evidence import Evidence
+from response_cache.semantic.ranking import shipped
 from response_cache.semantic.threshold import JudgeError
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,12 @@ def write_evidence(path: Path, evidence: Evidence, encoder: str, error: JudgeErr
         encoder: id of the encoder whose similarities were counted.
         error: the measured error of judge "embedding".
     """
-    document: dict[str, Any] = {"version": VERSION, "encoder": encoder, "counts": evidence.fields()}
+    document: dict[str, Any] = {
+        "version": VERSION,
+        "encoder": encoder,
+        "ranking": shipped().digest,
+        "counts": evidence.fields(),
+    }
     if error is not None:
         document["judge"] = error._asdict()
     write_text(path, json.dumps(document, indent=1) + "\n")
@@ -125,10 +131,14 @@ def read_evidence(path: Path, encoder: str | None = None) -> Evidence:
     """Return the evidence of a file.
 
     Raises:
-        EvidenceError: the file cannot be read, is not evidence, or belongs to another encoder than ``encoder``.
+        EvidenceError: the file cannot be read, is not evidence, or belongs to another encoder than ``encoder`` or to another
+            ranking than the shipped one.
     """
     try:
-        return Evidence.from_fields({str(field): _count(amount) for field, amount in _read(path, encoder)["counts"].items()})
+        found = _read(path, encoder)
+        if found["ranking"] != shipped().digest:
+            raise EvidenceError(f"{path} belongs to another ranking of candidates: run `lpc cache calibrate` again")
+        return Evidence.from_fields({str(field): _count(amount) for field, amount in found["counts"].items()})
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise _invalid(path) from error
 

@@ -2,12 +2,12 @@
 
 There is one Gate per tenant and process. It decides by its own copy of the evidence. It returns its changes
 (:meth:`Gate.pending`) and merges those of all sidecars (:meth:`Gate.merge`; `response_cache.store.shared_evidence`). The
-caller finds the candidate (`index.py`, `vetoes.py`), judges the engine's answer (`same_answer.py`) and counts the labels of a
+caller finds the candidate and its score (`index.py`, `vetoes.py`, `ranking.py`), judges the engine's answer (`same_answer.py`) and counts the labels of a
 cluster:
 
-    decision = gate.decide(similarity, question)            a candidate that no veto stopped
+    decision = gate.decide(score, question)                 a candidate that no veto stopped
     if decision is Decision.SERVE: answer with the candidate's
-    else: ask the engine; gate.learn(similarity, same=..., decision=decision, nth=...), or gate.unjudged(...)
+    else: ask the engine; gate.learn(score, same=..., decision=decision, earlier=...), or gate.unjudged(...)
 
 It starts shut. A question gets at most one semantic hit: the second time, the engine is asked, and from then on its answer is
 an exact hit. So a popular question costs at most one wrong answer. At least 5% of hits are audited by asking the engine.
@@ -24,7 +24,7 @@ from hashlib import sha256
 from typing import Final, NamedTuple
 
 from response_cache.semantic.drift import Drift, Step
-from response_cache.semantic.evidence import MILLION, Change, Evidence, level_of
+from response_cache.semantic.evidence import MILLION, NO_RECORD, Change, Evidence, Record, level_of
 from response_cache.semantic.threshold import (
     ALPHA,
     DELTA,
@@ -136,18 +136,18 @@ class Gate:
         self._usual: list[float] | None = None
         self.threshold = None
 
-    def decide(self, similarity: float, question: bytes) -> Decision:
+    def decide(self, score: float, question: bytes) -> Decision:
         """Return what to do with a candidate; ``question`` is the name of the request."""
         if question in self._served:
             return Decision.REPEATED
-        self._note(self.evidence.lookup(similarity))
+        self._note(self.evidence.lookup(score))
         threshold = self.threshold
-        if threshold is None or not self._serves or similarity < threshold.similarity:
+        if threshold is None or not self._serves or score < threshold.score:
             decision = Decision.BELOW
         else:
             decision = Decision.AUDIT if self._draw.random() < self._audit_share() else Decision.SERVE
         if threshold is None or decision is not Decision.SERVE:
-            self._note(self.evidence.unjudged(similarity))  # until the label arrives
+            self._note(self.evidence.unjudged(score))  # until the label arrives
             return decision
         self._note(self.evidence.serving(threshold.estimate))
         self.served(question)
@@ -159,35 +159,34 @@ class Gate:
         if len(self._served) > SERVED_QUESTIONS:
             self._served.popitem(last=False)
 
-    def learn(self, similarity: float, *, same: bool, decision: Decision, nth: int = 1) -> None:
+    def learn(self, score: float, *, same: bool, decision: Decision, earlier: Record = NO_RECORD) -> None:
         """Record a label.
 
         Args:
-            similarity: similarity of the two questions.
+            score: the candidate's score.
             same: whether the candidate's answer was right; False if the judge was not sure.
             decision: result of :meth:`decide`.
-            nth: ordinal of the label in its cluster, from 1.
+            earlier: labels before it in its cluster.
         """
         if decision is Decision.REPEATED:
             return
-        self._note(self.evidence.unjudged(similarity, -1))
-        alarm = (
+        self._note(self.evidence.unjudged(score, -1))
+        if decision is Decision.AUDIT:
             self._drift.hit(same=same)
-            if decision is Decision.AUDIT
-            else self._drift.miss(same=same, expected_wrong=self._expected(level_of(similarity)))
-        )
-        self._note(self.evidence.label(similarity, same=same, nth=nth))
-        if alarm and self.threshold is not None:
+        else:
+            self._drift.miss(same=same, expected_wrong=self._expected(level_of(score)))
+        self._note(self.evidence.label(score, same=same, earlier=earlier))
+        if self._drift.alarm and self.threshold is not None:
             self.shut()
             self.shut_by_drift += 1
             return
         self._look()
 
-    def unjudged(self, similarity: float, decision: Decision, *, excused: bool = False) -> None:
+    def unjudged(self, score: float, decision: Decision, *, excused: bool = False) -> None:
         """Record that there will be no label. After an audit, all hits are audited until enough right ones followed.
 
         Args:
-            similarity: similarity of the two questions.
+            score: the candidate's score.
             decision: result of :meth:`decide`.
             excused: whether the judge failed, independently of the answers. Otherwise the lookup counts as if the answers
                 differed (:mod:`response_cache.semantic.evidence`).
@@ -195,14 +194,14 @@ class Gate:
         if decision is Decision.AUDIT:
             self._drift.unjudged()
         if excused and decision is not Decision.REPEATED:
-            self._note(self.evidence.unjudged(similarity, -1))
+            self._note(self.evidence.unjudged(score, -1))
 
-    def complain(self, similarity: float, nth: int = 1) -> None:
+    def complain(self, score: float, earlier: Record = NO_RECORD) -> None:
         """Record a user's complaint about a served answer as a label `different`.
 
         If complaints alone exceed delta of the hits, the gate is shut.
         """
-        self._note(self.evidence.complaint(similarity, nth))
+        self._note(self.evidence.complaint(score, earlier))
         totals = self.evidence.totals
         if self._drift.hit(same=False) or totals["complaints"] > max(1.0, self._delta * totals["served"]):
             self.shut()

@@ -1,10 +1,11 @@
-"""The similarity threshold: the lowest at which evidence bounds the share of wrong answers among those served.
+"""The threshold: the lowest score at which evidence bounds the share of wrong answers among those served.
 
-One *look* at the evidence is a fixed-sequence test from the top level of similarity down. The null hypothesis of a level is
+The score of a candidate is the probability of `ranking.py`. One *look* at the evidence is a fixed-sequence test from the top
+level of the score down. The null hypothesis of a level is
 "more than ``delta`` of the lookups at or above this level would be answered wrongly". The first level at which it cannot be
 rejected ends the sequence. No correction for the number of levels is needed (Maurer et al. 1995; Angelopoulos et al., Learn
-then Test, 2021). The sequence begins at the first level with enough labels to reject anything, which depends only on
-similarities.
+then Test, 2021). The sequence begins at the first level with `BEGIN` times the labels that could reject anything, so
+that one wrong label does not end it. That depends only on scores.
 
 Five things make the plain upper limit of Clopper and Pearson invalid here. Their remedies:
 
@@ -16,8 +17,9 @@ Five things make the plain upper limit of Clopper and Pearson invalid here. Thei
   label.
 - **Labels are missing**, and callers may choose which: a client that hangs up on wrong answers would hide them. So each lookup
   that went to the engine and has no label counts as wrong.
-- **Labels of one cluster of questions are not independent**. Their number is divided by the design effect: sum of squared sizes
-  over sum of sizes.
+- **Labels of one cluster of questions are not independent**. Their number is divided by the design effect of cluster sampling,
+  1 + (size - 1) rho (Kish 1965), with the mean size of a label's cluster. The correlation rho of wrong labels in one cluster is
+  estimated from pairs, and an upper limit of it is used (:func:`correlation`).
 - **The judge errs.** It calls at most a share f of truly different answers the same, so an observed share w of wrong answers
   means at most w / (1 - f) (Rogan and Gladen 1978, without subtracting false alarms). f is itself an upper limit, from pairs
   with known truth, at a fifth of alpha.
@@ -46,6 +48,12 @@ JUDGES_PART: Final = 0.2
 """Share of alpha for the judge's measured error."""
 STRATUM: Final = 20
 """Fewest labels of a stratum, so that its labelling rate can be estimated."""
+BEGIN: Final = 2.0
+"""Labels at the first level of the sequence, relative to the fewest that could reject anything."""
+CORRELATED: Final = (2.0, 40.0)
+"""Gamma prior of rho: mean 0.05. On public questions rho is 0.00 to 0.04 where the probability is above .8."""
+CORRELATION_Z: Final = 1.645
+"""Standard deviations of the upper limit of rho: 95%."""
 GAMMA: Final = 0.05
 HORIZONS: Final = (0.25, 0.5, 1.0, 2.0)
 """Points at which the run must be within the bound, as further lookups relative to the lookups so far."""
@@ -89,7 +97,7 @@ class Threshold:
 
     Attributes:
         level: lowest level served.
-        similarity: lowest similarity served, the level's lower edge.
+        score: lowest score served, the level's lower edge.
         bound: upper limit on the share of wrong answers among those served, at most delta.
         estimate: estimate of that share, with half a wrong answer added.
         labels: effective number of independent labels at and above the level.
@@ -97,7 +105,7 @@ class Threshold:
     """
 
     level: int
-    similarity: float
+    score: float
     bound: float
     estimate: float
     labels: float
@@ -128,7 +136,7 @@ def thresholds(
         return []
     counts = evidence.counts()
     everything = counts[:, 0].sum()
-    enough = np.log(part) / np.log1p(-seen)
+    enough = needed(delta, alpha, judge, looks)
     found: list[Threshold] = []
     for level in np.flatnonzero(counts[:, 0]):
         wrong, labels = effective(counts[: level + 1])
@@ -146,44 +154,75 @@ def thresholds(
     return found
 
 
+def needed(delta: float = DELTA, alpha: float = ALPHA, judge: JudgeError = UNERRING, looks: int = len(LOOKS)) -> float:
+    """Return the effective labels with which the sequence begins; infinity if the judge errs too often for any."""
+    spent = alpha * JUDGES_PART if judge.different else 0.0
+    seen = delta * (1 - judge.limit(spent))
+    return BEGIN * math.log((alpha - spent) / looks) / math.log1p(-seen) if seen > 0 else math.inf
+
+
 def effective(counts: NDArray[np.int64]) -> tuple[float, float]:
     """Return the effective numbers of wrong labels and of labels in an independent, uniform sample of lookups.
 
     Args:
         counts: counts [levels, kinds] of the levels at and above a threshold.
     """
-    lookups, wrong, labels, squares = _strata(counts)
+    lookups, wrong, labels, squares, pairs = _strata(counts)
     if not labels.all():
         return 0.0, 0.0
     # A complaint is a label without a lookup, so a rate can exceed 1.
     rate = min(1.0, float((labels / lookups).min()))
-    independent = labels.sum() / max(float(squares.sum()), float(labels.sum()))
+    size = max(1.0, float(squares.sum() / labels.sum()))
+    rho = correlation(float(wrong.sum()), float(labels.sum()), size, float(pairs.sum()))
+    independent = 1 / (1 + (size - 1) * rho)
     shares = lookups * (wrong / labels)
     return rate * float(shares.sum()) * independent, rate * float(lookups.sum()) * independent
 
 
+def correlation(wrong: float, labels: float, size: float, wrong_pairs: float) -> float:
+    """Return an upper limit of the correlation of wrong labels in one cluster, 0 to 1.
+
+    Of all pairs of labels in one cluster, a share of p^2 + rho p (1 - p) is wrong twice (Fleiss and Cuzick 1979). The estimate of
+    rho counts as much as there are clusters, since a large cluster has many pairs and is still one.
+
+    Args:
+        wrong: number of wrong labels.
+        labels: number of labels.
+        size: mean size of a label's cluster.
+        wrong_pairs: pairs of wrong labels in one cluster.
+    """
+    share = (wrong + 0.5) / (labels + 1)
+    pairs = labels * (size - 1) / 2
+    expected = pairs * share * (1 - share)
+    weight = min(expected, labels / size)
+    shape, rate = CORRELATED
+    if expected > 0:
+        shape += weight * max(0.0, wrong_pairs - pairs * share**2) / expected
+    return min(1.0, (shape + CORRELATION_Z * math.sqrt(shape)) / (rate + weight))
+
+
 def _strata(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return lookups, wrong labels, labels and squares by stratum: neighbouring levels with at least STRATUM labels.
+    """Return lookups, wrong labels, labels, squares and wrong pairs by stratum: neighbouring levels with at least STRATUM labels.
 
     An unjudged lookup counts as a wrong label in its own cluster.
     """
     unjudged = np.maximum(counts[:, 4], 0)
     wrong = counts[:, 2] + unjudged
-    columns = np.stack([counts[:, 0], wrong, counts[:, 1] + wrong, counts[:, 3] + unjudged], axis=1)
+    columns = np.stack([counts[:, 0], wrong, counts[:, 1] + wrong, counts[:, 3] + unjudged, counts[:, 5]], axis=1)
     rows = columns[columns.any(axis=1)].tolist()
     strata: list[list[float]] = []
-    open_one = [0.0] * 4
+    open_one = [0.0] * 5
     for row in rows:
         open_one = [have + more for have, more in zip(open_one, row, strict=True)]
         if open_one[2] >= STRATUM and open_one[0]:
             strata.append(open_one)
-            open_one = [0.0] * 4
+            open_one = [0.0] * 5
     if any(open_one):
         if strata:
             strata[-1] = [have + more for have, more in zip(strata[-1], open_one, strict=True)]
         else:
             strata.append([max(1.0, open_one[0]), *open_one[1:]])
-    return np.array(strata, np.float64).reshape(-1, 4).T
+    return np.array(strata, np.float64).reshape(-1, 5).T
 
 
 def affordable(

@@ -1,7 +1,7 @@
 """Vetoes: reasons in the words of two similar questions why they must not share an answer.
 
 An encoder puts "turn it on" and "turn it off" at .98, "weather in Paris" and "in London" at .997. A veto adds safety to the
-threshold and does not replace it, because it compares words and not meaning. Any doubt is a veto, which costs hits.
+threshold and does not replace it, because it compares words and not meaning. These kinds stop a candidate:
 
     numbers         different numbers, in digits or words
     negation        different numbers of negators
@@ -9,8 +9,13 @@ threshold and does not replace it, because it compares words and not meaning. An
     names           a capitalised or Latin word that the other question lacks
     word_order      the same words in another order
     substitution    all else equal, but different words in one position that are not known synonyms
-    addition        all else equal, but one question has additional content words
     length          too long to be compared word by word
+
+Two more are doubts, which lower a candidate's probability (`ranking.py`). On questions of banks and assistants, candidates with
+a doubt are right as often as others.
+
+    rewording       different words in several positions, or in one while less is equal
+    addition        all else equal, but one question has additional content words
 """
 
 import re
@@ -22,7 +27,8 @@ from typing import Final, Literal, TypeAlias
 
 from response_cache.semantic import words as lists
 
-Veto: TypeAlias = Literal["numbers", "negation", "antonyms", "names", "word_order", "substitution", "addition", "length"]
+Doubt: TypeAlias = Literal["rewording", "addition"]
+Veto: TypeAlias = Literal["numbers", "negation", "antonyms", "names", "word_order", "substitution", "length"]
 
 Language: TypeAlias = Literal["zh", "en", "other"]
 
@@ -36,6 +42,8 @@ LONGEST: Final = 400
 """Limit in tokens: the vector of a longer text hardly changes with a word, and the time to compare grows quadratically."""
 FRAME: Final = 0.5
 """Share of equal tokens from which the differences are examined."""
+SAME_FRAME: Final = 0.7
+"""Share of equal tokens from which one difference is a substitution. Every pair of opposites in the tests has it."""
 
 _TOKEN: Final = re.compile(
     r"[^\W\d_\u4e00-\u9fff]+(?:['\u2019][^\W\d_]+)?|\d+(?:[.,:]\d+)*|[\u4e00-\u9fff]|[+#%$€£¥]|[<>=!]=?|-(?=\d)"
@@ -52,6 +60,12 @@ _A_NOT_A: Final = re.compile(r"([\u4e00-\u9fff])[不没沒]\1")
 
 def veto(question_a: str, question_b: str) -> Veto | None:
     """Return why these questions must not share an answer; None if no rule applies. Symmetric."""
+    found = difference(question_a, question_b)
+    return None if found in ("rewording", "addition") else found
+
+
+def difference(question_a: str, question_b: str) -> Veto | Doubt | None:
+    """Return how two questions differ: a veto, a doubt, or None. Symmetric."""
     a, b = unicodedata.normalize("NFKC", question_a), unicodedata.normalize("NFKC", question_b)
     tokens_a, tokens_b = _tokens(a), _tokens(b)
     if tokens_a == tokens_b:
@@ -164,20 +178,24 @@ def _negated(text: str, tokens: Sequence[str]) -> Sequence[str]:
     return _tokens(_A_NOT_A.sub("", text))
 
 
-def _edited(tokens_a: Sequence[str], tokens_b: Sequence[str]) -> Veto | None:
+def _edited(tokens_a: Sequence[str], tokens_b: Sequence[str]) -> Veto | Doubt | None:
+    tokens_a, tokens_b = sorted((tokens_a, tokens_b))  # the matcher is not symmetric
     matcher = SequenceMatcher(None, tokens_a, tokens_b, autojunk=False)
-    if matcher.ratio() < FRAME:
+    equal = matcher.ratio()
+    if equal < FRAME:
         return None
-    found: Veto | None = None
+    substituted = added = 0
     for kind, a0, a1, b0, b1 in matcher.get_opcodes():
         here, there = _content(tokens_a[a0:a1]), _content(tokens_b[b0:b1])
         if kind == "equal" or not (here or there):
             continue
-        if here and there and not lists.same_group(here, there):
-            return "substitution"
         if not (here and there):
-            found = "addition"
-    return found
+            added += 1
+        elif not lists.same_group(here, there):
+            substituted += 1
+    if substituted == 1 and not added and equal >= SAME_FRAME:
+        return "substitution"
+    return "rewording" if substituted else "addition" if added else None
 
 
 def _content(tokens: Sequence[str]) -> list[str]:

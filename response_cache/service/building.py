@@ -19,6 +19,7 @@ from predictor_service.process import Service
 from response_cache.keys.canonical import Namer
 from response_cache.keys.sealing import KeyFileError, Keys
 from response_cache.semantic.evidence_file import EvidenceError, Verdicts, read_judge_error
+from response_cache.semantic.ranking import shipped
 from response_cache.service.cache import ResponseCache
 from response_cache.service.embedding import Embedder
 from response_cache.service.judging import rules_of
@@ -95,13 +96,15 @@ def _build(
                 read_judge_error(scope.evidence, embedder.encoder())
             except EvidenceError as error:
                 raise EvidenceError(f"scope {name}: {error}") from error
+    ranking = shipped()
     learns = settings.embeds
     verdicts = _verdicts(settings.verdicts_file) if learns else None
     evidence = SharedEvidence(
-        redis, store.namer, embedder.encoder, verdicts, forged=cache_metrics.forged.labels("evidence").inc
+        *(redis, store.namer, embedder.encoder, ranking.digest, verdicts),
+        forged=cache_metrics.forged.labels("evidence").inc,
     )
     semantic = SimilarQuestions(
-        *(keys, store, Vectors(redis, embedder.encoder), evidence, embedder, partial(rules_of, embedder), clock),
+        *(keys, store, Vectors(redis, embedder.encoder), evidence, embedder, partial(rules_of, embedder), clock, ranking),
         judged=lambda scope, same: cache_metrics.judged(scopes.label(scope), same),
         report=lambda client, scope, in_force: cache_metrics.in_force(client, scopes.label(scope), in_force),
     )

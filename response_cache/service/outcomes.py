@@ -68,7 +68,7 @@ class InForce(NamedTuple):
     """State of a scope's semantic tier.
 
     Attributes:
-        threshold: lowest similarity that is served; None if nothing is.
+        threshold: lowest score that is served, a probability; None if nothing is.
         error_bound: upper bound on the share of wrong answers among those served.
         labels: number of labels in the window of evidence.
         different: number of labels "different" among them.

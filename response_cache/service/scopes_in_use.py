@@ -260,7 +260,7 @@ def _idle(one: InUse | Tenant, among: Collection[InUse | Tenant], most: int, now
 def in_force_of(scope: InUse) -> InForce:
     """Return the state of a scope's semantic tier.
 
-    It is the lowest threshold and the highest bound of any tenant in use, and the sum of labels.
+    It is the lowest threshold (a probability) and the highest bound of any tenant in use, and the sum of labels.
     """
     gates = [tenant.gate for tenant in scope.tenants.values()]
     counts = [gate.evidence.counts() for gate in gates]
@@ -268,4 +268,4 @@ def in_force_of(scope: InUse) -> InForce:
     found = [gate.threshold for gate in gates if gate.threshold is not None]
     if not found:
         return InForce(labels=labels, different=different)
-    return InForce(min(one.similarity for one in found), max(one.bound for one in found), labels, different)
+    return InForce(min(one.score for one in found), max(one.bound for one in found), labels, different)

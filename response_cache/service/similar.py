@@ -15,8 +15,8 @@ from response_cache.keys.canonical import EntryId, Names, Request, Scope
 from response_cache.keys.sealing import Keys, Unsealable
 from response_cache.keys.tickets import Candidate, Served, Tickets
 from response_cache.semantic.gate import Decision
+from response_cache.semantic.ranking import ALIKE, NEAREST, Ranking, shortlist
 from response_cache.semantic.same_answer import equal_text
-from response_cache.semantic.vetoes import veto
 from response_cache.service.embedding import Embedder
 from response_cache.service.judging import Judging, Rules
 from response_cache.service.opening import Opener
@@ -30,8 +30,6 @@ from response_cache.store.shared_evidence import SharedEvidence
 from response_cache.store.store import Store
 from response_cache.store.vectors import Vector, Vectors
 
-NEAREST: Final = 3
-"""Candidates per lookup, because the nearest one may be vetoed."""
 STORE_PATIENCE_S: Final = 2.0
 """Longest wait for a vector when an answer is stored, in seconds. Without a vector the answer cannot be a candidate."""
 
@@ -47,6 +45,7 @@ class SimilarQuestions:
         embedder: computes vectors.
         rules: returns gate and judge for a scope's settings.
         clock: returns seconds since the epoch.
+        ranking: ranks candidates.
         judged: called with a scope's name and each verdict; None if the judge failed.
         report: called with client, scope and state of each scope in use.
     """
@@ -60,6 +59,7 @@ class SimilarQuestions:
         embedder: Embedder,
         rules: Callable[[ScopeSettings], Rules],
         clock: Callable[[], float],
+        ranking: Ranking,
         judged: Callable[[str, bool | None], None] = lambda _scope, _same: None,
         report: Callable[[str, str, InForce], None] = lambda _client, _scope, _in_force: None,
     ) -> None:
@@ -70,6 +70,7 @@ class SimilarQuestions:
         self._judged = judged
         self._judging = Judging(embedder)
         self._clock = clock
+        self._ranking = ranking
         self._tickets = Tickets(store.namer)
         self._in_use = ScopesInUse(keys, vectors, evidence, embedder.encoder, rules, clock, report)
 
@@ -80,7 +81,8 @@ class SimilarQuestions:
             return Miss("cold")
         scope = self._in_use.of(names.scope, settings)
         scope.named = (client, request.scope)
-        gate = self._tenant(names.scope, settings, request.tenant).gate
+        tenant = self._tenant(names.scope, settings, request.tenant)
+        gate = tenant.gate
         vector = await self._embedder.vector(question)
         if vector is None or scope.position is None:
             return Miss("cold")
@@ -89,37 +91,43 @@ class SimilarQuestions:
             for name, similarity in scope.index.nearest(names.partition, vector, NEAREST, self._clock())
             if name != names.exact
         ]
+        clusters = await self._evidence.clusters(names.scope, tenant.place, [name for name, _ in near])
+        ranked = shortlist([similarity for _, similarity in near], clusters)
         vetoed, found = False, None
-        found_records, served_before = await self._store.candidates(names.scope, [name for name, _ in near], names.exact)
+        found_records, served_before = await self._store.candidates(
+            names.scope, [near[one.place][0] for one in ranked], names.exact
+        )
         if served_before:
             gate.served(names.exact)
-        for (name, similarity), record in zip(near, found_records, strict=True):
+        for one, record in zip(ranked, found_records, strict=True):
+            name = near[one.place][0]
             entry = await opener.open(names.scope, name, record)
             if record is None:
                 scope.index.remove(name)
             if entry is None or entry.partition != names.partition:
                 continue
-            if veto(question, entry.question) is None:
-                found = (name, entry, similarity)
-                break
-            vetoed = True
+            score = self._ranking.score(question, one, entry.question)
+            if score is None:
+                vetoed = True
+            elif found is None or score == ALIKE:
+                found = (name, entry, one.similarity, score)
         if found is None:
             return Miss("vetoed" if vetoed else "cold")
-        name, entry, similarity = found
-        decision = gate.decide(similarity, names.exact)
+        name, entry, similarity, score = found
+        decision = gate.decide(score, names.exact)
         threshold = gate.threshold
         if decision is Decision.SERVE and threshold is not None:
             scope.served.append(names.exact)
             age, remaining = entry.life(self._clock())
-            ticket = self._tickets.give(client, request.tenant, Served(names.scope, name, "semantic", similarity))
+            ticket = self._tickets.give(client, request.tenant, Served(names.scope, name, "semantic", score))
             return Hit(
                 *(ticket, "semantic", entry.answer, age, remaining),
                 similarity=similarity,
                 error_bound=threshold.bound,
                 question=entry.question,
             )
-        candidate = Candidate(names.scope, name, similarity, decision.value)
-        would = settings.semantic == "shadow" and threshold is not None and similarity >= threshold.similarity
+        candidate = Candidate(names.scope, name, score, decision.value)
+        would = settings.semantic == "shadow" and threshold is not None and score >= threshold.score
         reason: Reason = "audited" if decision is Decision.AUDIT else "shadow" if would else "below_threshold"
         ticket = self._tickets.give(client, request.tenant, candidate)
         return Miss(reason, candidate=ticket)
@@ -163,11 +171,13 @@ class SimilarQuestions:
 
         async def learn(same: bool | None) -> None:
             if same is None:
-                tenant.gate.unjudged(candidate.similarity, decision, excused=True)
+                tenant.gate.unjudged(candidate.score, decision, excused=True)
                 return
             joins = names.exact if same else None
-            nth = await self._evidence.nth(names.scope, tenant.place, candidate.entry, joins=joins)
-            tenant.gate.learn(candidate.similarity, same=same, decision=decision, nth=nth)
+            earlier = await self._evidence.label(
+                *(names.scope, tenant.place, candidate.entry, candidate.score), same=same, joins=joins
+            )
+            tenant.gate.learn(candidate.score, same=same, decision=decision, earlier=earlier)
             tenant.share_soon()
 
         async def judged(same: bool | None) -> None:
@@ -175,7 +185,7 @@ class SimilarQuestions:
             await learn(same)
 
         if answer is None:
-            tenant.gate.unjudged(candidate.similarity, decision)
+            tenant.gate.unjudged(candidate.score, decision)
             return
         if not whole:
             await learn(False)
@@ -186,7 +196,7 @@ class SimilarQuestions:
         except Unsealable:
             entry = None
         if entry is None or not entry.belongs_to(client, request.scope, request.tenant):
-            tenant.gate.unjudged(candidate.similarity, decision)
+            tenant.gate.unjudged(candidate.score, decision)
             return
         if tenant.rules.judged_by:
             await self._judging.later(answer.text(), entry.answer.text(), judged)
@@ -200,8 +210,8 @@ class SimilarQuestions:
             return False
         if settings.semantic != "off":
             tenant = self._tenant(served.scope, settings, tenant_name)
-            nth = await self._evidence.nth(served.scope, tenant.place, served.entry)
-            tenant.gate.complain(served.similarity, nth)
+            earlier = await self._evidence.label(served.scope, tenant.place, served.entry, served.score, same=False)
+            tenant.gate.complain(served.score, earlier)
             tenant.share_soon()
         return True
 

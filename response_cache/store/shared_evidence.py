@@ -11,7 +11,8 @@ also stored in a file of the sidecar (`evidence_file.Verdicts`), so that an empt
 Such a program can still delete:
 
 - the evidence, which shuts a scope that has no labels from a file;
-- the clusters, after which labels of one cluster count as independent;
+- the clusters, after which labels of one cluster count as independent. It can also change them, which raises or lowers the score
+  of a candidate (`semantic/ranking.py`) until audits notice;
 - the marks of questions and complaints that count once.
 
 After a restart of all sidecars it can restore an earlier record, but none from before the last reset in their files.
@@ -25,9 +26,10 @@ from typing import Final
 
 from lpc.wire.redis_reach import RedisReach, RedisRefused
 from response_cache.keys.canonical import NAME_BYTES, REMEMBERED, EntryId, Namer, Scope
-from response_cache.semantic.evidence import Evidence
+from response_cache.semantic.evidence import BAND_STARTS, Evidence, Record, band_of, level_of
 from response_cache.semantic.evidence_file import Verdicts
 from response_cache.semantic.gate import RESETS, VOID, Pending
+from response_cache.semantic.ranking import Cluster
 from response_cache.store import layout
 from response_cache.store.store import ERASING_S
 
@@ -57,25 +59,56 @@ return 1
 """
 """Replaces the record if its MAC is still the one that the sidecar has read."""
 
-_NTH: Final = f"""{layout.READ}
-local now, old, candidate, entry, most, life = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+_CLUSTER: Final = f"""{layout.READ}
+local now, old = KEYS[1], KEYS[2]
 local function get(field) return read('HGET', now, field) or read('HGET', old, field) end
-local root = get('r:' .. candidate)
-if not root or #root ~= #candidate then root = candidate end
+local function root_of(entry)
+  local root = get('r:' .. entry)
+  return root and #root == #entry and root or entry
+end
+local function counts_of(root)
+  local counts, record = {{}}, get('n:' .. root)
+  if record and #record <= {20 * len(BAND_STARTS)} then
+    for number in string.gmatch(record, '[^,]+') do
+      if #number > 9 or not string.match(number, '^%d+$') then break end
+      counts[#counts + 1] = tonumber(number)
+    end
+  end
+  if #counts == {2 * len(BAND_STARTS)} then return counts end
+  counts = {{}}
+  for i = 1, {2 * len(BAND_STARTS)} do counts[i] = 0 end
+  return counts
+end
+"""
+"""Start of a script: a cluster's root and its counts, labels and wrong ones by band. Counts that no sidecar would have written
+read as zeros: they would be added to the evidence, which is then sealed."""
+
+_LABEL: Final = f"""{_CLUSTER}
+local candidate, entry, band, wrong, most, life = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local root = root_of(candidate)
 if entry ~= '' and entry ~= candidate then redis.call('HSET', now, 'r:' .. entry, root) end
-local count = get('n:' .. root)
-if not count or #count > 9 or not string.match(count, '^%d+$') then count = 0 end
-local nth = count + 1
-redis.call('HSET', now, 'n:' .. root, nth)
+local counts = counts_of(root)
+local earlier = table.concat(counts, ',')
+counts[2 * band + 1] = counts[2 * band + 1] + 1
+counts[2 * band + 2] = counts[2 * band + 2] + wrong
+redis.call('HSET', now, 'n:' .. root, table.concat(counts, ','))
 redis.call('EXPIRE', now, life)
 if redis.call('HLEN', now) >= most + 0 then redis.call('RENAME', now, old) end
-return nth
+return earlier
 """
-"""Counts a label of a candidate's cluster; if the label is `same`, the new entry joins the cluster.
+"""Counts a label of a candidate's cluster; if the label is `same`, the new entry joins the cluster. Returns the earlier counts.
+A dropped candidate begins a new cluster."""
 
-Sixty rewordings of one question are not sixty independent observations: the labels of a cluster are treated as fully dependent
-(design effect of cluster sampling, Kish 1965). A dropped candidate begins a new cluster, and so does one whose count no sidecar
-would have written: it would be added to the evidence, which is then sealed."""
+_CLUSTERS: Final = f"""{_CLUSTER}
+local found = {{}}
+for _, entry in ipairs(ARGV) do
+  local root = root_of(entry)
+  found[#found + 1] = root
+  found[#found + 1] = table.concat(counts_of(root), ',')
+end
+return found
+"""
+"""Returns root and counts of each entry."""
 
 
 class SharedEvidence:
@@ -85,6 +118,7 @@ class SharedEvidence:
         redis: the response caches' Redis.
         namer: computes MACs under the operator's key.
         encoder: returns the id of the current encoder.
+        ranking: digest of the ranking, to whose scores the evidence belongs.
         verdicts: resets that must survive an emptied Redis.
         forged: called for each forged record.
     """
@@ -94,12 +128,14 @@ class SharedEvidence:
         redis: RedisReach,
         namer: Namer,
         encoder: Callable[[], str] = str,
+        ranking: str = "",
         verdicts: Verdicts | None = None,
         forged: Callable[[], object] = lambda: None,
     ) -> None:
         self._redis = redis
         self._namer = namer
         self._encoder = encoder
+        self._ranking = ranking
         self._verdicts = verdicts or Verdicts()
         self._forged = forged
         self._seen: dict[str, int] = {}
@@ -157,15 +193,26 @@ class SharedEvidence:
             del self._seen[next(iter(self._seen))]
         self._seen[key] = version
 
-    async def nth(self, scope: Scope, judged_by: str, candidate: EntryId, *, joins: EntryId | None = None) -> int:
-        """Count a label; return its ordinal in its cluster, from 1, over all sidecars. Raises RedisFailed.
+    async def label(
+        self, scope: Scope, judged_by: str, candidate: EntryId, score: float, *, same: bool, joins: EntryId | None = None
+    ) -> Record:
+        """Count a label of a candidate's cluster; return the earlier ones, over all sidecars. Raises RedisFailed.
 
         ``joins`` is the entry that joins the cluster, if the label is `same`.
         """
         _, now, old = self._keys(scope, judged_by)
         entry = "" if joins is None else layout.text(joins)
-        arguments = (layout.text(candidate), entry, CLUSTERED, layout.EVIDENCE_S)
-        return int(await self._redis.run(_NTH, (now, old), *arguments))
+        band = band_of(level_of(score))
+        arguments = (layout.text(candidate), entry, band, int(not same), CLUSTERED, layout.EVIDENCE_S)
+        return _record(await self._redis.run(_LABEL, (now, old), *arguments))
+
+    async def clusters(self, scope: Scope, judged_by: str, entries: Sequence[EntryId]) -> list[Cluster]:
+        """Return the cluster of each entry. Raises RedisFailed."""
+        if not entries:
+            return []
+        _, now, old = self._keys(scope, judged_by)
+        found = await self._redis.run(_CLUSTERS, (now, old), *map(layout.text, entries))
+        return [Cluster.of(root.decode("ascii", "replace"), _record(counts)) for root, counts in zip(found[::2], found[1::2], strict=True)]
 
     async def first_complaint(self, scope: Scope, ticket: bytes) -> bool:
         """Record a complaint; return whether it is the first about this answer. Raises RedisFailed.
@@ -182,8 +229,13 @@ class SharedEvidence:
         await self._redis.ask_all(lambda pipe: [pipe.set(key, 1, px=life_ms) for key in keys], ERASING_S)
 
     def _keys(self, scope: Scope, judged_by: str) -> tuple[str, str, str]:
-        rest = [self._encoder(), judged_by] if judged_by else [self._encoder()]
+        rest = [part for part in (self._encoder(), self._ranking, judged_by) if part]
         return layout.key(scope, "t", *rest), layout.key(scope, "k", *rest), layout.key(scope, "k", *rest, "old")
+
+
+def _record(counts: bytes) -> Record:
+    numbers = [int(number) for number in counts.split(b",")]
+    return tuple(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def _merged(fields: Mapping[str, int], pending: Pending, *, forget: bool) -> dict[str, int]:

@@ -16,6 +16,7 @@ from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisReach
 from predictor_service.errors import StartError
 from response_cache.keys.canonical import EntryId, Namer, Scope
+from response_cache.semantic.evidence import NO_RECORD
 from response_cache.semantic.evidence_file import EvidenceError, Verdicts
 from response_cache.semantic.gate import Decision, Gate
 from response_cache.service.outcomes import Hit, Miss
@@ -300,15 +301,15 @@ async def test_a_forged_count_of_a_cluster_does_not_reach_the_evidence(
 ) -> None:
     shared, gate = share(), Gate()
     candidate, entry = EntryId(b"c" * 16), EntryId(b"e" * 16)
-    assert await shared.nth(SCOPE, "", candidate, joins=entry) == 1
+    assert await shared.label(SCOPE, "", candidate, 0.999, same=True, joins=entry) == NO_RECORD
     with contextlib.closing(redis_server.client()) as client:
         (clusters,) = client.scan_iter("lpc:rc:*:k:*")
         for field in client.hkeys(clusters):
             client.hset(clusters, field, count)
-    for number in (1, 2):
-        nth = await shared.nth(SCOPE, "", candidate)
-        assert nth == number
-        gate.learn(0.999, same=True, decision=Decision.AUDIT, nth=nth)
+    for number in (0, 1):
+        earlier = await shared.label(SCOPE, "", candidate, 0.999, same=True)
+        assert earlier == ((number, 0), *NO_RECORD[1:])
+        gate.learn(0.999, same=True, decision=Decision.AUDIT, earlier=earlier)
         await exchange(shared, gate)
     await exchange(shared, later := Gate())
     assert later.evidence.labels == 2
@@ -317,13 +318,14 @@ async def test_a_forged_count_of_a_cluster_does_not_reach_the_evidence(
 @pytest.mark.parametrize("value", VALUES)
 async def test_clusters_of_another_type_begin_again(share: Share, redis_server: RedisServer, value: str) -> None:
     shared = share()
-    await shared.nth(SCOPE, "", EntryId(b"c" * 16))
+    await shared.label(SCOPE, "", EntryId(b"c" * 16), 0.999, same=True)
     with contextlib.closing(redis_server.client()) as client:
         (clusters,) = client.scan_iter("lpc:rc:*:k:*")
         for key in (clusters, clusters + b":old"):
             client.delete(key)
             VALUES[value](client, key)
-    assert [await shared.nth(SCOPE, "", EntryId(b"c" * 16)) for _ in range(2)] == [1, 2]
+    found = [await shared.label(SCOPE, "", EntryId(b"c" * 16), 0.999, same=True) for _ in range(2)]
+    assert found == [NO_RECORD, ((1, 0), *NO_RECORD[1:])]
 
 
 async def test_restored_evidence_from_before_a_reset_is_ignored(

@@ -9,9 +9,10 @@ from benchmarks.processes import RedisServer
 from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisAway, RedisReach
 from response_cache.keys.canonical import EntryId, Namer, Scope
-from response_cache.semantic.evidence import Evidence
+from response_cache.semantic.evidence import NO_RECORD, Evidence
 from response_cache.semantic.gate import Decision, Gate
-from response_cache.store import shared_evidence
+from response_cache.semantic.ranking import Cluster
+from response_cache.store import layout, shared_evidence
 from response_cache.store.shared_evidence import SharedEvidence
 
 SCOPE = Scope(b"s" * 16)
@@ -133,17 +134,33 @@ async def test_a_reset_that_did_not_reach_redis_is_sent_again(shared: SharedEvid
     assert later.threshold is None
 
 
+async def counted(shared: SharedEvidence, candidate: EntryId, joins: EntryId | None = None) -> int:
+    """Count a label; return the number of earlier ones in its cluster."""
+    return sum(labels for labels, _ in await shared.label(SCOPE, "", candidate, 0.999, same=True, joins=joins))
+
+
 async def test_sidecars_count_clusters_together_and_the_older_half_expires(
     shared: SharedEvidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [EntryId(bytes([i]) * 16) for i in range(60)]
-    assert [await shared.nth(SCOPE, "", names[0], joins=names[1]), await shared.nth(SCOPE, "", names[1])] == [1, 2]
-    assert await shared.nth(SCOPE, "", names[1], joins=names[2]) == 3
-    assert [await shared.nth(SCOPE, "", names[2]), await shared.nth(SCOPE, "", names[3])] == [4, 1]
+    assert [await counted(shared, names[0], joins=names[1]), await counted(shared, names[1])] == [0, 1]
+    assert await counted(shared, names[1], joins=names[2]) == 2
+    assert [await counted(shared, names[2]), await counted(shared, names[3])] == [3, 0]
     monkeypatch.setattr(shared_evidence, "CLUSTERED", 20)
     for name in names[10:24]:
-        await shared.nth(SCOPE, "", name)
-    assert await shared.nth(SCOPE, "", names[2]) == 5  # of those before, still known
+        await counted(shared, name)
+    assert await counted(shared, names[2]) == 4  # of those before, still known
     for name in names[24:]:
-        await shared.nth(SCOPE, "", name)
-    assert await shared.nth(SCOPE, "", names[3]) == 1
+        await counted(shared, name)
+    assert await counted(shared, names[3]) == 0
+
+
+async def test_a_cluster_has_the_record_of_its_entries_by_score(shared: SharedEvidence) -> None:
+    one, other, alone = (EntryId(bytes([i]) * 16) for i in range(3))
+    assert await shared.label(SCOPE, "", one, 0.999, same=True, joins=other) == NO_RECORD
+    earlier = await shared.label(SCOPE, "", other, 0.8, same=False)
+    assert earlier == ((1, 0), *NO_RECORD[1:])
+    found = await shared.clusters(SCOPE, "", [one, other, alone])
+    assert found[0] == found[1] == Cluster(layout.text(one), 2, 1)
+    assert found[2] == Cluster(layout.text(alone))
+    assert await shared.clusters(SCOPE, "another judge", [one]) == [Cluster(layout.text(one))]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from response_cache.semantic.evidence import Evidence
+from response_cache.semantic.evidence import NO_RECORD, Evidence
 from response_cache.semantic.gate import AUDITS, Decision, Gate
 from response_cache.semantic.threshold import JudgeError, upper_limit
 
@@ -84,7 +84,7 @@ def test_safe_candidates_are_served() -> None:
 
 @pytest.mark.parametrize("later", [1.0, 0.3])
 def test_drift_shuts_the_gate_before_the_run_exceeds_the_bound(later: float) -> None:
-    found = runs(top(2000, 0.003, later, turns=1300), seeds=40)
+    found = runs(top(2500, 0.003, later, turns=1800), seeds=40)
     assert sum(served > 0 for served, _ in found) > 20
     assert within(found) >= 38
 
@@ -93,7 +93,7 @@ def test_sixty_rewordings_of_one_question_are_not_sixty_labels() -> None:
     gate = Gate(draw=random.Random(0))
     for i in range(2000):
         assert gate.decide(0.995, b"q%d" % i) is not Decision.SERVE
-        gate.learn(0.995, same=True, decision=Decision.BELOW, nth=i + 1)
+        gate.learn(0.995, same=True, decision=Decision.BELOW, earlier=((i, 0), *NO_RECORD[1:]))
     assert gate.threshold is None
 
 
@@ -110,8 +110,9 @@ def test_hits_are_audited_at_the_given_rate_and_all_of_them_after_a_wrong_one() 
     replay(gate, flat(5000, 0.0)(np.random.default_rng(1)))
     drawn = [gate.decide(0.999, b"more %d" % i) for i in range(2000)]
     assert drawn.count(Decision.AUDIT) == pytest.approx(AUDITS * 2000, rel=0.35)
-    gate.learn(0.999, same=False, decision=Decision.AUDIT)
-    assert gate.decide(0.999, b"next") is Decision.AUDIT
+    for number in range(2):
+        gate.learn(0.999, same=False, decision=Decision.AUDIT)
+        assert gate.decide(0.999, b"next %d" % number) is Decision.AUDIT
     gate.learn(0.999, same=False, decision=Decision.AUDIT)
     assert gate.threshold is None
     assert gate.forgotten
@@ -144,6 +145,19 @@ def test_lookups_without_a_label_count_as_wrong_unless_the_judge_failed(excused:
         elif decision is not Decision.SERVE:
             gate.learn(0.999, same=True, decision=decision)
     assert (gate.threshold is not None) is opens
+
+
+def test_more_wrong_misses_only_raise_the_audits_until_hits_are_right() -> None:
+    gate = Gate(draw=random.Random(1))
+    replay(gate, flat(5000, 0.0)(np.random.default_rng(1)))
+    for i in range(10):
+        assert gate.decide(0.5, b"other %d" % i) is Decision.BELOW
+        gate.learn(0.5, same=False, decision=Decision.BELOW)
+    assert gate.threshold is not None
+    assert {gate.decide(0.999, b"while %d" % i) for i in range(20)} == {Decision.AUDIT}
+    for _ in range(12):
+        gate.learn(0.999, same=True, decision=Decision.AUDIT)
+    assert Decision.SERVE in [gate.decide(0.999, b"after %d" % i) for i in range(20)]
 
 
 def test_complaints_shut_the_gate() -> None:

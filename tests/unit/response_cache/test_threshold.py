@@ -1,3 +1,4 @@
+import math
 import random
 
 import numpy as np
@@ -6,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import beta
 
-from response_cache.semantic.evidence import LEVELS, SEGMENT, SEGMENTS, Evidence, edge, level_of
-from response_cache.semantic.threshold import JudgeError, effective, thresholds, upper_limit
+from response_cache.semantic.evidence import LEVELS, NO_RECORD, SEGMENT, SEGMENTS, Evidence, edge, level_of
+from response_cache.semantic.threshold import BEGIN, JudgeError, correlation, effective, needed, thresholds, upper_limit
 
 
 @settings(max_examples=200, deadline=None)
@@ -35,18 +36,20 @@ def labelled(rows: list[tuple[float, bool]], lookups: int = 1) -> Evidence:
     return evidence
 
 
-def test_one_look_needs_59_clean_labels() -> None:
-    assert thresholds(labelled([(0.999, True)] * 58), looks=1) == []
-    found = thresholds(labelled([(0.999, True)] * 59), looks=1)
-    assert found[-1].bound == pytest.approx(1 - 0.05 ** (1 / 59))
-    assert thresholds(labelled([(0.999, True)] * 59)) == []  # one look of many
+def test_one_look_begins_with_twice_the_59_labels_that_could_reject_anything() -> None:
+    assert needed(looks=1) == pytest.approx(BEGIN * math.log(0.05) / math.log(0.95))
+    assert thresholds(labelled([(0.999, True)] * 116), looks=1) == []
+    found = thresholds(labelled([(0.999, True)] * 117), looks=1)
+    assert found[-1].bound == pytest.approx(1 - 0.05 ** (1 / 117))
+    assert thresholds(labelled([(0.999, True)] * 117)) == []  # one look of many
+    assert needed(judge=JudgeError(5, 5)) == math.inf
 
 
 def test_the_threshold_goes_down_while_the_bound_holds() -> None:
     rows = [(0.999, True)] * 400 + [(0.97, True)] * 200 + [(0.90, False)] * 200
     found = thresholds(labelled(rows), looks=1)
-    assert found[0].similarity > found[-1].similarity
-    assert 0.9 < found[-1].similarity <= 0.97
+    assert found[0].score > found[-1].score
+    assert 0.9 < found[-1].score <= 0.97
     assert all(threshold.bound <= 0.05 for threshold in found)
 
 
@@ -59,11 +62,42 @@ def test_an_audit_represents_unaudited_hits_and_is_one_label() -> None:
     assert labels == pytest.approx(150)  # 1,000 labels of the lower stratum count as 50, the labelling rate of the upper one
 
 
-def test_dependent_labels_count_as_one() -> None:
+def clustered(sizes: list[int], wrong_clusters: int = 0) -> Evidence:
+    """Return the evidence of clusters of these sizes; all labels of the first ones are wrong."""
     evidence = Evidence()
-    for nth in range(1, 101):
-        evidence.apply([*evidence.lookup(0.99), *evidence.label(0.99, same=True, nth=nth)])
-    assert effective(evidence.counts())[1] == pytest.approx(1)
+    for number, size in enumerate(sizes):
+        same = number >= wrong_clusters
+        for n in range(size):
+            earlier = ((n, 0 if same else n), *NO_RECORD[1:])
+            evidence.apply([*evidence.lookup(0.99), *evidence.label(0.99, same=same, earlier=earlier)])
+    return evidence
+
+
+def test_labels_of_one_cluster_count_for_less() -> None:
+    assert effective(clustered([1] * 100).counts())[1] == pytest.approx(100)
+    assert effective(clustered([100]).counts())[1] < 10
+    assert 40 < effective(clustered([10] * 10).counts())[1] < 80
+
+
+def test_many_clusters_show_that_their_labels_are_independent() -> None:
+    scattered = clustered([10] * 300)
+    scattered.apply(change for _ in range(90) for change in [*scattered.lookup(0.99), *scattered.label(0.99, same=False)])
+    together = clustered([10] * 309, wrong_clusters=9)
+    assert effective(scattered.counts())[1] > 0.6 * 3090
+    assert effective(together.counts())[1] < 0.2 * 3090
+    assert correlation(90, 3090, 10, 9 * 45) > 0.9
+
+
+def test_a_pair_of_labels_in_one_cluster_counts_at_the_lower_of_their_scores() -> None:
+    first, later = Evidence(), Evidence()
+    low = ((0, 0), (0, 0), (1, 1), *NO_RECORD[3:])
+    first.apply([*first.label(0.95, same=False), *first.label(0.999, same=False, earlier=low)])
+    high = ((1, 1), *NO_RECORD[1:])
+    later.apply([*later.label(0.999, same=False), *later.label(0.95, same=False, earlier=high)])
+    for evidence in (first, later):
+        counts = evidence.counts().cumsum(axis=0)
+        assert counts[level_of(0.999), [3, 5]].tolist() == [1, 0]
+        assert counts[level_of(0.95), [3, 5]].tolist() == [4, 1]
 
 
 def test_the_bound_includes_the_judges_error() -> None:
@@ -88,7 +122,7 @@ def test_the_confidence_level_holds_with_audits_and_an_erring_judge() -> None:
                 if draw.random() < rate:
                     evidence.apply(evidence.label(similarity, same=not different))
         judge = JudgeError(int((draw.random(300) < 0.2).sum()), 300)
-        certified += any(threshold.similarity < 0.99 for threshold in thresholds(evidence, judge=judge, looks=1))
+        certified += any(threshold.score < 0.99 for threshold in thresholds(evidence, judge=judge, looks=1))
     assert certified <= 0.05 * 300
 
 

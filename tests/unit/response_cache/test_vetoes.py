@@ -1,6 +1,6 @@
 import pytest
 
-from response_cache.semantic.vetoes import language_of, veto
+from response_cache.semantic.vetoes import difference, language_of, veto
 from tests.unit.response_cache import opposites
 
 OPPOSITES = [
@@ -77,8 +77,9 @@ def test_the_language_is_detected_by_script(text: str, language: str) -> None:
         ("怎么退货", "怎么退货免运费"),
     ],
 )
-def test_an_additional_condition_is_vetoed(a: str, b: str) -> None:
-    assert veto(a, b) == veto(b, a) == "addition"
+def test_an_additional_condition_is_a_doubt(a: str, b: str) -> None:
+    assert difference(a, b) == difference(b, a) == "addition"
+    assert veto(a, b) is None
 
 
 def test_all_listed_opposites_and_few_paraphrases_are_vetoed() -> None:
