@@ -438,5 +438,30 @@ def cliff() -> Figure:
     return figure
 
 
+@picture("benchmarks/closed-loop.svg", "Throughput, p99 latency and longest wait of agents by the order of the waiting queue")
+def trade_off() -> Figure:
+    """Draw what each order serves, and what it costs the slowest."""
+    found = table("closed-loop", "The trade-off")
+    orders = [row[0].replace(", ", "\n") for row in found.rows]
+    titles = (
+        "Prompt tokens per second, in thousands",
+        "99% of answers within, seconds",
+        "Longest wait for the server, seconds",
+    )
+    sessions = (("agents, 128 at a time, cache 4M", "plugin", 1), ("coding, 64 at a time, cache 2M", "classic", 2))
+    figure, axes = plots(125, 125, 125)
+    for place, (axis, title) in enumerate(zip(axes, titles, strict=True)):
+        unit = 1000 if not place else 1
+        bars(
+            axis,
+            orders,
+            [(name, colour, [numbers(row[column])[place] / unit for row in found.rows]) for name, colour, column in sessions],
+            "{:.0f}",
+        )
+        axis.set_title(title)
+    key(figure, axes[0], columns=1)
+    return figure
+
+
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

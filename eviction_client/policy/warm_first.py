@@ -151,8 +151,8 @@ class WarmFirst(Generic[R]):
             return None
         if self._outdated:
             self._outdated = False
-            for place in list(islice(self._turns.values(), ESTIMATES)):
-                self._estimate(place)
+            for waiting in list(islice(self._turns.values(), ESTIMATES)):
+                self._estimate(waiting)
         oldest = self._oldest()
         if self._overtake_s <= 0.0 or len(self._turns) < 2 or self._total < self._gate:
             return oldest.request

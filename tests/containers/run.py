@@ -361,7 +361,7 @@ def test_the_dry_runs_commands_print_what_the_tutorial_shows(stack: Stack) -> No
     """`pip install` is left out: the images' builds have installed the same packages."""
     machine = stack.machine
     stack.compose("cpu", "down", "--timeout=60")
-    serve, served, vllm, checked, doctor, found, curl, counted, _ = blocks_of("dry-run.md")
+    serve, served, vllm, checked, doctor, found, report, _, _, thrashes, curl, counted = blocks_of("dry-run.md")
     options = " ".join([*(each for each in ENGINE if "model-name" not in each), "--served-model-name my-model tiny"])
     volumes = [f"--volume={SITE / package}:{IN_IMAGE}/{package}:ro" for package in MOUNTED]
     volumes.append(f"--volume={machine.folder / 'model'}:/my-model:ro")
@@ -385,7 +385,8 @@ def test_the_dry_runs_commands_print_what_the_tutorial_shows(stack: Stack) -> No
         within = ["docker", "exec", "dry-engine", "bash", "-c"]
         assert not differing(machine.run(*within, f"{PLAIN}; {doctor[0]}"), found)
         assert not differing(machine.run("bash", "-c", curl[0]), counted)
-        assert "prompt tokens" in machine.run(*within, "lpc report --engine http://localhost:8000")
+        assert "lpc_repeated_prefill" in machine.run("bash", "-c", thrashes[0])
+        assert "prompt tokens" in machine.run(*within, report[0])
     except AssertionError:
         print(log("dry-sidecar"), log("dry-engine"))
         raise
