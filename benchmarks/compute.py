@@ -1,7 +1,7 @@
 """`python -m benchmarks compute`: does weighting retention values by the compute of a block pay?
 
-A block at depth d takes 1 + d / d0 times the operations of one at the start, where d0 is the depth at which attention takes as
-much as the weights (`lpc_apps.simulator.compute`). The rule `value` with its values times this weight is compared with `value`,
+A block at depth d takes 1 + d / d0 times the operations of one at the start. At depth d0 attention takes as much as the weights
+(`lpc_apps.simulator.compute`). The rule `value` with its values times this weight is compared with `value`,
 without the guard, by hits and by seconds of prefill at a fixed rate of operations.
 
 Each class of the policy becomes one class per depth group, because a queue compares only the ends of a class.

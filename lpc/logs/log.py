@@ -81,8 +81,8 @@ def open_log(source: Path | str | Sequence[Path], format: str | None = None) -> 
     """Yield a log. A stream is copied to a file that only this user can read, because a log is read more than once.
 
     Args:
-        source: a file, which may be compressed with gzip or Zstandard; a folder of such files, as rotation leaves them; several
-            of both, whose requests are put in order of time; a named pipe; or `-`: standard input.
+        source: a file, which may be compressed with gzip or Zstandard, a folder of such files, or several of both. Their
+            requests are put in order of time. Or a named pipe, or `-`: standard input.
         format: one of FORMATS; None: recognise it.
 
     Raises:
