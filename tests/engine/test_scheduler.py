@@ -15,7 +15,7 @@ from benchmarks.processes import RedisServer
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
 from eviction_client.engines.vllm.metrics import values_of
-from eviction_client.engines.vllm.requests import hints_of, session_of
+from eviction_client.engines.vllm.requests import hints_of, session_of, user_of
 from eviction_client.policy.classes import ClassKey
 from eviction_client.policy.features import gap_class
 from eviction_client.policy.free_queue import DONE, HINTED, PREEMPTED
