@@ -231,6 +231,18 @@ def test_field_and_argument_name_one_conversation_and_salts_separate_tenants() -
     assert len({*names, name_of("c")}) == 3
 
 
+def test_a_user_is_named_by_the_argument_under_the_salt_and_else_by_the_salt() -> None:
+    engine = Engine(100)
+    named, unnamed = engine.add("a", range(6, 40), 1, {"user_id": "alice"}), engine.add("b", range(6, 40), 1, {"user_id": 7})
+    assert (user_of(named), user_of(unnamed)) == (name_of("alice"), "")
+    users = []
+    for salt in ("one", "two"):
+        named.cache_salt = unnamed.cache_salt = salt
+        assert user_of(unnamed) == name_of(salt)
+        users += [user_of(named), user_of(unnamed)]
+    assert len(set(users)) == 4
+
+
 @pytest.mark.parametrize("done", [True, "true", 0])
 @pytest.mark.parametrize("hints", [True, False])
 def test_a_done_requests_own_blocks_are_evicted_first_if_the_operator_enables_hints(done: object, hints: bool) -> None:
