@@ -15,7 +15,7 @@ from benchmarks.processes import RedisServer
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
 from eviction_client.engines.vllm.metrics import values_of
-from eviction_client.engines.vllm.requests import hints_of, session_of
+from eviction_client.engines.vllm.requests import hints_of, session_of, user_of
 from eviction_client.policy.classes import ClassKey
 from eviction_client.policy.features import gap_class
 from eviction_client.policy.free_queue import DONE, HINTED, PREEMPTED
@@ -229,6 +229,18 @@ def test_field_and_argument_name_one_conversation_and_salts_separate_tenants() -
         assert session_of(by_argument) == session_of(by_field)
         names.append(session_of(by_field))
     assert len({*names, name_of("c")}) == 3
+
+
+def test_a_user_is_named_by_the_argument_under_the_salt_and_else_by_the_salt() -> None:
+    engine = Engine(100)
+    named, unnamed = engine.add("a", range(6, 40), 1, {"user_id": "alice"}), engine.add("b", range(6, 40), 1, {"user_id": 7})
+    assert (user_of(named), user_of(unnamed)) == (name_of("alice"), "")
+    users = []
+    for salt in ("one", "two"):
+        named.cache_salt = unnamed.cache_salt = salt
+        assert user_of(unnamed) == name_of(salt)
+        users += [user_of(named), user_of(unnamed)]
+    assert len(set(users)) == 4
 
 
 @pytest.mark.parametrize("done", [True, "true", 0])

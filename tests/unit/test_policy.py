@@ -529,7 +529,7 @@ def test_after_a_failure_the_order_is_lru_and_classes_keep_their_numbers(rule: s
 
 
 def test_an_unknown_rule_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"unknown rule 'best'.*auto, lru, ttl, mq, lpc, wa, value"):
+    with pytest.raises(ValueError, match=r"unknown rule 'best'.*auto, lru, ttl, mq, lpc, wa, own, value"):
         Policy(10, block_tokens=16, clock=Clock(), rule="best")
 
 
