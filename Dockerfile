@@ -1,4 +1,4 @@
-# Targets: cpu and gpu (the sidecar), trainer (lpc embed, train, export), engine (vLLM with the eviction client).
+# Targets: cpu and gpu (the sidecar), caches (response caches), trainer (lpc embed, train, export), engine (vLLM with the eviction client).
 #   docker build --target cpu --tag lpc-sidecar:0.1.0-cpu .                                 the artefact is inside
 #   docker build --target cpu --build-arg ARTEFACT=mounted --tag lpc-sidecar:0.1.0-cpu .    the artefact is mounted at /models
 # Packages come from PyPI, or from where PIP_INDEX_URL and PIP_EXTRA_INDEX_URL say (build arguments; they are not kept in the
@@ -135,7 +135,7 @@ LABEL org.opencontainers.image.description="Predicts whether a conversation cont
       org.opencontainers.image.base.name="docker.io/library/python:3.11.14-slim-bookworm"
 RUN groupadd --gid 10001 lpc \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin lpc \
-    && install -d -m 0700 -o 10001 -g 10001 /run/lpc /cache /secrets/sidecar /secrets/gateway /secrets/engine /secrets/clients
+    && install -d -m 0700 -o 10001 -g 10001 /run/lpc /cache /secrets/caches /secrets/gateway /secrets/clients
 COPY --from=models --chown=0:0 /models /models
 # hadolint ignore=DL3064
 ENV PATH=/opt/lpc/bin:$PATH \
@@ -161,6 +161,15 @@ FROM sidecar AS cpu
 LABEL org.opencontainers.image.title="learned-prefix-cache sidecar (CPU)"
 COPY --from=venv-cpu /opt/lpc /opt/lpc
 ENV LPC_PROVIDER=cpu
+
+
+# The response caches as a process of their own; the same packages and model.
+FROM cpu AS caches
+LABEL org.opencontainers.image.title="learned-prefix-cache response caches" \
+      org.opencontainers.image.description="Serves whole answers again, exact or by evidence, encrypted in Redis"
+ENV LPC_UNIX_SOCKET=/run/lpc/caches.sock
+EXPOSE 50052 9096
+CMD ["cache", "serve"]
 
 
 # CUDA and cuDNN come with the packages; NVIDIA's container toolkit brings the driver, by the two variables.

@@ -35,6 +35,7 @@ BILLS = ("server", "gpu", "train")
 IMAGES = {
     "lpc-sidecar:{version}-cpu": "--target cpu",
     "lpc-sidecar:{version}-gpu": "--target gpu --build-arg PRECISION=fp16",
+    "lpc-caches:{version}": "--target caches",
     "lpc-trainer:{version}": "--target trainer",
     "lpc-engine:{version}": "--target engine",
 }

@@ -27,8 +27,8 @@ LOCKED = {
     "dev.txt": ["--extra", "test"],
     "run.txt": ["--extra", "demo", "--constraint", "requirements/dev.txt"],
     "models.txt": ["--extra", "server", "--constraint", "requirements/dev.txt"],
-    "server.txt": ["--extra", "cpu", "--extra", "cache", "--extra", "gateway"],
-    "gpu.txt": ["--extra", "gpu", "--extra", "cache", "--extra", "gateway"],
+    "server.txt": ["--extra", "cpu", "--extra", "cache"],
+    "gpu.txt": ["--extra", "gpu", "--extra", "cache"],
     "train.txt": ["--extra", "train"],
 }
 NAMED = {

@@ -1,14 +1,17 @@
-"""Compiles what the sidecar, the gateway and the reader of tokenizers import, by importing it. Run while an image is built."""
+"""Compiles what the processes of the image import, by importing it: sidecar, response caches, gateway, reader of tokenizers.
+
+Run while an image is built.
+"""
 
 import importlib
 import sys
 
 MODULES = (
     "lpc_apps.commands.cli",
-    "response_cache.gateway.server",
     "predictor_service.requests.loading",
-    "response_cache.service.opening",
     "predictor_service.server",
+    "response_cache.gateway.server",
+    "response_cache.service.running",
     "transformers.models.auto.tokenization_auto",
     "transformers.tokenization_utils_tokenizers",
 )

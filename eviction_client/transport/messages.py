@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from google.protobuf.wrappers_pb2 import BytesValue
+
 from eviction_client.pace import in_pieces
 from lpc.model.probability import logit
 from lpc.v1 import predictor_pb2
@@ -62,6 +64,7 @@ def encode(question: Question, tokenizer: str = "") -> predictor_pb2.PredictRequ
     """Return the request as a message. ``tokenizer``: digest of an offered tokenizer. Raises for invalid fields.
 
     ``array`` packs the ids, and protobuf parses them as one field: 8,000 ids hold the GIL for 40 microseconds instead of 120.
+    Packed ids have the encoding of bytes.
     """
     if not 0 < len(question.token_ids) <= MAX_TOKEN_IDS:
         raise ValueError("no token ids, or too many")
@@ -73,7 +76,7 @@ def encode(question: Question, tokenizer: str = "") -> predictor_pb2.PredictRequ
     raw = ids.tobytes()
     request = predictor_pb2.PredictRequest()
     conversation = request.conversation  # filled in place: protobuf copies a message that it takes as an argument
-    conversation.tokens.MergeFromString(b"\x0a" + _varint(len(raw)) + raw)
+    conversation.tokens.MergeFromString(BytesValue(value=raw).SerializeToString())
     conversation.tokens.served_model = as_name(question.served_model)
     conversation.tokens.tokenizer = tokenizer
     if question.turn_count is not None:
@@ -92,12 +95,3 @@ def decode(prediction: predictor_pb2.Prediction, group: int = 0) -> Prediction |
         unread=prediction.unread,
         group=group,
     )
-
-
-def _varint(n: int) -> bytes:
-    encoded = bytearray()
-    while n > 0x7F:
-        encoded.append(n & 0x7F | 0x80)
-        n >>= 7
-    encoded.append(n)
-    return bytes(encoded)

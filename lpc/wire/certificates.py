@@ -4,7 +4,6 @@ TLS libraries report invalid files only at the first connection, from another th
 cannot see whether others trust a certificate, and for which purpose it was issued; `lpc doctor` connects to find out.
 """
 
-import _ssl
 import ssl
 import time
 from collections.abc import Sequence
@@ -44,7 +43,7 @@ class CertificateFiles:
 
 @dataclass(frozen=True)
 class Pem:
-    """The contents of certificate files. ``expires_at``: expiry of the certificate, seconds since the epoch."""
+    """The contents of certificate files. ``expires_at``: expiry of the certificate, seconds since the epoch; None: unknown."""
 
     certificate: bytes | None
     key: bytes | None = field(repr=False)
@@ -85,8 +84,8 @@ def _bytes(path: Path | None) -> bytes | None:
         raise CertificateError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _check_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> float:
-    """Return a certificate's expiry, seconds since the epoch. Raises CertificateError."""
+def _check_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> float | None:
+    """Return a certificate's expiry, seconds since the epoch; None: unknown. Raises CertificateError."""
     try:
         # With an empty pass phrase OpenSSL does not prompt for one on the terminal.
         context.load_cert_chain(certificate, key, password="")
@@ -97,9 +96,13 @@ def _check_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> float:
             f"{certificate} and {key} are not a PEM certificate and key, or the key has a pass phrase: "
             "use a certificate and its unencrypted key"
         ) from error
-    # The standard library's only decoder of a certificate outside a connection is private; tests fail if it is removed.
-    fields = _ssl._test_decode_cert(certificate)  # type: ignore[attr-defined]
-    begins, ends = (ssl.cert_time_to_seconds(fields[name]) for name in ("notBefore", "notAfter"))
+    from cryptography import x509  # takes a tenth of a second, which only processes with a certificate need
+
+    try:
+        own = x509.load_pem_x509_certificates(certificate.read_bytes())[0]
+    except ValueError:
+        return None  # OpenSSL accepts more, such as numbers below 0
+    begins, ends = own.not_valid_before_utc.timestamp(), own.not_valid_after_utc.timestamp()
     if not begins <= time.time() <= ends:
         raise CertificateError(f"{certificate} {_VERDICTS[9 if time.time() < begins else 10]}")
-    return float(ends)
+    return ends

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 import grpc
+from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
 from eviction_client.errors import StoreError
 from eviction_client.settings import ClientSettings
@@ -43,6 +44,7 @@ SKEW_WARN_S: Final = 1.0
 SKEW_FAIL_S: Final = 10.0
 """Keys are times. A clock ahead by a tenth of a mean think time (100 s) makes an engine's blocks look fresher."""
 ROUND_TRIPS: Final = 5
+OFF: Final = Finding("response caches", "ok", "off in this sidecar (LPC_CACHE_REDIS_URL)")
 
 
 def examine(settings: ClientSettings) -> list[Finding]:
@@ -169,6 +171,13 @@ def _sidecar(settings: ClientSettings) -> Iterator[Finding]:
         try:
             status = _health(channel)
         except grpc.RpcError as error:
+            caches = _response_caches(channel, access) if error.code() is grpc.StatusCode.NOT_FOUND else OFF
+            if caches != OFF:
+                yield Finding(
+                    "health", "warn", "response caches without predictions", "engines need the address of `lpc serve`"
+                )
+                yield caches
+                return
             yield Finding("health", "fail", f"no answer in gRPC: {error.code().name}", _health_advice(error.code(), settings))
             return
         if status == "SERVING":
@@ -200,12 +209,14 @@ def _sidecar(settings: ClientSettings) -> Iterator[Finding]:
 def _health(channel: grpc.Channel) -> str:
     """Return the status of gRPC's health service.
 
-    Encoded by hand (a string and an enum), because engines need not install the server's package with the stubs.
+    Its messages have one field each, a string and an enum, and so the same encoding as protobuf's own wrappers. Engines need
+    not install the server's package with the stubs.
     """
-    service = SERVICE.encode()
-    check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")
-    answer = check(b"\x0a" + bytes([len(service)]) + service, timeout=TIMEOUT_S)
-    return {b"\x08\x01": "SERVING", b"\x08\x02": "NOT_SERVING"}.get(answer, "UNKNOWN")
+    check: grpc.UnaryUnaryMultiCallable[StringValue, Int32Value] = channel.unary_unary(
+        "/grpc.health.v1.Health/Check", StringValue.SerializeToString, Int32Value.FromString
+    )
+    answer = check(StringValue(value=SERVICE), timeout=TIMEOUT_S)
+    return {1: "SERVING", 2: "NOT_SERVING"}.get(answer.value, "UNKNOWN")
 
 
 def _health_advice(code: grpc.StatusCode, settings: ClientSettings) -> str:
@@ -267,13 +278,13 @@ def _judged(answer: pb.Prediction | str, known: pb.KnownTokenizer, *, takes_offe
 
 def _response_caches(channel: grpc.Channel, access: Access) -> Finding:
     """Check whether the sidecar has response caches and reaches their Redis."""
-    check = "response caches"
+    check = OFF.check
     message = cache_pb.StatsRequest(scope="default")
     try:
         stats = cache_rpc.ResponseCacheStub(channel).Stats(message, timeout=ANSWER_S, metadata=access.metadata)
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-            return Finding(check, "ok", "off in this sidecar (LPC_CACHE_REDIS_URL)")
+            return OFF
         return Finding(check, "fail", f"the sidecar answers {error.code().name}", "see the sidecar's log")
     if not all(scope.known for scope in stats.scopes):
         advice = "see the sidecar's log for the error; until it is fixed, requests go to the engines"

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from cryptography import x509
 
 NAMES: Final = (
-    *("localhost", "127.0.0.1", "::1", "predictor"),
+    *("localhost", "127.0.0.1", "::1", "caches", "predictor"),
     *(
         f"{service}.lpc.svc{domain}"
-        for service in ("lpc-predictor", "lpc-predictor-headless")
+        for service in ("lpc-caches", "lpc-predictor", "lpc-predictor-headless")
         for domain in ("", ".cluster.local")
     ),
 )
-"""Names of the sidecars in docker-compose.yml and deploy/overlays/gateway."""
+"""Names of the response caches in docker-compose.yml and deploy/overlays/gateway, and of sidecars that serve them."""
 VALID: Final = timedelta(days=3650)
 _CLIENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -33,32 +33,35 @@ _CLIENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 def secrets(
     folder: Annotated[Path, typer.Argument(help="Folder for the files. Existing files are kept.")],
     name: Annotated[
-        list[str] | None, typer.Option(help="Additional host name or IP address of the sidecars; repeatable.")
+        list[str] | None, typer.Option(help="Additional host name or IP address of the response caches; repeatable.")
     ] = None,
     client: Annotated[
         list[str] | None, typer.Option(help="Client of the gateway, with a token in clients/; repeatable.")
     ] = None,
+    engine: Annotated[
+        bool, typer.Option("--engine", help="Also create engine/, for the engines of a sidecar that serves the caches.")
+    ] = False,
 ) -> None:
     """Create the secrets of a deployment with response caches: certificates, tokens, keys and the Redis password.
 
-    Writes sidecar/, gateway/ and engine/ below the folder. Mount in each process its own folder only.
+    Writes caches/ and gateway/ below the folder. Mount in each process its own folder only.
     The authority's key is not written.
     """
     clients = client or []
     if wrong := [one for one in clients if not _CLIENT.fullmatch(one)]:
         raise UsageError(f"invalid client {wrong[0]!r}: use letters, digits, dots, dashes and underscores, 63 at most")
-    sidecar, gateway, engine = (folder / part for part in ("sidecar", "gateway", "engine"))
-    _certificates(sidecar, (*NAMES, *(name or [])))
-    for reader in (gateway, engine):
-        _write(reader / "ca.crt", (sidecar / "ca.crt").read_text())
-        _enter(sidecar / "tokens", reader.name, _token(reader / "token"))
-    _token(sidecar / "redis-password")
+    caches, gateway = folder / "caches", folder / "gateway"
+    _certificates(caches, (*NAMES, *(name or [])))
+    for reader in (gateway, folder / "engine") if engine else (gateway,):
+        _write(reader / "ca.crt", (caches / "ca.crt").read_text())
+        _enter(caches / "tokens", reader.name, _token(reader / "token"))
+    _token(caches / "redis-password")
     _token(gateway / "salt-key")
-    if not (sidecar / "keys").exists():
-        _write(sidecar / "keys", "".join(f"{key}: {random.token_hex(32)}\n" for key in ("names", "k1")))
+    if not (caches / "keys").exists():
+        _write(caches / "keys", "".join(f"{key}: {random.token_hex(32)}\n" for key in ("names", "k1")))
     for one in clients:
         _enter(gateway / "clients", one, _token(folder / "clients" / one))
-    typer.echo(f"{folder} holds the secrets of sidecars, gateway and engines")
+    typer.echo(f"{folder} holds the secrets of response caches and gateway{' and engines' if engine else ''}")
 
 
 def _token(path: Path) -> str:
@@ -152,7 +155,7 @@ def _issued(names: Sequence["x509.GeneralName"]) -> tuple[str, str, str]:
         .sign(authority, hashes.SHA256())
     )
     leaf = (
-        begun("lpc-predictor", own)
+        begun("lpc-caches", own)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)

@@ -22,6 +22,7 @@ from starlette.routing import Route
 
 from lpc.errors import UsageError
 from lpc.wire.addresses import parted, with_port, without_secrets
+from lpc.wire.headers import end_to_end
 from lpc.wire.http_server import Connections, Server, raise_descriptors
 from lpc.wire.listening import listen
 from lpc.wire.raw_path import BadTarget, check_framing, raw_path, raw_target
@@ -33,9 +34,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PROBE_PATHS: Final = frozenset((b"/healthz", b"/healthcheck"))
 """Open for GET and HEAD: the answers reveal nothing about cached data."""
-HOP_BY_HOP: Final = frozenset(
-    ("connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "host", "authorization", "content-length")
-)
+OWN: Final = frozenset((b"host", b"authorization", b"content-length"))
+"""Fields between the caller and the proxy; the others are forwarded end to end."""
 METHODS: Final = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD"]
 MAX_CONNECTIONS: Final = 2048
 TIMEOUT_S: Final = 30.0
@@ -104,7 +104,7 @@ def front(target: str, token: str) -> App:
 
     async def pass_on(request: Request) -> Response:
         http: httpx.AsyncClient = request.state.http
-        headers = [(name, value) for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP]
+        headers = [(name, value) for name, value in end_to_end(request.headers.raw) if name not in OWN]
         content = await _body(request)
         if content is None:
             return PlainTextResponse(f"the body has more than {MAX_BODY_BYTES} bytes: send less\n", 413)
@@ -114,7 +114,6 @@ def front(target: str, token: str) -> App:
             answer = await http.send(forwarded, stream=True)
         except httpx.HTTPError as error:
             return PlainTextResponse(f"{target} does not answer: {type(error).__name__}\n", 502)
-        answer_headers = {name: value for name, value in answer.headers.items() if name.lower() not in HOP_BY_HOP}
 
         async def body() -> AsyncIterator[bytes]:
             try:
@@ -123,7 +122,9 @@ def front(target: str, token: str) -> App:
             finally:
                 await answer.aclose()
 
-        return StreamingResponse(body(), answer.status_code, answer_headers)
+        response = StreamingResponse(body(), answer.status_code)
+        response.raw_headers = [(name, value) for name, value in end_to_end(answer.headers.raw) if name not in OWN]
+        return response
 
     return TokenGate(Starlette(routes=[Route("/{path:path}", pass_on, methods=METHODS)], lifespan=lifespan), token)
 

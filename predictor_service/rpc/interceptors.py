@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 import grpc
 import grpc.aio
 from google.protobuf.message import Message
+from grpc_health.v1.health_pb2 import HealthCheckRequest
 
 from lpc.errors import InvalidRequest
 from predictor_service.errors import Overloaded
@@ -139,8 +140,8 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):
                     data = await context.read()
             if data is None or data is grpc.aio.EOF:
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, UNFINISHED)
-            # A watch would keep a long name.
-            return decode(data[:MAX_HEALTH_BYTES] if len(data) <= MAX_HEALTH_BYTES else b"\x0a\x01-")
+            # A watch would keep a long name. No service is called "-".
+            return decode(data) if len(data) <= MAX_HEALTH_BYTES else HealthCheckRequest(service="-")
 
         decode: Any = handler.request_deserializer
         method: Any = handler.unary_unary if handler.unary_stream is None else handler.unary_stream

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from lpc.errors import LpcError
+from lpc.wire.headers import Headers
 from lpc.wire.tokens import TokenFileError, owner_of, read_tokens
 from lpc.wire.watched import Watched
 from response_cache.bodies import DEFAULT_SCOPE
 from response_cache.gateway.errors import GatewayError
-from response_cache.gateway.headers import Headers, first
+from response_cache.gateway.headers import first
 from response_cache.gateway.settings import GatewaySettings
 
 ANONYMOUS: Final = "anonymous"

@@ -5,8 +5,8 @@ import zlib
 from collections.abc import Callable
 from typing import Final
 
+from lpc.wire.headers import Headers
 from response_cache.gateway.errors import GatewayError
-from response_cache.gateway.headers import Headers
 
 PIECE_BYTES: Final = 2**20
 _WINDOWS: Final = {b"gzip": (31,), b"x-gzip": (31,), b"deflate": (15, -15)}

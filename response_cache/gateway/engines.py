@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from lpc.wire.headers import Headers
 from response_cache.gateway.errors import GatewayError
-from response_cache.gateway.headers import Headers
 from response_cache.gateway.metrics import Metrics
 from response_cache.gateway.settings import GatewaySettings
 

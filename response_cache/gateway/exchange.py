@@ -9,10 +9,10 @@ from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
 
+from lpc.wire.headers import Headers
 from lpc.wire.raw_path import origin_form
 from response_cache.gateway.coding import coding_of, decoded
 from response_cache.gateway.errors import GatewayError
-from response_cache.gateway.headers import Headers
 from response_cache.gateway.metrics import Metrics
 from response_cache.gateway.settings import GatewaySettings
 

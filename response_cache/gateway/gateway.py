@@ -17,13 +17,14 @@ import httpx
 from starlette.types import Receive, Scope, Send
 
 from lpc.cache.v1 import response_cache_pb2 as pb
+from lpc.wire.headers import Headers, end_to_end
 from lpc.wire.raw_path import BadTarget, check_framing
 from response_cache.gateway.cached import Cached, Found
 from response_cache.gateway.clients import SESSION_HEADERS, Client, Clients, scope_of
 from response_cache.gateway.engines import Upstream
 from response_cache.gateway.errors import CLOSE, GatewayError
 from response_cache.gateway.exchange import JSON, ClientGone, Exchange, Load
-from response_cache.gateway.headers import Directives, Headers, directives_of, end_to_end, for_engine
+from response_cache.gateway.headers import Directives, directives_of, for_engine
 from response_cache.gateway.metrics import Metrics
 from response_cache.gateway.recording import Recording, ahead, replay
 from response_cache.gateway.request import SESSION_HEADER, Reader, Reading, digest

@@ -25,10 +25,11 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from lpc.cache.v1 import response_cache_pb2 as pb
+from lpc.wire.headers import Headers
 from response_cache.bodies import question
 from response_cache.gateway.clients import NAMES, SALT, Tenants, text_at
 from response_cache.gateway.errors import GatewayError
-from response_cache.gateway.headers import Headers, first
+from response_cache.gateway.headers import first
 from response_cache.gateway.targets import CHAT, COMPLETIONS
 
 SESSION_HEADER: Final = b"x-session-id"

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+from lpc.wire.headers import Headers
 from response_cache.gateway.errors import GatewayError
-from response_cache.gateway.headers import Headers
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"

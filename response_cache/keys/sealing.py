@@ -13,7 +13,10 @@ import os
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from lpc.errors import LpcError
 from lpc.wire.tokens import read_named_keys
@@ -41,31 +44,17 @@ class Keyring:
     Args:
         names: key of the names in the store, 32 bytes.
         keys: keys of 32 bytes by name; the first one encrypts.
-
-    Raises:
-        KeyFileError: the package `cryptography` is missing.
     """
 
     def __init__(self, names: bytes, keys: Mapping[str, bytes]) -> None:
-        try:
-            # Not a dependency of sidecars without response caches.
-            from cryptography.exceptions import InvalidTag
-            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-        except ModuleNotFoundError as error:
-            raise KeyFileError(
-                "response caches (LPC_CACHE_REDIS_URL) need the package cryptography: pip install "
-                "'learned-prefix-cache[cache]', or unset LPC_CACHE_REDIS_URL"
-            ) from error
         self.names = names
-        self._invalid: type[Exception] = InvalidTag
-        self._ciphers: dict[bytes, Any] = {_key_id(key): AESGCM(key) for key in keys.values()}
+        self._ciphers = {_key_id(key): AESGCM(key) for key in keys.values()}
         self._current = next(iter(self._ciphers))
 
     def seal(self, plain: bytes, place: bytes) -> bytes:
         """Return an encrypted record that opens only at ``place``: its kind, scope and id."""
         nonce = os.urandom(NONCE_BYTES)
-        sealed: bytes = self._ciphers[self._current].encrypt(nonce, plain, place)
-        return b"".join((VERSION, self._current, nonce, sealed))
+        return b"".join((VERSION, self._current, nonce, self._ciphers[self._current].encrypt(nonce, plain, place)))
 
     def open(self, record: bytes, place: bytes) -> bytes:
         """Return the decrypted content of a record. Raises Unsealable."""
@@ -73,10 +62,9 @@ class Keyring:
         if record[:1] != VERSION or cipher is None or len(record) < _HEAD:
             raise Unsealable
         try:
-            plain: bytes = cipher.decrypt(record[1 + KEY_ID_BYTES : _HEAD], record[_HEAD:], place)
-        except self._invalid:
+            return cipher.decrypt(record[1 + KEY_ID_BYTES : _HEAD], record[_HEAD:], place)
+        except InvalidTag:
             raise Unsealable from None
-        return plain
 
 
 def read_keys(path: Path) -> Keyring:
@@ -101,7 +89,7 @@ class Keys(Watched[Keyring]):
         path: path of the key file.
 
     Raises:
-        KeyFileError: the file is invalid, or `cryptography` is missing.
+        KeyFileError: the file is invalid.
     """
 
     def __init__(self, path: Path) -> None:

@@ -55,8 +55,7 @@ def build_caches(
     """Return the response caches' service. This does not call Redis.
 
     Raises:
-        StartError: the key file is invalid, `cryptography` is missing, or a file of evidence is invalid or lacks the error of
-            a judge.
+        StartError: the key file is invalid, or a file of evidence is invalid or lacks the error of a judge.
     """
     try:
         return _build(settings, metrics, embedder, clock, stack)

@@ -35,7 +35,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ARGUMENTS = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 SERVICES = {
     "cpu": ["predictor", "redis", "engine-a", "engine-b", "prometheus"],
-    "gateway": ["predictor-caching", "redis", "cache-redis", "engine-a-known", "engine-b-known", "gateway", "prometheus"],
+    "gateway": ["predictor", "redis", "caches", "cache-redis", "engine-a", "engine-b", "gateway", "prometheus"],
 }
 OWNED = [("nobody", "nogroup", "/prometheus"), ("999", "1000", "/data")]
 """Folders of the images of Prometheus and Redis."""
@@ -249,6 +249,7 @@ def stack(machine: Machine, request: pytest.FixtureRequest) -> Iterator[Stack]:
         machine.run("docker", "build", "--tag=lpc-test-prometheus", "-", input=PROMETHEUS)
         arguments = [*(f"--build-arg={name}" for name in ARGUMENTS), "--build-arg=PYTHON_IMAGE=lpc-test-python"]
         builds = [("docker", "cpu", "lpc-sidecar:0.1.0-cpu"), ("docker", "engine", "lpc-engine:0.1.0-cpu")]
+        builds += [("docker", "caches", "lpc-caches:0.1.0")]
         builds += [("docker", "trainer", "lpc-trainer:0.1.0"), ("podman", "cpu", "lpc-sidecar:0.1.0-cpu")]
         for tool, target, tag in builds:
             began = time.monotonic()
@@ -283,7 +284,7 @@ def override(machine: Machine, source: Path, model: Path) -> None:
         # The test looks at the keys, which no client may.
         rights = services[name]["environment"]["RIGHTS"].replace("$$", "$")
         changed[name] = {"image": "lpc-test-python", "environment": {"RIGHTS": f"{rights} +keys"}}
-    for name in ("engine-a", "engine-b", "engine-a-known", "engine-b-known"):
+    for name in ("engine-a", "engine-b"):
         volumes = [f"{SITE / package}:{IN_IMAGE}/{package}:ro" for package in MOUNTED]
         changed[name] = {
             "command": ["/model", *services[name]["command"][1:], *ENGINE],
@@ -407,10 +408,10 @@ def test_the_profile_gateway_gives_an_answer_again(stack: Stack) -> None:
     until(lambda: chat(8080, again[:1], token) == "exact", SLOW_S)
     chat(8080, again, token)
     until(lambda: chat(8080, [*again, asked(f"then, at {time.time_ns()}")], token) == "miss", SLOW_S)
-    monitored({"lpc-predictor", "lpc-gateway", "vllm"})
+    monitored({"lpc-predictor", "lpc-caches", "lpc-gateway", "vllm"})
     until(lambda: (chat(8080, [asked(f"at {time.time_ns()}")], token), answered(8001) + answered(8002))[1] >= 3, SLOW_S)
     stack.compose("gateway", "stop", "--timeout=60")
-    for service in ("predictor-caching", "gateway", "cache-redis", "secrets"):
+    for service in ("caches", "gateway", "cache-redis", "secrets"):
         assert ended(stack.machine, stack.container("gateway", service)) == 0
 
 

@@ -20,7 +20,7 @@ VALUES = {path.name.removesuffix("-values.yaml"): path for path in (CHART / "ci"
 """Sets of values by name; those of an overlay's name say the same as the overlay."""
 OF_THE_CHART = {"app.kubernetes.io/instance", "app.kubernetes.io/managed-by", "app.kubernetes.io/version", "helm.sh/chart"}
 """Labels that charts have and the kustomize base has not."""
-RANDOM = {"lpc-predictor-tls", "lpc-response-cache", "lpc-gateway-access", "lpc-engine-access"}
+RANDOM = {"lpc-caches-tls", "lpc-response-cache", "lpc-gateway-access"}
 """Secrets that are made where they are rendered: kustomize takes them from `lpc secrets`, the chart makes its own."""
 OF_THE_CHART_ALONE = {"Secret lpc-gateway-clients"}
 """The tokens of the gateway's clients, which `lpc secrets` leaves in a folder."""
@@ -73,5 +73,5 @@ def plain(value: Any) -> Any:
             else sorted(items, key=lambda one: json.dumps(one, sort_keys=True))
         )
     if isinstance(value, str):
-        return re.sub(r"^(lpc-predictor|lpc-gateway|lpc-redis-config|lpc-redis-form)-[a-z0-9]{10}$", r"\1", value)
+        return re.sub(r"^(lpc-predictor|lpc-gateway|lpc-caches|lpc-redis-config|lpc-redis-form)-[a-z0-9]{10}$", r"\1", value)
     return value

@@ -1,5 +1,5 @@
-"""Response caches as a deployment renders them: its Redis, sidecar and gateway run here as processes, on an address that is not
-loopback, with the manifests' own commands, settings and secrets. An engine is a double over real HTTP."""
+"""Response caches as a deployment renders them: they, their Redis and the gateway run here as processes, on an address that is
+not loopback, with the manifests' own commands, settings and secrets. An engine is a double over real HTTP."""
 
 import asyncio
 import contextlib
@@ -16,11 +16,11 @@ from pathlib import Path
 from benchmarks.processes import Server, free_port
 from tests.deploy.test_compose import configured
 from tests.deploy.test_first_prediction import environment_of
-from tests.deploy.test_kubernetes import Object, containers, kustomized, named, pods, render, secret_data
+from tests.deploy.test_kubernetes import Object, containers, kustomized, pods, render, secret_data
 from tests.dockerfile import ROOT, stages
 from tests.engine_double import EngineDouble, serve_double
 
-IMAGE = stages()[1]["cpu"]
+IMAGE = stages()[1]["caches"]
 CLIENT = "app"
 """Of the gateway."""
 
@@ -38,31 +38,30 @@ class Rendered:
     """What a deployment comes to. ``client``: the token of a client of the gateway."""
 
     redis: Part
-    sidecar: Part
+    caches: Part
     gateway: Part
-    engine: Part
     client: str
 
 
 @dataclass(frozen=True)
 class Deployed:
-    """A deployment that runs. ``engine``: the settings of an engine."""
+    """A deployment that runs. ``settings``: of the gateway."""
 
-    sidecar: str
+    caches: str
     gateway: str
     redis: int
-    engine: dict[str, str]
+    settings: dict[str, str]
     client: str
     double: EngineDouble
 
     @property
     def authority(self) -> bytes:
-        return Path(self.engine["LPC_PREDICTOR_CA"]).read_bytes()
+        return Path(self.settings["LPC_PREDICTOR_CA"]).read_bytes()
 
     @property
     def token(self) -> str:
-        """The token of an engine."""
-        return Path(self.engine["LPC_PREDICTOR_TOKEN_FILE"]).read_text().strip()
+        """The token of the gateway."""
+        return Path(self.settings["LPC_PREDICTOR_TOKEN_FILE"]).read_text().strip()
 
 
 def own_address() -> str | None:
@@ -120,13 +119,12 @@ def from_compose(folder: Path, models: Path, address: str) -> Rendered:
     # As `docker compose up` does each time.
     for _ in range(2):
         subprocess.run(command, env=_environment(secrets), check=True, capture_output=True)
-    engine = part("engine-a-known", image=False)
     client = (folder / "volumes/client-secrets" / CLIENT).read_text()
-    return Rendered(part("cache-redis", image=False), part("predictor-caching"), part("gateway"), engine, client)
+    return Rendered(part("cache-redis", image=False), part("caches"), part("gateway"), client)
 
 
 def from_objects(objects: list[Object], folder: Path, models: Path, client: str) -> Rendered:
-    """Return the parts of a cluster's objects; an engine's are those of docs/how-to/deploy.md."""
+    """Return the parts of a cluster's objects."""
 
     def written(name: str, into: Path, items: list[Object] | None = None) -> Path:
         into.mkdir(parents=True)
@@ -154,15 +152,7 @@ def from_objects(objects: list[Object], folder: Path, models: Path, client: str)
         command = [*container.get("command", []), *container["args"]]
         return placed(Part(command, settings), folder / name, mounts)
 
-    engine = Part([], {k: v for k, v in named(objects, "ConfigMap", "lpc-engine")["data"].items() if k.startswith("LPC_")})
-    access = written("lpc-engine-access", folder / "engine-access")
-    return Rendered(
-        part("lpc-response-cache"),
-        part("lpc-predictor"),
-        part("lpc-gateway"),
-        placed(engine, folder / "engine", {"/etc/lpc/access": access}),
-        client,
-    )
+    return Rendered(part("lpc-response-cache"), part("lpc-caches"), part("lpc-gateway"), client)
 
 
 def from_kustomize(folder: Path, models: Path, address: str) -> Rendered:
@@ -200,31 +190,25 @@ def deployed(kind: str, folder: Path, models: Path, address: str) -> Iterator[De
     rendered = KINDS[kind](folder, models, address)
     redis_port, port, http = (free_port() for _ in range(3))
     shell = [*rendered.redis.command[:-1], f"{rendered.redis.command[-1].rstrip()} --port {redis_port} --bind 127.0.0.1"]
-    host = re.sub(r"^dns:///|:\d+$", "", rendered.gateway.environment["LPC_PREDICTOR_ADDRESS"])
-    for part in (rendered.gateway, rendered.engine):
-        assert re.sub(r"^dns:///|:\d+$", "", part.environment["LPC_PREDICTOR_ADDRESS"]) == host
-        part.environment["LPC_PREDICTOR_ADDRESS"] = f"{address}:{port}"
-    sidecar, gateway = rendered.sidecar.environment, rendered.gateway.environment
-    assert sidecar["LPC_HOST"] == "0.0.0.0"
+    caches, gateway = rendered.caches.environment, rendered.gateway.environment
+    gateway["LPC_PREDICTOR_ADDRESS"] = f"{address}:{port}"
+    assert caches["LPC_HOST"] == "0.0.0.0"
     # Redis has another port here, and the machine may be busy.
-    sidecar |= {"LPC_CACHE_REDIS_URL": f"redis://127.0.0.1:{redis_port}/0", "LPC_CACHE_REDIS_TIMEOUT_S": "1"}
-    sidecar |= {"LPC_PORT": str(port), "LPC_METRICS_PORT": "", "LPC_REDIS_URL": ""}
-    for name in ("LPC_REDIS_PASSWORD_FILE",):  # of the engines' Redis, which does not run here
-        sidecar.pop(name, None)
+    caches |= {"LPC_CACHE_REDIS_URL": f"redis://127.0.0.1:{redis_port}/0", "LPC_CACHE_REDIS_TIMEOUT_S": "1"}
+    caches |= {"LPC_PORT": str(port), "LPC_METRICS_PORT": ""}
     gateway |= {"LPC_PORT": str(http), "LPC_METRICS_PORT": "", "LPC_GATEWAY_LOOKUP_TIMEOUT_S": "10"}
     lpc = [sys.executable, "-m", "lpc_apps"]
     with contextlib.ExitStack() as stack:
         double = stack.enter_context(_engine())
         gateway["LPC_GATEWAY_ENGINES"] = double.url
         stack.enter_context(Process("redis", folder, shell, rendered.redis))
-        stack.enter_context(Process("sidecar", folder, [*lpc, *rendered.sidecar.command], rendered.sidecar))
+        stack.enter_context(Process("caches", folder, [*lpc, *rendered.caches.command], rendered.caches))
         stack.enter_context(Process("gateway", folder, [*lpc, *rendered.gateway.command], rendered.gateway))
-        engine = {name: value for name, value in rendered.engine.environment.items() if "PREDICTOR" in name}
         yield Deployed(
-            sidecar=f"{address}:{port}",
+            caches=f"{address}:{port}",
             gateway=f"http://{address}:{http}",
             redis=redis_port,
-            engine=engine,
+            settings=gateway,
             client=rendered.client,
             double=double,
         )

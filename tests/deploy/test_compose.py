@@ -15,6 +15,7 @@ from benchmarks.processes import free_port
 from eviction_client.settings import ClientSettings
 from predictor_service.settings import ServiceSettings
 from response_cache.gateway.settings import GatewaySettings
+from response_cache.service.settings import CacheServerSettings
 from tests.deploy.test_kubernetes import check_rights
 from tests.dockerfile import ROOT, stages
 from tests.eventually import until
@@ -41,8 +42,8 @@ def profile(name: str) -> dict[str, Service]:
 
 @pytest.mark.parametrize(("name", "engines"), [("cpu", 2), ("gpu", 1), ("two-gpus", 2), ("gateway", 2)])
 def test_a_profile_has_its_engines_a_sidecar_a_redis_and_the_monitoring(name: str, engines: int) -> None:
-    kinds = sorted(re.sub(r"-(gpu|a|b|a-gpu|b-gpu|a-known|b-known|caching)$", "", service) for service in profile(name))
-    more = ["cache-redis", "gateway", "secrets"] if name == "gateway" else []
+    kinds = sorted(re.sub(r"-(gpu|a|b|a-gpu|b-gpu)$", "", service) for service in profile(name))
+    more = ["cache-redis", "caches", "gateway", "secrets"] if name == "gateway" else []
     assert kinds == sorted(["engine"] * engines + ["grafana", "predictor", "prometheus", "redis", *more])
 
 
@@ -59,7 +60,7 @@ def test_an_image_is_built_by_one_service_and_pulled_by_none(name: str) -> None:
 def test_the_index_of_the_packages_reaches_every_build() -> None:
     chosen = {"PIP_INDEX_URL": "https://one.example/simple", "PIP_EXTRA_INDEX_URL": "https://two.example/simple"}
     builds = [service["build"]["args"] for service in configured(**chosen).values() if "build" in service]
-    assert len(builds) == 6
+    assert len(builds) == 5
     assert all(chosen.items() <= arguments.items() for arguments in builds)
 
 
@@ -84,7 +85,7 @@ def test_every_address_that_is_named_is_a_services(name: str) -> None:
     config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
     targets = {t for job in config["scrape_configs"] for s in job.get("static_configs", []) for t in s["targets"]}
     looked_up = {n for job in config["scrape_configs"] for s in job.get("dns_sd_configs", []) for n in s["names"]}
-    assert looked_up & names == {alias for alias in names if re.fullmatch("engine-[ab]|gateway", alias)} != set()
+    assert looked_up & names == {alias for alias in names if re.fullmatch("engine-[ab]|gateway|caches", alias)} != set()
     addresses = {target.partition(":")[0] for target in targets}
     for service in services.values():
         environment = service.get("environment", {})
@@ -107,6 +108,7 @@ def test_engines_use_the_plug_in_and_settings_that_exist(name: str, monkeypatch:
             "engine": ClientSettings,
             "predictor": ServiceSettings,
             "gateway": GatewaySettings,
+            "caches": CacheServerSettings,
         }
         settings = kinds.get(key.partition("-")[0])
         assert settings is not None or not ours
@@ -153,20 +155,19 @@ def test_each_process_mounts_its_own_secrets_and_no_others() -> None:
         return {volume.partition(":")[0] for volume in service.get("volumes", [])}
 
     secret = {
-        "sidecar-secrets",
+        "caches-secrets",
         "gateway-secrets",
-        "engine-secrets",
         "client-secrets",
         "redis-password",
         "cache-redis-password",
     }
     found = {name: mounted(service) & secret for name, service in profile("gateway").items()}
     assert {name: volumes for name, volumes in found.items() if volumes} == {
-        "secrets": {"sidecar-secrets", "gateway-secrets", "engine-secrets", "client-secrets"},
-        "predictor-caching": {"sidecar-secrets", "cache-redis-password"},
+        "secrets": {"caches-secrets", "gateway-secrets", "client-secrets"},
+        "caches": {"caches-secrets", "cache-redis-password"},
         "gateway": {"gateway-secrets"},
-        "engine-a-known": {"engine-secrets", "redis-password"},
-        "engine-b-known": {"engine-secrets", "redis-password"},
+        "engine-a": {"redis-password"},
+        "engine-b": {"redis-password"},
         "redis": {"redis-password"},
         "cache-redis": {"cache-redis-password"},
     }
@@ -196,6 +197,6 @@ def test_the_engines_redis_makes_a_password_once_and_lets_engines_do_what_kubern
             server.terminate()
             server.wait(10)
     assert passwords[0] == passwords[1] and len(passwords[0]) == 64
-    engine = profile("gateway")["engine-a-known"]
+    engine = profile("gateway")["engine-a"]
     folder = {volume.split(":")[0]: volume.split(":")[1] for volume in engine["volumes"]}["redis-password"]
     assert engine["environment"]["LPC_REDIS_PASSWORD_FILE"] == f"{folder}/password"

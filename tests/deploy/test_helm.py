@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings
 from eviction_client.settings import ClientSettings
 from predictor_service.settings import ServiceSettings
 from response_cache.gateway.settings import GatewaySettings
+from response_cache.service.settings import CacheServerSettings
 from tests.deploy.chart import CHART, OF_THE_CHART_ALONE, VALUES, Object, alike, charted, helm
 from tests.deploy.test_kubernetes import OVERLAYS, OWN_LABELS, RELEASES, containers, named, pods, rendered
 from tests.dockerfile import ROOT
@@ -88,7 +89,7 @@ def test_the_operators_schema_accepts_the_pod_monitors_and_the_rules() -> None:
         ("gateway.enabled=true", "gateway.enabled needs gateway.engines"),
         (
             "gateway.enabled=true,gateway.engines={http://e},gateway.existingSecret=x",
-            "gateway.existingAccessSecret go together",
+            "gateway.existingTlsSecret go together",
         ),
         ("gateway.clients={a b}", "at '/gateway/clients/0': 'a b' does not match pattern"),
         ("gateway.engines={vllm:8000}", "at '/gateway/engines/0': 'vllm:8000' does not match pattern '^https?://'"),
@@ -119,6 +120,7 @@ def test_every_setting_exists_and_is_valid(monkeypatch: pytest.MonkeyPatch) -> N
         "lpc-predictor": (ServiceSettings,),
         "lpc-engine": (ClientSettings,),
         "lpc-gateway": (GatewaySettings, ClientSettings),
+        "lpc-caches": (CacheServerSettings,),
     }
     for found in objects:
         readers = maps.get(found["metadata"]["name"], ())
@@ -161,22 +163,16 @@ def test_what_the_values_say_reaches_the_pods() -> None:
 GATEWAY = ("--set", "gateway.enabled=true,gateway.engines={http://vllm:8000}")
 
 
-def test_the_gateway_reaches_sidecars_that_want_certificates() -> None:
-    objects = charted("minimal", *GATEWAY, "--set", "tls.enabled=true,tls.secret=mine")
-    settings = named(objects, "ConfigMap", "lpc-gateway")["data"]
-    (_, pod) = next(found for found in pods(objects) if found[0] == "Deployment lpc-gateway")
-    (mount,) = (one for one in pod["spec"]["containers"][0]["volumeMounts"] if one["mountPath"] == "/etc/lpc/tls")
-    (volume,) = (one for one in pod["spec"]["volumes"] if one["name"] == mount["name"])
-    assert volume["secret"]["secretName"] == "mine"
-    for name, file in (("PREDICTOR_CA", "ca.crt"), ("CLIENT_CERTIFICATE", "tls.crt"), ("CLIENT_KEY", "tls.key")):
-        assert settings[f"LPC_{name}"] == f"/etc/lpc/tls/{file}"
-    made = [one["metadata"]["name"] for one in objects if one["kind"] == "Secret"]
-    assert "lpc-predictor-tls" not in made and "ca.crt" not in named(objects, "Secret", "lpc-engine-access")["data"]
+def test_response_caches_leave_sidecars_and_engines_alone() -> None:
+    plain, cached = ({f"{o['kind']} {o['metadata']['name']}": o for o in charted("minimal", *more)} for more in ((), GATEWAY))
+    assert plain.items() <= cached.items()
+    added = {name.partition(" ")[2] for name in cached.keys() - plain.keys()}
+    assert {name.removeprefix("lpc-").partition("-")[0] for name in added} == {"gateway", "caches", "response"}
 
 
 def test_an_operators_secrets_take_the_place_of_the_charts() -> None:
     """As where nothing can be looked up in a cluster: no secret is made, and the pods mount the operator's."""
-    theirs = "tls.enabled=true,tls.secret=cert,gateway.existingSecret=cache,gateway.existingAccessSecret=access"
+    theirs = "gateway.existingTlsSecret=cert,gateway.existingSecret=cache,gateway.existingAccessSecret=access"
     objects = charted("minimal", *GATEWAY, "--set", theirs)
     assert not [one for one in objects if one["kind"] == "Secret"]
     found = dict(pods(objects))
@@ -184,7 +180,7 @@ def test_an_operators_secrets_take_the_place_of_the_charts() -> None:
         owner: {volume["secret"]["secretName"] for volume in pod["spec"]["volumes"] if "secret" in volume}
         for owner, pod in found.items()
     }
-    assert secrets["Deployment lpc-predictor"] == {"cert", "cache"} and secrets["Deployment lpc-gateway"] == {"cert", "access"}
+    assert secrets["Deployment lpc-caches"] == {"cert", "cache"} and secrets["Deployment lpc-gateway"] == {"access"}
     assert secrets["Deployment lpc-response-cache"] == {"cache"}
 
 
@@ -200,11 +196,11 @@ def peers(objects: list[Object], name: str, way: str) -> list[tuple[str, list[in
 
 
 def test_who_calls_by_name_may_ask_for_names() -> None:
-    """The sidecars call the caches' Redis by its name, with or without another Redis; the gateway calls sidecars."""
+    """The response caches call their Redis by its name; the gateway calls the caches."""
     objects = charted("minimal", *GATEWAY)
-    for name in ("lpc-predictor", "lpc-gateway"):
+    for name in ("lpc-caches", "lpc-gateway"):
         assert ("kube-system", [53, 53]) in peers(objects, name, "to"), name
-    for name in ("lpc-predictor", "lpc-gateway"):
+    for name in ("lpc-caches", "lpc-gateway"):
         found = peers(charted("minimal", *GATEWAY, "--set", "openshift=true"), name, "to")
         assert ("openshift-dns", [5353, 5353]) in found and "kube-system" not in dict(found), name
 

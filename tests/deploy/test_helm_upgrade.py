@@ -13,7 +13,7 @@ import yaml
 from tests.deploy.chart import CHART, VALUES, Object, charted, helm
 from tests.deploy.test_kubernetes import secret_data
 
-MADE = ("lpc-predictor-tls", "lpc-response-cache", "lpc-gateway-access", "lpc-engine-access", "lpc-gateway-clients")
+MADE = ("lpc-caches-tls", "lpc-response-cache", "lpc-gateway-access", "lpc-gateway-clients")
 
 
 @contextmanager

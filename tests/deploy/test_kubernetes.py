@@ -36,6 +36,7 @@ from predictor_service.batching.batch_queue import PATIENCE_SHARE
 from predictor_service.metrics import Metrics
 from predictor_service.settings import ServiceSettings
 from response_cache.gateway.settings import GatewaySettings
+from response_cache.service.settings import CacheServerSettings
 from tests.dockerfile import ROOT, stages
 
 DEPLOY = ROOT / "deploy"
@@ -222,8 +223,8 @@ def test_every_setting_exists_and_is_valid(overlay: str, monkeypatch: pytest.Mon
         monkeypatch.delenv(name)
     sides: list[tuple[str, type[BaseSettings]]] = [("lpc-predictor", ServiceSettings), ("lpc-engine", ClientSettings)]
     if overlay == "gateway":
-        # Which reaches the sidecars as engines do.
-        sides += [("lpc-gateway", GatewaySettings), ("lpc-gateway", ClientSettings)]
+        # It reaches the response caches as engines reach sidecars.
+        sides += [("lpc-gateway", GatewaySettings), ("lpc-gateway", ClientSettings), ("lpc-caches", CacheServerSettings)]
     for configuration, settings in sides:
         data = named(rendered(overlay), "ConfigMap", configuration)["data"]
         ours = {name: value for name, value in data.items() if name.startswith("LPC_")}
@@ -261,7 +262,7 @@ def test_the_jobs_commands_are_lpcs(overlay: str) -> None:
                 for option in arguments[::2]:
                     assert f"{option} " in usage, (owner, option)
                 seen.append(" ".join(command))
-    more = {"learning": ["export", "models prune", "train"], "gateway": ["gateway"]}
+    more = {"learning": ["export", "models prune", "train"], "gateway": ["cache serve", "gateway"]}
     assert sorted(seen) == sorted(["serve", *more.get(overlay, [])])
 
 

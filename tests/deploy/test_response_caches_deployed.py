@@ -1,9 +1,6 @@
 """The shipped deployments of response caches, for real: who gets in, and who may name a tenant."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,12 +35,12 @@ def ask(running: Deployed, client: str) -> httpx.Response:
 
 
 def look_up(running: Deployed, *, token: str | None, tenant: str = "") -> pb.LookupResponse:
-    """Call the sidecar as any pod can that reaches its port."""
+    """Call the response caches as any pod can that reaches their port."""
     credentials = grpc.ssl_channel_credentials(running.authority)
-    channel = grpc.secure_channel(running.sidecar, credentials)
+    channel = grpc.secure_channel(running.caches, credentials)
     parameters = json.dumps({key: value for key, value in BODY.items() if key not in {"model", "messages"}}).encode()
     messages = [pb.Message(role="user", content="What did the doctor say?")]
-    asked = pb.Request(model="m", messages=messages, parameters_json=parameters, tenant=tenant)
+    asked = pb.Request(model="m", messages=messages, parameters_json=parameters, scope="default", tenant=tenant)
     with channel:
         metadata = (("authorization", f"Bearer {token}"),) if token else ()
         answer: pb.LookupResponse = rpc.ResponseCacheStub(channel).Lookup(
@@ -66,25 +63,15 @@ def test_the_gateway_answers_a_client_from_the_cache(running: Deployed) -> None:
     assert stranger.status_code == 401 and "x-lpc-cache" not in stranger.headers
 
 
-def test_an_engines_token_does_not_open_a_tenants_answers(running: Deployed) -> None:
-    assert refusal(running, token=running.token, tenant="client:app") is grpc.StatusCode.PERMISSION_DENIED
-    # Without a tenant it is a caller of its own, with answers of its own.
-    assert look_up(running, token=running.token).WhichOneof("result") == "miss"
+def test_the_gateways_token_names_a_tenant(running: Deployed) -> None:
+    assert look_up(running, token=running.token, tenant="client:app").WhichOneof("result") == "hit"
+    assert look_up(running, token=running.token, tenant="client:other").WhichOneof("result") == "miss"
 
 
 @pytest.mark.parametrize("token", [None, "wrong"])
 def test_a_pod_without_a_token_is_refused(running: Deployed, token: str | None) -> None:
     assert refusal(running, token=token, tenant="client:app") is grpc.StatusCode.UNAUTHENTICATED
     assert refusal(running, token=token) is grpc.StatusCode.UNAUTHENTICATED
-
-
-def test_the_doctor_finds_a_healthy_sidecar_with_an_engines_settings(running: Deployed) -> None:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("LPC_")}
-    command = [sys.executable, "-m", "lpc_apps", "doctor", "--json"]
-    done = subprocess.run(command, env={**clean, **running.engine}, capture_output=True, text=True, timeout=120)
-    checks = {check["check"]: check for check in json.loads(done.stdout)["checks"]}
-    for name in ("certificate", "health", "model"):
-        assert checks[name]["status"] == "ok", checks[name]
 
 
 def test_the_caches_redis_asks_for_its_password(running: Deployed) -> None:

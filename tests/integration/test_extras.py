@@ -27,8 +27,7 @@ HEAVY = {"torch", "transformers", "onnx", "onnxruntime", "scipy", "scikit-learn"
 COMMANDS = {
     "sim": ["simulate", "--help"],
     "picture": ["simulate", "--help"],
-    "cache": ["cache", "--help"],
-    "gateway": ["gateway", "--help"],
+    "cache": ["cache", "serve", "--help"],
     "lmcache": ["lmcache", "--help"],
     "cpu": ["serve", "--help"],
     "server": ["export", "--help"],

@@ -16,8 +16,14 @@ from response_cache.keys.sealing import read_keys
 
 
 def make(folder: Path, *options: str) -> None:
-    done = CliRunner().invoke(app, ["secrets", str(folder), *options])
+    done = CliRunner().invoke(app, ["secrets", str(folder), "--engine", *options])
     assert done.exit_code == 0, done.output
+
+
+def test_engines_have_secrets_only_if_their_sidecar_serves_the_caches(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["secrets", str(tmp_path), "--client", "app"])
+    assert done.exit_code == 0 and {path.name for path in tmp_path.iterdir()} == {"caches", "gateway", "clients"}
+    assert set(read_tokens(tmp_path / "caches/tokens").values()) == {"gateway"}
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -28,7 +34,7 @@ def test_each_process_gets_its_own_secrets_and_no_others(tmp_path: Path) -> None
     make(tmp_path, "--client", "app")
     found = contents(tmp_path)
     assert set(found) == {
-        *(f"sidecar/{name}" for name in ("ca.crt", "tls.crt", "tls.key", "tokens", "keys", "redis-password")),
+        *(f"caches/{name}" for name in ("ca.crt", "tls.crt", "tls.key", "tokens", "keys", "redis-password")),
         *(
             "gateway/ca.crt",
             "gateway/token",
@@ -41,25 +47,25 @@ def test_each_process_gets_its_own_secrets_and_no_others(tmp_path: Path) -> None
     }
     tokens = {
         name: found[name]
-        for name in ("gateway/token", "engine/token", "clients/app", "sidecar/redis-password", "gateway/salt-key")
+        for name in ("gateway/token", "engine/token", "clients/app", "caches/redis-password", "gateway/salt-key")
     }
     assert len(set(tokens.values())) == 5
     assert not [(name, file) for name in tokens for file in found if file != name and tokens[name] in found[file]]
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in tmp_path.rglob("*") if path.is_file())
-    assert all(stat.S_IMODE((tmp_path / part).stat().st_mode) == 0o700 for part in ("sidecar", "gateway", "engine", "clients"))
+    assert all(stat.S_IMODE((tmp_path / part).stat().st_mode) == 0o700 for part in ("caches", "gateway", "engine", "clients"))
 
 
 def test_the_programs_accept_every_file(tmp_path: Path) -> None:
     make(tmp_path, "--client", "app")
-    sidecar = tmp_path / "sidecar"
-    read_keys(sidecar / "keys")
+    caches = tmp_path / "caches"
+    read_keys(caches / "keys")
     assert len(read_key(tmp_path / "gateway/salt-key")) == 64
-    known = read_tokens(sidecar / "tokens")
+    known = read_tokens(caches / "tokens")
     for name in ("gateway", "engine"):
         assert known[sha256((tmp_path / name / "token").read_bytes()).digest()] == name
         assert read(CertificateFiles(ca=tmp_path / name / "ca.crt")).ca is not None
     assert set(read_tokens(tmp_path / "gateway/clients").values()) == {"app"}
-    assert read(CertificateFiles(sidecar / "tls.crt", sidecar / "tls.key")).expires_at is not None
+    assert read(CertificateFiles(caches / "tls.crt", caches / "tls.key")).expires_at is not None
 
 
 def test_another_run_changes_no_file_and_adds_what_is_missing(tmp_path: Path) -> None:
@@ -74,7 +80,7 @@ def test_another_run_changes_no_file_and_adds_what_is_missing(tmp_path: Path) ->
     assert after[clients].startswith(before[clients]) and "other: " in after[clients]
     (tmp_path / "engine/token").unlink()
     make(tmp_path)
-    known = read_tokens(tmp_path / "sidecar/tokens")
+    known = read_tokens(tmp_path / "caches/tokens")
     # The old one stays until its line is removed, so that engines can take the new one one by one.
     assert sorted(known.values()) == ["engine", "engine", "gateway"]
     assert known[sha256((tmp_path / "engine/token").read_bytes()).digest()] == "engine"
@@ -85,19 +91,19 @@ def test_a_new_name_or_a_lost_key_makes_a_certificate_that_all_readers_trust(dam
     make(tmp_path)
     before = contents(tmp_path)
     if damage == "key":
-        (tmp_path / "sidecar/tls.key").unlink()
+        (tmp_path / "caches/tls.key").unlink()
     name = "10.1.2.3" if damage == "name" else "predictor"
     make(tmp_path, "--name", name)
-    assert contents(tmp_path)["sidecar/tls.crt"] != before["sidecar/tls.crt"]
+    assert contents(tmp_path)["caches/tls.crt"] != before["caches/tls.crt"]
     for reader in ("gateway", "engine"):
-        assert handshake(tmp_path / "sidecar", tmp_path / reader / "ca.crt", name)
+        assert handshake(tmp_path / "caches", tmp_path / reader / "ca.crt", name)
 
 
-def handshake(sidecar: Path, authority: Path, name: str) -> bool:
-    """Let a server with the sidecar's files and a client that trusts the authority shake hands in memory."""
+def handshake(caches: Path, authority: Path, name: str) -> bool:
+    """Let a server with the caches's files and a client that trusts the authority shake hands in memory."""
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=authority)
     client.verify_flags |= ssl.VERIFY_X509_STRICT
-    server.load_cert_chain(sidecar / "tls.crt", sidecar / "tls.key")
+    server.load_cert_chain(caches / "tls.crt", caches / "tls.key")
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (client.wrap_bio(back, there, server_hostname=name), server.wrap_bio(there, back, server_side=True))
     done: set[ssl.SSLObject] = set()

@@ -14,8 +14,7 @@ from lpc_apps.commands.cli import EXTRAS, _source, app
     [
         ("onnxruntime", "server"),
         ("grpc_health.v1", "server"),
-        ("cryptography", "cache"),
-        ("starlette.routing", "gateway"),
+        ("starlette.routing", "cache"),
         ("blake3", "lmcache"),
         ("sklearn.metrics", "train"),
         ("torch", "train"),

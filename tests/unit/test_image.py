@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from lpc_apps.commands.cli import app
 from predictor_service.settings import ServiceSettings
+from response_cache.service.settings import CacheServerSettings
 from tests.dockerfile import ROOT, stages
 
 ARGUMENTS, STAGES = stages()
@@ -84,3 +85,12 @@ def test_nothing_is_copied_that_could_hold_data_or_secrets() -> None:
     ignore = (ROOT / ".dockerignore").read_text().splitlines()
     assert next(line for line in ignore if not line.startswith("#")) == "*"
     assert not {"!models", "!data", "!.", "!shared"} & set(ignore)
+
+
+def test_the_caches_image_runs_its_command_on_its_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = STAGES["caches"]
+    for name, value in {**stage.env(), "LPC_CACHE_REDIS_URL": "redis://r", "LPC_CACHE_KEYS": "k", "LPC_TOKENS": "t"}.items():
+        monkeypatch.setenv(name, value)
+    made = CacheServerSettings()
+    assert {str(made.port), str(made.metrics_port)} <= set(" ".join(stage.texts("EXPOSE")).split())
+    assert stage.command("CMD") == ["cache", "serve"] and str(made.unix_socket) == "/run/lpc/caches.sock"

@@ -1,5 +1,6 @@
 """`lpc cache serve`: response caches in a process of their own, with real gRPC, Redis and gateway."""
 
+import asyncio
 import signal
 from pathlib import Path
 
@@ -10,10 +11,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks import BenchmarkError
 from benchmarks.processes import RedisServer, Sidecar
+from eviction_client.settings import ClientSettings
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from lpc.v1 import predictor_pb2 as predictor
 from lpc.v1 import predictor_pb2_grpc as predictor_rpc
+from lpc_apps.commands.checks import examine
 from response_cache.service.building import SERVICE
 from response_cache.service.running import running
 from response_cache.store.scopes import ScopeSettings
@@ -59,6 +62,14 @@ async def test_it_serves_the_exact_tier_without_a_model(redis_server: RedisServe
         process.signal(signal.SIGTERM)
         await eventually(lambda: not process.running)
         assert "stopped" in process.log
+
+
+async def test_the_doctor_distinguishes_it_from_a_sidecar(redis_server: RedisServer, tmp_path: Path) -> None:
+    with caches(tmp_path, redis_server) as process:
+        settings = ClientSettings(predictor_address=process.address)
+        found = {one.check: one for one in await asyncio.to_thread(examine, settings)}
+    assert found["health"].status == "warn" and "lpc serve" in found["health"].advice
+    assert (found["response caches"].status, found["response caches"].found.partition(",")[0]) == ("ok", "on")
 
 
 async def test_a_gateway_uses_it_as_it_uses_a_sidecar(redis_server: RedisServer, tmp_path: Path) -> None:

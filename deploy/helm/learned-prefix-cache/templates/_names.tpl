@@ -35,15 +35,8 @@ app.kubernetes.io/component: {{ index . 2 }}
 {{ .Values.model.volume.existingClaim | default (printf "%s-models" (include "lpc.prefix" .)) }}
 {{- end -}}
 
-{{/* Not empty if the sidecars speak TLS: with certificates of the operator's, or because the gateway's token must not travel in clear. */}}
-{{- define "lpc.tls" -}}
-{{- if or .Values.tls.enabled .Values.gateway.enabled -}}
-true
-{{- end -}}
-{{- end -}}
-
-{{- define "lpc.tlsSecret" -}}
-{{ ternary .Values.tls.secret "" .Values.tls.enabled | default (printf "%s-predictor-tls" (include "lpc.prefix" .)) }}
+{{- define "lpc.cachesTlsSecret" -}}
+{{ .Values.gateway.existingTlsSecret | default (printf "%s-caches-tls" (include "lpc.prefix" .)) }}
 {{- end -}}
 
 {{- define "lpc.accessSecret" -}}

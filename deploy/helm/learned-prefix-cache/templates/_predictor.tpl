@@ -80,7 +80,7 @@ spec:
           containerPort: 50051
         - name: metrics
           containerPort: 9090
-      {{- if include "lpc.tls" . }}
+      {{- if .Values.tls.enabled }}
       {{- /* The kubelet's own gRPC probe speaks no TLS; the Unix socket stays plain. */}}
       {{- $probe := dict "exec" (dict "command" (list "python" "/opt/lpc/healthcheck.py" "unix:///run/lpc/predictor.sock")) }}
       startupProbe: {{ merge (dict "periodSeconds" 5 "timeoutSeconds" 5 "failureThreshold" 30) $probe | toYaml | nindent 8 }}
@@ -123,7 +123,7 @@ spec:
           mountPath: /tokenizers
           readOnly: true
         {{- end }}
-        {{- if include "lpc.tls" . }}
+        {{- if .Values.tls.enabled }}
         - name: tls
           mountPath: /etc/lpc/tls
           readOnly: true
@@ -131,11 +131,6 @@ spec:
         {{- if include "lpc.turns" . }}
         - name: redis-password
           mountPath: /etc/lpc/redis
-          readOnly: true
-        {{- end }}
-        {{- if .Values.gateway.enabled }}
-        - name: response-cache
-          mountPath: /etc/lpc/cache
           readOnly: true
         {{- end }}
         - name: cache
@@ -158,22 +153,16 @@ spec:
     {{- with .Values.tokenizers.volume }}
     - {{ merge (dict "name" "tokenizers") . | toYaml | nindent 6 | trim }}
     {{- end }}
-    {{- if include "lpc.tls" . }}
+    {{- if .Values.tls.enabled }}
     - name: tls
       secret:
-        secretName: {{ include "lpc.tlsSecret" . }}
+        secretName: {{ .Values.tls.secret | default (printf "%s-predictor-tls" (include "lpc.prefix" .)) }}
         defaultMode: 0440
     {{- end }}
     {{- if include "lpc.turns" . }}
     {{- $items := list (dict "key" "password" "path" "password") }}
     - name: redis-password
       secret: {{ dict "secretName" (include "lpc.redisSecret" .) "defaultMode" 0440 "items" $items | toYaml | nindent 8 }}
-    {{- end }}
-    {{- if .Values.gateway.enabled }}
-    {{- $patch := .Files.Get "files/gateway/predictor.yaml" | fromYaml }}
-    {{- $volume := index $patch.spec.template.spec.volumes 0 }}
-    {{- $_ := set $volume.secret "secretName" (include "lpc.cacheSecret" .) }}
-    - {{ toYaml $volume | nindent 6 | trim }}
     {{- end }}
     - {{ merge (dict "name" "cache") (.Values.cache.volume | default (dict "emptyDir" (dict "sizeLimit" .Values.cache.size))) | toYaml | nindent 6 | trim }}
     - name: socket

@@ -14,10 +14,10 @@
 {{- $_ := set $found "LPC_LABEL_LOG" "/labels" }}
 {{- $_ := set $found "LPC_LABEL_LOG_MIB" (toString .Values.learning.logMiB) }}
 {{- end }}
-{{- if include "lpc.tls" . }}
+{{- if .Values.tls.enabled }}
 {{- $_ := set $found "LPC_TLS_CERTIFICATE" "/etc/lpc/tls/tls.crt" }}
 {{- $_ := set $found "LPC_TLS_KEY" "/etc/lpc/tls/tls.key" }}
-{{- if and .Values.tls.enabled .Values.tls.clientCertificates }}{{ $_ := set $found "LPC_TLS_CLIENT_CA" "/etc/lpc/tls/ca.crt" }}{{ end }}
+{{- if .Values.tls.clientCertificates }}{{ $_ := set $found "LPC_TLS_CLIENT_CA" "/etc/lpc/tls/ca.crt" }}{{ end }}
 {{- end }}
 {{- if include "lpc.turns" . }}
 {{- $tls := .Values.redis.tls.enabled }}
@@ -34,14 +34,18 @@
 {{- if or (eq .Values.redis.mode "cluster") (and (eq .Values.redis.mode "external") .Values.redis.external.cluster) }}
 {{- $_ := set $found "LPC_REDIS_CLUSTER" "true" }}
 {{- end }}
-{{- if .Values.gateway.enabled }}
-{{- range .Files.Lines "files/gateway/predictor.env" }}
+{{- toYaml (mergeOverwrite $found .Values.settings) }}
+{{- end -}}
+
+{{/* The response caches' settings, over those of the kustomize component. */}}
+{{- define "lpc.caches" -}}
+{{- $found := dict }}
+{{- range .Files.Lines "files/gateway/caches.env" }}
 {{- if contains "=" . }}{{ $_ := set $found (splitn "=" 2 .)._0 (splitn "=" 2 .)._1 }}{{ end }}
 {{- end }}
 {{- $_ := set $found "LPC_CACHE_REDIS_URL" (printf "redis://%s-response-cache.%s.svc:6379/0" (include "lpc.prefix" .) .Release.Namespace) }}
 {{- with .Values.gateway.cacheScopes }}{{ $_ := set $found "LPC_CACHE_SCOPES" (toJson .) }}{{ end }}
-{{- end }}
-{{- toYaml (mergeOverwrite $found .Values.settings) }}
+{{- toYaml (mergeOverwrite $found .Values.gateway.cacheSettings) }}
 {{- end -}}
 
 {{/* The gateway's settings, over those of the kustomize component. */}}
@@ -50,10 +54,8 @@
 {{- range .Files.Lines "files/gateway/gateway.env" }}
 {{- if contains "=" . }}{{ $_ := set $found (splitn "=" 2 .)._0 (splitn "=" 2 .)._1 }}{{ end }}
 {{- end }}
-{{- $service := ternary "predictor" "predictor-headless" (eq .Values.kind "DaemonSet") }}
-{{- $_ := set $found "LPC_PREDICTOR_ADDRESS" (printf "dns:///%s-%s.%s.svc:50051" (include "lpc.prefix" .) $service .Release.Namespace) }}
+{{- $_ := set $found "LPC_PREDICTOR_ADDRESS" (printf "dns:///%s-caches.%s.svc:50052" (include "lpc.prefix" .) .Release.Namespace) }}
 {{- $_ := set $found "LPC_GATEWAY_ENGINES" (join "," .Values.gateway.engines) }}
-{{- include "lpc.predictor-certificates" (list . $found) }}
 {{- toYaml (mergeOverwrite $found .Values.gateway.settings) }}
 {{- end -}}
 
@@ -81,11 +83,6 @@ true
 {{- $prefix := include "lpc.prefix" . }}
 {{- $service := ternary "predictor" "predictor-headless" (eq .Values.kind "DaemonSet") }}
 {{- $found := dict "PYTHONHASHSEED" "0" "LPC_PREDICTOR_ADDRESS" (printf "dns:///%s-%s.%s.svc:50051" $prefix $service .Release.Namespace) }}
-{{- if .Values.gateway.enabled }}
-{{- range .Files.Lines "files/gateway/engine.env" }}
-{{- if contains "=" . }}{{ $_ := set $found (splitn "=" 2 .)._0 (splitn "=" 2 .)._1 }}{{ end }}
-{{- end }}
-{{- end }}
 {{- include "lpc.predictor-certificates" (list . $found) }}
 {{- if and (eq .Values.redis.mode "embedded") .Values.redis.tls.enabled }}
 {{- $_ := set $found "LPC_REDIS_CA" "/etc/lpc/tls/ca.crt" }}

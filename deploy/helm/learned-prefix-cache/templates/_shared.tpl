@@ -6,7 +6,7 @@ Takes a list: the root, the file, the image of the file's containers, and by kin
 {{- $root := index . 0 }}{{ $file := index . 1 }}{{ $image := index . 2 }}{{ $over := index . 3 }}
 {{- $prefix := include "lpc.prefix" $root }}
 {{- $text := $root.Files.Get (printf "files/%s" $file) | required (printf "files/%s is not in the chart" $file) }}
-{{- $text = regexReplaceAll `\blpc-(predictor|redis|models|labels|export|retrain|trainer|gateway|response-cache)` $text (printf "%s-${1}" $prefix) }}
+{{- $text = regexReplaceAll `\blpc-(predictor|redis|models|labels|export|retrain|trainer|gateway|caches|response-cache)` $text (printf "%s-${1}" $prefix) }}
 {{- $text = regexReplaceAll (printf `(app\.kubernetes\.io/name: )%s-` $prefix) $text "${1}lpc-" }}
 {{- range regexSplit `(?m)^---$` $text -1 }}
 {{- $object := fromYaml . }}

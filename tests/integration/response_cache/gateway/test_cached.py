@@ -141,6 +141,22 @@ async def test_requests_in_two_forms_at_once_ask_the_engine_once(caches: Respons
         assert len(engine.completions) == 1
 
 
+async def test_a_stream_without_usage_sends_only_one_of_its_followers_to_the_engine(caches: ResponseCaches) -> None:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
+        engine.go.clear()
+        asked = chat("followers of a stream")
+        first = asyncio.create_task(gateway.ask({**asked, "stream": True}))
+        await eventually(lambda: engine.completions)
+        others = [asyncio.create_task(gateway.ask(asked)) for _ in range(8)]
+        await asyncio.sleep(0.1)
+        engine.go.set()
+        assert (await first).text.endswith("data: [DONE]\n\n")
+        answers = await asyncio.gather(*others)
+        assert {answer.json()["choices"][0]["message"]["content"] for answer in answers} == {"You said: followers of a stream"}
+        assert sorted(str(cache_of(answer)) for answer in answers) == ["exact"] * 7 + ["miss"]
+        assert len(engine.completions) == 2
+
+
 async def test_a_cached_stream_differs_from_the_engines_only_in_id_and_time(caches: ResponseCaches) -> None:
     said = EngineDouble(words=["é", "\n\n", "data: x"])
     async with serve_double(said) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:

@@ -84,7 +84,7 @@ async def test_questions_and_answers_appear_only_at_client_and_engine(
                     held = b"".join(key + (redis.client().dump(key) or b"") for key in redis.client().scan_iter())
         logs = [sidecar.log, gateway.log, redis.log]
     # All paths were taken.
-    assert results == ["miss", "exact", "miss", "miss", "miss", "none", "none", "none"]
+    assert results == ["miss", "exact", "miss", "exact", "miss", "miss", "none", "none", "none"]
     assert all("DEBUG" in log for log in logs[:2]) and any(b":v:" in line for line in told) and b"lpc:rc:" in held
     assert 'lpc_gateway_answers_total{cache="exact"' in metrics[1]
     files = written(tmp_path)
@@ -115,7 +115,8 @@ async def ask_everything(url: str, engine: EngineDouble, metrics_port: int) -> l
         await eventually(kept)
         entry = (await ask(chat(QUESTION))).headers["x-lpc-entry"]
         await ask(chat(QUESTION.upper()))
-        await ask(chat(QUESTION, stream=True))
+        await ask(chat(QUESTION, stream=True))  # the body as a stream
+        await ask(chat(QUESTION, stream=True, top_p=1))
         await until_judged(client, engine, metrics_port)
         results.append("miss")
         await ask(chat(ASKED, temperature=1))

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from lpc.wire.headers import Headers
 from lpc.wire.tokens import TokenFileError
 from response_cache.gateway.clients import Client, Clients, scope_of
 from response_cache.gateway.errors import GatewayError
-from response_cache.gateway.headers import Headers
 from response_cache.gateway.settings import GatewaySettings
 from response_cache.gateway.targets import Paths
 
