@@ -11,7 +11,8 @@ import resource
 import subprocess
 import sys
 import venv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -115,21 +116,27 @@ def run(trace: Path) -> dict[str, Any]:
         wheel = _wheel(folder)
         requirements = {OURS: f"learned-prefix-cache[sim] @ {wheel.as_uri()}", **{name: name for name in PEERS}}
         programs = [Program(name, text, _new(folder / name)) for name, text in requirements.items()]
-        rows: dict[str, list[Any]] = {
-            "version": [program.version for program in programs],
-            "packages, MB": [round(program.megabytes) for program in programs],
-            "installation, s of a processor": [round(program.install_s, 1) for program in programs],
-            f"LRU on the trace, {SIZES} sizes, s": [_curve(program, trace, folder) for program in programs],
-            f"formats read, of {len(LOGS)}": [_formats(program, _new(folder / "logs")) for program in programs],
-            f"planted causes found, of {len(TRAFFIC.PLANTS)}": [
-                _causes(program, _new(folder / "planted")) for program in programs
-            ],
-            "causes found in a clean log": [_found(program, _planted(_new(folder / "planted"), None)) for program in programs],
+        rows: dict[str, list[Any]] = {}
+        logs, planted = _new(folder / "logs"), _new(folder / "planted")
+        measures: dict[str, Callable[[Program], Any]] = {
+            "version": lambda program: program.version,
+            "packages, MB": lambda program: round(program.megabytes),
+            "installation, s of a processor": lambda program: round(program.install_s, 1),
+            f"LRU on the trace, {SIZES} sizes, s": lambda program: _curve(program, trace, folder),
+            f"formats read, of {len(LOGS)}": lambda program: _formats(program, logs),
+            f"planted causes found, of {len(TRAFFIC.PLANTS)}": lambda program: _causes(program, planted),
+            "causes found in a clean log": lambda program: _found(program, _planted(planted, None)),
+            **{name: partial(_option, of=of, folder=folder) for name, of in OPTIONS.items()},
         }
-        for name, of in OPTIONS.items():
-            rows[name] = ["yes" if p.name in of and p.has(*of[p.name], folder) else "no" for p in programs]
+        for name, measure in measures.items():
+            rows[name] = [measure(program) for program in programs]
+            print(name, *rows[name], sep=" | ", file=sys.stderr)
     print(table(rows))
     return {"programs": [OURS, *PEERS], "rows": rows}
+
+
+def _option(program: Program, of: Mapping[str, tuple[str, str]], folder: Path) -> str:
+    return "yes" if program.name in of and program.has(*of[program.name], folder) else "no"
 
 
 def table(rows: dict[str, list[Any]]) -> str:
@@ -208,7 +215,7 @@ def _planted(folder: Path, cause: str | None) -> Path:
 
 
 def _found(program: Program, log: Path) -> list[str] | None:
-    """Return the causes that a program reports of a log; None: it reports none of any log."""
+    """Return the causes that a program reports of a log, none if it does not read it; None: it reports none of any log."""
     read: dict[str, tuple[list[str], Callable[[Any], list[str]]]] = {
         OURS: (["why", str(log), "--output", "found.json"], lambda found: [cause["cause"] for cause in found["causes"]]),
         "kvlint": (
@@ -219,9 +226,10 @@ def _found(program: Program, log: Path) -> list[str] | None:
     if program.name not in read:
         return None
     words, causes = read[program.name]
-    (log.parent / "found.json").unlink(missing_ok=True)
+    found = log.parent / "found.json"
+    found.unlink(missing_ok=True)
     program.run(words, log.parent)
-    return causes(json.loads((log.parent / "found.json").read_text()))
+    return causes(json.loads(found.read_text())) if found.exists() else []
 
 
 def _causes(program: Program, folder: Path) -> list[str] | None:
