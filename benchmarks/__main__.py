@@ -178,7 +178,9 @@ Questions = Annotated[Path, typer.Argument(help="Folder of public questions; see
 
 
 @app.command("ranking")
-def bench_ranking(folder: Questions, output: Output = None, models: Models = Path("models"), model: ModelName = "e5-small") -> None:
+def bench_ranking(
+    folder: Questions, output: Output = None, models: Models = Path("models"), model: ModelName = "e5-small"
+) -> None:
     """Fit the semantic tier's ranking on public questions, and write response_cache/semantic/ranking.json."""
     from benchmarks import ranking
 

@@ -1,8 +1,8 @@
 """A stream of public questions through the semantic tier's ranking and gate, in process.
 
-Each question that is not served is answered, stored and labelled, as the service does (`response_cache/service/similar.py`). Of a
-set of pairs the first question is stored and the second is looked up. Stored questions of which no label tells whether they share
-its answer are left out if they are more similar than the other question of the pair.
+Each question that is not served is answered, stored and labelled, as the service does (`response_cache/service/similar.py`).
+Of a set of pairs the first question is stored and the second is looked up. Stored questions of which no label tells whether
+they share its answer are left out if they are more similar than the other question of the pair.
 """
 
 import random

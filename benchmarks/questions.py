@@ -1,7 +1,7 @@
 """Public questions with labels of which share an answer, and their vectors: the data of `ranking` and `semantic`.
 
-`FILES` names the files of each set, which a folder of the user holds; none of them is in this repository. Questions of one intent
-share an answer. Of a set of pairs, questions share an answer if a chain of pairs labelled same connects them.
+`FILES` names the files of each set, which a folder of the user holds; none of them is in this repository. Questions of one
+intent share an answer. Of a set of pairs, questions share an answer if a chain of pairs labelled same connects them.
 """
 
 import csv
@@ -186,7 +186,7 @@ def _vectors(texts: list[str], stored: Path, model: Path) -> NDArray[np.float32]
     if stored.exists():
         with np.load(stored) as found:
             if str(found["model"]) == model.name and found["vectors"].shape[0] == len(texts):
-                return found["vectors"].astype(np.float32)
+                return np.asarray(found["vectors"], np.float32)
     loaded = Model(model, InferenceSettings(provider="cpu", threads=1))
     by_length = sorted(range(len(texts)), key=lambda number: len(texts[number]))
     vectors: NDArray[np.float32] | None = None

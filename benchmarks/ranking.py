@@ -1,7 +1,7 @@
 """Fits the shipped ranking of candidates on public questions: `python -m benchmarks ranking FOLDER`.
 
-Each set is replayed as streams that serve nothing, so that each look-up with a candidate has a label. Logistic regression (Newton's
-method, small ridge) weighs all sets equally, whatever their size.
+Each set is replayed as streams that serve nothing, so that each look-up with a candidate has a label. Logistic regression
+(Newton's method, small ridge) weighs all sets equally, whatever their size.
 """
 
 import json

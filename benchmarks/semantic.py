@@ -1,8 +1,8 @@
 """`python -m benchmarks semantic FOLDER`: what the semantic tier serves of public questions, and how much of it is wrong.
 
-Each set's ranking is fitted on the other sets, so that no stream is served by coefficients that have seen its questions. The gate,
-the vetoes and the encoder are the shipped ones, in process and without Redis. A fixed cosine threshold on the same streams stands
-beside them.
+Each set's ranking is fitted on the other sets, so that no stream is served by coefficients that have seen its questions. The
+gate, the vetoes and the encoder are the shipped ones, in process and without Redis. The baseline is a fixed cosine threshold on
+the same streams.
 """
 
 import random
@@ -37,7 +37,11 @@ class Condition(NamedTuple):
 
 
 SHUFFLED: Final = Condition("shuffled")
-CONDITIONS: Final = (SHUFFLED, Condition("judge calls 5% of different answers the same", errs=True), Condition("mix changes half-way", changes=True))
+CONDITIONS: Final = (
+    SHUFFLED,
+    Condition("judge calls 5% of different answers the same", errs=True),
+    Condition("mix changes half-way", changes=True),
+)
 
 
 def run(
@@ -116,7 +120,16 @@ def _cells(figures: dict[str, Any]) -> Iterable[str]:
 
 def _write(page: Path, found: Sequence[dict[str, Any]], bound: float) -> None:
     """Write the table and the picture to a folder."""
-    heads = ("set", "streams", "look-ups", "served, second half", "wrong, median and worst", f"within {bound:.0%}", "first hit", "cosine 0.93")
+    heads = (
+        "set",
+        "streams",
+        "look-ups",
+        "served, second half",
+        "wrong, median and worst",
+        f"within {bound:.0%}",
+        "first hit",
+        "cosine 0.93",
+    )
     rows = [heads, tuple("---" for _ in heads), *(tuple(_cells(figures)) for figures in found)]
     page.mkdir(parents=True, exist_ok=True)
     (page / "semantic.md").write_text("\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n")
@@ -125,7 +138,10 @@ def _write(page: Path, found: Sequence[dict[str, Any]], bound: float) -> None:
     shown = [figures for figures in found if "cosine" in figures]
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", sharey=True)
     places = np.arange(len(shown))
-    for axis, key, title in ((left, "served_second_half", "served, second half"), (right, "wrong_of_served", "wrong of served")):
+    for axis, key, title in (
+        (left, "served_second_half", "served, second half"),
+        (right, "wrong_of_served", "wrong of served"),
+    ):
         index = 1 if key == "served_second_half" else 0
         axis.barh(places - 0.2, [100 * one[key][index] for one in shown], 0.4, label="semantic tier, bound 5%")
         axis.barh(places + 0.2, [100 * one["cosine"][key][index] for one in shown], 0.4, label="cosine 0.93", color="0.7")

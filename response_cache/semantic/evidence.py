@@ -3,8 +3,8 @@
 Levels are fine near 1, where probabilities matter. Level 0 is the top; the lower edge of level j is
 1 - ((j + 1) / 64)^2. Ten levels lie above .975, twenty-two above .88.
 
-A lookup with a similar question that passed the vetoes has a *candidate*. If the engine answers such a lookup (nothing is served
-there yet, or the hit is audited), its answer shows whether the candidate's was right: a label. The counts are:
+A lookup with a similar question that passed the vetoes has a *candidate*. If the engine answers such a lookup (nothing is
+served there yet, or the hit is audited), its answer shows whether the candidate's was right: a label. The counts are:
 
 - `lookups`: lookups with a candidate, served or not;
 - `same`, `different`: labels. A user's complaint is a `different`; the absence of complaints is not a label, since few
@@ -12,10 +12,10 @@ there yet, or the hit is audited), its answer shows whether the candidate's was 
 - `unjudged`: lookups that went to the engine and have no label yet, perhaps because the client hung up, did not store the
   answer, or the candidate expired. A client can choose which answers it aborts, so the threshold counts each as `different`.
   Only a lookup whose judge failed is subtracted again, since that does not depend on the answers;
-- `squares` and `wrong_pairs`, from which the design effect follows: the sum of the squares of the clusters' sizes, and the pairs
-  of labels `different` in one cluster. A label `same` joins a question to its candidate's cluster. A pair of labels counts at the
-  lower of their two scores, so that the sums at and above a level are those of the labels there. Clusters know their labels by
-  band of levels, and a pair in one band counts at the later label's level.
+- `squares` and `wrong_pairs`, from which the design effect follows: the sum of the squares of the clusters' sizes, and the
+  pairs of labels `different` in one cluster. A label `same` joins a question to its candidate's cluster. A pair of labels
+  counts at the lower of their two scores, so that the sums at and above a level are those of the labels there. Clusters know
+  their labels by band of levels, and a pair in one band counts at the later label's level.
 
 The totals are `served`, `expected_wrong` (estimated risks of the hits, in millionths), `complaints` and `looks`.
 

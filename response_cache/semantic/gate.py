@@ -2,8 +2,8 @@
 
 There is one Gate per tenant and process. It decides by its own copy of the evidence. It returns its changes
 (:meth:`Gate.pending`) and merges those of all sidecars (:meth:`Gate.merge`; `response_cache.store.shared_evidence`). The
-caller finds the candidate and its score (`index.py`, `vetoes.py`, `ranking.py`), judges the engine's answer (`same_answer.py`) and counts the labels of a
-cluster:
+caller finds the candidate and its score (`index.py`, `vetoes.py`, `ranking.py`), judges the engine's answer
+(`same_answer.py`) and counts the labels of a cluster:
 
     decision = gate.decide(score, question)                 a candidate that no veto stopped
     if decision is Decision.SERVE: answer with the candidate's
@@ -38,7 +38,7 @@ from response_cache.semantic.threshold import (
 
 AUDITS: Final = 0.05
 """Share of hits that are audited once many have been served."""
-FIRST_AUDITS: Final = 0.5
+FIRST_AUDITS: Final = 2 / 3
 """Share of the first hits that are audited. Between the two, the share is ln(1 / alpha) / (delta x hits so far): if every hit
 were wrong from now on, an audit would find one with probability 1 - alpha before the wrong answers reach delta of all hits."""
 SERVED_QUESTIONS: Final = 100_000

@@ -9,11 +9,11 @@ A cosine similarity ranks badly: on questions to a bank, a tenth of candidates a
 - the cluster's own record: how often its answers were right;
 - how the wording differs (`vetoes.py`), and whether the question is Chinese, where similarities are higher.
 
-A question that differs from a candidate only in case, white space or final punctuation has the highest score, `ALIKE`, which no
-other candidate reaches: these have a level of evidence of their own, which is tested first.
+A question that differs from a candidate only in case, white space or final punctuation has the highest score, `ALIKE`, which
+no other candidate reaches: these have a level of evidence of their own, which is tested first.
 
-Its coefficients are in `ranking.json`. `python -m benchmarks ranking` fits them on public questions. The gate does not trust the
-probability: it bounds wrong answers by the tenant's own labels (`threshold.py`), so a bad model costs hits and not the bound.
+Its coefficients are in `ranking.json`. `python -m benchmarks ranking` fits them on public questions. The gate does not trust
+the probability: it bounds wrong answers by the tenant's own labels (`threshold.py`), so a bad model costs hits and not the bound.
 """
 
 import json

@@ -182,8 +182,8 @@ def effective(counts: NDArray[np.int64]) -> tuple[float, float]:
 def correlation(wrong: float, labels: float, size: float, wrong_pairs: float) -> float:
     """Return an upper limit of the correlation of wrong labels in one cluster, 0 to 1.
 
-    Of all pairs of labels in one cluster, a share of p^2 + rho p (1 - p) is wrong twice (Fleiss and Cuzick 1979). The estimate of
-    rho counts as much as there are clusters, since a large cluster has many pairs and is still one.
+    Of all pairs of labels in one cluster, a share of p^2 + rho p (1 - p) is wrong twice (Fleiss and Cuzick 1979). The
+    estimate of rho counts as much as there are clusters, since a large cluster has many pairs and is still one.
 
     Args:
         wrong: number of wrong labels.
@@ -202,7 +202,7 @@ def correlation(wrong: float, labels: float, size: float, wrong_pairs: float) ->
 
 
 def _strata(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return lookups, wrong labels, labels, squares and wrong pairs by stratum: neighbouring levels with at least STRATUM labels.
+    """Return lookups, wrong labels, labels, squares and wrong pairs by stratum: neighbouring levels with STRATUM labels.
 
     An unjudged lookup counts as a wrong label in its own cluster.
     """

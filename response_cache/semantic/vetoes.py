@@ -61,7 +61,7 @@ _A_NOT_A: Final = re.compile(r"([\u4e00-\u9fff])[不没沒]\1")
 def veto(question_a: str, question_b: str) -> Veto | None:
     """Return why these questions must not share an answer; None if no rule applies. Symmetric."""
     found = difference(question_a, question_b)
-    return None if found in ("rewording", "addition") else found
+    return None if found == "rewording" or found == "addition" else found
 
 
 def difference(question_a: str, question_b: str) -> Veto | Doubt | None:
@@ -179,7 +179,7 @@ def _negated(text: str, tokens: Sequence[str]) -> Sequence[str]:
 
 
 def _edited(tokens_a: Sequence[str], tokens_b: Sequence[str]) -> Veto | Doubt | None:
-    tokens_a, tokens_b = sorted((tokens_a, tokens_b))  # the matcher is not symmetric
+    tokens_a, tokens_b = sorted((list(tokens_a), list(tokens_b)))  # the matcher is not symmetric
     matcher = SequenceMatcher(None, tokens_a, tokens_b, autojunk=False)
     equal = matcher.ratio()
     if equal < FRAME:

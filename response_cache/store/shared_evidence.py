@@ -11,8 +11,8 @@ also stored in a file of the sidecar (`evidence_file.Verdicts`), so that an empt
 Such a program can still delete:
 
 - the evidence, which shuts a scope that has no labels from a file;
-- the clusters, after which labels of one cluster count as independent. It can also change them, which raises or lowers the score
-  of a candidate (`semantic/ranking.py`) until audits notice;
+- the clusters, after which labels of one cluster count as independent. It can also change them, which raises or lowers scores
+  (`semantic/ranking.py`) until audits notice;
 - the marks of questions and complaints that count once.
 
 After a restart of all sidecars it can restore an earlier record, but none from before the last reset in their files.
@@ -212,7 +212,10 @@ class SharedEvidence:
             return []
         _, now, old = self._keys(scope, judged_by)
         found = await self._redis.run(_CLUSTERS, (now, old), *map(layout.text, entries))
-        return [Cluster.of(root.decode("ascii", "replace"), _record(counts)) for root, counts in zip(found[::2], found[1::2], strict=True)]
+        return [
+            Cluster.of(root.decode("ascii", "replace"), _record(counts))
+            for root, counts in zip(found[::2], found[1::2], strict=True)
+        ]
 
     async def first_complaint(self, scope: Scope, ticket: bytes) -> bool:
         """Record a complaint; return whether it is the first about this answer. Raises RedisFailed.
