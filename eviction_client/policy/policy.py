@@ -49,7 +49,7 @@ H = TypeVar("H", bound=Hashable)
 
 REFIT_S: Final = 30.0
 AUTO: Final = "auto"
-CHOOSABLE: Final = ("lru", "ttl", "mq", "lpc", "own", "value")
+CHOOSABLE: Final = ("lru", "ttl", "mq", "lpc", "value")
 """Rules between which the guard chooses."""
 HOME: Final = "value"
 LIFE_S: Final = 100.0

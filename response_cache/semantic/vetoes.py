@@ -23,7 +23,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from difflib import SequenceMatcher
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, cast, get_args
 
 from response_cache.semantic import words as lists
 
@@ -61,7 +61,7 @@ _A_NOT_A: Final = re.compile(r"([\u4e00-\u9fff])[不没沒]\1")
 def veto(question_a: str, question_b: str) -> Veto | None:
     """Return why these questions must not share an answer; None if no rule applies. Symmetric."""
     found = difference(question_a, question_b)
-    return None if found == "rewording" or found == "addition" else found
+    return None if found in get_args(Doubt) else cast(Veto | None, found)
 
 
 def difference(question_a: str, question_b: str) -> Veto | Doubt | None:
