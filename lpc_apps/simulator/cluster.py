@@ -89,7 +89,10 @@ def _check(client: "Client", address: str, files: Sequence[Path]) -> None:
         missing = [path for path, size in paths.items() if not Path(path).is_file() or Path(path).stat().st_size != size]
         return code_version(), missing
 
-    found = client.run(look, paths, on_error="return")
+    try:
+        found = client.run(look, paths, on_error="return")
+    except OSError as error:
+        raise WorkerError(f"the Dask scheduler at {address} has gone: start the sweep again") from error
     if not found:
         raise WorkerError(f"the Dask cluster at {address} has no worker: start some with `dask worker {address}`")
     here = code_version()

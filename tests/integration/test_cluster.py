@@ -133,8 +133,8 @@ def test_a_cluster_without_workers_left_ends_the_sweep(cluster: Cluster) -> None
 
 def wait_for_a_curve(process: subprocess.Popen[str]) -> None:
     """Return when a sweep has printed the first policy's curve, while others run."""
-    assert process.stdout is not None
-    assert any(line.startswith("fifo") for line in process.stdout)
+    assert process.stdout is not None and process.stderr is not None
+    assert any(line.startswith("fifo") for line in process.stdout), process.stderr.read()
 
 
 def without_package(folder: Path) -> Path:
