@@ -93,7 +93,7 @@ vllm:request_prefill_time_seconds_sum{{engine="0",model_name="m"}} {queries}
 def vllm_metrics(*, failing: bool = False) -> Iterator[str]:
     """Serve metrics under vLLM's names, half of whose tokens hit; yield their address.
 
-    The rule `value` is in force: its ghost caches hit 45%, those of LRU 30%. A failing plug-in counts an exception per scrape.
+    The rule `value` is in force: its ghost caches hit 45%, those of LRU 30%, of `own` 41%. A failing plug-in counts an exception per scrape.
     """
     scrapes = iter(range(1, 10**9))
     plug_in = EngineMetrics("0")
@@ -109,7 +109,7 @@ def vllm_metrics(*, failing: bool = False) -> Iterator[str]:
             values |= {("lpc_stock_fallback", ""): 0.0, ("lpc_tier_stock_fallback", ""): 0.0}
             del values["lpc_rule", "x"]
             values |= {("lpc_rule", rule): float(rule == "value") for rule in RULES}
-            ghosts = {"asked": 1.0, "value": 0.45, "lru": 0.3, "chosen": 0.45}
+            ghosts = {"asked": 1.0, "value": 0.45, "own": 0.41, "lru": 0.3, "chosen": 0.45}
             values |= {("lpc_ghost_blocks", cache): share * queries for cache, share in ghosts.items()}
             values |= {("lpc_tenant_ghost_blocks", f"x,{cache}"): share * queries for cache, share in ghosts.items()}
             missed = {"asked": 1.0, "0.5": 0.8, "1": 0.7, "2": 0.4, "4": 0.3, "8": 0.3}
