@@ -103,7 +103,7 @@ def bench_prefetch(
 ) -> None:
     """LMCache (`make lmcache`) loads prompts while they wait: vLLM with few seats, with and without the controller.
 
-    Real time: TODO minutes.
+    In real time: 40 minutes, of which the processors are idle for more than half.
     """
     from benchmarks import prefetch, prefetch_counted
 

@@ -219,7 +219,7 @@ def run(*, quick: bool = False) -> dict[str, Any]:
         "", "first token, mean", "of the controller's", "worst seed", "chunks read", title="returning turns, modelled"
     )
     for name, case in CASES.items():
-        rows[name] = [_measured(seed, turns, case) for seed in seeds]
+        rows[name] = [measured(seed, turns, **case) for seed in seeds]
     base = rows["controller"]
     for name, row in rows.items():
         ratios = [mine["ttft_mean_s"] / its["ttft_mean_s"] for mine, its in zip(row, base, strict=True)]
@@ -229,7 +229,8 @@ def run(*, quick: bool = False) -> dict[str, Any]:
     return {"seeds": seeds, "turns": turns, "cases": rows}
 
 
-def _measured(seed: int, turns: int, case: dict[str, Any]) -> dict[str, float]:
+def measured(seed: int, turns: int, **case: Any) -> dict[str, float]:
+    """Return the mean seconds to the first token of returning turns, and the chunks read from disk, of ``turns`` turns."""
     world = Queueing(seed, **case)
     world.time.run(lambda: len(world.turns) >= WARM_UP)
     loads = world.node.loads
