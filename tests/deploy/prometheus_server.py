@@ -93,7 +93,8 @@ vllm:request_prefill_time_seconds_sum{{engine="0",model_name="m"}} {queries}
 def vllm_metrics(*, failing: bool = False) -> Iterator[str]:
     """Serve metrics under vLLM's names, half of whose tokens hit; yield their address.
 
-    The rule `value` is in force: its ghost caches hit 45%, those of LRU 30%, of `own` 41%. A failing plug-in counts an exception per scrape.
+    The rule `value` is in force: its ghost caches hit 45%, those of `own` 41%, of LRU 30%.
+    A failing plug-in counts an exception per scrape.
     """
     scrapes = iter(range(1, 10**9))
     plug_in = EngineMetrics("0")
