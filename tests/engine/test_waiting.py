@@ -35,6 +35,12 @@ NOTHING = SimpleNamespace(scheduled_spec_decode_tokens={}, total_num_scheduled_t
 
 
 @pytest.fixture(autouse=True)
+def all_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    """Also with vLLM's log at ERROR, whose level the plug-in's loggers would take."""
+    caplog.set_level("WARNING", "eviction_client")
+
+
+@pytest.fixture(autouse=True)
 def always_thrashing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "only_while_it_thrashes" not in request.node.name:
         monkeypatch.setattr(warm_first, "REPEATED", 0.0)

@@ -218,7 +218,7 @@ def _warm_and_cold(engine: Any, cold_tokens: int) -> None:
     engine.add("first", _WARM[:-2], 2)
     while engine.scheduler.has_unfinished_requests():
         engine.step()
-    engine.add("running", range(50, 150), 30)
+    engine.add("running", range(50, 60), 30)
     engine.step()
     engine.add("cold", [7, *range(10, 9 + cold_tokens)], 2)
 
