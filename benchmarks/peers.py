@@ -43,6 +43,8 @@ LOGS: Final[dict[str, tuple[Any, Any]]] = {
     "prompts": ({"prompt": LOGS_OF_TESTS.LONG}, {"prompt": LOGS_OF_TESTS.LONG}),
 }
 """Two records of each format: those of this project's tests, and those that the others name."""
+NOTHING_READ: Final = "no parseable requests"
+"""How llmtrafficlens ends, without an error, if it has read nothing."""
 KVLINT: Final = {"ShareGPT": ("sharegpt",), "prompts": ("plain",)}
 """Its names of formats. It starts slowly, so others are read as `openai` only."""
 OPTIONS: Final = {
@@ -54,8 +56,12 @@ OPTIONS: Final = {
     },
     "learned and classic policies": {OURS: ("simulate --help", "plugin-sidecar")},
     "closed loop of agents": {OURS: ("simulate --help", "--closed")},
-    "page to send around": {OURS: ("simulate --help", "--html"), "kvlint": ("report --help", "HTML")},
-    "anonymous trace": {OURS: ("export --help", "--anonymous"), "llmtrafficlens": ("export --help", "anonymized")},
+    "page to send around": {
+        OURS: ("simulate --help", "--html"),
+        "llmtrafficlens": ("profile --help", "output path prefix"),  # of a page and of figures
+        "kvlint": ("report --help", "HTML"),
+    },
+    "anonymous trace": {OURS: ("export --help", "--anonymous"), "llmtrafficlens": ("--help", "anonymized")},
     "exit code for CI": {OURS: ("why --help", "--fail-on"), "kvlint": ("lint --help", "--fail-on")},
 }
 """Which command's help names an option, and the words that show it."""
@@ -183,7 +189,8 @@ def _formats(program: Program, folder: Path) -> list[str]:
     found = []
     for name, records in LOGS.items():
         log = LOGS_OF_TESTS.written(folder / f"{name}.jsonl", *records)
-        if any(not program.run(words, folder)[0].returncode for words in _readers(program, log)):
+        done = [program.run(words, folder)[0] for words in _readers(program, log)]
+        if any(not each.returncode and NOTHING_READ not in each.stdout + each.stderr for each in done):
             found.append(name)
     return found
 
@@ -208,7 +215,7 @@ def _tokenizer(folder: Path) -> Path:
 
 def _planted(folder: Path, cause: str | None) -> Path:
     """Write a log with a planted cause, or a clean one."""
-    records = TRAFFIC.clean(sessions=12, turns=5)
+    records = TRAFFIC.clean()
     log = folder / f"{cause}.jsonl"
     TRAFFIC.write(log, records if cause is None else TRAFFIC.PLANTS[cause](records))
     return log
