@@ -13,7 +13,7 @@ A question that differs from a candidate only in case, white space or final punc
 no other candidate reaches: these have a level of evidence of their own, which is tested first.
 
 Its coefficients are in `ranking.json`. `python -m benchmarks ranking` fits them on public questions. The gate does not trust
-the probability: it bounds wrong answers by the tenant's own labels (`threshold.py`), so a bad model costs hits only.
+the probability: the tenant's own labels bound wrong answers (`threshold.py`). So a bad model costs hits and not the bound.
 """
 
 import json

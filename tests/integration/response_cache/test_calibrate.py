@@ -21,7 +21,7 @@ def calibrate(tmp_path: Path, models: Path, kind: str, lines: list[Any], *flags:
     return lpc("cache", "calibrate", f"--{kind}", str(path), *flags, "--models", str(models), "--model", "tiny")
 
 
-def questions(label: object, count: int = 90) -> list[Any]:
+def questions(label: object, count: int = 120) -> list[Any]:
     return [{"a": f"How do I reset part {i}?", "b": f"how do i reset part {i}", "label": label} for i in range(count)]
 
 
@@ -35,9 +35,9 @@ def test_clean_pairs_open_a_scope_and_wrong_ones_do_not(tmp_path: Path, tiny_mod
     done = calibrate(tmp_path, tiny_models, "pairs", questions(True), "--output", str(figures), "--evidence", str(kept))
     assert done.returncode == 0, done.err
     said = json.loads(figures.read_text())
-    assert (said["pairs"], said["served_share"]) == (90, 1.0)
-    assert said["wrong_of_served_at_most"] == pytest.approx(1 - 0.05 ** (1 / 90), abs=1e-4)
-    assert read_evidence(kept).labels == 90
+    assert (said["pairs"], said["served_share"]) == (120, 1.0)
+    assert said["wrong_of_served_at_most"] == pytest.approx(1 - 0.05 ** (1 / 120), abs=1e-4)
+    assert read_evidence(kept).labels == 120
     assert Gate(start=read_evidence(kept)).threshold is None  # one look of many needs more labels than a single look
     with pytest.raises(EvidenceError, match="another encoder"):
         read_evidence(kept, encoder="other")

@@ -33,7 +33,7 @@ BIRDS = [f"{a}{b}" for a in ("red", "blue", "old", "new", "tall", "wide") for b 
 QUESTIONS = [
     f"where can a {bird} be {done} in the {place}"
     for bird in BIRDS
-    for done in ("seen", "kept", "bought")
+    for done in ("seen", "kept", "bought", "found", "drawn")
     for place in ("north", "town", "east")
 ]
 
@@ -149,7 +149,7 @@ async def test_a_file_of_evidence_opens_two_sidecars_and_drift_in_one_shuts_both
         serve_caches(tiny_models, tmp_path, redis_server.url, **changes) as one,
         serve_caches(tiny_models, tmp_path, redis_server.url, **changes) as other,
     ):
-        for question in QUESTIONS[:7]:
+        for question in QUESTIONS[:8]:
             await fill(one, question, about=question)
         audits(0)
         for stub, question in ((one, QUESTIONS[0]), (other, QUESTIONS[1]), (other, QUESTIONS[2])):
@@ -162,7 +162,7 @@ async def test_a_file_of_evidence_opens_two_sidecars_and_drift_in_one_shuts_both
         assert (await asked_again(other, QUESTIONS[0])).miss.reason == pb.REASON_BELOW_THRESHOLD
         # The engine's answers to audited questions differ from the candidates'.
         audits(1)
-        for question in QUESTIONS[3:5]:
+        for question in QUESTIONS[3:6]:
             miss = (await asked_again(one, question)).miss
             assert miss.reason == pb.REASON_AUDITED
             asked = request(reworded(question), about=question)
@@ -171,9 +171,9 @@ async def test_a_file_of_evidence_opens_two_sidecars_and_drift_in_one_shuts_both
         audits(0)
         for stub in (one, other):
             await until_shut(stub)
-            assert (await asked_again(stub, QUESTIONS[5])).miss.reason == pb.REASON_BELOW_THRESHOLD
+            assert (await asked_again(stub, QUESTIONS[6])).miss.reason == pb.REASON_BELOW_THRESHOLD
     async with serve_caches(tiny_models, tmp_path, redis_server.url, **changes) as later:
-        assert (await asked_again(later, QUESTIONS[6])).miss.reason == pb.REASON_BELOW_THRESHOLD
+        assert (await asked_again(later, QUESTIONS[7])).miss.reason == pb.REASON_BELOW_THRESHOLD
 
 
 @pytest.mark.parametrize("mode", ["off", "shadow"])

@@ -9,7 +9,7 @@ from response_cache.semantic import gate as gates
 from response_cache.service.outcomes import Hit
 from tests.semantic_traffic import Caches, drive, fill, question
 
-COUNT = 300
+COUNT = 400
 
 
 @pytest.fixture(autouse=True)
