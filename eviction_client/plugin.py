@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from eviction_client.background import TICK_S, BackgroundThread, StartBackground
 from eviction_client.observability.misses import HitUnit, Misses
 from eviction_client.observability.rule_log import RuleLog
+from eviction_client.observability.thrash_log import ThrashLog
 from eviction_client.operators_file import OperatorsFile
 from eviction_client.pace import pause
 from eviction_client.policy.finished_request import FinishedRequest
@@ -155,6 +156,7 @@ class Plugin:
         """What was known of running requests. Only the background writes it."""
         self.policy = self._new_policy()
         self._rule_log = RuleLog(self.policy.in_force, shadow=settings.shadow)
+        self._thrash_log = ThrashLog()
         self._retain_s: Sequence[float] = [0.0] * self.policy.classes
         """By class of the queue."""
         self._by_retain: Sequence[tuple[float, int]] = []
@@ -456,6 +458,7 @@ class Plugin:
             self._forget_if_dropped()
             pause()
         self._explain(self._rule_log.update, self.policy.ghosts, time.monotonic())
+        self._explain(self._thrash_log.update, self.misses.repeated_prefill.share, time.monotonic())
         now = self.now()
         if self.policy.refit_due(now):
             self._refit(now)
