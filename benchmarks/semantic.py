@@ -147,5 +147,5 @@ def _write(page: Path, found: Sequence[dict[str, Any]], bound: float) -> None:
         axis.barh(places + 0.2, [100 * one["cosine"][key][index] for one in shown], 0.4, label="cosine 0.93", color="0.7")
         axis.set(title=title, xlabel="%", yticks=places, yticklabels=[one["set"] for one in shown])
         axis.invert_yaxis() if axis is left else axis.axvline(100 * bound, color="black", linewidth=0.8)
-    left.legend(loc="lower right", fontsize="small")
+    left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), fontsize="small")
     figure.savefig(page / "semantic.png", dpi=110)

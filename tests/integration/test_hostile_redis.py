@@ -336,7 +336,7 @@ async def test_restored_evidence_from_before_a_reset_is_ignored(
     misses(gate, 500, "right")
     await exchange(shared, gate)
     before = values(redis_server, "lpc:rc:*:t:*")
-    for _ in range(2):
+    for _ in range(3):
         gate.learn(0.999, same=False, decision=Decision.AUDIT)
     await exchange(shared, gate)
     assert gate.threshold is None
@@ -357,7 +357,7 @@ async def test_a_contradicted_calibration_stays_void_after_redis_was_emptied(
     gate = Gate(start=labels_from_before(), draw=random.Random(1))
     await exchange(shared, gate)
     assert gate.threshold is not None
-    for _ in range(2):
+    for _ in range(3):
         gate.learn(0.999, same=False, decision=Decision.AUDIT)
     await exchange(shared, gate)
     with contextlib.closing(redis_server.client()) as client:
