@@ -64,7 +64,7 @@ def read_chat(path: Path, format: str = "chat") -> Trace:  # noqa: A002
     skipped = Skipped()
     reading = _Reading()
     placed = ((place, reading.line(request)) for place, request in read_chats(path, format, skipped))
-    lines = in_order(placed, path, lambda line: (line.time,), skipped)
+    lines = in_order(placed, lambda line: (line.time,), skipped)
     names: dict[int, int] = {}
 
     def numbered(blocks: tuple[int, ...]) -> tuple[int, ...]:
@@ -103,7 +103,7 @@ def chat_conversations(path: Path, skipped: Skipped | None = None) -> Iterator[C
     skipped = skipped if skipped is not None else Skipped()
     reading = _Reading()
     placed = ((place, (reading.line(request), request)) for place, request in read_chats(path, "chat", skipped))
-    lines = in_order(placed, path, lambda found: (found[0].time,), skipped)
+    lines = in_order(placed, lambda found: (found[0].time,), skipped)
     places = _Conversations()
     longest: dict[str, LoggedRequest] = {}
     latest: dict[str, float] = {}
