@@ -25,6 +25,7 @@ from lpc.logs.chats.request import MEDIA_TOKENS, LoggedMessage, LoggedRequest, P
 from lpc.logs.datasets.conversation import Conversation
 from lpc.logs.records import Skipped
 from lpc.logs.traces.request import BlockIds, Trace, TracedRequest, in_order
+from lpc.logs.traces.sample import WHOLE, Sample
 from lpc.model.conversation import Message
 
 BLOCK_TOKENS: Final = 16
@@ -59,11 +60,17 @@ class _Line:
     category: str
 
 
-def read_chat(path: Path, format: str = "chat") -> Trace:  # noqa: A002
-    """Read a log of chats as a trace. Raises TraceError: see `lpc.logs.records.read_records`."""
+def read_chat(path: Path, format: str = "chat", sample: Sample = WHOLE) -> Trace:  # noqa: A002
+    """Read a log of chats, or a sample of its conversations, as a trace.
+
+    Raises TraceError: see `lpc.logs.records.read_records`.
+    """
     skipped = Skipped()
     reading = _Reading()
-    placed = ((place, reading.line(request)) for place, request in read_chats(path, format, skipped))
+    placed = (
+        (place, reading.line(request))
+        for place, request in read_chats(path, format, skipped, lambda one: sample.check(_opening(one)))
+    )
     lines = in_order(placed, lambda line: (line.time,), skipped)
     names: dict[int, int] = {}
 
@@ -90,6 +97,14 @@ def read_chat(path: Path, format: str = "chat") -> Trace:  # noqa: A002
             )
         )
     return Trace(path.name, block_tokens, requests, start=start, skipped=skipped, estimated=reading.estimated())
+
+
+def _opening(request: LoggedRequest) -> object:
+    """Return what all requests of a conversation have: its name, or the messages up to the first of a user."""
+    if request.session is not None:
+        return request.session
+    asked = next((at for at, message in enumerate(request.messages, 1) if message.is_user_turn), len(request.messages))
+    return request.user, [(message.role, message.parts) for message in request.messages[:asked]]
 
 
 def chat_conversations(path: Path, skipped: Skipped | None = None) -> Iterator[Conversation]:

@@ -21,17 +21,20 @@ threshold from 8 to 32 moves that number by less than 1%.
 """
 
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import count, groupby, islice, pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from lpc.logs.records import Skipped
+from lpc.logs.records import Skipped, read_records
 from lpc.logs.traces.block_size import block_tokens_of
 from lpc.logs.traces.request import Trace, TracedRequest, hashed_blocks, read_lines, seconds, whole
+from lpc.logs.traces.sample import WHOLE, Sample
 
 PUBLISHED_TOKENS: Final = 512
 SHARED_AFTER: Final = 16
 """A block with more different successors counts as shared by many conversations; forks of one user are fewer."""
+SHARED_BY: Final = 10_000
+"""Records in which shared blocks are found before a sample is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +54,25 @@ class _Place:
     linkable: bool
 
 
-def read_mooncake(path: Path) -> Trace:
-    """Read a Mooncake trace. Raises TraceError, as `read_lines`."""
+def read_mooncake(path: Path, sample: Sample = WHOLE) -> Trace:
+    """Read a Mooncake trace, or a sample of its conversations. Raises TraceError, as `read_lines`."""
     skipped = Skipped()
     size = block_tokens_of(path, PUBLISHED_TOKENS)
-    lines = read_lines(path, lambda record: _parse(record, size), skipped, lambda line: (line.arrival,))
+    shared = _shared(path, size) if sample.every > 1 else set()
+    latest: dict[int, int] = {}  # conversation by the last full block of a prompt; records in order of time, as most files have
+    new = count()
+
+    def parse(record: dict[str, Any]) -> _Line:
+        line = _parse(record, size)
+        if sample.every > 1:
+            own = (block for block in reversed(line.full) if block not in shared)
+            conversation = next((latest[block] for block in own if block in latest), None)
+            conversation = next(new) if conversation is None else conversation
+            latest.update((block, conversation) for block in line.full[-1:])
+            sample.check(conversation)
+        return line
+
+    lines = read_lines(path, parse, skipped, lambda line: (line.arrival,))
     first = lines[0].arrival
     conversations = _Conversations()
     requests = []
@@ -118,9 +135,22 @@ class _Conversations:
         self._count += 1
         return _Place(f"c{self._count}", 1, linkable)
 
+    def shared(self) -> set[int]:
+        """Return the blocks that many conversations share."""
+        return {block for block in self._followers if self._shared(block)}
+
     def _shared(self, block: int) -> bool:
         known = self._followers.get(block)
         return isinstance(known, set) and len(known) > SHARED_AFTER
+
+
+def _shared(path: Path, block_tokens: int) -> set[int]:
+    """Return the blocks that many conversations among the first SHARED_BY records share. Raises TraceError."""
+    conversations = _Conversations()
+    records = read_records(path, lambda record: [_parse(record, block_tokens)], Skipped())
+    for _, line in islice(records, SHARED_BY):
+        conversations.add([line])
+    return conversations.shared()
 
 
 def _parse(record: dict[str, Any], block_tokens: int) -> _Line:

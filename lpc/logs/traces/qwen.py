@@ -25,6 +25,7 @@ from lpc.logs.traces.request import (
     seconds,
     whole,
 )
+from lpc.logs.traces.sample import WHOLE, Sample
 
 PUBLISHED_TOKENS: Final = 16
 NO_PARENT: Final = -1
@@ -45,13 +46,19 @@ class _Line:
     served: float | None
 
 
-def read_qwen(path: Path) -> Trace:
-    """Read a Qwen-Bailian trace. Raises TraceError: see `read_lines`."""
+def read_qwen(path: Path, sample: Sample = WHOLE) -> Trace:
+    """Read a Qwen-Bailian trace, or a sample of its conversations. Raises TraceError: see `read_lines`."""
     skipped = Skipped()
     size = block_tokens_of(path, PUBLISHED_TOKENS)
     ids, chats = BlockIds(), set[int]()
 
+    sampled: dict[int, int] = {}  # first chat of the conversation, by chat
+
     def parse(record: dict[str, Any]) -> _Line:
+        if sample.every > 1:
+            chat, parent = whole(record, "chat_id", 0), whole(record, "parent_chat_id", NO_PARENT)
+            sampled[chat] = root = chat if parent == NO_PARENT else sampled.get(parent, parent)
+            sample.check(root)
         line = _parse(record, ids, size)
         if line.chat in chats:
             raise WrongRecord("chat_id is another line's")
