@@ -54,9 +54,7 @@ def simulate(
     ] = False,
     sample: Annotated[
         int | None,
-        _option(
-            LOG, "Simulate 1 in so many conversations of a log with times; default: as many as leave a million requests.", min=1
-        ),
+        _option(LOG, "Simulate 1 in so many conversations of a log; default: as many as leave a million requests.", min=1),
     ] = None,
     seeds: Annotated[int, _option(LOG, "Repetitions with different seeds.", min=1)] = 1,
     seed: Seed = 0,

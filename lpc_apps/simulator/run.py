@@ -41,7 +41,7 @@ class WorkloadSpec:
         workload: one of `WORKLOADS` or `EVERYDAY`; None: a trace, or conversations.
         think_time, law, active, seed: parameters of conversations; active and seed also of agent sessions, seed also of
             generated workloads.
-        sample: of a trace with times, 1 in so many conversations, for a cache of this part of the size; 1: all.
+        sample: of a trace with times, 1 in so many families (`lpc.logs.traces.sample`), for so small a cache; 1: all.
         count_from: second of a trace from which hits are counted; None: after half an hour, in a trace of less than about an
             hour after its first half, in a generated workload after 500 requests.
         sessions: concurrent sessions of a closed loop; None: requests arrive at the log's times.
@@ -82,14 +82,15 @@ class Run:
 def build(spec: WorkloadSpec) -> tuple[Workload, int]:
     """Return a workload, and the tokens of its working set, which are estimated from a sample.
 
-    The last result is cached until its file changes.
+    The last result is cached until its files change.
     """
-    changed = spec.trace.stat().st_mtime_ns if spec.trace is not None and spec.trace.exists() else 0
+    files = log_files(spec.trace) if spec.trace is not None and spec.trace.exists() else []
+    changed = tuple((file, file.stat().st_mtime_ns) for file in files)
     return _build(spec, changed)
 
 
 @lru_cache(maxsize=1)
-def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
+def _build(spec: WorkloadSpec, changed: tuple[tuple[Path, int], ...]) -> tuple[Workload, int]:
     del changed  # part of the key
     if spec.workload is not None:
         workload = _generate(spec)
@@ -152,7 +153,7 @@ def run_one(run: Run) -> dict[str, Any]:
     capacity, sample = in_tokens(run.capacity, working_set), run.workload.sample
     policy = REGISTRY[run.policy]
     if capacity // sample < workload.block_tokens:
-        of_sample = f" for 1 in {sample} conversations" if sample > 1 else ""
+        of_sample = f" for a sample of 1 in {sample}" if sample > 1 else ""
         raise SimulationError(
             f"a capacity of {capacity:,} tokens{of_sample} leaves no block of {workload.block_tokens} tokens: choose a larger "
             "one"

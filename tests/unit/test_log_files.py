@@ -18,6 +18,7 @@ from lpc.logs.log import open_log
 from lpc.logs.records import Skipped, TraceError
 from lpc.logs.traces import Trace
 from lpc_apps.commands.cli import app
+from lpc_apps.simulator.run import WorkloadSpec, build
 from tests.unit.test_chat_logs import FORMS, as_bytes, chat, written
 from tests.unit.test_traces import mooncake, qwen
 
@@ -175,6 +176,17 @@ def test_archives_of_sessions_are_one_log_and_damaged_ones_are_counted(tmp_path:
     assert {request.conversation for request in found.requests} == {"1", "2", "3"}
     assert len({request.blocks for request in found.requests}) == 3
     assert found.skipped.first == {"file that cannot be read: it is not a tar archive, or damaged": "notes.txt"}
+
+
+def test_a_simulation_follows_a_file_that_grows_in_its_folder(tmp_path: Path) -> None:
+    lines = [as_bytes(chat(turn)) for turn in range(12)]
+    folder = rotated(tmp_path / "logs", lines[:10])
+    spec = WorkloadSpec(trace=folder, format="chat")
+    before, _ = build(spec)
+    with (folder / "app.log").open("ab") as file:
+        file.writelines(line + b"\n" for line in lines[10:])
+    assert len(before.arrivals) == 10
+    assert len(build(spec)[0].arrivals) == 12
 
 
 def test_the_commands_give_for_rotated_files_what_they_give_for_the_whole_log(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,15 +39,10 @@ def chats(chat: int, turn: int) -> dict[str, Any]:
     return {"time": 300 * turn + chat, "messages": messages(chat, turn)}
 
 
-def named(chat: int, turn: int) -> dict[str, Any]:
-    return {"time": 300 * turn + chat, "session_id": f"s{chat}", "messages": [user(f"{chat} {turn} " * 30)]}
-
-
 FORMS: dict[str, tuple[str, Callable[[int, int], Any]]] = {
     "mooncake": ("mooncake", mooncake),
     "qwen": ("qwen", qwen),
     "chat": ("chat", chats),
-    "chat with sessions": ("chat", named),
 }
 
 
@@ -56,7 +52,7 @@ def log(path: Path, record: Callable[[int, int], Any]) -> Path:
 
 
 def prompts(trace: Trace) -> dict[str, list[int]]:
-    """Return the prompts' lengths by conversation's first turn time."""
+    """Return the lengths of prompts by conversation."""
     found: dict[str, list[int]] = {}
     for request in trace.requests:
         found.setdefault(request.conversation, []).append(request.input_tokens)
@@ -72,7 +68,22 @@ def test_a_sample_has_whole_conversations_and_the_rest_is_counted(name: str, eve
     found = prompts(trace)
     assert {len(lengths) for lengths in found.values()} == {TURNS}
     assert len(found) == pytest.approx(CHATS / every, rel=0.4)
-    assert trace.skipped.counts == {f"not in the sample of 1 in {every} conversations": TURNS * (CHATS - len(found))}
+    assert trace.skipped.counts == {f"not in the sample of 1 in {every}": TURNS * (CHATS - len(found))}
+
+
+def test_a_prompt_that_many_share_does_not_decide_and_a_document_of_few_does(tmp_path: Path) -> None:
+    def lines(document: int, question: int) -> dict[str, Any]:
+        blocks = [0, 1, *range(1000 * document, 1000 * document + 5), 10**6 + 100 * document + question]
+        return {"timestamp": question, "input_length": 512 * len(blocks), "output_length": 1, "hash_ids": blocks}
+
+    path = written(tmp_path / "log", *(lines(document, question) for question in range(5) for document in range(1, 301)))
+    trace = open_trace(path, "mooncake", sample=Sample(3))
+    whole = open_trace(path, "mooncake")
+    kept = Counter(request.blocks[2] for request in trace.requests)
+    assert len(kept) == pytest.approx(100, rel=0.3)
+    # Until the system prompt is known to be shared, the first few belong to its family.
+    assert sum(count == 5 for count in kept.values()) > 0.8 * len(kept)
+    assert len(whole.requests) == 1500
 
 
 def test_the_seed_draws_another_sample(tmp_path: Path) -> None:

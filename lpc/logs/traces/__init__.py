@@ -38,7 +38,7 @@ def open_trace(
         format: one of FORMATS.
         active, seed: for agent sessions, which have no common clock: number of concurrent sessions, and seed of their order.
 
-        sample: the conversations to read; those of agents are drawn, and not sampled.
+        sample: the prompts to read; sessions of agents are drawn, and not sampled.
 
     Raises:
         UsageError: the format is unknown.

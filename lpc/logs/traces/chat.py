@@ -61,15 +61,12 @@ class _Line:
 
 
 def read_chat(path: Path, format: str = "chat", sample: Sample = WHOLE) -> Trace:  # noqa: A002
-    """Read a log of chats, or a sample of its conversations, as a trace.
-
-    Raises TraceError: see `lpc.logs.records.read_records`.
-    """
+    """Read a log of chats, or a sample of it, as a trace. Raises TraceError: see `lpc.logs.records.read_records`."""
+    check = sample.checker(lambda: (_parts(request) for _, request in read_chats(path, format, Skipped())))
     skipped = Skipped()
     reading = _Reading()
     placed = (
-        (place, reading.line(request))
-        for place, request in read_chats(path, format, skipped, lambda one: sample.check(_opening(one)))
+        (place, reading.line(request)) for place, request in read_chats(path, format, skipped, lambda one: check(_parts(one)))
     )
     lines = in_order(placed, lambda line: (line.time,), skipped)
     names: dict[int, int] = {}
@@ -99,12 +96,11 @@ def read_chat(path: Path, format: str = "chat", sample: Sample = WHOLE) -> Trace
     return Trace(path.name, block_tokens, requests, start=start, skipped=skipped, estimated=reading.estimated())
 
 
-def _opening(request: LoggedRequest) -> object:
-    """Return what all requests of a conversation have: its name, or the messages up to the first of a user."""
-    if request.session is not None:
-        return request.session
-    asked = next((at for at, message in enumerate(request.messages, 1) if message.is_user_turn), len(request.messages))
-    return request.user, [(message.role, message.parts) for message in request.messages[:asked]]
+def _parts(request: LoggedRequest) -> Iterator[object]:
+    """Yield the parts of a prompt, as families have them."""
+    yield request.scope, request.tools
+    for message in request.messages:
+        yield message.role, message.parts
 
 
 def chat_conversations(path: Path, skipped: Skipped | None = None) -> Iterator[Conversation]:

@@ -21,7 +21,7 @@ threshold from 8 to 32 moves that number by less than 1%.
 """
 
 from dataclasses import dataclass
-from itertools import count, groupby, islice, pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,8 +33,6 @@ from lpc.logs.traces.sample import WHOLE, Sample
 PUBLISHED_TOKENS: Final = 512
 SHARED_AFTER: Final = 16
 """A block with more different successors counts as shared by many conversations; forks of one user are fewer."""
-SHARED_BY: Final = 10_000
-"""Records in which shared blocks are found before a sample is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +53,16 @@ class _Place:
 
 
 def read_mooncake(path: Path, sample: Sample = WHOLE) -> Trace:
-    """Read a Mooncake trace, or a sample of its conversations. Raises TraceError, as `read_lines`."""
+    """Read a Mooncake trace, or a sample of it. Raises TraceError, as `read_lines`."""
     skipped = Skipped()
     size = block_tokens_of(path, PUBLISHED_TOKENS)
-    shared = _shared(path, size) if sample.every > 1 else set()
-    latest: dict[int, int] = {}  # conversation by the last full block of a prompt; records in order of time, as most files have
-    new = count()
+    check = sample.checker(
+        lambda: (blocks for _, blocks in read_records(path, lambda one: [_parse(one, size).blocks], Skipped()))
+    )
 
     def parse(record: dict[str, Any]) -> _Line:
         line = _parse(record, size)
-        if sample.every > 1:
-            own = (block for block in reversed(line.full) if block not in shared)
-            conversation = next((latest[block] for block in own if block in latest), None)
-            conversation = next(new) if conversation is None else conversation
-            latest.update((block, conversation) for block in line.full[-1:])
-            sample.check(conversation)
+        check(line.blocks)
         return line
 
     lines = read_lines(path, parse, skipped, lambda line: (line.arrival,))
@@ -135,22 +128,9 @@ class _Conversations:
         self._count += 1
         return _Place(f"c{self._count}", 1, linkable)
 
-    def shared(self) -> set[int]:
-        """Return the blocks that many conversations share."""
-        return {block for block in self._followers if self._shared(block)}
-
     def _shared(self, block: int) -> bool:
         known = self._followers.get(block)
         return isinstance(known, set) and len(known) > SHARED_AFTER
-
-
-def _shared(path: Path, block_tokens: int) -> set[int]:
-    """Return the blocks that many conversations among the first SHARED_BY records share. Raises TraceError."""
-    conversations = _Conversations()
-    records = read_records(path, lambda record: [_parse(record, block_tokens)], Skipped())
-    for _, line in islice(records, SHARED_BY):
-        conversations.add([line])
-    return conversations.shared()
 
 
 def _parse(record: dict[str, Any], block_tokens: int) -> _Line:

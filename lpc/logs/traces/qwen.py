@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from lpc.logs.records import Skipped, WrongRecord
+from lpc.logs.records import Skipped, WrongRecord, read_records
 from lpc.logs.traces.block_size import block_tokens_of
 from lpc.logs.traces.request import (
     BlockIds,
@@ -47,18 +47,18 @@ class _Line:
 
 
 def read_qwen(path: Path, sample: Sample = WHOLE) -> Trace:
-    """Read a Qwen-Bailian trace, or a sample of its conversations. Raises TraceError: see `read_lines`."""
+    """Read a Qwen-Bailian trace, or a sample of it. Raises TraceError: see `read_lines`."""
     skipped = Skipped()
     size = block_tokens_of(path, PUBLISHED_TOKENS)
     ids, chats = BlockIds(), set[int]()
 
-    sampled: dict[int, int] = {}  # first chat of the conversation, by chat
+    def blocks(record: dict[str, Any]) -> list[int]:
+        return hashed_blocks(record, whole(record, "input_length", 1), size)
+
+    check = sample.checker(lambda: (found for _, found in read_records(path, lambda one: [blocks(one)], Skipped())))
 
     def parse(record: dict[str, Any]) -> _Line:
-        if sample.every > 1:
-            chat, parent = whole(record, "chat_id", 0), whole(record, "parent_chat_id", NO_PARENT)
-            sampled[chat] = root = chat if parent == NO_PARENT else sampled.get(parent, parent)
-            sample.check(root)
+        check(blocks(record))
         line = _parse(record, ids, size)
         if line.chat in chats:
             raise WrongRecord("chat_id is another line's")
