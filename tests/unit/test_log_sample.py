@@ -67,7 +67,7 @@ def test_a_sample_has_whole_conversations_and_the_rest_is_counted(name: str, eve
     trace = open_trace(path, format, sample=Sample(every))
     found = prompts(trace)
     assert {len(lengths) for lengths in found.values()} == {TURNS}
-    assert len(found) == pytest.approx(CHATS / every, rel=0.4)
+    assert len(found) == pytest.approx(CHATS / every, rel=0.6)
     assert trace.skipped.counts == {f"not in the sample of 1 in {every}": TURNS * (CHATS - len(found))}
 
 

@@ -1,9 +1,9 @@
 """Spatial sampling of logs that are too large for memory: 1 in N prefix families, for a cache of 1/N of the size.
 
-Between two uses of a block lie 1/N of the other blocks of the log, so LRU hits in 1/N of the cache what it hits in the whole one
+Between two uses of a block lie 1/N of the log's other blocks, so LRU hits in 1/N of the cache what it hits in the whole one
 (SHARDS: Waldspurger et al., "Efficient MRC Construction with SHARDS", FAST'15). All users of a block must be in the sample, or
-none: a keyed hash of the *family* decides. That is the first part of a prompt (block or message) behind what many prompts share,
-such as a system prompt: otherwise an application would be in the sample as a whole, or not at all.
+none: a keyed hash of the *family* decides. That is the first part of a prompt (block or message) behind what many share, such
+as a system prompt: otherwise an application would be in the sample as a whole, or not at all.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -58,7 +58,7 @@ WHOLE: Final = Sample()
 class _Families:
     """Finds the family of each prompt.
 
-    A prefix is shared if more than SHARED_AFTER different parts follow it. The part behind the longest shared one is the family.
+    A prefix is shared if over SHARED_AFTER different parts follow it. The family is the part behind the longest shared one.
     """
 
     def __init__(self, key: bytes, prompts: Iterable[Prompt]) -> None:
