@@ -80,7 +80,7 @@ def open_log(source: Path | str | Sequence[Path], format: str | None = None) -> 
     """Yield a log. A stream is copied to a file that only this user can read, because a log is read more than once.
 
     Args:
-        source: a file, which may be compressed with gzip or Zstandard; a folder of them; a named pipe; `-`: standard input.
+        source: a file, which may be compressed with gzip or Zstandard, a folder of them, a named pipe, or `-`, standard input.
             Several of these are one log, such as rotated files.
         format: one of FORMATS; None: recognise it.
 
