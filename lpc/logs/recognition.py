@@ -6,7 +6,7 @@ so they decide nothing. The values of fields do not matter: whether a record can
 
 import tarfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -17,10 +17,10 @@ from lpc.logs.chats import nginx
 from lpc.logs.chats.chat import TIMES
 from lpc.logs.chats.fields import object_of, snake
 from lpc.logs.chats.otel import LEVELS
-from lpc.logs.records import DAMAGED, DatasetError, Record, TraceError, json_lines, log_files, unpacked
+from lpc.logs.records import DAMAGED, DatasetError, Record, TraceError, json_lines, unpacked
 
 ENOUGH: Final = 100
-"""Records with a known shape that decide."""
+"""Records with a known shape that decide, of all files together."""
 MOST: Final = 10_000
 """Records that are read at most: a log may begin with damaged ones."""
 
@@ -33,37 +33,48 @@ _COLLECTOR: Final = frozenset(LEVELS) - {"data", "batches"}
 _TIMES: Final = (*TIMES, "time_iso8601", "msec", "time_local")
 
 
-def recognise(path: Path) -> str:
-    """Return the format of a file, or of a folder's files, one of `lpc.logs.log.FORMATS`.
+def recognise(files: Sequence[Path]) -> str:
+    """Return the format of a log's files, one of `lpc.logs.log.FORMATS`. Files without a record of a known format do not count.
 
     Raises:
-        TraceError: the file cannot be read.
-        UsageError: no record has the shape of a known format.
+        TraceError: a file cannot be read.
+        UsageError: no record has the shape of a known format, or files have different formats.
     """
+    found: dict[str, Path] = {}
+    for file in files:
+        known = _format_of(file, -(-ENOUGH // len(files)))
+        if known is not None:
+            found.setdefault(known, file)
+    if not found:
+        name = files[0].name if len(files) == 1 else f"{len(files)} files"
+        raise UsageError(
+            f"the format of {name} is not recognised: give --format, or write one JSON object per line as on the page "
+            "log formats"
+        )
+    if len(found) > 1:
+        named = ", ".join(f"{file} is {known}" for known, file in found.items())
+        raise UsageError(f"the files have different formats ({named}): give those of one, or --format")
+    return next(iter(found))
+
+
+def _format_of(path: Path, enough: int) -> str | None:
+    """Return the format of most of a file's first records with a known shape; None: there is none. Raises TraceError."""
     try:
-        for each in log_files(path):
-            with suppress(*DAMAGED), unpacked(each) as file:
-                if _is_tar(file):
-                    if each != path:
-                        raise UsageError(f"{each.name} is an archive of agent sessions, which are one log each: name one")
-                    return "agents"
+        with suppress(*DAMAGED), unpacked(path) as file:
+            if _is_tar(file):
+                return "agents"
         found = Counter[str]()
         for _, record in islice(json_lines(path, nginx.repair), MOST):
             shape = shape_of(record) if isinstance(record, dict) else None
             if shape is not None:
                 found[shape] += 1
-                if found.total() == ENOUGH:
+                if found.total() == enough:
                     break
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
     except DatasetError as error:
         raise TraceError(str(error)) from error
-    if not found:
-        raise UsageError(
-            f"the format of {path.name} is not recognised: give --format, or write one JSON object per line as on the page "
-            "log formats"
-        )
-    return found.most_common(1)[0][0]
+    return found.most_common(1)[0][0] if found else None
 
 
 def _is_tar(file: IO[bytes]) -> bool:

@@ -89,10 +89,10 @@ def read_records(
     skipped: Skipped,
     repair: Callable[[bytes], bytes] | None = None,
 ) -> Iterator[tuple[str, T]]:
-    """Yield the location and contents of what ``parse`` yields for the objects of a JSONL file, in file order.
+    """Yield the location and contents of what ``parse`` yields for the objects of a log, in file order.
 
     Args:
-        path: the file, as in `json_lines`; blank lines are ignored.
+        path: the log, as in `json_lines`; blank lines are ignored.
         parse: yields what an object contains, and WrongRecord for each wrong part; raises WrongRecord for an invalid object.
         skipped: counts wrong records, with the location ``file:line`` of the first ones per reason.
         repair: makes JSON of a line that is not.
@@ -107,14 +107,14 @@ def read_records(
             try:
                 for found in [record] if isinstance(record, WrongRecord) else parse(record):
                     if isinstance(found, WrongRecord):
-                        damaged += _note(found, f"{path.name}:{place}", reasons, skipped)
+                        damaged += _note(found, place, reasons, skipped)
                     else:
                         good += 1
                         yield place, found
             except WrongRecord as wrong:
-                damaged += _note(wrong, f"{path.name}:{place}", reasons, skipped)
+                damaged += _note(wrong, place, reasons, skipped)
             except RecursionError:
-                damaged += _note(WrongRecord("nested too deeply"), f"{path.name}:{place}", reasons, skipped)
+                damaged += _note(WrongRecord("nested too deeply"), place, reasons, skipped)
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
     except DatasetError as error:
@@ -154,7 +154,7 @@ def records_of(path: Path) -> Iterator[tuple[str, Record | WrongRecord]]:
         name = file.relative_to(path).as_posix() if is_folder else file.name
         empty = True
         try:
-            for where, record in _array(file) if _kind(file) == ".json" else json_lines(file):
+            for where, record in _array(file) if _kind(file) == ".json" else _records_of_file(file):
                 empty = False
                 yield f"{name}:{where}", record
         except OSError as error:
@@ -190,38 +190,42 @@ def _kind(file: Path) -> str:
 
 
 def json_lines(path: Path, repair: Callable[[bytes], bytes] | None = None) -> Iterator[tuple[str, Record | WrongRecord]]:
-    """Yield the number, from 1, and the object of every non-blank line of a JSONL file, which may be compressed.
+    """Yield the location and the object of every non-blank line of a log, whose files may be compressed.
 
-    A file of one JSON array, or of objects that span lines, gives its objects, numbered from 1. UTF-16 and UTF-32 are read. A
-    folder gives those of its files (:func:`log_files`), with the name of the file before the number.
+    A file of one JSON array, or of objects that span lines, gives its objects, numbered from 1. UTF-16 and UTF-32 are read.
 
     Args:
+        path: as in `log_files`.
         repair: makes JSON of a line that is not.
     """
-    if not path.is_dir():
-        yield from _json_lines(path, repair)
-        return
     for file in log_files(path):
-        for number, record in _json_lines(file, repair):
-            yield f"{file.relative_to(path).as_posix()}:{number}", record
+        name = name_of(file, path)
+        for where, record in _records_of_file(file, repair):
+            yield f"{name}:{where}", record
 
 
 def log_files(path: Path) -> list[Path]:
-    """Return a file, or the files of a folder in the order of their names, without hidden ones.
+    """Return a file, or the files of a folder and of folders inside, without hidden ones, the one last written at the end.
 
     Raises:
         DatasetError: the folder has none.
     """
     if not path.is_dir():
         return [path]
-    inside = (file for file in path.rglob("*") if not any(part.startswith(".") for part in file.relative_to(path).parts))
-    files = sorted(file for file in inside if file.is_file())
+    inside = [file for file in path.rglob("*") if not any(part.startswith(".") for part in file.relative_to(path).parts)]
+    files = sorted((file for file in inside if file.is_file()), key=lambda file: (file.stat().st_mtime_ns, file))
     if not files:
-        raise DatasetError(f"{path} is a folder without files: name the log's files, or their folder")
+        raise DatasetError(f"cannot read {path}: the folder has no files")
     return files
 
 
-def _json_lines(path: Path, repair: Callable[[bytes], bytes] | None) -> Iterator[tuple[str, Record | WrongRecord]]:
+def name_of(file: Path, log: Path) -> str:
+    """Return the name of one of the files of a log: inside its folder, if that is the log."""
+    return file.name if file == log else file.relative_to(log).as_posix()
+
+
+def _records_of_file(path: Path, repair: Callable[[bytes], bytes] | None = None) -> Iterator[tuple[str, Record | WrongRecord]]:
+    """Yield the number, from 1, and the object of every non-blank line of a file."""
     try:
         with unpacked(path) as file:
             encoding = _encoding(file.peek(_PEEK)[:_PEEK])

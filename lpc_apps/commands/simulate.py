@@ -52,6 +52,10 @@ def simulate(
     held_out: Annotated[
         bool, _option(LOG, "Replay only the half of --format conversations that `lpc train` holds out.", "--held-out")
     ] = False,
+    sample: Annotated[
+        int | None,
+        _option(LOG, "Simulate 1 in so many conversations of a log; default: as many as leave a million requests.", min=1),
+    ] = None,
     seeds: Annotated[int, _option(LOG, "Repetitions with different seeds.", min=1)] = 1,
     seed: Seed = 0,
     describe: Annotated[bool, _option(LOG, "Describe the log or workload without a simulation.", "--describe")] = False,
@@ -132,6 +136,8 @@ def simulate(
     """
     try:
         from lpc.logs.log import CONVERSATIONS, open_log
+        from lpc.logs.traces import SAMPLED
+        from lpc.logs.traces.sample import every_for
         from lpc_apps.commands import simulation
         from lpc_apps.commands.why import causes_of
     except ModuleNotFoundError as error:
@@ -177,6 +183,10 @@ def simulate(
             if (head is not None or held_out) and (opened is None or opened.format != CONVERSATIONS):
                 raise UsageError("--head and --held-out read text: give them with a log of the format conversations")
             recognised = opened is not None and opened.recognised
+            sampled = opened is not None and opened.format in SAMPLED and not (closed or in_turn)
+            if sample is not None and not sampled:
+                raise UsageError(f"--sample is for logs of {', '.join(SAMPLED)}, without --closed and --in-turn")
+            every = sample or (every_for(opened.path) if opened is not None and sampled else 1)
             spec = WorkloadSpec(
                 trace=None if opened is None else opened.path,
                 format="" if opened is None else opened.format,
@@ -185,6 +195,7 @@ def simulate(
                 law=law,
                 active=active,
                 seed=seed,
+                sample=every,
                 count_from=count_from,
                 requests=requests,
             )

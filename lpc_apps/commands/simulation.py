@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from lpc.logs.log import CONVERSATIONS
 from lpc.wire.terminal import console
+from lpc_apps.commands.outcome import note
 from lpc_apps.commands.simulation_page import write_page
 from lpc_apps.commands.simulation_tables import (
     print_closed_loop,
@@ -188,10 +189,13 @@ class _Answers:
     def add(self, run: Run, row: dict[str, Any]) -> None:
         """Add the row of a run."""
         log = row.pop("log", None)
+        sample = row["sample"]
         if log is not None and self.log is None:
             self.log = {"format": run.workload.format, "recognised": self._recognised, **log}
             with tqdm.external_write_mode():
                 print_reading(self.log)
+                if sample > 1:
+                    note(f"1 in {sample} conversations is simulated, with 1/{sample} of each cache size; --sample changes that")
         row["by_fraction"] = isinstance(run.capacity, float)
         self.rows[run] = row
         curve = self._curve(run)

@@ -123,10 +123,10 @@ def _of_text(log: "Log") -> "tuple[Analysis, dict[str, Any]]":
     found = []
     for place, request in log.requests(skipped):
         if units.chars > MOST_TEXT:
-            skipped.note(f"behind the first {MOST_TEXT >> 30} GiB of different text", f"{log.path.name}:{place}")
+            skipped.note(f"behind the first {MOST_TEXT >> 30} GiB of different text", place)
         else:
             found.append((place, units.prompt(request)))
-    prompts = in_order(found, log.path, lambda prompt: (prompt.time,), skipped)
+    prompts = in_order(found, lambda prompt: (prompt.time,), skipped)
     reading = {"file": log.path.name, "requests": len(prompts), "skipped": skipped.reading(), "estimated": {}}
     return analyse(prompts, units), reading
 

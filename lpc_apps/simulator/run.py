@@ -13,6 +13,7 @@ from lpc.logs.log import CONVERSATIONS
 from lpc.logs.records import log_files
 from lpc.logs.traces import open_trace
 from lpc.logs.traces.agents import ACTIVE_SESSIONS
+from lpc.logs.traces.sample import Sample
 from lpc_apps.simulator.amounts import SimulationError, in_tokens
 from lpc_apps.simulator.cluster import spread_on
 from lpc_apps.simulator.conversation_log import read_conversations
@@ -40,6 +41,7 @@ class WorkloadSpec:
         workload: one of `WORKLOADS` or `EVERYDAY`; None: a trace, or conversations.
         think_time, law, active, seed: parameters of conversations; active and seed also of agent sessions, seed also of
             generated workloads.
+        sample: of a trace with times, 1 in so many families (`lpc.logs.traces.sample`), for so small a cache; 1: all.
         count_from: second of a trace from which hits are counted; None: after half an hour, in a trace of less than about an
             hour after its first half, in a generated workload after 500 requests.
         sessions: concurrent sessions of a closed loop; None: requests arrive at the log's times.
@@ -54,6 +56,7 @@ class WorkloadSpec:
     law: ThinkTimes = "exponential"
     active: int | None = None
     seed: int = 0
+    sample: int = 1
     count_from: float | None = None
     sessions: int | None = None
     requests: int = REQUESTS
@@ -77,13 +80,17 @@ class Run:
 
 
 def build(spec: WorkloadSpec) -> tuple[Workload, int]:
-    """Return a workload and its working set in tokens. The last result is cached until its file changes."""
-    changed = spec.trace.stat().st_mtime_ns if spec.trace is not None and spec.trace.exists() else 0
+    """Return a workload, and the tokens of its working set, which are estimated from a sample.
+
+    The last result is cached until its files change.
+    """
+    files = log_files(spec.trace) if spec.trace is not None and spec.trace.exists() else []
+    changed = tuple((file, file.stat().st_mtime_ns) for file in files)
     return _build(spec, changed)
 
 
 @lru_cache(maxsize=1)
-def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
+def _build(spec: WorkloadSpec, changed: tuple[tuple[Path, int], ...]) -> tuple[Workload, int]:
     del changed  # part of the key
     if spec.workload is not None:
         workload = _generate(spec)
@@ -102,7 +109,13 @@ def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
             seed=spec.seed,
         )
     else:
-        trace = open_trace(spec.trace, spec.format, active=spec.active or ACTIVE_SESSIONS, seed=spec.seed)
+        trace = open_trace(
+            spec.trace,
+            spec.format,
+            active=spec.active or ACTIVE_SESSIONS,
+            seed=spec.seed,
+            sample=Sample(spec.sample, spec.seed),
+        )
         start = spec.count_from
         if start is None:
             start = LEARN_S if trace.duration > 1.9 * LEARN_S else trace.duration / 2
@@ -110,7 +123,7 @@ def _build(spec: WorkloadSpec, changed: int) -> tuple[Workload, int]:
     if spec.sessions is not None:
         workload = closed_loop(workload, spec.sessions, spec.requests, spec.seed)
         workload.name = f"{workload.name}, {spec.sessions} sessions at a time"
-    return workload, workload.working_set_tokens()
+    return workload, workload.working_set_tokens() * spec.sample
 
 
 def _generate(spec: WorkloadSpec) -> Workload:
@@ -137,19 +150,23 @@ def run_one(run: Run) -> dict[str, Any]:
         )
     if not working_set:
         raise SimulationError(f"no prompt has a full block of {workload.block_tokens} tokens, so a cache cannot hit anything")
-    capacity = in_tokens(run.capacity, working_set)
+    capacity, sample = in_tokens(run.capacity, working_set), run.workload.sample
     policy = REGISTRY[run.policy]
-    if capacity < workload.block_tokens:
+    if capacity // sample < workload.block_tokens:
+        of_sample = f" for a sample of 1 in {sample}" if sample > 1 else ""
         raise SimulationError(
-            f"a capacity of {capacity:,} tokens leaves no block of {workload.block_tokens} tokens: choose a larger one"
+            f"a capacity of {capacity:,} tokens{of_sample} leaves no block of {workload.block_tokens} tokens: choose a larger "
+            "one"
         )
     result = simulate(
         workload,
-        capacity,
+        capacity // sample,
         lambda blocks: policy(blocks, workload, run.settings),
         cost=run.settings.cost,
         queueing=run.queueing,
     )
+    figures = result.figures()
+    figures["prefill_load"] *= sample
     return {
         "workload": workload.name,
         "policy": run.policy,
@@ -161,8 +178,9 @@ def run_one(run: Run) -> dict[str, Any]:
         "queue": run.queueing.label,
         "inverted": run.settings.invert,
         "rule": run.settings.rule,
+        "sample": sample,
         **({} if workload.reading is None else {"log": workload.reading}),
-        **result.figures(),
+        **figures,
     }
 
 

@@ -140,7 +140,7 @@ def test_good_records_are_read_whatever_stands_between_them(name: str, seed: int
         found = list(read_chats(path, format, skipped))
         places = [place for place, _ in found]
         good = [request for _, request in read_chats(alone, format, Skipped())]
-        assert repr([dict(found)["1"], dict(found)[str(len(lines))]]) == repr(good)
+        assert repr([dict(found)["log.jsonl:1"], dict(found)[f"log.jsonl:{len(lines)}"]]) == repr(good)
         if name not in ("langfuse page", "langfuse trace", "otel collector"):  # several records a line
             assert len(places) == len(set(places))
             assert len(places) + sum(skipped.counts.values()) == len(lines)

@@ -110,7 +110,7 @@ def test_a_log_of_no_known_format_is_refused_without_its_text(text: str, tmp_pat
 
 @pytest.mark.parametrize("missing", ["none", "."])
 def test_a_missing_file_and_an_empty_folder_are_refused(missing: str, tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"cannot read|without files"), open_log(tmp_path / missing):
+    with pytest.raises(TraceError, match="cannot read"), open_log(tmp_path / missing):
         pass
 
 
@@ -163,7 +163,7 @@ def test_only_logs_with_text_give_messages(tmp_path: Path) -> None:
     with open_log(written(tmp_path / "log", chat(0), "{", chat(1))) as log:
         skipped = Skipped()
         found = list(log.requests(skipped))
-    assert [place for place, _ in found] == ["1", "3"]
+    assert [place for place, _ in found] == ["log:1", "log:3"]
     assert skipped.counts == {"not JSON": 1}
     with open_log(written(tmp_path / "log", mooncake(0, 1))) as log, pytest.raises(UsageError, match="has no text of requests"):
         log.requests(Skipped())

@@ -35,15 +35,31 @@ READERS: Final = {
 }
 
 
-def read_chats(path: Path, format: str, skipped: Skipped) -> Iterator[tuple[str, LoggedRequest]]:  # noqa: A002
+def read_chats(
+    path: Path,
+    format: str,  # noqa: A002
+    skipped: Skipped,
+    check: Callable[[LoggedRequest], None] | None = None,
+) -> Iterator[tuple[str, LoggedRequest]]:
     """Yield the place and contents of the requests of a log, in file order.
 
     Args:
         format: one of READERS.
         skipped: counts what was left out.
+        check: raises WrongRecord for a request to leave out.
 
     Raises:
         TraceError: see `lpc.logs.records.read_records`.
     """
     reader = READERS[format]
-    return read_records(path, reader.read, skipped, reader.repair)
+
+    def parse(record: Record) -> Iterator[LoggedRequest | WrongRecord]:
+        for request in reader.read(record):
+            try:
+                if check is not None and not isinstance(request, WrongRecord):
+                    check(request)
+                yield request
+            except WrongRecord as wrong:
+                yield wrong
+
+    return read_records(path, reader.read if check is None else parse, skipped, reader.repair)

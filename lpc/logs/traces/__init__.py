@@ -14,9 +14,12 @@ from lpc.logs.traces.chat import read_chat
 from lpc.logs.traces.mooncake import read_mooncake
 from lpc.logs.traces.qwen import read_qwen
 from lpc.logs.traces.request import Trace, TracedRequest
+from lpc.logs.traces.sample import WHOLE, Sample
 
 __all__ = ["FORMATS", "Trace", "TraceError", "TracedRequest", "open_trace"]
 
+SAMPLED: Final = ("mooncake", "qwen", *READERS)
+"""Formats of which a sample can be read."""
 FORMATS: Final = ("mooncake", "qwen", "agents", *READERS)
 
 
@@ -26,6 +29,7 @@ def open_trace(
     *,
     active: int = ACTIVE_SESSIONS,
     seed: int = 0,
+    sample: Sample = WHOLE,
 ) -> Trace:
     """Read a trace.
 
@@ -34,17 +38,19 @@ def open_trace(
         format: one of FORMATS.
         active, seed: for agent sessions, which have no common clock: number of concurrent sessions, and seed of their order.
 
+        sample: the prompts to read; sessions of agents are drawn, and not sampled.
+
     Raises:
         UsageError: the format is unknown.
         TraceError: the file cannot be read, has no request, or nearly all of its records are wrong.
     """
     match format:
         case "mooncake":
-            return read_mooncake(path)
+            return read_mooncake(path, sample)
         case "qwen":
-            return read_qwen(path)
+            return read_qwen(path, sample)
         case "agents":
             return read_agent_sessions(path, active=active, seed=seed)
     if format in READERS:
-        return read_chat(path, format)
+        return read_chat(path, format, sample)
     raise UsageError(f"unknown trace format {format!r:.40}: use one of {', '.join(FORMATS)}")

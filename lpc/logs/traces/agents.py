@@ -7,11 +7,12 @@ reply ended (a tool call or the end of the turn). An engine sees it in the reply
 
 import random
 import tarfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from lpc.logs.records import DAMAGED, Record, Skipped, TraceError, WrongRecord, loads, unpacked
+from lpc.logs.records import DAMAGED, Record, Skipped, TraceError, WrongRecord, loads, log_files, name_of, unpacked
 from lpc.logs.traces.request import BlockIds, Trace, TracedRequest, seconds, whole
 
 ACTIVE_SESSIONS: Final = 20
@@ -69,29 +70,39 @@ def read_agent_sessions(path: Path, *, active: int = ACTIVE_SESSIONS, seed: int 
 
 def _sessions(path: Path, skipped: Skipped) -> list[_Session]:
     sessions: list[_Session] = []
-    try:
-        with unpacked(path) as packed, tarfile.open(fileobj=packed) as archive:
-            for member in sorted(archive.getmembers(), key=lambda member: member.name):
-                file = archive.extractfile(member) if member.name.endswith(".json") else None
-                if file is None:
-                    continue
+    files = log_files(path)
+    for file in files:
+        name = name_of(file, path)
+        try:
+            for place, content in _members(file):
                 try:
-                    session = _session(loads(file.read()))
+                    session = _session(loads(content))
                     if sessions and session.block_tokens != sessions[0].block_tokens:
                         raise WrongRecord("block_size is not the first session's")
                 except WrongRecord as wrong:
-                    skipped.note(str(wrong), f"{path.name}:{member.name}")
+                    skipped.note(str(wrong), f"{name}:{place}")
                 except (ValueError, RecursionError):
-                    skipped.note("not JSON", f"{path.name}:{member.name}")
+                    skipped.note("not JSON", f"{name}:{place}")
                 else:
                     sessions += [session] if session.calls else []
-    except (OSError, *DAMAGED, tarfile.TarError) as error:
-        reason = error.strerror if isinstance(error, OSError) else None
-        raise TraceError(f"cannot read {path}: {reason or 'it is not a tar archive, or damaged'}") from error
+        except (OSError, *DAMAGED, tarfile.TarError) as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or "it is not a tar archive, or damaged"
+            if len(files) == 1:
+                raise TraceError(f"cannot read {path}: {reason}") from error
+            skipped.note(f"file that cannot be read: {reason}", name)
     if not sessions:
         reasons = "; ".join(f"{reason}: {n} (first: {skipped.first[reason]})" for reason, n in skipped.counts.items())
         raise TraceError(f"{path} holds no agent sessions" + (f" ({reasons})" if reasons else ""))
     return sessions
+
+
+def _members(file: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield name and contents of an archive's JSON files, by name."""
+    with unpacked(file) as packed, tarfile.open(fileobj=packed) as archive:
+        for member in sorted(archive.getmembers(), key=lambda member: member.name):
+            content = archive.extractfile(member) if member.name.endswith(".json") else None
+            if content is not None:
+                yield member.name, content.read()
 
 
 def _session(record: object) -> _Session:

@@ -25,6 +25,7 @@ from lpc.logs.chats.request import MEDIA_TOKENS, LoggedMessage, LoggedRequest, P
 from lpc.logs.datasets.conversation import Conversation
 from lpc.logs.records import Skipped
 from lpc.logs.traces.request import BlockIds, Trace, TracedRequest, in_order
+from lpc.logs.traces.sample import WHOLE, Sample
 from lpc.model.conversation import Message
 
 BLOCK_TOKENS: Final = 16
@@ -60,12 +61,15 @@ class _Line:
     user: str
 
 
-def read_chat(path: Path, format: str = "chat") -> Trace:  # noqa: A002
-    """Read a log of chats as a trace. Raises TraceError: see `lpc.logs.records.read_records`."""
+def read_chat(path: Path, format: str = "chat", sample: Sample = WHOLE) -> Trace:  # noqa: A002
+    """Read a log of chats, or a sample of it, as a trace. Raises TraceError: see `lpc.logs.records.read_records`."""
+    check = sample.checker(lambda: (_parts(request) for _, request in read_chats(path, format, Skipped())))
     skipped = Skipped()
     reading = _Reading()
-    placed = ((place, reading.line(request)) for place, request in read_chats(path, format, skipped))
-    lines = in_order(placed, path, lambda line: (line.time,), skipped)
+    placed = (
+        (place, reading.line(request)) for place, request in read_chats(path, format, skipped, lambda one: check(_parts(one)))
+    )
+    lines = in_order(placed, lambda line: (line.time,), skipped)
     names: dict[int, int] = {}
 
     def numbered(blocks: tuple[int, ...]) -> tuple[int, ...]:
@@ -94,6 +98,13 @@ def read_chat(path: Path, format: str = "chat") -> Trace:  # noqa: A002
     return Trace(path.name, block_tokens, requests, start=start, skipped=skipped, estimated=reading.estimated())
 
 
+def _parts(request: LoggedRequest) -> Iterator[object]:
+    """Yield the parts of a prompt, as families have them."""
+    yield request.scope, request.tools
+    for message in request.messages:
+        yield message.role, message.parts
+
+
 def chat_conversations(path: Path, skipped: Skipped | None = None) -> Iterator[Conversation]:
     """Yield each conversation of a gateway's log: its request with the most messages, and that one's response.
 
@@ -105,7 +116,7 @@ def chat_conversations(path: Path, skipped: Skipped | None = None) -> Iterator[C
     skipped = skipped if skipped is not None else Skipped()
     reading = _Reading()
     placed = ((place, (reading.line(request), request)) for place, request in read_chats(path, "chat", skipped))
-    lines = in_order(placed, path, lambda found: (found[0].time,), skipped)
+    lines = in_order(placed, lambda found: (found[0].time,), skipped)
     places = _Conversations()
     longest: dict[str, LoggedRequest] = {}
     latest: dict[str, float] = {}

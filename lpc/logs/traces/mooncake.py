@@ -25,9 +25,10 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from lpc.logs.records import Skipped
+from lpc.logs.records import Skipped, read_records
 from lpc.logs.traces.block_size import block_tokens_of
 from lpc.logs.traces.request import Trace, TracedRequest, hashed_blocks, read_lines, seconds, whole
+from lpc.logs.traces.sample import WHOLE, Sample
 
 PUBLISHED_TOKENS: Final = 512
 SHARED_AFTER: Final = 16
@@ -51,11 +52,20 @@ class _Place:
     linkable: bool
 
 
-def read_mooncake(path: Path) -> Trace:
-    """Read a Mooncake trace. Raises TraceError, as `read_lines`."""
+def read_mooncake(path: Path, sample: Sample = WHOLE) -> Trace:
+    """Read a Mooncake trace, or a sample of it. Raises TraceError, as `read_lines`."""
     skipped = Skipped()
     size = block_tokens_of(path, PUBLISHED_TOKENS)
-    lines = read_lines(path, lambda record: _parse(record, size), skipped, lambda line: (line.arrival,))
+    check = sample.checker(
+        lambda: (blocks for _, blocks in read_records(path, lambda one: [_parse(one, size).blocks], Skipped()))
+    )
+
+    def parse(record: dict[str, Any]) -> _Line:
+        line = _parse(record, size)
+        check(line.blocks)
+        return line
+
+    lines = read_lines(path, parse, skipped, lambda line: (line.arrival,))
     first = lines[0].arrival
     conversations = _Conversations()
     requests = []

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from lpc.logs.records import Skipped, WrongRecord
+from lpc.logs.records import Skipped, WrongRecord, read_records
 from lpc.logs.traces.block_size import block_tokens_of
 from lpc.logs.traces.request import (
     BlockIds,
@@ -25,6 +25,7 @@ from lpc.logs.traces.request import (
     seconds,
     whole,
 )
+from lpc.logs.traces.sample import WHOLE, Sample
 
 PUBLISHED_TOKENS: Final = 16
 NO_PARENT: Final = -1
@@ -45,13 +46,19 @@ class _Line:
     served: float | None
 
 
-def read_qwen(path: Path) -> Trace:
-    """Read a Qwen-Bailian trace. Raises TraceError: see `read_lines`."""
+def read_qwen(path: Path, sample: Sample = WHOLE) -> Trace:
+    """Read a Qwen-Bailian trace, or a sample of it. Raises TraceError: see `read_lines`."""
     skipped = Skipped()
     size = block_tokens_of(path, PUBLISHED_TOKENS)
     ids, chats = BlockIds(), set[int]()
 
+    def blocks(record: dict[str, Any]) -> list[int]:
+        return hashed_blocks(record, whole(record, "input_length", 1), size)
+
+    check = sample.checker(lambda: (found for _, found in read_records(path, lambda one: [blocks(one)], Skipped())))
+
     def parse(record: dict[str, Any]) -> _Line:
+        check(blocks(record))
         line = _parse(record, ids, size)
         if line.chat in chats:
             raise WrongRecord("chat_id is another line's")

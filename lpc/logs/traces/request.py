@@ -154,17 +154,17 @@ def read_lines(path: Path, parse: Callable[[Record], T], skipped: Skipped, key: 
     Raises:
         TraceError: see `lpc.logs.records.read_records`.
     """
-    return in_order(read_records(path, lambda record: [parse(record)], skipped), path, key, skipped)
+    return in_order(read_records(path, lambda record: [parse(record)], skipped), key, skipped)
 
 
-def in_order(found: Iterable[tuple[str, T]], path: Path, key: Callable[[T], tuple[float, ...]], skipped: Skipped) -> list[T]:
+def in_order(found: Iterable[tuple[str, T]], key: Callable[[T], tuple[float, ...]], skipped: Skipped) -> list[T]:
     """Return placed results in order, without those whose time is absurd: more than FAR_S from the median."""
     ordered = sorted(found, key=lambda item: key(item[1]))
     median = key(ordered[len(ordered) // 2][1])[0]
     kept = []
     for place, item in ordered:
         if abs(key(item)[0] - median) > FAR_S:
-            skipped.note("time is more than 10 years from the others'", f"{path.name}:{place}")
+            skipped.note("time is more than 10 years from the others'", place)
         else:
             kept.append(item)
     return kept
