@@ -30,5 +30,17 @@ def command(**constants: Any) -> tuple[str, ...]:
     return ("tests.tuned", json.dumps(constants))
 
 
+def main() -> None:
+    settings, parts = service_settings(None), Parts(constants=Constants(**json.loads(sys.argv[1])))
+    if type(settings) is ServiceSettings:
+        asyncio.run(serve(settings, parts))
+        return
+    from response_cache.service import running
+    from response_cache.service.settings import CacheSettings
+
+    assert isinstance(settings, CacheSettings)
+    asyncio.run(running.serve(settings, parts))
+
+
 if __name__ == "__main__":
-    asyncio.run(serve(service_settings(None), Parts(constants=Constants(**json.loads(sys.argv[1])))))
+    main()

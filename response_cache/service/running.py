@@ -33,9 +33,9 @@ async def running(settings: CacheSettings, parts: "Parts | None" = None) -> Asyn
         yield addresses
 
 
-async def serve(settings: CacheSettings) -> None:
+async def serve(settings: CacheSettings, parts: "Parts | None" = None) -> None:
     """Serve until SIGINT or SIGTERM, then drain. Raises as :func:`running`."""
-    await until_stopped(running(settings), settings.drain_timeout_s)
+    await until_stopped(running(settings, parts), settings.drain_timeout_s)
 
 
 def _with_caches(settings: CacheSettings, parts: "Parts") -> "Parts":

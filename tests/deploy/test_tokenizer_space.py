@@ -55,7 +55,7 @@ def test_the_volume_and_the_memory_of_every_pod_hold_the_largest_tokenizers() ->
     assert seen >= {*OVERLAYS, "vllm-one-pod", *(f"chart: {name}" for name in VALUES)}
 
 
-@pytest.mark.parametrize("name", ["predictor", "predictor-caching", "predictor-gpu"])
+@pytest.mark.parametrize("name", ["predictor", "predictor-gpu"])
 def test_the_temporary_folder_of_compose_holds_the_largest_tokenizers(name: str) -> None:
     (folder,) = configured()[name]["tmpfs"]
     assert folder.startswith("/tmp:size=") and bytes_of(folder.removeprefix("/tmp:size=")) >= ON_DISK

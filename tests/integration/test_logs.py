@@ -60,7 +60,7 @@ def test_every_line_is_a_json_object_with_the_same_fields(tiny_models: Path, ser
     assert {tuple(line) for line in lines} == {("time", "level", "logger", "message")}
     assert abs(datetime.fromisoformat(lines[0]["time"]).timestamp() - time.time()) < 300
     messages = [
-        line["message"] for line in lines if line["logger"] in ("predictor_service.serving", "predictor_service.server")
+        line["message"] for line in lines if line["logger"] in ("predictor_service.serving", "predictor_service.process")
     ]
     assert messages[0] == "serving tiny v1 (fp32) on cpu"
     assert messages[-1] == "stopped"
