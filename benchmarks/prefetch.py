@@ -140,7 +140,7 @@ async def _chat(engine: Engine, seed: int, turns: int) -> dict[str, Any]:
                 done.set()
             said = says.send(reply_of(HABITS.reply))
 
-    async with httpx.AsyncClient(timeout=300, limits=httpx.Limits(max_connections=None)) as client:
+    async with httpx.AsyncClient(timeout=300, limits=httpx.Limits(max_connections=None, max_keepalive_connections=0)) as client:
         users = [asyncio.create_task(user(number, client)) for number in range(HABITS.users)]
         finished = asyncio.create_task(done.wait())
         await asyncio.wait([finished, *users], return_when=asyncio.FIRST_COMPLETED)
