@@ -107,12 +107,14 @@ def fates(stack: Stack) -> dict[str, float]:
 def test_an_answer_of_vllm_is_served_from_the_cache_as_stream_and_as_body(stack: Stack) -> None:
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{stack.port}/v1", api_key="none", timeout=120, max_retries=0)
     assert [model.id for model in client.models.list()] == ["tiny"]
-    for stores, form in enumerate(({}, {"stream": True}), 1):
-        text, cache = said(client, "question", **form)
+    for stores, (question, form) in enumerate((("a body", {}), ("a stream", {"stream": True})), 1):
+        text, cache = said(client, question, **form)
         assert cache == "miss" and text
         assert until(lambda stores=stores: stack.metric('lpc_gateway_stores_total{result="stored"}') == stores)
         asked = stack.engine.metrics()["vllm:request_success_total", "stop"]
-        assert said(client, "question", **form) == (text, "exact")
+        assert said(client, question, **form) == (text, "exact")
+        if not form:  # a body serves a stream, too
+            assert said(client, question, stream=True) == (text, "exact")
         assert stack.engine.metrics()["vllm:request_success_total", "stop"] == asked
     assert until(lambda: sum(fates(stack).values()) == 2)
     assert fates(stack)["answered"] + fates(stack)["forgotten"] == 2
