@@ -192,7 +192,7 @@ def bench_semantic(
     folder: Questions,
     streams: Annotated[int, typer.Option(min=1, help="Shuffled streams of each set and condition.")] = 40,
     bound: Annotated[float, typer.Option(min=0.001, max=0.5, help="Bound of wrong answers among those served.")] = 0.05,
-    sets: Annotated[str, typer.Option(help="Names with commas. [default: all in the folder]")] = "",
+    sets: Annotated[str, typer.Option(help="Names with commas. [default: those of the page that the folder has]")] = "",
     page: Annotated[Path | None, typer.Option(help="Folder for semantic.md and semantic.png. [default: not written]")] = None,
     output: Output = None,
     models: Models = Path("models"),

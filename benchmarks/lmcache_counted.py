@@ -6,14 +6,14 @@ counts are the same on every machine.
 
 import statistics
 from array import array
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from benchmarks.chat_users import Habits, Said, reply_of, script
 from benchmarks.virtual_lmcache import CHUNK_TOKENS, NODE, TRIGGER, Found, VirtualNode, VirtualTime
 from eviction_client.policy.policy import REFIT_S
-from lpc_apps.lmcache.events import Event, Location
+from lpc_apps.lmcache.events import Event, Location, ObjectId
 from lpc_apps.lmcache.loop import TICK_S
 from lpc_apps.lmcache.service import Service
 from lpc_apps.lmcache.settings import LMCacheSettings
@@ -85,25 +85,41 @@ class World:
             asked_at = self.time()
 
             def looked_up(found: Found) -> None:
-                cached = (found.memory + found.disk) * CHUNK_TOKENS
-                prefill = LEAST_S + (len(tokens) - cached) * PREFILL_S
-                self.time.after(prefill, lambda: first_token(found))
-
-            def first_token(found: Found) -> None:
-                self.turns.append(Seen(self.time() - asked_at, found) if said.number > 1 else None)
-                self.time.after(REPLY_S, lambda: ended(found))
-
-            def ended(found: Found) -> None:
-                # The generated text differs from the reply in the next prompt.
-                chain = self.node.objects(list((said.prompt + "z" * self._reply).encode()))
-                self.node.store(chain)
-                self.node.read(objects[: found.memory + found.disk])
-                self.node.end(chain)
-                self._say(says, says.send(reply_of(self._reply)))
+                self.serve(said, objects, asked_at, found, lambda _: self._say(says, says.send(reply_of(self._reply))))
 
             self.node.look_up(objects, looked_up)
 
         self.time.after(said.wait_s, speak)
+
+    def serve(
+        self,
+        said: Said,
+        objects: list[ObjectId],
+        asked_at: float,
+        found: Found,
+        ended: Callable[[list[ObjectId]], None],
+    ) -> None:
+        """Compute a request from now on.
+
+        Args:
+            objects: of its prompt; ``found``: those of them that were found.
+            ended: called at the end of the reply with the objects of prompt and reply.
+        """
+        cached = found.memory + found.disk
+
+        def first_token() -> None:
+            self.turns.append(Seen(self.time() - asked_at, found) if said.number > 1 else None)
+            self.time.after(REPLY_S, end)
+
+        def end() -> None:
+            # The generated text differs from the reply in the next prompt.
+            chain = self.node.objects(list((said.prompt + "z" * self._reply).encode()))
+            self.node.store(chain)
+            self.node.read(objects[:cached])
+            self.node.end(chain)
+            ended(chain)
+
+        self.time.after(LEAST_S + (len(said.prompt.encode()) - cached * CHUNK_TOKENS) * PREFILL_S, first_token)
 
     # The coordinator's part, like `lpc_apps.lmcache.loop`.
 
@@ -134,7 +150,11 @@ class World:
 
 def side(habits: Habits, seed: int, warm_up: int, measured: int, *, memory: Memory, learned: bool) -> dict[str, Any]:
     """Return the figures of one side for ``measured`` turns after ``warm_up`` turns."""
-    world = World(habits, seed, memory=memory, learned=learned)
+    return figures(World(habits, seed, memory=memory, learned=learned), warm_up, measured, memory)
+
+
+def figures(world: World, warm_up: int, measured: int, memory: Memory) -> dict[str, Any]:
+    """Run a world; return its figures for ``measured`` turns after ``warm_up`` turns."""
     world.time.run(lambda: len(world.turns) >= warm_up)
     loads, held, started = world.node.loads, world.node.chunk_seconds, world.time()
     world.time.run(lambda: len(world.turns) >= warm_up + measured)

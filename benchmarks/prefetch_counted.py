@@ -19,8 +19,8 @@ from typing import Any, Final, NamedTuple, Protocol
 from rich.table import Table
 
 from benchmarks.chat_users import Habits, Said, reply_of, script
-from benchmarks.lmcache_counted import LEAST_S, PREFILL_S, REPLY_S, WARM_UP, Memory, Seen, World
-from benchmarks.virtual_lmcache import CHUNK_TOKENS, Found
+from benchmarks.lmcache_counted import WARM_UP, Memory, World, figures
+from benchmarks.virtual_lmcache import Found
 from lpc.wire.terminal import console
 from lpc_apps.lmcache.events import ObjectId
 
@@ -90,7 +90,6 @@ class Request:
     user: int
     said: Said
     says: Generator[Said, str, None]
-    tokens: "array[int]"
     objects: list[ObjectId]
     at: float
     asked: bool = False
@@ -113,7 +112,6 @@ class Queueing(World):
         self._thinking: dict[tuple[int, float], Thinking] = {}
         self._loaded_at: dict[tuple[int, float], float] = {}
         super().__init__(replace(HABITS, users=0), seed, memory=MEMORY, learned=learned)
-        self._reply = HABITS.reply
         for user in range(HABITS.users):
             says = script(replace(HABITS, think_s=MEDIANS_S[user % 2]), seed * 10_000 + user)
             self._think(user, says, next(says), [])
@@ -129,8 +127,8 @@ class Queueing(World):
         def speak() -> None:
             if said.number > 1:  # nobody learns that a conversation has ended
                 self._thinking.pop(key, None)
-            tokens = array("I", list(said.prompt.encode()))
-            request = Request(user, said, says, tokens, self.node.objects(tokens), self.time())
+            objects = self.node.objects(array("I", list(said.prompt.encode())))
+            request = Request(user, said, says, objects, self.time())
             self._waiting.append(request)
             if self._eager:
                 self._look_up(request)
@@ -152,28 +150,19 @@ class Queueing(World):
                 return
             if request.found is not None:
                 self._waiting.remove(request)
-                self._serve(request, request.found)
+                self._seat(request, request.found)
             elif not request.asked:
                 self._look_up(request)
 
-    def _serve(self, request: Request, found: Found) -> None:
+    def _seat(self, request: Request, found: Found) -> None:
         self._seats -= 1
-        cached = found.memory + found.disk
 
-        def first_token() -> None:
-            self.turns.append(Seen(self.time() - request.at, found) if request.said.number > 1 else None)
-            self.time.after(REPLY_S, ended)
-
-        def ended() -> None:
+        def ended(chain: list[ObjectId]) -> None:
             self._seats += 1
-            chain = self.node.objects(list((request.said.prompt + "z" * self._reply).encode()))
-            self.node.store(chain)
-            self.node.read(request.objects[:cached])
-            self.node.end(chain)
-            self._think(request.user, request.says, request.says.send(reply_of(self._reply)), chain)
+            self._think(request.user, request.says, request.says.send(reply_of(HABITS.reply)), chain)
             self._admit()
 
-        self.time.after(LEAST_S + (len(request.tokens) - cached * CHUNK_TOKENS) * PREFILL_S, first_token)
+        self.serve(request.said, request.objects, request.at, found, ended)
 
     def _load_ahead(self) -> None:
         assert self._foresight is not None
@@ -231,9 +220,5 @@ def run(*, quick: bool = False) -> dict[str, Any]:
 
 def measured(seed: int, turns: int, **case: Any) -> dict[str, float]:
     """Return the mean seconds to the first token of returning turns, and the chunks read from disk, of ``turns`` turns."""
-    world = Queueing(seed, **case)
-    world.time.run(lambda: len(world.turns) >= WARM_UP)
-    loads = world.node.loads
-    world.time.run(lambda: len(world.turns) >= WARM_UP + turns)
-    seen = [turn for turn in world.turns[WARM_UP:] if turn is not None]
-    return {"ttft_mean_s": statistics.fmean(turn.ttft_s for turn in seen), "loaded_chunks": world.node.loads - loads}
+    found = figures(Queueing(seed, **case), WARM_UP, turns, MEMORY)
+    return {name: found[name] for name in ("ttft_mean_s", "loaded_chunks")}

@@ -128,7 +128,7 @@ def _write(page: Path, found: Sequence[dict[str, Any]], bound: float) -> None:
         "wrong, median and worst",
         f"within {bound:.0%}",
         "first hit",
-        "cosine 0.93",
+        f"cosine {COSINE}",
     )
     rows = [heads, tuple("---" for _ in heads), *(tuple(_cells(figures)) for figures in found)]
     page.mkdir(parents=True, exist_ok=True)
@@ -138,13 +138,12 @@ def _write(page: Path, found: Sequence[dict[str, Any]], bound: float) -> None:
     shown = [figures for figures in found if "cosine" in figures]
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", sharey=True)
     places = np.arange(len(shown))
-    for axis, key, title in (
-        (left, "served_second_half", "served, second half"),
-        (right, "wrong_of_served", "wrong of served"),
+    for axis, key, index, title in (
+        (left, "served_second_half", 1, "served, second half"),
+        (right, "wrong_of_served", 0, "wrong of served"),
     ):
-        index = 1 if key == "served_second_half" else 0
-        axis.barh(places - 0.2, [100 * one[key][index] for one in shown], 0.4, label="semantic tier, bound 5%")
-        axis.barh(places + 0.2, [100 * one["cosine"][key][index] for one in shown], 0.4, label="cosine 0.93", color="0.7")
+        axis.barh(places - 0.2, [100 * one[key][index] for one in shown], 0.4, label=f"semantic tier, bound {bound:.0%}")
+        axis.barh(places + 0.2, [100 * one["cosine"][key][index] for one in shown], 0.4, label=f"cosine {COSINE}", color="0.7")
         axis.set(title=title, xlabel="%", yticks=places, yticklabels=[one["set"] for one in shown])
         axis.invert_yaxis() if axis is left else axis.axvline(100 * bound, color="black", linewidth=0.8)
     left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), fontsize="small")

@@ -84,6 +84,11 @@ class Table(NamedTuple):
             raise PictureError(f"{self.place}: no row begins with {label!r}")
         return found
 
+    def column(self, name: str) -> list[str]:
+        """Return the cells below a heading."""
+        place = self.head.index(name)
+        return [row[place] for row in self.rows]
+
     def values(self, label: str) -> list[float]:
         """Return the first number of each further cell of a row. Raises PictureError."""
         return [self.number(cell) for cell in self.row(label)[1:]]
@@ -101,26 +106,23 @@ def numbers(cell: str) -> list[float]:
     return [float(digits.replace(",", "")) * (1000 if thousand else 1) for digits, thousand in found]
 
 
-def table(page: str, heading: str, number: int = 0, *, folder: Path | None = None) -> Table:
-    """Return a table below a heading. Raises PictureError.
+def table(page: str, heading: str) -> Table:
+    """Return the first table below a heading. Raises PictureError.
 
     Args:
         page: name below docs/benchmarks, without its suffix.
         heading: text of the heading.
-        number: which table below it, from 0.
-        folder: of the pages.
     """
-    text = ((folder or DOCS / "benchmarks") / f"{page}.md").read_text()
+    text = (DOCS / "benchmarks" / f"{page}.md").read_text()
     place = f"docs/benchmarks/{page}.md, {heading!r}"
     below = re.split(rf"^#+ {re.escape(heading)}$", text, maxsplit=1, flags=re.MULTILINE)
     if len(below) == 1:
         raise PictureError(f"{place}: there is no such heading")
     found = re.findall(r"(?:^\|.*\n)+", re.split(r"^#+ ", below[1], maxsplit=1, flags=re.MULTILINE)[0], re.MULTILINE)
-    if len(found) <= number:
-        raise PictureError(f"{place}: it has {len(found)} tables")
+    if not found:
+        raise PictureError(f"{place}: it has 0 tables")
     head, _, *rows = (
-        [cell.strip() for cell in re.sub(r"\*\*|`", "", line).strip().strip("|").split("|")]
-        for line in found[number].splitlines()
+        [cell.strip() for cell in re.sub(r"\*\*|`", "", line).strip().strip("|").split("|")] for line in found[0].splitlines()
     )
     return Table(place, head, rows)
 
@@ -254,9 +256,7 @@ def engines() -> Figure:
     found = table("engines", "A real trace on vLLM")
     figure, (axis,) = plots(170)
     columns = (("stock vLLM", "lru", "stock"), ("plug-in, sidecar learning", "sidecar", "plug-in, sidecar learning"))
-    series = [
-        (name, colour, [numbers(row[found.head.index(column)])[1] for row in found.rows]) for name, colour, column in columns
-    ]
+    series = [(name, colour, [numbers(cell)[1] for cell in found.column(column)]) for name, colour, column in columns]
     bars(axis, [row[0] for row in found.rows], series, "{:.1f}%")
     axis.set_title("Prompt tokens from vLLM's block pool")
     axis.set_xlabel("cache, share of the working set")
@@ -278,11 +278,8 @@ def tiers() -> Figure:
         pool, share = numbers(rows[0][0])
         sizes = [TIMES[round(found.number(row[1]) / pool)] for row in rows]
         both = [
-            (name, colour, [found.number(row[found.head.index(column)]) / 1000 for row in rows])
-            for name, colour, column in (
-                ("stock, LRU in both", "lru", "stock, LRU in both"),
-                ("plug-in in both", "plugin", "plug-in in both"),
-            )
+            (name, colour, [found.number(cell) / 1000 for cell in found.column(name)[start:end]])
+            for name, colour in (("stock, LRU in both", "lru"), ("plug-in in both", "plugin"))
         ]
         bars(axis, sizes, both, "{:,.0f}k")
         axis.set_title(f"Pool of {share:g}% of the working set: prompt tokens served")
@@ -427,10 +424,7 @@ def cliff() -> Figure:
         ("stock: LRU, first come", "lru", "stock: LRU, first come"),
         ("keep and warm first", "sidecar", "keep, warm first"),
     )
-    series = [
-        (name, colour, [found.number(row[found.head.index(column)]) / 1000 for row in found.rows])
-        for name, colour, column in columns
-    ]
+    series = [(name, colour, [found.number(cell) / 1000 for cell in found.column(column)]) for name, colour, column in columns]
     lines(axis, [row[0] for row in found.rows], series, "thousand prompt tokens/s")
     axis.set_title("Recorded coding agents, one cache of 2M tokens")
     axis.set_xlabel("sessions at a time")

@@ -28,7 +28,7 @@ from predictor_service.settings import ServiceSettings
 from response_cache.gateway import metrics as gateway
 from response_cache.gateway.settings import GatewaySettings
 from response_cache.service.metrics import CacheMetrics
-from response_cache.service.settings import CacheSettings
+from response_cache.service.settings import CacheServerSettings, CacheSettings
 
 DOCS = Path(__file__).parent
 SETTINGS = """# Settings
@@ -36,7 +36,7 @@ SETTINGS = """# Settings
 `make reference` writes this page from the settings objects. A test fails if it is stale.
 
 Settings are environment variables; the most common are also flags (`lpc serve --help`). Flags override the environment.
-`lpc serve` and `lpc gateway` warn about an unknown name that begins with `LPC_`, and so does the plug-in.
+`lpc serve`, `lpc cache serve` and `lpc gateway` warn about an unknown name that begins with `LPC_`, and so does the plug-in.
 
 The sidecar also reads a TOML file (`LPC_CONFIG` or `lpc serve --config`), in which names are in lower case without `LPC_`. The
 environment overrides it. An unknown name in it is refused.
@@ -61,19 +61,19 @@ BASES = {CacheSettings: ServiceSettings}
 """Objects that list only what they add to another one."""
 PARTS: tuple[tuple[str, type[BaseSettings], str], ...] = (
     (
-        "Sidecar and gateway",
+        "Sidecar, response caches and gateway",
         ServerSettings,
-        "What both processes read. Defaults: of the sidecar, then of the gateway if it has another.",
+        "What all three processes read. Defaults: of the sidecar, then of the other two where they differ.",
     ),
     (
         "The sidecar",
         ServiceSettings,
-        "What only `lpc serve` reads.",
+        "What `lpc serve` reads, and `lpc cache serve`, whose socket is `caches.sock`.",
     ),
     (
         "Response caches",
         CacheSettings,
-        "What a sidecar with response caches also reads.",
+        "What `lpc cache serve`, and a sidecar with response caches, also read.",
     ),
     (
         "Redis and the client certificate",
@@ -107,7 +107,7 @@ def kind(annotation: Any) -> str:
 def default(settings: type[BaseSettings], name: str) -> str:
     """Return a field's default, without what only holds for this machine's user."""
     if settings is ServerSettings:
-        values = dict.fromkeys(default(process, name) for process in (ServiceSettings, GatewaySettings))
+        values = dict.fromkeys(default(process, name) for process in (ServiceSettings, CacheServerSettings, GatewaySettings))
         return ", ".join(values)
     value = settings.model_fields[name].get_default(call_default_factory=True)
     if value is None or value == "":

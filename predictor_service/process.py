@@ -5,7 +5,7 @@ import contextlib
 import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -70,14 +70,16 @@ class Process:
     Attributes:
         metrics: its metrics.
         stack: is closed after the services have been drained.
+        reload_s: interval of checks for changed files, seconds.
     """
 
     metrics: Metrics
     stack: contextlib.AsyncExitStack
+    reload_s: float
     _settings: ServiceSettings
     _listener: Listener
     _metrics_port: int | None
-    _rounds: list[Round] = field(default_factory=list)
+    _rounds: Sequence[Round]
 
     async def start(self, *services: Service) -> Addresses:
         """Serve, and start the background tasks."""
@@ -116,11 +118,12 @@ async def process(
         metrics_port = None
         if settings.metrics_port is not None:
             metrics_port = stack.enter_context(serve_metrics(metrics.registry, settings.metrics_host, settings.metrics_port))
-        made = Process(metrics, stack, settings, listener, metrics_port)
-        for name, part in (("certificates", tls), ("tokens", callers)):
-            if part is not None:
-                made._rounds.append((reload_s, name, partial(asyncio.to_thread, part.refresh)))
-        yield made
+        rounds: list[Round] = [
+            (reload_s, name, partial(asyncio.to_thread, part.refresh))
+            for name, part in (("certificates", tls), ("tokens", callers))
+            if part is not None
+        ]
+        yield Process(metrics, stack, reload_s, settings, listener, metrics_port, rounds)
 
 
 async def until_stopped(running: contextlib.AbstractAsyncContextManager[Addresses], drain_timeout_s: float) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from lpc_apps.commands.serve import run
 from lpc_apps.commands.settings import service_settings
 from predictor_service.constants import Constants
-from predictor_service.server import Parts, serve
+from predictor_service.server import Parts
 from predictor_service.settings import ServiceSettings
 
 NAMES = {field.name for field in fields(Constants)}
@@ -30,17 +31,5 @@ def command(**constants: Any) -> tuple[str, ...]:
     return ("tests.tuned", json.dumps(constants))
 
 
-def main() -> None:
-    settings, parts = service_settings(None), Parts(constants=Constants(**json.loads(sys.argv[1])))
-    if type(settings) is ServiceSettings:
-        asyncio.run(serve(settings, parts))
-        return
-    from response_cache.service import running
-    from response_cache.service.settings import CacheSettings
-
-    assert isinstance(settings, CacheSettings)
-    asyncio.run(running.serve(settings, parts))
-
-
 if __name__ == "__main__":
-    main()
+    asyncio.run(run(service_settings(None), Parts(constants=Constants(**json.loads(sys.argv[1])))))

@@ -205,7 +205,7 @@ class Misses:
         for end, gap, _ in pieces:
             end = min(end * size, most)
             if gap != _UNKNOWN and done < end:
-                known = min(max(end, done), max(usable, done))
+                known = min(end, max(usable, done))
                 if ended.reads_cache:
                     have = min(max(ended.some_layers, done), known)
                     counts["other_layers"] += have - done
@@ -232,8 +232,7 @@ class Misses:
                 done += tokens
         part = max(min(repeated, ended.prompt_tokens - 1), done)
         counts["part_block"] += part - done
-        done = part
-        counts["short"] += ended.prompt_tokens - done
+        counts["short"] += ended.prompt_tokens - part
         for source, tokens in counts.items():
             self.tokens[source] += tokens
         self.repeated_prefill.note(ended.prompt_tokens - cached, counts["evicted"])

@@ -51,9 +51,7 @@ class PartBlocks:
     def add(self, tokens: Sequence[int], blocks: Sequence[BlockHash], start: int) -> None:
         """Remember a prompt from a position on; see :meth:`find`."""
         done = 0
-        for unit in range(start, min(len(tokens), len(blocks) * self._block + self._unit), self._unit):
-            if unit > len(blocks) * self._block:
-                break
+        for unit in range(start, min(len(tokens), len(blocks) * self._block + 1), self._unit):
             for _, part in self._parts(tokens, blocks, unit):
                 self._seen.put(part, True)
                 done += 1

@@ -313,11 +313,13 @@ class Policy(Generic[H]):
         self.observe(self.ghosts, finished)
 
     def _classes_of(self, finished: FinishedRequest[H]) -> Mapping[str, Sequence[ClassSpan]]:
-        """Return the classes of a request's parts by rule, found once for the ghost caches of the cache and of its tiers."""
+        """Return the classes of a request's parts by rule, found once for the ghost caches of the cache and of its tiers.
+
+        Those of `value` are the ones of all rules of `rules.COMBINED`.
+        """
         if finished.classes is None:
             finished.find_features()
-            combined = list(self._combined_parts(finished))
-            found: dict[str, Sequence[ClassSpan]] = dict.fromkeys(rules.COMBINED, combined)
+            found: dict[str, Sequence[ClassSpan]] = {"value": list(self._combined_parts(finished))}
             for rule in rules.RULES:
                 if rule not in rules.COMBINED:
                     found[rule] = [ClassSpan(each.end, rules.class_of(rule, each)) for each in finished.features]
@@ -345,6 +347,7 @@ class Policy(Generic[H]):
         spans: dict[str, Sequence[ClassSpan]] = {}
         for rule, of_rule in self._classes_of(finished).items():
             spans[rule] = cut(joined(shortened(of_rule, length)), finished.done_from, length, DONE)
+        spans.update(dict.fromkeys(rules.COMBINED, spans["value"]))
         # As in the queue: also in the class in which another engine's conversations hold a block.
         spans[CHOSEN] = joined(shortened(finished.spans, length))
         chain = finished.blocks[:length]
@@ -408,18 +411,17 @@ class Policy(Generic[H]):
 
     def _own_tables(self, counts: Mapping[int, tuple[Counts, Counts]]) -> Generator[None, None, dict[ClassKey, Table]]:
         """Return the tables of `own` by the features that are not the sidecar's, in steps; empty: they are those of `value`."""
+        keys = self.combined.keys
+        if not any(keys[number].group or keys[number].odds for number in counts):
+            return {}
+        yield
         numbers: dict[ClassKey, int] = {}
         pooled: dict[int, tuple[Counts, Counts]] = {}
-        predicted = False
         for done, (number, pair) in enumerate(counts.items(), 1):
-            key = self.combined.keys[number]
-            predicted = predicted or bool(key.group or key.odds)
-            key = key._replace(group=0, odds=0)
+            key = keys[number]._replace(group=0, odds=0)
             add(pooled.setdefault(numbers.setdefault(key, len(numbers)), nothing()), pair)
             if not done % PER_STEP:
                 yield
-        if not predicted:
-            return {}
         yield
         _, of_classes = yield from fitting(pooled, list(numbers), self._prior, {})
         yield

@@ -172,9 +172,7 @@ def _files(path: Path) -> list[Path]:
                 f"{path} is none of {', '.join(SUFFIXES)}: unpack or convert it, one JSON object per line as .jsonl"
             )
         return [path]
-    # Hidden folders contain metadata of downloads (.git, .cache/huggingface).
-    inside = [file for file in path.rglob("*") if not any(part.startswith(".") for part in file.relative_to(path).parts)]
-    files = sorted(file for file in inside if _kind(file) in SUFFIXES and file.is_file())
+    files = sorted(file for file in _visible(path) if _kind(file) in SUFFIXES and file.is_file())
     kinds = sorted({_kind(file) for file in files})
     if not files:
         raise DatasetError(f"no {', '.join(SUFFIXES)} file in {path}")
@@ -182,6 +180,11 @@ def _files(path: Path) -> list[Path]:
         # Records in two formats would count twice.
         raise DatasetError(f"{path} holds {' and '.join(kinds)} files: give a folder with one kind, or one file")
     return files
+
+
+def _visible(folder: Path) -> list[Path]:
+    """Return what a folder and those inside hold, without hidden ones: metadata of downloads (.git, .cache/huggingface)."""
+    return [file for file in folder.rglob("*") if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
 
 
 def _kind(file: Path) -> str:
@@ -212,8 +215,7 @@ def log_files(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         return [path]
-    inside = [file for file in path.rglob("*") if not any(part.startswith(".") for part in file.relative_to(path).parts)]
-    files = sorted((file for file in inside if file.is_file()), key=lambda file: (file.stat().st_mtime_ns, file))
+    files = sorted((file for file in _visible(path) if file.is_file()), key=lambda file: (file.stat().st_mtime_ns, file))
     if not files:
         raise DatasetError(f"cannot read {path}: the folder has no files")
     return files

@@ -14,6 +14,7 @@ Two over-long names with equal ends and equal length are then one name. This giv
 """
 
 import hashlib
+from collections.abc import Mapping
 from typing import Final
 
 WHOLE: Final = 1024
@@ -34,6 +35,17 @@ def name_of(text: str, salt: str = "") -> str:
     """Return the digest of a name, 32 hexadecimal digits. ``salt``: secret of the tenant, under which equal names differ."""
     key = hashlib.sha256(hashed(salt)).digest() if salt else b""
     return hashlib.blake2b(hashed(text), key=key, digest_size=16).hexdigest()
+
+
+def user_name(arguments: Mapping[str, object] | None, salt: str | None) -> str:
+    """Return the digest of who asks: the caller's argument ``user_id`` under the cache salt, or else the salt alone.
+
+    A salt separates tenants, so without a user each tenant counts as one. Empty: neither is known.
+    """
+    user = arguments.get("user_id") if arguments else None
+    if not isinstance(user, str) or not user:
+        return name_of(salt) if salt else ""
+    return name_of(user, salt or "")
 
 
 def key_of(request_id: str) -> str:

@@ -50,6 +50,8 @@ OFF: Final = Finding("response caches", "ok", "off in this sidecar (LPC_CACHE_RE
 
 
 WEEK_H: Final = 7 * 24.0
+COUNTED: Final = ("lpc_ghost_blocks_total", "lpc_predictions_total")
+"""Metrics that show what the sidecar adds."""
 ADDS: Final = 0.0005
 """Share of hits below which the sidecar adds nothing."""
 
@@ -326,7 +328,7 @@ def _response_caches(channel: grpc.Channel, access: Access) -> Finding:
 def _gain(prometheus: str) -> Iterator[Finding]:
     """Check what the sidecar has added to the engines' hits in a week."""
     try:
-        counted, earlier = (of_prometheus(prometheus, hours) for hours in (WEEK_H, 2 * WEEK_H))
+        counted, earlier = (of_prometheus(prometheus, hours, COUNTED) for hours in (WEEK_H, 2 * WEEK_H))
     except LpcError as error:
         yield Finding("gain", "fail", str(error), "give --prometheus the address of one that scrapes the engines")
         return

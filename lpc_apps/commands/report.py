@@ -4,7 +4,7 @@ import json
 import math
 import urllib.parse
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -220,11 +220,16 @@ def samples_of(page: Page, name: str) -> list[Sample]:
     return list(found.values())
 
 
-def of_prometheus(address: str, hours: float) -> Counted:
-    """Return the counts of all engines of a Prometheus in the last hours. Raises UsageError, ReportError, PageError."""
+def of_prometheus(address: str, hours: float, names: Collection[str] = LABELS.keys()) -> Counted:
+    """Return the counts of all engines of a Prometheus in the last hours. Raises UsageError, ReportError, PageError.
+
+    Args:
+        names: of the metrics, of `LABELS`.
+    """
     base = Address.parse(address)
     counted = Counted()
-    for name, labels in LABELS.items():
+    for name in names:
+        labels = LABELS[name]
         over_time = "sum_over_time" if name in GAUGES else "max_over_time" if name in LARGEST else "increase"
         of_all = "max" if name in LARGEST else "sum"
         query = f"{of_all} by ({', '.join(labels)}) ({over_time}({name}[{round(hours * 3600)}s]))"

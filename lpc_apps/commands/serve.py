@@ -4,13 +4,17 @@ import asyncio
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lpc_apps.commands.options import Host, MetricsPort, Port, Provider
 from lpc_apps.commands.outcome import fail
 from lpc_apps.commands.settings import service_settings
+
+if TYPE_CHECKING:
+    from predictor_service.server import Parts
+    from predictor_service.settings import ServiceSettings
 
 
 def serve(
@@ -36,18 +40,27 @@ def serve(
     )
     if not settings.model_fields_set & {"models", "model"} and not (settings.models / settings.model).exists():
         _make_default(settings.models)
+    asyncio.run(run(settings))
+
+
+async def run(settings: "ServiceSettings", parts: "Parts | None" = None) -> None:
+    """Run a sidecar, with response caches if the settings have them, until SIGINT or SIGTERM.
+
+    Args:
+        parts: of the sidecar, for tests; None: as shipped.
+    """
     # After the log is set up, because libraries log when they are imported.
     from predictor_service import server
     from predictor_service.settings import ServiceSettings
 
     if type(settings) is ServiceSettings:
-        asyncio.run(server.serve(settings))
+        await server.serve(settings, parts or server.Parts())
         return
     from response_cache.service import running
     from response_cache.service.settings import CacheSettings
 
     assert isinstance(settings, CacheSettings)
-    asyncio.run(running.serve(settings))
+    await running.serve(settings, parts)
 
 
 def _make_default(models: Path) -> None:

@@ -42,10 +42,15 @@ def client_settings(**flags: object) -> "ClientSettings":
     return _read(ClientSettings, flags)
 
 
-def service_settings(config: Path | None, **flags: object) -> "ServiceSettings":
-    """Return the sidecar's settings and set up its log, as :func:`server_settings`; with response caches if they are set."""
+def use_file(config: Path | None) -> None:
+    """Read further settings from a TOML file, by LPC_CONFIG."""
     if config is not None:
         os.environ["LPC_CONFIG"] = str(config)
+
+
+def service_settings(config: Path | None, **flags: object) -> "ServiceSettings":
+    """Return the sidecar's settings and set up its log, as :func:`server_settings`; with response caches if they are set."""
+    use_file(config)
     return server_settings(_kind_of_sidecar(), **flags)
 
 

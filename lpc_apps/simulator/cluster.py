@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lpc_apps.simulator.spread import Task, WorkerError
+from lpc_apps.simulator.spread import Task, WorkerError, numbered
 
 if TYPE_CHECKING:
     from distributed import Client, as_completed
@@ -71,7 +71,7 @@ def spread_on(address: str, tasks: Sequence[Task], files: Sequence[Path] = ()) -
 def _alone(place: int, run: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[int, Any]:
     """Run a task while no other thread of the worker runs one, because they share the workload."""
     with _ONE:
-        return place, run(*arguments)
+        return numbered(place, run, arguments)
 
 
 def _check(client: "Client", address: str, files: Sequence[Path]) -> None:

@@ -15,7 +15,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lpc_apps.simulator.model_config import FULL, RECURRENT, WINDOWED, count, layers_of, model_name, read_config, unknown
+from lpc_apps.simulator.model_config import (
+    FULL,
+    RECURRENT,
+    WINDOWED,
+    count,
+    heads_of,
+    layers_of,
+    model_name,
+    read_config,
+    unknown,
+)
 
 PLAIN_MLP: Final = frozenset(
     {"gpt2", "gpt_neo", "gpt_neox", "gptj", "gpt_bigcode", "opt", "bloom", "falcon", "mpt", "phi", "starcoder2"}
@@ -87,8 +97,8 @@ def compute_of(model: str) -> Compute:
 
 def _attention(config: Mapping[str, Any], hidden: int) -> tuple[int, float]:
     """Return the weights of a layer's projections, and its operations per token and key."""
-    heads = count(config, "num_attention_heads", "n_head", "n_heads")
     if config.get("kv_lora_rank"):  # latent attention, as prefill computes it
+        heads = count(config, "num_attention_heads", "n_head", "n_heads")
         latent, rope = count(config, "kv_lora_rank"), count(config, "qk_rope_head_dim")
         nope, value = count(config, "qk_nope_head_dim"), count(config, "v_head_dim")
         queries = heads * (nope + rope)
@@ -96,9 +106,7 @@ def _attention(config: Mapping[str, Any], hidden: int) -> tuple[int, float]:
         of_queries = down * (hidden + queries) if down else hidden * queries
         keys = hidden * (latent + rope) + latent * heads * (nope + value)
         return of_queries + keys + heads * value * hidden, 2.0 * (queries + heads * value)
-    head = count(config, "head_dim") if config.get("head_dim") else hidden // heads
-    names = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num")
-    kv_heads = count(config, *names) if any(config.get(name) for name in names) else heads
+    heads, kv_heads, head = heads_of(config)
     return 2 * hidden * head * (heads + kv_heads), 4.0 * heads * head
 
 

@@ -10,7 +10,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lpc_apps.simulator.amounts import SimulationError
-from lpc_apps.simulator.model_config import FULL, RECURRENT, WINDOWED, count, layers_of, model_name, read_config, unknown
+from lpc_apps.simulator.model_config import (
+    FULL,
+    RECURRENT,
+    WINDOWED,
+    count,
+    heads_of,
+    layers_of,
+    model_name,
+    read_config,
+    unknown,
+)
 
 GIB: Final = 1 << 30
 GPU, BOTH, TWICE = "GPU", "GPU + CPU", "twice that"
@@ -115,10 +125,7 @@ def _attention_bytes(config: Mapping[str, Any], tensor_parallel: int, size: int)
     """Return the bytes per token of one layer with attention."""
     if config.get("kv_lora_rank"):
         return (count(config, "kv_lora_rank") + count(config, "qk_rope_head_dim")) * size  # the same on each GPU
-    heads = count(config, "num_attention_heads", "n_head", "n_heads")
-    names = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num")
-    kv_heads = count(config, *names) if any(config.get(name) for name in names) else heads
-    head = count(config, "head_dim") if config.get("head_dim") else count(config, "hidden_size", "n_embd", "d_model") // heads
+    _, kv_heads, head = heads_of(config)
     return 2 * max(kv_heads // tensor_parallel, 1) * head * size
 
 

@@ -138,3 +138,12 @@ def unknown(model: str, reason: str) -> SimulationError:
     """Return the error for a model that is not modelled."""
     hint = "leave out --model, and give --cache in tokens, as vLLM logs it at start (GPU KV cache size)"
     return SimulationError(f"{model:.200}: the KV cache of this model is not known here, because {reason}: {hint}")
+
+
+def heads_of(config: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return the heads of a layer with attention, its KV heads, and the size of a head. Raises SimulationError."""
+    heads = count(config, "num_attention_heads", "n_head", "n_heads")
+    names = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num")
+    kv_heads = count(config, *names) if any(config.get(name) for name in names) else heads
+    head = count(config, "head_dim") if config.get("head_dim") else count(config, "hidden_size", "n_embd", "d_model") // heads
+    return heads, kv_heads, head

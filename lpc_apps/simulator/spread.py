@@ -24,12 +24,12 @@ def spread(tasks: Sequence[Task], jobs: int | None = 1) -> Iterator[tuple[int, A
         Exception: a task's own exception.
     """
     if processes(jobs) == 1:
-        yield from (_numbered(place, *task) for place, task in enumerate(tasks))
+        yield from (numbered(place, *task) for place, task in enumerate(tasks))
         return
     from joblib import Parallel, delayed
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-    work = (delayed(_numbered)(place, *task) for place, task in enumerate(tasks))
+    work = (delayed(numbered)(place, *task) for place, task in enumerate(tasks))
     try:
         yield from Parallel(n_jobs=processes(jobs), return_as="generator_unordered", batch_size=1)(work)
     except TerminatedWorkerError as error:
@@ -51,5 +51,6 @@ def processes(jobs: int | None) -> int:
     return int(effective_n_jobs(-1 if jobs is None else jobs))
 
 
-def _numbered(place: int, run: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[int, Any]:
+def numbered(place: int, run: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[int, Any]:
+    """Run a task; return its place and result."""
     return place, run(*arguments)

@@ -151,8 +151,7 @@ class Preparation:
         key = None if self._registry is None else self._registry.key
         if key is None or identity is None:
             return turn, None
-        names = identity.under(key)
-        return turn, names._replace(user=user_name(client, conversation.user, key)) if conversation.user else names
+        return turn, identity.under(key)._replace(user=user_name(client, conversation.user, key))
 
     def _note_unread(self, conversation: pb.Conversation, at: float, client: str) -> tuple[Turn, Names | None]:
         turns = self._by_digest(conversation, UserTurns(NO_TEXT, 1, told_apart=False))

@@ -83,8 +83,8 @@ def identity_of(turns: UserTurns, conversation_id: str) -> Identity | None:
 
 
 def user_name(client: str, user: str, key: bytes) -> bytes:
-    """Return the name of a client's user, 16 bytes. Another client cannot name it, whatever it sends."""
-    return _keyed(_digest(b"user", (client, user)), key)
+    """Return the name of a client's user, 16 bytes, which another client cannot name; empty: the user is unknown."""
+    return _keyed(_digest(b"user", (client, user)), key) if user else b""
 
 
 def _digest(kind: bytes, texts: Sequence[str]) -> bytes:

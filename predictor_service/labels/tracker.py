@@ -109,7 +109,7 @@ class TurnTracker:
             user: opaque; empty: unknown. A client's users are its own: equal names of two clients are two users.
         """
         facts = Facts(turns.turn_count) if facts is None else facts
-        arrival = Arrival(b"", at, facts, opening, user=self._user(client, user))
+        arrival = Arrival(b"", at, facts, opening, user=user_name(client, user, self._key))
         if identity is None or not self.capacity:
             if self.capacity:
                 self._unlabelled("unidentified", 1)
@@ -210,10 +210,6 @@ class TurnTracker:
         turn.arrival, past = turn.arrival.by(before)
         self._users.put(turn.arrival.user, past)
         return past
-
-    def _user(self, client: str, user: str) -> bytes:
-        """Return the name under which a client's user is stored; empty: the user is unknown."""
-        return user_name(client, user, self._key) if user else b""
 
     def returned_elsewhere(self, turn: Turn, at: float) -> None:
         """Record that the next turn of a turn's conversation arrived at another sidecar."""

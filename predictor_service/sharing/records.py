@@ -202,12 +202,6 @@ def look_up_users(client: Any, users: Sequence[bytes]) -> list[UserPast | Unread
     return [_read(one, lambda data: next((UserPast(*row) for row in _rows(_USER, data)), None)) for one in found]
 
 
-def put_users(client: Any, users: Sequence[tuple[bytes, UserPast]]) -> list[Any]:
-    """Set what is known of users. Of two sidecars that do so at the same time the later one wins: it loses a turn's count."""
-    size, life = _USER.size, int(FORGOTTEN_S * 1000)
-    return _evaluated(client, APPEND, [(1, _user_key(user), _USER.pack(*past), size, size, life) for user, past in users])
-
-
 def take(
     client: Any, sidecar: bytes, wanted: Sequence[tuple[bytes, bytes, int]]
 ) -> list[SharedTurn | Unreadable | Exception | None]:
@@ -226,16 +220,24 @@ def take(
     return [_read(one, lambda data: next(SharedTurn.all_in(data), None)) for one in found]
 
 
-def put(client: Any, turns: Sequence[tuple[bytes, SharedTurn]], horizon_s: float) -> list[Any]:
-    """Append turns to names."""
-    size, life = _RECORD.size, max(int(horizon_s * 1000), 1)
-    return _evaluated(client, APPEND, [(1, _key(name), turn.pack(), size, _RECORDS, life) for name, turn in turns])
+def put(
+    client: Any,
+    turns: Sequence[tuple[bytes, SharedTurn]],
+    horizon_s: float,
+    returns: Sequence[tuple[SharedTurn, float]] = (),
+    users: Sequence[tuple[bytes, UserPast]] = (),
+) -> list[Any]:
+    """Append turns to names, report returns and set what is known of users, in one round trip.
 
-
-def put_returns(client: Any, returns: Sequence[tuple[SharedTurn, float]]) -> list[Any]:
-    """Report to the sidecar of each turn when the next one arrived, seconds since the epoch."""
-    size, life = _RETURN.size, int(RETURNS_LIFE_S * 1000)
-    commands = [(1, _inbox(turn.sidecar), _RETURN.pack(turn.turn, at), size, _RETURNS, life) for turn, at in returns]
+    Args:
+        returns: turns, each reported to its sidecar, and when the next one arrived, seconds since the epoch.
+        users: of two sidecars that set one at the same time the later one wins: it loses a turn's count.
+    """
+    life, returns_life, forgotten = max(int(horizon_s * 1000), 1), int(RETURNS_LIFE_S * 1000), int(FORGOTTEN_S * 1000)
+    commands: list[tuple[Any, ...]] = [(1, _key(name), turn.pack(), _RECORD.size, _RECORDS, life) for name, turn in turns]
+    for turn, at in returns:
+        commands.append((1, _inbox(turn.sidecar), _RETURN.pack(turn.turn, at), _RETURN.size, _RETURNS, returns_life))
+    commands += [(1, _user_key(user), _USER.pack(*past), _USER.size, _USER.size, forgotten) for user, past in users]
     return _evaluated(client, APPEND, commands)
 
 

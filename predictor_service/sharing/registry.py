@@ -226,8 +226,7 @@ class TurnRegistry:
             left.append((names.own, shared))
             answers.append((one, found))
         known = [(name, past._replace(latest=past.latest + ahead)) for name, past in users.items()]
-        put = records.put(client, left, self._tracker.horizon_s) + records.put_returns(client, returns)
-        for answer in put + records.put_users(client, known):
+        for answer in records.put(client, left, self._tracker.horizon_s, returns, known):
             if isinstance(answer, Exception):
                 self._health.refused(answer)
         for one, found in answers:

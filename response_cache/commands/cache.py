@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -12,7 +11,7 @@ import typer
 from lpc.errors import UsageError
 from lpc_apps.commands.options import Address, Host, JsonOutput, MetricsPort, Port
 from lpc_apps.commands.outcome import fail
-from lpc_apps.commands.settings import client_settings, server_settings
+from lpc_apps.commands.settings import client_settings, server_settings, use_file
 
 if TYPE_CHECKING:
     from lpc.cache.v1 import response_cache_pb2 as pb
@@ -38,8 +37,7 @@ def serve_caches(
     """
     from response_cache.service.settings import CacheServerSettings
 
-    if config is not None:
-        os.environ["LPC_CONFIG"] = str(config)
+    use_file(config)
     flags = {"host": host, "port": port, "metrics_port": metrics_port, "unix_socket": unix_socket, "models": models}
     settings = server_settings(CacheServerSettings, **flags)
     from predictor_service.process import until_stopped  # after the log is set up

@@ -248,13 +248,8 @@ def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
         found["stop"] = [found["stop"]]
     if found.get("stream") is True:
         del found["stream"]
-        if not (options := _without_usage(found.pop("stream_options", {}))):
-            return _without_defaults(found)
-        found["stream_options"] = options
-    return _without_defaults(found)
-
-
-def _without_defaults(found: Mapping[str, Any]) -> dict[str, Any]:
+        if options := _without_usage(found.pop("stream_options", {})):
+            found["stream_options"] = options
     # 1 and True are equal in Python but differ as JSON; so do 0 and False.
     return {
         name: value

@@ -79,8 +79,10 @@ def lookups_of(pairs: Sequence[Pair], similarity: NDArray[np.float64]) -> Lookup
     ranking = shipped()
     scores, wrong = [], []
     for (a, b, same), near in zip(pairs, similarity.tolist(), strict=True):
+        if language_of(a) != language_of(b):
+            continue
         score = ranking.score(b, candidates([near], [Cluster("")])[0], a)
-        if language_of(a) == language_of(b) and score is not None:
+        if score is not None:
             scores.append(score)
             wrong.append(not same)
     return Lookups(np.array(scores, np.float64), np.array(wrong, np.bool_))

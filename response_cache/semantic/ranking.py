@@ -20,6 +20,7 @@ import json
 import math
 import unicodedata
 from collections.abc import Sequence
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -137,8 +138,7 @@ def candidates(similarities: Sequence[float], clusters: Sequence[Cluster]) -> li
 def shortlist(similarities: Sequence[float], clusters: Sequence[Cluster]) -> list[Candidate]:
     """Return the candidates that are compared word by word: the first of :func:`candidates`, and the nearest."""
     ranked = candidates(similarities, clusters)
-    found = ranked[:CANDIDATES]
-    return found if any(one.place == 0 for one in found) else found + [one for one in ranked if one.place == 0]
+    return ranked[:CANDIDATES] + [one for one in ranked[CANDIDATES:] if one.place == 0]
 
 
 def alike(one: str, other: str) -> bool:
@@ -167,6 +167,7 @@ def features(question: str, candidate: Candidate, doubt: Doubt | None) -> list[f
     ]
 
 
+@cache
 def shipped() -> Ranking:
     """Return the shipped model."""
     found = json.loads(FILE.read_text())

@@ -129,14 +129,12 @@ def thresholds(
         judge: error of the judge that made the labels.
         looks: number of looks that share alpha; 1 for a single look (`lpc cache calibrate`).
     """
-    spent = alpha * JUDGES_PART if judge.different else 0.0
-    seen = delta * (1 - judge.limit(spent))  # limit on the observed share of wrong answers
-    part = (alpha - spent) / looks
+    seen, part = _allowed(delta, alpha, judge, looks)
     if seen <= 0:
         return []
     counts = evidence.counts()
     everything = counts[:, 0].sum()
-    enough = needed(delta, alpha, judge, looks)
+    enough = _beginning(seen, part)
     found: list[Threshold] = []
     for level in np.flatnonzero(counts[:, 0]):
         wrong, labels = effective(counts[: level + 1])
@@ -156,9 +154,18 @@ def thresholds(
 
 def needed(delta: float = DELTA, alpha: float = ALPHA, judge: JudgeError = UNERRING, looks: int = len(LOOKS)) -> float:
     """Return the effective labels with which the sequence begins; infinity if the judge errs too often for any."""
+    seen, part = _allowed(delta, alpha, judge, looks)
+    return _beginning(seen, part) if seen > 0 else math.inf
+
+
+def _allowed(delta: float, alpha: float, judge: JudgeError, looks: int) -> tuple[float, float]:
+    """Return the limit on the observed share of wrong answers, and the part of alpha of each look."""
     spent = alpha * JUDGES_PART if judge.different else 0.0
-    seen = delta * (1 - judge.limit(spent))
-    return BEGIN * math.log((alpha - spent) / looks) / math.log1p(-seen) if seen > 0 else math.inf
+    return delta * (1 - judge.limit(spent)), (alpha - spent) / looks
+
+
+def _beginning(seen: float, part: float) -> float:
+    return BEGIN * math.log(part) / math.log1p(-seen)
 
 
 def effective(counts: NDArray[np.int64]) -> tuple[float, float]:

@@ -1,7 +1,6 @@
 """Builds the response caches from the settings."""
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -13,9 +12,8 @@ from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisReach
 from predictor_service.errors import StartError
-from predictor_service.metrics import Metrics
 from predictor_service.own_folder import ForeignFolder, make_own
-from predictor_service.process import Service
+from predictor_service.process import Process, Service
 from response_cache.keys.canonical import Namer
 from response_cache.keys.sealing import KeyFileError, Keys
 from response_cache.semantic.evidence_file import EvidenceError, Verdicts, read_judge_error
@@ -39,36 +37,32 @@ log = logging.getLogger(__name__)
 
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["ResponseCache"].full_name
-RELOAD_S: Final = 5.0
-"""Interval of checks for a changed key file, in seconds."""
 FLIGHT_S: Final = 60.0
 """Time after which a caller that computes an answer for others counts as dead, in seconds."""
 
 
 def build_caches(
     settings: CacheSettings,
-    metrics: Metrics,
+    made: Process,
     embedder: Embedder,
     clock: Callable[[], float],
-    stack: contextlib.AsyncExitStack,
 ) -> Service:
-    """Return the response caches' service. This does not call Redis.
+    """Return the response caches' service in a process. This does not call Redis.
 
     Raises:
         StartError: the key file is invalid, or a file of evidence is invalid or lacks the error of a judge.
     """
     try:
-        return _build(settings, metrics, embedder, clock, stack)
+        return _build(settings, made, embedder, clock)
     except (KeyFileError, EvidenceError) as error:
         raise StartError(str(error)) from error
 
 
 def _build(
     settings: CacheSettings,
-    metrics: Metrics,
+    made: Process,
     embedder: Embedder,
     clock: Callable[[], float],
-    stack: contextlib.AsyncExitStack,
 ) -> Service:
     assert settings.cache_redis_url is not None and settings.cache_keys is not None
     keys = Keys(settings.cache_keys)
@@ -81,10 +75,10 @@ def _build(
         password_file=settings.cache_redis_password_file,
         settings="LPC_CACHE_REDIS",
     )
-    cache_metrics = CacheMetrics(metrics, scopes.labels)
-    refused = metrics.redis_refusals("caches")
+    cache_metrics = CacheMetrics(made.metrics, scopes.labels)
+    refused = made.metrics.redis_refusals("caches")
     redis = RedisReach(connection, "of the response caches", refused)
-    stack.push_async_callback(redis.close)
+    made.stack.push_async_callback(redis.close)
     cache_metrics.watch_redis(lambda: not redis.away)
     store = Store(
         *(redis, Namer(keys.current.names), embedder.encoder, cache_metrics.forged.labels("generation").inc),
@@ -108,7 +102,7 @@ def _build(
         judged=lambda scope, same: cache_metrics.judged(scopes.label(scope), same),
         report=lambda client, scope, in_force: cache_metrics.in_force(client, scopes.label(scope), in_force),
     )
-    stack.push_async_callback(semantic.close)
+    made.stack.push_async_callback(semantic.close)
     cache = ResponseCache(
         *(keys, store, Flights(redis, FLIGHT_S), scopes, semantic, cache_metrics),
         max_entry_bytes=settings.cache_max_entry_kib * 1024,
@@ -118,7 +112,7 @@ def _build(
     upkeep = Upkeep(keys, store, scopes, semantic, cache_metrics)
     service = ResponseCacheService(cache, upkeep, settings.cache_gateways, settings.cache_invalidations, cache_metrics)
     add = partial(rpc.add_ResponseCacheServicer_to_server, service)
-    keys_round = (RELOAD_S, "keys", partial(asyncio.to_thread, keys.refresh))
+    keys_round = (made.reload_s, "keys", partial(asyncio.to_thread, keys.refresh))
     return Service(SERVICE, add, ((SYNC_S, "arrays", semantic.sync_now), keys_round))
 
 

@@ -43,7 +43,7 @@ def _with_caches(settings: CacheSettings, parts: "Parts") -> "Parts":
         return parts
 
     def further(made: Process, loop: "ModelLoop", clock: Callable[[], float]) -> Service:
-        return build_caches(settings, made.metrics, ModelEmbedder(loop.serving, loop.batcher), clock, made.stack)
+        return build_caches(settings, made, ModelEmbedder(loop.serving, loop.batcher), clock)
 
     return replace(parts, further=further, cached_outputs=CACHED_OUTPUTS if settings.embeds else 0)
 
@@ -57,8 +57,8 @@ async def running_alone(settings: CacheSettings) -> AsyncIterator[Addresses]:
         ArtifactError, ProviderError: as :func:`predictor_service.model_loop.run_model`.
     """
     clock, constants = MonotoneClock(), Constants()
-    ages = {"reload_s": constants.reload_s, "connection_age_s": constants.connection_age_s}
-    async with process(settings, Keepalive(), **ages) as made:
+    made_by = process(settings, Keepalive(), reload_s=constants.reload_s, connection_age_s=constants.connection_age_s)
+    async with made_by as made:
         embedder, rounds = Embedder(), []
         if settings.embeds:
             from lpc.model.inference import Model
@@ -66,6 +66,6 @@ async def running_alone(settings: CacheSettings) -> AsyncIterator[Addresses]:
 
             loop = await run_model(*(settings, made.metrics, made.stack), load=Model, max_batch_items=constants.max_batch_items)
             embedder = ModelEmbedder(loop.serving, loop.batcher)
-            rounds.append((constants.reload_s, "reload", loop.serving.reload))
-        service = build_caches(settings, made.metrics, embedder, clock.now, made.stack)
+            rounds.append((made.reload_s, "reload", loop.serving.reload))
+        service = build_caches(settings, made, embedder, clock.now)
         yield await made.start(replace(service, rounds=(*service.rounds, *rounds)))

@@ -15,7 +15,7 @@ from response_cache.keys.canonical import EntryId, Names, Request, Scope
 from response_cache.keys.sealing import Keys, Unsealable
 from response_cache.keys.tickets import Candidate, Served, Tickets
 from response_cache.semantic.gate import Decision
-from response_cache.semantic.ranking import ALIKE, NEAREST, Ranking, shortlist
+from response_cache.semantic.ranking import ALIKE, NEAREST, Ranking, alike, shortlist
 from response_cache.semantic.same_answer import equal_text
 from response_cache.service.embedding import Embedder
 from response_cache.service.judging import Judging, Rules
@@ -106,6 +106,8 @@ class SimilarQuestions:
                 scope.index.remove(name)
             if entry is None or entry.partition != names.partition:
                 continue
+            if found is not None and not alike(question, entry.question):
+                continue  # only a question that is alike takes the place of an earlier one
             score = self._ranking.score(question, one, entry.question)
             if score is None:
                 vetoed = True

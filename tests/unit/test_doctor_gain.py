@@ -19,7 +19,7 @@ def counted(value: int, *, asked: int = 10_000, answered: int = 5) -> Counted:
 
 def found(monkeypatch: pytest.MonkeyPatch, week: Counted, two_weeks: Counted) -> Finding:
     answers = {WEEK_H: week, 2 * WEEK_H: two_weeks}
-    monkeypatch.setattr(checks, "of_prometheus", lambda _, hours: answers[hours])
+    monkeypatch.setattr(checks, "of_prometheus", lambda _, hours, names: answers[hours])
     (finding,) = checks._gain("http://prometheus:9090")
     return finding
 
@@ -44,7 +44,7 @@ def test_without_answers_of_a_sidecar_there_is_nothing_to_compare(monkeypatch: p
 
 
 def test_a_prometheus_that_does_not_answer_is_one_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(address: str, hours: float) -> Counted:
+    def refuse(address: str, hours: float, names: object) -> Counted:
         raise LpcError(f"cannot read {address}")
 
     monkeypatch.setattr(checks, "of_prometheus", refuse)

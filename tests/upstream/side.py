@@ -45,11 +45,11 @@ class Side:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, env=environment, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
 
-    def ask(self, function: str, *modes: str, **arguments: Any) -> Any:
-        """Return the answer of one of the functions below. ``modes``: its mode, if it has one."""
+    def ask(self, function: str, mode: str | None = None, **arguments: Any) -> Any:
+        """Return the answer of one of the functions below. ``mode``: its mode, if it has one."""
         assert self._process.stdin is not None and self._process.stdout is not None
         print(
-            json.dumps({"function": function, **dict(zip(("mode",), modes, strict=False)), **arguments}),
+            json.dumps({"function": function, **({} if mode is None else {"mode": mode}), **arguments}),
             file=self._process.stdin,
             flush=True,
         )

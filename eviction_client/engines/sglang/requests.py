@@ -7,7 +7,7 @@ from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_MATCHED_TOKEN
 
 from eviction_client.tenants import digest_of
-from lpc.wire.session import hashed, key_of, name_of
+from lpc.wire.session import hashed, key_of, name_of, user_name
 
 
 def is_conversation(req: Any) -> bool:
@@ -63,13 +63,5 @@ def space_of(req: Any) -> bytes:
 
 
 def user_of(req: Any) -> str:
-    """Return the digest of who asks: the caller's argument ``user_id`` under the cache salt, or else the salt alone.
-
-    A salt separates tenants, so without a user each tenant counts as one. Empty: neither is known.
-    """
-    salt = req.cache_salt or ""
-    arguments = arguments_of(req)
-    user = arguments.get("user_id") if arguments else None
-    if not isinstance(user, str) or not user:
-        return name_of(salt) if salt else ""
-    return name_of(user, salt)
+    """Return the digest of who asks: see :func:`lpc.wire.session.user_name`."""
+    return user_name(arguments_of(req), req.cache_salt)

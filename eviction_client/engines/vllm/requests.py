@@ -6,7 +6,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from eviction_client.policy.hints import NO_HINTS, Hints
 from eviction_client.tenants import digest_of
-from lpc.wire.session import key_of, name_of
+from lpc.wire.session import key_of, name_of, user_name
 
 _COMPLETED: Final = frozenset(
     (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_REPETITION)
@@ -83,13 +83,5 @@ def session_of(request: Request) -> str | None:
 
 
 def user_of(request: Request) -> str:
-    """Return the digest of who asks: the caller's argument ``user_id`` under the cache salt, or else the salt alone.
-
-    A salt separates tenants, so without a user each tenant counts as one. Empty: neither is known.
-    """
-    salt = request.cache_salt or ""
-    arguments = arguments_of(request)
-    user = arguments.get("user_id") if arguments else None
-    if not isinstance(user, str) or not user:
-        return name_of(salt) if salt else ""
-    return name_of(user, salt)
+    """Return the digest of who asks: see :func:`lpc.wire.session.user_name`."""
+    return user_name(arguments_of(request), request.cache_salt)

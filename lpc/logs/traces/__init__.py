@@ -18,9 +18,9 @@ from lpc.logs.traces.sample import WHOLE, Sample
 
 __all__ = ["FORMATS", "Trace", "TraceError", "TracedRequest", "open_trace"]
 
-SAMPLED: Final = ("mooncake", "qwen", *READERS)
-"""Formats of which a sample can be read."""
 FORMATS: Final = ("mooncake", "qwen", "agents", *READERS)
+SAMPLED: Final = tuple(name for name in FORMATS if name != "agents")
+"""Formats of which a sample can be read."""
 
 
 def open_trace(
@@ -37,7 +37,6 @@ def open_trace(
         path: a JSONL file; for agent sessions a tar.
         format: one of FORMATS.
         active, seed: for agent sessions, which have no common clock: number of concurrent sessions, and seed of their order.
-
         sample: the prompts to read; sessions of agents are drawn, and not sampled.
 
     Raises:
