@@ -72,5 +72,5 @@ def test_a_stop_loses_no_call_in_flight(tiny_models: Path, tmp_path: Path, addre
                 lost.update(f"{error.code()}: {error.details()}" for call in in_flight if (error := call.exception(120)))
             until(lambda: not sidecar.running)
     print(f"\n== {sum(lost.values())} of {seen} calls in flight lost in {STOPS // 2} stops")
-    assert seen > 0.9 * IN_FLIGHT * (STOPS // 2)
+    assert seen > IN_FLIGHT / 2 * (STOPS // 2), "too few calls were in flight to show anything"
     assert not lost
