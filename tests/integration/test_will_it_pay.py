@@ -1,0 +1,45 @@
+"""The tutorial "Will it pay?": its commands run, and print what the page has."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.command import lpc
+
+ROOT = Path(__file__).parents[2]
+BLOCKS = re.findall(r"(?:^    .*\n|\n(?=    ))+", (ROOT / "docs/tutorials/will-it-pay.md").read_text(), re.MULTILINE)
+
+
+def words(text: str) -> str:
+    """Return text without line breaks and the lines of tables."""
+    return " ".join(re.sub(r"[\u2500-\u257f]", " ", text).split())
+
+
+@pytest.mark.timeout(600)
+def test_the_commands_print_what_the_tutorial_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    printed = ""
+    compared = 0
+    for paragraph in (part for block in BLOCKS for part in re.split(r"\n\s*\n", block.strip("\n"))):
+        command = "\n".join(line.removeprefix("    ") for line in paragraph.splitlines())
+        before, pipe, call = command.partition("lpc ")
+        if command.startswith("pip "):
+            continue
+        if pipe and (not before or before.endswith("| ")):
+            stdin = subprocess.run(before.removesuffix("| "), shell=True, check=True, capture_output=True).stdout
+            jobs = ["--jobs", "1"] if call.startswith("simulate") else []  # lines come in order
+            done = lpc(*shlex.split(call), *jobs, stdin=stdin, COLUMNS="160")
+            assert done.returncode == 0, done.err
+            printed = words(f"{done.err} {done.out}")
+        elif command.startswith(("python ", "mkdir ")):
+            script = command.replace("python docs/", f"{sys.executable} {ROOT}/docs/")
+            subprocess.run(script, shell=True, check=True)
+        else:
+            compared += 1
+            assert words(command) in printed
+    assert compared == 8
+    assert (tmp_path / "page.html").stat().st_size > 10_000
