@@ -20,6 +20,7 @@ from lpc.model.inference import Model
 from lpc.model.session import InferenceSettings
 from lpc.model.versions import served_folder
 from lpc.wire.terminal import console
+from response_cache.semantic.normal import alike
 from response_cache.semantic.ranking import Cluster, candidates, shipped
 from response_cache.semantic.vetoes import language_of
 
@@ -74,12 +75,13 @@ def read_pairs(path: Path) -> list[Pair]:
 def lookups_of(pairs: Sequence[Pair], similarity: NDArray[np.float64]) -> Lookups:
     """Return pairs as lookups of the second question with the first one's answer as candidate.
 
-    Nothing else is stored, and the candidate has no record. Pairs in two languages and vetoed pairs are left out.
+    Nothing else is stored, and the candidate has no record. Pairs in two languages, pairs of the normalised tier and vetoed
+    pairs are left out.
     """
     ranking = shipped()
     scores, wrong = [], []
     for (a, b, same), near in zip(pairs, similarity.tolist(), strict=True):
-        if language_of(a) != language_of(b):
+        if language_of(a) != language_of(b) or alike(a, b):
             continue
         score = ranking.score(b, candidates([near], [Cluster("")])[0], a)
         if score is not None:
