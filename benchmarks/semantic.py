@@ -1,4 +1,4 @@
-"""`python -m benchmarks semantic FOLDER`: what the normalised and the semantic tier serve of public questions, and how much of it is wrong.
+"""`python -m benchmarks semantic FOLDER`: what the tiers with evidence serve of public questions, and how much of it is wrong.
 
 Each set's ranking is fitted on the other sets, so that no stream is served by coefficients that have seen its questions. The
 gate, the vetoes and the encoder are the shipped ones, in process and without Redis. The baseline is a fixed cosine threshold on

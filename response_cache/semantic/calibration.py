@@ -105,7 +105,12 @@ class Embeddings:
 
     def similarities(self, pairs: Sequence[Pair]) -> NDArray[np.float64]:
         """Return the cosine similarity of each pair."""
-        texts = sorted({text for pair in pairs for text in pair[:2]}, key=len)
+        vectors = self.vectors([text for pair in pairs for text in pair[:2]])
+        return np.array([vectors[pair.a] @ vectors[pair.b] for pair in pairs])
+
+    def vectors(self, some: Sequence[str]) -> dict[str, NDArray[np.float64]]:
+        """Return the vector of each text, of unit length."""
+        texts = sorted(set(some), key=len)
         vectors: dict[str, NDArray[np.float64]] = {}
         model = Model(self._folder, InferenceSettings(provider="cpu", threads=1))
         for start in track(range(0, len(texts), BATCH), f"embedding {len(texts):,}", console=console(), transient=True):
@@ -114,4 +119,4 @@ class Embeddings:
             vectors |= {
                 text: np.frombuffer(vector, "<f2").astype(np.float64) for text, vector in zip(batch, found, strict=True)
             }
-        return np.array([vectors[pair.a] @ vectors[pair.b] for pair in pairs])
+        return vectors

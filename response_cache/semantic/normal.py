@@ -40,7 +40,7 @@ def normal_form(question: str) -> str:
         word = parts[at]
         unit = number and parts[at - 1] == " " and len(word) <= LONGEST_UNIT
         number = any(map(str.isdigit, word))
-        if not (number or unit or (not shouted and len(word) > 1 and word.isupper() and word.lower() in FUNCTION)):
+        if not (number or unit or (not shouted and 1 < len(word) <= 3 and word.isupper() and word.lower() in FUNCTION)):
             parts[at] = word.lower()
     return "".join(parts)
 

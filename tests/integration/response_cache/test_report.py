@@ -46,7 +46,7 @@ async def test_counts_of_processes_add_up_by_day_and_survive_them(make: Make) ->
     hits = [await caches.cache.lookup("a", asked("Is it?")) for caches in (one, one, other)]
     assert isinstance(await other.cache.lookup("a", asked("is it!  ")), Hit)
     clock.now += DAY
-    await one.cache.lookup("a", asked("Is it?"))  # expired by now
+    await one.cache.lookup("a", asked("Are you?"))
     await one.upkeep.feedback("a", hits[0].ticket, wrong=True, drop=False)  # type: ignore[union-attr]
     for caches in (one, other):
         await caches.days.share()
