@@ -3,7 +3,7 @@
 Compatibility forms are folded as well (NFKC), such as full-width letters. What changes the meaning stays as it is:
 
 - a raised or lowered character, a fraction and a sign in a circle: 10² is not 102;
-- the case of a unit after a number: 5 mW is not 5 MW; and of a word beside digits: B2 is not b2;
+- the case of a unit after a number: 5 mW is not 5 MW; and of a word with digits: B2 is not b2;
 - the case of a short word in capitals that is another word otherwise: IT, US, WHO; unless the whole question is in capitals;
 - an exclamation mark after a number or a bracket: 5! is not 5.
 

@@ -29,7 +29,7 @@ for i = 2, #ARGV, 2 do
 end
 redis.call('EXPIRE', KEYS[1], ARGV[1])
 """
-"""Adds to the counts of a day. One that is no number begins again."""
+"""Adds to the counts of a day. A damaged count begins again."""
 
 
 def day_of(now: float) -> str:
