@@ -1,4 +1,4 @@
-"""A stream of public questions through the semantic tier's ranking and gate, in process.
+"""A stream of public questions through the normalised and the semantic tier, in process.
 
 Each question that is not served is answered, stored and labelled, as the service does (`response_cache/service/similar.py`).
 Of a set of pairs the first question is stored and the second is looked up. Stored questions of which no label tells whether
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from benchmarks.questions import INTENTS, Questions
 from response_cache.semantic.evidence import NO_RECORD, Record, band_of, level_of
 from response_cache.semantic.gate import Decision, Gate
-from response_cache.semantic.ranking import ALIKE, NEAREST, Candidate, Cluster, Ranking, alike, features, shortlist
+from response_cache.semantic.normal import normal_form
+from response_cache.semantic.ranking import NEAREST, Candidate, Cluster, Ranking, features, shortlist
 from response_cache.semantic.vetoes import Doubt, Veto, difference
 
 SCANNED: Final = 300
@@ -26,7 +27,7 @@ SCANNED: Final = 300
 class Found(NamedTuple):
     """A candidate of a look-up: the stored question, what ranks it, and whether its answer is right.
 
-    ``row`` has its features; none if the questions are alike. ``right`` is None if no label tells.
+    ``row`` has its features; none if the normalised tier found it. ``right`` is None if no label tells.
     """
 
     question: int
@@ -54,26 +55,17 @@ class Outcome:
             self.first = sum(self.lookups)
 
 
-class Stream:
-    """The questions stored so far, and the clusters of those judged the same. ``doubts`` caches how two questions differ."""
+class Clusters:
+    """The clusters of one tier: questions that were judged the same, and the labels of each."""
 
-    def __init__(self, questions: Questions, doubts: dict[tuple[int, int], Veto | Doubt | None]) -> None:
-        self.questions = questions
-        self._doubts = doubts
-        self._is_stored = np.zeros(len(questions.texts), np.bool_)
-        self._stored: list[int] = []
+    def __init__(self) -> None:
         self._roots: dict[int, int] = {}
         self._records: dict[int, Record] = {}
 
-    def store(self, question: int) -> None:
-        """Store a question."""
-        if not self._is_stored[question]:
-            self._is_stored[question] = True
-            self._stored.append(question)
-
-    def stored(self, question: int) -> bool:
-        """Return whether a question is stored."""
-        return bool(self._is_stored[question])
+    def of(self, question: int) -> Cluster:
+        """Return the cluster of a question."""
+        root = self._roots.get(question, question)
+        return Cluster.of(str(root), self._records.get(root, NO_RECORD))
 
     def learn(self, question: int, found: Found, score: float, *, same: bool) -> Record:
         """Label a look-up; return the earlier labels of its cluster."""
@@ -87,19 +79,48 @@ class Stream:
         )
         return earlier
 
+
+class Stream:
+    """The questions stored so far, and their clusters. ``doubts`` caches how two questions differ."""
+
+    def __init__(self, questions: Questions, doubts: dict[tuple[int, int], Veto | Doubt | None]) -> None:
+        self.questions = questions
+        self._doubts = doubts
+        self._is_stored = np.zeros(len(questions.texts), np.bool_)
+        self._stored: list[int] = []
+        self._forms: dict[str, int] = {}
+        self._normalised, self._semantic = Clusters(), Clusters()
+
+    def store(self, question: int) -> None:
+        """Store a question."""
+        if not self._is_stored[question]:
+            self._is_stored[question] = True
+            self._stored.append(question)
+            self._forms[normal_form(self.questions.texts[question])] = question
+
+    def stored(self, question: int) -> bool:
+        """Return whether a question is stored."""
+        return bool(self._is_stored[question])
+
+    def learn(self, question: int, found: Found, score: float, *, same: bool) -> Record:
+        """Label a look-up; return the earlier labels of its cluster."""
+        return (self._semantic if found.row else self._normalised).learn(question, found, score, same=same)
+
     def find(self, question: int, partner: int | None = None) -> Found | None:
         """Return the candidate of a look-up; None without one, or if all are vetoed."""
+        text, found = self.questions.texts[question], None
+        same_form = self._forms.get(normal_form(text))
+        if same_form is not None:
+            right = self.questions.same(question, same_form)
+            one = Candidate(0, 1.0, 1.0, 1.0, self._normalised.of(same_form))
+            return None if right is None else Found(same_form, one, [], right)
         near, similarities = self._nearest(question, partner)
         if not near:
             return None
-        roots = [self._roots.get(one, one) for one in near]
-        clusters = [Cluster.of(str(root), self._records.get(root, NO_RECORD)) for root in roots]
-        text, found = self.questions.texts[question], None
+        clusters = [self._semantic.of(one) for one in near]
         for one in shortlist(similarities, clusters):
             other = near[one.place]
             right = self.questions.same(question, other)
-            if alike(text, self.questions.texts[other]):
-                return None if right is None else Found(other, one, [], right)
             doubt = self._difference(question, other)
             if found is None and (doubt is None or doubt == "rewording" or doubt == "addition"):
                 found = Found(other, one, features(text, one, doubt), right)
@@ -160,9 +181,10 @@ def replay(
     order: list[tuple[int, int | None]],
     ranking: Ranking,
     gate: Gate,
+    normalised: Gate,
     judge: Callable[[bool], bool] = lambda same: same,
 ) -> Outcome:
-    """Return what the tier serves; ``judge`` makes a label of the truth."""
+    """Return what both tiers serve, each with its gate; ``judge`` makes a label of the truth."""
     outcome = Outcome()
     for half, question, partner in _lookups(stream, order):
         found = stream.find(question, partner)
@@ -170,15 +192,15 @@ def replay(
             stream.store(question)
             outcome.note(half, served=False, right=True)
             continue
-        score = ranking.of(found.row) if found.row else ALIKE
-        decision = gate.decide(score, question.to_bytes(8, "big"))
+        score, own = (ranking.of(found.row), gate) if found.row else (1.0, normalised)
+        decision = own.decide(score, question.to_bytes(8, "big"))
         right = bool(found.right)
         outcome.note(half, served=decision is Decision.SERVE, right=right)
         if decision is Decision.SERVE:
             continue
         stream.store(question)
         same = judge(right)
-        gate.learn(score, same=same, decision=decision, earlier=stream.learn(question, found, score, same=same))
+        own.learn(score, same=same, decision=decision, earlier=stream.learn(question, found, score, same=same))
     return outcome
 
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks semantic FOLDER`: what the semantic tier serves of public questions, and how much of it is wrong.
+"""`python -m benchmarks semantic FOLDER`: what the tiers with evidence serve of public questions, and how much of it is wrong.
 
 Each set's ranking is fitted on the other sets, so that no stream is served by coefficients that have seen its questions. The
 gate, the vetoes and the encoder are the shipped ones, in process and without Redis. The baseline is a fixed cosine threshold on
@@ -75,8 +75,8 @@ def _figures(questions: Questions, ranking: Ranking, condition: Condition, strea
         order = order_of(questions, seed, LOOKUPS, changes=condition.changes)
         error = JudgeError(round(ERRS * JUDGED), JUDGED) if condition.errs else UNERRING
         judge: Callable[[bool], bool] = erring(ERRS, 0.0, random.Random(f"judge {seed}")) if condition.errs else bool
-        gate = Gate(bound, judge=error, draw=random.Random(seed))
-        tier.append(replay(Stream(questions, doubts), order, ranking, gate, judge))
+        gate, normalised = (Gate(bound, judge=error, draw=random.Random(draws)) for draws in (seed, f"normalised {seed}"))
+        tier.append(replay(Stream(questions, doubts), order, ranking, gate, normalised, judge))
         if condition is SHUFFLED:
             cosine.append(replay_cosine(Stream(questions, doubts), order, COSINE))
     figures: dict[str, Any] = {"set": questions.name, "condition": condition.name, "lookups": sum(tier[0].lookups)}

@@ -2,7 +2,7 @@
 
 `lookup`, `wait_for_answer` and `store` never raise. If the sidecar is not running, gRPC fails at once. If it does not respond,
 a few requests wait for the deadline (50 ms); from then on, one request per second checks whether it responds again.
-`feedback`, `invalidate` and `stats` raise :class:`CacheError`.
+`feedback`, `invalidate`, `stats` and `report` raise :class:`CacheError`.
 """
 
 import asyncio
@@ -168,6 +168,11 @@ class ResponseCacheClient:
     async def stats(self, message: pb.StatsRequest) -> pb.StatsResponse:
         """Return entries and the threshold in force, by scope. Raises CacheError."""
         done: pb.StatsResponse = await self._call_or_raise("Stats", message)
+        return done
+
+    async def report(self, message: pb.ReportRequest) -> pb.ReportResponse:
+        """Return look-ups by result and savings, by scope and day. Raises CacheError."""
+        done: pb.ReportResponse = await self._call_or_raise("Report", message)
         return done
 
     async def close(self) -> None:

@@ -25,6 +25,7 @@ from response_cache.service.metrics import CacheMetrics
 from response_cache.service.similar import SimilarQuestions
 from response_cache.service.upkeep import Upkeep
 from response_cache.store.answers import Answer
+from response_cache.store.days import Days
 from response_cache.store.flights import Flights
 from response_cache.store.scopes import Scopes, ScopeSettings
 from response_cache.store.shared_evidence import SharedEvidence
@@ -106,15 +107,16 @@ class Caches:
         evidence = SharedEvidence(self.redis, self.store.namer, embedder.encoder)
         self.semantic = SimilarQuestions(
             *(self.keys, self.store, self.vectors, evidence, embedder),
-            *(lambda scope: Rules(make_gate(scope)), self.clock, shipped()),
+            *(lambda scope, _tier: Rules(make_gate(scope)), self.clock, shipped()),
         )
+        self.days = Days(self.redis)
         self.cache = ResponseCache(
-            *(self.keys, self.store, Flights(self.redis, flight_s), self.scopes, self.semantic, self.metrics),
+            *(self.keys, self.store, Flights(self.redis, flight_s), self.scopes, self.semantic, self.metrics, self.days),
             max_entry_bytes=64 * 1024,
             client_scopes=client_scopes,
             clock=self.clock,
         )
-        self.upkeep = Upkeep(self.keys, self.store, self.scopes, self.semantic, self.metrics)
+        self.upkeep = Upkeep(self.keys, self.store, self.scopes, self.semantic, self.metrics, self.days, self.clock)
 
     async def close(self) -> None:
         await self.redis.close()

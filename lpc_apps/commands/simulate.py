@@ -59,6 +59,10 @@ def simulate(
     seeds: Annotated[int, _option(LOG, "Repetitions with different seeds.", min=1)] = 1,
     seed: Seed = 0,
     describe: Annotated[bool, _option(LOG, "Describe the log or workload without a simulation.", "--describe")] = False,
+    models: Annotated[
+        Path | None,
+        _option(LOG, "Model repository with e5-small, by which --describe compares questions; default: models, if there."),
+    ] = None,
     closed: Annotated[
         bool, _option(CLOSED, "Send each request of a conversation after the previous answer.", "--closed")
     ] = False,
@@ -200,7 +204,7 @@ def simulate(
                 requests=requests,
             )
             if describe:
-                return simulation.describe(spec, recognised=recognised)
+                return simulation.describe(spec, recognised=recognised, log=opened, models=models)
             template = Run(
                 spec,
                 policy="lru",  # simulation.simulate sets policy and capacity

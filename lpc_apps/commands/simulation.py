@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from lpc.logs.log import CONVERSATIONS
+from lpc.errors import ArtifactError
+from lpc.logs.log import CONVERSATIONS, Log
+from lpc.logs.records import Skipped
 from lpc.wire.terminal import console
 from lpc_apps.commands.outcome import note
 from lpc_apps.commands.simulation_page import write_page
@@ -21,6 +23,7 @@ from lpc_apps.commands.simulation_tables import (
     print_description,
     print_paragraph,
     print_reading,
+    print_repetition,
     print_sizes,
     print_sources,
 )
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
 
 DEFAULT_SHARES = "1%,2%,3%,5%,8%,20%,50%"
 DEFAULT_SIZES = "80K,160K,320K"
+MODEL = "e5-small"
+"""Model that compares questions."""
 
 
 def simulate(
@@ -233,8 +238,15 @@ def _scorer(head: Path) -> "HeadScorer":
     return HeadScorer(export_encoder(Path("models")), head)
 
 
-def describe(spec: WorkloadSpec, *, recognised: bool) -> dict[str, Any]:
-    """Print the properties of a trace or generated workload; return them. Raises SimulationError, TraceError."""
+def describe(spec: WorkloadSpec, *, recognised: bool, log: Log | None, models: Path | None) -> dict[str, Any]:
+    """Print the properties of a trace or generated workload; return them. Raises SimulationError, TraceError.
+
+    Args:
+        spec: the workload.
+        recognised: whether the log's format was recognised.
+        log: the log; None for a generated workload.
+        models: model repository by which questions are compared; None: `models`, if it is there.
+    """
     if spec.trace is None and spec.workload is None:
         raise SimulationError("no log to describe: lpc simulate LOG --describe, or --workload NAME")
     if spec.format == CONVERSATIONS:
@@ -245,7 +257,29 @@ def describe(spec: WorkloadSpec, *, recognised: bool) -> dict[str, Any]:
         print_reading({"format": spec.format, "recognised": recognised, **workload.trace.reading()})
     found = figures_of(workload.trace, workload)
     print_description(found)
+    if log is not None and log.has_text:
+        found["repetition"] = _repetition(log, models)
+        print_repetition(found["repetition"])
     return found
+
+
+def _repetition(log: Log, models: Path | None) -> dict[str, Any]:
+    """Return how often the questions of a log repeat, by meaning if there is a model."""
+    from response_cache.semantic.repetition import Repetition
+
+    counted = Repetition()
+    for _, request in log.requests(Skipped()):
+        counted.add(request)
+    found = counted.shares()
+    try:
+        from response_cache.semantic.calibration import Embeddings
+
+        embeddings = Embeddings(models or Path("models"), MODEL)
+    except (ModuleNotFoundError, ArtifactError):
+        if models is not None:
+            raise
+        return {**found, "similar": None}
+    return {**found, "similar": counted.similar(embeddings.vectors)}
 
 
 def _sessions(text: str | None, spec: WorkloadSpec) -> list[int | None]:

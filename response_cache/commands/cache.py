@@ -1,7 +1,6 @@
 """`lpc cache`: serve response caches; correct, invalidate and report them, with an engine's settings (LPC_PREDICTOR_...)."""
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -9,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from lpc.errors import UsageError
-from lpc_apps.commands.options import Address, Host, JsonOutput, MetricsPort, Port
-from lpc_apps.commands.outcome import fail
+from lpc_apps.commands.options import Address, Host, JsonOutput, MetricsPort, Output, Port
+from lpc_apps.commands.outcome import fail, report
 from lpc_apps.commands.settings import client_settings, server_settings, use_file
 
 if TYPE_CHECKING:
@@ -96,50 +95,44 @@ def purge_all(
 
 
 @app.command("report")
-def report_scopes(
+def report_caches(
     scope: Annotated[str, typer.Option(help="One scope; default: all scopes of this client.")] = "",
+    days: Annotated[int, typer.Option(min=1, max=100, help="Days up to today, in UTC.")] = 7,
+    price: Annotated[
+        str | None, typer.Option(metavar="IN,OUT", help="Price of a million prompt tokens and of a million output tokens.")
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="PNG to write: look-ups by day, and the hit rate.")] = None,
+    output: Output = None,
     as_json: JsonOutput = False,
     address: Address = None,
 ) -> None:
-    """Print the scopes of this client: their answers, and the semantic tier's bound and threshold."""
-    from rich.table import Table
+    """Report hits, savings and wrong answers by scope and day, and what each tier's evidence lacks.
 
-    from lpc.cache.v1 import response_cache_pb2 as pb
-    from lpc.wire.terminal import console, shown
+    It covers the scopes of this client, with those of all tenants of a gateway.
+    """
 
-    scopes = _with_client(lambda client: client.stats(pb.StatsRequest(scope=scope)), address).scopes
-    if as_json:
-        print(json.dumps({"scopes": [_figures(one) for one in scopes]}, indent=2))
-        return
-    table = Table("scope", "kind", "answers", "life, h", "semantic")
-    for one in scopes:
-        semantic = one.mode
-        if one.HasField("threshold"):
-            semantic += f", from {one.threshold:.4f}, at most {one.error_bound:.1%} wrong"
-        elif semantic != "off":
-            semantic += f", shut ({one.labels:,} labels)"
-        table.add_row(
-            shown(one.scope) + ("" if one.known else " (no Redis)"),
-            *(shown(one.kind), f"{one.entries:,}", f"{one.ttl_s / 3600:g}", shown(semantic)),
-        )
-    console().print(table)
+    def measure() -> dict[str, Any]:
+        from lpc.cache.v1 import response_cache_pb2 as pb
+        from response_cache.commands import report as reports
 
+        prices = None if price is None else reports.read_price(price)
+        if picture is not None:
+            reports.check_drawable()
 
-def _figures(stats: "pb.ScopeStats") -> dict[str, Any]:
-    return {
-        "scope": stats.scope,
-        "kind": stats.kind,
-        "mode": stats.mode,
-        "reachable": stats.known,
-        "entries": stats.entries,
-        "ttl_s": stats.ttl_s,
-        "bound": stats.bound,
-        "level": stats.level,
-        "threshold": stats.threshold if stats.HasField("threshold") else None,
-        "error_bound": stats.error_bound if stats.HasField("threshold") else None,
-        "labels": stats.labels,
-        "labels_different": stats.labels_different,
-    }
+        async def ask(client: "ResponseCacheClient") -> "tuple[pb.ReportResponse, pb.StatsResponse]":
+            found = await client.report(pb.ReportRequest(scope=scope, days=days))
+            return found, await client.stats(pb.StatsRequest(scope=scope))
+
+        counted, state = _with_client(ask, address)
+        if not counted.known:
+            fail("nothing to report: the sidecar cannot reach its Redis (LPC_CACHE_REDIS_URL); try again")
+        figures = {"days": reports.days_of(counted, prices), "scopes": [reports.scope_of(one) for one in state.scopes]}
+        reports.print_report(figures)
+        if picture is not None:
+            reports.draw(figures["days"], picture)
+        return figures
+
+    report(measure, output, picture, as_json=as_json)
 
 
 def _invalidate(message: "pb.InvalidateRequest", address: str | None) -> None:

@@ -196,6 +196,7 @@ class Gateway:
         ]
         if hit.source == pb.SOURCE_SEMANTIC:
             headers.append((b"x-lpc-similarity", f"{hit.similarity:.4f}".encode()))
+        if hit.source != pb.SOURCE_EXACT:
             headers.append((b"x-lpc-error-bound", f"{hit.error_bound:.4f}".encode()))
         self._metrics.answers.labels(client.name, scope, found.label).inc()
         self._metrics.first_byte_seconds.labels(found.label).observe(time.perf_counter() - exchange.began)

@@ -33,7 +33,7 @@ class Metrics:
         )
         self.answers = Counter(
             "lpc_gateway_answers",
-            "Answers to requests with a look-up: exact, semantic, or miss.",
+            "Answers to requests with a look-up: exact, normalised, semantic, or miss.",
             ["client", "scope", "cache"],
             registry=registry,
         )

@@ -21,6 +21,7 @@ from hashlib import sha256
 from typing import Any, Final, NamedTuple, NewType
 
 from lpc.errors import InvalidRequest
+from response_cache.semantic.normal import normal_form
 from response_cache.semantic.vetoes import language_of
 
 Scope = NewType("Scope", bytes)
@@ -107,11 +108,13 @@ class Names(NamedTuple):
         scope: name of the client's scope.
         exact: name of the request, which is the entry's id.
         partition: name of everything but the last turn, and of its language; None if there is no last turn.
+        normal: name of the partition and of the last turn's normal form; None if there is no last turn.
     """
 
     scope: Scope
     exact: EntryId
     partition: bytes | None
+    normal: bytes | None = None
 
 
 class Namer:
@@ -148,7 +151,7 @@ class Namer:
         Args:
             client: authenticated name of the client.
             request: the request.
-            last_turn: whether to compute the partition.
+            last_turn: whether to compute partition and normal form.
 
         Raises:
             InvalidRequest: its text is not Unicode, or it is nested too deeply.
@@ -158,11 +161,13 @@ class Namer:
         return self.with_last_turn(names, request) if last_turn else names
 
     def with_last_turn(self, names: Names, request: Request) -> Names:
-        """Return the names with the partition, if the request has a last turn. Raises InvalidRequest."""
+        """Return the names with partition and normal form, if the request has a last turn. Raises InvalidRequest."""
         if request.last_turn is None:
             return names
         around = canonical(request, without_last_turn=True)
-        return names._replace(partition=self._name(b"partition", names.scope, around, language_of(request.last_turn).encode()))
+        form = normal_form(request.last_turn)
+        partition = self._name(b"partition", names.scope, around, language_of(form).encode())
+        return names._replace(partition=partition, normal=self._name(b"normal", partition, form.encode()))
 
     def _name(self, *parts: bytes) -> bytes:
         # With lengths, so that different lists of parts have different bytes.

@@ -6,9 +6,10 @@ tenant: nobody else can create or use one.
 
 import hmac
 import json
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from response_cache.keys.canonical import NAME_BYTES, EntryId, Namer, Scope
+from response_cache.semantic.evidence import Tier
 
 LONGEST: Final = 4096
 """Size limit of a ticket in bytes."""
@@ -26,21 +27,22 @@ class Flight(NamedTuple):
 class Candidate(NamedTuple):
     """An entry to compare the engine's answer with.
 
-    ``score`` is its probability; ``decision`` is why it was not served.
+    ``score`` is its probability; ``decision`` is why it was not served; ``tier`` found it.
     """
 
     scope: Scope
     entry: EntryId
     score: float
     decision: str
+    tier: Tier
 
 
 class Served(NamedTuple):
-    """An entry that was served or stored. ``source`` is exact or semantic; ``score`` is its probability then."""
+    """An entry that was served or stored. ``source`` is exact or the tier; ``score`` is its probability then."""
 
     scope: Scope
     entry: EntryId
-    source: str
+    source: Literal["exact"] | Tier
     score: float
 
 

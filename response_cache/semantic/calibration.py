@@ -20,6 +20,7 @@ from lpc.model.inference import Model
 from lpc.model.session import InferenceSettings
 from lpc.model.versions import served_folder
 from lpc.wire.terminal import console
+from response_cache.semantic.normal import alike
 from response_cache.semantic.ranking import Cluster, candidates, shipped
 from response_cache.semantic.vetoes import language_of
 
@@ -74,12 +75,13 @@ def read_pairs(path: Path) -> list[Pair]:
 def lookups_of(pairs: Sequence[Pair], similarity: NDArray[np.float64]) -> Lookups:
     """Return pairs as lookups of the second question with the first one's answer as candidate.
 
-    Nothing else is stored, and the candidate has no record. Pairs in two languages and vetoed pairs are left out.
+    Nothing else is stored, and the candidate has no record. Pairs in two languages, pairs of the normalised tier and vetoed
+    pairs are left out.
     """
     ranking = shipped()
     scores, wrong = [], []
     for (a, b, same), near in zip(pairs, similarity.tolist(), strict=True):
-        if language_of(a) != language_of(b):
+        if language_of(a) != language_of(b) or alike(a, b):
             continue
         score = ranking.score(b, candidates([near], [Cluster("")])[0], a)
         if score is not None:
@@ -103,7 +105,12 @@ class Embeddings:
 
     def similarities(self, pairs: Sequence[Pair]) -> NDArray[np.float64]:
         """Return the cosine similarity of each pair."""
-        texts = sorted({text for pair in pairs for text in pair[:2]}, key=len)
+        vectors = self.vectors([text for pair in pairs for text in pair[:2]])
+        return np.array([vectors[pair.a] @ vectors[pair.b] for pair in pairs])
+
+    def vectors(self, some: Sequence[str]) -> dict[str, NDArray[np.float64]]:
+        """Return the vector of each text, of unit length."""
+        texts = sorted(set(some), key=len)
         vectors: dict[str, NDArray[np.float64]] = {}
         model = Model(self._folder, InferenceSettings(provider="cpu", threads=1))
         for start in track(range(0, len(texts), BATCH), f"embedding {len(texts):,}", console=console(), transient=True):
@@ -112,4 +119,4 @@ class Embeddings:
             vectors |= {
                 text: np.frombuffer(vector, "<f2").astype(np.float64) for text, vector in zip(batch, found, strict=True)
             }
-        return np.array([vectors[pair.a] @ vectors[pair.b] for pair in pairs])
+        return vectors

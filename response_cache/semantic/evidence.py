@@ -42,6 +42,8 @@ SEGMENTS: Final = 20
 """Segments in the window: 20,000 labels."""
 MILLION: Final = 1_000_000
 
+Tier: TypeAlias = Literal["normalised", "semantic"]
+"""A tier that answers by evidence."""
 Change: TypeAlias = tuple[str, int]
 Record: TypeAlias = Sequence[tuple[int, int]]
 """Labels of a cluster by band: their number, and how many are `different`."""

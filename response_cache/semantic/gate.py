@@ -30,9 +30,11 @@ from response_cache.semantic.threshold import (
     DELTA,
     UNERRING,
     JudgeError,
+    Progress,
     Threshold,
     affordable,
     look_due,
+    progress,
     thresholds,
 )
 
@@ -256,6 +258,11 @@ class Gate:
             evidence.apply(self._start.fields().items())
         self.evidence = evidence
         self._certify(opened)
+
+    def progress(self) -> Progress:
+        """Return what the evidence lacks; nothing while the gate serves."""
+        found = progress(self.evidence, self._delta, self._alpha, self._judge)
+        return found if self.threshold is None else found._replace(lookups=0.0)
 
     def _note(self, changes: list[Change]) -> None:
         self.evidence.apply(changes)

@@ -9,8 +9,8 @@ A cosine similarity ranks badly: on questions to a bank, a tenth of candidates a
 - the cluster's own record: how often its answers were right;
 - how the wording differs (`vetoes.py`), and whether the question is Chinese, where similarities are higher.
 
-A question that differs from a candidate only in case, white space or final punctuation has the highest score, `ALIKE`, which
-no other candidate reaches: these have a level of evidence of their own, which is tested first.
+Questions that differ only in case, white space or final punctuation are not ranked: the normalised tier stands before this one
+(`normal.py`).
 
 Its coefficients are in `ranking.json`. `python -m benchmarks ranking` fits them on public questions. The gate does not trust
 the probability: the tenant's own labels bound wrong answers (`threshold.py`). So a bad model costs hits and not the bound.
@@ -18,14 +18,13 @@ the probability: the tenant's own labels bound wrong answers (`threshold.py`). S
 
 import json
 import math
-import unicodedata
 from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from response_cache.semantic.evidence import Record, edge
+from response_cache.semantic.evidence import Record
 from response_cache.semantic.vetoes import Doubt, difference, language_of
 
 NEAREST: Final = 10
@@ -34,15 +33,9 @@ CANDIDATES: Final = 3
 """Candidates that are compared word by word, because the first one may be vetoed."""
 TEMPERATURE: Final = 0.02
 """Difference of similarity by which a vote's weight falls to 1 / e."""
-ALIKE: Final = 1.0
-"""Score of a question that differs only in case, white space or final punctuation."""
-HIGHEST: Final = edge(0) - 1e-9
-"""Highest score of other candidates: below level 0."""
 RECORDED: Final = 100
 """Largest count of a cluster's record."""
 FEATURES: Final = ("similarity", "nearness", "vote", "support", "record", "rewording", "addition", "chinese")
-FINAL: Final = " .?!。…"
-"""Final punctuation, after compatibility normalisation."""
 FILE: Final = Path(__file__).parent / "ranking.json"
 
 
@@ -101,17 +94,15 @@ class Ranking:
 
     def score(self, question: str, candidate: Candidate, other: str) -> float | None:
         """Return the score of a candidate, the question ``other``; None if a veto stops it."""
-        if alike(question, other):
-            return ALIKE
         found = difference(question, other)
         if found is None or found == "rewording" or found == "addition":
             return self.of(features(question, candidate, found))
         return None
 
     def of(self, found: Sequence[float]) -> float:
-        """Return the score of a row of features: its probability, at most `HIGHEST`."""
+        """Return the score of a row of features: its probability."""
         logit = self.intercept + sum(c * x for c, x in zip(self.coefficients, found, strict=True))
-        return min(HIGHEST, 1 / (1 + math.exp(-max(-30.0, min(30.0, logit)))))
+        return 1 / (1 + math.exp(-max(-30.0, min(30.0, logit))))
 
 
 def candidates(similarities: Sequence[float], clusters: Sequence[Cluster]) -> list[Candidate]:
@@ -139,15 +130,6 @@ def shortlist(similarities: Sequence[float], clusters: Sequence[Cluster]) -> lis
     """Return the candidates that are compared word by word: the first of :func:`candidates`, and the nearest."""
     ranked = candidates(similarities, clusters)
     return ranked[:CANDIDATES] + [one for one in ranked[CANDIDATES:] if one.place == 0]
-
-
-def alike(one: str, other: str) -> bool:
-    """Return whether two questions differ at most in case, white space and final punctuation."""
-    return _plain(one) == _plain(other)
-
-
-def _plain(text: str) -> str:
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).rstrip(FINAL)
 
 
 def features(question: str, candidate: Candidate, doubt: Doubt | None) -> list[float]:

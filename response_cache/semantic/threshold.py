@@ -112,9 +112,29 @@ class Threshold:
     share: float
 
 
+class Progress(NamedTuple):
+    """What evidence lacks until a look certifies something, if the share of wrong labels stays as it is.
+
+    Attributes:
+        effective: effective number of independent labels at the level where the sequence begins, or of all labels before.
+        needed: effective labels that would be enough; infinite if there are too many wrong ones.
+        design_effect: labels per effective label because of clusters.
+        lookups: further look-ups with a candidate until the look that would certify it.
+    """
+
+    effective: float
+    needed: float
+    design_effect: float
+    lookups: float
+
+
 def look_due(looks: int, labels: int) -> bool:
     """Return whether the next look is due after ``looks`` looks, with ``labels`` labels since the evidence began."""
-    return labels >= LOOKS[looks % len(LOOKS)] + (looks // len(LOOKS)) * LOOKS[-1]
+    return labels >= _labels_at(looks)
+
+
+def _labels_at(look: int) -> int:
+    return LOOKS[look % len(LOOKS)] + (look // len(LOOKS)) * LOOKS[-1]
 
 
 def thresholds(
@@ -152,10 +172,42 @@ def thresholds(
     return found
 
 
-def needed(delta: float = DELTA, alpha: float = ALPHA, judge: JudgeError = UNERRING, looks: int = len(LOOKS)) -> float:
-    """Return the effective labels with which the sequence begins; infinity if the judge errs too often for any."""
-    seen, part = _allowed(delta, alpha, judge, looks)
-    return _beginning(seen, part) if seen > 0 else math.inf
+def progress(evidence: Evidence, delta: float = DELTA, alpha: float = ALPHA, judge: JudgeError = UNERRING) -> Progress:
+    """Return what evidence lacks. It certifies nothing yet."""
+    seen, part = _allowed(delta, alpha, judge, len(LOOKS))
+    if seen <= 0:
+        return Progress(0.0, math.inf, 1.0, math.inf)
+    counts, enough = evidence.counts(), _beginning(seen, part)
+    wrong = labels = 0.0
+    effect = 1.0
+    for level in np.flatnonzero(counts[:, 0]):
+        here = effective(counts[: level + 1])
+        if here[1] > labels:
+            (wrong, labels), effect = here, _design_effect(_strata(counts[: level + 1]))
+        if labels >= enough:
+            break
+    most = _sufficient(wrong / labels if labels else 0.0, enough, seen, part)
+    of_label = labels / evidence.labels if evidence.labels else 1.0
+    if most > (LOOKS[-1] * of_label if evidence.labels else math.inf):
+        return Progress(labels, most, effect, math.inf)  # the window is too short
+    ever, look = evidence.labels_ever, evidence.totals["looks"]
+    while _labels_at(look) < ever + (most - labels) / of_label:
+        look += 1
+    per_label = evidence.lookups / evidence.labels if evidence.labels else 1.0
+    return Progress(labels, most, effect, max(0.0, (_labels_at(look) - ever) * per_label))
+
+
+def _sufficient(share: float, enough: float, seen: float, part: float) -> float:
+    """Return the effective labels at which a share of wrong ones is within the limit; at least ``enough``."""
+    if share >= seen:
+        return math.inf
+    low = high = enough
+    while upper_limit(share * high, high, part) > seen:
+        low, high = high, 2 * high
+    for _ in range(_STEPS if high > low else 0):
+        middle = (low + high) / 2
+        low, high = (middle, high) if upper_limit(share * middle, middle, part) > seen else (low, middle)
+    return high
 
 
 def _allowed(delta: float, alpha: float, judge: JudgeError, looks: int) -> tuple[float, float]:
@@ -174,16 +226,22 @@ def effective(counts: NDArray[np.int64]) -> tuple[float, float]:
     Args:
         counts: counts [levels, kinds] of the levels at and above a threshold.
     """
-    lookups, wrong, labels, squares, pairs = _strata(counts)
+    strata = _strata(counts)
+    lookups, wrong, labels, _, _ = strata
     if not labels.all():
         return 0.0, 0.0
     # A complaint is a label without a lookup, so a rate can exceed 1.
     rate = min(1.0, float((labels / lookups).min()))
-    size = max(1.0, float(squares.sum() / labels.sum()))
-    rho = correlation(float(wrong.sum()), float(labels.sum()), size, float(pairs.sum()))
-    independent = 1 / (1 + (size - 1) * rho)
+    independent = 1 / _design_effect(strata)
     shares = lookups * (wrong / labels)
     return rate * float(shares.sum()) * independent, rate * float(lookups.sum()) * independent
+
+
+def _design_effect(strata: NDArray[np.float64]) -> float:
+    """Return how many labels of these strata count as one, because those of one cluster are not independent."""
+    _, wrong, labels, squares, pairs = strata
+    size = max(1.0, float(squares.sum() / labels.sum()))
+    return 1 + (size - 1) * correlation(float(wrong.sum()), float(labels.sum()), size, float(pairs.sum()))
 
 
 def correlation(wrong: float, labels: float, size: float, wrong_pairs: float) -> float:

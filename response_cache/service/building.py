@@ -1,6 +1,7 @@
 """Builds the response caches from the settings."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Final
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from lpc.wire.redis_connection import Connection
-from lpc.wire.redis_reach import RedisReach
+from lpc.wire.redis_reach import RedisAway, RedisReach
 from predictor_service.errors import StartError
 from predictor_service.own_folder import ForeignFolder, make_own
 from predictor_service.process import Process, Service
@@ -27,6 +28,7 @@ from response_cache.service.servicer import ResponseCacheService
 from response_cache.service.settings import CacheSettings
 from response_cache.service.similar import SimilarQuestions
 from response_cache.service.upkeep import Upkeep
+from response_cache.store.days import Days
 from response_cache.store.flights import Flights
 from response_cache.store.scopes import Scopes
 from response_cache.store.shared_evidence import SharedEvidence
@@ -39,6 +41,10 @@ log = logging.getLogger(__name__)
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["ResponseCache"].full_name
 FLIGHT_S: Final = 60.0
 """Time after which a caller that computes an answer for others counts as dead, in seconds."""
+
+
+DAYS_S: Final = 5.0
+"""Interval at which counts by day are added to those in Redis, in seconds."""
 
 
 def build_caches(
@@ -91,8 +97,7 @@ def _build(
             except EvidenceError as error:
                 raise EvidenceError(f"scope {name}: {error}") from error
     ranking = shipped()
-    learns = settings.embeds
-    verdicts = _verdicts(settings.verdicts_file) if learns else None
+    verdicts = _verdicts(settings.verdicts_file) if settings.learns else None
     evidence = SharedEvidence(
         *(redis, store.namer, embedder.encoder, ranking.digest, verdicts),
         forged=cache_metrics.forged.labels("evidence").inc,
@@ -103,17 +108,26 @@ def _build(
         report=lambda client, scope, in_force: cache_metrics.in_force(client, scopes.label(scope), in_force),
     )
     made.stack.push_async_callback(semantic.close)
+    days = Days(redis)
+    made.stack.push_async_callback(share, days)
     cache = ResponseCache(
-        *(keys, store, Flights(redis, FLIGHT_S), scopes, semantic, cache_metrics),
+        *(keys, store, Flights(redis, FLIGHT_S), scopes, semantic, cache_metrics, days),
         max_entry_bytes=settings.cache_max_entry_kib * 1024,
         client_scopes=settings.cache_client_scopes,
         clock=clock,
     )
-    upkeep = Upkeep(keys, store, scopes, semantic, cache_metrics)
+    upkeep = Upkeep(keys, store, scopes, semantic, cache_metrics, days, clock)
     service = ResponseCacheService(cache, upkeep, settings.cache_gateways, settings.cache_invalidations, cache_metrics)
     add = partial(rpc.add_ResponseCacheServicer_to_server, service)
     keys_round = (made.reload_s, "keys", partial(asyncio.to_thread, keys.refresh))
-    return Service(SERVICE, add, ((SYNC_S, "arrays", semantic.sync_now), keys_round))
+    days_round = (DAYS_S, "days", partial(share, days))
+    return Service(SERVICE, add, ((SYNC_S, "arrays", semantic.sync_now), keys_round, days_round))
+
+
+async def share(days: Days) -> None:
+    """Add the counts by day to those in Redis, if it responds."""
+    with contextlib.suppress(RedisAway):
+        await days.share()
 
 
 def _verdicts(path: Path) -> Verdicts:

@@ -1,4 +1,4 @@
-"""Lookup of a request in the exact and the semantic tier, and storing of its answer.
+"""Lookup of a request in the exact, the normalised and the semantic tier, and storing of its answer.
 
 A failing store is a miss with a reason. Only invalid requests raise.
 """
@@ -20,6 +20,7 @@ from response_cache.service.outcomes import Hit, Miss, Stored
 from response_cache.service.similar import SimilarQuestions
 from response_cache.store import entry as entries
 from response_cache.store.answers import Answer, Refusal, not_kept, refused
+from response_cache.store.days import DAY_S, Days
 from response_cache.store.entry import Entry
 from response_cache.store.flights import Flights
 from response_cache.store.scopes import Scopes, ScopeSettings
@@ -42,6 +43,7 @@ class ResponseCache:
         scopes: the operator's settings.
         semantic: the semantic tier.
         metrics: Prometheus metrics.
+        days: counts by day.
         max_entry_bytes: largest answer that is cached.
         client_scopes: most scopes of one client.
         clock: returns seconds since the epoch.
@@ -55,6 +57,7 @@ class ResponseCache:
         scopes: Scopes,
         semantic: SimilarQuestions,
         metrics: CacheMetrics,
+        days: Days,
         *,
         max_entry_bytes: int,
         client_scopes: int,
@@ -68,6 +71,7 @@ class ResponseCache:
         self._tickets = Tickets(store.namer)
         self._flights = flights
         self._metrics = metrics
+        self._days = days
         self._max_entry_bytes = max_entry_bytes
         self._client_scopes = client_scopes
         self._clock = clock
@@ -80,7 +84,7 @@ class ResponseCache:
             client: authenticated name of the client.
             request: the request.
             wait_s: longest wait for another caller's answer to the same request, in seconds.
-            exact_only: whether to skip the semantic tier.
+            exact_only: whether to skip the other tiers.
 
         Raises:
             InvalidRequest: the request is invalid.
@@ -105,6 +109,8 @@ class ResponseCache:
             except RedisFailed:
                 outcome = Miss("unavailable")
         self._metrics.looked_up(self.scopes.label(request.scope), outcome)
+        if admitted:  # else the scope is not on the client's list, and anybody could create any number of counts
+            self._days.count(scope, self._clock(), _amounts(outcome))
         return outcome
 
     def too_large_to_look_up(self, scope: str) -> Miss:
@@ -145,7 +151,7 @@ class ResponseCache:
         """
         _check(request)
         settings = self.scopes.of(request.scope)
-        names = await offload(request.size, lambda: self._namer.names(client, request, last_turn=settings.semantic != "off"))
+        names = await offload(request.size, lambda: self._namer.names(client, request, last_turn=settings.learns))
         ticket = self._tickets.read(client, request.tenant, Flight, flight)
         if ticket is not None and (ticket.scope, ticket.entry) != (names.scope, names.exact):
             ticket = None
@@ -195,10 +201,10 @@ class ResponseCache:
                 self._metrics.lookup_seconds.observe(loop.time() - began)
                 age, remaining = entry.life(self._clock())
                 return Hit(self._exact_ticket(client, request, names), "exact", entry.answer, age, remaining)
-            # Followers wait before the semantic tier is asked, so that each does not repeat its lookup, and only the leader's
+            # Followers wait before the other tiers are asked, so that each does not repeat its lookup, and only the leader's
             # lookup counts as evidence.
             waits = deadline > loop.time()
-            if (waits or settings.semantic != "off") and await self._flights.flying(names.scope, names.exact):
+            if (waits or settings.learns) and await self._flights.flying(names.scope, names.exact):
                 if not waits:
                     return Miss("in_flight")
                 state = await self._flights.wait(names.scope, names.exact, deadline - loop.time())
@@ -208,7 +214,7 @@ class ResponseCache:
                 if state == "stored":
                     continue
             miss: Hit | Miss = Miss("cold")
-            if not exact_only and settings.semantic != "off":
+            if not exact_only and settings.learns:
                 by_turn = await offload(request.size, partial(self._namer.with_last_turn, names, request))
                 miss = await self._semantic.lookup(client, by_turn, request, settings, opener)
             self._metrics.lookup_seconds.observe(loop.time() - began)
@@ -283,6 +289,19 @@ class ResponseCache:
             self._listed.clear()
         self._listed[scope] = (generation or known, now)
         return True
+
+
+def _amounts(outcome: Hit | Miss) -> dict[str, int]:
+    """Return what a look-up adds to the counts of its day."""
+    if isinstance(outcome, Miss):
+        return {outcome.reason: 1}
+    answer = outcome.answer
+    return {
+        outcome.source: 1,
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.completion_tokens,
+        "engine_ms": round(1000 * min(answer.engine_s, DAY_S)),
+    }
 
 
 def _check(request: Request) -> None:

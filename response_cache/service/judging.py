@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from lpc.wire.redis_reach import RedisFailed
+from response_cache.semantic.evidence import Tier
 from response_cache.semantic.evidence_file import EvidenceError, read_evidence, read_judge_error
 from response_cache.semantic.gate import Gate
 from response_cache.semantic.same_answer import equal_text, same_by_embedding
@@ -41,18 +42,20 @@ class Rules(NamedTuple):
     judged_by: str = ""
 
 
-def rules_of(embedder: Embedder, settings: ScopeSettings) -> Rules:
-    """Return the rules of a scope. If its judge was not measured with this encoder, texts are compared."""
+def rules_of(embedder: Embedder, settings: ScopeSettings, tier: Tier) -> Rules:
+    """Return the rules of a scope's tier. Texts are compared if there is no encoder, or the judge was not measured with it."""
     judged_by, error, start = "", UNERRING, None
     try:
-        if settings.judge == "embedding":
+        if settings.judge == "embedding" and settings.semantic != "off":
             error = read_judge_error(settings.evidence, embedder.encoder())
             judged_by = settings.judge
-        if settings.evidence is not None:
+        if settings.evidence is not None and tier == "semantic":
             start = read_evidence(settings.evidence, embedder.encoder())
     except EvidenceError as failure:
         log.error("%s; the scope starts without it", failure)
-    return Rules(Gate(settings.bound, 1 - settings.level, error, serves=settings.semantic == "serve", start=start), judged_by)
+    return Rules(
+        Gate(settings.bound, 1 - settings.level, error, serves=settings.mode_of(tier) == "serve", start=start), judged_by
+    )
 
 
 class Judging:

@@ -8,7 +8,7 @@ from typing import Final, get_args
 from prometheus_client import Counter, Gauge, Histogram
 
 from predictor_service.metrics import SECONDS, Metrics
-from response_cache.service.outcomes import Hit, InForce, Miss, Reason, Source
+from response_cache.service.outcomes import SOURCES, Hit, InForce, Miss, Reason
 from response_cache.store.answers import REFUSALS, Refusal
 from response_cache.store.store import Put
 
@@ -79,7 +79,7 @@ class CacheMetrics:
         for what in ("generation", "evidence"):
             self.forged.labels(what)
         for scope in scopes:
-            for result in (*get_args(Source), *get_args(Reason)):
+            for result in (*SOURCES, *get_args(Reason)):
                 self.lookups.labels(scope, result)
             for kind in ("prompt", "completion"):
                 self.tokens_spared.labels(scope, kind)

@@ -1,10 +1,13 @@
 """Results of lookups and stores."""
 
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
+from response_cache.semantic.evidence import Tier
 from response_cache.store.answers import Answer, Refusal
 
-Source: TypeAlias = Literal["exact", "semantic"]
+Source: TypeAlias = Literal["exact"] | Tier
+SOURCES: Final[Sequence[Source]] = ("exact", *get_args(Tier))
 Reason: TypeAlias = Literal[
     "cold",
     "off",
@@ -27,7 +30,7 @@ class Hit(NamedTuple):
         answer: the engine's answer.
         age_s, remaining_s: age and remaining life in seconds.
         similarity: similarity of the questions.
-        error_bound: upper bound on the share of wrong answers among semantic hits; 0 for an exact hit.
+        error_bound: upper bound on the share of wrong answers among the tier's hits; 0 for an exact hit.
         question: the question that the answer was stored for, if it is another one.
     """
 
@@ -65,7 +68,7 @@ class Stored(NamedTuple):
 
 
 class InForce(NamedTuple):
-    """State of a scope's semantic tier.
+    """State of a scope's tier.
 
     Attributes:
         threshold: lowest score that is served, a probability; None if nothing is.

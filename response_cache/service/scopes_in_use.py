@@ -20,6 +20,7 @@ from lpc.wire.bugs import log_bug
 from lpc.wire.redis_reach import RedisAway, RedisFailed, RedisRefused
 from response_cache.keys.canonical import EntryId, Scope
 from response_cache.keys.sealing import Keys
+from response_cache.semantic.evidence import Tier
 from response_cache.semantic.gate import Gate
 from response_cache.semantic.index import PartitionIndex
 from response_cache.service.judging import Rules
@@ -42,15 +43,17 @@ MAX_TENANTS: Final = 1000
 
 @dataclass(eq=False, slots=True)
 class Tenant:
-    """A tenant of a scope in use.
+    """A tenant of a scope in use, at one tier.
 
     Attributes:
+        tier: the tier.
         place: location of its evidence in Redis: judge and tenant.
         rules: gate and judge.
         shared_at: time of the last exchange of evidence, monotonic seconds.
         used_at: time of the last request, monotonic seconds.
     """
 
+    tier: Tier
     place: str
     rules: Rules
     shared_at: float = -np.inf
@@ -72,7 +75,7 @@ class InUse:
     """A scope in use.
 
     Attributes:
-        tenants: tenants by name.
+        tenants: tenants by name and tier.
         index: vectors of the scope's questions.
         position: position in the scope's stream; None before the vectors were read.
         generation: generation of the vectors.
@@ -84,7 +87,7 @@ class InUse:
 
     scope: Scope
     settings: ScopeSettings
-    tenants: dict[bytes, Tenant] = field(default_factory=dict)
+    tenants: dict[tuple[bytes, Tier], Tenant] = field(default_factory=dict)
     index: PartitionIndex = field(default_factory=PartitionIndex)
     position: str | None = None
     generation: str | None = None
@@ -102,7 +105,7 @@ class ScopesInUse:
         vectors: vectors in Redis.
         evidence: evidence in Redis.
         encoder: returns the id of the current encoder.
-        rules: returns gate and judge for a scope's settings.
+        rules: returns gate and judge for a scope's settings and tier.
         clock: returns seconds since the epoch.
         report: called with client, scope and state of each scope in use.
     """
@@ -113,7 +116,7 @@ class ScopesInUse:
         vectors: Vectors,
         evidence: SharedEvidence,
         encoder: Callable[[], str],
-        rules: Callable[[ScopeSettings], Rules],
+        rules: Callable[[ScopeSettings, Tier], Rules],
         clock: Callable[[], float],
         report: Callable[[str, str, InForce], None],
     ) -> None:
@@ -135,12 +138,13 @@ class ScopesInUse:
         scope.used_at = asyncio.get_running_loop().time()
         return scope
 
-    def tenant(self, scope: InUse, name: bytes) -> Tenant:
+    def tenant(self, scope: InUse, name: bytes, tier: Tier) -> Tenant:
         """Return a tenant of a scope by its name in Redis, and mark it as used."""
-        tenant = scope.tenants.get(name)
+        tenant = scope.tenants.get((name, tier))
         if tenant is None:
-            rules = self._rules(scope.settings)
-            tenant = scope.tenants[name] = Tenant(f"{rules.judged_by}:{layout.text(name)}", rules)
+            rules = self._rules(scope.settings, tier)
+            place = ":".join((rules.judged_by, layout.text(name), *([] if tier == "semantic" else [tier])))
+            tenant = scope.tenants[name, tier] = Tenant(tier, place, rules)
         tenant.used_at = asyncio.get_running_loop().time()
         return tenant
 
@@ -194,7 +198,7 @@ class ScopesInUse:
                 if _idle(tenant, scope.tenants.values(), MAX_TENANTS, now):
                     del scope.tenants[name]
         if due and scope.named is not None:
-            self._report(*scope.named, in_force_of(scope))
+            self._report(*scope.named, in_force_of(scope, "semantic"))
 
     async def close(self) -> None:
         """Share what was not shared yet."""
@@ -257,12 +261,12 @@ def _idle(one: InUse | Tenant, among: Collection[InUse | Tenant], most: int, now
     return len(among) > most and one.used_at < sorted((other.used_at for other in among), reverse=True)[most - 1]
 
 
-def in_force_of(scope: InUse) -> InForce:
-    """Return the state of a scope's semantic tier.
+def in_force_of(scope: InUse, tier: Tier) -> InForce:
+    """Return the state of a scope's tier.
 
     It is the lowest threshold (a probability) and the highest bound of any tenant in use, and the sum of labels.
     """
-    gates = [tenant.gate for tenant in scope.tenants.values()]
+    gates = [tenant.gate for tenant in scope.tenants.values() if tenant.tier == tier]
     counts = [gate.evidence.counts() for gate in gates]
     labels, different = sum(int(one[:, 1:3].sum()) for one in counts), sum(int(one[:, 2].sum()) for one in counts)
     found = [gate.threshold for gate in gates if gate.threshold is not None]

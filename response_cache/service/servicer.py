@@ -20,11 +20,16 @@ from response_cache.service.opening import offload
 from response_cache.service.outcomes import Hit, Miss
 from response_cache.service.upkeep import Upkeep
 from response_cache.store.answers import Answer
+from response_cache.store.days import KEPT_DAYS
 
 log = logging.getLogger(__name__)
 
 MAX_BYTES: Final = 256 * 2**10
 """Size limit of a request that is looked up, in bytes."""
+DAYS: Final = 7
+"""Days of a report that names no number."""
+REPORTS: Final = 10
+"""Calls of Report per minute and client."""
 MAX_MESSAGES: Final = 4096
 MAX_NODES: Final = 20_000
 """Limit on the JSON values of a request, counted by their separators."""
@@ -122,6 +127,16 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         """Return entries and thresholds of the client's scopes."""
         del context
         return pb.StatsResponse(scopes=await self._upkeep.stats(CALLER.get().name, request.scope or None))
+
+    async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:  # noqa: N802
+        """Return counts by scope and day of the client's scopes."""
+        del context
+        if request.days > KEPT_DAYS:
+            raise InvalidRequest(f"counts are kept for {KEPT_DAYS} days: ask for at most that many")
+        caller = CALLER.get()
+        if wait := caller.take("reports", REPORTS / 60, REPORTS):
+            raise Overloaded(f"client {caller.name} may call Report {REPORTS} times a minute: try again in {wait:.1f} s", wait)
+        return await self._upkeep.report(caller.name, request.scope or None, request.days or DAYS)
 
     def _count_invalidation(self) -> str:
         """Count a call of Invalidate; return the client's name. Raises Overloaded."""

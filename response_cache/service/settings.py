@@ -41,8 +41,8 @@ class CacheSettings(ServiceSettings):
     )
     cache_scopes: dict[str, ScopeSettings] = Field(
         default_factory=dict,
-        description="Rules of each scope, by name; `default` applies to others. Limits: kind, mode, ttl_s, any_temperature, "
-        "bound, level, max_entries, max_mib, tenant_entries, tenant_mib. "
+        description="Rules of each scope, by name; `default` applies to others. Limits: kind, mode, normalised, ttl_s, "
+        "any_temperature, bound, level, max_entries, max_mib, tenant_entries, tenant_mib. "
         "Evidence: evidence, judge.",
     )
     cache_client_scopes: int = Field(
@@ -104,6 +104,11 @@ class CacheSettings(ServiceSettings):
     def embeds(self) -> bool:
         """Whether a scope's semantic tier is on, so that questions are embedded."""
         return any(scope.semantic != "off" for scope in self.cache_scopes.values())
+
+    @property
+    def learns(self) -> bool:
+        """Whether a scope has a tier with evidence."""
+        return any(scope.learns for scope in self.cache_scopes.values())
 
     @property
     def verdicts_file(self) -> Path:

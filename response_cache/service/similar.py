@@ -1,4 +1,8 @@
-"""The semantic tier: serves the answer to another question of the same partition if the tenant's evidence permits it.
+"""The normalised and the semantic tier: serve the answer to another question of the same partition if the tenant's evidence
+permits it.
+
+Each has evidence of its own. A question with a stored one of the same normal form is the normalised tier's alone: if that does
+not serve it, the engine does. Otherwise the semantic tier would be certified by easy look-ups that it later does not get.
 
 The scopes in use (`scopes_in_use.py`) have the indexes of vectors and the gates.
 """
@@ -14,9 +18,12 @@ from lpc.wire.redis_reach import RedisAway
 from response_cache.keys.canonical import EntryId, Names, Request, Scope
 from response_cache.keys.sealing import Keys, Unsealable
 from response_cache.keys.tickets import Candidate, Served, Tickets
+from response_cache.semantic.evidence import Tier
 from response_cache.semantic.gate import Decision
-from response_cache.semantic.ranking import ALIKE, NEAREST, Ranking, alike, shortlist
+from response_cache.semantic.normal import alike
+from response_cache.semantic.ranking import NEAREST, Ranking, shortlist
 from response_cache.semantic.same_answer import equal_text
+from response_cache.semantic.threshold import Progress
 from response_cache.service.embedding import Embedder
 from response_cache.service.judging import Judging, Rules
 from response_cache.service.opening import Opener
@@ -24,18 +31,20 @@ from response_cache.service.outcomes import Hit, InForce, Miss, Reason
 from response_cache.service.scopes_in_use import ScopesInUse, Tenant, in_force_of
 from response_cache.store import vectors as records
 from response_cache.store.answers import Answer
-from response_cache.store.entry import unseal
+from response_cache.store.entry import Entry, unseal
 from response_cache.store.scopes import ScopeSettings
 from response_cache.store.shared_evidence import SharedEvidence
 from response_cache.store.store import Store
 from response_cache.store.vectors import Vector, Vectors
 
+CERTAIN: Final = 1.0
+"""Score of all candidates of the normalised tier."""
 STORE_PATIENCE_S: Final = 2.0
 """Longest wait for a vector when an answer is stored, in seconds. Without a vector the answer cannot be a candidate."""
 
 
 class SimilarQuestions:
-    """The semantic tier of all scopes. Lives on one event loop.
+    """Both tiers of all scopes. Lives on one event loop.
 
     Args:
         keys: encryption keys.
@@ -43,7 +52,7 @@ class SimilarQuestions:
         vectors: vectors in Redis.
         evidence: evidence in Redis.
         embedder: computes vectors.
-        rules: returns gate and judge for a scope's settings.
+        rules: returns gate and judge for a scope's settings and tier.
         clock: returns seconds since the epoch.
         ranking: ranks candidates.
         judged: called with a scope's name and each verdict; None if the judge failed.
@@ -57,7 +66,7 @@ class SimilarQuestions:
         vectors: Vectors,
         evidence: SharedEvidence,
         embedder: Embedder,
-        rules: Callable[[ScopeSettings], Rules],
+        rules: Callable[[ScopeSettings, Tier], Rules],
         clock: Callable[[], float],
         ranking: Ranking,
         judged: Callable[[str, bool | None], None] = lambda _scope, _same: None,
@@ -79,16 +88,38 @@ class SimilarQuestions:
         question = request.last_turn
         if question is None or names.partition is None:
             return Miss("cold")
+        if settings.mode_of("normalised") != "off" and (found := await self._store.alike(names)) is not None:
+            name, record, served_before = found
+            entry = await opener.open(names.scope, name, record)
+            # The mapping is not sealed: the question is compared.
+            if entry is not None and entry.partition == names.partition and alike(question, entry.question):
+                return self._decided(
+                    *(client, names, request, settings, "normalised", name, entry), CERTAIN, served_before=served_before
+                )
+        if settings.semantic == "off":
+            return Miss("cold")
+        return await self._nearest(client, names, request, settings, opener, question, names.partition)
+
+    async def _nearest(
+        self,
+        client: str,
+        names: Names,
+        request: Request,
+        settings: ScopeSettings,
+        opener: Opener,
+        question: str,
+        partition: bytes,
+    ) -> Hit | Miss:
+        """Look up a similar question by vectors."""
         scope = self._in_use.of(names.scope, settings)
         scope.named = (client, request.scope)
-        tenant = self._tenant(names.scope, settings, request.tenant)
-        gate = tenant.gate
+        tenant = self._tenant(names.scope, settings, request.tenant, "semantic")
         vector = await self._embedder.vector(question)
         if vector is None or scope.position is None:
             return Miss("cold")
         near = [
             (EntryId(name), similarity)
-            for name, similarity in scope.index.nearest(names.partition, vector, NEAREST, self._clock())
+            for name, similarity in scope.index.nearest(partition, vector, NEAREST, self._clock())
             if name != names.exact
         ]
         clusters = await self._evidence.clusters(names.scope, tenant.place, [name for name, _ in near])
@@ -97,39 +128,57 @@ class SimilarQuestions:
         found_records, served_before = await self._store.candidates(
             names.scope, [near[one.place][0] for one in ranked], names.exact
         )
-        if served_before:
-            gate.served(names.exact)
         for one, record in zip(ranked, found_records, strict=True):
             name = near[one.place][0]
             entry = await opener.open(names.scope, name, record)
             if record is None:
                 scope.index.remove(name)
-            if entry is None or entry.partition != names.partition:
+            if found is not None or entry is None or entry.partition != partition or alike(question, entry.question):
                 continue
-            if found is not None and not alike(question, entry.question):
-                continue  # only a question that is alike takes the place of an earlier one
             score = self._ranking.score(question, one, entry.question)
             if score is None:
                 vetoed = True
-            elif found is None or score == ALIKE:
-                found = (name, entry, one.similarity, score)
+            else:
+                found = (name, entry, score, one.similarity)
         if found is None:
             return Miss("vetoed" if vetoed else "cold")
-        name, entry, similarity, score = found
+        return self._decided(
+            *(client, names, request, settings, "semantic", *found[:3]), similarity=found[3], served_before=served_before
+        )
+
+    def _decided(
+        self,
+        client: str,
+        names: Names,
+        request: Request,
+        settings: ScopeSettings,
+        tier: Tier,
+        name: EntryId,
+        entry: Entry,
+        score: float,
+        *,
+        served_before: bool,
+        similarity: float = 1.0,
+    ) -> Hit | Miss:
+        """Return the hit or miss of a candidate, as its tier's gate decides."""
+        gate = self._tenant(names.scope, settings, request.tenant, tier).gate
+        if served_before:
+            gate.served(names.exact)
         decision = gate.decide(score, names.exact)
         threshold = gate.threshold
         if decision is Decision.SERVE and threshold is not None:
+            scope = self._in_use.of(names.scope, settings)
             scope.served.append(names.exact)
             age, remaining = entry.life(self._clock())
-            ticket = self._tickets.give(client, request.tenant, Served(names.scope, name, "semantic", score))
+            ticket = self._tickets.give(client, request.tenant, Served(names.scope, name, tier, score))
             return Hit(
-                *(ticket, "semantic", entry.answer, age, remaining),
+                *(ticket, tier, entry.answer, age, remaining),
                 similarity=similarity,
                 error_bound=threshold.bound,
                 question=entry.question,
             )
-        candidate = Candidate(names.scope, name, score, decision.value)
-        would = settings.semantic == "shadow" and threshold is not None and score >= threshold.score
+        candidate = Candidate(names.scope, name, score, decision.value, tier)
+        would = settings.mode_of(tier) == "shadow" and threshold is not None and score >= threshold.score
         reason: Reason = "audited" if decision is Decision.AUDIT else "shadow" if would else "below_threshold"
         ticket = self._tickets.give(client, request.tenant, candidate)
         return Miss(reason, candidate=ticket)
@@ -139,7 +188,7 @@ class SimilarQuestions:
     ) -> bytes:
         """Return the encrypted vector of a question whose answer is stored; empty if it has none."""
         question = request.last_turn
-        if question is None or names.partition is None:
+        if question is None or names.partition is None or settings.semantic == "off":
             return b""
         self._in_use.of(names.scope, settings)
         vector = await self._embedder.vector(question, STORE_PATIENCE_S)
@@ -166,9 +215,9 @@ class SimilarQuestions:
         a wrong answer (`response_cache.semantic.evidence`). If the judge fails, the lookup is subtracted again.
         """
         candidate = self._tickets.read(client, request.tenant, Candidate, ticket) if ticket else None
-        if candidate is None or candidate.scope != names.scope or settings.semantic == "off":
+        if candidate is None or candidate.scope != names.scope or settings.mode_of(candidate.tier) == "off":
             return
-        tenant = self._tenant(names.scope, settings, request.tenant)
+        tenant = self._tenant(names.scope, settings, request.tenant, candidate.tier)
         decision = Decision(candidate.decision)
 
         async def learn(same: bool | None) -> None:
@@ -210,24 +259,25 @@ class SimilarQuestions:
         # Otherwise one user could shut the tier for the whole tenant by repeated complaints.
         if not await self._evidence.first_complaint(served.scope, self._store.namer.proof(b"complaint", ticket)):
             return False
-        if settings.semantic != "off":
-            tenant = self._tenant(served.scope, settings, tenant_name)
+        if served.source != "exact" and settings.mode_of(served.source) != "off":
+            tenant = self._tenant(served.scope, settings, tenant_name, served.source)
             earlier = await self._evidence.label(served.scope, tenant.place, served.entry, served.score, same=False)
             tenant.gate.complain(served.score, earlier)
             tenant.share_soon()
         return True
 
-    async def in_force(self, scope: Scope, settings: ScopeSettings) -> InForce:
-        """Return the state of a scope's semantic tier."""
-        if settings.semantic == "off":
-            return InForce()
-        in_use, own = self._in_use.of(scope, settings), self._tenant(scope, settings, "")
+    async def in_force(self, scope: Scope, settings: ScopeSettings, tier: Tier) -> tuple[InForce, Progress | None]:
+        """Return the state of a scope's tier, and the progress of the tenant that lacks the fewest look-ups; None if off."""
+        if settings.mode_of(tier) == "off":
+            return InForce(), None
+        in_use, own = self._in_use.of(scope, settings), self._tenant(scope, settings, "", tier)
         if own.shared_at == -np.inf:
             await self._in_use.share_evidence(in_use, own, 0.0)
-        return in_force_of(in_use)
+        progress = [tenant.gate.progress() for tenant in in_use.tenants.values() if tenant.tier == tier]
+        return in_force_of(in_use, tier), min(progress, key=lambda one: (one.lookups, -one.effective))
 
-    def _tenant(self, scope: Scope, settings: ScopeSettings, name: str) -> Tenant:
-        return self._in_use.tenant(self._in_use.of(scope, settings), self._store.namer.tenant(scope, name))
+    def _tenant(self, scope: Scope, settings: ScopeSettings, name: str, tier: Tier) -> Tenant:
+        return self._in_use.tenant(self._in_use.of(scope, settings), self._store.namer.tenant(scope, name), tier)
 
     def forget(self, scope: Scope, entry: EntryId) -> None:
         """Remove an entry from this sidecar's index."""

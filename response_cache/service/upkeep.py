@@ -1,17 +1,25 @@
-"""Operations of the response caches other than lookup and store: feedback, invalidation, deletion, statistics."""
+"""Operations of the response caches other than lookup and store: feedback, invalidation, deletion, statistics, report."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final, get_args
 
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.wire.redis_reach import RedisFailed
 from response_cache.keys.canonical import Scope
 from response_cache.keys.sealing import Keys
 from response_cache.keys.tickets import Served, Tickets
+from response_cache.semantic.evidence import Tier
 from response_cache.service.metrics import CacheMetrics
+from response_cache.service.outcomes import SOURCES, Reason
 from response_cache.service.similar import SimilarQuestions
-from response_cache.store.scopes import Scopes
+from response_cache.store.days import DAY_S, Days, day_of
+from response_cache.store.scopes import Scopes, ScopeSettings
 from response_cache.store.store import Store
+
+RESULTS: Final[Sequence[str]] = (*SOURCES, *get_args(Reason))
+FIELDS: Final = (*RESULTS, "prompt_tokens", "completion_tokens", "engine_ms", "reported_wrong")
+"""Counts of a day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +31,13 @@ class Upkeep:
     scopes: Scopes
     semantic: SimilarQuestions
     metrics: CacheMetrics
+    days: Days
+    clock: Callable[[], float]
 
     async def feedback(self, client: str, ticket: bytes, *, wrong: bool, drop: bool, tenant: str = "") -> tuple[bool, bool]:
         """Record feedback on an answer; return whether it was counted, and whether the entry was deleted.
 
-        A semantic hit counts as wrong only once.
+        The answer to another question counts as wrong only once.
         """
         served = Tickets(self.store.namer).read(client, tenant, Served, ticket)
         if served is None:
@@ -44,6 +54,8 @@ class Upkeep:
             pass
         if counts:
             self.metrics.feedback.labels(self.scopes.label(name or ""), "wrong" if wrong else "right").inc()
+            if wrong and name is not None:
+                self.days.count(served.scope, self.clock(), {"reported_wrong": 1})
         return counts, dropped
 
     async def invalidate(self, client: str, *, scope: str | None = None, erase: bool = False) -> tuple[bool, int]:
@@ -77,14 +89,47 @@ class Upkeep:
         stats = self._stats(name)
         try:
             stats.entries = await self.store.size(scope)
-            in_force = await self.semantic.in_force(scope, self.scopes.of(name))
+            for tier in get_args(Tier):
+                await self._add_tier(stats, scope, self.scopes.of(name), tier)
         except RedisFailed:
             return self._stats(name)
-        stats.known, stats.error_bound = True, in_force.error_bound
-        stats.labels, stats.labels_different = in_force.labels, in_force.different
-        if in_force.threshold is not None:
-            stats.threshold = in_force.threshold
+        stats.known = True
         return stats
+
+    async def _add_tier(self, stats: pb.ScopeStats, scope: Scope, settings: ScopeSettings, tier: Tier) -> None:
+        in_force, progress = await self.semantic.in_force(scope, settings, tier)
+        found = stats.tiers.add(
+            source=pb.Source.Value(f"SOURCE_{tier.upper()}"),
+            mode=settings.mode_of(tier),
+            labels=in_force.labels,
+            labels_different=in_force.different,
+        )
+        if in_force.threshold is not None:
+            found.error_bound = in_force.error_bound
+        if progress is not None:
+            found.labels_effective, found.labels_needed = progress.effective, progress.needed
+            found.design_effect, found.lookups_missing = progress.design_effect, progress.lookups
+        if tier == "semantic":
+            stats.labels, stats.labels_different = in_force.labels, in_force.different
+            stats.error_bound = in_force.error_bound
+            if in_force.threshold is not None:
+                stats.threshold = in_force.threshold
+
+    async def report(self, client: str, scope: str | None, days: int) -> pb.ReportResponse:
+        """Return look-ups by result, and savings, of a client's scope or of all its scopes, on this many days up to today."""
+        now = self.clock()
+        names = [day_of(now - DAY_S * before) for before in reversed(range(days))]
+        answer = pb.ReportResponse()
+        try:
+            await self.days.share()
+            for name, one in sorted((await self._of(client, scope)).items()):
+                for day, counts in zip(names, await self.days.read(one, names, FIELDS), strict=True):
+                    if counts:
+                        answer.days.append(_day(name, day, counts))
+        except RedisFailed:
+            return pb.ReportResponse()
+        answer.known = True
+        return answer
 
     def _stats(self, name: str) -> pb.ScopeStats:
         """Return the settings of a scope."""
@@ -109,3 +154,15 @@ class Upkeep:
         except RedisFailed:
             return None
         return next((name for name, one in scopes.items() if one == scope), None)
+
+
+def _day(scope: str, day: str, counts: Mapping[str, int]) -> pb.DayOfScope:
+    return pb.DayOfScope(
+        scope=scope,
+        day=day,
+        lookups={result: counts[result] for result in RESULTS if result in counts},
+        prompt_tokens=counts.get("prompt_tokens", 0),
+        completion_tokens=counts.get("completion_tokens", 0),
+        engine_s=counts.get("engine_ms", 0) / 1000,
+        reported_wrong=counts.get("reported_wrong", 0),
+    )

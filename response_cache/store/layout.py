@@ -9,16 +9,18 @@
 | `lpc:rc:{S}:b` | string | total bytes of the scope's entries |
 | `lpc:rc:{S}:z:<name>`, `...:b:<name>` | zset, string | the same for one tenant's entries |
 | `lpc:rc:{S}:v:<encoder>` | hash | id to sealed vector |
+| `lpc:rc:{S}:n` | hash | name of a normal form to id, and id to name |
+| `lpc:rc:{S}:d:<day>` | hash | counts of a day: look-ups by result, tokens, seconds |
 | `lpc:rc:{S}:x` | stream | ids added (`a`) and removed (`d`): synchronises the sidecars' indexes |
 | `lpc:rc:{S}:t:<encoder>:<judge>:<tenant>` | string | evidence, with a MAC; <judge> is empty if it cannot err |
 | `lpc:rc:{S}:k:<encoder>:<judge>:<tenant>`, `...:old` | hash | clusters of entries with one meaning, labels of each |
 | `lpc:rc:{S}:f:<id>` | string, PX | a flight: token of the caller that waits for the engine |
-| `lpc:rc:{S}:q:<id>` | string, PX | this question has had a semantic hit |
+| `lpc:rc:{S}:q:<id>` | string, PX | this question has had a hit of another question |
 | `lpc:rc:{S}:w:<name>` | string, EX | this answer was reported wrong, which counts once |
 | `lpc:rc:{C}:s` | hash | the client's scopes: S to the encrypted name |
 
-S, C, names and ids are HMACs in URL-safe base64. S covers the names of client and scope, C that of the client. Only numbers
-are stored in plain text.
+Evidence and clusters of the normalised tier have `:normalised` after the tenant. S, C, names and ids are HMACs in URL-safe
+base64. S covers the names of client and scope, C that of the client. Only numbers and days are stored in plain text.
 """
 
 import contextlib

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from response_cache.semantic.evidence import Tier
 
 Mode: TypeAlias = Literal["off", "shadow", "serve"]
 """Mode of the semantic tier: no lookup; look up and label, but let the engine answer; serve if evidence allows it."""
@@ -31,6 +33,7 @@ class ScopeSettings(BaseModel):
 
     kind: KindName = "default"
     mode: Mode = "off"
+    normalised: Mode | None = None
     ttl_s: Annotated[float, Field(gt=0, le=366 * 24 * HOUR, allow_inf_nan=False)] | None = None
     any_temperature: bool = False
     bound: Annotated[float, Field(gt=0, lt=1)] = 0.05
@@ -51,6 +54,17 @@ class ScopeSettings(BaseModel):
     def semantic(self) -> Mode:
         """Mode of the semantic tier, which is off for code and creative writing."""
         return "off" if self.kind in ("code", "creative") else self.mode
+
+    def mode_of(self, tier: Tier) -> Mode:
+        """Return a tier's mode. The normalised tier has that of `mode` unless it has its own, also for code."""
+        if tier == "semantic":
+            return self.semantic
+        return "off" if not self.keeps else self.normalised or self.mode
+
+    @property
+    def learns(self) -> bool:
+        """Whether a tier looks for answers to other questions."""
+        return any(self.mode_of(tier) != "off" for tier in get_args(Tier))
 
     @property
     def life_s(self) -> float:

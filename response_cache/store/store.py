@@ -48,13 +48,14 @@ return found
 """Reads values; false for one that is absent, too large or of another type."""
 
 _PUT: Final = f"""{layout.READ}
-local e, z, x, v, f, b, tz, tb, g = unpack(KEYS)
-local id, record, px, now, ends, most, vector, prefix, flight, room, own_most, own_room, generation = unpack(ARGV)
+local e, z, x, v, f, b, tz, tb, g, n = unpack(KEYS)
+local id, record, px, now, ends, most, vector, prefix, flight, room, own_most, own_room, generation, normal = unpack(ARGV)
 local stale = read('GET', g) ~= generation
 local before, members, own = read('STRLEN', e), read('ZCARD', z), read('ZCARD', tz)
 read('GET', b)
 read('GET', tb)
 read('HLEN', v)
+read('HLEN', n)
 read('XLEN', x)
 if not stale then redis.call('SET', e, record, 'PX', px) end
 if flight ~= '' and read('GET', f) == flight then redis.call('DEL', f) end
@@ -68,6 +69,12 @@ local function note(field, one)
     redis.call('XADD', x, '*', field, one)
   end
 end
+local function unname(one)
+  local name = redis.call('HGET', n, one)
+  if not name then return end
+  redis.call('HDEL', n, one)
+  if redis.call('HGET', n, name) == one then redis.call('HDEL', n, name) end
+end
 local function gone(members, kept)
   for _, member in ipairs(members) do
     local one, bytes = string.match(member, '^([^:]*):?(%d*)$')
@@ -75,6 +82,7 @@ local function gone(members, kept)
     if one and kept then redis.call('DEL', prefix .. 'e:' .. one) end
     if one and (kept or redis.call('EXISTS', prefix .. 'e:' .. one) == 0) then
       if redis.call('HDEL', v, one) == 1 and kept then note('d', one) end
+      unname(one)
     end
   end
 end
@@ -105,6 +113,10 @@ if vector ~= '' then
   lives(v)
   note('a', id)
   lives(x)
+end
+if normal ~= '' then
+  redis.call('HSET', n, normal, id, id, normal)
+  lives(n)
 end
 local ended = redis.call('ZRANGEBYSCORE', z, '-inf', '(' .. now, 'LIMIT', 0, 100)
 for _, one in ipairs(ended) do redis.call('ZREM', z, one) end
@@ -142,6 +154,15 @@ reads every key before. What no sidecar would have written does not stop it: a k
 exhausted, and a count that is not one are begun again. A member without an entry of its size is dropped when it expires, or
 before any entry is evicted if its score is the highest."""
 
+_NORMAL: Final = """
+local id = redis.pcall('HGET', KEYS[1], ARGV[1])
+if type(id) ~= 'string' or #id > 64 then return {} end
+local size = redis.pcall('STRLEN', ARGV[2] .. 'e:' .. id)
+if type(size) ~= 'number' or size > ARGV[3] + 0 then return {} end
+return {id, redis.call('GET', ARGV[2] .. 'e:' .. id), redis.call('EXISTS', ARGV[2] .. 'q:' .. ARGV[4])}
+"""
+"""Reads the entry of a normal form, and whether the question has had a hit of another one."""
+
 _REGISTER: Final = f"""{layout.READ}
 local listed = read('HEXISTS', KEYS[1], ARGV[1]) == 1
 if not listed and redis.call('HLEN', KEYS[1]) >= ARGV[3] + 0 then return 0 end
@@ -157,6 +178,11 @@ local bytes = redis.call('STRLEN', KEYS[1])
 local there = redis.call('DEL', KEYS[1])
 if redis.call('ZREM', KEYS[2], ARGV[1] .. ':' .. bytes) == 1 then redis.call('DECRBY', KEYS[5], bytes) end
 redis.call('HDEL', KEYS[4], ARGV[1])
+local name = redis.pcall('HGET', KEYS[6], ARGV[1])
+if type(name) == 'string' then
+  redis.call('HDEL', KEYS[6], ARGV[1])
+  if redis.call('HGET', KEYS[6], name) == ARGV[1] then redis.call('HDEL', KEYS[6], name) end
+end
 redis.call('XADD', KEYS[3], 'MAXLEN', '~', 10000, '*', 'd', ARGV[1])
 redis.call('PEXPIRE', KEYS[3], ARGV[2])
 return there
@@ -247,6 +273,18 @@ class Store:
         *records, served = await self._values(*keys, layout.key(scope, "q", layout.text(question)))
         return records, served is not None
 
+    async def alike(self, names: Names) -> tuple[EntryId, bytes, bool] | None:
+        """Return id and record of the latest other entry with a request's normal form, and whether the question has had a hit
+        of another one before; None without such an entry.
+        """
+        if names.normal is None:
+            return None
+        arguments = (layout.text(names.normal), layout.key(names.scope, ""), str(self._most_bytes), layout.text(names.exact))
+        found = await self.redis.read("EVAL", _NORMAL, "1", layout.key(names.scope, "n"), *arguments)
+        if not found or found[1] is None:
+            return None
+        return next(((entry, found[1], bool(found[2])) for entry in layout.entries(found[:1]) if entry != names.exact), None)
+
     async def get(self, scope: Scope, entry: EntryId) -> bytes | None:
         """Return an entry's record."""
         key = layout.key(scope, "e", layout.text(entry))
@@ -269,12 +307,13 @@ class Store:
             *(layout.key(scope, "e", name), layout.key(scope, "z"), layout.key(scope, "x")),
             *(layout.key(scope, "v", self._encoder()), layout.key(scope, "f", name), layout.key(scope, "b")),
             *(layout.key(scope, kind, layout.text(self.namer.tenant(scope, entry.tenant))) for kind in "zb"),
-            layout.key(scope, "g"),
+            *(layout.key(scope, "g"), layout.key(scope, "n")),
         ]
         life_ms = max(1, int((entry.expires_at - entry.stored_at) * 1000))
         arguments: list[Any] = [name, record, life_ms, entry.stored_at, entry.expires_at, settings.max_entries, vector]
         arguments += [layout.key(scope, ""), flight, settings.max_mib * MIB, settings.tenant_entries, settings.tenant_mib * MIB]
-        arguments.append(self._marked(keys[-1], entry.generation))
+        normal = "" if names.normal is None or settings.mode_of("normalised") == "off" else layout.text(names.normal)
+        arguments += [self._marked(keys[-2], entry.generation), normal]
         stored = await self.redis.run(_PUT, keys, *arguments)
         return Put(bool(stored[0]), *stored[1:])
 
@@ -308,7 +347,7 @@ class Store:
         name = layout.text(entry)
         keys = (
             *(layout.key(scope, "e", name), layout.key(scope, "z"), layout.key(scope, "x")),
-            *(layout.key(scope, "v", self._encoder()), layout.key(scope, "b")),
+            *(layout.key(scope, "v", self._encoder()), layout.key(scope, "b"), layout.key(scope, "n")),
         )
         return keys, (name, layout.EVIDENCE_S * 1000)
 

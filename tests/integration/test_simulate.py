@@ -14,6 +14,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from lpc.logs.datasets.conversation import split_of
+from lpc_apps.commands import simulation
 from lpc_apps.commands.cli import app
 from lpc_apps.simulator import run
 from lpc_apps.simulator.amounts import SimulationError, parse_capacity
@@ -117,6 +118,27 @@ def test_a_description_tells_reuse_skew_turns_and_the_ideal(qwen: Path, tmp_path
     twice = trace(300)
     twice.requests.extend(twice.requests[:10])
     assert describe(twice, from_trace(twice))["repeated_requests"] == pytest.approx(10 / len(twice.requests))
+
+
+def test_a_description_counts_questions_that_repeat_by_meaning_if_there_is_a_model(
+    tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulation, "MODEL", "tiny")
+    monkeypatch.chdir(tmp_path)
+    texts = ("How do I pay?", "how do I  pay", "How can I pay?", "How can I not pay?", "How do I pay?")
+    rows = [{"time": n, "messages": [{"role": "user", "content": text}]} for n, text in enumerate(texts)]
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    asked = ["simulate", "log.jsonl", "--describe"]
+    without = RUN.invoke(app, [*asked, "--json"])
+    found = json.loads(without.stdout)["repetition"]
+    assert (found["exact"], found["normalised"], found["similar"]) == (1 / 5, 2 / 5, None)
+    assert "lpc export" in without.stderr
+    similar = json.loads(RUN.invoke(app, [*asked, "--json", "--models", str(tiny_models)]).stdout)["repetition"]["similar"]
+    assert (similar["requests"], similar["normalised"]) == (5, 2 / 5)
+    # The tiny model's vectors are all alike; the veto of the negation holds anyway.
+    assert similar["at"]["0.85"] == pytest.approx(3 / 5)
+    wrong = RUN.invoke(app, [*asked, "--models", "missing"])
+    assert wrong.exit_code == 1 and "missing" in wrong.output and "Traceback" not in wrong.output
 
 
 @pytest.mark.parametrize("output_tokens", [0, 7, 200])

@@ -83,7 +83,7 @@ def test_invalidate_and_purge_remove_the_named_answers_and_no_others(
 
 def test_report_shows_the_scopes_of_the_client(caches: ResponseCaches, stub: rpc.ResponseCacheStub) -> None:
     store(stub, asked("report"))
-    (scope,) = json.loads(run(caches, "report", "--json").output)["scopes"]
+    (scope,) = json.loads(run(caches, "report", "--json").stdout)["scopes"]
     assert (scope["scope"], scope["entries"], scope["threshold"], scope["reachable"]) == ("faq", 1, None, True)
     shown = run(caches, "report")
     assert shown.exit_code == 0 and "faq" in shown.output and "off" in shown.output

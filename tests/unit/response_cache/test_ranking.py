@@ -1,7 +1,7 @@
 import pytest
 
-from response_cache.semantic.evidence import NO_RECORD, level_of
-from response_cache.semantic.ranking import ALIKE, FEATURES, HIGHEST, NEAREST, Cluster, Ranking, candidates, shipped, shortlist
+from response_cache.semantic.evidence import NO_RECORD
+from response_cache.semantic.ranking import FEATURES, NEAREST, Cluster, Ranking, candidates, shipped, shortlist
 from tests.unit.response_cache import opposites
 
 FAQ = Cluster("faq", 20, 0)
@@ -43,23 +43,6 @@ def test_opposites_are_never_candidates_whatever_supports_them(a: str, b: str) -
     best = candidates([1.0] * NEAREST, [FAQ] * NEAREST)[0]
     assert shipped().score(a, best, b) is None
     assert shipped().score(b, best, a) is None
-
-
-@pytest.mark.parametrize(
-    ("a", "b"), [("How do I pay?", " how do i  PAY"), ("怎么退货？", "怎么退货"), ("I lost my card.", "I lost my card!")]
-)
-def test_questions_that_differ_in_case_space_or_final_punctuation_have_a_level_of_their_own(a: str, b: str) -> None:
-    one = candidates([0.98], [Cluster("one")])[0]
-    assert shipped().score(a, one, b) == ALIKE
-    assert level_of(ALIKE) == 0
-    assert level_of(HIGHEST) == 1
-
-
-def test_every_other_candidate_is_below_that_level() -> None:
-    best = candidates([1.0] * NEAREST, [FAQ] * NEAREST)[0]
-    score = Ranking([100.0] * len(FEATURES), 100.0).score("ways of payment", best, "how can I pay?")
-    assert score is not None
-    assert level_of(score) == 1
 
 
 def test_models_with_other_coefficients_have_other_digests() -> None:

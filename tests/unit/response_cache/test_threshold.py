@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 from scipy.stats import beta
 
 from response_cache.semantic.evidence import LEVELS, NO_RECORD, SEGMENT, SEGMENTS, Evidence, edge, level_of
-from response_cache.semantic.threshold import BEGIN, JudgeError, correlation, effective, needed, thresholds, upper_limit
+from response_cache.semantic.threshold import (
+    BEGIN,
+    LOOKS,
+    JudgeError,
+    correlation,
+    effective,
+    progress,
+    thresholds,
+    upper_limit,
+)
 
 
 @settings(max_examples=200, deadline=None)
@@ -37,12 +46,49 @@ def labelled(rows: list[tuple[float, bool]], lookups: int = 1) -> Evidence:
 
 
 def test_one_look_begins_with_twice_the_59_labels_that_could_reject_anything() -> None:
-    assert needed(looks=1) == pytest.approx(BEGIN * math.log(0.05) / math.log(0.95))
     assert thresholds(labelled([(0.999, True)] * 116), looks=1) == []
     found = thresholds(labelled([(0.999, True)] * 117), looks=1)
     assert found[-1].bound == pytest.approx(1 - 0.05 ** (1 / 117))
     assert thresholds(labelled([(0.999, True)] * 117)) == []  # one look of many
-    assert needed(judge=JudgeError(5, 5)) == math.inf
+
+
+@pytest.mark.parametrize("wrong_of_40", [0, 1])
+@pytest.mark.parametrize("lookups", [1, 3])
+def test_progress_names_the_look_that_certifies(wrong_of_40: int, lookups: int) -> None:
+    """Evidence that grows at the same share of wrong labels serves at the look that it named, and not before."""
+    rows = [(0.999, False)] * wrong_of_40 + [(0.999, True)] * (40 - wrong_of_40)
+    evidence = labelled(rows * 2, lookups)
+    assert not thresholds(evidence)
+    found = progress(evidence)
+    assert found.effective == pytest.approx(80) and found.design_effect == 1
+    at = 80 + found.lookups / lookups
+    grown = (labels for labels in LOOKS if thresholds(labelled((rows * (1 + labels // 40))[:labels], lookups)))
+    assert at == next(grown)
+
+
+def test_without_evidence_progress_is_the_first_look_with_enough_labels() -> None:
+    found = progress(Evidence())
+    assert found.effective == 0 and found.design_effect == 1
+    assert found.needed == pytest.approx(BEGIN * math.log(0.05 / len(LOOKS)) / math.log(0.95))
+    assert found.lookups == min(labels for labels in LOOKS if labels >= found.needed)
+
+
+def test_no_number_of_labels_is_enough_if_too_many_are_wrong_or_the_judge_errs() -> None:
+    found = progress(labelled([(0.999, True)] * 90 + [(0.999, False)] * 10))
+    assert (found.needed, found.lookups) == (math.inf, math.inf)
+    assert progress(Evidence(), judge=JudgeError(5, 5)).needed == math.inf
+
+
+def test_progress_counts_a_cluster_less_and_lookups_without_a_label_as_missing() -> None:
+    evidence, record = Evidence(), NO_RECORD
+    for number in range(100):
+        evidence.apply([*evidence.lookup(0.999), *evidence.label(0.999, same=True, earlier=record)])
+        record = ((number + 1, 0), *NO_RECORD[1:])
+    found = progress(evidence)
+    assert found.design_effect > 5 and found.effective == pytest.approx(100 / found.design_effect)
+    served_only = Evidence()
+    served_only.apply(served_only.lookup(0.999) * 50)
+    assert progress(served_only).effective == 0
 
 
 def test_the_threshold_goes_down_while_the_bound_holds() -> None:
