@@ -14,6 +14,7 @@ from lpc.wire.redis_reach import RedisFailed, RedisRefused
 from response_cache.keys.canonical import REMEMBERED, Names, Request, Scope
 from response_cache.keys.sealing import Keys
 from response_cache.keys.tickets import Flight, Served, Tickets
+from response_cache.semantic.time_sensitive import asks_about_now
 from response_cache.service.metrics import CacheMetrics
 from response_cache.service.opening import Opener, offload
 from response_cache.service.outcomes import Hit, Miss, Stored
@@ -99,9 +100,9 @@ class ResponseCache:
         elif admitted is None:
             outcome = Miss("unavailable")
         else:
-            names = await offload(request.size, lambda: self._namer.names(client, request, last_turn=False))
+            names, now = await offload(request.size, lambda: self._read(client, request, settings, last_turn=False))
             try:
-                outcome = await self._find(client, request, names, settings, wait_s, exact_only=exact_only)
+                outcome = await self._find(client, request, names, settings, wait_s, exact_only=exact_only, about_now=now)
             except RedisFailed:
                 outcome = Miss("unavailable")
         self._metrics.looked_up(self.scopes.label(request.scope), outcome)
@@ -145,7 +146,8 @@ class ResponseCache:
         """
         _check(request)
         settings = self.scopes.of(request.scope)
-        names = await offload(request.size, lambda: self._namer.names(client, request, last_turn=settings.semantic != "off"))
+        last_turn = settings.semantic != "off"
+        names, now = await offload(request.size, lambda: self._read(client, request, settings, last_turn=last_turn))
         ticket = self._tickets.read(client, request.tenant, Flight, flight)
         if ticket is not None and (ticket.scope, ticket.entry) != (names.scope, names.exact):
             ticket = None
@@ -158,7 +160,7 @@ class ResponseCache:
             if no_store and not aborted:
                 because = "no_store"
             if because is None:
-                because = await self._put(client, request, answer, names, settings, ticket)
+                because = await self._put(client, request, answer, names, settings, ticket, about_now=now)
         except RedisFailed:
             because = because or "unavailable"
         if ticket is not None:
@@ -167,6 +169,11 @@ class ResponseCache:
                 await self._flights.end(names.scope, names.exact, ticket.token.encode(), kept=because is None, again=again)
         self._metrics.stored(self.scopes.label(request.scope), because)
         return Stored(refusal=because) if because is not None else Stored(self._exact_ticket(client, request, names))
+
+    def _read(self, client: str, request: Request, settings: ScopeSettings, *, last_turn: bool) -> tuple[Names, bool]:
+        """Return the names of a request, and whether it is time-sensitive."""
+        now = settings.time_sensitive and asks_about_now(request)
+        return self._namer.names(client, request, last_turn=last_turn and not now), now
 
     def _exact_ticket(self, client: str, request: Request, names: Names) -> bytes:
         return self._tickets.give(client, request.tenant, Served(names.scope, names.exact, "exact", 1.0))
@@ -182,6 +189,7 @@ class ResponseCache:
         wait_s: float,
         *,
         exact_only: bool,
+        about_now: bool,
     ) -> Hit | Miss:
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -208,7 +216,9 @@ class ResponseCache:
                 if state == "stored":
                     continue
             miss: Hit | Miss = Miss("cold")
-            if not exact_only and settings.semantic != "off":
+            if settings.semantic != "off" and about_now:
+                miss = Miss("time_sensitive")
+            elif not exact_only and settings.semantic != "off":
                 by_turn = await offload(request.size, partial(self._namer.with_last_turn, names, request))
                 miss = await self._semantic.lookup(client, by_turn, request, settings, opener)
             self._metrics.lookup_seconds.observe(loop.time() - began)
@@ -241,6 +251,8 @@ class ResponseCache:
         names: Names,
         settings: ScopeSettings,
         flight: Flight | None,
+        *,
+        about_now: bool,
     ) -> Refusal | None:
         if not await self._admitted(client, request, names.scope):
             return "scopes"
@@ -253,15 +265,16 @@ class ResponseCache:
                 return "stale"
         await self._admitted(client, request, names.scope, generation)
         now = self._clock()
+        ends = now + (min(settings.life_s, settings.time_sensitive_ttl_s) if about_now else settings.life_s)
         entry = Entry(
-            *(client, request.scope, request.tenant, request.last_turn or "", answer, now, now + settings.life_s, generation),
+            *(client, request.scope, request.tenant, request.last_turn or "", answer, now, ends, generation),
             partition=names.partition or b"",
         )
         keyring = self._keys.current
         record = await offload(answer.size, lambda: entries.seal(entry, names.scope, names.exact, keyring))
         if len(record) > min(settings.max_mib, settings.tenant_mib) * 2**20:
             return "full"
-        vector = await self._semantic.vector(names, request, settings, entry.expires_at, generation)
+        vector = await self._semantic.vector(names, request, settings, min(ends, now + settings.semantic_life_s), generation)
         token = b"" if flight is None else flight.token.encode()
         put = await self._store.put(names, entry, record, settings, vector=vector, flight=token)
         self._metrics.evicted(self.scopes.label(request.scope), put)

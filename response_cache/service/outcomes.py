@@ -15,6 +15,7 @@ Reason: TypeAlias = Literal[
     "below_threshold",
     "unavailable",
     "audited",
+    "time_sensitive",
 ]
 
 

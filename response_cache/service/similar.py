@@ -123,7 +123,7 @@ class SimilarQuestions:
             age, remaining = entry.life(self._clock())
             ticket = self._tickets.give(client, request.tenant, Served(names.scope, name, "semantic", score))
             return Hit(
-                *(ticket, "semantic", entry.answer, age, remaining),
+                *(ticket, "semantic", entry.answer, age, min(remaining, max(0.0, settings.semantic_life_s - age))),
                 similarity=similarity,
                 error_bound=threshold.bound,
                 question=entry.question,
