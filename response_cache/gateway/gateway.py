@@ -41,7 +41,7 @@ HEALTH: Final = "/lpc/health"
 FEEDBACK: Final = "/lpc/v1/feedback"
 """Receives feedback on answers from the cache."""
 FEEDBACK_BYTES: Final = 4096
-FEEDBACK_FORM: Final = '{"entry": "the x-lpc-entry of the answer", "wrong": true, "drop": true}'
+FEEDBACK_FORM: Final = '{"entry": "the x-lpc-entry of the answer", "wrong": true, "reason": "outdated", "drop": true}'
 
 
 class Gateway:
@@ -308,6 +308,8 @@ def _feedback(body: bytes, tenant: str) -> pb.FeedbackRequest:
         wrong, drop = fields.get("wrong", True), fields.get("drop", False)
         if not isinstance(wrong, bool) or not isinstance(drop, bool):
             raise TypeError  # the text "false" would count as true
-        return pb.FeedbackRequest(entry_id=bytes.fromhex(fields["entry"]), wrong=wrong, drop=drop, tenant=tenant)
+        reason = pb.Complaint.Value(f"COMPLAINT_{fields.get('reason', 'unspecified').upper()}")
+        entry = bytes.fromhex(fields["entry"])
+        return pb.FeedbackRequest(entry_id=entry, wrong=wrong, drop=drop, tenant=tenant, reason=reason)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise GatewayError(400, f"send JSON: {FEEDBACK_FORM}") from None

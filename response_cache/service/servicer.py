@@ -102,8 +102,9 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         """Record a user's feedback on an answer."""
         del context
         self._check_tenant(request.tenant)
+        wrong, drop, tenant, reason = request.wrong, request.drop, request.tenant, _reason(request.reason)
         counted, dropped = await self._upkeep.feedback(
-            *(CALLER.get().name, request.entry_id), wrong=request.wrong, drop=request.drop, tenant=request.tenant
+            *(CALLER.get().name, request.entry_id), wrong=wrong, drop=drop, tenant=tenant, reason=reason
         )
         return pb.FeedbackResponse(counted=counted, dropped=dropped)
 
@@ -187,6 +188,12 @@ def answer_of(response: pb.Response) -> Answer:
         finish_reason=response.finish_reason,
         engine_s=response.engine_s,
     )
+
+
+def _reason(reason: "pb.Complaint.ValueType") -> str:
+    """Return the name of a complaint's reason; empty if it is unspecified, or only a newer client knows it."""
+    known = reason and reason in pb.Complaint.values()
+    return pb.Complaint.Name(reason).removeprefix("COMPLAINT_").lower() if known else ""
 
 
 def _response(answer: Answer) -> pb.Response:

@@ -5,6 +5,7 @@ The scopes in use (`scopes_in_use.py`) have the indexes of vectors and the gates
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -29,6 +30,8 @@ from response_cache.store.scopes import ScopeSettings
 from response_cache.store.shared_evidence import SharedEvidence
 from response_cache.store.store import Store
 from response_cache.store.vectors import Vector, Vectors
+
+log = logging.getLogger(__name__)
 
 STORE_PATIENCE_S: Final = 2.0
 """Longest wait for a vector when an answer is stored, in seconds. Without a vector the answer cannot be a candidate."""
@@ -205,15 +208,23 @@ class SimilarQuestions:
         else:
             await judged(equal_text(answer.text(), entry.answer.text()))
 
-    async def complain(self, served: Served, ticket: bytes, settings: ScopeSettings, tenant_name: str) -> bool:
-        """Record a complaint about an answer that a tenant got; return False if it is not the first one."""
+    async def complain(
+        self, served: Served, ticket: bytes, settings: ScopeSettings, tenant_name: str, *, outdated: bool
+    ) -> bool:
+        """Record a complaint about an answer that a tenant got; return False if it is not the first one.
+
+        An ``outdated`` answer was to the right question, so that it is no evidence about similarity.
+        """
         # Otherwise one user could shut the tier for the whole tenant by repeated complaints.
         if not await self._evidence.first_complaint(served.scope, self._store.namer.proof(b"complaint", ticket)):
             return False
-        if settings.semantic != "off":
+        if settings.semantic != "off" and not outdated:
             tenant = self._tenant(served.scope, settings, tenant_name)
             earlier = await self._evidence.label(served.scope, tenant.place, served.entry, served.score, same=False)
+            before = tenant.gate.bound
             tenant.gate.complain(served.score, earlier)
+            if tenant.gate.bound < before:
+                log.warning("users complained: a tenant's bound on wrong semantic answers is now %.2g", tenant.gate.bound)
             tenant.share_soon()
         return True
 

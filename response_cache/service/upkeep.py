@@ -24,7 +24,9 @@ class Upkeep:
     semantic: SimilarQuestions
     metrics: CacheMetrics
 
-    async def feedback(self, client: str, ticket: bytes, *, wrong: bool, drop: bool, tenant: str = "") -> tuple[bool, bool]:
+    async def feedback(
+        self, client: str, ticket: bytes, *, wrong: bool, drop: bool, tenant: str = "", reason: str = ""
+    ) -> tuple[bool, bool]:
         """Record feedback on an answer; return whether it was counted, and whether the entry was deleted.
 
         A semantic hit counts as wrong only once.
@@ -36,14 +38,17 @@ class Upkeep:
         counts, dropped = True, False
         try:
             if wrong and served.source != "exact" and name is not None:
-                counts = await self.semantic.complain(served, ticket, self.scopes.of(name), tenant)
+                counts = await self.semantic.complain(
+                    served, ticket, self.scopes.of(name), tenant, outdated=reason == "outdated"
+                )
             if drop:
                 self.semantic.forget(served.scope, served.entry)
                 dropped = await self.store.drop(served.scope, served.entry)
         except RedisFailed:
             pass
         if counts:
-            self.metrics.feedback.labels(self.scopes.label(name or ""), "wrong" if wrong else "right").inc()
+            verdict = (reason or "wrong") if wrong else "right"
+            self.metrics.feedback.labels(self.scopes.label(name or ""), verdict).inc()
         return counts, dropped
 
     async def invalidate(self, client: str, *, scope: str | None = None, erase: bool = False) -> tuple[bool, int]:
@@ -81,6 +86,7 @@ class Upkeep:
         except RedisFailed:
             return self._stats(name)
         stats.known, stats.error_bound = True, in_force.error_bound
+        stats.bound_in_force = stats.bound if in_force.bound is None else in_force.bound
         stats.labels, stats.labels_different = in_force.labels, in_force.different
         if in_force.threshold is not None:
             stats.threshold = in_force.threshold
