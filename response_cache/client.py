@@ -170,6 +170,11 @@ class ResponseCacheClient:
         done: pb.StatsResponse = await self._call_or_raise("Stats", message)
         return done
 
+    async def frequent(self, message: pb.FrequentRequest) -> pb.FrequentResponse:
+        """Return the questions that were asked most often yesterday. Raises CacheError."""
+        done: pb.FrequentResponse = await self._call_or_raise("Frequent", message)
+        return done
+
     async def close(self) -> None:
         """Close the connection."""
         channel, self._channel = self._channel, None

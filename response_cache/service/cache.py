@@ -23,12 +23,15 @@ from response_cache.store import entry as entries
 from response_cache.store.answers import Answer, Refusal, not_kept, refused
 from response_cache.store.entry import Entry
 from response_cache.store.flights import Flights
+from response_cache.store.frequent import FrequentQuestions
 from response_cache.store.scopes import Scopes, ScopeSettings
 from response_cache.store.store import Store
 
 MAX_WAIT_S: Final = 60.0
 LISTED_S: Final = 60.0
 """Seconds for which a scope counts as still on its client's list, which may be on another node of a Cluster."""
+COUNTING: Final = 256
+"""Look-ups that are counted at a time; more are not counted."""
 MAX_NAME: Final = 256
 """Longest scope or tenant in characters."""
 
@@ -42,6 +45,7 @@ class ResponseCache:
         flights: single flight of equal requests.
         scopes: the operator's settings.
         semantic: the semantic tier.
+        frequent: counts questions in scopes with `warm_up`.
         metrics: Prometheus metrics.
         max_entry_bytes: largest answer that is cached.
         client_scopes: most scopes of one client.
@@ -55,6 +59,7 @@ class ResponseCache:
         flights: Flights,
         scopes: Scopes,
         semantic: SimilarQuestions,
+        frequent: FrequentQuestions,
         metrics: CacheMetrics,
         *,
         max_entry_bytes: int,
@@ -64,6 +69,8 @@ class ResponseCache:
         self.scopes = scopes
         self._store = store
         self._semantic = semantic
+        self._frequent = frequent
+        self._counting: set[asyncio.Task[None]] = set()
         self._keys = keys
         self._namer = store.namer
         self._tickets = Tickets(store.namer)
@@ -105,8 +112,20 @@ class ResponseCache:
                 outcome = await self._find(client, request, names, settings, wait_s, exact_only=exact_only, about_now=now)
             except RedisFailed:
                 outcome = Miss("unavailable")
+            if settings.warm_up and not now and not exact_only and len(self._counting) < COUNTING:
+                task = asyncio.get_running_loop().create_task(self._count(names, request))
+                self._counting.add(task)
+                task.add_done_callback(self._counting.discard)
         self._metrics.looked_up(self.scopes.label(request.scope), outcome)
         return outcome
+
+    async def counted(self) -> None:
+        """Wait until all look-ups so far were counted."""
+        await asyncio.gather(*self._counting)
+
+    async def _count(self, names: Names, request: Request) -> None:
+        with contextlib.suppress(RedisFailed):
+            await self._frequent.count(names.scope, names.exact, request)
 
     def too_large_to_look_up(self, scope: str) -> Miss:
         """Count a request that is too large to look up, and return the miss."""

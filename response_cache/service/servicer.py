@@ -20,6 +20,7 @@ from response_cache.service.opening import offload
 from response_cache.service.outcomes import Hit, Miss
 from response_cache.service.upkeep import Upkeep
 from response_cache.store.answers import Answer
+from response_cache.store.frequent import QUESTIONS
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +124,17 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         """Return entries and thresholds of the client's scopes."""
         del context
         return pb.StatsResponse(scopes=await self._upkeep.stats(CALLER.get().name, request.scope or None))
+
+    async def Frequent(self, request: pb.FrequentRequest, context: Context) -> pb.FrequentResponse:  # noqa: N802
+        """Return what a tenant asked most often yesterday."""
+        del context
+        caller = CALLER.get()
+        caller.admit(1)
+        self._check_tenant(request.tenant)
+        most = min(request.most, QUESTIONS)
+        found = await self._upkeep.yesterday(caller.name, request.scope, request.tenant, most) if most else []
+        questions = [pb.FrequentQuestion(count=one.count, body=one.body) for one in found or ()]
+        return pb.FrequentResponse(questions=questions, known=found is not None)
 
     def _count_invalidation(self) -> str:
         """Count a call of Invalidate; return the client's name. Raises Overloaded."""

@@ -10,6 +10,7 @@ from response_cache.keys.sealing import Keys
 from response_cache.keys.tickets import Served, Tickets
 from response_cache.service.metrics import CacheMetrics
 from response_cache.service.similar import SimilarQuestions
+from response_cache.store.frequent import Frequent, FrequentQuestions
 from response_cache.store.scopes import Scopes
 from response_cache.store.store import Store
 
@@ -22,6 +23,7 @@ class Upkeep:
     store: Store
     scopes: Scopes
     semantic: SimilarQuestions
+    frequent: FrequentQuestions
     metrics: CacheMetrics
 
     async def feedback(
@@ -66,9 +68,20 @@ class Upkeep:
             scopes = await self._of(client, scope)
             for one in scopes.values():
                 await self.store.invalidate(one)
+                if erase:
+                    await self.frequent.erase(one)
             return True, sum([await self.store.erase(one) for one in scopes.values()]) if erase else 0
         except RedisFailed:
             return False, 0
+
+    async def yesterday(self, client: str, scope: str, tenant: str, most: int) -> Sequence[Frequent] | None:
+        """Return a tenant's most frequent questions of yesterday; None if Redis did not respond."""
+        if not self.scopes.of(scope).warm_up:
+            return []
+        try:
+            return await self.frequent.yesterday(self.store.namer.scope(client, scope), tenant, most)
+        except RedisFailed:
+            return None
 
     async def stats(self, client: str, scope: str | None) -> Sequence[pb.ScopeStats]:
         """Return the state of a client's scope, or of all its scopes."""

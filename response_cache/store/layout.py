@@ -15,6 +15,8 @@
 | `lpc:rc:{S}:f:<id>` | string, PX | a flight: token of the caller that waits for the engine |
 | `lpc:rc:{S}:q:<id>` | string, PX | this question has had a semantic hit |
 | `lpc:rc:{S}:w:<name>` | string, EX | this answer was reported wrong, which counts once |
+| `lpc:rc:{S}:m:<tenant>:<day>` | zset | look-ups of a tenant's most frequent questions on one day, in scopes with `warm_up` |
+| `lpc:rc:{S}:r:<day>` | hash | `tenant:id` to the sealed request of a question that came twice |
 | `lpc:rc:{C}:s` | hash | the client's scopes: S to the encrypted name |
 
 S, C, names and ids are HMACs in URL-safe base64. S covers the names of client and scope, C that of the client. Only numbers

@@ -36,6 +36,7 @@ class ScopeSettings(BaseModel):
     semantic_ttl_s: Seconds | None = None
     time_sensitive: bool = True
     time_sensitive_ttl_s: Seconds = HOUR
+    warm_up: bool = False
     any_temperature: bool = False
     bound: Annotated[float, Field(gt=0, lt=1)] = 0.05
     level: Annotated[float, Field(gt=0.5, lt=1)] = 0.95

@@ -1,4 +1,4 @@
-"""Popular answers open the semantic tier for themselves, before the evidence would open it for all; a poisoned one is stopped."""
+"""Popular answers open the semantic tier for themselves, before the evidence opens it for all; a poisoned one is stopped."""
 
 import random
 from collections import Counter
@@ -7,15 +7,15 @@ import pytest
 
 from response_cache.semantic.evidence import BAND_STARTS, Record, band_of, level_of
 from response_cache.semantic.gate import Decision, Gate
-from response_cache.semantic.ranking import NEAREST, Candidate, Cluster, shipped
+from response_cache.semantic.ranking import NEAREST, Candidate, Cluster, features, shipped
 
 POPULAR = 25
-QUESTION, OTHER = "when does my new card come", "how long until the card that was ordered arrives"
 
 
 class Traffic:
-    """Half of the look-ups ask one of 25 popular questions, whose answers are right; the other half rare ones, of which a quarter
-    is wrong. Every similarity is the same.
+    """Half of the look-ups ask one of 25 popular questions, whose answers are right. The others are rare; a quarter is wrong.
+
+    All similarities are equal. Without ``recorded`` a popular question looks like a rare one.
 
     Attributes:
         served, wrong: hits and wrong hits by cluster.
@@ -47,8 +47,8 @@ class Traffic:
         members = min(NEAREST, 1 + known.labels - known.wrong)
         if not self._recorded:
             known, members = Cluster(str(cluster)), 1
-        score = shipped().score(QUESTION, Candidate(0, 0.95, members / NEAREST, members / NEAREST, known), OTHER)
-        assert score is not None
+        candidate = Candidate(0, 0.95, members / NEAREST, members / NEAREST, known)
+        score = shipped().of(features("when does my card come", candidate, None))
         decision = self.gate.decide(score, self._lookups.to_bytes(8, "big"))
         if decision is Decision.SERVE:
             self.served[cluster] += 1
@@ -60,7 +60,7 @@ class Traffic:
         labels[0], labels[1] = labels[0] + 1, labels[1] + (not right)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_popular_answers_are_served_while_the_whole_is_not(seed: int) -> None:
     traffic, whole = Traffic(seed), Traffic(seed, recorded=False)
     traffic.run(8000)
@@ -70,7 +70,7 @@ def test_popular_answers_are_served_while_the_whole_is_not(seed: int) -> None:
     assert traffic.served.total() > 1000 and traffic.wrong.total() == 0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_poisoned_popular_answer_is_stopped(seed: int) -> None:
     traffic = Traffic(seed)
     traffic.run(8000)
