@@ -29,7 +29,7 @@ from response_cache.gateway.metrics import Metrics
 from response_cache.gateway.recording import Recording, ahead, replay
 from response_cache.gateway.request import SESSION_HEADER, Reader, Reading, digest
 from response_cache.gateway.settings import GatewaySettings
-from response_cache.gateway.targets import CHAT, COMPLETIONS, OWN, Paths, is_form, path_of
+from response_cache.gateway.targets import CHAT, COMPLETIONS, FREQUENT, OWN, Paths, is_form, path_of
 
 BODILESS: Final = ("GET", "HEAD", "OPTIONS")
 BUFFERED_BYTES: Final = 2**20
@@ -40,8 +40,6 @@ STREAM: Final = (b"content-type", b"text/event-stream; charset=utf-8")
 HEALTH: Final = "/lpc/health"
 FEEDBACK: Final = "/lpc/v1/feedback"
 """Receives feedback on answers from the cache."""
-FREQUENT: Final = "/lpc/v1/frequent"
-"""Returns the questions that the client asked most often yesterday, in its scope."""
 FEEDBACK_BYTES: Final = 4096
 MOST_FREQUENT: Final = 200
 FEEDBACK_FORM: Final = '{"entry": "the x-lpc-entry of the answer", "wrong": true, "reason": "outdated", "drop": true}'
@@ -134,7 +132,7 @@ class Gateway:
         request = pb.FrequentRequest(scope=_scope(exchange, client), tenant=client.tenant, most=MOST_FREQUENT)
         found = await self._cached.frequent(request)
         return json.dumps(
-            {"questions": [{"count": one.count, "body": json.loads(one.body)} for one in found.questions]}
+            {"questions": [{"lookups": one.lookups, "body": json.loads(one.body)} for one in found.questions]}
         ).encode()
 
     def _identify(self, exchange: Exchange) -> Client:

@@ -8,18 +8,13 @@ costs hits and never an outdated answer. A question can be outdated without such
 import json
 import re
 import unicodedata
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
-
-from response_cache.keys.canonical import Request
+from typing import Final
 
 FILE: Final = Path(__file__).parent / "time_words.json"
 ENDS: Final = 500
 """Characters at the beginning and at the end of a text that are read. Between them lies what a user has pasted."""
-TURNS: Final = 5
-"""Latest turns of the user that are read."""
 _QUOTED: Final = re.compile(
     r"```.*?(?:```|\Z)|`[^`\n]*`|\"[^\"\n]{1,400}\"|(?<!\w)'[^'\n]{1,400}'(?!\w)"
     r"|\u201c[^\u201d\n]{1,400}\u201d|\u2018[^\u2019\n]{1,400}\u2019|「[^」\n]{1,400}」|『[^』\n]{1,400}』|《[^》\n]{1,100}》|https?://\S+",
@@ -37,28 +32,8 @@ def time_sensitive(text: str) -> bool:
     return words.search(others.sub(" ", asked.replace("\u2019", "'"))) is not None
 
 
-def asks_about_now(request: Request) -> bool:
-    """Return whether one of the user's latest turns is time-sensitive, since a later one may refer to it ("And in Paris?")."""
-    return any(map(time_sensitive, list(_user_texts(request))[-TURNS:]))
-
-
 def _ends(text: str) -> str:
     return text if len(text) <= 2 * ENDS else f"{text[:ENDS]}\n{text[-ENDS:]}"
-
-
-def _user_texts(request: Request) -> Iterable[str]:
-    if request.prompt is not None:
-        yield request.prompt
-    for message in request.messages:
-        content = message.get("content")
-        if message.get("role") != "user":
-            continue
-        if isinstance(content, str):
-            yield content
-        for part in content if isinstance(content, list) else ():
-            text: Any = part.get("text") if isinstance(part, dict) else part
-            if isinstance(text, str):
-                yield text
 
 
 @cache

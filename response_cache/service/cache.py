@@ -14,7 +14,7 @@ from lpc.wire.redis_reach import RedisFailed, RedisRefused
 from response_cache.keys.canonical import REMEMBERED, Names, Request, Scope
 from response_cache.keys.sealing import Keys
 from response_cache.keys.tickets import Flight, Served, Tickets
-from response_cache.semantic.time_sensitive import asks_about_now
+from response_cache.semantic.time_sensitive import time_sensitive
 from response_cache.service.metrics import CacheMetrics
 from response_cache.service.opening import Opener, offload
 from response_cache.service.outcomes import Hit, Miss, Stored
@@ -30,6 +30,8 @@ from response_cache.store.store import Store
 MAX_WAIT_S: Final = 60.0
 LISTED_S: Final = 60.0
 """Seconds for which a scope counts as still on its client's list, which may be on another node of a Cluster."""
+TURNS: Final = 5
+"""Latest texts of the user that may make a request time-sensitive, since a later one may refer to it ("And in Paris?")."""
 COUNTING: Final = 256
 """Look-ups that are counted at a time; more are not counted."""
 MAX_NAME: Final = 256
@@ -191,7 +193,7 @@ class ResponseCache:
 
     def _read(self, client: str, request: Request, settings: ScopeSettings, *, last_turn: bool) -> tuple[Names, bool]:
         """Return the names of a request, and whether it is time-sensitive."""
-        now = settings.time_sensitive and asks_about_now(request)
+        now = settings.time_sensitive and any(map(time_sensitive, request.user_texts()[-TURNS:]))
         return self._namer.names(client, request, last_turn=last_turn and not now), now
 
     def _exact_ticket(self, client: str, request: Request, names: Names) -> bytes:

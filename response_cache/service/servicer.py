@@ -133,7 +133,7 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         self._check_tenant(request.tenant)
         most = min(request.most, QUESTIONS)
         found = await self._upkeep.yesterday(caller.name, request.scope, request.tenant, most) if most else []
-        questions = [pb.FrequentQuestion(count=one.count, body=one.body) for one in found or ()]
+        questions = [pb.FrequentQuestion(lookups=one.lookups, body=one.body) for one in found or ()]
         return pb.FrequentResponse(questions=questions, known=found is not None)
 
     def _count_invalidation(self) -> str:

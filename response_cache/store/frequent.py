@@ -1,8 +1,9 @@
 """The questions that a tenant asks most often, by day, so that their answers can be fetched before the users come.
 
-Only scopes with `warm_up` count. A sketch of `QUESTIONS` names holds the counts (Space-Saving, Metwally et al. 2005): a new name
-takes the place and the count of the rarest, so that a flood of different questions cannot hide a frequent one. A request is
-stored when it comes for the second time, encrypted, and bound to its scope, tenant and name. What one user alone asks once is
+Only scopes with `warm_up` count. A sketch of `QUESTIONS` names holds the counts (Space-Saving, Metwally et al. 2005): a new
+name takes the place and the count of the rarest, so that a flood of different questions cannot hide a frequent one.
+
+A request is stored when it comes for the second time, encrypted, and bound to its scope, tenant and name. What is asked once is
 never stored. All of a day ends with the next day; erasing a scope deletes its requests.
 """
 
@@ -47,9 +48,9 @@ return 1
 
 
 class Frequent(NamedTuple):
-    """A question: how often it was asked, at most, and the body of its request."""
+    """A question: its look-ups, at most, and the body of its request."""
 
-    count: int
+    lookups: int
     body: bytes
 
 
