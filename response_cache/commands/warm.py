@@ -1,7 +1,6 @@
 """`lpc cache warm`: fetches the answers to expected questions through the gateway."""
 
 import asyncio
-import logging
 import ssl
 import time
 from pathlib import Path
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     import httpx
 
     from response_cache.gateway.warming import Warmed
-
-log = logging.getLogger(__name__)
 
 DAY_S: Final = 86_400
 
@@ -49,13 +46,13 @@ def warm(
     if at_s is None:
         done = report(lambda: asyncio.run(once()).figures(), None, as_json=as_json)
         if not as_json:
-            typer.echo(", ".join(f"{name} {count}" for name, count in done.items()))
+            typer.echo(_line(done))
         return
     while True:
         try:
-            log.info("warm-up: %s", asyncio.run(once()).figures())
+            typer.echo(_line(asyncio.run(once()).figures()))
         except LpcError as error:
-            log.error("warm-up: %s; the next one is at %s UTC", error, daily)
+            typer.echo(f"error: {error}; the next run is at {daily} UTC", err=True)
         time.sleep((at_s - time.time()) % DAY_S or DAY_S)
 
 
@@ -70,6 +67,10 @@ async def _once(file: Path | None, client: "httpx.AsyncClient", scopes: list[str
     return warmed
 
 
+def _line(figures: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in figures.items())
+
+
 def _client(gateway: str, token_file: Path | None, ca: Path | None) -> "httpx.AsyncClient":
     """Return a client of the gateway. Raises UsageError."""
     import httpx
@@ -80,8 +81,10 @@ def _client(gateway: str, token_file: Path | None, ca: Path | None) -> "httpx.As
         headers = {} if token_file is None else {"authorization": f"Bearer {token_file.read_text().strip()}"}
         verify = True if ca is None else ssl.create_default_context(cafile=ca)
         return httpx.AsyncClient(base_url=gateway, headers=headers, verify=verify, timeout=TIMEOUT_S, trust_env=False)
+    except ssl.SSLError:
+        raise UsageError(f"{ca} has no certificate in PEM") from None
     except OSError as error:
-        raise UsageError(f"cannot read {error.filename or ca}: {error.strerror or 'not a certificate in PEM'}") from error
+        raise UsageError(f"cannot read {error.filename or ca}: {error.strerror}") from error
     except (ValueError, httpx.InvalidURL):
         raise UsageError("invalid --gateway or token: use http://HOST:PORT, and a file with the token alone") from None
 

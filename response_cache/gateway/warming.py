@@ -131,7 +131,7 @@ class Warmer:
             answer = await self._send("POST", COMPLETIONS if "prompt" in body else CHAT, body)
             result = "" if answer is None else answer.headers.get("x-lpc-cache", "")
             if answer is None or answer.status_code != httpx.codes.OK:
-                warmed.failed += 1
+                warmed.failed, result = warmed.failed + 1, ""
             elif result in ("exact", "semantic"):
                 warmed.cached += 1
             else:

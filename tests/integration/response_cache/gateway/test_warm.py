@@ -107,7 +107,7 @@ async def test_a_failing_engine_ends_the_run_and_one_odd_request_does_not(gatewa
     odd: dict[str, Any] = {"model": "m", "messages": 7, "temperature": 0, "kv_transfer_params": {}}
     assert await run(gateway, [odd, chat("half \ud800"), chat("whole")]) == Warmed(asked=1, failed=2)
     engine.refuse = True
-    with pytest.raises(WarmError, match="HTTP 5"):
+    with pytest.raises(WarmError, match="HTTP 400"):
         await run(gateway, [chat(f"fails {number}") for number in range(50)])
 
 
