@@ -170,23 +170,16 @@ def _print_characteristics(found: dict[str, Any]) -> None:
     for name, value in rows:
         table.add_row(name, value)
     console().print(table)
-    for title, head, shares in (
-        ("Turns with a next turn, by turn", "turn", found["next_turn"]["by_turn"]),
-        (
-            "Turns with a next turn, by hour of the day (UTC; of the log if it has no date)",
-            "hour",
-            found["next_turn"]["by_hour"],
-        ),
-        (
-            "Blocks that an infinite cache hits, by tenth of the prompt",
-            "tenth",
-            {str(number): share for number, share in enumerate(found["hits_by_position"], 1)},
-        ),
+    next_turn = found["next_turn"]
+    tenths = {str(number): share for number, share in enumerate(found["hits_by_position"], 1)}
+    for head, what, shares in (
+        ("turn", "has a next turn", next_turn["by_turn"]),
+        ("hour of the day (UTC), or of a log without a date", "turns with a next turn", next_turn["by_hour"]),
+        ("tenth of the prompt", "blocks that an infinite cache hits", tenths),
     ):
         if shares:
-            table = Table(title=title)
-            for column in (head, "share"):
-                table.add_column(column, justify="right")
+            table = Table(head)
+            table.add_column(what, justify="right")
             for key, share in shares.items():
                 table.add_row(key, f"{share:.1%}")
             console().print(table)

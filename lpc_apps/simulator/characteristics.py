@@ -1,4 +1,4 @@
-"""Skew by user, turns, next turns over the day and hits by position: figures of KVCache Cache in the Wild (ATC 2025) for a log."""
+"""Skew by user, turns, next turns over the day and hits by position, as in KVCache Cache in the Wild (ATC 2025)."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -23,8 +23,8 @@ def characteristics(trace: Trace, workload: Workload) -> dict[str, Any]:
       and as a multiple of the mean; the smallest share of users that has 90% of the hits; and the share of hits on blocks that
       the same user used last. Requests without a user do not count.
     - `turns_per_conversation`: mean, p50, p90, most, and the share of conversations with one turn.
-    - `next_turn`: share of turns with a successor, `by_turn` (1 to 10) and `by_hour` of the day in UTC, or of the log if its date
-      is unknown. Turns in the last OPEN_S do not count.
+    - `next_turn`: share of turns with a successor, `by_turn` (1 to 10) and `by_hour` of the day in UTC, or of the log if its
+      date is unknown. Turns in the last OPEN_S do not count.
     - `hits_by_position`: share of the blocks that hit in each tenth of a prompt, first to last.
     """
     turns = sorted(workload.turns(), key=attrgetter("index"))

@@ -7,7 +7,7 @@
 | WildChat | `model`, `conversation` | huggingface.co/datasets/allenai/WildChat-1M |
 
 All have messages of `role` and `content`. A record of Chatbot Arena contains the same user's prompts to two models: the first
-one's conversation is read. WildChat's `conversation_hash` does not identify a conversation, because it is a hash of the content.
+one's conversation is read. WildChat's `conversation_hash` is a hash of the content, so it does not identify a conversation.
 """
 
 from typing import Final
