@@ -300,8 +300,8 @@ def bench_paper(
         typer.Option("--data", help="FORMAT:FILE in a format of lpc embed, or sharegpt; repeatable. [default: sharegpt]"),
     ] = None,
     sample: Annotated[
-        int, typer.Option(min=0, help="Conversations drawn at random from a larger data set; 0: all, an hour and more.")
-    ] = 2000,
+        int, typer.Option(min=0, help="User turns of a random sample of conversations of each data set; 0: all.")
+    ] = 12_000,
     seeds: Annotated[str, typer.Option(help="Seeds of splits, heads and think times.")] = "0,1,2,3,4",
     figure_seeds: Annotated[str | None, typer.Option(help="Seeds of the figures' runs. [default: those of --seeds]")] = None,
     page: Annotated[Path | None, typer.Option(help="Page whose tables are replaced. [default: printed]")] = None,

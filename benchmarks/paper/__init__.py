@@ -31,7 +31,7 @@ def run(
     Args:
         sources: as in `data.read`.
         seeds, figure_seeds: seeds of the tables, and of the figures.
-        sample: conversations drawn from a larger data set; None: all.
+        sample: as in `data.read`.
         artifact: a model version folder, for its encoder.
         folder: folder of embeddings and finished runs; created.
         written: page whose tables are replaced; None: print them.

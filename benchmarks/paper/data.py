@@ -39,7 +39,7 @@ def read(source: str, sample: int | None, seed: int = 0) -> Data:
     """Return the data of `sharegpt`, or of `FORMAT:FILE`.
 
     Args:
-        sample: number of conversations, drawn with ``seed``; None, or more than there are: all.
+        sample: user turns; conversations are drawn with ``seed`` until they have as many. None: all conversations.
 
     Raises:
         UsageError: the source has another form.
@@ -50,8 +50,10 @@ def read(source: str, sample: int | None, seed: int = 0) -> Data:
         raise UsageError(f"{source!r:.60} is no data: give sharegpt, or FORMAT:FILE with a format of {', '.join(LOADERS)}")
     found = list(load(name, Path(file) if file else None, Skipped()))
     count = len(found)
-    if sample is not None and sample < count:
-        found = [found[i] for i in np.sort(np.random.default_rng(seed).permutation(count)[:sample])]
+    if sample is not None:
+        order = np.random.default_rng(seed).permutation(count)
+        turns = np.cumsum([sum(map(is_user_turn, found[i].messages)) for i in order])
+        found = [found[i] for i in np.sort(order[: int(np.searchsorted(turns, sample)) + 1])]
     replies = [m.content for one in found for m in one.messages if m.role == "assistant" and m.content.strip()]
     return Data(Path(file).name.partition(".")[0] if file else name, found, count, bool(replies) and not _filler(replies))
 

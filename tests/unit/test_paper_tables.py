@@ -96,6 +96,7 @@ def test_a_sample_is_drawn_and_filler_is_not_read_as_replies(tmp_path: Path) -> 
     data = read(f"conversations:{path}", 4)
     assert (data.name, len(data.conversations), data.of, data.replies) == ("chats", 4, 9, False)
     assert len(set(data.texts(replies=False))) == 4
+    assert len(read(f"conversations:{path}", 10).conversations) == 9
 
 
 SCORES: dict[str, Any] = {"f1_macro": 0.5, "auc": 0.6, "examples": 10, "continue_share": 0.4}
