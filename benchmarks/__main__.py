@@ -293,6 +293,44 @@ def bench_rules_chat(
     )
 
 
+@app.command("paper")
+def bench_paper(
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--data", help="FORMAT:FILE in a format of lpc embed, or sharegpt; repeatable. [default: sharegpt]"),
+    ] = None,
+    sample: Annotated[
+        int, typer.Option(min=0, help="User turns of a random sample of conversations of each data set; 0: all.")
+    ] = 12_000,
+    seeds: Annotated[str, typer.Option(help="Seeds of splits, heads and think times.")] = "0,1,2,3,4",
+    figure_seeds: Annotated[str | None, typer.Option(help="Seeds of the figures' runs. [default: those of --seeds]")] = None,
+    page: Annotated[Path | None, typer.Option(help="Page whose tables are replaced. [default: printed]")] = None,
+    resume: Annotated[Path, typer.Option("--resume", help="Folder of embeddings and finished runs.")] = Path("out/paper"),
+    jobs: SimulatorJobs = 1,
+    output: Output = None,
+    models: Models = Path("models"),
+    model: ModelName = "e5-small",
+) -> None:
+    """Tables 3 to 6 and Figures 4, 5 and 9 of Learned Prefix Caching (NeurIPS 2025) on conversations at hand."""
+    from benchmarks import paper
+    from lpc.model.versions import served_folder
+
+    report(
+        lambda: paper.run(
+            data or ["sharegpt"],
+            sample=sample or None,
+            seeds=_seeds(seeds),
+            figure_seeds=_seeds(figure_seeds or seeds),
+            artifact=served_folder(models / model),
+            folder=resume,
+            jobs=jobs,
+            written=page,
+        ),
+        output,
+        page,
+    )
+
+
 @app.command("rules-agents")
 def bench_rules_agents(
     folder: Annotated[

@@ -250,6 +250,22 @@ def simulator() -> Figure:
     return figure
 
 
+@picture("benchmarks/paper.svg", "Prompt tokens from the cache on Chatbot Arena and ShareGPT, by cache size and rule")
+def paper() -> Figure:
+    """Draw the hit rates of the paper's Figure 4."""
+    found = table("paper", "Figure 4: by cache size")
+    figure, axes = plots(150, 150)
+    rules = (("LRU", "lru", "lru"), ("the paper's rule", "classic", "lpc"), ("plug-in", "plugin", "plugin"))
+    series = (*rules, ("knows who continues", "other", "oracle"))
+    for axis, data, title in zip(axes, ("chatbot_arena_even", "sharegpt"), ("Chatbot Arena", "ShareGPT"), strict=True):
+        rates = [(name, colour, found.values(f"{data}, {row}")) for name, colour, row in series]
+        lines(axis, found.head[1:], rates, "prompt tokens, %")
+        axis.set_title(title)
+        axis.set_xlabel("cache, tokens")
+    key(figure, axes[0])
+    return figure
+
+
 @picture("benchmarks/engines.svg", "Prompt tokens from the cache of real vLLM on the Mooncake trace: stock and plug-in")
 def engines() -> Figure:
     """Draw the cached share of prompt tokens in real vLLM."""

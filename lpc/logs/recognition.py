@@ -17,6 +17,7 @@ from lpc.logs.chats import nginx
 from lpc.logs.chats.chat import TIMES
 from lpc.logs.chats.fields import object_of, snake
 from lpc.logs.chats.otel import LEVELS
+from lpc.logs.datasets.published import is_published
 from lpc.logs.records import DAMAGED, DatasetError, Record, TraceError, json_lines, unpacked
 
 ENOUGH: Final = 100
@@ -147,6 +148,7 @@ SHAPES: Final[dict[str, Callable[[Record], bool]]] = {
     "langfuse": _langfuse,
     "nginx": _nginx,
     "chat": lambda record: bool(object_of(record.get("request"))) or (_asks(record) and any(name in record for name in TIMES)),
-    "conversations": lambda record: "messages" in record,
+    "wildchat": lambda record: "conversation_hash" in record and "conversation" in record,
+    "conversations": lambda record: "messages" in record or is_published(record),
 }
 """By format, the most specific first: whether a record has its shape."""

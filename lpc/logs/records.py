@@ -1,8 +1,8 @@
-"""Reads records from JSON lines and JSON arrays, in one file or a folder, without loading whole files.
+"""Reads records from JSON lines, JSON arrays and Parquet, in one file or a folder, without loading whole files.
 
 An unreadable record does not end a run. It is counted by reason and located, and the caller limits their number. Locations are
-`file:3` (a line, from 1, as in editors) and `file:record 3` of an array (from 0). Neither reason nor location contains text of
-a record.
+`file:3` (a line, from 1, as in editors) and `file:record 3` of an array (from 0) or of Parquet (from 1). Neither reason nor
+location contains text of a record.
 """
 
 import gzip
@@ -27,7 +27,7 @@ _Reader: TypeAlias = Any
 """A buffered reader with `peek`: of a plain file, of gzip or of Zstandard."""
 T = TypeVar("T")
 
-SUFFIXES: Final = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
+SUFFIXES: Final = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
 NAMED: Final = 20
 """Maximum number of locations stored per reason."""
 
@@ -41,6 +41,8 @@ LONGEST_LINE: Final = 256 << 20
 DAMAGED: Final = (EOFError, zlib.error, gzip.BadGzipFile)
 """Errors of packed contents that are cut off or damaged."""
 _PEEK: Final = 1 << 16
+_ROWS: Final = 256
+"""Rows of a Parquet file that are held at once."""
 
 
 class DatasetError(LpcError):
@@ -140,7 +142,7 @@ def records_of(path: Path) -> Iterator[tuple[str, Record | WrongRecord]]:
     """Yield the location and contents of every record of a file, or of a folder's files in the order of their names.
 
     Args:
-        path: a .jsonl or .json file, which may be compressed with gzip (.gz), or a folder with files of one of these types.
+        path: a .jsonl or .json file, which may be compressed with gzip (.gz), a .parquet file, or a folder with files of one type.
 
     Raises:
         DatasetError: the file does not exist, has an unknown type, is empty, or is damaged as a whole.
@@ -230,6 +232,9 @@ def _records_of_file(path: Path, repair: Callable[[bytes], bytes] | None = None)
     """Yield the number, from 1, and the object of every non-blank line of a file."""
     try:
         with unpacked(path) as file:
+            if file.peek(4).startswith(b"PAR1"):
+                yield from _parquet(path)
+                return
             encoding = _encoding(file.peek(_PEEK)[:_PEEK])
             layout = _layout(file) if encoding.startswith("utf-8") else "lines"
             if layout == "spread":
@@ -388,6 +393,30 @@ def loads(text: str | bytes) -> Any:
         raise
     except ValueError:  # Python refuses to convert more than 4,300 digits
         return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 4_000 else math.inf)
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, Record]]:
+    """Yield the rows of a Parquet file as a JSON file has them: times as text.
+
+    Raises:
+        DatasetError: the file is damaged, or the package that reads it is missing.
+    """
+    try:
+        pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError:
+        raise DatasetError(
+            f"{path} is a Parquet file: pip install 'learned-prefix-cache[train]', or convert it to JSON"
+        ) from None
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=_ROWS):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"record {number}", json.loads(json.dumps(row, default=str))
+    except (OSError, pyarrow.ArrowException):
+        # Not `from error`: its message may contain values.
+        raise DatasetError(f"{path} is a damaged Parquet file after record {number}: fetch it again") from None
 
 
 def _array(path: Path) -> Iterator[tuple[str, Record | WrongRecord]]:

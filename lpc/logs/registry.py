@@ -33,7 +33,7 @@ def load(name: str, path: Path | None = None, skipped: Skipped | None = None) ->
 
     Args:
         name: one of LOADERS.
-        path: a .jsonl or .json file, or a folder with files of one of these types; None: ShareGPT from its package.
+        path: a file or folder (`lpc.logs.records.records_of`); None: ShareGPT from its package.
         skipped: counts skipped records.
 
     Raises:

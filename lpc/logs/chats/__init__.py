@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lpc.logs.chats import chat, langfuse, litellm, nginx, otel
+from lpc.logs.chats import chat, langfuse, litellm, nginx, otel, wildchat
 from lpc.logs.chats.request import LoggedRequest
 from lpc.logs.records import Record, Skipped, WrongRecord, read_records
 
@@ -32,6 +32,7 @@ READERS: Final = {
     "langfuse": Reader(langfuse.read),
     "otel": Reader(otel.read),
     "nginx": Reader(nginx.read, nginx.repair),
+    "wildchat": Reader(wildchat.read),
 }
 
 

@@ -1,5 +1,7 @@
 """Whole conversations as OpenAI chat messages, one JSON object each: `{"messages": [{role, content}, ...]}`.
 
+Records of LMSYS-Chat-1M, Chatbot Arena and WildChat are read as well (`lpc.logs.datasets.published`).
+
 Messages, content parts, `tools` and `model` are read as in every log of chats (`lpc.logs.chats.body`). Optional: `id` or
 `conversation_id`. Format: https://platform.openai.com/docs/api-reference/chat/create (messages).
 
@@ -12,6 +14,7 @@ from pathlib import Path
 
 from lpc.logs.chats.body import Prompt, prompt_of
 from lpc.logs.datasets.conversation import Conversation
+from lpc.logs.datasets.published import as_messages
 from lpc.logs.datasets.reading import id_of, read
 from lpc.logs.records import Record, Skipped, WrongRecord
 from lpc.model.conversation import ROLES, Message
@@ -33,6 +36,7 @@ def conversation_parser() -> Callable[[Record], tuple[str, Prompt]]:
     seen: set[str] = set()
 
     def parse(record: Record) -> tuple[str, Prompt]:
+        record = as_messages(record)
         key = next((key for key in ("id", "conversation_id") if record.get(key) is not None), None)
         name = id_of(record, key) if key else ""
         if "messages" not in record:

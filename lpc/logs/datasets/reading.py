@@ -9,10 +9,7 @@ from lpc.model.conversation import lone_surrogate
 
 T = TypeVar("T")
 
-FIELDS: Final[dict[str, frozenset[str]]] = {
-    "sharegpt": frozenset({"id", "conversations"}),
-    "conversations": frozenset({"messages"}),
-}
+FIELDS: Final[dict[str, frozenset[str]]] = {"sharegpt": frozenset({"id", "conversations"})}
 """Required fields of a record by dataset."""
 WRONG_SHARE: Final = 0.01
 WRONG_FLOOR: Final = 10
@@ -31,7 +28,7 @@ def read(dataset: str, path: Path, parse: Callable[[Record, str], T], skipped: S
         try:
             if isinstance(record, WrongRecord):
                 raise record
-            if missing := FIELDS[dataset] - record.keys():
+            if missing := FIELDS.get(dataset, frozenset()) - record.keys():
                 raise WrongRecord(f"no field {min(missing)}")
             parsed = parse(record, place)
         except (WrongRecord, RecursionError) as error:

@@ -1,0 +1,63 @@
+"""Conversations to measure on: ShareGPT from its package, and files in a format of `lpc embed --dataset`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lpc.errors import UsageError
+from lpc.logs.datasets.conversation import Conversation
+from lpc.logs.records import Skipped
+from lpc.logs.registry import LOADERS, load
+from lpc.model.conversation import is_user_turn
+
+
+@dataclass(frozen=True)
+class Data:
+    """Conversations of one data set.
+
+    Attributes:
+        name: its name in tables.
+        conversations: all, or a random sample.
+        of: number of conversations from which the sample was drawn.
+        replies: whether the replies are real text; False if one character in two or more is the most frequent one: filler.
+    """
+
+    name: str
+    conversations: Sequence[Conversation]
+    of: int
+    replies: bool
+
+    def texts(self, *, replies: bool) -> list[str]:
+        """Return the user prompts, or the replies, without blank ones."""
+        messages = (message for one in self.conversations for message in one.messages)
+        return [m.content for m in messages if (m.role == "assistant" and m.content.strip() if replies else is_user_turn(m))]
+
+
+def read(source: str, sample: int | None, seed: int = 0) -> Data:
+    """Return the data of `sharegpt`, or of `FORMAT:FILE`.
+
+    Args:
+        sample: user turns; conversations are drawn with ``seed`` until they have as many. None: all conversations.
+
+    Raises:
+        UsageError: the source has another form.
+        DatasetError: see `lpc.logs.registry.load`.
+    """
+    name, _, file = source.partition(":")
+    if name not in LOADERS or (not file and name != "sharegpt"):
+        raise UsageError(f"{source!r:.60} is no data: give sharegpt, or FORMAT:FILE with a format of {', '.join(LOADERS)}")
+    found = list(load(name, Path(file) if file else None, Skipped()))
+    count = len(found)
+    if sample is not None:
+        order = np.random.default_rng(seed).permutation(count)
+        turns = np.cumsum([sum(map(is_user_turn, found[i].messages)) for i in order])
+        found = [found[i] for i in np.sort(order[: int(np.searchsorted(turns, sample)) + 1])]
+    replies = [m.content for one in found for m in one.messages if m.role == "assistant" and m.content.strip()]
+    return Data(Path(file).name.partition(".")[0] if file else name, found, count, bool(replies) and not _filler(replies))
+
+
+def _filler(replies: Sequence[str]) -> bool:
+    """Return whether replies consist of a placeholder: the median one has at most four different characters."""
+    return bool(np.median([len(set(reply)) for reply in replies[:1000]]) <= 4)

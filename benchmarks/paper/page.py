@@ -1,0 +1,124 @@
+"""Writes the tables of docs/benchmarks/paper.md between their markers."""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.paper.data import Data
+from benchmarks.paper.hits import AT, LEAST, POLICIES
+from benchmarks.paper.tables import PROMPTS, TEN, WITH_REPLIES
+from benchmarks.rules.figures import mean, table
+from benchmarks.rules.runs import size_name
+from lpc.errors import UsageError
+from lpc_apps.simulator.run import WorkloadSpec
+from lpc_apps.simulator.summary import derived
+
+PAGE: Final = Path("docs/benchmarks/paper.md")
+TABLES: Final = {
+    "table 3": {"turn count": "turn count", PROMPTS.name: "`lpc`: five prompts and turn count"},
+    "table 4": {PROMPTS.name: "five prompts", WITH_REPLIES.name: "five prompts and their replies"},
+    "table 5": {PROMPTS.name: "five prompts", TEN.name: "ten prompts"},
+    "table 6": {PROMPTS.name: "trained on this data", "unified": "trained on all data together"},
+}
+"""Rows of each table by predictor."""
+
+Rows = Sequence[dict[str, Any]]
+
+
+def write(page: Path, sets: Sequence[Data], scored: Rows, hits: Rows) -> None:
+    """Replace the tables of a page. Raises UsageError if it lacks a marker."""
+    text = page.read_text("utf-8")
+    for name, block in blocks(sets, scored, hits).items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        if not (begin in text and end in text.partition(begin)[2]):
+            raise UsageError(f"{page} has no lines {begin.strip()} and {end}: add them where the table belongs")
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}{block}\n{end}{rest.partition(end)[2]}"
+    page.write_text(text, "utf-8")
+
+
+def blocks(sets: Sequence[Data], scored: Rows, hits: Rows) -> dict[str, str]:
+    """Return the text between each pair of markers."""
+    found = {"data": _data(sets, scored, hits)}
+    found |= {name: _scores(scored, rows) for name, rows in TABLES.items()}
+    return found | {"figure 4": _by_size(hits), "figure 5": _by_think_time(hits), "figure 9": _gap(hits)}
+
+
+def _data(sets: Sequence[Data], scored: Rows, hits: Rows) -> str:
+    lines = []
+    for data in sets:
+        turns = [row["examples"] for row in scored if row["data"] == data.name and row["predictor"] == PROMPTS.name]
+        share = [row["continue_share"] for row in scored if row["data"] == data.name and row["predictor"] == PROMPTS.name]
+        seeds = len({row["seed"] for row in hits if row["workload"] == data.name})
+        lines.append(
+            [
+                data.name,
+                f"{len(data.conversations):,} of {data.of:,}",
+                f"{mean(turns):,.0f}",
+                f"{mean(share):.1%}",
+                str(len(turns)),
+                str(seeds),
+            ]
+        )
+    day = datetime.now(UTC).date().isoformat()
+    heads = ["data", "conversations", "turns evaluated", "of which continue", "seeds of the tables", "seeds of the figures"]
+    return f"{day}.\n\n{table(heads, lines)}"
+
+
+def _scores(rows: Rows, predictors: dict[str, str]) -> str:
+    lines = []
+    for data in dict.fromkeys(row["data"] for row in rows):
+        for predictor, shown in predictors.items():
+            found = [row for row in rows if (row["data"], row["predictor"]) == (data, predictor)]
+            cells = [_range([row[name] for row in found], 3) if found else "-" for name in ("mcc", "f1_macro", "auc")]
+            lines.append([f"{data}, {shown}", *cells])
+    return table(["mean (lowest to highest seed)", "MCC", "F1-macro", "AUC"], lines)
+
+
+def _range(values: Sequence[float], digits: int) -> str:
+    return f"{mean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def _by_size(rows: Rows) -> str:
+    usual = [row for row in rows if row["think_time_s"] == WorkloadSpec.think_time and row["capacity_tokens"] >= LEAST]
+    return _hits("capacity_tokens", usual, "cache, tokens", size_name)
+
+
+def _by_think_time(rows: Rows) -> str:
+    return _hits(
+        "think_time_s", [row for row in rows if row["capacity_tokens"] == AT], "mean think time, s", lambda s: f"{s:g}"
+    )
+
+
+def _hits(key: str, rows: Rows, head: str, shown: Callable[[Any], str]) -> str:
+    columns = sorted({row[key] for row in rows})
+    lines = []
+    for data in dict.fromkeys(row["workload"] for row in rows):
+        for policy in POLICIES:
+            cells = [
+                [100 * r["hit_rate"] for r in rows if (r["workload"], r["policy"], r[key]) == (data, policy, column)]
+                for column in columns
+            ]
+            lines.append([f"{data}, `{policy}`", *(_range(cell, 1) if cell else "-" for cell in cells)])
+    return table([f"% of prompt tokens; {head}", *map(shown, columns)], lines)
+
+
+def _gap(rows: Rows) -> str:
+    usual = derived([row for row in rows if row["think_time_s"] == WorkloadSpec.think_time])
+    sizes = sorted({row["capacity_tokens"] for row in usual if row["capacity_tokens"] >= LEAST})
+    lines = []
+    for data in dict.fromkeys(row["workload"] for row in usual):
+        for what, key in (("gap to the oracle closed", "gap_closed"), ("cache saved at equal hits", "capacity_saved")):
+            for policy in POLICIES[1:]:
+                of = {row["capacity_tokens"]: row for row in usual if (row["workload"], row["policy"]) == (data, policy)}
+                cells = [_share(of[size], key) if size in of else "-" for size in sizes]
+                lines.append([f"{data}, `{policy}`: {what}", *cells])
+    return table(["% ; cache, tokens", *map(size_name, sizes)], lines)
+
+
+def _share(row: dict[str, Any], key: str) -> str:
+    if row[key] is None:
+        return "-"
+    least = "at least " if key == "capacity_saved" and row["capacity_saved_at_least"] else ""
+    return f"{least}{100 * row[key]:.0f}"
