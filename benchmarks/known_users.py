@@ -1,0 +1,174 @@
+"""`python -m benchmarks users`: what perfect knowledge of the users gains on workload `users`.
+
+The bounds order blocks as the plug-in's rule `value` does, by tables of retention values in the same queue, but their tables
+come from the generator's true laws instead of counts. A class is a user and what a block holds: one conversation, a file that
+several may ask about, or the user's instructions.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from statistics import NormalDist, mean
+from typing import Any, Final
+
+from rich.table import Table as Shown
+
+from eviction_client.policy.free_queue import FreeQueue, Table
+from lpc.model.curve import EDGES, values
+from lpc.wire.terminal import console
+from lpc_apps.simulator.amounts import in_tokens
+from lpc_apps.simulator.blocks import EDGE, Piece
+from lpc_apps.simulator.engine import Result, simulate
+from lpc_apps.simulator.policies import REGISTRY
+from lpc_apps.simulator.policy import Policy, PolicySettings
+from lpc_apps.simulator.run import WorkloadSpec, build
+from lpc_apps.simulator.segments import Segment
+from lpc_apps.simulator.workload import Turn, Workload
+from lpc_apps.simulator.workloads.users import Truth, truth
+
+SIZES: Final = (0.02, 0.03, 0.05)
+"""Capacities, shares of the working set."""
+ENDED, GOES_ON, FILE, OWN = range(4)
+"""What a block holds: a conversation that ends, or goes on or may do so; a file; the user's instructions."""
+KINDS: Final = 4
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What a bound knows of each user besides the rate of conversations.
+
+    Attributes:
+        gaps: the law of the user's gaps; else the law of all.
+        outcome: whether this conversation goes on; else only the probability p.
+    """
+
+    gaps: bool
+    outcome: bool
+
+
+KNOWN: Final = {
+    "p of each user": Knowledge(gaps=False, outcome=False),
+    "p and gaps of each user": Knowledge(gaps=True, outcome=False),
+    "who goes on": Knowledge(gaps=False, outcome=True),
+    "who goes on, and gaps of each user": Knowledge(gaps=True, outcome=True),
+}
+
+
+def law(p: float, gap: float, sigma: float, rate: float = 0.0, most: float = 1.0) -> Table:
+    """Return the retention values of a block.
+
+    Args:
+        p: probability that the conversation goes on.
+        gap, sigma: median of its gap, seconds, and standard deviation of the gap's logarithm.
+        rate: other uses per second, of which the first comes with probability ``most``.
+    """
+    normal = NormalDist()
+
+    def left(age: float) -> float:
+        returned = p * normal.cdf(math.log(age / gap) / sigma) if age else 0.0
+        return (1.0 - returned) * (1.0 - most * -math.expm1(-rate * age))
+
+    after = [left(edge) for edge in EDGES]
+    return values([1.0 - later / max(now, 1e-300) for now, later in pairwise(after)])
+
+
+NAMES: Final = ("lru", "plugin", *KNOWN, "oracle", "belady")
+
+
+class KnownUsers(Policy[Piece]):
+    """The rule `value` with the true laws of the users."""
+
+    piece_type = Piece
+
+    def __init__(self, capacity: int, workload: Workload, settings: PolicySettings, true: Truth, known: Knowledge) -> None:
+        super().__init__(capacity, workload, settings)
+        self._known = known
+        self._user = {name: number for number, name in enumerate(true.users)}
+        self._kind = _kinds(workload)
+        self._now = 0.0
+        everybody = KINDS * len(true.users)
+        self._queue: FreeQueue[Piece] = FreeQueue(Piece(EDGE, 0, 0), Piece(EDGE, 0, 0), everybody + 1, clock=lambda: self._now)
+        tables: list[Table] = []
+        for user in true.users.values():
+            gap, sigma = (user.gap, true.within) if known.gaps else (true.gap, true.sigma)
+            p = 1.0 if known.outcome else user.continues
+            tables += [
+                law(0.0, gap, sigma),
+                law(p, gap, sigma),
+                law(user.continues, gap, sigma, user.rate * user.files, true.same_file),
+                law(user.continues, gap, sigma, user.rate),
+            ]
+        self._system = everybody
+        self._queue.set_tables([*tables, [1.0] * len(tables[0])])
+
+    def free(self, pieces: Sequence[Piece], turn: Turn, now: float) -> None:
+        """Insert each piece into the class of its user and its content."""
+        self._now = now
+        user = KINDS * self._user[turn.user]
+        parts: list[tuple[list[Piece], int]] = []
+        for piece in pieces:
+            kind = self._kind.get(piece.segment, GOES_ON)
+            if kind == GOES_ON and self._known.outcome and turn.next is None:
+                kind = ENDED
+            number = self._system if kind == KINDS else user + kind
+            if parts and parts[-1][1] == number:
+                parts[-1][0].append(piece)
+            else:
+                parts.append(([piece], number))
+        self._queue.insert_chain(parts, now)
+
+    def touch(self, piece: Piece, now: float) -> None:
+        """Remove the piece from the queue."""
+        self._now = now
+        self._queue.remove(piece)
+
+    def first(self, now: float) -> Piece:
+        """Return the piece of the lowest value."""
+        self._now = now
+        return self._queue.first()
+
+
+def _kinds(workload: Workload) -> Mapping[Segment, int]:
+    """Return what the segments of several conversations hold: FILE, OWN, or KINDS, the system prompt of all users."""
+    users: defaultdict[Segment, set[str]] = defaultdict(set)
+    conversations: defaultdict[Segment, set[str]] = defaultdict(set)
+    types: defaultdict[Segment, set[str]] = defaultdict(set)
+    for turn in workload.arrivals:
+        for segment in workload.paths.of(turn):
+            users[segment].add(turn.user)
+            conversations[segment].add(turn.conversation)
+            types[segment].add(turn.category)
+    shared = [segment for segment, names in conversations.items() if len(names) > 1]
+    return {s: KINDS if len(users[s]) > 1 else FILE if types[s] == {"file"} else OWN for s in shared}
+
+
+def run(seeds: Sequence[int], sizes: Sequence[float] = SIZES) -> dict[str, Any]:
+    """Simulate; print a table of hit rates, means of the seeds; return the rows."""
+    rows: list[dict[str, Any]] = []
+    for seed in seeds:
+        workload, working_set = build(WorkloadSpec(workload="users", seed=seed))
+        true = truth(seed)
+        for size, name in product(sizes, NAMES):
+            result = _simulated(name, workload, in_tokens(size, working_set), true)
+            rows.append({"seed": seed, "capacity_fraction": size, "policy": name, "hit_rate": result.hit_rate})
+            print(f"seed {seed}, {size:.0%}, {name}: {result.hit_rate:.2%}", flush=True)
+    title = f"workload users, seeds {', '.join(map(str, seeds))}, means"
+    shown = Shown("% of prompt tokens", *(f"{size:.0%}" for size in sizes), title=title)
+    for name in NAMES:
+        hits = [[row["hit_rate"] for row in rows if (row["policy"], row["capacity_fraction"]) == (name, s)] for s in sizes]
+        shown.add_row(name, *(f"{100 * mean(found):.2f}" for found in hits))
+    console().print(shown)
+    return {"seeds": list(seeds), "rows": rows}
+
+
+def _simulated(name: str, workload: Workload, tokens: int, true: Truth) -> Result:
+    known, settings = KNOWN.get(name), PolicySettings()
+
+    def policy(blocks: int) -> Policy[Any]:
+        if known is None:
+            return REGISTRY[name](blocks, workload, settings)
+        return KnownUsers(blocks, workload, settings, true, known)
+
+    return simulate(workload, tokens, policy)
