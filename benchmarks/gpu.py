@@ -155,10 +155,12 @@ def ended(command: Sequence[str], environment: Mapping[str, str], log: Path, sec
         log: file for what it prints to standard error.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as errors:
-        process = subprocess.Popen(
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(
             command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
-        )
+        ) as process,
+    ):
         try:
             output, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -166,7 +168,6 @@ def ended(command: Sequence[str], environment: Mapping[str, str], log: Path, sec
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
     if process.returncode:
         lines = log.read_text(errors="replace").strip().splitlines() or output.strip().splitlines()
         raise Failed(f"exit code {process.returncode}: {lines[-1][:200] if lines else 'no output'} (see {log.name})")
@@ -203,8 +204,9 @@ def interpreter(named: Path | None, others: Sequence[str | Path | None], questio
 ASK_SIDECAR: Final = "from lpc.model.session import why_no_cuda; print(why_no_cuda() or '')"
 ASK_ENGINE: Final = """
 import importlib.util as u
-if not u.find_spec('vllm'):
-    print('vLLM is not installed: pip install vllm==0.32.0, and name its Python with --engine-python')
+lacks = [name for name in ('vllm', 'grpc', 'redis', 'pydantic_settings', 'prometheus_client') if not u.find_spec(name)]
+if lacks:
+    print(', '.join(lacks), 'not installed: pip install vllm==0.32.0 and this package, and give --engine-python')
 elif DEVICE == 'cuda':
     import torch
     torch.cuda.is_available() or print('PyTorch finds no CUDA device')
@@ -223,7 +225,7 @@ def found_model(caches: Sequence[Path], most_bytes: int = FOUND_BYTES) -> Path |
                     config.get("model_type") in FOUND_TYPES
                     and "quantization_config" not in config
                     and not config.get("use_sliding_window")
-                    and int(config["max_position_embeddings"]) >= FOUND_CONTEXT
+                    and int(config.get("max_position_embeddings", 0)) >= FOUND_CONTEXT
                     and (file.parent / "tokenizer.json").exists()
                     and 0 < weights <= most_bytes
                 ):

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
+from operator import mul
 from statistics import NormalDist, mean
 from typing import Any, Final
 
@@ -30,51 +31,74 @@ from lpc_apps.simulator.workloads.users import Truth, truth
 
 SIZES: Final = (0.02, 0.03, 0.05)
 """Capacities, shares of the working set."""
-ENDED, GOES_ON, FILE, OWN = range(4)
-"""What a block holds: a conversation that ends, or goes on or may do so; a file; the user's instructions."""
-KINDS: Final = 4
+LAST_TURN: Final = 6
+"""Later turns count as this one."""
+FILE, OWN, ENDED = range(LAST_TURN, LAST_TURN + 3)
+"""What a block holds, after numbers for the turns of a conversation that may go on: a file, instructions, what has ended."""
+KINDS: Final = LAST_TURN + 3
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What a bound knows of each user besides the rate of conversations.
+    """What a bound knows of each user. What it does not know is the average of all.
 
     Attributes:
-        gaps: the law of the user's gaps; else the law of all.
-        outcome: whether this conversation goes on; else only the probability p.
+        rate: how often the user begins a conversation, and how often about the same file.
+        p: probability of another turn; else the share by turn number.
+        gaps: the law of the gaps.
+        outcome: whether this conversation goes on.
     """
 
-    gaps: bool
-    outcome: bool
+    rate: bool = True
+    p: bool = True
+    gaps: bool = False
+    outcome: bool = False
 
 
 KNOWN: Final = {
-    "p of each user": Knowledge(gaps=False, outcome=False),
-    "p and gaps of each user": Knowledge(gaps=True, outcome=False),
-    "who goes on": Knowledge(gaps=False, outcome=True),
+    "laws of all": Knowledge(rate=False, p=False),
+    "and rate of each user": Knowledge(p=False),
+    "and p of each user": Knowledge(),
+    "and gaps of each user": Knowledge(gaps=True),
+    "who goes on": Knowledge(outcome=True),
     "who goes on, and gaps of each user": Knowledge(gaps=True, outcome=True),
 }
-
-
-def law(p: float, gap: float, sigma: float, rate: float = 0.0, most: float = 1.0) -> Table:
-    """Return the retention values of a block.
-
-    Args:
-        p: probability that the conversation goes on.
-        gap, sigma: median of its gap, seconds, and standard deviation of the gap's logarithm.
-        rate: other uses per second, of which the first comes with probability ``most``.
-    """
-    normal = NormalDist()
-
-    def left(age: float) -> float:
-        returned = p * normal.cdf(math.log(age / gap) / sigma) if age else 0.0
-        return (1.0 - returned) * (1.0 - most * -math.expm1(-rate * age))
-
-    after = [left(edge) for edge in EDGES]
-    return values([1.0 - later / max(now, 1e-300) for now, later in pairwise(after)])
-
-
 NAMES: Final = ("lru", "plugin", *KNOWN, "oracle", "belady")
+
+
+def _tables(true: Truth, known: Knowledge) -> list[Table]:
+    """Return the tables of all users' kinds."""
+    everybody = list(true.users.values())
+    normal = NormalDist()
+    rates = [user.rate for user in everybody]
+    own_of_all = [_mean([-math.expm1(-rate * edge) for rate in rates], rates) for edge in EDGES]
+    files = [user.rate * user.files for user in everybody]
+    file_of_all = [true.same_file * _mean([-math.expm1(-rate * edge) for rate in files], files) for edge in EDGES]
+    tables: list[Table] = []
+    for user in everybody:
+        gap, sigma = (user.gap, true.within) if known.gaps else (true.gap, true.sigma)
+        returned = [normal.cdf(math.log(edge / gap) / sigma) if edge else 0.0 for edge in EDGES]
+        own = [-math.expm1(-user.rate * edge) for edge in EDGES] if known.rate else own_of_all
+        again = user.rate * user.files
+        same = [true.same_file * -math.expm1(-again * edge) for edge in EDGES] if known.rate else file_of_all
+        shares = [user.continues] * LAST_TURN if known.p else [true.continues(turn) for turn in range(1, LAST_TURN + 1)]
+        for p in shares:
+            certain = 1.0 if known.outcome else p
+            tables.append(_table([1.0 - certain * share for share in returned]))
+        for other in (same, own):
+            p = user.continues if known.p else true.continues(1)
+            tables.append(_table([(1.0 - p * share) * (1.0 - used) for share, used in zip(returned, other, strict=True)]))
+        tables.append([0.0] * len(tables[0]))
+    return tables
+
+
+def _table(left: Sequence[float]) -> Table:
+    """Return retention values, given the probabilities that a block is not used again until EDGES."""
+    return values([1.0 - later / max(now, 1e-300) for now, later in pairwise(left)])
+
+
+def _mean(found: Sequence[float], weights: Sequence[float]) -> float:
+    return float(sum(map(mul, found, weights))) / sum(weights)
 
 
 class KnownUsers(Policy[Piece]):
@@ -85,34 +109,25 @@ class KnownUsers(Policy[Piece]):
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings, true: Truth, known: Knowledge) -> None:
         super().__init__(capacity, workload, settings)
         self._known = known
-        self._user = {name: number for number, name in enumerate(true.users)}
+        self._user = {name: KINDS * number for number, name in enumerate(true.users)}
         self._kind = _kinds(workload)
         self._now = 0.0
-        everybody = KINDS * len(true.users)
-        self._queue: FreeQueue[Piece] = FreeQueue(Piece(EDGE, 0, 0), Piece(EDGE, 0, 0), everybody + 1, clock=lambda: self._now)
-        tables: list[Table] = []
-        for user in true.users.values():
-            gap, sigma = (user.gap, true.within) if known.gaps else (true.gap, true.sigma)
-            p = 1.0 if known.outcome else user.continues
-            tables += [
-                law(0.0, gap, sigma),
-                law(p, gap, sigma),
-                law(user.continues, gap, sigma, user.rate * user.files, true.same_file),
-                law(user.continues, gap, sigma, user.rate),
-            ]
-        self._system = everybody
+        tables = _tables(true, known)
+        self._system = len(tables)
+        self._queue: FreeQueue[Piece] = FreeQueue(
+            Piece(EDGE, 0, 0), Piece(EDGE, 0, 0), len(tables) + 1, clock=lambda: self._now
+        )
         self._queue.set_tables([*tables, [1.0] * len(tables[0])])
 
     def free(self, pieces: Sequence[Piece], turn: Turn, now: float) -> None:
         """Insert each piece into the class of its user and its content."""
         self._now = now
-        user = KINDS * self._user[turn.user]
+        ended = self._known.outcome and turn.next is None
+        own = ENDED if ended else min(turn.turn, LAST_TURN) - 1
         parts: list[tuple[list[Piece], int]] = []
         for piece in pieces:
-            kind = self._kind.get(piece.segment, GOES_ON)
-            if kind == GOES_ON and self._known.outcome and turn.next is None:
-                kind = ENDED
-            number = self._system if kind == KINDS else user + kind
+            kind = self._kind.get(piece.segment, own)
+            number = self._system if kind == KINDS else self._user[turn.user] + kind
             if parts and parts[-1][1] == number:
                 parts[-1][0].append(piece)
             else:

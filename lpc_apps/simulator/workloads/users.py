@@ -118,6 +118,12 @@ class Truth:
     within: float = WITHIN
     same_file: float = SAME_FILE
 
+    @staticmethod
+    def continues(turn: int) -> float:
+        """Return the share of the turns with this number that have another one: the Beta distribution's mean by then."""
+        a, b = CONTINUES
+        return (a + turn - 1) / (a + b + turn - 1)
+
 
 def truth(seed: int = 0) -> Truth:
     """Return the laws of `users`."""
