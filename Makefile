@@ -98,18 +98,12 @@ bench-tiers: setup engine ## real vLLM with its CPU offload tier
 	$(BENCHMARK)
 
 bench-gpu: setup ## on an NVIDIA GPU, in ten minutes, what was never measured on one (ARGS='--device cpu': the same steps, small, anywhere)
-	@! command -v nvidia-smi >/dev/null || $(MAKE) .venv-gpu/.installed .venv-engine-gpu/.installed
+	@! command -v nvidia-smi >/dev/null || $(MAKE) .venv-gpu/.installed
 	$(BENCHMARK)
 
 .venv-gpu/.installed: requirements/gpu.txt
 	$(PYTHON) -m venv .venv-gpu
 	.venv-gpu/bin/pip $(LOCKED) --quiet -r requirements/gpu.txt
-	@touch $@
-
-# An image of vLLM has it already.
-.venv-engine-gpu/.installed:
-	$(PYTHON) -m venv .venv-engine-gpu
-	python3 -c "import vllm" 2>/dev/null || .venv-engine-gpu/bin/pip install --quiet vllm==0.32.0 .
 	@touch $@
 
 TRACE := $(wildcard data/mooncake_conversation_trace.jsonl)

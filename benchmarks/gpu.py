@@ -292,7 +292,7 @@ class Bench:
         return interpreter(self.sidecar_python, around, ASK_SIDECAR, "there is no Python with ONNX Runtime")
 
     def _vllm(self) -> str:
-        own = ROOT / (".venv-engine-gpu" if self.device == "cuda" else ".venv-engine") / "bin" / "python"
+        own = ROOT / ".venv-engine" / "bin" / "python" if self.device == "cpu" else None
         question = ASK_ENGINE.replace("DEVICE", repr(self.device))
         missing = "vLLM is not installed: name its Python with --engine-python"
         return interpreter(self.engine_python, [own, shutil.which("python3"), sys.executable], question, missing)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lpc.model.conversation import Message, UserTurns, from_messages
 from lpc.model.returns.facts import Facts
 from lpc.model.returns.memory import Arrival, Conversations
-from lpc.model.returns.users import FORGOTTEN_S, HALF_LIFE_S, NO_USER, UserPast, Users
+from lpc.model.returns.users import DAY_S, FORGOTTEN_S, HALF_LIFE_S, NO_USER, UserPast, Users
 from predictor_service.labels.names import WINDOW, identity_of
 from predictor_service.labels.tracker import TurnTracker
 
@@ -34,6 +34,17 @@ def test_a_user_is_known_by_the_conversations_before() -> None:
     assert last.user_turns == pytest.approx(2, rel=1e-3)
     assert last.user_gap == pytest.approx(20, rel=1e-3)
     assert last.user_since == 60
+
+
+def test_the_usual_time_of_day_is_that_of_the_earlier_turns() -> None:
+    days = [("u", f"{day}", DAY_S * day) for day in range(5)]
+    for later, usual in ((0.0, 1.0), (0.25, 0.5), (0.5, 0.0), (0.75, 0.5)):
+        *_, last = facts_of(*days, ("u", "last", DAY_S * (5 + later)))
+        assert last.user_usual == pytest.approx(usual, abs=1e-6)
+
+    *_, last = facts_of(*(("u", f"{part}", DAY_S * part / 8) for part in range(16)))
+    assert last.user_usual == pytest.approx(0.5, abs=0.1)
+    assert math.isnan(facts_of(("u", "a", 0))[0].user_usual)
 
 
 def test_the_current_conversation_is_not_an_earlier_one() -> None:
@@ -82,6 +93,7 @@ def test_counts_are_finite_whatever_the_clock_does(turns: list[tuple[float, bool
 
     assert all(map(math.isfinite, past[1:])) and (not turns or math.isfinite(past.latest))
     assert past.gap_s != past.gap_s or 0 < past.gap_s < math.inf
+    assert not turns or -1e-9 <= past.usual(turns[-1][0]) <= 1 + 1e-9
 
 
 def said(*prompts: str) -> UserTurns:
@@ -122,7 +134,7 @@ def test_what_another_sidecar_knows_replaces_less_knowledge() -> None:
     tracker = TurnTracker(100, 3600.0, [])
     turns = said("a")
     turn = tracker.arrive(turns, identity_of(turns, "a"), START, client="c", user="u")
-    elsewhere = UserPast(START - 60, 4.0, 2.0, 9.0, 5 * math.log(30.0))
+    elsewhere = UserPast(START - 60, 4.0, 2.0, 9.0, 5 * math.log(30.0), 9.0, 0.0)
 
     after = tracker.user_elsewhere(turn, elsewhere)
 
