@@ -12,6 +12,7 @@ from lpc.model.returns.memory import Arrival, Conversations
 from lpc.model.returns.users import DAY_S, FORGOTTEN_S, HALF_LIFE_S, NO_USER, UserPast, Users
 from predictor_service.labels.names import WINDOW, identity_of
 from predictor_service.labels.tracker import TurnTracker
+from predictor_service.sharing.records import plausible_user
 
 START = 1_700_000_000.0
 
@@ -141,3 +142,21 @@ def test_what_another_sidecar_knows_replaces_less_knowledge() -> None:
     assert turn.arrival.facts.user_conversations == 4 and turn.arrival.facts.user_gap == pytest.approx(30)
     assert after.turns == pytest.approx(10, rel=1e-3) and after.conversations == pytest.approx(5, rel=1e-3)
     assert tracker.user_elsewhere(turn, NO_USER) == after
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"went_on": 9.0},
+        {"turns": math.inf},
+        {"cos_sum": 11.5},
+        {"cos_sum": 8.0, "sin_sum": -8.0},
+        {"sin_sum": math.nan},
+        {"latest": 60.0},
+    ],
+)
+def test_counts_that_no_sidecar_would_have_written_are_ignored(changes: dict[str, float]) -> None:
+    written = UserPast(START - 60, 4.0, 2.0, 9.0, 5 * math.log(30.0), 9.0, 0.0)
+
+    assert plausible_user(written, START)
+    assert not plausible_user(written._replace(**changes), START)
