@@ -166,7 +166,7 @@ def run(seeds: Sequence[int], sizes: Sequence[float] = SIZES) -> dict[str, Any]:
         workload, working_set = build(WorkloadSpec(workload="users", seed=seed))
         true = truth(seed)
         for size, name in product(sizes, NAMES):
-            result = _simulated(name, workload, in_tokens(size, working_set), true)
+            result = simulated(name, workload, in_tokens(size, working_set), true)
             rows.append({"seed": seed, "capacity_fraction": size, "policy": name, "hit_rate": result.hit_rate})
             print(f"seed {seed}, {size:.0%}, {name}: {result.hit_rate:.2%}", flush=True)
     title = f"workload users, seeds {', '.join(map(str, seeds))}, means"
@@ -178,7 +178,8 @@ def run(seeds: Sequence[int], sizes: Sequence[float] = SIZES) -> dict[str, Any]:
     return {"seeds": list(seeds), "rows": rows}
 
 
-def _simulated(name: str, workload: Workload, tokens: int, true: Truth) -> Result:
+def simulated(name: str, workload: Workload, tokens: int, true: Truth) -> Result:
+    """Simulate one of NAMES with a cache of so many tokens."""
     known, settings = KNOWN.get(name), PolicySettings()
 
     def policy(blocks: int) -> Policy[Any]:

@@ -60,11 +60,11 @@ class UserPast(NamedTuple):
         gaps = self.turns - self.conversations
         return math.exp(self.log_gap_sum / gaps) if gaps > 1e-6 else math.nan
 
-
     def usual(self, at: float) -> float:
         """Return how near a time of day (of ``at``, seconds) is to the user's turns; NaN: there are none.
 
-        It is the mean of ``(1 + cos(difference)) / 2``: 1 at the same time of day, 0 half a day away, 0.5 for a user of all hours.
+        It is the mean of ``(1 + cos(difference)) / 2``: 1 at the same time of day, 0 half a day away, 0.5 if the user
+        is active at all hours.
         """
         angle = _time_of_day(at)
         near = self.cos_sum * math.cos(angle) + self.sin_sum * math.sin(angle)
