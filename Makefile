@@ -84,7 +84,7 @@ $(DOCS)/.installed: requirements/docs.txt
 # ARGS: options of the benchmark, e.g. make bench-engine ARGS='--closed'; `python -m benchmarks NAME --help` lists them.
 ARGS :=
 BENCHMARK = $(BIN)/python -m benchmarks $(@:bench-%=%) $(ARGS)
-.PHONY: bench-predict bench-load bench-engine bench-tiers
+.PHONY: bench-predict bench-load bench-engine bench-tiers bench-gpu
 bench-predict: setup ## the sidecar over gRPC against the bare ONNX Runtime session
 	$(BENCHMARK)
 
@@ -96,6 +96,15 @@ bench-engine: setup engine ## the plug-in in real vLLM against stock vLLM (ARGS=
 
 bench-tiers: setup engine ## real vLLM with its CPU offload tier
 	$(BENCHMARK)
+
+bench-gpu: setup ## on an NVIDIA GPU, in ten minutes, what was never measured on one (ARGS='--device cpu': the same steps, small, anywhere)
+	@! command -v nvidia-smi >/dev/null || $(MAKE) .venv-gpu/.installed
+	$(BENCHMARK)
+
+.venv-gpu/.installed: requirements/gpu.txt
+	$(PYTHON) -m venv .venv-gpu
+	.venv-gpu/bin/pip $(LOCKED) --quiet -r requirements/gpu.txt
+	@touch $@
 
 TRACE := $(wildcard data/mooncake_conversation_trace.jsonl)
 head: setup ## embed ShareGPT (about 35 minutes on two cores), train both heads, evaluate them

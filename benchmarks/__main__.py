@@ -1,7 +1,7 @@
 """`python -m benchmarks NAME`, run from the root of the repository: measurements against a plain alternative."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -151,6 +151,31 @@ def bench_gateway(
     report(lambda: gateway.run(models, model, quick=quick), output)
 
 
+@app.command("gpu")
+def bench_gpu(
+    device: Annotated[Literal["cuda", "cpu"], typer.Option(help="cpu: the same steps on a small scale, to try them.")] = "cuda",
+    minutes: Annotated[float, typer.Option(min=0, help="Time for all steps, minutes.")] = 10.0,
+    engine_model: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the engine's model. [default: from the Hugging Face cache, or made]"),
+    ] = None,
+    engine_python: Annotated[Path | None, typer.Option(help="Python that has vLLM. [default: searched]")] = None,
+    sidecar_python: Annotated[Path | None, typer.Option(help="Python with extra gpu. [default: searched]")] = None,
+    output: Output = None,
+) -> None:
+    """Predictions, image and engine on an NVIDIA GPU, each step with a time limit; JSON to standard output.
+
+    What cannot run is skipped with its reason. Exits with 1 if a step failed.
+    """
+    from benchmarks import gpu
+
+    if engine_model is not None and not (engine_model / "config.json").exists():
+        raise UsageError(f"{engine_model} has no config.json: name the folder of a model")
+    bench = gpu.Bench(device, gpu.FOLDER, engine_model, engine_python, sidecar_python)
+    figures = report(lambda: gpu.run(bench, minutes), output, as_json=True)
+    raise SystemExit(any(step["state"] == "failed" for step in figures["steps"]))
+
+
 SimulatorJobs = Annotated[int, typer.Option("--jobs", min=1, help="Processes at once.")]
 Stored = Annotated[
     Path | None,
@@ -203,6 +228,17 @@ def bench_semantic(
 
     names = [name for name in sets.split(",") if name]
     report(lambda: semantic.run(folder, models, model, streams=streams, bound=bound, sets=names, page=page), output)
+
+
+@app.command("users")
+def bench_users(
+    seeds: Annotated[str, typer.Option(help="Seeds of the workload.")] = "0,1",
+    output: Output = None,
+) -> None:
+    """Simulate bounds that know the true laws of the users of workload `users`, against LRU and the plug-in."""
+    from benchmarks import known_users
+
+    report(lambda: known_users.run(_seeds(seeds)), output)
 
 
 @app.command("rules-worst")

@@ -67,7 +67,7 @@ def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
                 return count / _bare_saturated(session, features)
 
             def saturate_service(requests: Sequence[pb.PredictRequest] = requests) -> float:
-                return count / asyncio.run(_service_saturated(address, requests))
+                return count / asyncio.run(service_saturated(address, requests))
 
             bare, service = _in_turn(seed, saturate_bare, saturate_service)
             schedule = _arrivals(count, service / 2, seed)
@@ -139,7 +139,8 @@ def _bare_scheduled(session: Model, features: Sequence[Features], arrivals: Sequ
     return latencies
 
 
-async def _service_saturated(address: str, requests: Sequence[pb.PredictRequest]) -> float:
+async def service_saturated(address: str, requests: Sequence[pb.PredictRequest]) -> float:
+    """Return the seconds in which a sidecar answers all requests, IN_FLIGHT at a time."""
     async with grpc.aio.insecure_channel(address, CHANNEL) as channel:
         stub = rpc.ContinuationPredictorStub(channel)
         await stub.GetModelInfo(pb.GetModelInfoRequest())

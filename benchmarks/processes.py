@@ -182,11 +182,19 @@ class Sidecar(Server):
 
     Args:
         command: module and arguments of another server command.
+        python: interpreter that runs it.
         settings: names and values of LPC_ variables, without the prefix.
     """
 
     def __init__(
-        self, folder: Path, models: Path, model: str, *, command: Sequence[str] = ("lpc_apps", "serve"), **settings: object
+        self,
+        folder: Path,
+        models: Path,
+        model: str,
+        *,
+        command: Sequence[str] = ("lpc_apps", "serve"),
+        python: str = sys.executable,
+        **settings: object,
     ) -> None:
         self.port = free_port()
         self.socket = folder / "s.sock"
@@ -204,7 +212,7 @@ class Sidecar(Server):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("LPC_")}
         for name, value in values.items():
             environment[f"LPC_{name.upper()}"] = json.dumps(value) if isinstance(value, dict) else str(value)
-        super().__init__(folder / "sidecar.log", [sys.executable, "-m", *command], environment)
+        super().__init__(folder / "sidecar.log", [python, "-m", *command], environment)
 
     @property
     def address(self) -> str:

@@ -1,6 +1,7 @@
 """A two-layer Llama with random weights and a byte-level tokenizer, enough to start vLLM."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,8 +14,19 @@ BLOCK: Final = 32
 SPECIAL = ("<|bos|>", "<|eos|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>")
 
 
-def build(folder: Path, *, layers: int = 2, sliding_window: int | None = None, weights: bool = False) -> Path:
-    """Write config and tokenizer; with ``weights`` also weights for which the next token depends on the whole text."""
+def build(
+    folder: Path,
+    *,
+    layers: int = 2,
+    sliding_window: int | None = None,
+    weights: bool = False,
+    shape: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write config and tokenizer; with ``weights`` also weights for which the next token depends on the whole text.
+
+    Args:
+        shape: entries of the config in place of the tiny model's.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,6 +65,7 @@ def build(folder: Path, *, layers: int = 2, sliding_window: int | None = None, w
         "tie_word_embeddings": False,
         "torch_dtype": "float32",
         **({"sliding_window": sliding_window} if sliding_window else {}),
+        **(shape or {}),
     }
     (folder / "config.json").write_text(json.dumps(config))
     if weights:
@@ -60,6 +73,8 @@ def build(folder: Path, *, layers: int = 2, sliding_window: int | None = None, w
         from transformers import LlamaConfig, LlamaForCausalLM
 
         torch.manual_seed(0)
-        LlamaForCausalLM(LlamaConfig(**config, initializer_range=0.3)).save_pretrained(folder)
+        spread = 0.3 * (64 / config["hidden_size"]) ** 0.5  # of wide and narrow layers, outputs are equally large
+        made = LlamaForCausalLM(LlamaConfig(**config, initializer_range=spread))
+        made.to(getattr(torch, config["torch_dtype"])).save_pretrained(folder)
         (folder / "config.json").write_text(json.dumps(config))
     return folder

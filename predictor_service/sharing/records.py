@@ -31,7 +31,7 @@ from predictor_service.labels.names import MAX_SAME_NAME
 ID_BYTES: Final = 8
 _RECORD: Final = struct.Struct(">8s8s16s16sIdddIff")
 _RETURN: Final = struct.Struct(">8sd")
-_USER: Final = struct.Struct(">5d")
+_USER: Final = struct.Struct(">7d")
 PREFIX: Final = "lpc:seen:"
 KEY_LIFE_S: Final = 7 * 86_400
 """Expiry of the fleet's key; each use renews it."""
@@ -163,13 +163,14 @@ def plausible(past: Past, now: float, life_s: float) -> bool:
 
 def plausible_user(past: UserPast, now: float) -> bool:
     """Return whether a sidecar may have written these counts. ``now``: as in :func:`plausible`."""
-    latest, conversations, went_on, turns, log_gap_sum = past
+    latest, conversations, went_on, turns, log_gap_sum, *around = past
     return (
         -FORGOTTEN_S <= latest - now <= IDLE_S  # here and below: false for NaN
         and 0.0 <= went_on <= conversations + 1.0
         and 0.0 <= conversations <= turns + 1.0
         and turns <= MOST_TURNS
         and abs(log_gap_sum) <= MOST_LOG_GAP * turns
+        and math.hypot(*around) <= turns + 1.0
     )
 
 

@@ -25,6 +25,7 @@ _RANGES: Final[dict[str, tuple[float, float]]] = {
     "user_turns": (1.0, 5.0),
     "user_gap": (2.0, 11.0),
     "user_since": (2.0, 17.0),
+    "user_usual": (0.0, 1.0),
 }
 """Lowest and highest knot of each feature, in log2(1 + value); for the log-odds in log-odds."""
 _LOG_ODDS: Final = list(_RANGES).index("log_odds")
@@ -53,6 +54,7 @@ class Facts(NamedTuple):
         user_went_on: share of the user's conversations that had a second turn, and half of one more.
         user_turns, user_gap: mean turns of these, and the geometric mean of the seconds between their turns.
         user_since: seconds since the user's latest turn, in any conversation.
+        user_usual: how near the time of day is to that of the user's earlier turns, in [0, 1].
         category: category of the request; may be empty.
     """
 
@@ -70,6 +72,7 @@ class Facts(NamedTuple):
     user_turns: float = math.nan
     user_gap: float = math.nan
     user_since: float = math.nan
+    user_usual: float = math.nan
     category: str = ""
 
 

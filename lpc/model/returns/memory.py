@@ -93,6 +93,7 @@ class Arrival(NamedTuple):
             user_turns=before.turns / before.conversations if before.conversations > 0.0 else math.nan,
             user_gap=before.gap_s,
             user_since=max(self.asked_at - before.latest, 0.0),
+            user_usual=before.usual(self.asked_at),
         )
         known = self._replace(facts=facts, user_past=before)
         return known, before.arrive(self.asked_at, history.gaps.last, second=history.number == 1)

@@ -6,9 +6,10 @@ from typing import Final, NamedTuple
 
 CAPACITY: Final = 50_000
 """Number of users: about 20 MiB. Of more, those that were away longest are forgotten."""
-FORGOTTEN_S: Final = 14 * 86_400.0
+DAY_S: Final = 86_400.0
+FORGOTTEN_S: Final = 14 * DAY_S
 """Absence after which nothing is known of a user any more."""
-HALF_LIFE_S: Final = 7 * 86_400.0
+HALF_LIFE_S: Final = 7 * DAY_S
 """Time in which the counts of a user halve."""
 
 
@@ -20,6 +21,7 @@ class UserPast(NamedTuple):
         conversations, went_on: number of conversations, and of those with more than one turn.
         turns: number of turns.
         log_gap_sum: sum of ln(gap) over the gaps between turns of a conversation; there are ``turns - conversations``.
+        cos_sum, sin_sum: sums over the turns of cosine and sine of the time of day, a full circle in UTC.
     """
 
     latest: float
@@ -27,6 +29,8 @@ class UserPast(NamedTuple):
     went_on: float
     turns: float
     log_gap_sum: float
+    cos_sum: float
+    sin_sum: float
 
     def arrive(self, at: float, gap: float, *, second: bool) -> "UserPast":
         """Return the counts after a turn.
@@ -39,12 +43,15 @@ class UserPast(NamedTuple):
         away = at - self.latest
         kept = 0.5 ** (away / HALF_LIFE_S) if away > 0.0 else 1.0
         first = math.isnan(gap)
+        angle = _time_of_day(at)
         return UserPast(
             at if math.isnan(self.latest) else max(at, self.latest),
             kept * self.conversations + first,
             kept * self.went_on + second,
             kept * self.turns + 1.0,
             kept * self.log_gap_sum + (0.0 if first else math.log(max(gap, 1e-3))),
+            kept * self.cos_sum + math.cos(angle),
+            kept * self.sin_sum + math.sin(angle),
         )
 
     @property
@@ -53,8 +60,22 @@ class UserPast(NamedTuple):
         gaps = self.turns - self.conversations
         return math.exp(self.log_gap_sum / gaps) if gaps > 1e-6 else math.nan
 
+    def usual(self, at: float) -> float:
+        """Return how near a time of day (of ``at``, seconds) is to the user's turns; NaN: there are none.
 
-NO_USER: Final = UserPast(math.nan, 0.0, 0.0, 0.0, 0.0)
+        It is the mean of ``(1 + cos(difference)) / 2``: 1 at the same time of day, 0 half a day away, 0.5 if the user
+        is active at all hours.
+        """
+        angle = _time_of_day(at)
+        near = self.cos_sum * math.cos(angle) + self.sin_sum * math.sin(angle)
+        return 0.5 + 0.5 * near / self.turns if self.turns > 1e-6 else math.nan
+
+
+def _time_of_day(at: float) -> float:
+    return math.tau * (at % DAY_S) / DAY_S
+
+
+NO_USER: Final = UserPast(math.nan, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Users:

@@ -52,6 +52,7 @@ GAP_S: Final = 100.0
 GAP_SIGMA: Final = 2.1
 """Standard deviation of the logarithm of a gap: 80% are below ten minutes."""
 BETWEEN_USERS: Final = 1 / 3
+WITHIN: Final = GAP_SIGMA * (1.0 - BETWEEN_USERS) ** 0.5
 TYPES: Final = {"text": 0.7, "search": 0.15, "image": 0.05, "file": 0.1}
 USUAL: Final = 0.8
 """Share of conversations with the user's most frequent type."""
@@ -83,6 +84,63 @@ class _User:
         self.file: tuple[Prefix, int] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TrueUser:
+    """True habits of a user, for bounds.
+
+    Attributes:
+        rate: conversations per second.
+        continues: probability of another turn.
+        gap: median gap, seconds.
+        files: share of the conversations that are about a file.
+    """
+
+    rate: float
+    continues: float
+    gap: float
+    files: float
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The laws of workload `users`, for bounds.
+
+    Attributes:
+        users: by name.
+        gap, sigma: median gap of all users, seconds, and standard deviation of its logarithm.
+        within: standard deviation of the logarithm of one user's gaps.
+        same_file: share of the conversations about a file that are about the previous one.
+    """
+
+    users: dict[str, TrueUser]
+    gap: float = GAP_S
+    sigma: float = GAP_SIGMA
+    within: float = WITHIN
+    same_file: float = SAME_FILE
+
+    @staticmethod
+    def continues(turn: int) -> float:
+        """Return the share of the turns with this number that have another one: the Beta distribution's mean by then."""
+        a, b = CONTINUES
+        return (a + turn - 1) / (a + b + turn - 1)
+
+
+def truth(seed: int = 0) -> Truth:
+    """Return the laws of `users`."""
+    found, share = _service(Timeline(seed, BLOCK_TOKENS))
+    return Truth(
+        {
+            user.name: TrueUser(
+                float(of_all) / CONVERSATION_EVERY_S,
+                user.habits.continues,
+                user.habits.gap,
+                (1.0 - USUAL) * TYPES["file"] + USUAL * (user.habits.kind == "file"),
+            )
+            for user, of_all in zip(found, share, strict=True)
+        }
+    )
+
+
 def users(seed: int = 0, *, requests: int = REQUESTS) -> Workload:
     """Generate chats whose users differ in how often their conversations continue, in gaps and in types."""
     return _chats("users", seed, requests, alike=False)
@@ -96,6 +154,19 @@ def alike(seed: int = 0, *, requests: int = REQUESTS) -> Workload:
 def _chats(name: str, seed: int, requests: int, *, alike: bool) -> Workload:
     timeline = Timeline(seed, BLOCK_TOKENS)
     random = timeline.random
+    found, share = _service(timeline)
+    at = 0.0
+    # Twice as many conversations as the requests need on average: the last ones have not ended when the workload does.
+    for _ in range(requests):
+        at += float(random.exponential(CONVERSATION_EVERY_S))
+        user = found[int(random.choice(USERS, p=share))]
+        _converse(timeline, at, user, _habits(random, 1)[0] if alike else user.habits)
+    return timeline.workload(name, requests)
+
+
+def _service(timeline: Timeline) -> tuple[list[_User], Floats]:
+    """Return the users, and the share of the conversations that each one begins."""
+    random = timeline.random
     system = timeline.text()
     found: list[_User] = []
     shares: list[Floats] = []
@@ -104,14 +175,7 @@ def _chats(name: str, seed: int, requests: int, *, alike: bool) -> Workload:
         found += [_User(timeline, f"user-{len(found) + n}", system, one) for n, one in enumerate(habits)]
         rates = lognormal(random, 1.0, RATE_SIGMA, number)
         shares.append(of_all * rates / rates.sum())
-    share = np.concatenate(shares)
-    at = 0.0
-    # Twice as many conversations as the requests need on average: the last ones have not ended when the workload does.
-    for _ in range(requests):
-        at += float(random.exponential(CONVERSATION_EVERY_S))
-        user = found[int(random.choice(USERS, p=share))]
-        _converse(timeline, at, user, _habits(random, 1)[0] if alike else user.habits)
-    return timeline.workload(name, requests)
+    return found, np.concatenate(shares)
 
 
 def _habits(random: np.random.Generator, number: int, evenly: int = 1) -> list[_Habits]:
@@ -142,12 +206,11 @@ def _converse(timeline: Timeline, at: float, user: _User, habits: _Habits) -> No
         if user.file is None or random.random() >= SAME_FILE:
             user.file = timeline.text(text, tokens), tokens + round(float(added(1)[0]))
         text, tokens = user.file
-    within = GAP_SIGMA * (1.0 - BETWEEN_USERS) ** 0.5
     timeline.converse(
         at,
         prompts.tolist(),
         tokens_at(REPLY, z[1]).tolist(),
-        lognormal(random, habits.gap, within, turns).tolist(),
+        lognormal(random, habits.gap, WITHIN, turns).tolist(),
         after=text,
         tokens=tokens,
         max_tokens=MAX_TOKENS,

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from lpc.model.conversation import Message, UserTurns, from_messages
 from lpc.model.returns.facts import Facts
 from lpc.model.returns.memory import Arrival, Conversations
-from lpc.model.returns.users import FORGOTTEN_S, HALF_LIFE_S, NO_USER, UserPast, Users
+from lpc.model.returns.users import DAY_S, FORGOTTEN_S, HALF_LIFE_S, NO_USER, UserPast, Users
 from predictor_service.labels.names import WINDOW, identity_of
 from predictor_service.labels.tracker import TurnTracker
+from predictor_service.sharing.records import plausible_user
 
 START = 1_700_000_000.0
 
@@ -34,6 +35,17 @@ def test_a_user_is_known_by_the_conversations_before() -> None:
     assert last.user_turns == pytest.approx(2, rel=1e-3)
     assert last.user_gap == pytest.approx(20, rel=1e-3)
     assert last.user_since == 60
+
+
+def test_the_usual_time_of_day_is_that_of_the_earlier_turns() -> None:
+    days = [("u", f"{day}", DAY_S * day) for day in range(5)]
+    for later, usual in ((0.0, 1.0), (0.25, 0.5), (0.5, 0.0), (0.75, 0.5)):
+        *_, last = facts_of(*days, ("u", "last", DAY_S * (5 + later)))
+        assert last.user_usual == pytest.approx(usual, abs=1e-6)
+
+    *_, last = facts_of(*(("u", f"{part}", DAY_S * part / 8) for part in range(16)))
+    assert last.user_usual == pytest.approx(0.5, abs=0.1)
+    assert math.isnan(facts_of(("u", "a", 0))[0].user_usual)
 
 
 def test_the_current_conversation_is_not_an_earlier_one() -> None:
@@ -82,6 +94,7 @@ def test_counts_are_finite_whatever_the_clock_does(turns: list[tuple[float, bool
 
     assert all(map(math.isfinite, past[1:])) and (not turns or math.isfinite(past.latest))
     assert past.gap_s != past.gap_s or 0 < past.gap_s < math.inf
+    assert not turns or -1e-9 <= past.usual(turns[-1][0]) <= 1 + 1e-9
 
 
 def said(*prompts: str) -> UserTurns:
@@ -122,10 +135,28 @@ def test_what_another_sidecar_knows_replaces_less_knowledge() -> None:
     tracker = TurnTracker(100, 3600.0, [])
     turns = said("a")
     turn = tracker.arrive(turns, identity_of(turns, "a"), START, client="c", user="u")
-    elsewhere = UserPast(START - 60, 4.0, 2.0, 9.0, 5 * math.log(30.0))
+    elsewhere = UserPast(START - 60, 4.0, 2.0, 9.0, 5 * math.log(30.0), 9.0, 0.0)
 
     after = tracker.user_elsewhere(turn, elsewhere)
 
     assert turn.arrival.facts.user_conversations == 4 and turn.arrival.facts.user_gap == pytest.approx(30)
     assert after.turns == pytest.approx(10, rel=1e-3) and after.conversations == pytest.approx(5, rel=1e-3)
     assert tracker.user_elsewhere(turn, NO_USER) == after
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"went_on": 9.0},
+        {"turns": math.inf},
+        {"cos_sum": 11.5},
+        {"cos_sum": 8.0, "sin_sum": -8.0},
+        {"sin_sum": math.nan},
+        {"latest": 60.0},
+    ],
+)
+def test_counts_that_no_sidecar_would_have_written_are_ignored(changes: dict[str, float]) -> None:
+    written = UserPast(START - 60, 4.0, 2.0, 9.0, 5 * math.log(30.0), 9.0, 0.0)
+
+    assert plausible_user(written, START)
+    assert not plausible_user(written._replace(**changes), START)

@@ -6,8 +6,10 @@ from functools import cache
 import numpy as np
 import pytest
 
+from benchmarks import known_users
 from lpc_apps.simulator.workload import Turn
 from lpc_apps.simulator.workloads import WORKLOADS
+from lpc_apps.simulator.workloads.users import truth
 
 SEEDS = (0, 1)
 NAMES = ("users", "users-alike")
@@ -73,3 +75,26 @@ def test_no_user_hits_a_block_of_another_one_behind_the_system_prompt() -> None:
     for turn in requests("users", 0):
         for content in turn.contents[12:]:  # 192 tokens
             assert owner.setdefault(content, turn.user) == turn.user
+
+
+def test_the_true_laws_are_those_of_the_requests() -> None:
+    for seed in SEEDS:
+        true, user_of = truth(seed), {turn.conversation: turn.user for turn in requests("users", seed)}
+        begun = Counter(user_of.values())
+        went_on: dict[str, list[bool]] = {}
+        for conversation, turns in lengths("users", seed).items():
+            went_on.setdefault(user_of[conversation], []).append(turns > 1)
+        busy = [name for name, own in went_on.items() if len(own) >= 30]
+        expected = [true.users[name].continues for name in busy]
+
+        assert np.corrcoef(expected, [np.mean(went_on[name]) for name in busy])[0, 1] > 0.9
+        assert np.corrcoef([begun[name] for name in busy], [true.users[name].rate for name in busy])[0, 1] > 0.9
+
+
+def test_bounds_that_know_more_of_users_hit_more() -> None:
+    workload = WORKLOADS["users"](1, requests=3_000)
+    tokens = workload.working_set_tokens() // 20
+    found = [known_users.simulated(name, workload, tokens, truth(1)).hit_rate for name in ("lru", *known_users.KNOWN)]
+
+    assert found[0] + 0.005 < found[-1] - 0.05
+    assert found[1] + 0.003 < found[4]  # laws of all, of each user
