@@ -74,7 +74,7 @@ def scope_of(stats: pb.ScopeStats) -> dict[str, Any]:
         "bound": stats.bound,
         "level": stats.level,
         "threshold": stats.threshold if stats.HasField("threshold") else None,
-        "tiers": {_name(tier): _tier(tier) for tier in stats.tiers},
+        "tiers": {_name(tier): _tier(tier) for tier in stats.tiers if tier.source in pb.Source.values()},
     }
 
 
@@ -108,7 +108,7 @@ def print_report(figures: Mapping[str, Any]) -> None:
     for day in days:
         rate = "-" if day["hit_rate"] is None else f"{day['hit_rate']:.1%}"
         table.add_row(
-            *(shown(day["scope"]), day["day"], f"{day['lookups']:,}"),
+            *(shown(day["scope"]), shown(day["day"]), f"{day['lookups']:,}"),
             *(f"{day['results'].get(source, 0):,}" for source in SOURCES),
             *(rate, f"{day['prompt_tokens']:,}", f"{day['completion_tokens']:,}"),
             *([f"{day['money']:,.2f}"] if money else []),
@@ -125,7 +125,7 @@ def print_report(figures: Mapping[str, Any]) -> None:
         if not scope["tiers"]:
             table.add_row(*head)
         for tier, found in scope["tiers"].items():
-            table.add_row(*head, tier, found["mode"], f"{found['labels']:,}", _state(tier, found, scope))
+            table.add_row(*head, tier, shown(found["mode"]), f"{found['labels']:,}", _state(tier, found, scope))
             head = ("", "", "", "")
     screen.print(table)
 
