@@ -142,7 +142,7 @@ def _state(tier: str, found: Mapping[str, Any], scope: Mapping[str, Any]) -> str
         score = f"from {scope['threshold']:.4f}, " if tier == "semantic" and scope["threshold"] is not None else ""
         return f"{score}at most {found['error_bound']:.1%} wrong"
     have = f"{found['labels_effective']:,.0f} effective labels"
-    design = f", {found['design_effect']:.1f} labels for one" if found["design_effect"] > 1.05 else ""
+    design = f", design effect {found['design_effect']:.1f}"
     if not math.isfinite(found["labels_needed"]):
         return f"nothing: {have}{design}, too many wrong for {scope['bound']:.0%}"
     missing = found["lookups_missing"]
