@@ -74,7 +74,7 @@ def scope_of(stats: pb.ScopeStats) -> dict[str, Any]:
         "bound": stats.bound,
         "level": stats.level,
         "threshold": stats.threshold if stats.HasField("threshold") else None,
-        "tiers": {_name(tier): _tier(tier) for tier in stats.tiers},
+        "tiers": {_name(tier): _tier(tier) for tier in stats.tiers if tier.source in pb.Source.values()},
     }
 
 
@@ -109,7 +109,7 @@ def print_report(figures: Mapping[str, Any]) -> None:
     for day in days:
         rate = "-" if day["hit_rate"] is None else f"{day['hit_rate']:.1%}"
         table.add_row(
-            *(shown(day["scope"]), day["day"], f"{day['lookups']:,}"),
+            *(shown(day["scope"]), shown(day["day"]), f"{day['lookups']:,}"),
             *(f"{day['results'].get(source, 0):,}" for source in SOURCES),
             *(rate, f"{day['prompt_tokens']:,}", f"{day['completion_tokens']:,}"),
             *([f"{day['money']:,.2f}"] if money else []),
@@ -126,7 +126,7 @@ def print_report(figures: Mapping[str, Any]) -> None:
         if not scope["tiers"]:
             table.add_row(*head)
         for tier, found in scope["tiers"].items():
-            table.add_row(*head, tier, found["mode"], f"{found['labels']:,}", _state(tier, found, scope))
+            table.add_row(*head, tier, shown(found["mode"]), f"{found['labels']:,}", _state(tier, found, scope))
             head = ("", "", "", "")
     screen.print(table)
 
@@ -143,7 +143,7 @@ def _state(tier: str, found: Mapping[str, Any], scope: Mapping[str, Any]) -> str
         score = f"from {scope['threshold']:.4f}, " if tier == "semantic" and scope["threshold"] is not None else ""
         return f"{score}at most {found['error_bound']:.1%} wrong"
     have = f"{found['labels_effective']:,.0f} effective labels"
-    design = f", {found['design_effect']:.1f} labels for one" if found["design_effect"] > 1.05 else ""
+    design = f", design effect {found['design_effect']:.1f}"
     if not math.isfinite(found["labels_needed"]):
         return f"nothing: {have}{design}, too many wrong for {scope['bound']:.0%}"
     missing = found["lookups_missing"]

@@ -113,7 +113,7 @@ class Threshold:
 
 
 class Progress(NamedTuple):
-    """What evidence lacks until a look certifies something, if the share of wrong labels stays as it is.
+    """What evidence lacks until a look certifies something, at the share of wrong labels so far: 0 below `FIRST_LOOK` labels.
 
     Attributes:
         effective: effective number of independent labels at the level where the sequence begins, or of all labels before.
@@ -186,10 +186,10 @@ def progress(evidence: Evidence, delta: float = DELTA, alpha: float = ALPHA, jud
             (wrong, labels), effect = here, _design_effect(_strata(counts[: level + 1]))
         if labels >= enough:
             break
-    most = _sufficient(wrong / labels if labels else 0.0, enough, seen, part)
+    most = _sufficient(wrong / labels if labels >= FIRST_LOOK else 0.0, enough, seen, part)
     of_label = labels / evidence.labels if evidence.labels else 1.0
-    if most > (LOOKS[-1] * of_label if evidence.labels else math.inf):
-        return Progress(labels, most, effect, math.inf)  # the window is too short
+    if most > LOOKS[-1] * of_label:
+        return Progress(labels, most, effect, math.inf)  # too many wrong labels, or the window is too short
     ever, look = evidence.labels_ever, evidence.totals["looks"]
     while _labels_at(look) < ever + (most - labels) / of_label:
         look += 1
@@ -198,12 +198,12 @@ def progress(evidence: Evidence, delta: float = DELTA, alpha: float = ALPHA, jud
 
 
 def _sufficient(share: float, enough: float, seen: float, part: float) -> float:
-    """Return the effective labels at which a share of wrong ones is within the limit; at least ``enough``."""
-    if share >= seen:
-        return math.inf
+    """Return the effective labels at which a share of wrong ones is within the limit, at least ``enough``; or infinity."""
     low = high = enough
     while upper_limit(share * high, high, part) > seen:
         low, high = high, 2 * high
+        if high > 2 * LOOKS[-1]:
+            return math.inf
     for _ in range(_STEPS if high > low else 0):
         middle = (low + high) / 2
         low, high = (middle, high) if upper_limit(share * middle, middle, part) > seen else (low, middle)

@@ -40,7 +40,12 @@ class Predictor(rpc.ContinuationPredictorServicer):
 
 class Caches(cache_rpc.ResponseCacheServicer):
     def Stats(self, request, context):  # noqa: N802
-        return cache_pb.StatsResponse(scopes=[cache_pb.ScopeStats(scope=NAME, kind=NAME, mode=NAME, known=True)])
+        tiers = [cache_pb.TierStats(source=source, mode=NAME) for source in (cache_pb.SOURCE_SEMANTIC, 99)]
+        return cache_pb.StatsResponse(scopes=[cache_pb.ScopeStats(scope=NAME, kind=NAME, mode=NAME, known=True, tiers=tiers)])
+
+    def Report(self, request, context):  # noqa: N802
+        days = [cache_pb.DayOfScope(scope=NAME, day=NAME, lookups={NAME: 1})]
+        return cache_pb.ReportResponse(days=days, known=True)
 
 
 @pytest.fixture

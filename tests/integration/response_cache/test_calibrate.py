@@ -22,7 +22,7 @@ def calibrate(tmp_path: Path, models: Path, kind: str, lines: list[Any], *flags:
 
 
 def questions(label: object, count: int = 120) -> list[Any]:
-    return [{"a": f"How do I reset part {i}?", "b": f"how do i reset part {i}", "label": label} for i in range(count)]
+    return [{"a": f"How do I reset part {i}?", "b": f"please how do I reset part {i}", "label": label} for i in range(count)]
 
 
 def answers(different: int = 20) -> list[Any]:

@@ -12,14 +12,18 @@ from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from lpc_apps.commands.cli import app
 from response_cache.bodies import question
+from response_cache.service import servicer
 from tests.caching_sidecar import ResponseCaches, response_caches
 
 BODY = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "It is."}, "finish_reason": "stop"}]}
 
 
+SCOPES = {"default": {}, "faq": {"kind": "faq"}, "normal": {"normalised": "serve"}}
+
+
 @pytest.fixture(scope="module")
 def caches(tmp_path_factory: pytest.TempPathFactory, tiny_models: Path) -> Iterator[ResponseCaches]:
-    with response_caches(tmp_path_factory.mktemp("caches"), tiny_models, {"default": {}, "faq": {"kind": "faq"}}) as made:
+    with response_caches(tmp_path_factory.mktemp("caches"), tiny_models, SCOPES) as made:
         yield made
 
 
@@ -87,3 +91,44 @@ def test_report_shows_the_scopes_of_the_client(caches: ResponseCaches, stub: rpc
     assert (scope["scope"], scope["entries"], scope["threshold"], scope["reachable"]) == ("faq", 1, None, True)
     shown = run(caches, "report")
     assert shown.exit_code == 0 and "faq" in shown.output and "off" in shown.output
+
+
+def test_report_shows_savings_by_day_and_what_each_tier_lacks(
+    caches: ResponseCaches, stub: rpc.ResponseCacheStub, tmp_path: Path
+) -> None:
+    usage = {"prompt_tokens": 2_000_000, "completion_tokens": 500_000, "engine_s": 7200.0}
+    response = pb.Response(body=json.dumps(BODY).encode(), finish_reason="stop", **usage)
+    entry = stub.Store(pb.StoreRequest(request=asked("savings", "normal"), response=response)).entry_id
+    assert found(stub, asked("savings", "normal")) and not found(stub, asked("other", "normal"))
+    stub.Lookup(pb.LookupRequest(request=asked("SAVINGS!", "normal")))  # a candidate, without a label yet
+    assert stub.Feedback(pb.FeedbackRequest(entry_id=entry, wrong=True)).counted
+    words = ("report", "--scope", "normal", "--price", "0.5,2", "--picture", str(tmp_path / "days.png"))
+    done = run(caches, *words, "--json")
+    assert done.exit_code == 0, done.output
+    figures = json.loads(done.stdout)
+    (day,) = figures["days"]
+    assert (day["lookups"], day["hits"], day["hit_rate"], day["money"]) == (3, 1, pytest.approx(1 / 3), 2.0)
+    assert day["results"] == {"below_threshold": 1, "cold": 1, "exact": 1}
+    assert (day["engine_s"], day["reported_wrong"]) == (7200.0, 1)
+    normalised = figures["scopes"][0]["tiers"]["normalised"]
+    assert normalised["lookups_missing"] >= normalised["labels_needed"] - 1 > 200 and normalised["error_bound"] is None
+    assert (tmp_path / "days.png").read_bytes().startswith(b"\x89PNG")
+    shown = run(caches, *words).output
+    assert "33.3%" in shown and "2.0 h" in shown and "look-ups with a candidate" in shown
+    assert "No look-ups in these days" in run(caches, "report", "--scope", "faq").output
+
+
+@pytest.mark.parametrize("price", ["", "1", "1,2,3", "a,b", "-1,2", "nan,1", "1,inf"])
+def test_an_invalid_price_is_one_clear_error(caches: ResponseCaches, price: str) -> None:
+    refused = run(caches, "report", "--price", price)
+    assert refused.exit_code == 2 and "two numbers" in refused.output and "Traceback" not in refused.output
+
+
+def test_a_report_is_bounded_in_days_and_in_rate(caches: ResponseCaches, stub: rpc.ResponseCacheStub) -> None:
+    with pytest.raises(grpc.RpcError) as long:
+        stub.Report(pb.ReportRequest(days=101))
+    assert long.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    with pytest.raises(grpc.RpcError) as often:
+        for _ in range(servicer.REPORTS + 1):
+            stub.Report(pb.ReportRequest(days=100))
+    assert often.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "Report" in (often.value.details() or "")

@@ -79,6 +79,32 @@ def test_no_number_of_labels_is_enough_if_too_many_are_wrong_or_the_judge_errs()
     assert progress(Evidence(), judge=JudgeError(5, 5)).needed == math.inf
 
 
+def test_few_labels_do_not_tell_the_share_of_wrong_ones() -> None:
+    unjudged = Evidence()
+    unjudged.apply([*unjudged.lookup(0.999), *unjudged.unjudged(0.999)])
+    assert progress(unjudged).effective == 1 and progress(unjudged).needed == progress(Evidence()).needed
+
+
+@given(st.lists(st.tuples(st.sampled_from(["lookup", "unjudged", "same", "different", "complaint"]), st.integers(1, 400))))
+@settings(max_examples=100, deadline=None)
+def test_progress_of_any_evidence_ends_and_is_at_least_one_look_away(rows: list[tuple[str, int]]) -> None:
+    evidence = Evidence()
+    for what, times in rows:
+        score = 1 - times / 4000
+        for _ in range(times):
+            changes = evidence.lookup(score) if what != "complaint" else []
+            changes += {
+                "lookup": list,
+                "unjudged": lambda: evidence.unjudged(score),  # noqa: B023
+                "same": lambda: evidence.label(score, same=True),  # noqa: B023
+                "different": lambda: evidence.label(score, same=False),  # noqa: B023
+                "complaint": lambda: evidence.complaint(score),  # noqa: B023
+            }[what]()
+            evidence.apply(changes)
+    found = progress(evidence)
+    assert 0 <= found.effective <= 1e6 and found.needed > 200 and found.design_effect >= 1 and found.lookups >= 0
+
+
 def test_progress_counts_a_cluster_less_and_lookups_without_a_label_as_missing() -> None:
     evidence, record = Evidence(), NO_RECORD
     for number in range(100):
