@@ -213,7 +213,7 @@ class SimilarQuestions:
     ) -> bool:
         """Record a complaint about an answer that a tenant got; return False if it is not the first one.
 
-        An ``outdated`` answer was to the right question, so that it is no evidence about similarity.
+        An ``outdated`` answer was to the right question, so it says nothing about similarity.
         """
         # Otherwise one user could shut the tier for the whole tenant by repeated complaints.
         if not await self._evidence.first_complaint(served.scope, self._store.namer.proof(b"complaint", ticket)):
