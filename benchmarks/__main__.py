@@ -205,6 +205,14 @@ def bench_semantic(
     report(lambda: semantic.run(folder, models, model, streams=streams, bound=bound, sets=names, page=page), output)
 
 
+@app.command("time-sensitive")
+def bench_time_sensitive(folder: Questions, output: Output = None) -> None:
+    """Share of public questions that the response caches take for time-sensitive."""
+    from benchmarks import time_sensitive
+
+    report(lambda: time_sensitive.run(folder), output)
+
+
 @app.command("rules-worst")
 def bench_rules_worst(
     seeds: Annotated[str, typer.Option(help="Seeds of the workloads.")] = "100,101,102",

@@ -21,6 +21,7 @@
     ├── BadTarget               lpc.wire.raw_path: a request's path or query cannot be forwarded
     ├── CacheError              response_cache.client: a call to the response caches failed
     ├── GatewayStartError       response_cache.gateway.errors: the gateway cannot start
+    ├── WarmError               response_cache.gateway.warming: a warm-up cannot go on
     ├── SaltKeyError            response_cache.gateway.clients: the key file for salts cannot be used
     ├── KeyFileError            response_cache.keys.sealing: the key file of the response caches cannot be used
     ├── PairsError              response_cache.semantic.calibration: a file of labelled pairs cannot be read

@@ -175,6 +175,11 @@ class ResponseCacheClient:
         done: pb.ReportResponse = await self._call_or_raise("Report", message)
         return done
 
+    async def frequent(self, message: pb.FrequentRequest) -> pb.FrequentResponse:
+        """Return the questions that were asked most often yesterday. Raises CacheError."""
+        done: pb.FrequentResponse = await self._call_or_raise("Frequent", message)
+        return done
+
     async def close(self) -> None:
         """Close the connection."""
         channel, self._channel = self._channel, None

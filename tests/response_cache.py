@@ -27,6 +27,7 @@ from response_cache.service.upkeep import Upkeep
 from response_cache.store.answers import Answer
 from response_cache.store.days import Days
 from response_cache.store.flights import Flights
+from response_cache.store.frequent import FrequentQuestions
 from response_cache.store.scopes import Scopes, ScopeSettings
 from response_cache.store.shared_evidence import SharedEvidence
 from response_cache.store.store import Store
@@ -110,13 +111,17 @@ class Caches:
             *(lambda scope, _tier: Rules(make_gate(scope)), self.clock, shipped()),
         )
         self.days = Days(self.redis)
+        frequent = FrequentQuestions(self.redis, self.keys, self.store.namer, self.clock)
         self.cache = ResponseCache(
-            *(self.keys, self.store, Flights(self.redis, flight_s), self.scopes, self.semantic, self.metrics, self.days),
+            *(self.keys, self.store, Flights(self.redis, flight_s), self.scopes, self.semantic, frequent, self.metrics),
+            self.days,
             max_entry_bytes=64 * 1024,
             client_scopes=client_scopes,
             clock=self.clock,
         )
-        self.upkeep = Upkeep(self.keys, self.store, self.scopes, self.semantic, self.metrics, self.days, self.clock)
+        self.upkeep = Upkeep(
+            *(self.keys, self.store, self.scopes, self.semantic, frequent, self.metrics, self.days, self.clock)
+        )
 
     async def close(self) -> None:
         await self.redis.close()

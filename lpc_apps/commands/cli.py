@@ -29,6 +29,7 @@ from lpc_apps.commands.why import why
 from response_cache.commands import cache
 from response_cache.commands.calibrate import calibrate
 from response_cache.commands.gateway import gateway
+from response_cache.commands.warm import warm
 
 INTERRUPTED: Final = 130
 EXTRAS: Final = ("server", "sim", "picture", "cache", "lmcache", "train")
@@ -83,6 +84,7 @@ def lpc(
 for command in (serve, gateway, secrets, demo, predict, doctor, report, embed, train, evaluate, simulate, why, export):
     app.command()(command)
 cache.app.command("calibrate")(calibrate)
+cache.app.command("warm")(warm)
 app.add_typer(cache.app, name="cache")
 app.add_typer(lmcache.app, name="lmcache")
 app.add_typer(models.app, name="models")

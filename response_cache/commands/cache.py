@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 import typer
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Response caches: serve, correct, invalidate, report.", no_args_is_help=True)
 Result = TypeVar("Result")
+ComplaintReason: TypeAlias = Literal["other_question", "incorrect", "outdated"]
 
 
 @app.command("serve")
@@ -50,6 +51,7 @@ def give_feedback(
     entry: Annotated[str, typer.Argument(help="Entry id from the header x-lpc-entry, hexadecimal.")],
     wrong: Annotated[bool, typer.Option("--wrong/--right", help="Whether the answer was wrong.")] = True,
     drop: Annotated[bool, typer.Option("--drop", help="Also delete the answer.")] = False,
+    reason: Annotated[ComplaintReason | None, typer.Option(help="Why it was wrong.")] = None,
     tenant: Annotated[str, typer.Option(help="Tenant of the answer; a gateway's client NAME is client:NAME.")] = "",
     address: Address = None,
 ) -> None:
@@ -57,6 +59,8 @@ def give_feedback(
     from lpc.cache.v1 import response_cache_pb2 as pb
 
     message = pb.FeedbackRequest(entry_id=_entry(entry), wrong=wrong, drop=drop, tenant=tenant)
+    if reason is not None:
+        message.reason = pb.Complaint.Value(f"COMPLAINT_{reason.upper()}")
     done = _with_client(lambda client: client.feedback(message), address)
     if not done.counted and not done.dropped:
         fail("no such entry: it has expired, was dropped, or belongs to another client or tenant (--tenant)")

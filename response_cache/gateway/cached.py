@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -131,12 +131,21 @@ class Cached:
 
     async def feedback(self, message: pb.FeedbackRequest) -> pb.FeedbackResponse:
         """Send feedback about an answer. Raises GatewayError."""
+        with _refused():
+            return await self._required().feedback(message)
+
+    async def frequent(self, message: pb.FrequentRequest) -> pb.FrequentResponse:
+        """Return yesterday's frequent questions. Raises GatewayError."""
+        with _refused():
+            found = await self._required().frequent(message)
+        if not found.known:
+            raise GatewayError(503, "the response caches do not reach their Redis: try again later")
+        return found
+
+    def _required(self) -> ResponseCacheClient:
         if self._client is None:
             raise GatewayError(404, "this gateway has no cache (LPC_GATEWAY_CACHE)")
-        try:
-            return await self._client.feedback(message)
-        except CacheError as error:
-            raise GatewayError(503, str(error)) from error
+        return self._client
 
     async def close(self) -> None:
         """Finish the background work and close the connection."""
@@ -153,3 +162,12 @@ class Cached:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+@contextlib.contextmanager
+def _refused() -> Iterator[None]:
+    """Raise GatewayError (503) if the caches cannot be asked."""
+    try:
+        yield
+    except CacheError as error:
+        raise GatewayError(503, str(error)) from error

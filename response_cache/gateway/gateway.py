@@ -29,7 +29,7 @@ from response_cache.gateway.metrics import Metrics
 from response_cache.gateway.recording import Recording, ahead, replay
 from response_cache.gateway.request import SESSION_HEADER, Reader, Reading, digest
 from response_cache.gateway.settings import GatewaySettings
-from response_cache.gateway.targets import CHAT, COMPLETIONS, OWN, Paths, is_form, path_of
+from response_cache.gateway.targets import CHAT, COMPLETIONS, FREQUENT, OWN, Paths, is_form, path_of
 
 BODILESS: Final = ("GET", "HEAD", "OPTIONS")
 BUFFERED_BYTES: Final = 2**20
@@ -41,7 +41,8 @@ HEALTH: Final = "/lpc/health"
 FEEDBACK: Final = "/lpc/v1/feedback"
 """Receives feedback on answers from the cache."""
 FEEDBACK_BYTES: Final = 4096
-FEEDBACK_FORM: Final = '{"entry": "the x-lpc-entry of the answer", "wrong": true, "drop": true}'
+MOST_FREQUENT: Final = 200
+FEEDBACK_FORM: Final = '{"entry": "the x-lpc-entry of the answer", "wrong": true, "reason": "outdated", "drop": true}'
 
 
 class Gateway:
@@ -104,9 +105,9 @@ class Gateway:
 
     async def _own(self, exchange: Exchange, path: str) -> None:
         """Answer on one of the gateway's own paths."""
-        methods = {HEALTH: ("GET", "HEAD"), FEEDBACK: ("POST",)}.get(path)
+        methods = {HEALTH: ("GET", "HEAD"), FEEDBACK: ("POST",), FREQUENT: ("GET",)}.get(path)
         if methods is None:
-            raise GatewayError(404, f"unknown path: the gateway's own paths are {HEALTH} and {FEEDBACK}")
+            raise GatewayError(404, f"unknown path: the gateway's own paths are {HEALTH}, {FEEDBACK} and {FREQUENT}")
         if exchange.method not in methods:
             allowed = ", ".join(methods)
             raise GatewayError(405, f"use {allowed} for this path", (b"allow", allowed.encode()))
@@ -116,9 +117,23 @@ class Gateway:
         exchange.max_bytes = FEEDBACK_BYTES
         with self._load.admitted(exchange):
             client = self._identify(exchange)
+            if path == FREQUENT:
+                await exchange.answer(200, await self._frequent(exchange, client), [JSON])
+                return
             done = await self._cached.feedback(_feedback(await exchange.body(), client.tenant))
             body = json.dumps({"counted": done.counted, "dropped": done.dropped}).encode()
             await exchange.answer(200 if done.counted or done.dropped else 404, body, [JSON])
+
+    async def _frequent(self, exchange: Exchange, client: Client) -> bytes:
+        """Return yesterday's frequent questions of a client, one JSON object. Raises GatewayError."""
+        await exchange.body()
+        if not client.cached:
+            raise GatewayError(403, "answers of callers without identity are not cached: send a token or an identity header")
+        request = pb.FrequentRequest(scope=_scope(exchange, client), tenant=client.tenant, most=MOST_FREQUENT)
+        found = await self._cached.frequent(request)
+        return json.dumps(
+            {"questions": [{"lookups": one.lookups, "body": json.loads(one.body)} for one in found.questions]}
+        ).encode()
 
     def _identify(self, exchange: Exchange) -> Client:
         """Return the client of a request. Raises GatewayError (401)."""
@@ -149,11 +164,7 @@ class Gateway:
             async with exchange.watched():
                 await self._forward(exchange, client, body, digest("other", client.tenant))
             return
-        scope = scope_of(exchange.headers, client)
-        if scope is None:
-            raise GatewayError(
-                403, "this client may not use the scope in x-lpc-scope: leave it out, or allow it in LPC_GATEWAY_SCOPES"
-            )
+        scope = _scope(exchange, client)
         directives = directives_of(exchange.headers)
         cached = client.cached and len(body) <= LOOKUP_BYTES and self._cached.concerns(directives)
         async with exchange.watched():
@@ -293,6 +304,16 @@ class Gateway:
             await exchange.answer(error.status, error.body(), headers)
 
 
+def _scope(exchange: Exchange, client: Client) -> str:
+    """Return the scope of a request. Raises GatewayError (403)."""
+    scope = scope_of(exchange.headers, client)
+    if scope is None:
+        raise GatewayError(
+            403, "this client may not use the scope in x-lpc-scope: leave it out, or allow it in LPC_GATEWAY_SCOPES"
+        )
+    return scope
+
+
 def _path(exchange: Exchange) -> str:
     """Return the path of a request. Raises GatewayError (400)."""
     try:
@@ -309,6 +330,8 @@ def _feedback(body: bytes, tenant: str) -> pb.FeedbackRequest:
         wrong, drop = fields.get("wrong", True), fields.get("drop", False)
         if not isinstance(wrong, bool) or not isinstance(drop, bool):
             raise TypeError  # the text "false" would count as true
-        return pb.FeedbackRequest(entry_id=bytes.fromhex(fields["entry"]), wrong=wrong, drop=drop, tenant=tenant)
+        reason = pb.Complaint.Value(f"COMPLAINT_{fields.get('reason', 'unspecified').upper()}")
+        entry = bytes.fromhex(fields["entry"])
+        return pb.FeedbackRequest(entry_id=entry, wrong=wrong, drop=drop, tenant=tenant, reason=reason)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise GatewayError(400, f"send JSON: {FEEDBACK_FORM}") from None

@@ -14,6 +14,8 @@ CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 OWN: Final = "/lpc/"
 """Prefix of the gateway's own paths."""
+FREQUENT: Final = "/lpc/v1/frequent"
+"""Returns the questions that the client asked most often yesterday, in its scope."""
 
 PROXIED: Final = (
     f"POST {CHAT}",

@@ -100,6 +100,17 @@ class Request:
             content = content[0].get("text") if content[0].get("type") == "text" and len(content[0]) == 2 else None
         return content if isinstance(content, str) and content.strip() else None
 
+    def user_texts(self) -> list[str]:
+        """Return all texts of the user, oldest first."""
+        found = [] if self.prompt is None else [self.prompt]
+        for message in self.messages:
+            if message.get("role") == "user":
+                content = message.get("content")
+                parts = content if isinstance(content, list) else [content]
+                texts = (part.get("text") if isinstance(part, dict) else part for part in parts)
+                found += [text for text in texts if isinstance(text, str)]
+        return found
+
 
 class Names(NamedTuple):
     """Names of a request in the store, each 16 bytes.

@@ -6,6 +6,8 @@
   never shuts the scope, because some users hang up for other reasons.
 - Misses, which are all labelled: how much more often candidates are wrong than they were at their score. Changed traffic shows
   here first, before a wrong answer is served. It makes the gate suspicious, because changed misses do not mean wrong hits.
+- Complaints, less one for `RIGHT` right labels at scores that may be served. A complaint makes the gate suspicious, since it is
+  one user's word. Each `EACH` complaints make it *stricter* by one step, up to `STEPS`, and right labels undo the steps.
 
 Only audited hits shut the scope and delete its evidence: a confirmed breach.
 """
@@ -20,11 +22,17 @@ ALARM_HITS: Final = 6.0
 ALARM_MISSES: Final = 6.0
 SLACK: Final = 0.15
 """Excess of wrong candidates among misses that is tolerated."""
-
+EACH: Final = 10
+"""Complaints per step."""
+RIGHT: Final = 50
+"""Right labels that outweigh one complaint: far fewer users complain than get a wrong answer."""
+STEPS: Final = 3
+"""Most steps, so that right labels undo any number of complaints."""
 
 HITS: Final = "drift:hits"
 MISSES: Final = "drift:misses"
 UNJUDGED: Final = "drift:unjudged"
+COMPLAINTS: Final = "drift:complaints"
 """Names of the sums in Redis: in millionths; steps are added in order, and a sum does not go below 0."""
 
 Step: TypeAlias = tuple[str, int]
@@ -37,7 +45,7 @@ class Drift:
         usual, worse = delta / 2, min(0.5, 4 * delta)
         self._wrong = math.log(worse / usual)
         self._right = math.log((1 - worse) / (1 - usual))
-        self._sums = {HITS: 0, MISSES: 0, UNJUDGED: 0}
+        self._sums = {HITS: 0, MISSES: 0, UNJUDGED: 0, COMPLAINTS: 0}
         self._steps: list[Step] = []
 
     @property
@@ -49,6 +57,22 @@ class Drift:
     def alarm(self) -> bool:
         """Whether the scope must be shut."""
         return self._sums[HITS] >= ALARM_HITS * MILLION
+
+    @property
+    def stricter(self) -> int:
+        """Number of steps by which complaints make the gate stricter."""
+        return min(STEPS, self._sums[COMPLAINTS] // (EACH * MILLION))
+
+    def complaint(self) -> None:
+        """Add a user's complaint. All hits are audited until enough right ones followed."""
+        if self._sums[COMPLAINTS] < (STEPS + 1) * EACH * MILLION:
+            self._step(COMPLAINTS, 1.0)
+        self.unjudged()
+
+    def right(self) -> None:
+        """Add a right label at a score that may be served."""
+        if self._sums[COMPLAINTS]:
+            self._step(COMPLAINTS, -1 / RIGHT)
 
     def hit(self, *, same: bool) -> bool:
         """Add the label of an audited hit; return whether the scope must be shut."""

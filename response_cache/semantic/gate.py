@@ -12,7 +12,8 @@ caller finds the candidate and its score (`index.py`, `vetoes.py`, `ranking.py`)
 It starts shut. A question gets at most one semantic hit: the second time, the engine is asked, and from then on its answer is
 an exact hit. So a popular question costs at most one wrong answer. At least 5% of hits are audited by asking the engine.
 The share is larger while few hits were served, so that a change right after the opening is noticed. After an audit with a wrong
-or missing answer, all hits are audited until enough right ones followed.
+or missing answer, or a complaint, all hits are audited until enough right ones followed. Each ten complaints halve the bound,
+and right labels restore it (`drift.py`).
 """
 
 import math
@@ -177,6 +178,8 @@ class Gate:
             self._drift.hit(same=same)
         else:
             self._drift.miss(same=same, expected_wrong=self._expected(level_of(score)))
+        if same and self._certified and score >= self._certified[-1].score:
+            self._drift.right()
         self._note(self.evidence.label(score, same=same, earlier=earlier))
         if self._drift.alarm and self.threshold is not None:
             self.shut()
@@ -204,9 +207,12 @@ class Gate:
         If complaints alone exceed delta of the hits, the gate is shut.
         """
         self._note(self.evidence.complaint(score, earlier))
+        self._drift.complaint()
         totals = self.evidence.totals
-        if self._drift.hit(same=False) or totals["complaints"] > max(1.0, self._delta * totals["served"]):
+        if totals["complaints"] > max(1.0, self._delta * totals["served"]):
             self.shut()
+        else:
+            self._choose()
 
     def shut(self) -> None:
         """Stop serving, and delete all evidence."""
@@ -261,7 +267,7 @@ class Gate:
 
     def progress(self) -> Progress:
         """Return what the evidence lacks; nothing while the gate serves."""
-        found = progress(self.evidence, self._delta, self._alpha, self._judge)
+        found = progress(self.evidence, self.bound, self._alpha, self._judge)
         return found if self.threshold is None else found._replace(lookups=0.0)
 
     def _note(self, changes: list[Change]) -> None:
@@ -293,10 +299,19 @@ class Gate:
         self._usual = [float(x) for x in (counts[:, 2] + PRIOR * overall) / (labels + PRIOR)]
         self._choose()
 
+    @property
+    def bound(self) -> float:
+        """The limit on wrong answers in force: delta, or less after complaints."""
+        return float(self._delta / 2**self._drift.stricter)
+
     def _choose(self) -> None:
-        totals = self.evidence.totals
+        totals, bound = self.evidence.totals, self.bound
         self.threshold = affordable(
-            self._certified, self._delta, totals["served"], totals["expected_wrong"] / MILLION, self.evidence.lookups
+            [one for one in self._certified if one.bound <= bound],
+            self._delta,
+            totals["served"],
+            totals["expected_wrong"] / MILLION,
+            self.evidence.lookups,
         )
 
     def _expected(self, level: int) -> float:

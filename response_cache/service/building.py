@@ -30,6 +30,7 @@ from response_cache.service.similar import SimilarQuestions
 from response_cache.service.upkeep import Upkeep
 from response_cache.store.days import Days
 from response_cache.store.flights import Flights
+from response_cache.store.frequent import FrequentQuestions
 from response_cache.store.scopes import Scopes
 from response_cache.store.shared_evidence import SharedEvidence
 from response_cache.store.store import MIB, Store
@@ -110,13 +111,14 @@ def _build(
     made.stack.push_async_callback(semantic.close)
     days = Days(redis)
     made.stack.push_async_callback(share, days)
+    frequent = FrequentQuestions(redis, keys, store.namer, clock)
     cache = ResponseCache(
-        *(keys, store, Flights(redis, FLIGHT_S), scopes, semantic, cache_metrics, days),
+        *(keys, store, Flights(redis, FLIGHT_S), scopes, semantic, frequent, cache_metrics, days),
         max_entry_bytes=settings.cache_max_entry_kib * 1024,
         client_scopes=settings.cache_client_scopes,
         clock=clock,
     )
-    upkeep = Upkeep(keys, store, scopes, semantic, cache_metrics, days, clock)
+    upkeep = Upkeep(keys, store, scopes, semantic, frequent, cache_metrics, days, clock)
     service = ResponseCacheService(cache, upkeep, settings.cache_gateways, settings.cache_invalidations, cache_metrics)
     add = partial(rpc.add_ResponseCacheServicer_to_server, service)
     keys_round = (made.reload_s, "keys", partial(asyncio.to_thread, keys.refresh))

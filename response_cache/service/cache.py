@@ -14,6 +14,7 @@ from lpc.wire.redis_reach import RedisFailed, RedisRefused
 from response_cache.keys.canonical import REMEMBERED, Names, Request, Scope
 from response_cache.keys.sealing import Keys
 from response_cache.keys.tickets import Flight, Served, Tickets
+from response_cache.semantic.time_sensitive import time_sensitive
 from response_cache.service.metrics import CacheMetrics
 from response_cache.service.opening import Opener, offload
 from response_cache.service.outcomes import Hit, Miss, Stored
@@ -23,12 +24,17 @@ from response_cache.store.answers import Answer, Refusal, not_kept, refused
 from response_cache.store.days import DAY_S, Days
 from response_cache.store.entry import Entry
 from response_cache.store.flights import Flights
+from response_cache.store.frequent import FrequentQuestions
 from response_cache.store.scopes import Scopes, ScopeSettings
 from response_cache.store.store import Store
 
 MAX_WAIT_S: Final = 60.0
 LISTED_S: Final = 60.0
 """Seconds for which a scope counts as still on its client's list, which may be on another node of a Cluster."""
+TURNS: Final = 5
+"""Latest texts of the user that may make a request time-sensitive, since a later one may refer to it ("And in Paris?")."""
+COUNTING: Final = 256
+"""Look-ups that are counted at a time; more are not counted."""
 MAX_NAME: Final = 256
 """Longest scope or tenant in characters."""
 
@@ -42,6 +48,7 @@ class ResponseCache:
         flights: single flight of equal requests.
         scopes: the operator's settings.
         semantic: the semantic tier.
+        frequent: counts questions in scopes with `warm_up`.
         metrics: Prometheus metrics.
         days: counts by day.
         max_entry_bytes: largest answer that is cached.
@@ -56,6 +63,7 @@ class ResponseCache:
         flights: Flights,
         scopes: Scopes,
         semantic: SimilarQuestions,
+        frequent: FrequentQuestions,
         metrics: CacheMetrics,
         days: Days,
         *,
@@ -66,6 +74,8 @@ class ResponseCache:
         self.scopes = scopes
         self._store = store
         self._semantic = semantic
+        self._frequent = frequent
+        self._counting: set[asyncio.Task[None]] = set()
         self._keys = keys
         self._namer = store.namer
         self._tickets = Tickets(store.namer)
@@ -103,15 +113,27 @@ class ResponseCache:
         elif admitted is None:
             outcome = Miss("unavailable")
         else:
-            names = await offload(request.size, lambda: self._namer.names(client, request, last_turn=False))
+            names, now = await offload(request.size, lambda: self._read(client, request, settings, last_turn=False))
             try:
-                outcome = await self._find(client, request, names, settings, wait_s, exact_only=exact_only)
+                outcome = await self._find(client, request, names, settings, wait_s, exact_only=exact_only, about_now=now)
             except RedisFailed:
                 outcome = Miss("unavailable")
+            if settings.warm_up and not now and not exact_only and len(self._counting) < COUNTING:
+                task = asyncio.get_running_loop().create_task(self._count(names, request))
+                self._counting.add(task)
+                task.add_done_callback(self._counting.discard)
         self._metrics.looked_up(self.scopes.label(request.scope), outcome)
         if admitted:  # else the scope is not on the client's list, and anybody could create any number of counts
             self._days.count(scope, self._clock(), _amounts(outcome))
         return outcome
+
+    async def counted(self) -> None:
+        """Wait until all look-ups so far were counted."""
+        await asyncio.gather(*self._counting)
+
+    async def _count(self, names: Names, request: Request) -> None:
+        with contextlib.suppress(RedisFailed):
+            await self._frequent.count(names.scope, names.exact, request)
 
     def too_large_to_look_up(self, scope: str) -> Miss:
         """Count a request that is too large to look up, and return the miss."""
@@ -151,7 +173,7 @@ class ResponseCache:
         """
         _check(request)
         settings = self.scopes.of(request.scope)
-        names = await offload(request.size, lambda: self._namer.names(client, request, last_turn=settings.learns))
+        names, now = await offload(request.size, lambda: self._read(client, request, settings, last_turn=settings.learns))
         ticket = self._tickets.read(client, request.tenant, Flight, flight)
         if ticket is not None and (ticket.scope, ticket.entry) != (names.scope, names.exact):
             ticket = None
@@ -164,7 +186,7 @@ class ResponseCache:
             if no_store and not aborted:
                 because = "no_store"
             if because is None:
-                because = await self._put(client, request, answer, names, settings, ticket)
+                because = await self._put(client, request, answer, names, settings, ticket, about_now=now)
         except RedisFailed:
             because = because or "unavailable"
         if ticket is not None:
@@ -173,6 +195,11 @@ class ResponseCache:
                 await self._flights.end(names.scope, names.exact, ticket.token.encode(), kept=because is None, again=again)
         self._metrics.stored(self.scopes.label(request.scope), because)
         return Stored(refusal=because) if because is not None else Stored(self._exact_ticket(client, request, names))
+
+    def _read(self, client: str, request: Request, settings: ScopeSettings, *, last_turn: bool) -> tuple[Names, bool]:
+        """Return the names of a request, and whether it is time-sensitive."""
+        now = settings.time_sensitive and any(map(time_sensitive, request.user_texts()[-TURNS:]))
+        return self._namer.names(client, request, last_turn=last_turn and not now), now
 
     def _exact_ticket(self, client: str, request: Request, names: Names) -> bytes:
         return self._tickets.give(client, request.tenant, Served(names.scope, names.exact, "exact", 1.0))
@@ -188,6 +215,7 @@ class ResponseCache:
         wait_s: float,
         *,
         exact_only: bool,
+        about_now: bool,
     ) -> Hit | Miss:
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -214,7 +242,9 @@ class ResponseCache:
                 if state == "stored":
                     continue
             miss: Hit | Miss = Miss("cold")
-            if not exact_only and settings.learns:
+            if settings.learns and about_now:
+                miss = Miss("time_sensitive")
+            elif not exact_only and settings.learns:
                 by_turn = await offload(request.size, partial(self._namer.with_last_turn, names, request))
                 miss = await self._semantic.lookup(client, by_turn, request, settings, opener)
             self._metrics.lookup_seconds.observe(loop.time() - began)
@@ -247,6 +277,8 @@ class ResponseCache:
         names: Names,
         settings: ScopeSettings,
         flight: Flight | None,
+        *,
+        about_now: bool,
     ) -> Refusal | None:
         if not await self._admitted(client, request, names.scope):
             return "scopes"
@@ -259,15 +291,16 @@ class ResponseCache:
                 return "stale"
         await self._admitted(client, request, names.scope, generation)
         now = self._clock()
+        ends = now + (min(settings.life_s, settings.time_sensitive_ttl_s) if about_now else settings.life_s)
         entry = Entry(
-            *(client, request.scope, request.tenant, request.last_turn or "", answer, now, now + settings.life_s, generation),
+            *(client, request.scope, request.tenant, request.last_turn or "", answer, now, ends, generation),
             partition=names.partition or b"",
         )
         keyring = self._keys.current
         record = await offload(answer.size, lambda: entries.seal(entry, names.scope, names.exact, keyring))
         if len(record) > min(settings.max_mib, settings.tenant_mib) * 2**20:
             return "full"
-        vector = await self._semantic.vector(names, request, settings, entry.expires_at, generation)
+        vector = await self._semantic.vector(names, request, settings, min(ends, now + settings.semantic_life_s), generation)
         token = b"" if flight is None else flight.token.encode()
         put = await self._store.put(names, entry, record, settings, vector=vector, flight=token)
         self._metrics.evicted(self.scopes.label(request.scope), put)

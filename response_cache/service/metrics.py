@@ -14,6 +14,8 @@ from response_cache.store.store import Put
 
 BOUNDS: Final = ("entries", "bytes", "tenant_entries", "tenant_bytes")
 """Limits that evict answers, in the order of the counts of `Put`."""
+VERDICTS: Final = ("right", "wrong", "other_question", "incorrect", "outdated")
+"""Verdicts of users: the last three are reasons why an answer was wrong."""
 
 
 class CacheMetrics:
@@ -59,7 +61,11 @@ class CacheMetrics:
             "Forged or outdated values in the Redis of the response caches by kind, which are ignored.",
             ["what"],
         )
-        self.feedback = counter("lpc_cache_feedback", "Feedback on served answers.", ["scope", "verdict"])
+        self.feedback = counter(
+            "lpc_cache_feedback",
+            "Feedback on served answers: right, wrong, or the reason why it was wrong.",
+            ["scope", "verdict"],
+        )
         self.redis_up = gauge("lpc_cache_redis_up", "1 while the Redis of the response caches answers, else 0.")
         self.threshold = gauge(
             "lpc_cache_threshold",
@@ -69,6 +75,11 @@ class CacheMetrics:
         self.error_bound = gauge(
             "lpc_cache_error_bound",
             "Upper bound on the share of wrong answers among semantic hits; NaN if the tier serves nothing.",
+            ["client", "scope"],
+        )
+        self.bound = gauge(
+            "lpc_cache_bound",
+            "Limit on the share of wrong answers among semantic hits: the scope's, or less after complaints.",
             ["client", "scope"],
         )
         self.labels = gauge("lpc_cache_labels", "Labels in the semantic tier's window of evidence.", ["client", "scope"])
@@ -88,7 +99,7 @@ class CacheMetrics:
                 self.stores.labels(scope, result)
             for bound in BOUNDS:
                 self.evictions.labels(scope, bound)
-            for verdict in ("right", "wrong"):
+            for verdict in VERDICTS:
                 self.feedback.labels(scope, verdict)
             for verdict in ("same", "different", "unasked"):
                 self.judgements.labels(scope, verdict)
@@ -110,6 +121,7 @@ class CacheMetrics:
         threshold = in_force.threshold
         self.threshold.labels(client, scope).set(nan if threshold is None else threshold)
         self.error_bound.labels(client, scope).set(nan if threshold is None else in_force.error_bound)
+        self.bound.labels(client, scope).set(nan if in_force.bound is None else in_force.bound)
         self.labels.labels(client, scope).set(in_force.labels)
 
     def judged(self, scope: str, same: bool | None) -> None:

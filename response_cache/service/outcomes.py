@@ -18,6 +18,7 @@ Reason: TypeAlias = Literal[
     "below_threshold",
     "unavailable",
     "audited",
+    "time_sensitive",
 ]
 
 
@@ -75,9 +76,11 @@ class InForce(NamedTuple):
         error_bound: upper bound on the share of wrong answers among those served.
         labels: number of labels in the window of evidence.
         different: number of labels "different" among them.
+        bound: lowest limit on wrong answers among the tenants; complaints lower it. None without a tenant.
     """
 
     threshold: float | None = None
     error_bound: float = 0.0
     labels: int = 0
     different: int = 0
+    bound: float | None = None

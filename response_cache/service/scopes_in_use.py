@@ -269,7 +269,8 @@ def in_force_of(scope: InUse, tier: Tier) -> InForce:
     gates = [tenant.gate for tenant in scope.tenants.values() if tenant.tier == tier]
     counts = [gate.evidence.counts() for gate in gates]
     labels, different = sum(int(one[:, 1:3].sum()) for one in counts), sum(int(one[:, 2].sum()) for one in counts)
+    bound = min((gate.bound for gate in gates), default=None)
     found = [gate.threshold for gate in gates if gate.threshold is not None]
     if not found:
-        return InForce(labels=labels, different=different)
-    return InForce(min(one.score for one in found), max(one.bound for one in found), labels, different)
+        return InForce(labels=labels, different=different, bound=bound)
+    return InForce(min(one.score for one in found), max(one.bound for one in found), labels, different, bound)

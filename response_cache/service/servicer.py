@@ -21,6 +21,7 @@ from response_cache.service.outcomes import Hit, Miss
 from response_cache.service.upkeep import Upkeep
 from response_cache.store.answers import Answer
 from response_cache.store.days import KEPT_DAYS
+from response_cache.store.frequent import QUESTIONS
 
 log = logging.getLogger(__name__)
 
@@ -107,8 +108,9 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         """Record a user's feedback on an answer."""
         del context
         self._check_tenant(request.tenant)
+        wrong, drop, tenant, reason = request.wrong, request.drop, request.tenant, _reason(request.reason)
         counted, dropped = await self._upkeep.feedback(
-            *(CALLER.get().name, request.entry_id), wrong=request.wrong, drop=request.drop, tenant=request.tenant
+            *(CALLER.get().name, request.entry_id), wrong=wrong, drop=drop, tenant=tenant, reason=reason
         )
         return pb.FeedbackResponse(counted=counted, dropped=dropped)
 
@@ -137,6 +139,17 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         if wait := caller.take("reports", REPORTS / 60, REPORTS):
             raise Overloaded(f"client {caller.name} may call Report {REPORTS} times a minute: try again in {wait:.1f} s", wait)
         return await self._upkeep.report(caller.name, request.scope or None, request.days or DAYS)
+
+    async def Frequent(self, request: pb.FrequentRequest, context: Context) -> pb.FrequentResponse:  # noqa: N802
+        """Return what a tenant asked most often yesterday."""
+        del context
+        caller = CALLER.get()
+        caller.admit(1)
+        self._check_tenant(request.tenant)
+        most = min(request.most, QUESTIONS)
+        found = await self._upkeep.yesterday(caller.name, request.scope, request.tenant, most) if most else []
+        questions = [pb.FrequentQuestion(lookups=one.lookups, body=one.body) for one in found or ()]
+        return pb.FrequentResponse(questions=questions, known=found is not None)
 
     def _count_invalidation(self) -> str:
         """Count a call of Invalidate; return the client's name. Raises Overloaded."""
@@ -202,6 +215,12 @@ def answer_of(response: pb.Response) -> Answer:
         finish_reason=response.finish_reason,
         engine_s=response.engine_s,
     )
+
+
+def _reason(reason: "pb.Complaint.ValueType") -> str:
+    """Return the name of a complaint's reason; empty if it is unspecified, or only a newer client knows it."""
+    known = reason and reason in pb.Complaint.values()
+    return pb.Complaint.Name(reason).removeprefix("COMPLAINT_").lower() if known else ""
 
 
 def _response(answer: Answer) -> pb.Response:

@@ -9,6 +9,7 @@ The scopes in use (`scopes_in_use.py`) have the indexes of vectors and the gates
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -36,6 +37,8 @@ from response_cache.store.scopes import ScopeSettings
 from response_cache.store.shared_evidence import SharedEvidence
 from response_cache.store.store import Store
 from response_cache.store.vectors import Vector, Vectors
+
+log = logging.getLogger(__name__)
 
 CERTAIN: Final = 1.0
 """Score of all candidates of the normalised tier."""
@@ -92,7 +95,12 @@ class SimilarQuestions:
             name, record, served_before = found
             entry = await opener.open(names.scope, name, record)
             # The mapping is not sealed: the question is compared.
-            if entry is not None and entry.partition == names.partition and alike(question, entry.question):
+            if (
+                entry is not None
+                and entry.partition == names.partition
+                and alike(question, entry.question)
+                and entry.life(self._clock())[0] < settings.semantic_life_s
+            ):
                 return self._decided(
                     *(client, names, request, settings, "normalised", name, entry), CERTAIN, served_before=served_before
                 )
@@ -172,7 +180,7 @@ class SimilarQuestions:
             age, remaining = entry.life(self._clock())
             ticket = self._tickets.give(client, request.tenant, Served(names.scope, name, tier, score))
             return Hit(
-                *(ticket, tier, entry.answer, age, remaining),
+                *(ticket, tier, entry.answer, age, min(remaining, max(0.0, settings.semantic_life_s - age))),
                 similarity=similarity,
                 error_bound=threshold.bound,
                 question=entry.question,
@@ -254,15 +262,23 @@ class SimilarQuestions:
         else:
             await judged(equal_text(answer.text(), entry.answer.text()))
 
-    async def complain(self, served: Served, ticket: bytes, settings: ScopeSettings, tenant_name: str) -> bool:
-        """Record a complaint about an answer that a tenant got; return False if it is not the first one."""
+    async def complain(
+        self, served: Served, ticket: bytes, settings: ScopeSettings, tenant_name: str, *, outdated: bool
+    ) -> bool:
+        """Record a complaint about an answer that a tenant got; return False if it is not the first one.
+
+        An ``outdated`` answer was to the right question, so it says nothing about similarity.
+        """
         # Otherwise one user could shut the tier for the whole tenant by repeated complaints.
         if not await self._evidence.first_complaint(served.scope, self._store.namer.proof(b"complaint", ticket)):
             return False
-        if served.source != "exact" and settings.mode_of(served.source) != "off":
+        if served.source != "exact" and settings.mode_of(served.source) != "off" and not outdated:
             tenant = self._tenant(served.scope, settings, tenant_name, served.source)
             earlier = await self._evidence.label(served.scope, tenant.place, served.entry, served.score, same=False)
+            before = tenant.gate.bound
             tenant.gate.complain(served.score, earlier)
+            if tenant.gate.bound < before:
+                log.warning("users complained: a tenant's bound on wrong semantic answers is now %.2g", tenant.gate.bound)
             tenant.share_soon()
         return True
 

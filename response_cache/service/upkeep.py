@@ -14,6 +14,7 @@ from response_cache.service.metrics import CacheMetrics
 from response_cache.service.outcomes import SOURCES, Reason
 from response_cache.service.similar import SimilarQuestions
 from response_cache.store.days import DAY_S, Days, day_of
+from response_cache.store.frequent import Frequent, FrequentQuestions
 from response_cache.store.scopes import Scopes, ScopeSettings
 from response_cache.store.store import Store
 
@@ -30,11 +31,14 @@ class Upkeep:
     store: Store
     scopes: Scopes
     semantic: SimilarQuestions
+    frequent: FrequentQuestions
     metrics: CacheMetrics
     days: Days
     clock: Callable[[], float]
 
-    async def feedback(self, client: str, ticket: bytes, *, wrong: bool, drop: bool, tenant: str = "") -> tuple[bool, bool]:
+    async def feedback(
+        self, client: str, ticket: bytes, *, wrong: bool, drop: bool, tenant: str = "", reason: str = ""
+    ) -> tuple[bool, bool]:
         """Record feedback on an answer; return whether it was counted, and whether the entry was deleted.
 
         The answer to another question counts as wrong only once.
@@ -46,14 +50,17 @@ class Upkeep:
         counts, dropped = True, False
         try:
             if wrong and served.source != "exact" and name is not None:
-                counts = await self.semantic.complain(served, ticket, self.scopes.of(name), tenant)
+                counts = await self.semantic.complain(
+                    served, ticket, self.scopes.of(name), tenant, outdated=reason == "outdated"
+                )
             if drop:
                 self.semantic.forget(served.scope, served.entry)
                 dropped = await self.store.drop(served.scope, served.entry)
         except RedisFailed:
             pass
         if counts:
-            self.metrics.feedback.labels(self.scopes.label(name or ""), "wrong" if wrong else "right").inc()
+            verdict = (reason or "wrong") if wrong else "right"
+            self.metrics.feedback.labels(self.scopes.label(name or ""), verdict).inc()
             if wrong and name is not None:
                 self.days.count(served.scope, self.clock(), {"reported_wrong": 1})
         return counts, dropped
@@ -73,9 +80,20 @@ class Upkeep:
             scopes = await self._of(client, scope)
             for one in scopes.values():
                 await self.store.invalidate(one)
+                if erase:
+                    await self.frequent.erase(one)
             return True, sum([await self.store.erase(one) for one in scopes.values()]) if erase else 0
         except RedisFailed:
             return False, 0
+
+    async def yesterday(self, client: str, scope: str, tenant: str, most: int) -> Sequence[Frequent] | None:
+        """Return a tenant's most frequent questions of yesterday; None if Redis did not respond."""
+        if not self.scopes.of(scope).warm_up:
+            return []
+        try:
+            return await self.frequent.yesterday(self.store.namer.scope(client, scope), tenant, most)
+        except RedisFailed:
+            return None
 
     async def stats(self, client: str, scope: str | None) -> Sequence[pb.ScopeStats]:
         """Return the state of a client's scope, or of all its scopes."""
@@ -112,6 +130,7 @@ class Upkeep:
         if tier == "semantic":
             stats.labels, stats.labels_different = in_force.labels, in_force.different
             stats.error_bound = in_force.error_bound
+            stats.bound_in_force = stats.bound if in_force.bound is None else in_force.bound
             if in_force.threshold is not None:
                 stats.threshold = in_force.threshold
 

@@ -17,6 +17,8 @@
 | `lpc:rc:{S}:f:<id>` | string, PX | a flight: token of the caller that waits for the engine |
 | `lpc:rc:{S}:q:<id>` | string, PX | this question has had a hit of another question |
 | `lpc:rc:{S}:w:<name>` | string, EX | this answer was reported wrong, which counts once |
+| `lpc:rc:{S}:m:<tenant>:<day>` | zset | look-ups of a tenant's most frequent questions on one day, in scopes with `warm_up` |
+| `lpc:rc:{S}:r:<day>` | hash | `tenant:id` to the sealed request of a question that came twice |
 | `lpc:rc:{C}:s` | hash | the client's scopes: S to the encrypted name |
 
 Evidence and clusters of the normalised tier have `:normalised` after the tenant. S, C, names and ids are HMACs in URL-safe

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeAlias, get_args
+from typing import Annotated, Final, Literal, Self, TypeAlias, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from response_cache.semantic.evidence import Tier
 
@@ -24,6 +24,7 @@ LIFE_S: Final[Mapping[KindName, float]] = {
     "creative": HOUR,  # not used: nothing is cached, because users want different answers
 }
 """Default life of an answer by kind, in seconds."""
+Seconds: TypeAlias = Annotated[float, Field(gt=0, le=366 * 24 * HOUR, allow_inf_nan=False)]
 
 
 class ScopeSettings(BaseModel):
@@ -34,7 +35,11 @@ class ScopeSettings(BaseModel):
     kind: KindName = "default"
     mode: Mode = "off"
     normalised: Mode | None = None
-    ttl_s: Annotated[float, Field(gt=0, le=366 * 24 * HOUR, allow_inf_nan=False)] | None = None
+    ttl_s: Seconds | None = None
+    semantic_ttl_s: Seconds | None = None
+    time_sensitive: bool = True
+    time_sensitive_ttl_s: Seconds = HOUR
+    warm_up: bool = False
     any_temperature: bool = False
     bound: Annotated[float, Field(gt=0, lt=1)] = 0.05
     level: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
@@ -44,6 +49,12 @@ class ScopeSettings(BaseModel):
     tenant_entries: Annotated[int, Field(ge=1, le=10_000_000)] = 25_000
     tenant_mib: Annotated[int, Field(ge=1, le=2**20)] = 256
     judge: JudgeName = "text"
+
+    @model_validator(mode="after")
+    def _semantic_hits_end_first(self) -> Self:
+        if self.semantic_ttl_s is not None and self.semantic_ttl_s > self.life_s:
+            raise ValueError(f"semantic_ttl_s must be at most ttl_s ({self.life_s:g}): an answer ends for both tiers then")
+        return self
 
     @property
     def keeps(self) -> bool:
@@ -70,6 +81,11 @@ class ScopeSettings(BaseModel):
     def life_s(self) -> float:
         """Life of an answer in seconds."""
         return LIFE_S[self.kind] if self.ttl_s is None else self.ttl_s
+
+    @property
+    def semantic_life_s(self) -> float:
+        """Seconds for which an answer may serve other questions."""
+        return self.life_s if self.semantic_ttl_s is None else self.semantic_ttl_s
 
 
 class Scopes:

@@ -43,7 +43,7 @@ def profile(name: str) -> dict[str, Service]:
 @pytest.mark.parametrize(("name", "engines"), [("cpu", 2), ("gpu", 1), ("two-gpus", 2), ("gateway", 2)])
 def test_a_profile_has_its_engines_a_sidecar_a_redis_and_the_monitoring(name: str, engines: int) -> None:
     kinds = sorted(re.sub(r"-(gpu|a|b|a-gpu|b-gpu)$", "", service) for service in profile(name))
-    more = ["cache-redis", "caches", "gateway", "secrets"] if name == "gateway" else []
+    more = ["cache-redis", "caches", "gateway", "secrets", "warm"] if name == "gateway" else []
     assert kinds == sorted(["engine"] * engines + ["grafana", "predictor", "prometheus", "redis", *more])
 
 
@@ -166,6 +166,7 @@ def test_each_process_mounts_its_own_secrets_and_no_others() -> None:
         "secrets": {"caches-secrets", "gateway-secrets", "client-secrets"},
         "caches": {"caches-secrets", "cache-redis-password"},
         "gateway": {"gateway-secrets"},
+        "warm": {"client-secrets"},
         "engine-a": {"redis-password"},
         "engine-b": {"redis-password"},
         "redis": {"redis-password"},

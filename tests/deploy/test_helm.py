@@ -11,13 +11,26 @@ import kubernetes_validate
 import pytest
 import yaml
 from pydantic_settings import BaseSettings
+from typer.testing import CliRunner
 
 from eviction_client.settings import ClientSettings
+from lpc_apps.commands.cli import app
 from predictor_service.settings import ServiceSettings
 from response_cache.gateway.settings import GatewaySettings
 from response_cache.service.settings import CacheServerSettings
 from tests.deploy.chart import CHART, OF_THE_CHART_ALONE, VALUES, Object, alike, charted, helm
-from tests.deploy.test_kubernetes import OVERLAYS, OWN_LABELS, RELEASES, containers, named, pods, rendered
+from tests.deploy.test_kubernetes import (
+    OVERLAYS,
+    OWN_LABELS,
+    RELEASES,
+    containers,
+    kustomized,
+    named,
+    pods,
+    render,
+    rendered,
+    secret_data,
+)
 from tests.dockerfile import ROOT
 
 OPERATORS = {"PodMonitor", "PrometheusRule"}
@@ -168,6 +181,48 @@ def test_response_caches_leave_sidecars_and_engines_alone() -> None:
     assert plain.items() <= cached.items()
     added = {name.partition(" ")[2] for name in cached.keys() - plain.keys()}
     assert {name.removeprefix("lpc-").partition("-")[0] for name in added} == {"gateway", "caches", "response"}
+
+
+WARM = "gateway.warm.enabled=true"
+
+
+@pytest.fixture(scope="module")
+def warmed(tmp_path_factory: pytest.TempPathFactory) -> list[Object]:
+    """The overlay `gateway` with the component `warm`."""
+    tree = kustomized(tmp_path_factory.mktemp("warm") / "deploy")
+    page = tree / "overlays/gateway/kustomization.yaml"
+    page.write_text(page.read_text().replace("components:\n", "components:\n  - ../../components/warm\n"))
+    return render(tree / "overlays/gateway")
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_warm_up_is_the_same_in_chart_and_component(warmed: list[Object], release: str) -> None:
+    ours, theirs = alike(charted("gateway", "--set", WARM)), alike(warmed)
+    assert set(ours) - OF_THE_CHART_ALONE == set(theirs)
+    names = {f"{kind} lpc-gateway-warm" for kind in ("CronJob", "NetworkPolicy")}
+    assert set(theirs) - set(alike(rendered("gateway"))) == names
+    for name in names:
+        assert ours[name] == theirs[name]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            kubernetes_validate.validate(ours[name], release, strict=True)
+
+
+def test_the_warm_up_runs_a_command_that_exists_with_the_token_of_one_client() -> None:
+    chosen = "gateway.clients={app,web},gateway.warm.client=web,gateway.warm.scopes={faq,support}"
+    objects = charted("gateway", "--set", f"{WARM},{chosen}", "--set-string", "gateway.warm.schedule=5 1 * * *")
+    job = named(objects, "CronJob", "lpc-gateway-warm")
+    (pod,) = [pod for owner, pod in pods(objects) if owner == "CronJob lpc-gateway-warm"]
+    (container,) = pod["spec"]["containers"]
+    assert job["spec"]["schedule"] == "5 1 * * *" and container["args"][-2:] == ["--scope=faq", "--scope=support"]
+    usage = CliRunner().invoke(app, ["cache", "warm", "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+    assert all(word.partition("=")[0] in usage for word in container["args"][2:])
+    secret = next(volume["secret"] for volume in pod["spec"]["volumes"] if "secret" in volume)
+    (item,) = secret["items"]
+    assert item["key"] in secret_data(objects, secret["secretName"])
+    security = pod["spec"]["securityContext"]
+    assert security["runAsNonRoot"] is True and pod["spec"]["automountServiceAccountToken"] is False
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
 
 
 def test_an_operators_secrets_take_the_place_of_the_charts() -> None:

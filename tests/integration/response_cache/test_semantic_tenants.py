@@ -1,11 +1,14 @@
 """No tenant opens the semantic tier for another one, or shuts it: evidence is a tenant's own."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.processes import RedisServer
 from response_cache.semantic import gate as gates
+from response_cache.semantic.drift import EACH
 from response_cache.service.outcomes import Hit
 from tests.semantic_traffic import Caches, drive, fill, question
 
@@ -59,3 +62,52 @@ async def complain(caches: Caches, tenant: str) -> int:
     for hit in served:
         await caches.upkeep.feedback("gateway", hit.ticket, wrong=True, drop=False, tenant=tenant)
     return len(served)
+
+
+def bound_of(caches: Caches, tenant: str) -> float:
+    """Return the bound in force for a tenant."""
+    return caches.semantic._tenant(caches.store.namer.scope("gateway", "faq"), caches.scopes.of("faq"), tenant).gate.bound
+
+
+async def served(caches: Caches, tenant: str, of: range) -> list[bytes]:
+    """Return the tickets of what a tenant is served."""
+    found = [await caches.cache.lookup("gateway", question(i, reworded=True, tenant=tenant)) for i in of]
+    return [one.ticket for one in found if isinstance(one, Hit)]
+
+
+async def test_a_flood_of_complaints_makes_the_tier_stricter_for_its_own_tenant_alone_and_over_a_restart(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    many = 1400
+    caches = Caches(redis_server.url, tmp_path, many)
+    for tenant in ("attacker", "victim"):
+        await fill(caches, many, tenant=tenant)
+        await drive(caches, never, "text", range(many - 100), tenant=tenant)
+    tickets = await served(caches, "attacker", range(many - 100, many - 50))
+    theirs = await served(caches, "victim", range(many - 100, many - 50))
+    assert len(tickets) > 2 * EACH and theirs
+
+    async def complain_of(tickets: Sequence[bytes], **fields: Any) -> int:
+        done = [await caches.upkeep.feedback("gateway", one, drop=False, tenant="attacker", **fields) for one in tickets]
+        return sum(counted for counted, _ in done)
+
+    # What another tenant was served, what nobody was, and one answer many times.
+    assert await complain_of([*theirs, b"", b"x" * 5000, *(ticket[::-1] for ticket in tickets)], wrong=True) == 0
+    assert await complain_of([tickets[0]] * 50, wrong=True) <= 1
+    assert bound_of(caches, "attacker") == bound_of(caches, "victim") == 0.05
+    # An outdated answer was to the right question.
+    assert await complain_of(tickets[1 : EACH + 2], wrong=True, reason="outdated") == EACH + 1
+    assert bound_of(caches, "attacker") == 0.05
+    await complain_of(tickets[EACH + 2 :], wrong=True)
+    assert bound_of(caches, "attacker") < 0.05 == bound_of(caches, "victim")
+    # Praise is no evidence: it undoes nothing and opens nothing.
+    await complain_of(tickets * 20, wrong=False)
+    await caches.semantic.sync(2.0 * many)
+    assert bound_of(caches, "attacker") < 0.05
+    assert await served(caches, "victim", range(many - 50, many))
+    await caches.close()
+    again = Caches(redis_server.url, tmp_path, many)
+    assert bound_of(again, "attacker") == bound_of(again, "victim") == 0.05  # before it has read Redis
+    await again.semantic.sync(0.0)
+    assert bound_of(again, "attacker") < 0.05 == bound_of(again, "victim")
+    await again.close()

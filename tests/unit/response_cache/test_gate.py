@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from response_cache.semantic.drift import EACH, RIGHT, STEPS, Drift
 from response_cache.semantic.evidence import NO_RECORD, Evidence
-from response_cache.semantic.gate import AUDITS, Decision, Gate
+from response_cache.semantic.gate import AUDITS, RECONSIDERED, Decision, Gate
 from response_cache.semantic.threshold import JudgeError, upper_limit
 
 Stream = tuple[NDArray[np.float64], NDArray[np.bool_]]
@@ -160,13 +161,78 @@ def test_more_wrong_misses_only_raise_the_audits_until_hits_are_right() -> None:
     assert Decision.SERVE in [gate.decide(0.999, b"after %d" % i) for i in range(20)]
 
 
-def test_complaints_shut_the_gate() -> None:
+def opened(seed: int, lookups: int = 9000) -> Gate:
+    gate = Gate(draw=random.Random(seed))
+    served, _ = replay(gate, flat(lookups, 0.0)(np.random.default_rng(seed)))
+    assert gate.threshold is not None and served > 400
+    return gate
+
+
+def test_complaints_beyond_the_bound_shut_the_gate() -> None:
     gate = Gate(draw=random.Random(2))
-    replay(gate, flat(1500, 0.0)(np.random.default_rng(2)))
-    assert gate.threshold is not None
+    served, _ = replay(gate, flat(1500, 0.0)(np.random.default_rng(2)))
+    for _ in range(int(0.05 * served) + 1):
+        assert not gate.forgotten
+        gate.complain(0.999)
+    assert gate.threshold is None and gate.forgotten
+
+
+def test_one_complaint_only_audits_all_hits_until_enough_are_right() -> None:
+    gate = opened(2)
     for _ in range(3):
         gate.complain(0.999)
-    assert gate.threshold is None
+    assert {gate.decide(0.999, b"while %d" % i) for i in range(50)} == {Decision.AUDIT}
+    for _ in range(12):
+        gate.learn(0.999, same=True, decision=Decision.AUDIT)
+    assert Decision.SERVE in [gate.decide(0.999, b"after %d" % i) for i in range(20)]
+    assert gate.bound == 0.05
+
+
+def test_ten_complaints_halve_the_bound_and_right_answers_restore_it() -> None:
+    gate = opened(3)
+    for count in range(1, 2 * EACH):
+        gate.complain(0.999)
+        assert gate.bound == (0.05 if count < EACH else 0.025)
+    assert gate.threshold is None or gate.threshold.bound <= 0.025
+    rights = 0
+    while gate.bound < 0.05:
+        gate.learn(0.999, same=True, decision=Decision.AUDIT)
+        rights += 1
+    assert RIGHT * (EACH - 1) <= rights <= 3 * RIGHT * EACH
+    for _ in range(RECONSIDERED):
+        gate.learn(0.999, same=True, decision=Decision.AUDIT)
+    assert gate.threshold is not None
+
+
+def test_right_answers_that_would_not_be_served_do_not_restore_the_bound() -> None:
+    gate = opened(4)
+    for _ in range(EACH):
+        gate.complain(0.999)
+    for i in range(600):
+        gate.learn(0.5, same=True, decision=gate.decide(0.5, b"far %d" % i))
+    assert gate.bound == 0.025
+
+
+def test_any_number_of_complaints_can_be_undone() -> None:
+    drift = Drift(0.05)
+    for _ in range(10_000):
+        drift.complaint()
+    assert drift.stricter == STEPS
+    for _ in range((STEPS + 1) * EACH * RIGHT):
+        drift.right()
+    assert drift.stricter == 0
+
+
+def test_a_restart_keeps_the_stricter_bound() -> None:
+    gate, other = opened(5), Gate()
+    for _ in range(EACH):
+        gate.complain(0.999)
+    pending = gate.pending()
+    kept: dict[str, int] = {}
+    for field, amount in [*pending.changes, *pending.steps]:
+        kept[field] = max(0, kept.get(field, 0) + amount)
+    other.merge(kept, other.pending())
+    assert other.bound == gate.bound == 0.025
 
 
 def test_a_gate_in_shadow_mode_serves_nothing() -> None:
