@@ -230,15 +230,12 @@ def bench_semantic(
     report(lambda: semantic.run(folder, models, model, streams=streams, bound=bound, sets=names, page=page), output)
 
 
-@app.command("users")
-def bench_users(
-    seeds: Annotated[str, typer.Option(help="Seeds of the workload.")] = "0,1",
-    output: Output = None,
-) -> None:
-    """Simulate bounds that know the true laws of the users of workload `users`, against LRU and the plug-in."""
-    from benchmarks import known_users
+@app.command("time-sensitive")
+def bench_time_sensitive(folder: Questions, output: Output = None) -> None:
+    """Share of public questions that the response caches take for time-sensitive."""
+    from benchmarks import time_sensitive
 
-    report(lambda: known_users.run(_seeds(seeds)), output)
+    report(lambda: time_sensitive.run(folder), output)
 
 
 @app.command("rules-worst")

@@ -105,26 +105,35 @@ def read(folder: Path, models: Path, model: str, names: tuple[str, ...] = tuple(
 
 
 def _read(name: str, folder: Path, model: Path) -> Questions:
-    paths = [folder / file for file in FILES[name].files]
-    pairs: list[Pair] = []
-    answers: dict[str, int] = {}
-    if name in INTENTS:
-        numbers: dict[str, int] = {}
-        for text, intent in _INTENT_READERS[name](paths):
-            answers.setdefault(text, numbers.setdefault(intent, len(numbers)))
-    else:
-        pairs = [pair for pair in _pairs(name, paths[0]) if pair[0] != pair[1]]
-        answers = _components(pairs)
-    texts = sorted(answers)
-    at = {text: number for number, text in enumerate(texts)}
-    vectors = _vectors(texts, folder / f"{name}.vectors.npz", model)
+    answers, pairs = _labelled(name, folder)
+    questions = sorted(answers)
+    at = {text: number for number, text in enumerate(questions)}
+    vectors = _vectors(questions, folder / f"{name}.vectors.npz", model)
     near, similarities = _nearest(vectors)
     different = {(answers[a], answers[b]) for a, b, same in pairs if not same}
     return Questions(
-        *(name, texts, vectors, np.array([answers[text] for text in texts])),
+        *(name, questions, vectors, np.array([answers[text] for text in questions])),
         *([(at[a], at[b]) for a, b, _ in pairs], different | {(b, a) for a, b in different}),
         *(near, similarities),
     )
+
+
+def texts(name: str, folder: Path) -> list[str]:
+    """Return the different questions of a set whose files a folder holds."""
+    return sorted(_labelled(name, folder)[0])
+
+
+def _labelled(name: str, folder: Path) -> tuple[dict[str, int], list[Pair]]:
+    """Return the number of each question's answer, and the pairs of a set of pairs."""
+    paths = [folder / file for file in FILES[name].files]
+    if name not in INTENTS:
+        pairs = [pair for pair in _pairs(name, paths[0]) if pair[0] != pair[1]]
+        return _components(pairs), pairs
+    answers: dict[str, int] = {}
+    numbers: dict[str, int] = {}
+    for text, intent in _INTENT_READERS[name](paths):
+        answers.setdefault(text, numbers.setdefault(intent, len(numbers)))
+    return answers, []
 
 
 def _banking(paths: list[Path]) -> Iterator[tuple[str, str]]:

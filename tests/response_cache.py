@@ -113,14 +113,14 @@ class Caches:
         self.days = Days(self.redis)
         frequent = FrequentQuestions(self.redis, self.keys, self.store.namer, self.clock)
         self.cache = ResponseCache(
-            *(self.keys, self.store, Flights(self.redis, flight_s), self.scopes),
-            *(self.semantic, frequent, self.metrics, self.days),
+            *(self.keys, self.store, Flights(self.redis, flight_s), self.scopes, self.semantic, frequent, self.metrics),
+            self.days,
             max_entry_bytes=64 * 1024,
             client_scopes=client_scopes,
             clock=self.clock,
         )
         self.upkeep = Upkeep(
-            *(self.keys, self.store, self.scopes, self.semantic, frequent, self.metrics, self.days, self.clock),
+            *(self.keys, self.store, self.scopes, self.semantic, frequent, self.metrics, self.days, self.clock)
         )
 
     async def close(self) -> None:

@@ -72,6 +72,7 @@ def scope_of(stats: pb.ScopeStats) -> dict[str, Any]:
         "entries": stats.entries,
         "ttl_s": stats.ttl_s,
         "bound": stats.bound,
+        "bound_in_force": stats.bound_in_force,
         "level": stats.level,
         "threshold": stats.threshold if stats.HasField("threshold") else None,
         "tiers": {_name(tier): _tier(tier) for tier in stats.tiers if tier.source in pb.Source.values()},

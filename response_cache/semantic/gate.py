@@ -267,7 +267,7 @@ class Gate:
 
     def progress(self) -> Progress:
         """Return what the evidence lacks; nothing while the gate serves."""
-        found = progress(self.evidence, self._delta, self._alpha, self._judge)
+        found = progress(self.evidence, self.bound, self._alpha, self._judge)
         return found if self.threshold is None else found._replace(lookups=0.0)
 
     def _note(self, changes: list[Change]) -> None:

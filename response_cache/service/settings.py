@@ -41,9 +41,9 @@ class CacheSettings(ServiceSettings):
     )
     cache_scopes: dict[str, ScopeSettings] = Field(
         default_factory=dict,
-        description="Rules of each scope, by name; `default` applies to others. Limits: kind, mode, normalised, ttl_s, "
-        "any_temperature, bound, level, max_entries, max_mib, tenant_entries, tenant_mib. "
-        "Evidence: evidence, judge.",
+        description="Rules of each scope, by name; `default` applies to others. Limits: kind, mode, normalised, "
+        "any_temperature, bound, level, max_entries, max_mib, tenant_entries, tenant_mib. Lives: ttl_s, semantic_ttl_s, "
+        "time_sensitive, time_sensitive_ttl_s. Evidence: evidence, judge. Warm-up: warm_up.",
     )
     cache_client_scopes: int = Field(
         64,

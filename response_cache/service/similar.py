@@ -95,7 +95,12 @@ class SimilarQuestions:
             name, record, served_before = found
             entry = await opener.open(names.scope, name, record)
             # The mapping is not sealed: the question is compared.
-            if entry is not None and entry.partition == names.partition and alike(question, entry.question):
+            if (
+                entry is not None
+                and entry.partition == names.partition
+                and alike(question, entry.question)
+                and entry.life(self._clock())[0] < settings.semantic_life_s
+            ):
                 return self._decided(
                     *(client, names, request, settings, "normalised", name, entry), CERTAIN, served_before=served_before
                 )
@@ -262,7 +267,7 @@ class SimilarQuestions:
     ) -> bool:
         """Record a complaint about an answer that a tenant got; return False if it is not the first one.
 
-        An ``outdated`` answer was to the right question, so that it is no evidence about similarity.
+        An ``outdated`` answer was to the right question, so it says nothing about similarity.
         """
         # Otherwise one user could shut the tier for the whole tenant by repeated complaints.
         if not await self._evidence.first_complaint(served.scope, self._store.namer.proof(b"complaint", ticket)):

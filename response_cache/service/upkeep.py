@@ -131,6 +131,7 @@ class Upkeep:
         if tier == "semantic":
             stats.labels, stats.labels_different = in_force.labels, in_force.different
             stats.error_bound = in_force.error_bound
+            stats.bound_in_force = stats.bound if in_force.bound is None else in_force.bound
             if in_force.threshold is not None:
                 stats.threshold = in_force.threshold
 
