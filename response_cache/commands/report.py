@@ -87,7 +87,6 @@ def _tier(tier: pb.TierStats) -> dict[str, Any]:
     return {
         "mode": tier.mode,
         "error_bound": tier.error_bound if tier.HasField("error_bound") else None,
-        "bound_in_force": tier.bound_in_force,
         "labels": tier.labels,
         "labels_different": tier.labels_different,
         "labels_effective": tier.labels_effective,

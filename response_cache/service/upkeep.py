@@ -121,7 +121,6 @@ class Upkeep:
             mode=settings.mode_of(tier),
             labels=in_force.labels,
             labels_different=in_force.different,
-            bound_in_force=settings.bound if in_force.bound is None else in_force.bound,
         )
         if in_force.threshold is not None:
             found.error_bound = in_force.error_bound
