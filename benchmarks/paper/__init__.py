@@ -51,7 +51,7 @@ def run(
         embedded |= {(data.name, kind.name): tables.examples(data, kind, vectors) for kind in kinds}
         head = tables.own_head(tables.with_split(embedded[data.name, tables.PROMPTS.name], 0), 0)
         scorers[data.name] = hits.WindowScorer(head, artifact, stored)
-    scored = tables.measure(sets, embedded, seeds)
+    scored = tables.measure(sets, embedded, seeds, folder / "tables.jsonl")
     conversations = [hits.prepare(data, scorers[data.name], folder) for data in sets]
     rows = hits.simulate(conversations, figure_seeds, folder / "runs.jsonl", jobs)
     if written is None:

@@ -5,10 +5,12 @@ hidden units, the minority class up-weighted, the checkpoint of the lowest valid
 once. A window's embedding is the mean of its texts' embeddings, weighted by the tokens that each would have in 512.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +20,7 @@ from tqdm import tqdm
 
 from benchmarks.paper.data import Data
 from benchmarks.paper.texts import Vectors
+from benchmarks.rules.runs import code_digest
 from lpc.logs.datasets.conversation import Conversation, conversation_key, split_of
 from lpc.model.conversation import is_user_turn
 from lpc_apps.training.embedding import Embedded, split_of_few
@@ -25,8 +28,8 @@ from lpc_apps.training.head import Head
 from lpc_apps.training.quality import best_threshold, figures
 from lpc_apps.training.train import LPC, Side, fit, probabilities, side_of
 
-SEEDS: Final = (0, 1, 2, 3, 4)
-"""Each draws another split, and other weights of a head at its start."""
+SOURCES: Final = ("benchmarks/paper/tables.py", "lpc/model", "lpc_apps/training")
+"""What a table depends on besides its examples."""
 BUDGET: Final = 512
 LAST_TURN: Final = 12
 """Higher turn counts are one class of the baseline."""
@@ -138,29 +141,46 @@ def unified(parts: Sequence[Embedded], seed: int) -> Head:
 
 
 def measure(
-    sets: Sequence[Data], embedded: Mapping[tuple[str, str], Embedded], seeds: Sequence[int] = SEEDS
+    sets: Sequence[Data], embedded: Mapping[tuple[str, str], Embedded], seeds: Sequence[int], stored: Path
 ) -> list[dict[str, Any]]:
     """Return a row for each seed, data set and predictor: those of `lpc_apps.training.quality.figures`.
 
     Args:
         embedded: examples by name of data set and input.
+        stored: file of finished seeds, which are not repeated; created, or extended.
     """
+    lines = stored.read_text("utf-8").splitlines() if stored.exists() else []
+    known = {entry["key"]: entry["rows"] for entry in map(json.loads, lines)}
+    digest = sha256(code_digest(SOURCES).encode())
+    for (name, kind), part in sorted(embedded.items()):
+        digest.update(f"{name} {kind}".encode() + part.embedding.tobytes() + part.continues.tobytes())
     rows: list[dict[str, Any]] = []
     for seed in tqdm(seeds, "training", unit=" seeds"):
-        parts = {data.name: with_split(embedded[data.name, PROMPTS.name], seed) for data in sets}
-        both = partial(by_head, unified(list(parts.values()), seed)) if len(sets) > 1 else None
-        for data in sets:
-            judges: dict[str, tuple[Embedded, Judge]] = {
-                "turn count": (parts[data.name], by_turn_count),
-                PROMPTS.name: (parts[data.name], partial(by_own_head, seed)),
-            }
-            for kind in (WITH_REPLIES, TEN):
-                if (data.name, kind.name) in embedded:
-                    judges[kind.name] = (with_split(embedded[data.name, kind.name], seed), partial(by_own_head, seed))
-            if both is not None:
-                judges["unified"] = (parts[data.name], both)
-            for name, (part, judge) in judges.items():
-                probability, threshold = judge(part)
-                found = figures(probability, part.continues[part.split == "evaluation"], threshold)
-                rows.append({"seed": seed, "data": data.name, "predictor": name, **found})
+        key = f"{digest.hexdigest()[:16]} {seed}"
+        if key not in known:
+            known[key] = _of_seed(sets, embedded, seed)
+            with stored.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"key": key, "rows": known[key]}) + "\n")
+        rows += known[key]
+    return rows
+
+
+def _of_seed(sets: Sequence[Data], embedded: Mapping[tuple[str, str], Embedded], seed: int) -> list[dict[str, Any]]:
+    parts = {data.name: with_split(embedded[data.name, PROMPTS.name], seed) for data in sets}
+    both = partial(by_head, unified(list(parts.values()), seed)) if len(sets) > 1 else None
+    rows = []
+    for data in sets:
+        judges: dict[str, tuple[Embedded, Judge]] = {
+            "turn count": (parts[data.name], by_turn_count),
+            PROMPTS.name: (parts[data.name], partial(by_own_head, seed)),
+        }
+        for kind in (WITH_REPLIES, TEN):
+            if (data.name, kind.name) in embedded:
+                judges[kind.name] = (with_split(embedded[data.name, kind.name], seed), partial(by_own_head, seed))
+        if both is not None:
+            judges["unified"] = (parts[data.name], both)
+        for name, (part, judge) in judges.items():
+            probability, threshold = judge(part)
+            found = figures(probability, part.continues[part.split == "evaluation"], threshold)
+            rows.append({"seed": seed, "data": data.name, "predictor": name, **found})
     return rows

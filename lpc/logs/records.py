@@ -142,7 +142,7 @@ def records_of(path: Path) -> Iterator[tuple[str, Record | WrongRecord]]:
     """Yield the location and contents of every record of a file, or of a folder's files in the order of their names.
 
     Args:
-        path: a .jsonl or .json file, which may be compressed with gzip (.gz), a .parquet file, or a folder with files of one type.
+        path: a .jsonl or .json file, also compressed with gzip (.gz), a .parquet file, or a folder with files of one type.
 
     Raises:
         DatasetError: the file does not exist, has an unknown type, is empty, or is damaged as a whole.
