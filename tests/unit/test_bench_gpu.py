@@ -103,7 +103,7 @@ def test_the_interpreter_is_the_first_that_has_no_objection(tmp_path: Path) -> N
     able = program(tmp_path / "able", "exit 0")
     assert gpu.interpreter(None, [None, tmp_path / "absent", without, broken, able], "", "none") == str(able)
     with pytest.raises(Skipped, match="ImportError: libcuda"):
-        gpu.interpreter(None, [without, broken], "", "none")
+        gpu.interpreter(None, [tmp_path / "absent", broken, without], "", "none")
     with pytest.raises(Skipped, match="no CUDA here"):
         gpu.interpreter(without, [able], "", "none")
     with pytest.raises(Skipped, match="none installed"):
@@ -161,16 +161,14 @@ def test_the_sidecars_steps_import_only_what_its_gpu_image_has() -> None:
     """`requirements/gpu.txt` has no data sets and no simulator."""
     locked = (gpu.ROOT / "requirements" / "gpu.txt").read_text()
     installed = {re.sub("[-_.]+", "_", name) for name in re.findall(r"^([A-Za-z0-9_.-]+)==", locked, re.MULTILINE)}
-    modules = (
-        "benchmarks.gpu_run, benchmarks.predict, benchmarks.processes, lpc.model.inference, predictor_service.batching.budget"
-    )
+    modules = "benchmarks.gpu_run, benchmarks.predict, benchmarks.processes, lpc.model.inference"
     program = f"import sys, {modules}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", program], cwd=gpu.ROOT, capture_output=True, text=True, check=True)
     ours = {"benchmarks", "lpc", "lpc_apps", "eviction_client", "predictor_service"}
     inside = {"google": "protobuf", "grpc": "grpcio", "grpc_health": "grpcio_health_checking", "onnxruntime": "onnxruntime_gpu"}
     found = set(done.stdout.split()) - set(sys.stdlib_module_names) - ours
     absent = {name for name in found if inside.get(name, name) not in installed and not name.startswith("_")}
-    assert absent <= {"cython_runtime", "grpc_tools"}  # Cython's own, and a name that the build's tools leave
+    assert absent <= {"cython_runtime", "grpc_tools"}  # Cython's own; gRPC imports its tools if it finds them
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
