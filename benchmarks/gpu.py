@@ -185,20 +185,21 @@ def figures_in(output: str) -> Figures:
 
 
 def interpreter(named: Path | None, others: Sequence[str | Path | None], question: str, missing: str) -> str:
-    """Return the first Python in which a program prints nothing. Raises Skipped with what the last one printed, or ``missing``.
+    """Return the first Python in which a program prints nothing. Raises Skipped with what the first one printed.
 
     Args:
         named: the only candidate if the user gave one.
+        missing: the reason if there is no candidate.
     """
-    reason = missing
+    reason = ""
     for candidate in [named] if named is not None else others:
         if candidate is None or shutil.which(str(candidate)) is None:
             continue
         asked = subprocess.run([candidate, "-c", question], env=_environment(), capture_output=True, text=True, timeout=120)
         if not asked.returncode and not asked.stdout.strip():
             return str(candidate)
-        reason = asked.stdout.strip() or (asked.stderr.strip().splitlines() or [missing])[-1]
-    raise Skipped(reason)
+        reason = reason or asked.stdout.strip() or (asked.stderr.strip().splitlines() or [missing])[-1]
+    raise Skipped(reason or missing)
 
 
 ASK_SIDECAR: Final = "from lpc.model.session import why_no_cuda; print(why_no_cuda() or '')"

@@ -138,7 +138,7 @@ def engine(
     llm = LLM(
         model,
         num_gpu_blocks_override=blocks,
-        max_model_len=opening + ROUNDS * further + REPLY,
+        max_model_len=opening + (ROUNDS - 1) * further + REPLY,
         enable_prefix_caching=True,
         seed=0,
         **named,

@@ -2,14 +2,16 @@
 
 import random
 
-from lpc.logs.datasets.conversation import examples_of
-from lpc.logs.datasets.sharegpt import load_sharegpt
 from lpc.model.conversation import UserTurns
 from lpc.v1 import predictor_pb2 as pb
 
 
 def real_conversations(count: int, window: int) -> list[UserTurns]:
     """Return user turns of ShareGPT, evenly spread over the first 2,000 turns of its file."""
+    # An environment with the sidecar alone lacks what reads data sets.
+    from lpc.logs.datasets.conversation import examples_of
+    from lpc.logs.datasets.sharegpt import load_sharegpt
+
     turns: list[UserTurns] = []
     for conversation in load_sharegpt():
         turns += [example.turns for example in examples_of(conversation, window)]

@@ -3,6 +3,8 @@
 import itertools
 import json
 import os
+import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,7 +16,7 @@ from typer.testing import CliRunner
 from benchmarks import gpu
 from benchmarks.__main__ import app
 from benchmarks.gpu import Bench, Failed, Skipped, Step
-from benchmarks.gpu_run import ROUNDS, traffic
+from benchmarks.gpu_run import REPLY, ROUNDS, traffic
 
 
 @pytest.fixture
@@ -101,7 +103,7 @@ def test_the_interpreter_is_the_first_that_has_no_objection(tmp_path: Path) -> N
     able = program(tmp_path / "able", "exit 0")
     assert gpu.interpreter(None, [None, tmp_path / "absent", without, broken, able], "", "none") == str(able)
     with pytest.raises(Skipped, match="ImportError: libcuda"):
-        gpu.interpreter(None, [without, broken], "", "none")
+        gpu.interpreter(None, [tmp_path / "absent", broken, without], "", "none")
     with pytest.raises(Skipped, match="no CUDA here"):
         gpu.interpreter(without, [able], "", "none")
     with pytest.raises(Skipped, match="none installed"):
@@ -151,8 +153,22 @@ def test_all_engines_get_the_same_prompts_and_too_little_room_for_them() -> None
             conversations=scale.conversations, opening=scale.opening, further=scale.further, vocabulary=gpu.FOUND_CONTEXT
         )
         most = max(len(prompt) for asked in sent for prompt in asked)
-        assert most < gpu.FOUND_CONTEXT
+        assert most + REPLY <= gpu.FOUND_CONTEXT
         assert most < scale.blocks() * scale.block < max(sum(map(len, asked)) for asked in sent)
+
+
+def test_the_sidecars_steps_import_only_what_its_gpu_image_has() -> None:
+    """`requirements/gpu.txt` has no data sets and no simulator."""
+    locked = (gpu.ROOT / "requirements" / "gpu.txt").read_text()
+    installed = {re.sub("[-_.]+", "_", name) for name in re.findall(r"^([A-Za-z0-9_.-]+)==", locked, re.MULTILINE)}
+    modules = "benchmarks.gpu_run, benchmarks.predict, benchmarks.processes, lpc.model.inference"
+    program = f"import sys, {modules}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", program], cwd=gpu.ROOT, capture_output=True, text=True, check=True)
+    ours = {"benchmarks", "lpc", "lpc_apps", "eviction_client", "predictor_service"}
+    inside = {"google": "protobuf", "grpc": "grpcio", "grpc_health": "grpcio_health_checking", "onnxruntime": "onnxruntime_gpu"}
+    found = set(done.stdout.split()) - set(sys.stdlib_module_names) - ours
+    absent = {name for name in found if inside.get(name, name) not in installed and not name.startswith("_")}
+    assert absent <= {"cython_runtime", "grpc_tools"}  # Cython's own; gRPC imports its tools if it finds them
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
