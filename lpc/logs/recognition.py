@@ -136,7 +136,11 @@ def _hashed(record: Record) -> bool:
 
 
 def _asks(record: Record) -> bool:
-    return any(name in record for name in ("messages", "input", "prompt", "contents"))
+    return any(name in record for name in ("messages", "input", "prompt", "contents", "conversations"))
+
+
+def _conversation(record: Record) -> bool:
+    return "messages" in record or isinstance(record.get("conversations"), list) or isinstance(record.get("prompt"), str)
 
 
 SHAPES: Final[dict[str, Callable[[Record], bool]]] = {
@@ -147,6 +151,6 @@ SHAPES: Final[dict[str, Callable[[Record], bool]]] = {
     "langfuse": _langfuse,
     "nginx": _nginx,
     "chat": lambda record: bool(object_of(record.get("request"))) or (_asks(record) and any(name in record for name in TIMES)),
-    "conversations": lambda record: "messages" in record,
+    "conversations": _conversation,
 }
 """By format, the most specific first: whether a record has its shape."""

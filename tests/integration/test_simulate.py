@@ -466,7 +466,7 @@ def test_a_simulation_imports_nothing_heavy(qwen: Path) -> None:
     cases = ([str(qwen)], ["--workload", "chat-exponential"], ["-"], [], [str(qwen), "--picture", "a.png"])
     for arguments in cases:
         done = subprocess.run(
-            [sys.executable, "-c", program, "simulate", *arguments, "--policies", "lru,lpc,plugin-sidecar", "--capacity", "5%", "--jobs", "1"],
+            [sys.executable, "-c", program, "simulate", *arguments, "--policies", "lru,lpc", "--capacity", "5%", "--jobs", "1"],
             cwd=qwen.parent,
             input=conversation,
             capture_output=True,

@@ -35,6 +35,9 @@ RECORDS: dict[str, tuple[str, Callable[[int], Json | str | bytes]]] = {
     "mooncake": ("mooncake", lambda turn: mooncake(turn, *range(turn + 1))),
     "qwen": ("qwen", lambda turn: qwen(turn, turn)),
     "conversations": ("conversations", lambda turn: {"id": turn, "messages": [user("hi")]}),
+    "ShareGPT": ("conversations", lambda turn: {"id": turn, "conversations": [{"from": "human", "value": "hi"}]}),
+    "single prompts": ("conversations", lambda _: {"prompt": "hi"}),
+    "ShareGPT's turns with times": ("chat", lambda turn: {"time": turn, "conversations": [{"from": "human", "value": "hi"}]}),
     "chat in a request": ("chat", lambda turn: {"timestamp": turn, "request": {"messages": [user("hi")]}}),
     "anthropic": (
         "chat",
