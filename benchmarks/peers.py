@@ -199,7 +199,10 @@ def _readers(program: Program, log: Path) -> list[list[str]]:
     """Return commands that read a log, one for each name of a format."""
     tokenizer = str(_tokenizer(log.parent))
     return {
-        OURS: [["simulate", str(log), "--policies", "lru", "--capacity", "10K", "--jobs", "1", "--count-from", "0"]],
+        OURS: [
+            ["simulate", str(log), "--policies", "lru", "--capacity", "10K", "--jobs", "1", *times]
+            for times in (("--count-from", "0"), ())  # conversations without times are counted after 40 minutes
+        ],
         "kvcache-simulator": [
             ["run", "--trace", str(log), "--model", "cohere-command-r7b-12-2024", "--block-size", "512", "--no-progress"]
         ],

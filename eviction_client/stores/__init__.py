@@ -1,14 +1,18 @@
 """Stores of the times until which engines retain blocks, shared by the fleet or private to the process."""
 
-from eviction_client.settings import ClientSettings
+from typing import TYPE_CHECKING
+
 from eviction_client.stores.base import BlockHash, BlockStore, ConversationId
 from eviction_client.stores.memory import MemoryStore
 from eviction_client.stores.namespace import Namespace
 
+if TYPE_CHECKING:  # pydantic takes long to load, and the simulator needs no settings
+    from eviction_client.settings import ClientSettings
+
 __all__ = ["BlockHash", "BlockStore", "ConversationId", "MemoryStore", "open_store"]
 
 
-def open_store(settings: ClientSettings, namespace: Namespace) -> BlockStore:
+def open_store(settings: "ClientSettings", namespace: Namespace) -> BlockStore:
     """Return the store for the settings: Redis if a URL is set, else this process's memory.
 
     Does not wait for Redis. Raises ValueError for a malformed URL.

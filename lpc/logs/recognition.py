@@ -137,7 +137,11 @@ def _hashed(record: Record) -> bool:
 
 
 def _asks(record: Record) -> bool:
-    return any(name in record for name in ("messages", "input", "prompt", "contents"))
+    return any(name in record for name in ("messages", "input", "prompt", "contents", "conversations"))
+
+
+def _conversation(record: Record) -> bool:
+    return "messages" in record or isinstance(record.get("conversations"), list) or isinstance(record.get("prompt"), str)
 
 
 SHAPES: Final[dict[str, Callable[[Record], bool]]] = {
@@ -149,6 +153,6 @@ SHAPES: Final[dict[str, Callable[[Record], bool]]] = {
     "nginx": _nginx,
     "chat": lambda record: bool(object_of(record.get("request"))) or (_asks(record) and any(name in record for name in TIMES)),
     "wildchat": lambda record: "conversation_hash" in record and "conversation" in record,
-    "conversations": lambda record: "messages" in record or is_published(record),
+    "conversations": lambda record: _conversation(record) or is_published(record),
 }
 """By format, the most specific first: whether a record has its shape."""

@@ -2,10 +2,8 @@
 
 import ipaddress
 import re
-from typing import Annotated, Final
+from typing import Final
 from urllib.parse import urlsplit, urlunsplit
-
-from pydantic import AfterValidator
 
 MAX_PORT: Final = 65535
 _NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,252}[A-Za-z0-9_.])?")
@@ -93,7 +91,3 @@ def without_secrets(address: str) -> str:
 def text_without_secrets(text: str) -> str:
     """Return another program's text for messages, without users and passwords in its addresses."""
     return _USER.sub("://***@", text)
-
-
-Host = Annotated[str, AfterValidator(bare)]
-"""A setting: an address to listen on, without brackets."""

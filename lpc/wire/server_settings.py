@@ -1,14 +1,17 @@
 """Settings that sidecar and gateway share."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from lpc.wire.addresses import Host
+from lpc.wire.addresses import bare
 from lpc.wire.certificates import CertificateFiles
 from lpc.wire.variables import none_if_empty
+
+Host = Annotated[str, AfterValidator(bare)]
+"""An address to listen on, without brackets."""
 
 
 class ServerSettings(BaseSettings):

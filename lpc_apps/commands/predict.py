@@ -6,21 +6,22 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
-import grpc
 import typer
 
-from eviction_client.settings import ClientSettings
 from lpc.errors import LpcError
-from lpc.v1 import predictor_pb2 as pb
-from lpc.v1 import predictor_pb2_grpc as rpc
-from lpc.wire.access import access_of, proxy_advice
 from lpc.wire.session import name_of
 from lpc.wire.terminal import shown
 from lpc_apps.commands.options import Address, JsonOutput, Output
 from lpc_apps.commands.outcome import report
 from lpc_apps.commands.settings import client_settings
+
+if TYPE_CHECKING:  # gRPC, and what reads settings, take long to load: no other command waits for them
+    import grpc
+
+    from eviction_client.settings import ClientSettings
+    from lpc.v1 import predictor_pb2 as pb
 
 LARGEST_TURN_COUNT: Final = 2**31 - 1
 
@@ -38,7 +39,7 @@ class Line(NamedTuple):
 
     number: int
     where: str
-    read: Callable[[], pb.Conversation]
+    read: Callable[[], "pb.Conversation"]
 
 
 def predict(
@@ -59,7 +60,7 @@ def predict(
     raise typer.Exit(int(figures["failed"] > 0))
 
 
-def _predict(settings: ClientSettings, file: str, timeout: float) -> dict[str, Any]:
+def _predict(settings: "ClientSettings", file: str, timeout: float) -> dict[str, Any]:
     """Print a row for each answer; return them."""
     rows: list[dict[str, Any]] = []
     lines = read(file)
@@ -78,7 +79,7 @@ def _predict(settings: ClientSettings, file: str, timeout: float) -> dict[str, A
 
 
 @contextlib.contextmanager
-def asking(settings: ClientSettings, timeout_s: float) -> Iterator[Callable[[pb.Conversation], pb.Prediction]]:
+def asking(settings: "ClientSettings", timeout_s: float) -> "Iterator[Callable[[pb.Conversation], pb.Prediction]]":
     """Yield a function that calls the sidecar. It raises Refused for one conversation, and PredictError if no call can succeed.
 
     Args:
@@ -88,6 +89,12 @@ def asking(settings: ClientSettings, timeout_s: float) -> Iterator[Callable[[pb.
     Raises:
         CertificateError: a certificate file cannot be used.
     """
+    import grpc
+
+    from lpc.v1 import predictor_pb2 as pb
+    from lpc.v1 import predictor_pb2_grpc as rpc
+    from lpc.wire.access import access_of
+
     access = access_of(settings)()
     with access.channel(settings.predictor_address, [("grpc.max_send_message_length", -1)]) as channel:
         stub = rpc.ContinuationPredictorStub(channel)
@@ -104,6 +111,8 @@ def asking(settings: ClientSettings, timeout_s: float) -> Iterator[Callable[[pb.
 
 def read(file: str) -> list[Line]:
     """Return the conversations of a file (-: standard input): JSON, JSON Lines, or text as one prompt. Raises PredictError."""
+    from lpc.v1 import predictor_pb2 as pb
+
     if file == "-" and sys.stdin.isatty():
         print("type a prompt or chat JSON, then Ctrl-D on a new line", file=sys.stderr)
     try:
@@ -127,8 +136,10 @@ def read(file: str) -> list[Line]:
     return [Line(1, "the input", partial(pb.Conversation, prompt=text))]
 
 
-def conversation(text: str) -> pb.Conversation:
+def conversation(text: str) -> "pb.Conversation":
     """Return the request for one conversation in JSON. Raises Refused."""
+    from lpc.v1 import predictor_pb2 as pb
+
     value = _parsed(text)
     if isinstance(value, ValueError):
         raise Refused(f"not JSON: {value}")
@@ -180,7 +191,11 @@ def _parsed(text: str) -> Any:
         return ValueError("nested too deeply")
 
 
-def _refusal(error: grpc.RpcError, settings: ClientSettings) -> PredictError:
+def _refusal(error: "grpc.RpcError", settings: "ClientSettings") -> PredictError:
+    import grpc
+
+    from lpc.wire.access import proxy_advice
+
     status: grpc.StatusCode = error.code()
     if status is grpc.StatusCode.UNAVAILABLE:
         spoken = "in clear" if settings.predictor_ca is None else "over TLS"

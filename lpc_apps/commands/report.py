@@ -14,7 +14,6 @@ from eviction_client.observability.misses import SOURCES
 from eviction_client.observability.repeated_text import CHANGES
 from eviction_client.observability.sizes import ASKED
 from eviction_client.observability.waiting_stats import WAITED
-from eviction_client.plugin_metrics import FATES
 from eviction_client.policy.ghosts import CHOSEN
 from eviction_client.policy.rules import RULES
 from eviction_client.policy.warm_first import REPEATED
@@ -114,6 +113,12 @@ def _is_count(text: str) -> bool:
     return text.isdecimal() and len(text) <= MOST_DIGITS
 
 
+def _is_fate(text: str) -> bool:
+    from eviction_client.plugin_metrics import FATES  # loads gRPC and Prometheus, for which no other command waits
+
+    return text in FATES
+
+
 VALUES: Final[Mapping[str, Callable[[str], bool]]] = {
     "source": SOURCES.__contains__,
     "unused": _is_time,
@@ -122,7 +127,7 @@ VALUES: Final[Mapping[str, Callable[[str], bool]]] = {
     "tenant": bool,
     "what": WAITED.__contains__,
     "rule": RULES.__contains__,
-    "fate": FATES.__contains__,
+    "fate": _is_fate,
     "cache": {"all", "asked", CHOSEN, *RULES}.__contains__,
     "size": {ASKED, *TIMES}.__contains__,
 }

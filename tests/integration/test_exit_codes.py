@@ -93,7 +93,7 @@ def test_a_wrong_call_ends_with_2_and_without_a_traceback(command: list[str], tm
 
 def test_an_unexpected_error_is_one_line_that_names_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug is made by a module of ours that lacks what the command needs."""
-    monkeypatch.setattr("lpc_apps.commands.predict.access_of", None)
+    monkeypatch.setattr("lpc.wire.access.access_of", None)
     short = lpc("predict", stdin=b"hello")
     assert short.returncode == 1
     (line,) = short.stderr.decode().splitlines()

@@ -74,6 +74,29 @@ def test_the_text_parts_of_a_content_list_are_joined(tmp_path: Path) -> None:
     assert read(path)[0].messages == (Message("user", "What is this?"),)
 
 
+def test_turns_of_sharegpt_and_single_prompts_are_conversations(tmp_path: Path) -> None:
+    turns = [("system", "Be brief."), ("human", "Why?"), ("gpt", "Because."), ("user", "And?"), ("bard", "")]
+    path = lines(
+        tmp_path / "log.jsonl",
+        {"id": "a_0", "conversations": [{"from": who, "value": text} for who, text in turns]},
+        {"prompt": "Why?"},
+        {"id": 7, "prompt": "Why?", "completion": "Because.", "response": None},
+    )
+    roles = ("system", "user", "assistant", "user", "assistant")
+    assert read(path) == [
+        Conversation("a_0", tuple(Message(role, text) for role, (_, text) in zip(roles, turns, strict=True))),
+        Conversation("log.jsonl:2", (Message("user", "Why?"),)),
+        Conversation("7", (Message("user", "Why?"), Message("assistant", "Because."))),
+    ]
+
+
+@pytest.mark.parametrize("record", [{"conversations": "a"}, {"conversations": [7]}, {"prompt": [1, 2]}, {"prompt": " "}])
+def test_an_odd_record_of_these_is_skipped(record: Row, tmp_path: Path) -> None:
+    skipped = Skipped()
+    assert len(read(lines(tmp_path / "log.jsonl", {"prompt": "Why?"}, record), skipped)) == 1
+    assert sum(skipped.counts.values()) == 1
+
+
 def test_a_log_of_requests_instead_of_conversations_is_refused(tmp_path: Path) -> None:
     turns = [f"m{i}" for i in range(60)]
     message = refusal(lines(tmp_path / "log.jsonl", *[conversation("one", *turns[: 2 * i + 1]) for i in range(30)]))
@@ -92,6 +115,10 @@ def test_a_log_of_requests_instead_of_conversations_is_refused(tmp_path: Path) -
         ([{"role": "user", "content": [7]}], "content is neither text nor a list of parts"),
         ([{"role": "user", "content": [{"type": "text", "text": 7}]}], "a text part has no text"),
         ([{"role": "system", "content": CANARY}], "no user message"),
+        ([{"from": CANARY, "value": CANARY}], "a turn of from and value has an unknown speaker, or no text"),
+        ([{"from": [CANARY], "value": CANARY}], "a turn of from and value has an unknown speaker, or no text"),
+        ([{"from": "human", "value": 7}], "a turn of from and value has an unknown speaker, or no text"),
+        ([{"from": "gpt", "value": CANARY}], "no user message"),
     ],
 )
 def test_a_record_with_wrong_messages_is_counted_and_named(messages: Any, reason: str, tmp_path: Path) -> None:
@@ -174,7 +201,7 @@ def test_an_operators_own_log_is_a_dataset_too(tmp_path: Path) -> None:
         ({"x.csv.gz": "\x1f"}, "x.csv.gz", "is none of .jsonl, .json, .jsonl.gz, .json.gz, .parquet"),
         ({"a.json": "[]", "b.jsonl": "{}"}, "", "holds .json and .jsonl files"),
         ({"x.json": "{}"}, "x.json", "is not a JSON array: rename it to .jsonl"),
-        ({"x.jsonl": '{"prompt": "canaryzebra"}\n'}, "x.jsonl", "no field messages: 1 (first: x.jsonl:1)"),
+        ({"x.jsonl": '{"text": "canaryzebra"}\n'}, "x.jsonl", "no field messages: 1 (first: x.jsonl:1)"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_the_reason(files: dict[str, str], path: str, reason: str, tmp_path: Path) -> None:

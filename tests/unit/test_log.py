@@ -39,6 +39,9 @@ RECORDS: dict[str, tuple[str, Callable[[int], Json | str | bytes]]] = {
         "wildchat",
         lambda turn: {"conversation_hash": "0f", "timestamp": turn, "conversation": [user("hi") | {"turn_identifier": turn}]},
     ),
+    "ShareGPT": ("conversations", lambda turn: {"id": turn, "conversations": [{"from": "human", "value": "hi"}]}),
+    "single prompts": ("conversations", lambda _: {"prompt": "hi"}),
+    "ShareGPT's turns with times": ("chat", lambda turn: {"time": turn, "conversations": [{"from": "human", "value": "hi"}]}),
     "chat in a request": ("chat", lambda turn: {"timestamp": turn, "request": {"messages": [user("hi")]}}),
     "anthropic": (
         "chat",

@@ -1,8 +1,8 @@
 """Bodies of requests and replies of OpenAI's and Anthropic's APIs.
 
 Chat completions (`messages`, `tools`, `functions`), responses (`input`, `instructions`), completions (`prompt`), Anthropic's
-messages (`system`, `messages`, `tools`), Gemini's `contents` and `systemInstruction`, and vLLM's fields
-`documents` and `cache_salt`.
+messages (`system`, `messages`, `tools`), Gemini's `contents` and `systemInstruction`, ShareGPT's `conversations`, and vLLM's
+fields `documents` and `cache_salt`.
 """
 
 import base64
@@ -57,7 +57,7 @@ def prompt_of(body: Record) -> Prompt:
         WrongRecord: it has no messages, or they are not messages.
         OtherRecord: it is the body of another API, or its text was removed.
     """
-    messages = decoded(first_of(body, "messages", "contents"))
+    messages = decoded(first_of(body, "messages", "contents", "conversations"))
     items, text = (decoded(body.get(name)) for name in ("input", "prompt"))
     instructions = tuple(message for name in INSTRUCTIONS for message in message_of("system", decoded_parts(body.get(name))))
     if isinstance(messages, list) and len(messages) == 1 and isinstance(messages[0], list):

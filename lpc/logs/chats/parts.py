@@ -21,6 +21,13 @@ UNSEEN: Final = frozenset({"cache_point"})
 """Marks of Bedrock."""
 ROLES: Final = {"human": "user", "ai": "assistant", "model": "assistant"}
 """Other names of roles, as in LangChain and Gemini."""
+SPEAKERS: Final = {
+    "human": "user",
+    "user": "user",
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "assistant"), "assistant"),
+    "system": "system",
+}
+"""Roles by ShareGPT's names, in turns of `from` and `value`."""
 MEDIA: Final[tuple[tuple[str, Kind], ...]] = (
     *(("image", "image"), ("screenshot", "image"), ("audio", "audio"), ("video", "video")),
     *(("file", "document"), ("document", "document"), ("pdf", "document"), ("blob", "document"), ("uri", "document")),
@@ -64,6 +71,11 @@ def _messages(item: object) -> Iterator[LoggedMessage]:
         return
     if not isinstance(item, dict):
         raise WrongRecord("a message is not an object")
+    if item.keys() >= {"from", "value"} and "role" not in item:
+        if not isinstance(item["from"], str) or item["from"] not in SPEAKERS or not isinstance(item["value"], str):
+            raise WrongRecord("a turn of from and value has an unknown speaker, or no text")
+        yield text_message(SPEAKERS[item["from"]], item["value"])
+        return
     kind = item.get("type")
     role = item.get("role")
     if not isinstance(role, str):

@@ -3,7 +3,9 @@
 Records of LMSYS-Chat-1M, Chatbot Arena and WildChat are read as well (`lpc.logs.datasets.published`).
 
 Messages, content parts, `tools` and `model` are read as in every log of chats (`lpc.logs.chats.body`). Optional: `id` or
-`conversation_id`. Format: https://platform.openai.com/docs/api-reference/chat/create (messages).
+`conversation_id`. Format: https://platform.openai.com/docs/api-reference/chat/create (messages). ShareGPT's turns
+(`{"conversations": [{"from": "human", "value": "..."}]}`) and single prompts (`{"prompt": "...", "response": "..."}`) are
+read as well.
 
 One record contains a conversation with all its messages. A gateway's request log repeats the history in each request, so
 every request except the last would look like a user who left. Therefore repeated ids are wrong.
@@ -11,13 +13,18 @@ every request except the last would look like a user who left. Therefore repeate
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 from lpc.logs.chats.body import Prompt, prompt_of
+from lpc.logs.chats.fields import first_of
 from lpc.logs.datasets.conversation import Conversation
 from lpc.logs.datasets.published import as_messages
 from lpc.logs.datasets.reading import id_of, read
 from lpc.logs.records import Record, Skipped, WrongRecord
 from lpc.model.conversation import ROLES, Message
+
+REPLIES: Final = ("response", "completion")
+"""Names of the reply to a single `prompt`."""
 
 
 def load_conversations(path: Path, skipped: Skipped) -> Iterator[Conversation]:
@@ -39,8 +46,7 @@ def conversation_parser() -> Callable[[Record], tuple[str, Prompt]]:
         record = as_messages(record)
         key = next((key for key in ("id", "conversation_id") if record.get(key) is not None), None)
         name = id_of(record, key) if key else ""
-        if "messages" not in record:
-            raise WrongRecord("no field messages")
+        record = _with_messages(record)
         messages = record["messages"]
         if isinstance(messages, list) and any(isinstance(message, str) for message in messages):
             raise WrongRecord("a message is not an object")
@@ -57,3 +63,16 @@ def conversation_parser() -> Callable[[Record], tuple[str, Prompt]]:
         return name, prompt
 
     return parse
+
+
+def _with_messages(record: Record) -> Record:
+    """Return a record with the field `messages`. Raises WrongRecord if it has neither that nor what stands for it."""
+    if "messages" in record:
+        return record
+    if "conversations" in record:
+        return record | {"messages": record["conversations"]}
+    if not isinstance(record.get("prompt"), str):
+        raise WrongRecord("no field messages")
+    reply = first_of(record, *REPLIES)
+    messages = [{"role": "user", "content": record["prompt"]}]
+    return record | {"messages": [*messages, {"role": "assistant", "content": reply}] if isinstance(reply, str) else messages}

@@ -12,22 +12,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from lpc.logs.chats.parts import SPEAKERS
 from lpc.logs.datasets.conversation import Conversation
 from lpc.logs.datasets.reading import read, unicode_of
 from lpc.logs.records import DatasetError, Record, Skipped, WrongRecord
 from lpc.model.conversation import Message
 
 FILE: Final = "ShareGPT_V3_unfiltered_cleaned_split.json"
-ROLES: Final = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
-    "assistant": "assistant",
-    "system": "system",
-}
 
 
 def sharegpt_path() -> Path:
@@ -63,7 +54,7 @@ def load_sharegpt(path: Path | None = None, skipped: Skipped | None = None) -> I
 def _segment(record: Record, _place: str) -> tuple[str, int, list[Message]]:
     try:
         name, _, start = record["id"].rpartition("_")
-        messages = [Message(ROLES[turn["from"]], unicode_of(turn["value"])) for turn in record["conversations"]]
+        messages = [Message(SPEAKERS[turn["from"]], unicode_of(turn["value"])) for turn in record["conversations"]]
         return name or record["id"], int(start) if name else 0, messages
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise WrongRecord(f"malformed record ({type(error).__name__})") from None

@@ -99,7 +99,7 @@ def test_definitions_of_tools_are_in_the_first_prompt_alone(tmp_path: Path) -> N
 WRONG: dict[str, object] = {
     "not JSON": f'{{"{CANARY}\n',
     "not a JSON object": [CANARY],
-    "no field messages": {"prompt": CANARY},
+    "no field messages": {"text": CANARY},
     "no messages": {"messages": []},
     "a message is not an object": {"messages": [CANARY]},
     "content is neither text nor a list of parts": {"messages": [said("user", 7)]},
