@@ -114,7 +114,7 @@ def test_report_shows_savings_by_day_and_what_each_tier_lacks(
     assert normalised["lookups_missing"] >= normalised["labels_needed"] - 1 > 200 and normalised["error_bound"] is None
     assert (tmp_path / "days.png").read_bytes().startswith(b"\x89PNG")
     shown = run(caches, *words).output
-    assert "33.3%" in shown and "2.0 h" in shown and "look-ups with a candidate" in shown
+    assert "33.3%" in shown and "2.0 h" in shown and "effective labels of" in shown
     assert "No look-ups in these days" in run(caches, "report", "--scope", "faq").output
 
 

@@ -190,3 +190,15 @@ async def test_the_latest_answer_of_a_form_is_served_until_it_expires(make: Make
     assert isinstance(found, Hit) and found.answer.text() == "second"
     caches.clock.now += 5 * 3600
     assert isinstance(await caches.cache.lookup("a", loud(1)), Miss)
+
+
+async def test_a_time_sensitive_question_and_an_answer_past_its_semantic_life_answer_no_other(make: Make) -> None:
+    caches = make({"faq": ScopeSettings(normalised="serve", semantic_ttl_s=60)})
+    await caches.cache.store("a", asked("what is the latest version"), answer())
+    found = await caches.cache.lookup("a", asked("What is the LATEST version?"))
+    assert isinstance(found, Miss) and found.reason == "time_sensitive"
+    await caches.cache.store("a", plain(1), answer())
+    assert isinstance(hit := await caches.cache.lookup("a", loud(1)), Hit) and hit.remaining_s <= 60
+    caches.clock.now += 61
+    assert isinstance(await caches.cache.lookup("a", loud(1)), Miss)
+    assert isinstance(await caches.cache.lookup("a", plain(1)), Hit)

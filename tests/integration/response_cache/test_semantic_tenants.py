@@ -66,7 +66,9 @@ async def complain(caches: Caches, tenant: str) -> int:
 
 def bound_of(caches: Caches, tenant: str) -> float:
     """Return the bound in force for a tenant."""
-    return caches.semantic._tenant(caches.store.namer.scope("gateway", "faq"), caches.scopes.of("faq"), tenant).gate.bound
+    return caches.semantic._tenant(
+        caches.store.namer.scope("gateway", "faq"), caches.scopes.of("faq"), tenant, "semantic"
+    ).gate.bound
 
 
 async def served(caches: Caches, tenant: str, of: range) -> list[bytes]:
