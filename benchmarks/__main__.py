@@ -336,6 +336,7 @@ def bench_paper(
         int, typer.Option(min=0, help="User turns of a random sample of conversations of each data set; 0: all.")
     ] = 12_000,
     seeds: Annotated[str, typer.Option(help="Seeds of splits, heads and think times.")] = "0,1,2,3,4",
+    sizes: Annotated[str, typer.Option(help="Tokens of the caches of the figures.")] = "60K,80K,100K,120K,160K",
     figure_seeds: Annotated[str | None, typer.Option(help="Seeds of the figures' runs. [default: those of --seeds]")] = None,
     page: Annotated[Path | None, typer.Option(help="Page whose tables are replaced. [default: printed]")] = None,
     resume: Annotated[Path, typer.Option("--resume", help="Folder of embeddings and finished runs.")] = Path("out/paper"),
@@ -347,6 +348,7 @@ def bench_paper(
     """Tables 3 to 6 and Figures 4, 5 and 9 of Learned Prefix Caching (NeurIPS 2025) on conversations at hand."""
     from benchmarks import paper
     from lpc.model.versions import served_folder
+    from lpc_apps.simulator.amounts import in_tokens, parse_capacity
 
     report(
         lambda: paper.run(
@@ -354,6 +356,7 @@ def bench_paper(
             sample=sample or None,
             seeds=_seeds(seeds),
             figure_seeds=_seeds(figure_seeds or seeds),
+            sizes=[in_tokens(parse_capacity(size), 0) for size in sizes.split(",")],
             artifact=served_folder(models / model),
             folder=resume,
             jobs=jobs,

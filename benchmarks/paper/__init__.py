@@ -21,6 +21,7 @@ def run(
     sample: int | None,
     seeds: Sequence[int],
     figure_seeds: Sequence[int],
+    sizes: Sequence[int],
     artifact: Path,
     folder: Path,
     jobs: int,
@@ -31,6 +32,7 @@ def run(
     Args:
         sources: as in `data.read`.
         seeds, figure_seeds: seeds of the tables, and of the figures.
+        sizes: tokens of the caches of the figures.
         sample: as in `data.read`.
         artifact: a model version folder, for its encoder.
         folder: folder of embeddings and finished runs; created.
@@ -53,7 +55,7 @@ def run(
         scorers[data.name] = hits.WindowScorer(head, artifact, stored)
     scored = tables.measure(sets, embedded, seeds, folder / "tables.jsonl")
     conversations = [hits.prepare(data, scorers[data.name], folder) for data in sets]
-    rows = hits.simulate(conversations, figure_seeds, folder / "runs.jsonl", jobs)
+    rows = hits.simulate(conversations, sizes, figure_seeds, folder / "runs.jsonl", jobs)
     if written is None:
         print("\n\n".join(f"{name}\n{block}" for name, block in page.blocks(sets, scored, rows).items()))
     else:

@@ -21,9 +21,6 @@ from lpc_apps.simulator.conversations import save_sample
 from lpc_apps.simulator.run import Run, WorkloadSpec
 from lpc_apps.training.head import Head
 
-SIZES: Final = (40_000, 60_000, 80_000, 100_000, 120_000, 160_000)
-"""Tokens. Tables begin with LEAST; the smaller size shows the cache saved at equal hits."""
-LEAST: Final = 60_000
 THINK_TIMES_S: Final = (50.0, 100.0, 200.0)
 AT: Final = 100_000
 """Tokens of the cache, by think time."""
@@ -74,19 +71,19 @@ def prepare(data: Data, scorer: WindowScorer, folder: Path) -> Path:
     return found
 
 
-def runs_of(conversations: Sequence[Path], seeds: Sequence[int]) -> list[Run]:
-    """Return the runs: all sizes at the usual think time, and all think times at one size; seed by seed."""
+def runs_of(conversations: Sequence[Path], sizes: Sequence[int], seeds: Sequence[int]) -> list[Run]:
+    """Return the runs: all sizes, in tokens, at the usual think time, and all think times at one size; seed by seed."""
     found = []
     for seed in seeds:
         for file in conversations:
             for think_time in THINK_TIMES_S:
                 spec = WorkloadSpec(conversations=file, think_time=think_time, seed=seed)
-                sizes = SIZES if think_time == WorkloadSpec.think_time else (AT,)
-                found += [Run(spec, policy, size) for size in sizes for policy in POLICIES]
+                at = sizes if think_time == WorkloadSpec.think_time else (AT,)
+                found += [Run(spec, policy, size) for size in at for policy in POLICIES]
     return found
 
 
-def simulate(conversations: Sequence[Path], seeds: Sequence[int], stored: Path, jobs: int) -> Rows:
+def simulate(conversations: Sequence[Path], sizes: Sequence[int], seeds: Sequence[int], stored: Path, jobs: int) -> Rows:
     """Return the rows of all data sets; finished runs in ``stored`` are not repeated."""
-    rows = rows_of(runs_of(conversations, seeds), stored, jobs=jobs)
+    rows = rows_of(runs_of(conversations, sizes, seeds), stored, jobs=jobs)
     return [{key: value for key, value in row.items() if key != "log"} | {"by_fraction": False} for row in rows]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.paper.data import Data
-from benchmarks.paper.hits import AT, LEAST, POLICIES
+from benchmarks.paper.hits import AT, POLICIES
 from benchmarks.paper.tables import PROMPTS, TEN, WITH_REPLIES
 from benchmarks.rules.figures import mean, table
 from benchmarks.rules.runs import size_name
@@ -81,7 +81,7 @@ def _range(values: Sequence[float], digits: int) -> str:
 
 
 def _by_size(rows: Rows) -> str:
-    usual = [row for row in rows if row["think_time_s"] == WorkloadSpec.think_time and row["capacity_tokens"] >= LEAST]
+    usual = [row for row in rows if row["think_time_s"] == WorkloadSpec.think_time]
     return _hits("capacity_tokens", usual, "cache, tokens", size_name)
 
 
@@ -106,7 +106,7 @@ def _hits(key: str, rows: Rows, head: str, shown: Callable[[Any], str]) -> str:
 
 def _gap(rows: Rows) -> str:
     usual = derived([row for row in rows if row["think_time_s"] == WorkloadSpec.think_time])
-    sizes = sorted({row["capacity_tokens"] for row in usual if row["capacity_tokens"] >= LEAST})
+    sizes = sorted({row["capacity_tokens"] for row in usual})
     lines = []
     for data in dict.fromkeys(row["workload"] for row in usual):
         for what, key in (("gap to the oracle closed", "gap_closed"), ("cache saved at equal hits", "capacity_saved")):
