@@ -96,7 +96,12 @@ def _check_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> float 
             f"{certificate} and {key} are not a PEM certificate and key, or the key has a pass phrase: "
             "use a certificate and its unencrypted key"
         ) from error
-    from cryptography import x509  # takes a tenth of a second, which only processes with a certificate need
+    try:
+        from cryptography import x509  # takes a tenth of a second, which only processes with a certificate need
+    except ModuleNotFoundError:
+        raise CertificateError(
+            f"reading {certificate} needs the package cryptography: pip install 'learned-prefix-cache[tls]'"
+        ) from None
 
     try:
         own = x509.load_pem_x509_certificates(certificate.read_bytes())[0]

@@ -1,6 +1,6 @@
 """Each extra in an empty environment, with the newest versions that its ranges admit: `make test-extras`.
 
-Left out are the extras that bring CUDA or PyTorch (gpu, train), and vllm, which is empty.
+Left out are the extras that bring CUDA or PyTorch (gpu, train), and vllm and tls, which bring one package.
 """
 
 import json
@@ -79,6 +79,9 @@ def test_a_simulation_needs_little_room_and_time(wheel: Path, tmp_path: Path) ->
     python, seconds = installed(wheel, "sim", folder)
     found = packages(python)
     assert not HEAVY & found
+    command = [python.with_name("lpc"), "secrets", "made"]
+    secrets = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert secrets.returncode == 1 and "pip install 'learned-prefix-cache[tls]'" in secrets.stderr
     megabytes = sum(file.stat().st_blocks * 512 for file in folder.rglob("*") if not file.is_symlink()) / 1e6
     print(f"\n[sim]: {seconds:.0f} s of a processor, {megabytes:.0f} MB, {len(found)} packages")
     assert megabytes < SIM_MB

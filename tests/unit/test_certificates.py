@@ -1,5 +1,6 @@
 """Certificate files are refused with their name and a remedy before anything uses them."""
 
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,15 @@ def test_good_files_are_read_with_the_end_of_the_certificate(authority: Authorit
     assert pem.certificate == files.certificate.read_bytes()
     assert pem.expires_at is not None
     assert abs(pem.expires_at - time.time() - 30 * 86_400) < 120
+
+
+def test_a_certificate_without_the_package_that_reads_it_is_refused(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    assert read(CertificateFiles(ca=authority.issue("good").ca)).expires_at is None
+    with pytest.raises(CertificateError, match=r"good\.crt needs the package cryptography: pip install '.*\[tls\]'"):
+        read(authority.issue("good"))
 
 
 def test_a_representation_does_not_contain_the_key(authority: Authority) -> None:
