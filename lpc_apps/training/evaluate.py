@@ -15,7 +15,7 @@ from lpc.model.label_rows import COUNTS
 from lpc_apps.training.embedding import Embedded, load_embedded
 from lpc_apps.training.head import Head
 from lpc_apps.training.quality import best_threshold, figures, intervals
-from lpc_apps.training.train import probabilities, side_of, threshold_of
+from lpc_apps.training.train import recalibrated, side_of
 
 Floats = NDArray[np.float64]
 
@@ -33,7 +33,7 @@ class Evaluation:
 
 
 def evaluate(embeddings: Path, heads: dict[str, Path]) -> Evaluation:
-    """Evaluate `turns`, `scalars` and each head.
+    """Evaluate `turns`, `scalars` and each head, recalibrated on the validation split as by a sidecar.
 
     `turns`: logistic regression on the turn count and its logarithm. `scalars`: on turn count, lengths of prompt, history and
     last reply, tokens, and their logarithms, without text. Thresholds of all are chosen on validation data. Intervals are
@@ -62,8 +62,7 @@ def evaluate(embeddings: Path, heads: dict[str, Path]) -> Evaluation:
 
 def _head(data: Embedded, head: Head) -> Judged:
     scalars = tuple(head.metadata["features"]["scalars"])
-    validation, evaluation = (side_of(data, split, scalars) for split in ("validation", "evaluation"))
-    return probabilities(head, evaluation), threshold_of(head, validation)
+    return recalibrated(head, *(side_of(data, split, scalars) for split in ("validation", "evaluation")))
 
 
 def _regression(data: Embedded, *columns: NDArray[np.float32]) -> Judged:
