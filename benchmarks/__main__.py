@@ -24,7 +24,7 @@ Format = Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or a
 
 @app.command("predict")
 def bench_predict(
-    quick: Quick = False, output: Output = None, models: Models = Path("models"), model: ModelName = "e5-small"
+    quick: Quick = False, output: Output = None, models: Models = Path("models"), model: ModelName = "default"
 ) -> None:
     """The sidecar over gRPC against the bare ONNX Runtime session, on the same conversations."""
     from benchmarks import predict as predict_bench
@@ -47,7 +47,7 @@ def bench_engine(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer requests, one capacity.")] = False,
     output: Output = None,
     models: Models = Path("models"),
-    model: ModelName = "e5-small",
+    model: ModelName = "default",
 ) -> None:
     """The plug-in in real vLLM (`make engine`) against stock vLLM: time of scheduler steps, frees and admissions.
 
@@ -87,7 +87,7 @@ def bench_tiers(
     quick: Annotated[bool, typer.Option("--quick", help="One size of the tier, a pool of 3%.")] = False,
     output: Output = None,
     models: Models = Path("models"),
-    model: ModelName = "e5-small",
+    model: ModelName = "default",
 ) -> None:
     """Real vLLM (`make engine`) with its CPU offload tier: LRU in both, ours in the GPU's pool, ours in both, an oracle."""
     from benchmarks import tiers
@@ -117,7 +117,7 @@ def bench_sglang(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer requests, one capacity.")] = False,
     output: Output = None,
     models: Models = Path("models"),
-    model: ModelName = "e5-small",
+    model: ModelName = "default",
 ) -> None:
     """The plug-in in SGLang's real radix cache (`make sglang`) against its own LRU and an oracle: hits on a log with times."""
     from benchmarks import sglang
@@ -132,7 +132,7 @@ def bench_load(
     factor: Annotated[float, typer.Option(help="Load, as a multiple of saturation.")] = 1.5,
     output: Output = None,
     models: Models = Path("models"),
-    model: ModelName = "e5-small",
+    model: ModelName = "default",
 ) -> None:
     """The sidecar under overload: it must refuse requests and not collapse. Exits with 1 if it collapses."""
     from benchmarks import load

@@ -11,6 +11,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lpc.model.probability import clip, expit
+
 FEWEST_LABELS: Final = 100
 """Labels before the first fit."""
 LABELS: Final = 4096
@@ -20,6 +22,8 @@ OFFSET_SD: Final = 2.0
 """Standard deviations of the Gaussian priors on the slope, around 1, and on each offset, around 0."""
 SLOPES: Final = (0.25, 4.0)
 LARGEST_OFFSET: Final = 6.0
+LARGEST_LOG_ODDS: Final = 10.0
+"""Above the log-odds of `lpc.model.probability.P_MIN`."""
 STEPS: Final = 50
 """Bound of Newton's steps; about six suffice."""
 
@@ -32,6 +36,10 @@ class Platt(NamedTuple):
     slope: float = 1.0
     offset: float = 0.0
 
+    def probability(self, log_odds: float) -> float:
+        """Return the corrected probability, clipped."""
+        return clip(expit(self.slope * log_odds + self.offset))
+
 
 def fit_platt(log_odds: Floats, continues: NDArray[np.bool_]) -> Platt:
     """Return the correction with the highest posterior for n labelled predictions, log_odds [n] finite and continues [n]."""
@@ -39,9 +47,7 @@ def fit_platt(log_odds: Floats, continues: NDArray[np.bool_]) -> Platt:
     return Platt(slope, float(offsets[0]))
 
 
-def fit_scale(
-    log_odds: Floats, continues: NDArray[np.bool_], group: NDArray[np.int64], weight: Floats
-) -> tuple[float, Floats]:
+def fit_scale(log_odds: Floats, continues: NDArray[np.bool_], group: NDArray[np.int64], weight: Floats) -> tuple[float, Floats]:
     """Return one slope, and an offset for each group 0, 1, ..., by Newton's method; all arguments are [n]."""
     groups = int(group.max(initial=0)) + 1
     inputs = np.concatenate([log_odds[:, None], group[:, None] == np.arange(groups)], axis=1)
@@ -62,36 +68,54 @@ def fit_scale(
 
 
 class Recalibration:
-    """The correction of one deployment, from its newest labels. Thread-safe."""
+    """The correction of one deployment, from the newest labels of the model version in service. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._labels: deque[tuple[float, bool]] = deque(maxlen=LABELS)
         self._version = ""
-        self._fitted = Platt()
-        self._new = 0
+        self._labels: deque[tuple[float, bool]] = deque(maxlen=LABELS)
+        self._new = False
+        self.fitted = Platt()
 
     def of(self, version: str) -> Platt:
-        """Return the correction for a model version: none if the labels are of another one."""
-        return self._fitted if version == self._version else Platt()
+        """Return the correction for the model version in service. A new version starts without one."""
+        if version != self._version:
+            with self._lock:
+                self._version, self._new, self.fitted = version, False, Platt()
+                self._labels.clear()
+        return self.fitted
 
     def learn(self, version: str, log_odds: float, continues: bool) -> None:
-        """Add the label of a prediction by a model version; the first label of a new version drops those of the old one."""
+        """Add the label of a prediction; one of a version that is not in service any more is ignored."""
         with self._lock:
-            if version != self._version:
-                self._labels.clear()
-                self._version, self._fitted = version, Platt()
-            self._labels.append((log_odds, continues))
-            self._new += 1
+            if version == self._version:
+                self._labels.append((log_odds, continues))
+                self._new = True
 
     def refit(self) -> None:
-        """Fit the correction if there are enough labels and new ones; takes milliseconds."""
+        """Fit the correction if there are enough labels and a new one; takes milliseconds."""
         with self._lock:
             if not self._new or len(self._labels) < FEWEST_LABELS:
                 return
-            labels, version, self._new = list(self._labels), self._version, 0
-        columns: NDArray[Any] = np.array(labels, np.float64)
-        fitted = fit_platt(columns[:, 0], columns[:, 1] > 0)
+            labels, version, self._new = np.array(self._labels, np.float64), self._version, False
+        fitted = fit_platt(labels[:, 0], labels[:, 1] > 0)
         with self._lock:
             if version == self._version:
-                self._fitted = fitted
+                self.fitted = fitted
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return the labels as arrays of numbers, with the name of their version."""
+        with self._lock:
+            labels = np.array(self._labels, np.float64).reshape(-1, 2)
+            return {"recalibration": labels, "recalibration_version": np.array(self._version)}
+
+    def restore(self, state: dict[str, NDArray[Any]]) -> None:
+        """Load labels and fit. Raises KeyError, ValueError: they are damaged, and nothing has changed."""
+        labels = np.asarray(state["recalibration"], np.float64).reshape(-1, 2)[-LABELS:]
+        if not (np.abs(labels[:, 0]) <= LARGEST_LOG_ODDS).all():
+            raise ValueError("log-odds out of range")
+        with self._lock:
+            self._version = str(state["recalibration_version"])
+            self._labels = deque(((z, y > 0) for z, y in labels.tolist()), LABELS)
+            self._new = True
+        self.refit()

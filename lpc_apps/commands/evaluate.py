@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 def evaluate(
     embeddings: Embeddings = None,
-    heads: Annotated[Path | None, typer.Option(help="Folder with one folder per head; default: the bundled heads.")] = None,
+    heads: Annotated[
+        Path | None, typer.Option(help="Folder with one folder per head; default: bundled ones on this encoder.")
+    ] = None,
     output: Output = None,
     as_json: JsonOutput = False,
 ) -> None:
@@ -27,12 +29,16 @@ def evaluate(
 
 
 def _evaluate(embeddings: Path, heads: Path | None) -> dict[str, Any]:
+    from lpc_apps.training.embedding import encoder_sha256
     from lpc_apps.training.evaluate import evaluate as compare
-    from lpc_apps.training.head_file import SHIPPED_HEADS, HeadError
+    from lpc_apps.training.head_file import SHIPPED_HEADS, HeadError, HeadFile
 
     folder = heads or SHIPPED_HEADS
     by_name = {path.parent.name: path for path in sorted(folder.glob("*/head.safetensors"), reverse=True)}
-    if not by_name:
+    if heads is None:
+        encoder = encoder_sha256(embeddings)
+        by_name = {name: path for name, path in by_name.items() if HeadFile.load(path).metadata["encoder_sha256"] == encoder}
+    elif not by_name:
         raise HeadError(f"no heads in {folder}: train one with `lpc train`")
     found = compare(embeddings, by_name)
     _print_evaluation(found)

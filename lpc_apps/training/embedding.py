@@ -169,6 +169,14 @@ def _load(folder: Path) -> Embedded:
     )
 
 
+def encoder_sha256(folder: Path) -> str:
+    """Return the encoder's digest in a folder's description. Raises EmbeddingError if there are no embeddings."""
+    try:
+        return str(json.loads((folder / DESCRIPTION).read_text())["encoder_sha256"])
+    except FileNotFoundError as error:
+        raise EmbeddingError(f"no embeddings in {folder}: make them with `lpc embed --embeddings {folder}`") from error
+
+
 def split_of_few(split: NDArray[np.str_], continues: NDArray[np.bool_], conversation: NDArray[np.str_]) -> NDArray[np.str_]:
     """Return the splits, [n]; if a twentieth of the conversations is too few to validate, a fifth of those to train on joins.
 

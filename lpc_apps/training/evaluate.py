@@ -14,6 +14,7 @@ from tqdm import tqdm
 from lpc.model.label_rows import COUNTS
 from lpc_apps.training.embedding import Embedded, load_embedded
 from lpc_apps.training.head import Head
+from lpc_apps.training.head_file import HeadError
 from lpc_apps.training.quality import best_threshold, figures, intervals
 from lpc_apps.training.train import recalibrated, side_of
 
@@ -46,13 +47,19 @@ def evaluate(embeddings: Path, heads: dict[str, Path]) -> Evaluation:
         EmbeddingError, HeadError: an input is missing or too small.
     """
     data = load_embedded(embeddings)
+    trained = {name: Head.load(path) for name, path in heads.items()}
+    for name, head in trained.items():
+        if head.metadata["encoder_sha256"] != data.description["encoder_sha256"]:
+            raise HeadError(
+                f"the head {name} was trained on the encoder {head.metadata['encoder']}, not on that of {embeddings}"
+            )
     evaluation = data.take(data.split == "evaluation")
     columns = data.columns
     judged = {
         "turns": _regression(data, columns["turn_count"]),
         "scalars": _regression(data, *(columns[name] for name in COUNTS)),
     }
-    judged |= {name: _head(data, Head.load(path)) for name, path in heads.items()}
+    judged |= {name: _head(data, head) for name, head in trained.items()}
     found: dict[str, Any] = {}
     for name, (probability, threshold) in tqdm(judged.items(), "bootstrap", leave=False, delay=1):
         found[name] = figures(probability, evaluation.continues, threshold)

@@ -25,7 +25,7 @@ def best_threshold(probability: NDArray[np.float64], continues: NDArray[np.bool_
 
 
 def figures(probability: NDArray[np.float64], continues: NDArray[np.bool_], threshold: float) -> dict[str, Any]:
-    """Return mcc, f1_macro, auc, brier, log_loss, ece, threshold, examples, the share that continues, and the base rate's Brier score."""
+    """Return mcc, f1_macro, auc, brier, its base rate's, log_loss, ece, threshold, examples, and the share that continues."""
     decided = probability >= threshold
     rate = continues.mean()
     return {

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -33,9 +33,8 @@ from lpc.model.features import SCALARS
 from lpc.model.recalibration import Floats, fit_platt, fit_scale
 from lpc_apps.training.embedding import FEWEST_EXAMPLES, FOLDS, Embedded, EmbeddingError, fold_of, load_embedded
 from lpc_apps.training.head import Head
+from lpc_apps.training.head_file import RecipeName
 from lpc_apps.training.quality import best_threshold, figures
-
-RecipeName = Literal["lpc", "default"]
 
 
 @dataclass(frozen=True)
@@ -187,10 +186,10 @@ def fit(recipe: Recipe, train: Side, validation: Side, *, seed: int, quiet: bool
     positive = train.label.mean()
     up = (1 - positive) / positive if recipe.minority_up else torch.tensor(1.0)
     offsets = nn.Parameter(torch.zeros(int(train.dataset.max()) + 1))
-    several = [{"params": [offsets], "weight_decay": 0.0, "lr": OFFSET_RATE}] if len(offsets) > 1 else []
-    optimizer = torch.optim.AdamW(
-        [{"params": head.parameters()}, *several], recipe.learning_rate, weight_decay=recipe.weight_decay
-    )
+    trained: list[dict[str, Any]] = [{"params": head.parameters()}]
+    if len(offsets) > 1:
+        trained.append({"params": [offsets], "weight_decay": 0.0, "lr": OFFSET_RATE})
+    optimizer = torch.optim.AdamW(trained, recipe.learning_rate, weight_decay=recipe.weight_decay)
     weights, validation_weights = train.weight(), validation.weight()
 
     def loss_of(side: Side, rows: Tensor | slice, weight: Tensor, dropout: float = 0.0) -> Tensor:
@@ -244,18 +243,21 @@ def _scale(head: Head, validation: Side) -> tuple[float, Floats]:
 
 def _log_odds(head: Head, side: Side) -> Floats:
     with torch.inference_mode():
-        return head(side.embedding, side.scalars).double().numpy()
+        log_odds: Floats = head(side.embedding, side.scalars).double().numpy()
+    return log_odds
 
 
 def side_of(data: Embedded, split: str, scalars: tuple[str, ...]) -> Side:
-    """Return one split as tensors. Raises EmbeddingError when it has too few examples."""
+    """Return one split as tensors. Raises EmbeddingError when it has too few examples of a dataset."""
     part = data.take(data.split == split)
-    positive = int(part.continues.sum())
-    if min(positive, len(part.continues) - positive) < FEWEST_EXAMPLES:
-        raise EmbeddingError(
-            f"the {split} split has {positive} turns that continue and {len(part.continues) - positive} that end; at least "
-            f"{FEWEST_EXAMPLES} of each are needed: embed more conversations"
-        )
+    for number, name in enumerate(data.names):
+        continues = part.continues[part.dataset == number]
+        positive = int(continues.sum())
+        if min(positive, len(continues) - positive) < FEWEST_EXAMPLES:
+            raise EmbeddingError(
+                f"the {split} split of {name} has {positive} turns that continue and {len(continues) - positive} that end; at "
+                f"least {FEWEST_EXAMPLES} of each are needed: embed more conversations"
+            )
     return _side(part, scalars)
 
 

@@ -79,7 +79,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def heads(embeddings: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("heads")
     for recipe in ("lpc", "default"):
-        train(embeddings, folder / recipe / "head.safetensors", recipe=recipe)  # type: ignore[arg-type]
+        train([embeddings], folder / recipe / "head.safetensors", recipe=recipe)  # type: ignore[arg-type]
     return folder
 
 

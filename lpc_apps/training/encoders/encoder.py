@@ -11,7 +11,6 @@ from tokenizers import Tokenizer
 
 from lpc.errors import LpcError
 
-
 WORDS: Final = "embeddings.word_embeddings.weight"
 
 

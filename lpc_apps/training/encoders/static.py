@@ -31,9 +31,7 @@ def load_static() -> Encoder:
     # Marks of the input's structure are not words: they would only add a constant to the mean.
     table[[whole.tokenizer.token_to_id(token) for token in ("<s>", "<pad>", "</s>")]] = 0
     identity = hashlib.sha256(whole.sha256.encode() + PROJECTION.read_bytes()).hexdigest()
-    return Encoder(
-        {WORDS: table}, heads=0, epsilon=0.0, first_position=0, tokenizer=whole.tokenizer, id=ID, sha256=identity
-    )
+    return Encoder({WORDS: table}, heads=0, epsilon=0.0, first_position=0, tokenizer=whole.tokenizer, id=ID, sha256=identity)
 
 
 def normalised_words(encoder: Encoder) -> NDArray[np.float32]:
@@ -45,10 +43,8 @@ def normalised_words(encoder: Encoder) -> NDArray[np.float32]:
     return np.asarray(words * weights[f"{norm}.weight"] + weights[f"{norm}.bias"], np.float32)
 
 
-def principal(
-    words: NDArray[np.float32], probability: NDArray[np.float32]
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the mean [n] and the first WIDTH principal components [n, WIDTH] of rows [vocabulary, n], weighted, [vocabulary]."""
+def principal(words: NDArray[np.float32], probability: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the mean [n] and the first WIDTH principal components [n, WIDTH] of rows [vocabulary, n] weighted by probability."""
     mean = probability @ words / probability.sum()
     centred = words - mean
     _, vectors = np.linalg.eigh((centred * probability[:, None]).T @ centred)
