@@ -24,12 +24,16 @@ Format = Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or a
 
 @app.command("predict")
 def bench_predict(
-    quick: Quick = False, output: Output = None, models: Models = Path("models"), model: ModelName = "default"
+    quick: Quick = False,
+    output: Output = None,
+    models: Models = Path("models"),
+    model: ModelName = "default",
+    against: Annotated[str | None, typer.Option(help="Another model, such as e5-small, measured in the same way.")] = None,
 ) -> None:
     """The sidecar over gRPC against the bare ONNX Runtime session, on the same conversations."""
     from benchmarks import predict as predict_bench
 
-    report(lambda: predict_bench.run(models, model, quick=quick), output)
+    report(lambda: predict_bench.run(models, model, against=against, quick=quick), output)
 
 
 @app.command("engine")

@@ -44,7 +44,7 @@ def normalised_words(encoder: Encoder) -> NDArray[np.float32]:
 
 
 def principal(words: NDArray[np.float32], probability: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the mean [n] and the first WIDTH principal components [n, WIDTH] of rows [vocabulary, n] weighted by probability."""
+    """Return the mean [n] and the first WIDTH principal components [n, WIDTH] of weighted rows [vocabulary, n]."""
     mean = probability @ words / probability.sum()
     centred = words - mean
     _, vectors = np.linalg.eigh((centred * probability[:, None]).T @ centred)
