@@ -36,6 +36,10 @@ class Platt(NamedTuple):
     slope: float = 1.0
     offset: float = 0.0
 
+    def probabilities(self, log_odds: Floats) -> Floats:
+        """Return the corrected probabilities, [n], not clipped."""
+        return 1.0 / (1.0 + np.exp(-self.slope * log_odds - self.offset))
+
     def probability(self, log_odds: float) -> float:
         """Return the corrected probability, clipped."""
         return clip(expit(self.slope * log_odds + self.offset))

@@ -69,7 +69,8 @@ def evaluate(embeddings: Path, heads: dict[str, Path]) -> Evaluation:
 
 def _head(data: Embedded, head: Head) -> Judged:
     scalars = tuple(head.metadata["features"]["scalars"])
-    return recalibrated(head, *(side_of(data, split, scalars) for split in ("validation", "evaluation")))
+    judged, threshold, _ = recalibrated(head, *(side_of(data, split, scalars) for split in ("validation", "evaluation")))
+    return judged, threshold
 
 
 def _regression(data: Embedded, *columns: NDArray[np.float32]) -> Judged:

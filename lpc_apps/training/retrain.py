@@ -124,8 +124,8 @@ def _live(live: Path, data: LoggedTurns, newest: LoggedTurns) -> Floats:
     """Return the live head's probabilities of the newest turns, recalibrated on the turns before them as by a sidecar."""
     head = LiveHead(live)
     before = data.examples.take(np.flatnonzero(data.examples.split != "evaluation")[-LABELS:])
-    slope, offset = fit_platt(_log_odds(head.probabilities(before)), before.continues)
-    return 1 / (1 + np.exp(-slope * _log_odds(head.probabilities(newest.examples)) - offset))
+    correction = fit_platt(_log_odds(head.probabilities(before)), before.continues)
+    return correction.probabilities(_log_odds(head.probabilities(newest.examples)))
 
 
 def _log_odds(probability: Floats) -> Floats:

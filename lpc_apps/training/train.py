@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from lpc.files import write_text
 from lpc.model.features import SCALARS
-from lpc.model.recalibration import Floats, fit_platt, fit_scale
+from lpc.model.recalibration import Floats, Platt, fit_platt, fit_scale
 from lpc_apps.training.embedding import FEWEST_EXAMPLES, FOLDS, Embedded, EmbeddingError, fold_of, load_embedded
 from lpc_apps.training.head import Head
 from lpc_apps.training.head_file import RecipeName
@@ -60,11 +60,8 @@ class Recipe:
 
 
 LPC: Final = Recipe(("turn_count",), minority_up=True, learning_rate=5e-4, batch=64, epochs=20)
-OURS: Final = Recipe(tuple(SCALARS), minority_up=False, learning_rate=1e-3, batch=256, epochs=30, decay=True)
-CANDIDATES: Final = tuple(
-    replace(OURS, dropout=dropout, weight_decay=weight_decay)
-    for dropout, weight_decay in ((0.2, 1e-2), (0.4, 1e-2), (0.4, 1e-1))
-)
+OURS: Final = Recipe(tuple(SCALARS), minority_up=False, weight_decay=1e-2, learning_rate=1e-3, batch=256, epochs=20, decay=True)
+CANDIDATES: Final = tuple(replace(OURS, dropout=dropout) for dropout in (0.2, 0.4))
 OFFSET_RATE: Final = 1e-2
 """Learning rate of the datasets' offsets, which are few and far from 0."""
 
@@ -127,10 +124,10 @@ def learn(data: Embedded, *, recipe: RecipeName, seed: int) -> Head:
     chosen = LPC if recipe == "lpc" else choose(data, CANDIDATES, seed=seed)
     sides = {split: side_of(data, split, chosen.scalars) for split in ("train", "validation", "evaluation")}
     head = fit(chosen, sides["train"], sides["validation"], seed=seed)
-    evaluations = {}
+    evaluations, corrections = {}, {}
     for number, name in enumerate(data.names):
         validation, evaluation = (sides[split].take(sides[split].dataset == number) for split in ("validation", "evaluation"))
-        judged, threshold = recalibrated(head, validation, evaluation)
+        judged, threshold, corrections[name] = recalibrated(head, validation, evaluation)
         evaluations[name] = figures(judged, _labels(evaluation), threshold)
     description = data.description
     head.metadata = {
@@ -145,6 +142,7 @@ def learn(data: Embedded, *, recipe: RecipeName, seed: int) -> Head:
         "seed": seed,
         "evaluation": evaluations[data.names[0]],
         "evaluations": evaluations,
+        "corrections": {name: [round(number, 4) for number in found] for name, found in corrections.items()},
     }
     return head
 
@@ -224,15 +222,15 @@ def probabilities(head: Head, side: Side) -> Floats:
     return 1 / (1 + np.exp(-_log_odds(head, side)))
 
 
-def recalibrated(head: Head, validation: Side, side: Side) -> tuple[Floats, float]:
+def recalibrated(head: Head, validation: Side, side: Side) -> tuple[Floats, float, Platt]:
     """Return the probabilities of one dataset's side, [n], after a sidecar's recalibration on its validation data.
 
-    Also return the decision threshold that is best on the validation data.
+    Also return the decision threshold that is best on the validation data, and the correction.
     """
     known, label = _log_odds(head, validation), _labels(validation)
-    slope, offset = fit_platt(known, label)
-    threshold = best_threshold(1 / (1 + np.exp(-slope * known - offset)), label)
-    return 1 / (1 + np.exp(-slope * _log_odds(head, side) - offset)), threshold
+    correction = fit_platt(known, label)
+    threshold = best_threshold(correction.probabilities(known), label)
+    return correction.probabilities(_log_odds(head, side)), threshold, correction
 
 
 def _scale(head: Head, validation: Side) -> tuple[float, Floats]:

@@ -69,7 +69,7 @@ def test_datasets_with_other_rates_teach_the_same_head_and_a_few_labels_find_the
     head = fit(replace(OURS, dropout=0.1), both(6000, 0), both(2000, 1), seed=0, quiet=True)
     test, labels = both(4000, 2), both(1600, 3)
     for number in (0, 1):
-        judged, _ = recalibrated(head, labels.take(labels.dataset == number), test.take(test.dataset == number))
+        judged, _, _ = recalibrated(head, labels.take(labels.dataset == number), test.take(test.dataset == number))
         truth = test.label[test.dataset == number].numpy() > 0
         assert figures(judged, truth, 0.5)["ece"] < 0.05
         assert abs(judged.mean() - truth.mean()) < 0.04

@@ -16,7 +16,6 @@ from lpc.model.returns.memory import Arrival, Asked, WatchedTurn
 from predictor_service.batching.inference import Inference, Inferred, Input
 from predictor_service.returns.learning import ReturnLearning
 
-
 VERSION = "v1"
 
 
