@@ -52,7 +52,7 @@ def _print_evaluation(found: "Evaluation") -> None:
     out, result = console(), found.figures
     examples = next(iter(result.values()))["examples"]
     table = Table(title=f"{found.dataset}: evaluation half, {examples:,} turns (95% intervals)")
-    for column in ("predictor", "MCC", "F1-macro", "AUC", "Brier", "below base rate", "ECE"):
+    for column in ("predictor", "MCC", "F1-macro", "AUC", "Brier", "below base rate", "log loss", "ECE"):
         table.add_column(column, justify="left" if column == "predictor" else "right")
     for name, row in result.items():
         low = row["intervals"]
@@ -63,6 +63,7 @@ def _print_evaluation(found: "Evaluation") -> None:
             f"{row['auc']:.3f} ({low['auc'][0]:.3f}-{low['auc'][1]:.3f})",
             f"{row['brier']:.4f}",
             f"{1 - row['brier'] / row['brier_base_rate']:.1%}",
+            f"{row['log_loss']:.4f}",
             f"{row['ece']:.3f}",
         )
     out.print(table)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ Floats = NDArray[np.float64]
 
 Judged = tuple[Floats, float]
 """A predictor's probabilities on the evaluation half, [n], and its decision threshold."""
+
+FEW_LABELS: Final = 300
+"""Labels of an hour or so, after which each head is evaluated as well. Rows are in random order of conversations."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,9 @@ def evaluate(embeddings: Path, heads: dict[str, Path]) -> Evaluation:
         "turns": _regression(data, columns["turn_count"]),
         "scalars": _regression(data, *(columns[name] for name in COUNTS)),
     }
-    judged |= {name: _head(data, head) for name, head in trained.items()}
+    for name, head in trained.items():
+        judged[name] = _head(data, head)
+        judged[f"{name}, {FEW_LABELS} labels"] = _head(data, head, FEW_LABELS)
     found: dict[str, Any] = {}
     for name, (probability, threshold) in tqdm(judged.items(), "bootstrap", leave=False, delay=1):
         found[name] = figures(probability, evaluation.continues, threshold)
@@ -67,9 +72,11 @@ def evaluate(embeddings: Path, heads: dict[str, Path]) -> Evaluation:
     return Evaluation(str(data.description["dataset"]), found)
 
 
-def _head(data: Embedded, head: Head) -> Judged:
+def _head(data: Embedded, head: Head, labels: int | None = None) -> Judged:
+    """Return a head's judgement, recalibrated on a number of labels of the validation split; None: all of them."""
     scalars = tuple(head.metadata["features"]["scalars"])
-    judged, threshold, _ = recalibrated(head, *(side_of(data, split, scalars) for split in ("validation", "evaluation")))
+    validation, evaluation = (side_of(data, split, scalars) for split in ("validation", "evaluation"))
+    judged, threshold, _ = recalibrated(head, validation.take(slice(labels)), evaluation)
     return judged, threshold
 
 

@@ -75,8 +75,8 @@ class Side:
     label: Tensor
     dataset: Tensor
 
-    def take(self, mask: Tensor) -> "Side":
-        """Return the examples selected by a mask."""
+    def take(self, mask: Tensor | slice) -> "Side":
+        """Return the examples selected by a mask or a slice."""
         return Side(self.embedding[mask], self.scalars[mask], self.label[mask], self.dataset[mask])
 
     def weight(self) -> Tensor:

@@ -101,12 +101,10 @@ def test_a_static_encoder_is_the_mean_of_its_words_in_every_precision(
     assert not vectors[3].any(), "marks of the input's structure are not words"
 
 
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
 def test_the_stored_projection_holds_the_principal_components_of_the_pinned_weights(e5: Encoder) -> None:
-    scores = [score for _, score in json.loads(e5.tokenizer.to_str())["model"]["vocab"]]
-    table = static.normalised_words(e5)
-    probability = np.zeros(len(table), np.float32)
-    probability[5 : len(scores)] = np.exp(scores[5:])  # the first five are marks
-    mean, components = static.principal(table, probability)
+    mean, components = static.principal(static.normalised_words(e5), static.counted(e5))
     stored = load_file(static.PROJECTION)
     assert stored["mean"] == pytest.approx(mean, abs=1e-3)
     # The same space, whatever the signs: the singular values are cosines of the angles between the two.

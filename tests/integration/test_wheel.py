@@ -106,7 +106,7 @@ def test_evaluate_finds_the_shipped_heads(python: Path, somewhere: Path) -> None
     result = lpc(python, somewhere, "evaluate", "--output", "figures.json")
     assert result.returncode == 0, result.stderr
     figures = json.loads((somewhere / "figures.json").read_text())
-    assert set(figures) == {"turns", "scalars", "lpc"}
+    assert set(figures) == {"turns", "scalars", "lpc", "lpc, 300 labels"}
 
 
 @pytest.mark.timeout(180)
