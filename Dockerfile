@@ -113,7 +113,8 @@ RUN install -d -o 10001 -g 10001 /models \
          baked) python -m venv /src/venv \
            && /src/venv/bin/pip install --no-cache-dir --no-deps --require-hashes --only-binary=:all: -r /src/requirements.txt \
            && /src/venv/bin/pip install --no-cache-dir --no-deps --no-index /wheel/*.whl \
-           && /src/venv/bin/lpc export --models /models --precision "${PRECISION}" ;; \
+           && /src/venv/bin/lpc export --models /models --precision "${PRECISION}" \
+           && /src/venv/bin/lpc export --models /models --precision "${PRECISION}" --recipe lpc ;; \
          mounted) ;; \
          *) echo "ARTEFACT is \"${ARTEFACT}\": it must be baked or mounted" >&2; exit 1 ;; \
        esac

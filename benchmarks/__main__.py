@@ -24,12 +24,16 @@ Format = Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or a
 
 @app.command("predict")
 def bench_predict(
-    quick: Quick = False, output: Output = None, models: Models = Path("models"), model: ModelName = "e5-small"
+    quick: Quick = False,
+    output: Output = None,
+    models: Models = Path("models"),
+    model: ModelName = "default",
+    against: Annotated[str | None, typer.Option(help="Another model, such as e5-small, measured in the same way.")] = None,
 ) -> None:
     """The sidecar over gRPC against the bare ONNX Runtime session, on the same conversations."""
     from benchmarks import predict as predict_bench
 
-    report(lambda: predict_bench.run(models, model, quick=quick), output)
+    report(lambda: predict_bench.run(models, model, against=against, quick=quick), output)
 
 
 @app.command("engine")
@@ -47,7 +51,7 @@ def bench_engine(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer requests, one capacity.")] = False,
     output: Output = None,
     models: Models = Path("models"),
-    model: ModelName = "e5-small",
+    model: ModelName = "default",
 ) -> None:
     """The plug-in in real vLLM (`make engine`) against stock vLLM: time of scheduler steps, frees and admissions.
 
@@ -87,7 +91,7 @@ def bench_tiers(
     quick: Annotated[bool, typer.Option("--quick", help="One size of the tier, a pool of 3%.")] = False,
     output: Output = None,
     models: Models = Path("models"),
-    model: ModelName = "e5-small",
+    model: ModelName = "default",
 ) -> None:
     """Real vLLM (`make engine`) with its CPU offload tier: LRU in both, ours in the GPU's pool, ours in both, an oracle."""
     from benchmarks import tiers
@@ -117,7 +121,7 @@ def bench_sglang(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer requests, one capacity.")] = False,
     output: Output = None,
     models: Models = Path("models"),
-    model: ModelName = "e5-small",
+    model: ModelName = "default",
 ) -> None:
     """The plug-in in SGLang's real radix cache (`make sglang`) against its own LRU and an oracle: hits on a log with times."""
     from benchmarks import sglang
@@ -132,7 +136,7 @@ def bench_load(
     factor: Annotated[float, typer.Option(help="Load, as a multiple of saturation.")] = 1.5,
     output: Output = None,
     models: Models = Path("models"),
-    model: ModelName = "e5-small",
+    model: ModelName = "default",
 ) -> None:
     """The sidecar under overload: it must refuse requests and not collapse. Exits with 1 if it collapses."""
     from benchmarks import load

@@ -39,13 +39,28 @@ IN_FLIGHT: Final = 64
 CHANNEL: Final = [("grpc.max_send_message_length", -1)]
 
 
-def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
-    """Measure; print a table; return throughput_ratio, p99_ratio_half_load, predictions_per_second and their raw data.
+def run(models: Path, model: str, *, against: str | None = None, quick: bool = False) -> dict[str, Any]:
+    """Measure a model, and another one on the same conversations; print tables; return the figures of the first.
+
+    They have throughput_ratio, p99_ratio_half_load, predictions_per_second and their raw data. With another model they have its
+    figures as `against`, and two ratios of the first to it: `faster` (predictions/s) and `processor_ratio` (predictions per
+    second of the sidecar's processor time, which other work on the machine changes less).
 
     Raises:
-        ArtifactError: the model does not exist.
+        ArtifactError: a model does not exist.
         BenchmarkError: the sidecar does not start.
     """
+    figures = _measure(models, model, quick=quick)
+    if against is None:
+        return figures
+    other = _measure(models, against, quick=quick)
+    faster = figures["predictions_per_second"] / other["predictions_per_second"]
+    less = other["processor_ms"] / figures["processor_ms"]
+    console().print(f"{model} answers {faster:.1f}x the predictions/s of {against}, {less:.1f}x per second of processor time")
+    return {**figures, "against": other, "faster": round(faster, 2), "processor_ratio": round(less, 2)}
+
+
+def _measure(models: Path, model: str, *, quick: bool) -> dict[str, Any]:
     screen = console()
     rounds, count = (3, 64) if quick else (5, 300)
     folder = served_folder(models / model)
@@ -69,7 +84,9 @@ def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
             def saturate_service(requests: Sequence[pb.PredictRequest] = requests) -> float:
                 return count / asyncio.run(service_saturated(address, requests))
 
+            used = sidecar.processor_s
             bare, service = _in_turn(seed, saturate_bare, saturate_service)
+            note(processor_ms=(sidecar.processor_s - used) / count * 1e3)
             schedule = _arrivals(count, service / 2, seed)
 
             def load_bare(features: Sequence[Features] = features, at: Sequence[float] = schedule) -> list[float]:
@@ -96,6 +113,7 @@ def run(models: Path, model: str, *, quick: bool = False) -> dict[str, Any]:
         f"{figures['predictions_per_second']:.1f}",
         ratio(figures["throughput_ratio"]),
     )
+    table.add_row("processor time of a prediction, ms", "", f"{figures['processor_ms']:.2f}", "")
     for q in ("p50", "p99"):
         table.add_row(
             f"{q} at half load, ms",

@@ -137,6 +137,12 @@ class Server:
         raise BenchmarkError("the server died")
 
     @property
+    def processor_s(self) -> float:
+        """Return the processor time that it has used, seconds. Raises BenchmarkError if the process is gone."""
+        fields = self._proc("stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    @property
     def descriptors(self) -> int:
         """Open file descriptors."""
         return len(list(self._proc("fd").iterdir()))

@@ -54,7 +54,7 @@ async def run_model(
     budget = TokenBudget(settings.max_batch_tokens)
     metrics.batch_token_budget.set_function(lambda: budget.tokens)
     inference_settings = InferenceSettings(settings.provider, settings.threads, settings.cuda_memory_mib)
-    repository = ModelRepository(settings.models, settings.model, inference_settings, load)
+    repository = ModelRepository(settings.models, settings.model_name, inference_settings, load)
     model = await asyncio.to_thread(repository.load_newest)
     budget.begin(model.provider)
     serving = Serving(model, repository, budget, metrics)

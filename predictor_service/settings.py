@@ -51,7 +51,11 @@ class ServiceSettings(RedisSettings, ServerSettings):
     )
 
     models: Path = Field(Path("models"), description="Model repository: folders <model>/<version>/ made by `lpc export`.")
-    model: str = Field("e5-small", description="Model to serve; its newest valid version is used.")
+    model: str = Field(
+        "default",
+        description="Model to serve; its newest valid version is used. Default with response caches that embed questions: "
+        "e5-small.",
+    )
 
     provider: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where inference runs; auto: CUDA if present.")
     threads: int = Field(0, ge=0, description="Threads of inference on the CPU; 0: one per core.")
@@ -142,6 +146,11 @@ class ServiceSettings(RedisSettings, ServerSettings):
     def tls_files(self) -> CertificateFiles:
         """The sidecar's certificate and key, and the certificate authority of its clients."""
         return CertificateFiles(self.tls_certificate, self.tls_key, self.tls_client_ca)
+
+    @property
+    def model_name(self) -> str:
+        """Name of the model to serve."""
+        return self.model
 
     @property
     def returns_file(self) -> Path | None:

@@ -77,9 +77,9 @@ def counted(file: Path, head: Path | None, models: Path, folder: Path, *, held_o
     if not found.exists():
         scorer = None
         if head is not None:
-            from lpc_apps.training.scoring import HeadScorer, export_encoder  # libraries that take seconds to load
+            from lpc_apps.training.scoring import HeadScorer, encoder_of  # libraries that take seconds to load
 
-            scorer = HeadScorer(export_encoder(models), head)
+            scorer = HeadScorer(encoder_of(models, head), head)
         folder.mkdir(parents=True, exist_ok=True)
         save_sample(read_conversations(file, scorer, held_out=held_out), found)
     return found

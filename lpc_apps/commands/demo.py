@@ -5,6 +5,7 @@ import shlex
 import shutil
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from eviction_client.settings import ClientSettings
+    from lpc.model.recalibration import Platt
     from predictor_service.process import Addresses
     from predictor_service.settings import ServiceSettings
 
@@ -50,6 +52,8 @@ def demo(
 
 
 def _run(settings: "ServiceSettings", picture: Path) -> None:
+    from lpc.model.artifact import read_manifest
+    from lpc.model.recalibration import Platt
     from lpc.wire.terminal import console
     from lpc_apps.training.export import export  # libraries that take a second to load
 
@@ -61,7 +65,9 @@ def _run(settings: "ServiceSettings", picture: Path) -> None:
         _show_gain(picture, screen)
     except ModuleNotFoundError as error:
         screen.print(f"no simulated cache: {error.name} is not installed (pip install 'learned-prefix-cache[demo]')")
-    asyncio.run(_serve(settings, screen))
+    found = read_manifest(folder).head.get("corrections", {})
+    corrections = {name.split()[-1].partition(".")[0]: Platt(*correction) for name, correction in found.items()}
+    asyncio.run(_serve(settings, corrections, screen))
 
 
 def _show_gain(picture: Path, screen: "Console") -> None:
@@ -90,7 +96,7 @@ def _show_gain(picture: Path, screen: "Console") -> None:
     screen.print(f"picture: {picture}")
 
 
-async def _serve(settings: "ServiceSettings", screen: "Console") -> None:
+async def _serve(settings: "ServiceSettings", corrections: "Mapping[str, Platt]", screen: "Console") -> None:
     from predictor_service.server import running
 
     stop = asyncio.Event()
@@ -98,7 +104,7 @@ async def _serve(settings: "ServiceSettings", screen: "Console") -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with running(settings) as addresses:
         address = _address(addresses)
-        await asyncio.to_thread(_score, client_settings(predictor_address=address), screen)
+        await asyncio.to_thread(_score, client_settings(predictor_address=address), corrections, screen)
         _how_to_call(addresses, address, screen)
         await stop.wait()
         screen.print("draining")
@@ -112,13 +118,20 @@ def _address(addresses: "Addresses") -> str:
     return with_port(addresses.host, addresses.port)
 
 
-def _score(settings: "ClientSettings", screen: "Console") -> None:
+def _score(settings: "ClientSettings", corrections: "Mapping[str, Platt]", screen: "Console") -> None:
     from rich.table import Table
 
+    from lpc.model.probability import logit
     from lpc.v1 import predictor_pb2 as pb
     from lpc_apps.commands.predict import asking
 
-    table = Table("conversation", "user turns", "probability that it continues", "tokenise + infer")
+    table = Table(
+        "conversation",
+        "user turns",
+        "probability that it continues",
+        *(f"users of {name}" for name in corrections),
+        "tokenise + infer",
+    )
     chats = [
         pb.ChatMessages(messages=[pb.ChatMessage(role=role, content=content) for role, content in messages])
         for messages in SAMPLES.values()
@@ -127,11 +140,13 @@ def _score(settings: "ClientSettings", screen: "Console") -> None:
         answers = [ask(pb.Conversation(chat=chat)) for chat in chats]
     for name, answer in zip(SAMPLES, answers, strict=True):
         spent = (answer.timing.tokenize_us + answer.timing.infer_us) / 1000
-        table.add_row(name, str(answer.turn_count), f"{answer.probability:.3f}", f"{spent:.1f} ms")
+        learnt = [correction.probability(logit(answer.probability)) for correction in corrections.values()]
+        table.add_row(name, str(answer.turn_count), *(f"{p:.3f}" for p in (answer.probability, *learnt)), f"{spent:.1f} ms")
     screen.print(table)
     screen.print(
-        "Prompt text is a weak predictor of return. A running sidecar also learns return times from its own traffic; the gain "
-        "above comes from that alone."
+        "Text says little about who returns; users differ more. The probability is for users of unknown habits. After a "
+        "hundred labels a sidecar corrects it to its own users: the next columns show the result for those of the training "
+        "data. A sidecar also learns return times from its own traffic; the gain above comes from that alone."
     )
 
 

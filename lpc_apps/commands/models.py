@@ -18,7 +18,7 @@ app = typer.Typer(help="List the versions of a model, and choose the one to serv
 
 @app.command("list")
 def list_versions(
-    models: Models = Path("models"), model: ModelName = "e5-small", output: Output = None, as_json: JsonOutput = False
+    models: Models = Path("models"), model: ModelName = "default", output: Output = None, as_json: JsonOutput = False
 ) -> None:
     """Print every version, newest first: origin, evaluation, and whether it is served or broken."""
     report(lambda: _list(models, model), output, as_json=as_json)
@@ -28,7 +28,7 @@ def list_versions(
 def promote_version(
     version: Annotated[str, typer.Argument(help="Name from `lpc models list`.")],
     models: Models = Path("models"),
-    model: ModelName = "e5-small",
+    model: ModelName = "default",
 ) -> None:
     """Make sidecars serve this version, even if there is a newer one."""
     from lpc.model.versions import promote
@@ -38,7 +38,7 @@ def promote_version(
 
 
 @app.command("rollback")
-def roll_back(models: Models = Path("models"), model: ModelName = "e5-small") -> None:
+def roll_back(models: Models = Path("models"), model: ModelName = "default") -> None:
     """Promote the previously served version."""
     from lpc.model.versions import rollback
 
@@ -47,7 +47,7 @@ def roll_back(models: Models = Path("models"), model: ModelName = "e5-small") ->
 
 
 @app.command("unpin")
-def unpin_version(models: Models = Path("models"), model: ModelName = "e5-small") -> None:
+def unpin_version(models: Models = Path("models"), model: ModelName = "default") -> None:
     """Remove the promotion: sidecars serve the newest version."""
     from lpc.model.versions import served_folder, unpin
 
@@ -59,7 +59,7 @@ def unpin_version(models: Models = Path("models"), model: ModelName = "e5-small"
 @app.command("prune")
 def prune_versions(
     models: Models = Path("models"),
-    model: ModelName = "e5-small",
+    model: ModelName = "default",
     keep: Annotated[
         int, typer.Option(min=1, help="Newest versions to keep, in addition to the present and the previous one.")
     ] = 10,

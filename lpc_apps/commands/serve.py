@@ -38,8 +38,8 @@ def serve(
         model=model,
         provider=provider,
     )
-    if not settings.model_fields_set & {"models", "model"} and not (settings.models / settings.model).exists():
-        _make_default(settings.models)
+    if not settings.model_fields_set & {"models", "model"} and not (settings.models / settings.model_name).exists():
+        _make_default(settings.models, settings.model_name)
     asyncio.run(run(settings))
 
 
@@ -63,10 +63,13 @@ async def run(settings: "ServiceSettings", parts: "Parts | None" = None) -> None
     await running.serve(settings, parts)
 
 
-def _make_default(models: Path) -> None:
-    """Export the bundled model, in a process of its own because it needs 2 GB of memory."""
+def _make_default(models: Path, name: str) -> None:
+    """Export a bundled model, in a process of its own because it needs 2 GB of memory."""
+    from lpc_apps.training.head_file import MODELS
+
+    recipe = next(recipe for recipe, model in MODELS.items() if model == name)
     typer.echo(f"lpc: {models.resolve()} has no model: exporting the bundled one, once (half a minute)", err=True)
-    export = [sys.executable, "-m", "lpc_apps", "export", "--models", str(models)]
+    export = [sys.executable, "-m", "lpc_apps", "export", "--models", str(models), "--recipe", recipe]
     done = subprocess.run(export, stdout=subprocess.DEVNULL, check=False)
     if done.returncode:
         fail("the export failed: run `lpc export` to see why")

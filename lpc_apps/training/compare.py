@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
 from lpc.model.probability import P_MIN
-from lpc_apps.training.quality import resamples
+from lpc_apps.training.quality import log_loss, resamples
 
 TOLERANCE: Final = 0.02
 """Upper limit of the interval of the difference in Brier score, relative to the live head's score."""
@@ -49,7 +49,7 @@ def scores(probability: Floats, continues: NDArray[np.bool_]) -> Scores:
     both = 0 < continues.sum() < len(continues)
     return Scores(
         float(np.mean((p - continues) ** 2)),
-        float(-np.log(np.where(continues, p, 1 - p)).mean()),
+        log_loss(p, continues),
         float(roc_auc_score(continues, p)) if both else 0.5,
         len(p),
     )

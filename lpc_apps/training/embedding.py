@@ -52,6 +52,8 @@ class Embedded:
         split: [n] of "train", "validation", "evaluation".
         conversation: [n] keys.
         description: contents of embedding.json.
+        dataset: [n] int64: place of the example's dataset in ``names``.
+        names: names of the datasets.
     """
 
     embedding: NDArray[np.float32]
@@ -60,6 +62,8 @@ class Embedded:
     split: NDArray[np.str_]
     conversation: NDArray[np.str_]
     description: dict[str, Any]
+    dataset: NDArray[np.int64]
+    names: tuple[str, ...]
 
     def take(self, mask: NDArray[np.bool_] | NDArray[np.intp]) -> "Embedded":
         """Return the examples selected by a mask or by indices."""
@@ -70,6 +74,8 @@ class Embedded:
             self.split[mask],
             self.conversation[mask],
             self.description,
+            self.dataset[mask],
+            self.names,
         )
 
 
@@ -121,14 +127,35 @@ def embed(
     return count
 
 
-def load_embedded(folder: Path) -> Embedded:
-    """Read all shards of a folder. Raises EmbeddingError if there are none."""
+def load_embedded(*folders: Path) -> Embedded:
+    """Read all shards of folders, each a dataset. Raises EmbeddingError if a folder has none, or is of another encoder."""
+    parts = [_load(folder) for folder in folders]
+    first = parts[0].description
+    for folder, part in zip(folders, parts, strict=True):
+        if differing := [key for key in ("encoder_sha256", "features") if part.description[key] != first[key]]:
+            raise EmbeddingError(
+                f"{folder} and {folders[0]} have another {', '.join(differing)}: make both with the same `lpc embed`"
+            )
+    return Embedded(
+        np.concatenate([part.embedding for part in parts]),
+        {name: np.concatenate([part.columns[name] for part in parts]) for name in COUNTS},
+        np.concatenate([part.continues for part in parts]),
+        np.concatenate([part.split for part in parts]),
+        np.concatenate([part.conversation for part in parts]),
+        {**first, "dataset": " and ".join(part.names[0] for part in parts)},
+        np.repeat(np.arange(len(parts)), [len(part.split) for part in parts]),
+        tuple(part.names[0] for part in parts),
+    )
+
+
+def _load(folder: Path) -> Embedded:
     paths = sorted(folder.glob("part-*.parquet"))
     if not paths:
         raise EmbeddingError(f"no embeddings in {folder}: make them with `lpc embed --embeddings {folder}`")
     table = pa.concat_tables([pq.read_table(path) for path in paths])
     width = table.schema.field("embedding").type.list_size
     conversation = np.asarray(table["conversation"].to_pylist())
+    description = json.loads((folder / DESCRIPTION).read_text())
     embedding = table["embedding"].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
     return Embedded(
         embedding.astype(np.float32),
@@ -136,8 +163,18 @@ def load_embedded(folder: Path) -> Embedded:
         table["continues"].to_numpy(),
         split_of_few(np.asarray(table["split"].to_pylist()), table["continues"].to_numpy(), conversation),
         conversation,
-        json.loads((folder / DESCRIPTION).read_text()),
+        description,
+        np.zeros(len(conversation), np.int64),
+        (str(description["dataset"]),),
     )
+
+
+def encoder_sha256(folder: Path) -> str:
+    """Return the encoder's digest in a folder's description. Raises EmbeddingError if there are no embeddings."""
+    try:
+        return str(json.loads((folder / DESCRIPTION).read_text())["encoder_sha256"])
+    except FileNotFoundError as error:
+        raise EmbeddingError(f"no embeddings in {folder}: make them with `lpc embed --embeddings {folder}`") from error
 
 
 def split_of_few(split: NDArray[np.str_], continues: NDArray[np.bool_], conversation: NDArray[np.str_]) -> NDArray[np.str_]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +14,18 @@ from tqdm import tqdm
 from lpc.model.label_rows import COUNTS
 from lpc_apps.training.embedding import Embedded, load_embedded
 from lpc_apps.training.head import Head
+from lpc_apps.training.head_file import HeadError
 from lpc_apps.training.quality import best_threshold, figures, intervals
-from lpc_apps.training.train import probabilities, side_of, threshold_of
+from lpc_apps.training.train import recalibrated, side_of
 
 Floats = NDArray[np.float64]
 
 
 Judged = tuple[Floats, float]
 """A predictor's probabilities on the evaluation half, [n], and its decision threshold."""
+
+FEW_LABELS: Final = 300
+"""Labels of an hour or so, after which each head is evaluated as well. Rows are in random order of conversations."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Evaluation:
 
 
 def evaluate(embeddings: Path, heads: dict[str, Path]) -> Evaluation:
-    """Evaluate `turns`, `scalars` and each head.
+    """Evaluate `turns`, `scalars` and each head, recalibrated on the validation split as by a sidecar.
 
     `turns`: logistic regression on the turn count and its logarithm. `scalars`: on turn count, lengths of prompt, history and
     last reply, tokens, and their logarithms, without text. Thresholds of all are chosen on validation data. Intervals are
@@ -46,13 +50,21 @@ def evaluate(embeddings: Path, heads: dict[str, Path]) -> Evaluation:
         EmbeddingError, HeadError: an input is missing or too small.
     """
     data = load_embedded(embeddings)
+    trained = {name: Head.load(path) for name, path in heads.items()}
+    for name, head in trained.items():
+        if head.metadata["encoder_sha256"] != data.description["encoder_sha256"]:
+            raise HeadError(
+                f"the head {name} was trained on the encoder {head.metadata['encoder']}, not on that of {embeddings}"
+            )
     evaluation = data.take(data.split == "evaluation")
     columns = data.columns
     judged = {
         "turns": _regression(data, columns["turn_count"]),
         "scalars": _regression(data, *(columns[name] for name in COUNTS)),
     }
-    judged |= {name: _head(data, Head.load(path)) for name, path in heads.items()}
+    for name, head in trained.items():
+        judged[name] = _head(data, head)
+        judged[f"{name}, {FEW_LABELS} labels"] = _head(data, head, FEW_LABELS)
     found: dict[str, Any] = {}
     for name, (probability, threshold) in tqdm(judged.items(), "bootstrap", leave=False, delay=1):
         found[name] = figures(probability, evaluation.continues, threshold)
@@ -60,10 +72,12 @@ def evaluate(embeddings: Path, heads: dict[str, Path]) -> Evaluation:
     return Evaluation(str(data.description["dataset"]), found)
 
 
-def _head(data: Embedded, head: Head) -> Judged:
+def _head(data: Embedded, head: Head, labels: int | None = None) -> Judged:
+    """Return a head's judgement, recalibrated on a number of labels of the validation split; None: all of them."""
     scalars = tuple(head.metadata["features"]["scalars"])
     validation, evaluation = (side_of(data, split, scalars) for split in ("validation", "evaluation"))
-    return probabilities(head, evaluation), threshold_of(head, validation)
+    judged, threshold, _ = recalibrated(head, validation.take(slice(labels)), evaluation)
+    return judged, threshold
 
 
 def _regression(data: Embedded, *columns: NDArray[np.float32]) -> Judged:

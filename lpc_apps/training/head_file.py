@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,12 @@ from lpc.errors import LpcError
 from lpc.files import replacing
 
 FORMAT: Final = "lpc-head-2"
+RecipeName = Literal["default", "lpc"]
 SHIPPED_HEADS: Final = Path(__file__).parent / "heads"
 """Folder of the packaged heads in the layout of `lpc train`: ``<name>/head.safetensors`` and a card."""
 DEFAULT_HEAD: Final = SHIPPED_HEADS / "default" / "head.safetensors"
+MODELS: Final[Mapping[RecipeName, str]] = {"default": "default", "lpc": "e5-small"}
+"""Names in the model repository of the packaged heads on their encoders."""
 
 
 class HeadError(LpcError):

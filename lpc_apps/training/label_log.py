@@ -202,6 +202,7 @@ def _split(folder: Path, turns: _Turns, live: Manifest, notes: list[str]) -> Log
     split = np.where(late, "evaluation", np.where(validation, "validation", "train"))
     turns, split = turns.take(late | early), split[late | early]
     _refuse_too_few(folder, turns.columns["continues"], split)
+    name = f"label log, {_day(first)} to {_day(last)}"
     examples = Embedded(
         turns.embedding.astype(np.float32),
         {name: turns.columns[name].astype(np.float32) for name in COUNTS},
@@ -209,11 +210,13 @@ def _split(folder: Path, turns: _Turns, live: Manifest, notes: list[str]) -> Log
         split,
         turns.key,
         {
-            "dataset": f"label log, {_day(first)} to {_day(last)}",
+            "dataset": name,
             "encoder": live.encoder_id,
             "encoder_sha256": live.encoder_sha256,
             "features": live.features.to_dict(),
         },
+        np.zeros(len(split), np.int64),
+        (name,),
     )
     probability = turns.columns["probability"].astype(np.float64)
     return LoggedTurns(examples, probability, turns.model_version, first, cut, last, tuple(notes))

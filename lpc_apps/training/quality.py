@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import f1_score, matthews_corrcoef, roc_auc_score
 
+from lpc.model.probability import P_MIN
+
 BINS: Final = 15
 """Bins of equal size for the calibration error."""
 RESAMPLES: Final = 300
@@ -23,7 +25,7 @@ def best_threshold(probability: NDArray[np.float64], continues: NDArray[np.bool_
 
 
 def figures(probability: NDArray[np.float64], continues: NDArray[np.bool_], threshold: float) -> dict[str, Any]:
-    """Return mcc, f1_macro, auc, brier, ece, threshold, examples, the share that continues, and the base rate's Brier score."""
+    """Return mcc, f1_macro, auc, brier, its base rate's, log_loss, ece, threshold, examples, and the share that continues."""
     decided = probability >= threshold
     rate = continues.mean()
     return {
@@ -32,11 +34,18 @@ def figures(probability: NDArray[np.float64], continues: NDArray[np.bool_], thre
         "auc": round(float(roc_auc_score(continues, probability)), 4),
         "brier": round(float(np.mean((probability - continues) ** 2)), 5),
         "brier_base_rate": round(float(rate * (1 - rate)), 5),
+        "log_loss": round(log_loss(probability, continues), 4),
         "ece": round(calibration_error(probability, continues), 4),
         "examples": len(continues),
         "continue_share": round(float(rate), 4),
         "threshold": round(threshold, 4),
     }
+
+
+def log_loss(probability: NDArray[np.float64], continues: NDArray[np.bool_]) -> float:
+    """Return the mean log loss in nats, of probabilities as the sidecar clips them."""
+    p = np.clip(probability, P_MIN, 1 - P_MIN)
+    return float(-np.log(np.where(continues, p, 1 - p)).mean())
 
 
 def calibration_error(probability: NDArray[np.float64], continues: NDArray[np.bool_]) -> float:

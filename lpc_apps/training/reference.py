@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lpc_apps.training.encoders import Encoder
+from lpc_apps.training.encoders.encoder import WORDS
 from lpc_apps.training.head_file import HeadFile
 
 Array = NDArray[np.float32]
@@ -19,7 +20,7 @@ _COEFFICIENTS: Final = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.
 
 
 def embedding(encoder: Encoder, input_ids: list[int]) -> Array:
-    """Return the embedding of one input without padding, [width], of length 1."""
+    """Return the embedding of one input without padding, [width], of length 1; of length 0 without any known word."""
     weights, heads = encoder.weights, encoder.heads
 
     def linear(values: Array, name: str) -> Array:
@@ -34,8 +35,9 @@ def embedding(encoder: Encoder, input_ids: list[int]) -> Array:
         return values.reshape(len(values), heads, -1).transpose(1, 0, 2)
 
     tokens = len(input_ids)
-    words = weights["embeddings.word_embeddings.weight"][input_ids]
-    hidden = normalised(words + encoder.positions[:tokens], "embeddings.LayerNorm")
+    hidden = np.asarray(weights[WORDS][input_ids])
+    if encoder.layers:
+        hidden = normalised(hidden + encoder.positions[:tokens], "embeddings.LayerNorm")
     for number in range(encoder.layers):
         layer = f"encoder.layer.{number}"
         query, key, value = (split(linear(hidden, f"{layer}.attention.self.{part}")) for part in ("query", "key", "value"))
@@ -48,7 +50,7 @@ def embedding(encoder: Encoder, input_ids: list[int]) -> Array:
         wide = _gelu(linear(hidden, f"{layer}.intermediate.dense"))
         hidden = normalised(hidden + linear(wide, f"{layer}.output.dense"), f"{layer}.output.LayerNorm")
     total = hidden.sum(0)
-    return np.asarray(total / np.linalg.norm(total), np.float32)
+    return np.asarray(total / max(np.linalg.norm(total), np.float32(1e-12)), np.float32)
 
 
 def probability(head: HeadFile, vector: Array, scalars: tuple[float, ...]) -> float:

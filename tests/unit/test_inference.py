@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -9,10 +10,13 @@ import pytest
 from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.model.probability import logit
+from lpc.model.recalibration import Recalibration
 from lpc.model.returns.facts import Facts
 from lpc.model.returns.memory import Arrival, Asked, WatchedTurn
 from predictor_service.batching.inference import Inference, Inferred, Input
 from predictor_service.returns.learning import ReturnLearning
+
+VERSION = "v1"
 
 
 class Runs:
@@ -20,6 +24,7 @@ class Runs:
 
     def __init__(self) -> None:
         self.lengths: list[int] = []
+        self.manifest = SimpleNamespace(version=VERSION)
 
     def run(self, batch: Sequence[Features]) -> list[float]:
         self.lengths.append(len(batch))
@@ -34,6 +39,7 @@ class Groups:
 
     def __init__(self) -> None:
         self.asked: list[Asked] = []
+        self.recalibration = Recalibration()
 
     def answer(self, asked: Sequence[Asked]) -> list[int]:
         self.asked += asked
@@ -68,11 +74,9 @@ async def test_each_conversation_gets_what_it_needs(remembered: int) -> None:
         Input(features(20), turn(6)),
     ]
     model, groups = Runs(), Groups()
+    expected = [(0.1, None, 4), (0.2, b"\x14", 0), (0.3, b"\x1e", 5), (0.2, None, 6)]
     assert await run(model, groups, inputs, remembered=remembered) == [
-        Inferred(0.1, None, 4),
-        Inferred(0.2, b"\x14", 0),
-        Inferred(0.3, b"\x1e", 5),
-        Inferred(0.2, None, 6),
+        Inferred(pytest.approx(p), embedding, logit(p), group) for p, embedding, group in expected
     ]
     assert model.lengths == ([3] if remembered else [4, 4])
 
@@ -84,3 +88,14 @@ async def test_the_return_model_gets_the_log_odds_and_the_turn_stays_as_it_arriv
     assert [asked.turn for asked in groups.asked] == [one, one]
     assert groups.asked[0].facts.log_odds == logit(0.9)
     assert one.arrival is arrival and math.isnan(arrival.facts.log_odds)
+
+
+async def test_labels_correct_the_probability_but_not_what_the_return_model_gets() -> None:
+    model, groups, one = Runs(), Groups(), turn(3)
+    groups.recalibration.of(VERSION)
+    for number in range(400):
+        groups.recalibration.learn(VERSION, logit(0.9), continues=number % 5 == 0)
+    groups.recalibration.refit()
+    (found,) = await run(model, groups, [Input(features(90), one)])
+    assert found.probability == pytest.approx(0.2, abs=0.03)
+    assert found.log_odds == groups.asked[0].facts.log_odds == logit(0.9)

@@ -3,12 +3,15 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from lpc.errors import LpcError
+
+WORDS: Final = "embeddings.word_embeddings.weight"
 
 
 class EncoderError(LpcError):
@@ -17,10 +20,11 @@ class EncoderError(LpcError):
 
 @dataclass(frozen=True)
 class Encoder:
-    """A BERT-like encoder: post-layer normalisation, absolute positions, GELU (the exact one).
+    """A BERT-like encoder: post-layer normalisation, absolute positions, GELU (the exact one). Or, without layers, its words.
 
     Attributes:
-        weights: by their names in `transformers.BertModel`, fp32; matrices [output features, input features].
+        weights: by their names in `transformers.BertModel`, fp32; matrices [output features, input features]. Of an encoder
+            without layers only WORDS, and the mean of a text's words is its embedding.
         heads: number of attention heads; each has width / heads components.
         epsilon: of layer normalisation.
         first_position: row of the position embeddings that the first token takes: 0 in BERT, 2 in RoBERTa.
@@ -42,7 +46,7 @@ class Encoder:
     @property
     def width(self) -> int:
         """Width of the embeddings."""
-        return int(self.weights["embeddings.word_embeddings.weight"].shape[1])
+        return int(self.weights[WORDS].shape[1])
 
     @property
     def layers(self) -> int:

@@ -289,3 +289,16 @@ def test_scopes_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
     scopes = CacheSettings().cache_scopes
     assert scopes["faq"] == ScopeSettings(kind="faq", mode="shadow")
     assert scopes["faq"].life_s == 8 * 3600 and not scopes["prose"].keeps
+
+
+@pytest.mark.parametrize(
+    ("changes", "model"),
+    [
+        ({}, "default"),
+        ({"cache_scopes": {"faq": {"kind": "faq", "mode": "shadow"}}}, "e5-small"),
+        ({"cache_scopes": {"faq": {"kind": "faq", "mode": "shadow"}}, "model": "mine"}, "mine"),
+    ],
+)
+def test_questions_are_embedded_by_a_transformer_unless_a_model_is_named(changes: dict[str, object], model: str) -> None:
+    values = {"cache_redis_url": "redis://r", "cache_keys": "k", **changes}
+    assert CacheSettings(**values).model_name == model  # type: ignore[arg-type]

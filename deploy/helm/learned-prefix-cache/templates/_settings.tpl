@@ -4,7 +4,7 @@
 {{- range .Files.Lines "files/base/predictor.env" }}
 {{- if contains "=" . }}{{ $_ := set $found (splitn "=" 2 .)._0 (splitn "=" 2 .)._1 }}{{ end }}
 {{- end }}
-{{- $_ := set $found "LPC_MODEL" .Values.model.name }}
+{{- with .Values.model.name }}{{ $_ := set $found "LPC_MODEL" . }}{{ end }}
 {{- with .Values.servedModels }}{{ $_ := set $found "LPC_SERVED_MODELS" (toJson .) }}{{ end }}
 {{- if .Values.gpu.enabled }}
 {{- $_ := set $found "LPC_PROVIDER" "cuda" }}
