@@ -7,7 +7,7 @@ once. A window's embedding is the mean of its texts' embeddings, weighted by the
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -89,6 +89,8 @@ def examples(data: Data, kind: Input, vectors: Vectors) -> Embedded:
         np.full(len(rows), "train"),
         np.array(keys),
         {"dataset": data.name},
+        np.zeros(len(rows), np.int64),
+        (data.name,),
     )
 
 
@@ -100,7 +102,7 @@ def with_split(data: Embedded, seed: int) -> Embedded:
     keys = {key: key if seed == 0 else sha256(f"{seed} {key}".encode()).hexdigest()[:32] for key in set(data.conversation)}
     split = np.array([split_of(keys[key]) for key in data.conversation])
     whole = split_of_few(split, data.continues, np.array([keys[key] for key in data.conversation]))
-    return Embedded(data.embedding, data.columns, data.continues, whole, data.conversation, data.description)
+    return replace(data, split=whole)
 
 
 def by_turn_count(data: Embedded) -> tuple[NDArray[np.float64], float]:
