@@ -2,7 +2,8 @@
 
 Each question that is not served is answered, stored and labelled, as the service does (`response_cache/service/similar.py`).
 Of a set of pairs the first question is stored and the second is looked up. Stored questions of which no label tells whether
-they share its answer are left out if they are more similar than the other question of the pair.
+they share its answer are left out if they are more similar than the other question of the pair. Time-sensitive questions are
+neither served nor candidates.
 """
 
 import random
@@ -18,6 +19,7 @@ from response_cache.semantic.evidence import NO_RECORD, Record, band_of, level_o
 from response_cache.semantic.gate import Decision, Gate
 from response_cache.semantic.normal import normal_form
 from response_cache.semantic.ranking import NEAREST, Candidate, Cluster, Ranking, features, shortlist
+from response_cache.semantic.time_sensitive import time_sensitive
 from response_cache.semantic.vetoes import Doubt, Veto, difference
 
 SCANNED: Final = 300
@@ -187,9 +189,11 @@ def replay(
     """Return what both tiers serve, each with its gate; ``judge`` makes a label of the truth."""
     outcome = Outcome()
     for half, question, partner in _lookups(stream, order):
-        found = stream.find(question, partner)
+        now = time_sensitive(stream.questions.texts[question])
+        found = None if now else stream.find(question, partner)
         if found is None:
-            stream.store(question)
+            if not now:
+                stream.store(question)
             outcome.note(half, served=False, right=True)
             continue
         score, own = (ranking.of(found.row), gate) if found.row else (1.0, normalised)
