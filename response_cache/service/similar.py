@@ -255,7 +255,10 @@ class SimilarQuestions:
             await judged(equal_text(answer.text(), entry.answer.text()))
 
     async def complain(self, served: Served, ticket: bytes, settings: ScopeSettings, tenant_name: str) -> bool:
-        """Record a complaint about an answer that a tenant got; return False if it is not the first one."""
+        """Record a complaint about an answer that a tenant got; return False if it is not the first one.
+
+        A complaint about an exact hit does not count as evidence.
+        """
         # Otherwise one user could shut the tier for the whole tenant by repeated complaints.
         if not await self._evidence.first_complaint(served.scope, self._store.namer.proof(b"complaint", ticket)):
             return False

@@ -37,7 +37,7 @@ class Upkeep:
     async def feedback(self, client: str, ticket: bytes, *, wrong: bool, drop: bool, tenant: str = "") -> tuple[bool, bool]:
         """Record feedback on an answer; return whether it was counted, and whether the entry was deleted.
 
-        The answer to another question counts as wrong only once.
+        An answer counts as wrong only once, or a user could report any number of wrong answers.
         """
         served = Tickets(self.store.namer).read(client, tenant, Served, ticket)
         if served is None:
@@ -45,7 +45,7 @@ class Upkeep:
         name = await self._name_of(client, served.scope)
         counts, dropped = True, False
         try:
-            if wrong and served.source != "exact" and name is not None:
+            if wrong and name is not None:
                 counts = await self.semantic.complain(served, ticket, self.scopes.of(name), tenant)
             if drop:
                 self.semantic.forget(served.scope, served.entry)
