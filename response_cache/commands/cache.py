@@ -60,8 +60,8 @@ def give_feedback(
     done = _with_client(lambda client: client.feedback(message), address)
     if not done.counted and not done.dropped:
         fail(
-            "nothing was counted: no such entry (it has expired, was dropped, or belongs to another client or tenant: --tenant), "
-            "or it was reported wrong before"
+            "nothing was counted: no such entry (it has expired, was dropped, or belongs to another client or tenant: "
+            "--tenant), or it was reported wrong before"
         )
     typer.echo("counted" + (", and dropped" if done.dropped else ""))
     if drop and not done.dropped:
