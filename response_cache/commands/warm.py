@@ -1,6 +1,7 @@
 """`lpc cache warm`: fetches the answers to expected questions through the gateway."""
 
 import asyncio
+import signal
 import ssl
 import time
 from pathlib import Path
@@ -48,6 +49,7 @@ def warm(
         if not as_json:
             typer.echo(_line(done))
         return
+    signal.signal(signal.SIGTERM, _end)  # as process 1 of a container it would be ignored
     while True:
         try:
             typer.echo(_line(asyncio.run(once()).figures()))
@@ -65,6 +67,10 @@ async def _once(file: Path | None, client: "httpx.AsyncClient", scopes: list[str
             warmer = Warmer(client, scope, rate, most)
             await warmer.run(await warmer.yesterday() if file is None else read_requests(file, warmed), warmed)
     return warmed
+
+
+def _end(*_: object) -> None:
+    raise SystemExit(0)
 
 
 def _line(figures: dict[str, int]) -> str:

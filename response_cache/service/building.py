@@ -118,6 +118,7 @@ def _build(
         client_scopes=settings.cache_client_scopes,
         clock=clock,
     )
+    made.stack.push_async_callback(cache.counted)
     upkeep = Upkeep(keys, store, scopes, semantic, frequent, cache_metrics, days, clock)
     service = ResponseCacheService(cache, upkeep, settings.cache_gateways, settings.cache_invalidations, cache_metrics)
     add = partial(rpc.add_ResponseCacheServicer_to_server, service)

@@ -129,7 +129,7 @@ class ResponseCache:
 
     async def counted(self) -> None:
         """Wait until all look-ups so far were counted."""
-        await asyncio.gather(*self._counting)
+        await asyncio.gather(*self._counting, return_exceptions=True)
 
     async def _count(self, names: Names, request: Request) -> None:
         with contextlib.suppress(RedisFailed):

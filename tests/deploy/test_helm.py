@@ -104,6 +104,10 @@ def test_the_operators_schema_accepts_the_pod_monitors_and_the_rules() -> None:
             "gateway.enabled=true,gateway.engines={http://e},gateway.existingSecret=x",
             "gateway.existingTlsSecret go together",
         ),
+        (
+            "gateway.enabled=true,gateway.engines={http://e},gateway.warm.enabled=true,gateway.warm.client=web",
+            "gateway.warm.client must be one of gateway.clients",
+        ),
         ("gateway.clients={a b}", "at '/gateway/clients/0': 'a b' does not match pattern"),
         ("gateway.engines={vllm:8000}", "at '/gateway/engines/0': 'vllm:8000' does not match pattern '^https?://'"),
     ],

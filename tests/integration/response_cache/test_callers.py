@@ -95,6 +95,8 @@ async def test_only_a_gateway_may_name_a_tenant(tiny_models: Path, tmp_path: Pat
         for call in (
             stub.Lookup(pb.LookupRequest(request=theirs), metadata=bearer("engine")),
             stub.Store(pb.StoreRequest(request=theirs, response=response("forged")), metadata=bearer("engine")),
+            stub.Feedback(pb.FeedbackRequest(tenant=OTHERS_TENANT, wrong=True), metadata=bearer("engine")),
+            stub.Frequent(pb.FrequentRequest(scope="faq", tenant=OTHERS_TENANT, most=9), metadata=bearer("engine")),
         ):
             with pytest.raises(grpc.aio.AioRpcError, match="client engine may not name a tenant") as caught:
                 await call

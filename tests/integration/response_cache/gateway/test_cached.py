@@ -282,7 +282,11 @@ async def test_feedback_deletes_a_wrong_answer(caches: ResponseCaches) -> None:
         await gateway.ask(chat("wrong?"))
         await stored(gateway, 1)
         entry = (await gateway.ask(chat("wrong?"))).headers["x-lpc-entry"]
-        said = await gateway.client.post("/lpc/v1/feedback", json={"entry": entry, "wrong": True, "drop": True})
+        for reason in ("because", 7, None, "unspecified\n"):
+            odd = {"entry": entry, "reason": reason}
+            assert (await gateway.client.post("/lpc/v1/feedback", json=odd)).status_code == 400
+        complaint = {"entry": entry, "wrong": True, "reason": "outdated", "drop": True}
+        said = await gateway.client.post("/lpc/v1/feedback", json=complaint)
         assert said.json() == {"counted": True, "dropped": True}
         assert cache_of(await gateway.ask(chat("wrong?"))) == "miss"
         assert (await gateway.client.post("/lpc/v1/feedback", json={"entry": "no"})).status_code == 400

@@ -4,6 +4,9 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -158,7 +161,6 @@ async def test_yesterdays_questions_are_those_of_the_client_and_scope(caches: Re
     async with warming(gateway, "faq") as mine, warming(gateway) as other_scope, warming(gateway, token="b") as theirs:
         assert await mine.yesterday() == [chat("mine")]
         assert await other_scope.yesterday() == await theirs.yesterday() == []
-        await gateway.client.post("/lpc/v1/feedback", json={})
         warmed = Warmed()
         await mine.run(await mine.yesterday(), warmed)
         assert warmed == Warmed(cached=1)  # the same key: the stored body names the same answer
@@ -218,3 +220,19 @@ async def test_the_command_warms_a_file_and_shows_no_text_of_it(gateway: Running
         done = await command(*words)
         assert done.exit_code in (1, 2) and message in done.output, done.output
         assert "canary" not in done.output
+
+
+async def test_the_daily_command_runs_at_once_then_waits_and_ends_at_sigterm(gateway: Running, tmp_path: Path) -> None:
+    token, path = tmp_path / "token", tmp_path / "list"
+    token.write_text("a")
+    path.write_text(json.dumps(chat("daily")))
+    words = ["cache", "warm", path, "--gateway", gateway.url, "--token-file", token, "--daily", "00:00"]
+    started = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "lpc_apps", *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert started.stdout is not None
+    assert await started.stdout.readline() == b"asked 1, cached 0, failed 0, skipped 0\n"
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(started.stdout.readline(), 1)
+    started.send_signal(signal.SIGTERM)
+    assert await started.wait() == 0
