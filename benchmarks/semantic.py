@@ -17,6 +17,7 @@ from benchmarks.questions import INTENTS, Questions, read
 from benchmarks.ranking import fit, rows_of
 from lpc.errors import UsageError
 from response_cache.semantic.gate import Gate
+from response_cache.semantic.normal import normal_form
 from response_cache.semantic.ranking import Ranking
 from response_cache.semantic.threshold import UNERRING, JudgeError
 
@@ -58,6 +59,12 @@ def run(
         others = [rows[other] for other in rows if other != name]
         if not others:
             raise UsageError("fit the ranking on other questions: put a second set into the folder")
+        pairs = alike_pairs(questions[name])
+        different = sum(not questions[name].same(*pair) for pair in pairs)
+        print(
+            f"{name}: {len(pairs)} questions have the normal form of another one, {different} of them another answer",
+            flush=True,
+        )
         ranking = fit(others)
         for condition in CONDITIONS if name in INTENTS else CONDITIONS[:2]:
             figures = _figures(questions[name], ranking, condition, streams, bound)
@@ -66,6 +73,15 @@ def run(
     if page is not None:
         _write(page, found, bound)
     return {"bound": bound, "streams": streams, "sets": found}
+
+
+def alike_pairs(questions: Questions) -> list[tuple[int, int]]:
+    """Return pairs of questions with one normal form: of a set of pairs those, of a set of intents each with an earlier one."""
+    forms = [normal_form(text) for text in questions.texts]
+    if questions.pairs:
+        return [(a, b) for a, b in questions.pairs if forms[a] == forms[b]]
+    first: dict[str, int] = {}
+    return [(first[form], at) for at, form in enumerate(forms) if first.setdefault(form, at) != at]
 
 
 def _figures(questions: Questions, ranking: Ranking, condition: Condition, streams: int, bound: float) -> dict[str, Any]:

@@ -63,7 +63,10 @@ def give_feedback(
         message.reason = pb.Complaint.Value(f"COMPLAINT_{reason.upper()}")
     done = _with_client(lambda client: client.feedback(message), address)
     if not done.counted and not done.dropped:
-        fail("no such entry: it has expired, was dropped, or belongs to another client or tenant (--tenant)")
+        fail(
+            "nothing was counted: no such entry (it has expired, was dropped, or belongs to another client or tenant: "
+            "--tenant), or it was reported wrong before"
+        )
     typer.echo("counted" + (", and dropped" if done.dropped else ""))
     if drop and not done.dropped:
         fail("nothing was dropped: the entry had expired, or the sidecar cannot reach its Redis (see `lpc doctor`)")

@@ -268,6 +268,7 @@ class SimilarQuestions:
         """Record a complaint about an answer that a tenant got; return False if it is not the first one.
 
         An ``outdated`` answer was to the right question, so it says nothing about similarity.
+        A complaint about an exact hit does not count as evidence either.
         """
         # Otherwise one user could shut the tier for the whole tenant by repeated complaints.
         if not await self._evidence.first_complaint(served.scope, self._store.namer.proof(b"complaint", ticket)):

@@ -41,7 +41,7 @@ class Upkeep:
     ) -> tuple[bool, bool]:
         """Record feedback on an answer; return whether it was counted, and whether the entry was deleted.
 
-        The answer to another question counts as wrong only once.
+        An answer counts as wrong only once, or a user could report any number of wrong answers.
         """
         served = Tickets(self.store.namer).read(client, tenant, Served, ticket)
         if served is None:
@@ -49,7 +49,7 @@ class Upkeep:
         name = await self._name_of(client, served.scope)
         counts, dropped = True, False
         try:
-            if wrong and served.source != "exact" and name is not None:
+            if wrong and name is not None:
                 counts = await self.semantic.complain(
                     served, ticket, self.scopes.of(name), tenant, outdated=reason == "outdated"
                 )

@@ -109,3 +109,17 @@ async def test_while_redis_is_away_the_report_says_so_and_waiting_counts_are_bou
         except RedisAway:
             shared += 1
     assert shared <= 5
+
+
+async def test_an_answer_is_reported_wrong_once_and_only_by_who_got_it(make: Make) -> None:
+    caches = make()
+    tickets = []
+    for tenant in ("one", "two"):
+        await caches.cache.store("a", asked("Is it?", tenant=tenant), answer())
+        hit = await caches.cache.lookup("a", asked("Is it?", tenant=tenant))
+        assert isinstance(hit, Hit)
+        tickets.append(hit.ticket)
+    for _ in range(20):
+        for ticket in (*tickets, b"", b"x" * 5000):
+            await caches.upkeep.feedback("a", ticket, wrong=True, drop=False, tenant="one")
+    assert [one.reported_wrong for one in await days(caches)] == [1]
