@@ -104,7 +104,9 @@ def newest_first(folder: Path) -> list[Path]:
     try:
         found = [path for path in folder.iterdir() if not path.name.startswith(".") and path.is_dir()]
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise ArtifactError(f"no model in {folder}: make one with `lpc export` (e5-small: with --recipe lpc), or set models and model") from error
+        raise ArtifactError(
+            f"no model in {folder}: make one with `lpc export` (e5-small: with --recipe lpc), or set models and model"
+        ) from error
     except OSError as error:
         raise ArtifactError(
             f"the models in {folder} cannot be read ({error.strerror}): let user {os.getuid()}, as which this runs, read them"
