@@ -31,7 +31,7 @@ from response_cache.commands.calibrate import calibrate
 from response_cache.commands.gateway import gateway
 
 INTERRUPTED: Final = 130
-EXTRAS: Final = ("server", "sim", "picture", "cache", "lmcache", "train", "tls")
+EXTRAS: Final = ("tls", "server", "sim", "picture", "cache", "lmcache", "train")
 """The first that contains a missing package is recommended."""
 DISTRIBUTIONS: Final = {
     "google": "protobuf",
