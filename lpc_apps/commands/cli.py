@@ -32,7 +32,7 @@ from response_cache.commands.gateway import gateway
 from response_cache.commands.warm import warm
 
 INTERRUPTED: Final = 130
-EXTRAS: Final = ("server", "sim", "picture", "cache", "lmcache", "train", "tls")
+EXTRAS: Final = ("tls", "server", "sim", "picture", "cache", "lmcache", "train")
 """The first that contains a missing package is recommended."""
 DISTRIBUTIONS: Final = {
     "google": "protobuf",

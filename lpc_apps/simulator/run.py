@@ -1,5 +1,6 @@
 """Runs of `lpc simulate` over policies, capacities, think times and seeds. Each run is independent and reproducible."""
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -123,7 +124,12 @@ def _build(spec: WorkloadSpec, changed: tuple[tuple[Path, int], ...]) -> tuple[W
     if spec.sessions is not None:
         workload = closed_loop(workload, spec.sessions, spec.requests, spec.seed)
         workload.name = f"{workload.name}, {spec.sessions} sessions at a time"
-    return workload, workload.working_set_tokens() * spec.sample
+    tokens = workload.working_set_tokens() * spec.sample
+    # The workload stays for many runs, so the collector need not visit its requests during each.
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    return workload, tokens
 
 
 def _generate(spec: WorkloadSpec) -> Workload:
