@@ -90,3 +90,8 @@ def level_of(uses: int) -> int:
 def odds_group(log_odds: float | None) -> int:
     """Return the group of the log-odds of a continuation probability; None: unknown."""
     return 0 if log_odds is None else round(min(max(log_odds, -MOST_ODDS), MOST_ODDS)) + MOST_ODDS + 1
+
+
+def log_odds_of(group: int) -> float:
+    """Return the log-odds in the middle of a group, which is not 0."""
+    return float(group - MOST_ODDS - 1)

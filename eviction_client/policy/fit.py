@@ -19,14 +19,14 @@ Pure Python, in steps of well under a millisecond: this runs inside the engine's
 """
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from math import expm1
 from operator import mul
 from typing import Final
 
-from eviction_client.policy.classes import ClassKey, cell_of
+from eviction_client.policy.classes import ClassKey, cell_of, without_sidecar
 from eviction_client.policy.prior import Prior
-from eviction_client.policy.reuse_monitor import PER_STEP, Counts, add, nothing
+from eviction_client.policy.reuse_monitor import PER_STEP, Counts, add, nothing, together
 
 PRIOR_WEIGHT: Final = 300.0
 """Weight of the shipped prior, in blocks at risk per interval."""
@@ -36,11 +36,12 @@ OWN_WEIGHT: Final = 300.0
 """Weight of a class's parent, in blocks at risk per interval."""
 K: Final = 30.0
 """Reuses that a multiplier of 1 counts as."""
-FEATURES: Final = 5
-"""With a multiplier: turn, reply end, level, the sidecar's group, log-odds."""
 SWEEPS: Final = 4
 LEAST, MOST = 0.02, 50.0
 """Bounds of a multiplier."""
+ENDS_PER_STEP: Final = 20
+
+Hazards = list[float]
 
 
 def fitting(
@@ -48,88 +49,135 @@ def fitting(
     keys: Sequence[ClassKey],
     prior: Prior,
     predicted: Mapping[int, Sequence[float]],
-) -> Generator[None, None, tuple[list[list[float]], dict[int, list[float]]]]:
-    """Return the hazards [INTERVALS] of all cells, and those of all classes with counts; a step is well under a millisecond.
+) -> Generator[None, None, tuple[list[Hazards], dict[ClassKey, Hazards], dict[int, Hazards]]]:
+    """Return the hazards [INTERVALS] of all cells, of all classes without the sidecar, and of the classes with its features.
+
+    In steps of well under a millisecond. Only classes with counts are returned.
 
     Args:
         counts: reuses and blocks at risk [INTERVALS] by class.
         keys: features by class.
         predicted: the sidecar's hazards [INTERVALS] by its groups.
     """
-    of_cell = [nothing() for _ in prior]
+    numbers: dict[ClassKey, int] = {}
+    pooled: dict[int, tuple[Counts, Counts]] = {}
     of_end: dict[tuple[int, int], tuple[Counts, Counts]] = {}
     for done, (number, pair) in enumerate(counts.items(), 1):
-        key = keys[number]
+        key = without_sidecar(keys[number])
+        first = numbers.setdefault(key, number)
+        pooled[first] = pair if first == number else together(pooled[first], pair)
         add(of_end.setdefault((cell_of(key), key.reply_end), nothing()), pair)
         if not done % PER_STEP:
             yield
+    of_cell = [nothing() for _ in prior]
     for (cell, _), pair in of_end.items():
         add(of_cell[cell], pair)
     yield
     cells = [_blend(*pair, shipped, PRIOR_WEIGHT) for pair, shipped in zip(of_cell, prior, strict=True)]
-    ends = {(cell, end): _blend(*pair, cells[cell], END_WEIGHT) for (cell, end), pair in of_end.items()}
     yield
-    log_stays: dict[tuple[int, int, int], list[float]] = {}
-    of_class: dict[int, list[float]] = {}
-    for number in counts:
-        key = keys[number]
-        shape = cell_of(key), key.reply_end, key.group
-        if shape not in log_stays:
-            hazards = ends[shape[:2]]
-            sidecar = predicted.get(key.group)
-            if sidecar is not None:
-                hazards = [0.5 * (one + other) for one, other in zip(hazards, sidecar, strict=True)]
-            log_stays[shape] = [math.log1p(-min(hazard, 0.999)) for hazard in hazards]
+    ends: dict[tuple[int, int], Hazards] = {}
+    for (cell, end), pair in of_end.items():
+        ends[cell, end] = _log_stays(_blend(*pair, cells[cell], END_WEIGHT))
+        if not len(ends) % ENDS_PER_STEP:
             yield
-        of_class[number] = log_stays[shape]
-    multipliers = yield from _multipliers(counts, keys, of_class)
-    classes: dict[int, list[float]] = {}
-    for done, (number, pair) in enumerate(counts.items(), 1):
-        times = multipliers[number]
-        classes[number] = _blend(*pair, [-expm1(stay * times) for stay in of_class[number]], OWN_WEIGHT)
+    parents = {number: ends[cell_of(key), key.reply_end] for key, number in numbers.items()}
+    own = yield from _shrunk(pooled, keys, parents, (_turn, _reply_end, _level))
+    yield from emptied(pooled)
+    split = {number: pair for number, pair in counts.items() if keys[number].group or keys[number].odds}
+    yield
+    parents = {}
+    for done, number in enumerate(split, 1):
+        key = keys[number]
+        hazards, sidecar = own[numbers[without_sidecar(key)]], predicted.get(key.group)
+        if sidecar is not None:
+            hazards = [0.5 * (one + other) for one, other in zip(hazards, sidecar, strict=True)]
+        parents[number] = _log_stays(hazards)
         if not done % PER_STEP:
             yield
-    return cells, classes
+    classes = yield from _shrunk(split, keys, parents, (_group, _odds))
+    return cells, {key: own[number] for key, number in numbers.items()}, classes
 
 
-def _multipliers(
-    counts: Mapping[int, tuple[Counts, Counts]], keys: Sequence[ClassKey], log_stays: Mapping[int, Sequence[float]]
-) -> Generator[None, None, Mapping[int, float]]:
-    """Return the multiplier of each class: the product of those of its features.
+def emptied(counts: dict[int, tuple[Counts, Counts]]) -> Generator[None, None, None]:
+    """Remove all counts, in steps: freeing 100,000 floats at once takes milliseconds."""
+    while counts:
+        counts.popitem()
+        if not len(counts) % PER_STEP:
+            yield
+
+
+def _turn(key: ClassKey) -> int | None:
+    return key.turn
+
+
+def _reply_end(key: ClassKey) -> int | None:
+    return key.reply_end
+
+
+def _level(key: ClassKey) -> int | None:
+    return key.level if key.gap else None
+
+
+def _group(key: ClassKey) -> int | None:
+    return key.group or None
+
+
+def _odds(key: ClassKey) -> int | None:
+    return key.odds or None
+
+
+def _shrunk(
+    counts: Mapping[int, tuple[Counts, Counts]],
+    keys: Sequence[ClassKey],
+    parents: Mapping[int, Sequence[float]],
+    features: Sequence[Callable[[ClassKey], int | None]],
+) -> Generator[None, None, dict[int, Hazards]]:
+    """Return the hazards of classes: those of their parents, times the multipliers of some features, with the own counts.
 
     Args:
-        log_stays: by class and interval, the logarithm of the share of blocks that go on waiting.
+        parents: by class and interval, the logarithm of the share of blocks that go on waiting.
+        features: return the value of a feature; None: without a multiplier.
     """
     found = dict.fromkeys(counts, 1.0)
-    reused: list[dict[tuple[bool, int], float]] = [{} for _ in range(FEATURES)]
-    classes: list[dict[tuple[bool, int], list[tuple[int, Counts, Sequence[float]]]]] = [{} for _ in range(FEATURES)]
+    reused: list[dict[tuple[bool, int], float]] = [{} for _ in features]
+    classes: list[dict[tuple[bool, int], list[tuple[int, Counts, Sequence[float]]]]] = [{} for _ in features]
     """Per feature and its value, separately for new and for old blocks."""
     for done, (number, (reuses, at_risk)) in enumerate(counts.items(), 1):
         key = keys[number]
         new = not key.gap
         reached = _reached(at_risk)
-        row, own = (number, reached, log_stays[number][: len(reached)]), sum(reuses)
-        values = key.turn, key.reply_end, None if new else key.level, key.group or None, key.odds or None
-        for feature, value in enumerate(values):
+        row, own = (number, reached, parents[number][: len(reached)]), sum(reuses)
+        for value_of, totals, of_value in zip(features, reused, classes, strict=True):
+            value = value_of(key)
             if value is not None:
-                reused[feature][new, value] = reused[feature].get((new, value), 0.0) + own
-                classes[feature].setdefault((new, value), []).append(row)
+                totals[new, value] = totals.get((new, value), 0.0) + own
+                of_value.setdefault((new, value), []).append(row)
         if not done % PER_STEP:
             yield
     yield
-    for feature in [*range(FEATURES)] * SWEEPS:
-        for value, rows in classes[feature].items():
+    for totals, of_value in [*zip(reused, classes, strict=True)] * SWEEPS:
+        for place, rows in of_value.items():
             expected = 0.0
             for done, (number, at_risk, stays) in enumerate(rows, 1):
                 times = found[number]
                 expected -= sum(map(mul, at_risk, map(expm1, [stay * times for stay in stays])))
                 if not done % PER_STEP:
                     yield
-            ratio = (reused[feature][value] + K) / (expected + K)
+            ratio = (totals[place] + K) / (expected + K)
             for number, _, _ in rows:
                 found[number] = min(max(found[number] * ratio, LEAST), MOST)
             yield
-    return found
+    hazards: dict[int, Hazards] = {}
+    for done, (number, pair) in enumerate(counts.items(), 1):
+        times = found[number]
+        hazards[number] = _blend(*pair, [-expm1(stay * times) for stay in parents[number]], OWN_WEIGHT)
+        if not done % PER_STEP:
+            yield
+    return hazards
+
+
+def _log_stays(hazards: Sequence[float]) -> Hazards:
+    return [math.log1p(-min(hazard, 0.999)) for hazard in hazards]
 
 
 def _reached(at_risk: Counts) -> Counts:
