@@ -22,8 +22,8 @@ LAST_TURN: Final = TURNS[-1]
 REPLY_ENDS: Final = 4
 """Kinds of reply end, numbered from 0; kind 0 collects the infrequent ones."""
 
-LEVELS: Final = 4
-"""Levels by the number of uses: 1, 2 and 3, 4 to 7, 8 and more."""
+LEVELS: Final = 8
+"""Levels by the number of uses: 1, 2 and 3, 4 to 7, and so on; 128 and more."""
 MOST_USES: Final = 2 ** (LEVELS - 1)
 """More uses count as this many."""
 

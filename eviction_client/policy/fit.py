@@ -6,14 +6,18 @@ A class combines several features, so most classes see few reuses. The parents o
 2. the counts of the cell;
 3. the counts of the cell with its reply end, with weight END_WEIGHT of the cell. A multiplier cannot replace them: after a tool
    call all return within seconds, after an answer some within minutes;
-4. the sidecar's curve of its group, if there is one: the mean of both;
-5. one multiplier of the rate for each further feature, separately for new and for old blocks: (reuses + K) / (expected + K),
-   where the curve so far expects ``expected`` of the counted blocks to be used again; fitted in SWEEPS rounds. So a group whose
-   curve is wrong is multiplied down, or up;
-6. its own counts, with weight OWN_WEIGHT of the parent: hazard = (reuses + M x parent) / (at risk + M).
+4. one multiplier of the rate each for turn, reply end and level, separately for new and for old blocks:
+   (reuses + K) / (expected + K), where the curve so far expects ``expected`` of the counted blocks to be used again; fitted in
+   SWEEPS rounds;
+5. the counts of all classes that differ only in the sidecar's features, with weight OWN_WEIGHT of the parent:
+   hazard = (reuses + M x parent) / (at risk + M). This is the class without the sidecar;
+6. the sidecar's curve of its group, if there is one: the mean of both;
+7. one multiplier each for the sidecar's group and the log-odds, as in step 4;
+8. its own counts, as in step 5.
 
 So a feature that says nothing costs next to nothing, and a wrong prediction is only a bad way of grouping: the multiplier of
-its group is learned from this cache's own reuses.
+its group is learned from this cache's own reuses. All features in one fit hit 0.1 to 0.2 points less on Chatbot Arena (rule
+`value`, 40K and 80K tokens, six seeds; at worst 2.7 points below the plug-in alone, in two fits 0.9).
 
 Pure Python, in steps of well under a millisecond: this runs inside the engine's process.
 """
