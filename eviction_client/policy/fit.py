@@ -26,7 +26,7 @@ import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from math import expm1
 from operator import mul
-from typing import Final
+from typing import Any, Final
 
 from eviction_client.policy.classes import ClassKey, cell_of, without_sidecar
 from eviction_client.policy.prior import Prior
@@ -85,7 +85,7 @@ def fitting(
         if not len(ends) % ENDS_PER_STEP:
             yield
     parents = {number: ends[cell_of(key), key.reply_end] for key, number in numbers.items()}
-    own = yield from _shrunk(pooled, keys, parents, (_turn, _reply_end, _level))
+    own = yield from _shrunk(pooled, keys, parents, _of_cache)
     yield from emptied(pooled)
     split = {number: pair for number, pair in counts.items() if keys[number].group or keys[number].odds}
     yield
@@ -98,83 +98,71 @@ def fitting(
         parents[number] = _log_stays(hazards)
         if not done % PER_STEP:
             yield
-    classes = yield from _shrunk(split, keys, parents, (_group, _odds))
+    classes = yield from _shrunk(split, keys, parents, _of_sidecar)
     return cells, {key: own[number] for key, number in numbers.items()}, classes
 
 
-def emptied(counts: dict[int, tuple[Counts, Counts]]) -> Generator[None, None, None]:
-    """Remove all counts, in steps: freeing 100,000 floats at once takes milliseconds."""
-    while counts:
-        counts.popitem()
-        if not len(counts) % PER_STEP:
+def emptied(some: dict[Any, Any]) -> Generator[None, None, None]:
+    """Remove all items, in steps: freeing 100,000 floats at once takes milliseconds."""
+    while some:
+        some.popitem()
+        if not len(some) % PER_STEP:
             yield
 
 
-def _turn(key: ClassKey) -> int | None:
-    return key.turn
+def _of_cache(key: ClassKey) -> tuple[int | None, ...]:
+    return key.turn, key.reply_end, key.level if key.gap else None
 
 
-def _reply_end(key: ClassKey) -> int | None:
-    return key.reply_end
-
-
-def _level(key: ClassKey) -> int | None:
-    return key.level if key.gap else None
-
-
-def _group(key: ClassKey) -> int | None:
-    return key.group or None
-
-
-def _odds(key: ClassKey) -> int | None:
-    return key.odds or None
+def _of_sidecar(key: ClassKey) -> tuple[int | None, ...]:
+    return key.group or None, key.odds or None
 
 
 def _shrunk(
     counts: Mapping[int, tuple[Counts, Counts]],
     keys: Sequence[ClassKey],
-    parents: Mapping[int, Sequence[float]],
-    features: Sequence[Callable[[ClassKey], int | None]],
+    parents: dict[int, Hazards],
+    features: Callable[[ClassKey], tuple[int | None, ...]],
 ) -> Generator[None, None, dict[int, Hazards]]:
     """Return the hazards of classes: those of their parents, times the multipliers of some features, with the own counts.
 
     Args:
-        parents: by class and interval, the logarithm of the share of blocks that go on waiting.
-        features: return the value of a feature; None: without a multiplier.
+        parents: by class and interval, the logarithm of the share of blocks that go on waiting. It is emptied.
+        features: returns the features of a class; None: no multiplier.
     """
     found = dict.fromkeys(counts, 1.0)
-    reused: list[dict[tuple[bool, int], float]] = [{} for _ in features]
-    classes: list[dict[tuple[bool, int], list[tuple[int, Counts, Sequence[float]]]]] = [{} for _ in features]
-    """Per feature and its value, separately for new and for old blocks."""
+    reused: dict[tuple[int, bool, int], float] = {}
+    classes: dict[tuple[int, bool, int], list[tuple[int, Counts, Sequence[float]]]] = {}
+    """By the number of a feature, whether the blocks are new, and the feature's value."""
     for done, (number, (reuses, at_risk)) in enumerate(counts.items(), 1):
         key = keys[number]
         new = not key.gap
         reached = _reached(at_risk)
         row, own = (number, reached, parents[number][: len(reached)]), sum(reuses)
-        for value_of, totals, of_value in zip(features, reused, classes, strict=True):
-            value = value_of(key)
+        for feature, value in enumerate(features(key)):
             if value is not None:
-                totals[new, value] = totals.get((new, value), 0.0) + own
-                of_value.setdefault((new, value), []).append(row)
+                place = feature, new, value
+                reused[place] = reused.get(place, 0.0) + own
+                classes.setdefault(place, []).append(row)
         if not done % PER_STEP:
             yield
     yield
-    for totals, of_value in [*zip(reused, classes, strict=True)] * SWEEPS:
-        for place, rows in of_value.items():
-            expected = 0.0
-            for done, (number, at_risk, stays) in enumerate(rows, 1):
-                times = found[number]
-                expected -= sum(map(mul, at_risk, map(expm1, [stay * times for stay in stays])))
-                if not done % PER_STEP:
-                    yield
-            ratio = (totals[place] + K) / (expected + K)
-            for number, _, _ in rows:
-                found[number] = min(max(found[number] * ratio, LEAST), MOST)
-            yield
+    for place, rows in sorted(classes.items(), key=lambda of_value: of_value[0][0]) * SWEEPS:
+        expected = 0.0
+        for done, (number, at_risk, stays) in enumerate(rows, 1):
+            times = found[number]
+            expected -= sum(map(mul, at_risk, map(expm1, [stay * times for stay in stays])))
+            if not done % PER_STEP:
+                yield
+        ratio = (reused[place] + K) / (expected + K)
+        for number, _, _ in rows:
+            found[number] = min(max(found[number] * ratio, LEAST), MOST)
+        yield
+    yield from emptied(classes)
     hazards: dict[int, Hazards] = {}
     for done, (number, pair) in enumerate(counts.items(), 1):
         times = found[number]
-        hazards[number] = _blend(*pair, [-expm1(stay * times) for stay in parents[number]], OWN_WEIGHT)
+        hazards[number] = _blend(*pair, [-expm1(stay * times) for stay in parents.pop(number)], OWN_WEIGHT)
         if not done % PER_STEP:
             yield
     return hazards

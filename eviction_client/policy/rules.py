@@ -84,9 +84,9 @@ def ttl_tables() -> Tables:
 def mq_tables(lifetime_s: float) -> Tables:
     """Return the tables of `mq` by level.
 
-    Multi-Queue (Zhou, Philbin and Li, USENIX ATC 2001): level = log2 of the uses, one queue each. A block that is not used for a
-    lifetime moves to the end of the next lower queue. So the block with the lowest ``level - age / lifetime`` is evicted. The
-    table holds this, plus a constant that makes it positive.
+    Multi-Queue (Zhou, Philbin and Li, USENIX ATC 2001): level = log2 of the uses, one queue each. A block that is not used
+    for a lifetime moves to the end of the next lower queue. So the block with the lowest ``level - age / lifetime`` is evicted.
+    The table holds this, plus a constant that makes it positive.
 
     Args:
         lifetime_s: time in which requests read LIFETIME_TOKENS.
