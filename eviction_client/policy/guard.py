@@ -5,9 +5,11 @@ Let x_r be the sampled blocks of a request that rule r hits more than LRU. Two d
 **Leader.** For each half-life of HORIZONS, the guard keeps discounted sums of x, and of the squared differences of each pair of
 rules. Rule r replaces the leader l if for one of the half-lives
 
-    sum(x_r - x_l) > z * sqrt(sum((x_r - x_l)^2)),
+    sum(x_r - x_l) > z * sqrt(sum((x_r - x_l)^2) + DOUBT * w^2),
 
-z standard deviations above chance, and no other half-life contradicts it by more multiples of z. A large z with a short memory
+z standard deviations above chance, and no other half-life contradicts it by more multiples of z. The typical difference w (see
+below) is there because one or two differences are no evidence: without it, the first long conversation that LRU kept by luck
+put LRU in force. A large z with a short memory
 finds clear gains within tens of requests; a small z with a long memory finds faint ones. The home rule replaces a leader at
 HOMEWARD times z, so it is in force while there is little evidence. Consecutive differences are practically uncorrelated (sums
 of 20 requests have 0.9 to 1.2 times the deviation of independent ones). Clipping large differences loses: they are the signal.
@@ -52,6 +54,8 @@ class Horizon(NamedTuple):
 
 HORIZONS: Final = (Horizon(500.0, 2.5), Horizon(4000.0, 1.0))
 """From the shortest to the longest."""
+DOUBT: Final = 2.0
+"""Squared disagreements that are added to the squares of a comparison."""
 HOMEWARD: Final = 0.5
 """Times the deviations that replace a leader by the home rule."""
 ALLOWANCE: Final = 11.0
@@ -208,6 +212,7 @@ class Guard:
     def _lead(self) -> None:
         """Replace the leader by the rule with the strongest evidence against it, if any has enough."""
         leader = self._leader
+        doubt = DOUBT * self._disagreement**2
         away, most = (HOMEWARD if leader == self._home else 1.0), 1.0
         for rule in self._choosable:
             evidence = opposition = 0.0
@@ -215,7 +220,7 @@ class Guard:
                 ahead = sums.gained[rule] - sums.gained[leader]
                 squares = sums.squares[rule][leader]
                 if ahead and squares > 0.0:
-                    deviations = ahead / (sums.z * math.sqrt(squares))
+                    deviations = ahead / (sums.z * math.sqrt(squares + doubt * sums.weight**2))
                     if deviations > evidence:
                         evidence = deviations
                     elif deviations < -opposition:
