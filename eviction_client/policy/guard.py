@@ -8,11 +8,11 @@ rules. Rule r replaces the leader l if for one of the half-lives
     sum(x_r - x_l) > z * sqrt(sum((x_r - x_l)^2) + DOUBT * w^2),
 
 z standard deviations above chance, and no other half-life contradicts it by more multiples of z. The typical difference w (see
-below) is there because one or two differences are no evidence: without it, the first long conversation that LRU kept by luck
-put LRU in force. A large z with a short memory
-finds clear gains within tens of requests; a small z with a long memory finds faint ones. The home rule replaces a leader at
-HOMEWARD times z, so it is in force while there is little evidence. Consecutive differences are practically uncorrelated (sums
-of 20 requests have 0.9 to 1.2 times the deviation of independent ones). Clipping large differences loses: they are the signal.
+below) is in it because one or two differences prove nothing: without it, the first long conversation that LRU kept by luck put
+LRU in force. A large z with a short memory finds clear gains within tens of requests; a small z with a long memory finds faint
+ones. The home rule replaces a leader at HOMEWARD times z, so it is in force while there is little evidence. Consecutive
+differences are practically uncorrelated (sums of 20 requests have 0.9 to 1.2 times the deviation of independent ones). Clipping
+large differences loses: they are the signal.
 
 **Account.** One more ghost cache changes its rule with the guard, as the real cache does: after a change it still holds the
 other rule's blocks until it has turned over. The account adds what it hits more than LRU's, and REGAINED of the blocks asked

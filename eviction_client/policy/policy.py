@@ -115,7 +115,7 @@ class Policy(Generic[H]):
         """The queue's classes are those of the rule, which needs features that the combined classes lack."""
         self.classes = rules.classes_of(rule) if self._native else MOST_CLASSES
         self._combined = rules.COMBINED if rule == "lpc" else (*rules.COMBINED, "lpc")
-        """Rules whose ghost caches have the combined classes. `lpc` is compared as the queue can run it beside the others."""
+        """Rules whose ghost caches have the combined classes. So does `lpc`, because the guard puts it in force with these."""
         self.plain = rules.bin_of(None) if rule == "lpc" else 0
         self._predicted: Mapping[int, Sequence[float]] = {}
         self._epoch: str | None = None
@@ -322,7 +322,7 @@ class Policy(Generic[H]):
     def _classes_of(self, finished: FinishedRequest[H]) -> Mapping[str, Sequence[ClassSpan]]:
         """Return the classes of a request's parts by rule, found once for the ghost caches of the cache and of its tiers.
 
-        Those of `value` are the ones of all rules of `rules.COMBINED`.
+        Those of `value` are the ones of all rules of `_combined`.
         """
         if finished.classes is None:
             finished.find_features()
