@@ -99,6 +99,11 @@ class Classes:
         self._free.append(number)
 
 
+def without_sidecar(key: ClassKey) -> ClassKey:
+    """Return the class with the same features, except those of the sidecar."""
+    return key._replace(group=0, odds=0) if key.group or key.odds else key
+
+
 def cell_of(key: ClassKey | Features) -> int:
     """Return the number of the class of the cell of a key, or of some features."""
     return key.gap * NEW_GROUPS + key.new

@@ -23,7 +23,8 @@ REPLY_ENDS: Final = 4
 """Kinds of reply end, numbered from 0; kind 0 collects the infrequent ones."""
 
 LEVELS: Final = 4
-"""Levels by the number of uses: 1, 2 and 3, 4 to 7, 8 and more."""
+"""Levels by the number of uses: 1, 2 and 3, 4 to 7, 8 and more. With 6 levels `few-shot` hits 1.7 to 2.9 points more at 2 and
+3% of the working set, but already 5 cost Mooncake 0.2 points at 1% and 0.1 at 8%."""
 MOST_USES: Final = 2 ** (LEVELS - 1)
 """More uses count as this many."""
 
@@ -90,3 +91,8 @@ def level_of(uses: int) -> int:
 def odds_group(log_odds: float | None) -> int:
     """Return the group of the log-odds of a continuation probability; None: unknown."""
     return 0 if log_odds is None else round(min(max(log_odds, -MOST_ODDS), MOST_ODDS)) + MOST_ODDS + 1
+
+
+def log_odds_of(group: int) -> float:
+    """Return the log-odds in the middle of a group, which is not 0."""
+    return float(group - MOST_ODDS - 1)

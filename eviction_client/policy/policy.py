@@ -20,10 +20,10 @@ from typing import Any, Final, Generic, TypeVar
 
 from eviction_client.pace import finish
 from eviction_client.policy import rules
-from eviction_client.policy.classes import CELLS, MOST_CLASSES, Classes, ClassKey, cell_of, key_of
-from eviction_client.policy.features import TURN_GROUPS, Facts, Features, new_group, odds_group, turn_group
+from eviction_client.policy.classes import CELLS, MOST_CLASSES, Classes, ClassKey, cell_of, key_of, without_sidecar
+from eviction_client.policy.features import TURN_GROUPS, Facts, Features, log_odds_of, new_group, odds_group, turn_group
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.fit import fitting
+from eviction_client.policy.fit import Hazards, emptied, fitting
 from eviction_client.policy.free_queue import DONE, Table, Tables
 from eviction_client.policy.ghosts import CHOSEN, GhostCache, Ghosts, sample_of
 from eviction_client.policy.prior import Prior, shipped
@@ -46,6 +46,7 @@ from lpc.model.curve import interval_of, values
 from lpc.model.probability import logit
 
 H = TypeVar("H", bound=Hashable)
+K = TypeVar("K", bound=Hashable)
 
 REFIT_S: Final = 30.0
 AUTO: Final = "auto"
@@ -113,6 +114,8 @@ class Policy(Generic[H]):
         self._native = rule in ("lpc", "wa")
         """The queue's classes are those of the rule, which needs features that the combined classes lack."""
         self.classes = rules.classes_of(rule) if self._native else MOST_CLASSES
+        self._combined = rules.COMBINED if rule == "lpc" else (*rules.COMBINED, "lpc")
+        """Rules whose ghost caches have the combined classes. So does `lpc`, because the guard puts it in force with these."""
         self.plain = rules.bin_of(None) if rule == "lpc" else 0
         self._predicted: Mapping[int, Sequence[float]] = {}
         self._epoch: str | None = None
@@ -130,14 +133,15 @@ class Policy(Generic[H]):
         self._clock = clock
         self.choosable: Sequence[str] = CHOOSABLE if rule == AUTO else (rule,)
         self._ghost_tables: Mapping[str, Sequence[Table] | None] = {}
+        self._own: Mapping[ClassKey, Table] = {}
         self._lists: dict[str, Tables] = {}
         """Tables by rule and class of the queue."""
         self.ghosts = self.new_ghosts(capacity)
-        finish(self._publishing({cell: values(hazards) for cell, hazards in enumerate(self._prior)}, {}, {}))
+        finish(self._publishing([values(hazards) for hazards in self._prior], {}, {}, {}))
 
     def new_ghosts(self, capacity: int) -> Ghosts[Any]:
         """Return ghost caches for a cache of ``capacity`` blocks with the same classes."""
-        classes = {rule: MOST_CLASSES if rule in rules.COMBINED else rules.classes_of(rule) for rule in rules.RULES}
+        classes = {rule: MOST_CLASSES if rule in self._combined else rules.classes_of(rule) for rule in rules.RULES}
         classes[CHOSEN] = self.classes
         ghosts: Ghosts[Any] = Ghosts(
             capacity, classes, choosable=self.choosable, home=self._home, sample=self._sample, clock=self._clock
@@ -288,14 +292,17 @@ class Policy(Generic[H]):
             yield ClassSpan(min(end, length), number)
 
     def _new_number(self, key: ClassKey, now: float) -> int:
-        """Return the number of a class; a new one gets the tables of its cell."""
+        """Return the number of a class; a new one gets the tables that it has without the sidecar, or those of its cell."""
         number, new = self.combined.number(key, now)
         if new:
             features = self._features_of(number)
+            own = self._own.get(without_sidecar(key))
             for rule, tables in self._lists.items():
                 if len(tables) == MOST_CLASSES:  # else they are of the rule's own classes
                     combined = rule in rules.COMBINED
-                    tables[number] = tables[cell_of(key)] if combined else self._static[rule][rules.class_of(rule, features)]
+                    tables[number] = (
+                        own or tables[cell_of(key)] if combined else self._static[rule][rules.class_of(rule, features)]
+                    )
         return number
 
     def learn(self, finished: FinishedRequest[H]) -> None:
@@ -315,13 +322,13 @@ class Policy(Generic[H]):
     def _classes_of(self, finished: FinishedRequest[H]) -> Mapping[str, Sequence[ClassSpan]]:
         """Return the classes of a request's parts by rule, found once for the ghost caches of the cache and of its tiers.
 
-        Those of `value` are the ones of all rules of `rules.COMBINED`.
+        Those of `value` are the ones of all rules of `_combined`.
         """
         if finished.classes is None:
             finished.find_features()
             found: dict[str, Sequence[ClassSpan]] = {"value": list(self._combined_parts(finished))}
             for rule in rules.RULES:
-                if rule not in rules.COMBINED:
+                if rule not in self._combined:
                     found[rule] = [ClassSpan(each.end, rules.class_of(rule, each)) for each in finished.features]
             finished.classes = found
         return finished.classes
@@ -347,7 +354,7 @@ class Policy(Generic[H]):
         spans: dict[str, Sequence[ClassSpan]] = {}
         for rule, of_rule in self._classes_of(finished).items():
             spans[rule] = cut(joined(shortened(of_rule, length)), finished.done_from, length, DONE)
-        spans.update(dict.fromkeys(rules.COMBINED, spans["value"]))
+        spans.update(dict.fromkeys(self._combined, spans["value"]))
         # As in the queue: also in the class in which another engine's conversations hold a block.
         spans[CHOSEN] = joined(shortened(finished.spans, length))
         chain = finished.blocks[:length]
@@ -390,53 +397,26 @@ class Policy(Generic[H]):
         self._move(self.combined.release(now))
         yield from monitor.decay(now)
         counts = yield from monitor.counts(now)
-        of_cells, of_classes = yield from fitting(counts, self.combined.keys, self._prior, self._predicted)
-        found: dict[int, Table] = {}
-        for cell, hazards in enumerate(of_cells):
-            found[cell] = values(hazards)
+        of_cells, of_own, of_classes = yield from fitting(counts, self.combined.keys, self._prior, self._predicted)
+        cells = []
+        for hazards in of_cells:
+            cells.append(values(hazards))
             yield
         newest = yield from self._newest_by_request(counts)
-        own = yield from self._own_tables(counts)
         self.seen = len(counts)
-        for done, number in enumerate(list(counts), 1):
-            # Arrays, and one class after the other: freeing 100,000 floats at once takes milliseconds.
-            found[number] = array("d", values(of_classes.pop(number)))
-            del counts[number]
-            if not done % TABLES_PER_STEP:
-                yield
+        yield from emptied(counts)
+        own = yield from _tables(of_own)
+        found = yield from _tables(of_classes)
         self._turn_odds = yield from _turn_odds(newest)
         self._learn_rates(seconds)
-        yield from self._publishing(found, newest, own)
+        yield from self._publishing(cells, own, found, newest)
         self.refits += 1
 
-    def _own_tables(self, counts: Mapping[int, tuple[Counts, Counts]]) -> Generator[None, None, dict[ClassKey, Table]]:
-        """Return the tables of `own` by the features that are not the sidecar's, in steps; empty: they are those of `value`."""
-        keys = self.combined.keys
-        if not any(keys[number].group or keys[number].odds for number in counts):
-            return {}
-        yield
-        numbers: dict[ClassKey, int] = {}
-        pooled: dict[int, tuple[Counts, Counts]] = {}
-        for done, (number, pair) in enumerate(counts.items(), 1):
-            key = keys[number]._replace(group=0, odds=0)
-            add(pooled.setdefault(numbers.setdefault(key, len(numbers)), nothing()), pair)
-            if not done % PER_STEP:
-                yield
-        yield
-        _, of_classes = yield from fitting(pooled, list(numbers), self._prior, {})
-        yield
-        tables: dict[ClassKey, Table] = {}
-        for key, number in numbers.items():
-            tables[key] = array("d", values(of_classes.pop(number)))
-            if not len(tables) % TABLES_PER_STEP:
-                yield
-        yield
-        return tables
-
     def _features_of(self, number: int) -> Features:
-        """Return the features of a class; its log-odds are the running mean of its requests'."""
+        """Return the features of a class; its log-odds are the running mean of its requests', or of a new one its group's."""
         key = self.combined.keys[number]
-        return Features(0, *key[:6], self._odds.get(number, self._turn_odds[key.turn]))
+        unseen = log_odds_of(key.odds) if key.odds else self._turn_odds[key.turn]
+        return Features(0, *key[:6], self._odds.get(number, unseen))
 
     def _newest_by_request(
         self, counts: Mapping[int, tuple[Counts, Counts]]
@@ -467,9 +447,10 @@ class Policy(Generic[H]):
 
     def _publishing(
         self,
+        cells: Sequence[Table],
+        own: Mapping[ClassKey, Table],
         found: Mapping[int, Table],
         newest: Mapping[int, tuple[Counts, Counts]],
-        own: Mapping[ClassKey, Table],
     ) -> Generator[None, None, None]:
         """Make the tables of all rules those in use, in steps."""
         lifetime_s = rules.LIFETIME_TOKENS * self._read_s / self._read_tokens if self._read_tokens else rules.LIFETIME_S
@@ -485,29 +466,43 @@ class Policy(Generic[H]):
         yield
         keys = self.combined.keys
         lists = {rule: Tables([tables[0]] * MOST_CLASSES) for rule, tables in static.items()}
-        lists["value"] = Tables([found[0]] * MOST_CLASSES)
-        lists["own"] = Tables([found[0]] * MOST_CLASSES) if own else lists["value"]
+        lists["own"] = Tables([cells[0]] * MOST_CLASSES)
+        lists["value"] = Tables(lists["own"]) if found else lists["own"]
         for rule, tables in static.items():
             lists[rule].soon = tables.soon
         for number, key in enumerate(keys):
             if not number % PER_STEP:
                 yield
             features = self._features_of(number)
-            lists["value"][number] = found.get(number) or found[cell_of(key)]
-            if own:
-                lists["own"][number] = own.get(key._replace(group=0, odds=0)) or found[cell_of(key)]
+            lists["own"][number] = cells[number] if number < CELLS else own.get(without_sidecar(key)) or cells[cell_of(key)]
+            if found:
+                lists["value"][number] = found.get(number) or lists["own"][number]
             for rule in static:
                 lists[rule][number] = static[rule][rules.class_of(rule, features)]
         if self._native:
             lists[self.rule] = static[self.rule]
-        lists["value"].soon = lists["own"].soon = rules.soon([found[cell] for cell in range(CELLS)])
-        self._static, self._lists = static, lists
+        lists["value"].soon = lists["own"].soon = rules.soon(cells)
+        self._static, self._lists, self._own = static, lists, own
         self._ghost_tables = {
             **static,
             "lru": None,
-            **{rule: lists[rule] for rule in rules.COMBINED},
+            **{rule: lists[rule] for rule in self._combined},
         }
         self.set_tables_of(self.ghosts)
+
+
+def _tables(hazards: dict[K, Hazards]) -> Generator[None, None, dict[K, Table]]:
+    """Return the tables of hazards, in steps.
+
+    As arrays, and one after the other: freeing 100,000 floats at once takes milliseconds.
+    """
+    tables: dict[K, Table] = {}
+    for key in list(hazards):
+        tables[key] = array("d", values(hazards.pop(key)))
+        if not len(tables) % TABLES_PER_STEP:
+            yield
+    yield
+    return tables
 
 
 def _turn_odds(newest: Mapping[int, tuple[Counts, Counts]]) -> Generator[None, None, list[float]]:

@@ -448,6 +448,11 @@ def add(total: tuple[Counts, Counts], pair: tuple[Sequence[float], Sequence[floa
         sums[:] = _sum(sums, part)
 
 
+def together(one: tuple[Counts, Counts], other: tuple[Counts, Counts]) -> tuple[Counts, Counts]:
+    """Return the sum of two pairs of reuses and blocks at risk."""
+    return _sum(one[0], other[0]), _sum(one[1], other[1])
+
+
 def nothing() -> tuple[Counts, Counts]:
     """Return a total of no reuses and no blocks at risk [INTERVALS]."""
     return [0.0] * INTERVALS, [0.0] * INTERVALS

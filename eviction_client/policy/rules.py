@@ -82,19 +82,17 @@ def ttl_tables() -> Tables:
 
 
 def mq_tables(lifetime_s: float) -> Tables:
-    """Return the tables of `mq` by level: one level less per lifetime without a use.
+    """Return the tables of `mq` by level.
 
-    Multi-Queue (Zhou, Philbin and Li, USENIX ATC 2001): level = log2 of the uses, four queues.
+    Multi-Queue (Zhou, Philbin and Li, USENIX ATC 2001): level = log2 of the uses, one queue each. A block that is not used
+    for a lifetime moves to the end of the next lower queue. So the block with the lowest ``level - age / lifetime`` is evicted.
+    The table holds this, plus a constant that makes it positive.
 
     Args:
         lifetime_s: time in which requests read LIFETIME_TOKENS.
     """
-    return _scaled(
-        [
-            [max(level - age // lifetime_s, 0.0) + falls for age, falls in zip(KNOTS, _FALLING, strict=True)]
-            for level in range(LEVELS)
-        ]
-    )
+    floor = HORIZON_S / lifetime_s + 1.0
+    return _scaled([[floor + level - age / lifetime_s for age in KNOTS] for level in range(LEVELS)])
 
 
 def lpc_tables(mean_gap_s: float) -> Tables:

@@ -14,6 +14,7 @@ from eviction_client.pace import finish
 from eviction_client.policy import classes, policy, rules
 from eviction_client.policy.features import (
     LAST_TURN,
+    LEVELS,
     NEW_TOKENS,
     Features,
     gap_class,
@@ -187,6 +188,19 @@ def test_a_class_that_appears_between_two_fits_has_the_table_of_its_cell() -> No
     after = bench.serve(["b"], group=3)
     assert before.spans[0].reuse_class != after.spans[0].reuse_class
     assert bench.table(before) == bench.table(after)
+
+
+def test_a_new_class_of_the_sidecar_has_the_table_that_it_would_have_without_the_sidecar() -> None:
+    bench = Bench()
+    for turn in range(400):
+        bench.clock.now = 2.0 * turn
+        known = bench.serve([f"again {turn % 40}"])
+    bench.refit()
+    split = bench.serve([f"again {400 % 40}"], log_odds=1.0)
+    assert split.spans[0].reuse_class != known.spans[0].reuse_class
+    cell = classes.cell_of(bench.policy.combined.keys[known.spans[0].reuse_class])
+    assert bench.policy.tables is not None
+    assert bench.table(split) == bench.table(known) != bench.policy.tables[cell]
 
 
 def test_what_is_remembered_and_watched_is_bounded() -> None:
@@ -382,6 +396,44 @@ def test_wa_prefers_the_class_that_returns_within_a_blocks_life() -> None:
     returns, leaves = features(turn=0), features(turn=1)
     assert lowest_first("wa", tables, [(returns, 5.0), (leaves, 1.0)]) == [1, 0]
     assert lowest_first("wa", tables, [(returns, 3000.0), (leaves, 1.0)]) == [0, 1]
+
+
+def test_mq_evicts_as_multi_queue_does() -> None:
+    """A block sinks by one queue after each lifetime without a use, and joins the end of the lower queue."""
+    rng, lifetime = random.Random(4), 100.0
+    blocks = [(rng.randrange(LEVELS), rng.uniform(0.0, 1000.0)) for _ in range(200)]
+
+    def place(number: int) -> tuple[float, float]:
+        level, age = blocks[number]
+        sunk = min(age // lifetime, level)
+        return level - sunk, -(age - sunk * lifetime)
+
+    order = lowest_first("mq", rules.mq_tables(lifetime), [(features(level=level), age) for level, age in blocks])
+    assert order == sorted(range(len(blocks)), key=place)
+
+
+def test_under_auto_the_ghost_cache_of_lpc_hits_what_the_queue_hits_with_its_tables() -> None:
+    """The queue's classes do not tell log-odds of 0.1 from those of 0.4, so neither may the ghost cache."""
+    bench = Bench(capacity=12, rule="auto", refits=True)
+    queue: FreeQueue[Block] = FreeQueue(Block(-1), Block(-1), bench.policy.classes, clock=bench.clock)
+    held: dict[object, Block] = {}
+    hits = 0
+    for turn in range(1500):
+        bench.clock.now += 1.0
+        returns = turn % 4 == 0
+        name = f"user {turn - 30}" if returns else f"user {turn}"
+        queue.set_tables(bench.policy.tables_of("lpc"))
+        block = held.pop(name, None)
+        if block is not None:
+            hits += 1
+            queue.remove(block)
+        elif len(held) == 12:
+            gone = queue.popleft()
+            held = {other: kept for other, kept in held.items() if kept is not gone}
+        held[name] = block or Block(turn)
+        finished = bench.serve([name], log_odds=0.4 if turn % 4 == 2 else 0.1)
+        queue.insert([held[name]], finished.spans[0].reuse_class, bench.clock.now)
+    assert hits == bench.policy.ghosts.hits["lpc"]
 
 
 @pytest.mark.parametrize("rule", rules.RULES)
