@@ -11,7 +11,7 @@ from lpc.wire.terminal import console, shown
 from lpc_apps.simulator.amounts import about, percent, seconds, tokens
 from lpc_apps.simulator.policies import REGISTRY
 from lpc_apps.simulator.summary import OURS, Rows
-from lpc_apps.simulator.verdict import TIMES
+from lpc_apps.simulator.verdict import FIT, TIMES
 
 NAME: Final = 28
 CELL: Final = 9
@@ -56,6 +56,8 @@ def print_sizes(rows: Rows) -> None:
     )
     _line("cache, tokens", [tokens(row["capacity_tokens"]) for row in rows])
     _line("of the working set", [about(row["capacity_fraction"]) for row in rows])
+    if any(row["fit"] < FIT for row in rows):
+        _line("requests that fit", [percent(row["fit"]) for row in rows])
 
 
 def print_curve(rows: Rows) -> None:

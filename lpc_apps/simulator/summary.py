@@ -38,7 +38,9 @@ def derived(rows: Rows) -> list[dict[str, Any]]:
     hit rate, or the way, is below LEAST. capacity_saved: how much
     smaller a cache under the policy hits what LRU hits at this size, as a share of it (interpolated on the logarithm of the
     policy's sizes; negative: it takes a larger one; None: no size that was run hits as much). capacity_saved_at_least: even the
-    smallest that was run hits more. prefill_mean_s: seconds of computing per request. sources, unused: shares of the prompt
+    smallest that was run hits more. fit: share of the requests that are not larger than the cache; no other figure counts the
+    rest, so a curve may fall where more of them fit. prefill_mean_s: seconds of computing per request.
+    sources, unused: shares of the prompt
     tokens (`lpc_apps.simulator.sources`). ideal_hit_rate: of an infinite cache, which has all that was ever used.
     """
     groups: defaultdict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
@@ -73,6 +75,7 @@ def derived(rows: Rows) -> list[dict[str, Any]]:
                 else None,
                 "capacity_saved": None if equal is None else 1 - equal / size,
                 "capacity_saved_at_least": lru is not None and lru < curve[0][1] and equal is not None and equal < size,
+                "fit": float(np.mean([row["requests"] / max(row["requests"] + row["refused"], 1) for row in group])),
                 "prefill_mean_s": float(np.mean([_prefill_s(row) for row in group])),
                 "closed_loop": group[0]["closed_loop"],
                 **{key: float(np.mean([row[key] for row in group])) for key in MEANS},

@@ -8,6 +8,8 @@ from lpc_apps.simulator.summary import ALONE, BASELINE, OURS, SAME, Pair, Rows, 
 
 PAYS: Final = 0.01
 """Least difference of hit rates, one point, that is worth a plug-in."""
+FIT: Final = 0.9995
+"""Share of the requests below which it is reported that others are larger than the cache."""
 IDLE: Final = 0.5
 """Utilisation of the prefill server below which it does not limit throughput."""
 TIMES: Final = dict(zip(UNUSED, ("under 10 s", "10 s to 1 min", "1 to 5 min", "5 to 20 min", "over 20 min"), strict=True))
@@ -52,7 +54,11 @@ def _place(lru: dict[str, Any]) -> str:
         lost += f", most of it unused for {_longest(lru)}"
     changed = f", {percent(sources['changed'])} changed text" if sources["changed"] >= PAYS else ""
     new = f"{percent(sources['new'])} of prompt tokens are new text{changed}, which no cache has"
-    return f"An infinite cache would serve {percent(ideal)}: {new}. {lost}."
+    larger = ""
+    if lru["fit"] < FIT:
+        share = percent(1 - lru["fit"])
+        larger = f" {share} of the requests are larger than this cache: an engine refuses them, so no figure here counts them."
+    return f"An infinite cache would serve {percent(ideal)}: {new}. {lost}.{larger}"
 
 
 def _longest(lru: dict[str, Any]) -> str:

