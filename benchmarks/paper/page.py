@@ -109,12 +109,17 @@ def _gap(rows: Rows) -> str:
     sizes = sorted({row["capacity_tokens"] for row in usual})
     lines = []
     for data in dict.fromkeys(row["workload"] for row in usual):
-        for what, key in (("gap to the oracle closed", "gap_closed"), ("cache saved at equal hits", "capacity_saved")):
-            for policy in POLICIES[1:]:
+        for what, key, policies in (
+            ("gap to the oracle closed", "gap_closed", POLICIES[1:-1]),
+            ("cache saved at equal hits", "capacity_saved", POLICIES[1:]),
+        ):
+            for policy in policies:
                 of = {row["capacity_tokens"]: row for row in usual if (row["workload"], row["policy"]) == (data, policy)}
-                cells = [_share(of[size], key) if size in of else "-" for size in sizes]
+                # What a cache below the smallest size hits is unknown.
+                known = sizes[1:] if key == "capacity_saved" else sizes
+                cells = [_share(of[size], key) if size in of and size in known else "-" for size in sizes]
                 lines.append([f"{data}, `{policy}`: {what}", *cells])
-    return table(["% ; cache, tokens", *map(size_name, sizes)], lines)
+    return table(["%; cache, tokens", *map(size_name, sizes)], lines)
 
 
 def _share(row: dict[str, Any], key: str) -> str:
