@@ -42,4 +42,4 @@ def test_the_commands_print_what_the_tutorial_has(tmp_path: Path, monkeypatch: p
             compared += 1
             assert words(command) in printed
     assert compared == 8
-    assert (tmp_path / "page.html").stat().st_size > 10_000
+    assert "An infinite cache would serve" in (tmp_path / "page.html").read_text()
