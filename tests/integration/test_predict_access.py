@@ -100,5 +100,5 @@ async def test_the_demo_scores_on_a_guarded_sidecar(
             client_key=engine.key,
             predictor_token_file=Path(holding(tmp_path)),
         )
-        await asyncio.to_thread(demo._score, settings, Console(file=shown, width=160))
+        await asyncio.to_thread(demo._score, settings, {}, Console(file=shown, width=160))
     assert shown.getvalue().count(" ms") == 3

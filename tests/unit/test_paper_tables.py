@@ -50,10 +50,14 @@ def test_only_the_last_turn_ends_and_one_whose_end_is_unknown_is_no_example() ->
     assert found.columns["turn_count"].tolist() == [1, 2, 1]
 
 
+def one_set(rows: int) -> tuple[Any, tuple[str, ...]]:
+    return np.zeros(rows, np.int64), ("d",)
+
+
 def of_turns(turns: list[int], continues: list[bool], split: list[str]) -> Embedded:
     keys = np.array([f"{i:032x}" for i in range(len(turns))])
     counts = {"turn_count": np.array(turns, np.float32)}
-    return Embedded(np.zeros((len(turns), 2), np.float32), counts, np.array(continues), np.array(split), keys, {})
+    return Embedded(np.zeros((len(turns), 2), np.float32), counts, np.array(continues), np.array(split), keys, {}, *one_set(len(turns)))
 
 
 def test_the_baseline_predicts_the_share_of_training_turns_of_the_same_count() -> None:
@@ -67,7 +71,7 @@ def test_the_baseline_predicts_the_share_of_training_turns_of_the_same_count() -
 
 def test_seed_0_has_the_split_of_training_and_other_seeds_have_others() -> None:
     names = [conversation_key(f"prompt {i}") for i in range(4096)]
-    data = Embedded(np.zeros((8192, 2)), {}, np.arange(8192) % 2 > 0, np.full(8192, ""), np.array(names + names), {})
+    data = Embedded(np.zeros((8192, 2)), {}, np.arange(8192) % 2 > 0, np.full(8192, ""), np.array(names + names), {}, *one_set(8192))
     first, other = with_split(data, 0).split.tolist(), with_split(data, 1).split.tolist()
     assert first == [split_of(key) for key in data.conversation]
     assert first != other
@@ -106,7 +110,7 @@ def hit(policy: str, size: int, rate: float, seed: int = 0, think_time: float = 
     shares = {"sources": dict.fromkeys(("shared", "own", "evicted"), 0), "unused": {"unused": 0}}
     place = {"workload": "d", "policy": policy, "capacity_tokens": size, "capacity_fraction": 0.1, "seed": seed}
     setting = {"think_time_s": think_time, "inverted": False, "by_fraction": False, "closed_loop": False, "queue": ""}
-    counts = {"hit_rate": rate, "requests": 1, "prompt_tokens": 1}
+    counts = {"hit_rate": rate, "requests": 1, "refused": 0, "prompt_tokens": 1}
     return dict.fromkeys(MEANS, 0.0) | shares | place | setting | counts
 
 
