@@ -57,7 +57,9 @@ def one_set(rows: int) -> tuple[Any, tuple[str, ...]]:
 def of_turns(turns: list[int], continues: list[bool], split: list[str]) -> Embedded:
     keys = np.array([f"{i:032x}" for i in range(len(turns))])
     counts = {"turn_count": np.array(turns, np.float32)}
-    return Embedded(np.zeros((len(turns), 2), np.float32), counts, np.array(continues), np.array(split), keys, {}, *one_set(len(turns)))
+    return Embedded(
+        np.zeros((len(turns), 2), np.float32), counts, np.array(continues), np.array(split), keys, {}, *one_set(len(turns))
+    )
 
 
 def test_the_baseline_predicts_the_share_of_training_turns_of_the_same_count() -> None:
@@ -71,7 +73,9 @@ def test_the_baseline_predicts_the_share_of_training_turns_of_the_same_count() -
 
 def test_seed_0_has_the_split_of_training_and_other_seeds_have_others() -> None:
     names = [conversation_key(f"prompt {i}") for i in range(4096)]
-    data = Embedded(np.zeros((8192, 2)), {}, np.arange(8192) % 2 > 0, np.full(8192, ""), np.array(names + names), {}, *one_set(8192))
+    data = Embedded(
+        np.zeros((8192, 2)), {}, np.arange(8192) % 2 > 0, np.full(8192, ""), np.array(names + names), {}, *one_set(8192)
+    )
     first, other = with_split(data, 0).split.tolist(), with_split(data, 1).split.tolist()
     assert first == [split_of(key) for key in data.conversation]
     assert first != other
