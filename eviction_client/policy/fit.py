@@ -18,9 +18,9 @@ A class combines several features, so most classes see few reuses. The parents o
 So a feature that says nothing costs next to nothing, and a wrong prediction is only a bad way of grouping: the multiplier of
 its group is learned from this cache's own reuses. All features in one fit hit 0.1 to 0.2 points less on Chatbot Arena (rule
 `value`, 40K and 80K tokens, six seeds; at worst 2.7 points below the plug-in alone, in two fits 0.9). The sidecar's features
-need 20 times the evidence of the others: on twelve runs of Chatbot Arena with a weak head that this was not tuned on (60K to
-100K tokens) the plug-in with the sidecar is then 0.19 points above the plug-in alone on average, with the same evidence 0.37
-below, at worst 2.6 and 3.4 below. Mooncake at 3, 5 and 8% changes by +0.02, -0.03 and -0.07.
+need SIDECAR_K / K = 8 times the evidence of the others: on twelve runs of Chatbot Arena with a weak head (60K to 100K tokens,
+seeds that nothing was tuned on) the plug-in with the sidecar is then 0.09 points above the plug-in alone on average, at worst
+1.5 below; with the same evidence 0.37 and 3.4 below. With 20 times it would not unlearn a wrong prediction in 3,000 requests.
 
 Pure Python, in steps of well under a millisecond: this runs inside the engine's process.
 """
@@ -43,8 +43,8 @@ OWN_WEIGHT: Final = 300.0
 """Weight of a class's parent, in blocks at risk per interval."""
 K: Final = 30.0
 """Reuses that a multiplier of 1 counts as."""
-SIDECAR_K: Final = 600.0
-SIDECAR_WEIGHT: Final = 6000.0
+SIDECAR_K: Final = 240.0
+SIDECAR_WEIGHT: Final = 2400.0
 """K and OWN_WEIGHT of the sidecar's features."""
 SWEEPS: Final = 4
 LEAST, MOST = 0.02, 50.0
