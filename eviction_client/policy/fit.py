@@ -21,6 +21,8 @@ its group is learned from this cache's own reuses. All features in one fit hit 0
 need SIDECAR_K / K = 8 times the evidence of the others: on twelve runs of Chatbot Arena with a weak head (60K to 100K tokens,
 seeds 30 to 33) the plug-in with the sidecar is then 0.09 points above the plug-in alone on average, at worst
 1.5 below; with the same evidence 0.37 and 3.4 below. With 20 times it would not unlearn a wrong prediction in 3,000 requests.
+The price: vLLM's scheduler with perfect predictions and 200 conversations (four seeds) hits 1.03 to 1.09 times stock, not 1.09
+to 1.14.
 
 Pure Python, in steps of well under a millisecond: this runs inside the engine's process.
 """
