@@ -82,7 +82,8 @@ def test_a_simulation_needs_little_room_and_time(wheel: Path, tmp_path: Path) ->
     command = [python.with_name("lpc"), "secrets", "made"]
     secrets = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert secrets.returncode == 1 and "pip install 'learned-prefix-cache[tls]'" in secrets.stderr
-    megabytes = sum(file.stat().st_blocks * 512 for file in folder.rglob("*") if not file.is_symlink()) / 1e6
+    # The bytes of files, as in `benchmarks.peers`; blocks of 4 KiB are 9% more.
+    megabytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and not file.is_symlink()) / 1e6
     print(f"\n[sim]: {seconds:.0f} s of a processor, {megabytes:.0f} MB, {len(found)} packages")
     assert megabytes < SIM_MB
     assert seconds < SIM_S
