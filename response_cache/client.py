@@ -2,7 +2,7 @@
 
 `lookup`, `wait_for_answer` and `store` never raise. If the sidecar is not running, gRPC fails at once. If it does not respond,
 a few requests wait for the deadline (50 ms); from then on, one request per second checks whether it responds again.
-`feedback`, `invalidate`, `stats` and `report` raise :class:`CacheError`.
+`feedback`, `invalidate`, `stats`, `report` and `frequent` raise :class:`CacheError`.
 """
 
 import asyncio

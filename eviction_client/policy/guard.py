@@ -31,11 +31,10 @@ Sources: follow the leader with a switching cost (Herbster and Warmuth 1998, "Tr
 against a safe choice (Wu et al. 2016, "Conservative bandits"). Fixed-share weights in place of the leader's sums gained 0.1
 points less on the same records.
 
-Measured with exact ghost caches and a cache that switches, on 693 runs of seeds that nothing was tuned on (11
-generated workloads, 7 sizes, 3 seeds; without a sidecar, predictions as learned and inverted), after 500 requests: 2.96 points
-above LRU on average, worst run -0.30. With the hits of the rule in force instead of the extra cache's: 2.97, -0.50. Always
-`value`: -7.0. Chatbot Arena, 20K to 160K tokens, 20 seeds, against the better of LRU and turn priority at each size: -0.15 to
-+2.7.
+Measured with exact ghost caches and a cache that switches, on 693 runs of seeds that nothing was tuned on (11 generated
+workloads, 7 sizes, 3 seeds; without a sidecar, predictions as learned and inverted), after 500 requests: 2.96 points above LRU
+on average, worst run -0.30. With the hits of the rule in force instead of the extra cache's: 2.97, -0.50. Always `value`: -7.0.
+Chatbot Arena, 20K to 160K tokens, 20 seeds, against the better of LRU and turn priority at each size: -0.15 to +2.7.
 """
 
 import math

@@ -11,8 +11,8 @@ from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.errors import UsageError
 from lpc.files import writing_output
 from lpc.wire.terminal import console, shown
+from response_cache.service.outcomes import SOURCES
 
-SOURCES: Final = ("exact", "normalised", "semantic")
 NEVER: Final = ("off", "refused")
 """Results of look-ups whose answers are never stored, which the hit rate leaves out."""
 MILLION: Final = 1_000_000

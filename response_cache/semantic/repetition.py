@@ -60,15 +60,18 @@ class Repetition:
 
     def add(self, request: LoggedRequest) -> None:
         """Count a request."""
+        question = _question(request, self.requests + 1)
+        self._count(question)
+        heapq.heappush(self._latest, question)
+        if len(self._latest) > LATEST:
+            heapq.heappop(self._latest)
+
+    def _count(self, question: Question) -> None:
         self.requests += 1
-        question = _question(request, self.requests)
         if question.text:
             self._questions += 1
             self._exact.add(question.context + question.exact)
             self._forms.add(question.context + question.form)
-        heapq.heappush(self._latest, question)
-        if len(self._latest) > LATEST:
-            heapq.heappop(self._latest)
 
     def shares(self) -> dict[str, Any]:
         """Return the shares of requests with a question, and of those that repeat an earlier one; no similarity."""
@@ -88,11 +91,7 @@ class Repetition:
         window = _window(sorted(self._latest))
         counted = Repetition()
         for one in window:
-            counted.requests += 1
-            if one.text:
-                counted._questions += 1
-                counted._exact.add(one.context + one.exact)
-                counted._forms.add(one.context + one.form)
+            counted._count(one)
         found = counted.shares()
         best = _best(window, embed)
         repeated = found["normalised"]

@@ -15,6 +15,7 @@ from lpc.wire.redis_reach import RedisReach
 from response_cache.keys.canonical import IGNORED, EntryId, Namer, Request, Scope
 from response_cache.keys.sealing import Keys, Unsealable
 from response_cache.store import layout
+from response_cache.store.days import DAY_S
 from response_cache.store.store import ADMIN_S
 
 QUESTIONS: Final = 200
@@ -23,7 +24,6 @@ LONGEST: Final = 8 * 2**10
 """Largest request that is stored, in bytes."""
 STORED: Final = 10_000
 """Most requests of a scope and day that are stored, of all tenants together."""
-DAY_S: Final = 86_400
 
 _COUNT: Final = f"""{layout.READ}
 local counts, requests = KEYS[1], KEYS[2]
