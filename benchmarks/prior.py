@@ -43,7 +43,7 @@ class Counting(Lru):
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
         self.now = 0.0
-        self.monitor: ReuseMonitor[Segment] = ReuseMonitor(SegmentUses(2**60), size_of=size_of, half_life_s=math.inf)
+        self.monitor: ReuseMonitor[Segment] = ReuseMonitor(math.inf, SegmentUses(2**60), size_of=size_of, half_life_s=math.inf)
         self._arrivals: dict[Turn, Arrival] = {}
 
     def start(self, turn: Turn, now: float) -> None:

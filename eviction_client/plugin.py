@@ -25,7 +25,7 @@ from eviction_client.pace import pause
 from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.free_queue import DONE, Table
 from eviction_client.policy.hints import MAX_RETAIN_S, NO_HINTS, Hints, Owners, Retained
-from eviction_client.policy.policy import HOME, Policy
+from eviction_client.policy.policy import HOMES, Policy
 from eviction_client.policy.reuse_monitor import UNKNOWN, Arrival
 from eviction_client.policy.tier import ChunkTier
 from eviction_client.settings import ClientSettings
@@ -541,7 +541,7 @@ class Plugin:
             pause()
         for tier in self.tiers:
             tier.refitted()
-        tables = policy.tables or policy.tables_of(HOME)
+        tables = policy.tables or policy.tables_of(HOMES[0])
         if tables is not None:
             price = policy.price
             retain_s = [min(retain_seconds(tables[-1], price), HORIZON_S)] * policy.classes

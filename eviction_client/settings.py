@@ -45,7 +45,7 @@ class ClientSettings(RedisSettings):
 
     rule: Literal["auto", "lru", "ttl", "mq", "lpc", "wa", "own", "value"] = Field(
         default="auto",
-        description="how blocks are ordered. auto: a guard puts the one of lru, ttl, mq, lpc and value in force that a "
+        description="how blocks are ordered. auto: a guard puts the one of all but wa in force that a "
         "ghost cache shows to hit most; a name forces that rule",
     )
     shadow: bool = Field(

@@ -134,7 +134,7 @@ class Ghosts(Generic[H]):
     Args:
         capacity: of the real cache for free blocks, blocks.
         classes: number of classes by rule; the first rule is `lru`. Under CHOSEN, that of the real cache's queue.
-        choosable: rules that the guard may put in force; ``home``: the one at the start.
+        choosable: rules that the guard may put in force; ``homes``: see :class:`Guard`.
         sample: as :func:`sample_of`.
 
     Attributes:
@@ -152,7 +152,7 @@ class Ghosts(Generic[H]):
         classes: Mapping[str, int],
         *,
         choosable: Sequence[str],
-        home: str,
+        homes: Sequence[str],
         sample: Callable[[Sequence[Any], int], list[Any]] = sample_of,
         clock: Callable[[], float],
     ) -> None:
@@ -162,7 +162,7 @@ class Ghosts(Generic[H]):
         self._sample = sample
         self.caches: dict[str, GhostCache[H]] = {rule: GhostCache(room, n, clock=clock) for rule, n in classes.items()}
         self.chosen = self.caches.pop(CHOSEN)
-        self.guard = Guard(tuple(self.caches), home=home, choosable=choosable)
+        self.guard = Guard(tuple(self.caches), homes=homes, choosable=choosable)
         self._tables: Mapping[str, Sequence[Table] | None] = {}
         """Of the real cache's classes, by rule."""
         self._inclusive: int | None = None
@@ -173,7 +173,7 @@ class Ghosts(Generic[H]):
     def renewed(self, choosable: Sequence[str]) -> "Ghosts[H]":
         """Return empty ghost caches with the counters of these, and a new guard, under which `lru` is in force at the start."""
         capacity, classes, sample, clock = self._made_of
-        fresh: Ghosts[H] = Ghosts(capacity, classes, choosable=choosable, home="lru", sample=sample, clock=clock)
+        fresh: Ghosts[H] = Ghosts(capacity, classes, choosable=choosable, homes=("lru",), sample=sample, clock=clock)
         fresh.asked, fresh.hits = self.asked, self.hits
         if self._inclusive is not None:
             fresh.stand_for_both(self._inclusive * self.every)

@@ -8,9 +8,11 @@ rules. Rule r replaces the leader l if for one of the half-lives
     sum(x_r - x_l) > z * sqrt(sum((x_r - x_l)^2)),
 
 z standard deviations above chance, and no other half-life contradicts it by more multiples of z. A large z with a short memory
-finds clear gains within tens of requests; a small z with a long memory finds faint ones. The home rule replaces a leader at
-HOMEWARD times z, so it is in force while there is little evidence. Consecutive differences are practically uncorrelated (sums
-of 20 requests have 0.9 to 1.2 times the deviation of independent ones). Clipping large differences loses: they are the signal.
+finds clear gains within tens of requests; a small z with a long memory finds faint ones. A home rule replaces a rule that is
+none at HOMEWARD times z, so one is in force while there is little evidence. Consecutive differences are practically
+uncorrelated (sums of 20 requests have 0.9 to 1.2 times the deviation of independent ones). Clipping large differences loses:
+they are the signal. With 1.5 or 2 in place of the small z, what the sidecar gains on Mooncake at 5% is not found, and runs on
+Chatbot Arena lose as much.
 
 **Account.** One more ghost cache changes its rule with the guard, as the real cache does: after a change it still holds the
 other rule's blocks until it has turned over. The account adds what it hits more than LRU's, and REGAINED of the blocks asked
@@ -53,7 +55,7 @@ class Horizon(NamedTuple):
 HORIZONS: Final = (Horizon(500.0, 2.5), Horizon(4000.0, 1.0))
 """From the shortest to the longest."""
 HOMEWARD: Final = 0.5
-"""Times the deviations that replace a leader by the home rule."""
+"""Times the deviations that replace another leader by a home rule."""
 ALLOWANCE: Final = 11.0
 """Disagreements that may be lost to LRU before evidence of a gain."""
 BANK: Final = 3.0
@@ -99,14 +101,14 @@ class _Sums:
 
 
 class Guard:
-    """Decides between rules; ``home`` is in force at the start. Not thread-safe.
+    """Decides between rules. Not thread-safe.
 
     A request costs 0.3 us if all rules hit the same; else 4 us with 4 rules, 7 us with 6.
 
     Args:
         rules: names in the order of the hits; the first one is "lru".
-        home: the rule that is in force without evidence.
-        choosable: rules that may be in force, with "lru" and ``home``; default: all. Others are compared only. A single one is
+        homes: the rules that need less evidence than others, not than each other; the first is in force at the start.
+        choosable: rules that may be in force, with "lru" and ``homes``; default: all. Others are compared only. A single one is
             always in force.
 
     Attributes:
@@ -114,22 +116,28 @@ class Guard:
         switches: changes of the rule in force.
 
     Raises:
-        ValueError: the rules are not distinct or do not begin with "lru", or ``home`` or ``choosable`` does not fit them.
+        ValueError: the rules are not distinct or do not begin with "lru", or ``homes`` or ``choosable`` do not fit them.
     """
 
-    def __init__(self, rules: Sequence[str], *, home: str, choosable: Collection[str] | None = None) -> None:
+    def __init__(self, rules: Sequence[str], *, homes: Sequence[str], choosable: Collection[str] | None = None) -> None:
         chosen = tuple(rules) if choosable is None else tuple(choosable)
         if not rules or rules[0] != "lru" or len(set(rules)) != len(rules):
             raise ValueError(f'the rules are {", ".join(rules) or "none"}: give distinct names, "lru" first')
-        if not set(chosen) <= set(rules) or home not in chosen or ("lru" not in chosen and len(chosen) > 1):
+        if (
+            not set(chosen) <= set(rules)
+            or not homes
+            or not set(homes) <= set(chosen)
+            or ("lru" not in chosen and len(chosen) > 1)
+        ):
             raise ValueError(
-                f"the guard cannot choose from the rules {', '.join(chosen)} with {home!r} as home: "
-                'give compared rules, the home rule and "lru" among them'
+                f"the guard cannot choose from the rules {', '.join(chosen)} with {', '.join(homes) or 'none'} at home: "
+                'give compared rules, the home rules and "lru" among them'
             )
         self.rules: Final = tuple(rules)
-        self.in_force = home
+        self.in_force = homes[0]
         self.switches = 0
-        self._home = self._leader = self._used = self.rules.index(home)
+        self._homes = frozenset(map(self.rules.index, homes))
+        self._leader = self._used = self.rules.index(homes[0])
         self._choosable = [number for number, rule in enumerate(rules) if rule in chosen]
         self._pairs = list(combinations(self._choosable, 2))
         self._sums = [_Sums(horizon, len(rules)) for horizon in HORIZONS]
@@ -207,8 +215,7 @@ class Guard:
 
     def _lead(self) -> None:
         """Replace the leader by the rule with the strongest evidence against it, if any has enough."""
-        leader = self._leader
-        away, most = (HOMEWARD if leader == self._home else 1.0), 1.0
+        leader, most = self._leader, 1.0
         for rule in self._choosable:
             evidence = opposition = 0.0
             for sums in self._sums:
@@ -220,8 +227,11 @@ class Guard:
                         evidence = deviations
                     elif deviations < -opposition:
                         opposition = -deviations
-            evidence /= HOMEWARD if rule == self._home else 1.0
-            if evidence > most and evidence > opposition / away:
+            if rule in self._homes and leader not in self._homes:
+                evidence /= HOMEWARD
+            elif leader in self._homes and rule not in self._homes:
+                opposition /= HOMEWARD
+            if evidence > most and evidence > opposition:
                 self._leader, most = rule, evidence
 
     def _overdrawn(self, beyond: Sequence[int]) -> bool:

@@ -41,7 +41,6 @@ from eviction_client.policy.reuse_monitor import (
     nothing,
 )
 from eviction_client.policy.spans import ClassSpan, cut, joined, shortened
-from eviction_client.recent import Recent
 from lpc.model.curve import interval_of, values
 from lpc.model.probability import logit
 
@@ -50,9 +49,10 @@ K = TypeVar("K", bound=Hashable)
 
 REFIT_S: Final = 30.0
 AUTO: Final = "auto"
-CHOOSABLE: Final = ("lru", "ttl", "mq", "lpc", "value")
+CHOOSABLE: Final = ("lru", "ttl", "mq", "lpc", "own", "value")
 """Rules between which the guard chooses."""
-HOME: Final = "value"
+HOMES: Final = ("own", "value")
+"""The guard's home rules. The sidecar's predictions must first show that they gain."""
 LIFE_S: Final = 100.0
 """Time that a block stays in the cache, for `wa`, before one was evicted."""
 TABLES_PER_STEP: Final = 8
@@ -105,10 +105,10 @@ class Policy(Generic[H]):
             Policy, capacity, block_tokens=block_tokens, clock=clock, rule=rule, prior=prior, size_of=size_of, sample=sample
         )
         self.refits = 0
-        self._home = HOME if rule == AUTO else rule
-        """Rule in force at the start: after a failure LRU."""
+        self._homes = HOMES if rule == AUTO else (rule,)
+        """The guard's home rules: after a failure LRU alone."""
         self._prior = prior or shipped()
-        self._monitor: ReuseMonitor[H] = ReuseMonitor(Recent(REMEMBERED * capacity) if uses is None else uses, size_of=size_of)
+        self._monitor: ReuseMonitor[H] = ReuseMonitor(REMEMBERED * capacity, uses, size_of=size_of)
         self._reply_ends = ReplyEnds()
         self.combined = Classes()
         self._native = rule in ("lpc", "wa")
@@ -144,7 +144,7 @@ class Policy(Generic[H]):
         classes = {rule: MOST_CLASSES if rule in self._combined else rules.classes_of(rule) for rule in rules.RULES}
         classes[CHOSEN] = self.classes
         ghosts: Ghosts[Any] = Ghosts(
-            capacity, classes, choosable=self.choosable, home=self._home, sample=self._sample, clock=self._clock
+            capacity, classes, choosable=self.choosable, homes=self._homes, sample=self._sample, clock=self._clock
         )
         self.set_tables_of(ghosts)
         return ghosts
@@ -160,7 +160,7 @@ class Policy(Generic[H]):
         The numbers of classes stay, because blocks in the queue have them. Under a fixed rule LRU stays in force.
         """
         fresh: Policy[H] = self._again()
-        fresh._home = "lru"
+        fresh._homes = ("lru",)
         fresh.combined = self.combined
         fresh.choosable = CHOOSABLE if self.rule == AUTO else ("lru",)
         fresh.ghosts = self.ghosts.renewed(fresh.choosable)

@@ -29,7 +29,7 @@ from eviction_client.policy.free_queue import DONE, FreeQueue
 from eviction_client.policy.ghosts import GhostCache, sampling_of
 from eviction_client.policy.policy import Policy
 from eviction_client.policy.reply_ends import COUNTED, REPLY_ENDS, ReplyEnds
-from eviction_client.policy.reuse_monitor import SHARED_FROM, Arrival
+from eviction_client.policy.reuse_monitor import REMEMBERED, SHARED_FROM, Arrival
 from eviction_client.policy.spans import ClassSpan, cut, joined
 from lpc.model.curve import HORIZON_S, INTERVALS, KNOTS, value_at
 from lpc.model.probability import expit, logit
@@ -117,6 +117,23 @@ def test_levels_and_groups_have_the_documented_bounds() -> None:
     assert [level_of(uses) for uses in (1, 2, 3, 4, 7, 8, 100)] == [0, 1, 1, 2, 2, 3, 3]
     assert [turn_group(turn) for turn in (1, 2, 3, 4, 5, 6, 60)] == [0, 1, 2, 3, 3, 4, 4]
     assert [new_group(tokens) for tokens in (0, *(n - 1 for n in NEW_TOKENS), *NEW_TOKENS)] == [0, 0, 1, 2, 1, 2, 3]
+
+
+def test_uses_are_forgotten_when_requests_have_used_more_than_the_remembered_number_of_blocks_since() -> None:
+    bench = Bench(10)
+
+    def level() -> int:
+        bench.clock.now += 1.0
+        return bench.serve(["hot", "new"]).features[0].level
+
+    assert [level() for _ in range(8)] == [0, 1, 1, 2, 2, 2, 2, 3]
+    for _ in range(REMEMBERED * 10):
+        bench.serve(["other"])
+    assert level() == 3
+    for _ in range(REMEMBERED * 10 + 1):
+        bench.serve(["other"])
+    assert [level() for _ in range(4)] == [0, 1, 1, 2]
+    assert bench.arrive(["hot"]).gap_spans[0].gap, "the last use is remembered"
 
 
 def test_log_odds_fall_into_groups_by_whole_numbers() -> None:
@@ -275,11 +292,11 @@ def test_a_right_prediction_also_retains_the_blocks_of_earlier_turns(rule: str) 
         if user >= 40 and goes_on:
             bench.serve([f"{user - 40} one", f"{user - 40} two", f"{user - 40} three"], log_odds=-2.0)
     bench.refit()
+    value, lpc = map(bench.policy.tables_of, ("value", "lpc"))
+    assert value is not None and lpc is not None
     for age in (1.0, 30.0, 70.0):
-        on, over = (value_at(bench.table(old[goes_on], 0), age) for goes_on in (True, False))
+        on, over = (value_at(value[old[goes_on].spans[0].reuse_class], age) for goes_on in (True, False))
         assert on > 3.0 * over
-    lpc = bench.policy.tables_of("lpc")
-    assert lpc is not None
     values = [value_at(lpc[old[goes_on].spans[0].reuse_class], 30.0) for goes_on in (True, False)]
     assert values[0] - values[1] == pytest.approx(4.0, abs=2 * rules.LOG_ODDS_STEP), "the difference of the log-odds"
 

@@ -18,7 +18,7 @@ class Scripted:
 
     def __init__(self) -> None:
         self.ghosts: Ghosts[bytes] = Ghosts(
-            100, dict.fromkeys((*RULES, CHOSEN), 1), choosable=("lru", "value"), home="value", clock=lambda: 0.0
+            100, dict.fromkeys((*RULES, CHOSEN), 1), choosable=("lru", "value"), homes=("value",), clock=lambda: 0.0
         )
 
     def serve(self, asked: int, **hits: int) -> None:

@@ -99,7 +99,7 @@ def test_a_turn_is_a_use() -> None:
     assert set(world.gone(*all_)) == {1}
 
 
-@pytest.mark.parametrize(("rule", "first"), [("lru", 0), ("value", 1), ("auto", 1), ("lpc", 2)])
+@pytest.mark.parametrize(("rule", "first"), [("lru", 0), ("own", 0), ("auto", 0), ("value", 1), ("lpc", 2)])
 def test_the_rule_in_force_selects_the_conversation_that_is_evicted_from_its_end(rule: str, first: int) -> None:
     world = World(rule=rule)
     all_ = prompts(3)
@@ -172,7 +172,7 @@ def test_a_failure_switches_to_lru_and_restarts_learning(monkeypatch: pytest.Mon
         world.pass_(60)
         world.look_up(one)
     service, cache = world.service, world.service.caches[MEMORY]
-    assert cache.rule == "value" and cache.queue.tables is not None and service.policy.reused == 1
+    assert cache.rule == "own" and cache.queue.tables is not None and service.policy.reused == 1
     world.serve(two)
     monkeypatch.setattr(service.policy, "finished", None)
     with pytest.raises(TypeError):
