@@ -202,7 +202,7 @@ class Misses:
         usable, repeated = self._repeated_from_start(ended, prompt, pieces)
         counts = Counter(cached=cached)
         done = evicted_from = evicted_to = cached
-        for end, gap, _ in pieces:
+        for end, gap, *_ in pieces:
             end = min(end * size, most)
             if gap != _UNKNOWN and done < end:
                 known = min(end, max(usable, done))
@@ -249,7 +249,7 @@ class Misses:
         The second is 0 if the engine hits each block, for what it does not hit then is less than a block.
         """
         unit, dropped = self.hits.tokens, self.hits.dropped
-        known = max((end for end, gap, _ in pieces if gap != _UNKNOWN), default=0) * self.block_tokens
+        known = max((end for end, gap, *_ in pieces if gap != _UNKNOWN), default=0) * self.block_tokens
         start = known // unit * unit
         usable = max(start - dropped, 0)
         if self._parts is not None:
