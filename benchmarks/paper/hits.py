@@ -24,7 +24,7 @@ from lpc_apps.training.head import Head
 THINK_TIMES_S: Final = (50.0, 100.0, 200.0)
 AT: Final = 100_000
 """Tokens of the cache, by think time."""
-POLICIES: Final = ("lru", "lpc", "plugin", "oracle")
+POLICIES: Final = ("lru", "lpc", "plugin", "plugin-sidecar", "oracle")
 
 Rows = list[dict[str, Any]]
 

@@ -125,7 +125,7 @@ def test_the_tables_are_written_between_their_markers_and_nothing_else_changes(t
         for seed in (0, 1)
         for name, mcc in (("turn count", 0.1), (PROMPTS.name, 0.2), (TEN.name, 0.3))
     ]
-    rates = {"lru": (0.2, 0.4), "lpc": (0.4, 0.5), "plugin": (0.1, 0.4), "oracle": (0.6, 0.6)}
+    rates = {"lru": (0.2, 0.4), "lpc": (0.4, 0.5), "plugin": (0.1, 0.4), "plugin-sidecar": (0.4, 0.5), "oracle": (0.6, 0.6)}
     rows = [
         hit(policy, size, rate) for policy, both in rates.items() for size, rate in zip((40_000, 80_000), both, strict=True)
     ]
@@ -155,4 +155,4 @@ def test_the_tables_are_written_between_their_markers_and_nothing_else_changes(t
 
 def test_every_policy_runs_at_every_size_and_think_time(tmp_path: Path) -> None:
     runs = runs_of([tmp_path], (60_000, 100_000, 160_000), (0, 1))
-    assert len(runs) == len({repr(run) for run in runs}) == 2 * 4 * (3 + 2)
+    assert len(runs) == len({repr(run) for run in runs}) == 2 * 5 * (3 + 2)
