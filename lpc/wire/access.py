@@ -12,6 +12,7 @@ import grpc.aio
 
 from lpc.wire.addresses import bare, parted
 from lpc.wire.certificates import CertificateError, CertificateFiles, Pem, read
+from lpc.wire.tokens import token_in
 
 _PROXIES: Final = ("grpc_proxy", "https_proxy", "http_proxy")
 _NO_PROXIES: Final = ("no_grpc_proxy", "no_proxy")
@@ -102,7 +103,7 @@ def access_of(settings: AccessSettings) -> Callable[[], Access]:
 
     def access() -> Access:
         files, path = settings.predictor_files, settings.predictor_token_file
-        token = None if path is None else _token_in(path)
+        token = None if path is None else token_in(path, CertificateError)
         credentials = pem = None
         if files.ca is not None:
             pem = read(files)
@@ -110,17 +111,6 @@ def access_of(settings: AccessSettings) -> Callable[[], Access]:
         return Access(credentials, (("authorization", f"Bearer {token}"),) if token else (), pem)
 
     return access
-
-
-def _token_in(path: Path) -> str:
-    try:
-        token = path.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise CertificateError(f"cannot read the token in {path}: {reason}") from None
-    if not token:
-        raise CertificateError(f"{path} is empty: write the token into it")
-    return token
 
 
 def stays_on_this_machine(address: str) -> bool:

@@ -1,7 +1,8 @@
 """Bearer tokens of the sidecar's callers and the gateway's clients: reads token files and finds a token's owner.
 
-A token file has one line ``name: sha256`` per token, with a hexadecimal digest; ``#`` begins a comment. It does not contain the
-tokens themselves. A name may have several tokens, so that a new one can be distributed before the old one is removed.
+A caller has a file with its token alone. A server's token file has one line ``name: sha256`` per token, with a hexadecimal
+digest; ``#`` begins a comment. It does not contain the tokens themselves. A name may have several tokens, so that a new one can
+be distributed before the old one is removed.
 """
 
 import hmac
@@ -82,3 +83,19 @@ def read_named_keys(path: Path, error: type[LpcError], *, line: str, how: str) -
                 f"{where}: expected `{line}`, a name of letters, digits, dots, dashes or underscores and 64 hexadecimal digits"
             )
         yield where, match[1], bytes.fromhex(match[2])
+
+
+def token_in(path: Path, error: type[LpcError]) -> str:
+    """Return the token that a file consists of, without white space around it.
+
+    Args:
+        error: class to raise if the file is unreadable or empty.
+    """
+    try:
+        token = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as failure:
+        reason = failure.strerror if isinstance(failure, OSError) else "it is not text"
+        raise error(f"cannot read the token in {path}: {reason}") from None
+    if not token:
+        raise error(f"{path} is empty: write the token into it")
+    return token

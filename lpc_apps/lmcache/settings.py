@@ -7,6 +7,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from lpc.errors import LpcError
+from lpc.wire.tokens import token_in
 from lpc.wire.variables import none_if_empty
 
 Share = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
@@ -46,12 +47,4 @@ class LMCacheSettings(BaseSettings):
 
     def token(self) -> str | None:
         """Return the token in ``token_file``; None: no token is required. Raises LMCacheUnfit: it is empty or unreadable."""
-        if self.token_file is None:
-            return None
-        try:
-            token = self.token_file.read_text().strip()
-        except OSError as error:
-            raise LMCacheUnfit(f"LPC_LMCACHE_TOKEN_FILE: {self.token_file} cannot be read: {error.strerror}") from None
-        if not token:
-            raise LMCacheUnfit(f"LPC_LMCACHE_TOKEN_FILE: {self.token_file} is empty: write a token into it")
-        return token
+        return None if self.token_file is None else token_in(self.token_file, LMCacheUnfit)

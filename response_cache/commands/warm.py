@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from lpc.errors import LpcError, UsageError
+from lpc.wire.tokens import token_in
 from lpc_apps.commands.options import JsonOutput
 from lpc_apps.commands.outcome import report
 
@@ -84,7 +85,7 @@ def _client(gateway: str, token_file: Path | None, ca: Path | None) -> "httpx.As
     from response_cache.gateway.warming import TIMEOUT_S
 
     try:
-        headers = {} if token_file is None else {"authorization": f"Bearer {token_file.read_text().strip()}"}
+        headers = {} if token_file is None else {"authorization": f"Bearer {token_in(token_file, UsageError)}"}
         verify = True if ca is None else ssl.create_default_context(cafile=ca)
         return httpx.AsyncClient(base_url=gateway, headers=headers, verify=verify, timeout=TIMEOUT_S, trust_env=False)
     except ssl.SSLError:

@@ -35,5 +35,8 @@ def test_the_token_comes_from_a_file(tmp_path: Path) -> None:
     file.write_text("\n")
     with pytest.raises(LMCacheUnfit, match="empty"):
         LMCacheSettings(token_file=file).token()
-    with pytest.raises(LMCacheUnfit, match="cannot be read"):
+    with pytest.raises(LMCacheUnfit, match="cannot read"):
         LMCacheSettings(token_file=file.parent / "none").token()
+    file.write_bytes(b"\xff")
+    with pytest.raises(LMCacheUnfit, match="not text"):
+        LMCacheSettings(token_file=file).token()

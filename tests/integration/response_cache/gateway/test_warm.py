@@ -221,6 +221,10 @@ async def test_the_command_warms_a_file_and_shows_no_text_of_it(gateway: Running
         done = await command(*words)
         assert done.exit_code in (1, 2) and message in done.output, done.output
         assert "canary" not in done.output
+    for content, message in ((b"\n", "is empty: write the token into it"), (b"\xff", "it is not text")):
+        token.write_bytes(content)
+        done = await command(path)
+        assert done.exit_code == 2 and message in done.output, done.output
 
 
 async def test_the_daily_command_runs_at_once_then_waits_and_ends_at_sigterm(gateway: Running, tmp_path: Path) -> None:
