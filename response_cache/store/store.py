@@ -47,6 +47,16 @@ return found
 """
 """Reads values; false for one that is absent, too large or of another type."""
 
+_UNNAME: Final = """
+local function unname(names, id)
+  local name = redis.pcall('HGET', names, id)
+  if type(name) ~= 'string' then return end
+  redis.call('HDEL', names, id)
+  if redis.call('HGET', names, name) == id then redis.call('HDEL', names, name) end
+end
+"""
+"""Part of a script: removes an entry's normal form, of whatever type its key is."""
+
 _PUT: Final = f"""{layout.READ}
 local e, z, x, v, f, b, tz, tb, g, n = unpack(KEYS)
 local id, record, px, now, ends, most, vector, prefix, flight, room, own_most, own_room, generation, normal = unpack(ARGV)
@@ -69,12 +79,7 @@ local function note(field, one)
     redis.call('XADD', x, '*', field, one)
   end
 end
-local function unname(one)
-  local name = redis.call('HGET', n, one)
-  if not name then return end
-  redis.call('HDEL', n, one)
-  if redis.call('HGET', n, name) == one then redis.call('HDEL', n, name) end
-end
+{_UNNAME}
 local function gone(members, kept)
   for _, member in ipairs(members) do
     local one, bytes = string.match(member, '^([^:]*):?(%d*)$')
@@ -82,7 +87,7 @@ local function gone(members, kept)
     if one and kept then redis.call('DEL', prefix .. 'e:' .. one) end
     if one and (kept or redis.call('EXISTS', prefix .. 'e:' .. one) == 0) then
       if redis.call('HDEL', v, one) == 1 and kept then note('d', one) end
-      unname(one)
+      unname(n, one)
     end
   end
 end
@@ -173,16 +178,12 @@ return 1
 """
 """Lists a scope, encrypted under the newest key. If a full Redis refuses the write, a scope that is listed stays listed."""
 
-_DROP: Final = """
+_DROP: Final = f"""{_UNNAME}
 local bytes = redis.call('STRLEN', KEYS[1])
 local there = redis.call('DEL', KEYS[1])
 if redis.call('ZREM', KEYS[2], ARGV[1] .. ':' .. bytes) == 1 then redis.call('DECRBY', KEYS[5], bytes) end
 redis.call('HDEL', KEYS[4], ARGV[1])
-local name = redis.pcall('HGET', KEYS[6], ARGV[1])
-if type(name) == 'string' then
-  redis.call('HDEL', KEYS[6], ARGV[1])
-  if redis.call('HGET', KEYS[6], name) == ARGV[1] then redis.call('HDEL', KEYS[6], name) end
-end
+unname(KEYS[6], ARGV[1])
 redis.call('XADD', KEYS[3], 'MAXLEN', '~', 10000, '*', 'd', ARGV[1])
 redis.call('PEXPIRE', KEYS[3], ARGV[2])
 return there
