@@ -172,8 +172,8 @@ def test_of_sessions_that_return_in_turn_some_stay(clock: Clock) -> None:
     assert hits[1] > 0.6 * 5 * 20 * 620, "fifteen of twenty is the most that any order can hit"
     assert ours.plugin.failures == 0
     shown = values_of_plugin(ours.plugin)
-    assert shown["lpc_rule", "value"] == 1.0 and shown["lpc_reuses", ""] > 100
-    assert shown["lpc_ghost_blocks", "value"] > shown["lpc_ghost_blocks", "lru"]
+    assert shown["lpc_rule", "own"] == 1.0 and shown["lpc_reuses", ""] > 100
+    assert shown["lpc_ghost_blocks", "own"] > shown["lpc_ghost_blocks", "lru"]
 
 
 @shows("a change of rule moves nothing: the order is at once that of the other rule")
