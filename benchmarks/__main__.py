@@ -244,7 +244,7 @@ def bench_time_sensitive(folder: Questions, output: Output = None) -> None:
 
 @app.command("rules-worst")
 def bench_rules_worst(
-    seeds: Annotated[str, typer.Option(help="Seeds of the workloads.")] = "102,103,104",
+    seeds: Annotated[str, typer.Option(help="Seeds of the workloads.")] = "102,103",
     workloads: Annotated[str | None, typer.Option(help="Names with commas. [default: all that can refute the plug-in]")] = None,
     page: Annotated[Path | None, typer.Option(help="Folder for workloads.md. [default: not written]")] = None,
     jobs: SimulatorJobs = 2,

@@ -73,7 +73,8 @@ class Use:
     Attributes:
         at: seconds.
         turn: turn that made the blocks, at most LAST_TURN.
-        uses: number of uses, at most MOST_USES; ``place``: blocks that requests had used before the latest one.
+        uses: number of uses, at most MOST_USES.
+        place: number of blocks that all requests had used after this one.
         conversation: number of the only conversation that uses the blocks; 0: several.
         claims: of the conversations with a prediction.
     """
