@@ -244,14 +244,14 @@ def bench_time_sensitive(folder: Questions, output: Output = None) -> None:
 
 @app.command("rules-worst")
 def bench_rules_worst(
-    seeds: Annotated[str, typer.Option(help="Seeds of the workloads.")] = "102,103",
+    seeds: Annotated[str, typer.Option(help="Seeds of the workloads.")] = "102,103,104",
     workloads: Annotated[str | None, typer.Option(help="Names with commas. [default: all that can refute the plug-in]")] = None,
     page: Annotated[Path | None, typer.Option(help="Folder for workloads.md. [default: not written]")] = None,
     jobs: SimulatorJobs = 2,
     resume: Stored = None,
     output: Output = None,
 ) -> None:
-    """Simulate the plug-in and classic rules on eleven generated workloads at seven sizes; compare each single run with LRU.
+    """Simulate the plug-in and classic rules on generated workloads at seven sizes; compare each single run with LRU.
 
     Hits are counted after 500 requests. Half an hour on two cores for each seed.
     """

@@ -16,7 +16,6 @@ from lpc_apps.simulator.run import Run, WorkloadSpec
 
 SIZES: Final = (20_000, 40_000, 60_000, 80_000, 100_000, 120_000, 160_000)
 """Tokens."""
-SEEDS: Final = (0, 1, 2, 3)
 POLICIES: Final = ("lru", "turn-ttl", "mq", "lpc", "plugin", "plugin-sidecar")
 PREDICTED: Final = ("lpc", "plugin-sidecar")
 """Policies that use a head's probabilities. Without a head, `lpc` uses shares by turn number."""

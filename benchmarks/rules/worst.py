@@ -14,7 +14,6 @@ from lpc_apps.simulator.run import Run, WorkloadSpec
 
 SIZES: Final = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2)
 """Shares of the working set."""
-SEEDS: Final = (102, 103)
 PLUGIN: Final = ("plugin", "plugin-sidecar", "plugin-sidecar, inverted")
 """`plugin` has no predictions to invert."""
 USES: Final = ("few-shot", "lfu")

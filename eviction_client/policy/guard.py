@@ -8,11 +8,11 @@ rules. Rule r replaces the leader l if for one of the half-lives
     sum(x_r - x_l) > z * sqrt(sum((x_r - x_l)^2)),
 
 z standard deviations above chance, and no other half-life contradicts it by more multiples of z. A large z with a short memory
-finds clear gains within tens of requests; a small z with a long memory finds faint ones. A home rule replaces a rule that is
-none at HOMEWARD times z, so one is in force while there is little evidence. Consecutive differences are practically
+finds clear gains within tens of requests; a small z with a long memory finds faint ones. A home rule replaces another
+rule at HOMEWARD times z, so a home rule is in force while there is little evidence. Consecutive differences are practically
 uncorrelated (sums of 20 requests have 0.9 to 1.2 times the deviation of independent ones). Clipping large differences loses:
-they are the signal. With 1.5 or 2 in place of the small z, what the sidecar gains on Mooncake at 5% is not found, and runs on
-Chatbot Arena lose as much.
+they are the signal. With 1.5 or 2 in place of the small z the guard does not find the sidecar's gain on Mooncake at 5%, and
+loses as much on Chatbot Arena.
 
 **Account.** One more ghost cache changes its rule with the guard, as the real cache does: after a change it still holds the
 other rule's blocks until it has turned over. The account adds what it hits more than LRU's, and REGAINED of the blocks asked

@@ -10,9 +10,10 @@ A block that several requests have extended, such as the end of a system prompt,
 All of this is remembered for REMEMBERED times the cache, so that it does not depend on the rule in force. Replies are
 remembered with prompts: half of the first turns of Chatbot Arena have no full block of prompt, but a reply.
 
-The number of uses is forgotten sooner: when requests have used that many blocks since, new or not. Else what was popular stays
-so. `few-shot` at 2 and 3% of the working set (rule `value`, seeds 100 and 101) then hits 53.7 49.0 59.5 57.6% instead of 53.0
-47.4 58.6 55.6 (LFU 52.7 47.9 58.9 57.5), Mooncake at 1% 10.54 instead of 10.61, and at other sizes the same within 0.03.
+The number of uses is forgotten sooner: when requests have used that many blocks since, new or not. Otherwise blocks that were
+popular once keep a high level. With it `few-shot` at 2 and 3% of the working set (rule `value`, seeds 100 and 101) hits 53.7
+49.0 59.5 57.6% instead of 53.0 47.4 58.6 55.6 (LFU 52.7 47.9 58.9 57.5), Mooncake at 1% 10.54 instead of 10.61, and at other
+sizes the same within 0.03.
 
 Of consecutive blocks of one class the deepest is *watched*. Of the new blocks it is the deepest of the prompt, and without one,
 of the reply: some chat templates rewrite replies, which are then never used again. A later prompt of any conversation that
