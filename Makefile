@@ -128,7 +128,7 @@ workloads: setup ## docs/benchmarks/workloads.md: the plug-in on every generated
 # Options: PAPER='--sample 0' for all conversations, PAPER='--data conversations:FILE' for others.
 ARENA := $(wildcard data/chatbot_arena_even.jsonl.gz)
 .PHONY: paper
-PAPER := $(ARENA:%=--data conversations:%) --data sharegpt
+PAPER := $(ARENA:%=--data conversations:%) --data sharegpt --data sharegpt-segments --jobs 2
 paper: setup ## docs/benchmarks/paper.md: the tables of Learned Prefix Caching on ShareGPT and Chatbot Arena (an hour and more)
 	@test -d models/e5-small || $(BIN)/lpc export --models models --recipe lpc
 	$(BIN)/python -m benchmarks paper --page docs/benchmarks/paper.md $(PAPER)

@@ -334,7 +334,10 @@ def bench_rules_chat(
 def bench_paper(
     data: Annotated[
         list[str] | None,
-        typer.Option("--data", help="FORMAT:FILE in a format of lpc embed, or sharegpt; repeatable. [default: sharegpt]"),
+        typer.Option(
+            "--data",
+            help="FORMAT:FILE in a format of lpc embed, sharegpt, or sharegpt-segments; repeatable. [default: sharegpt]",
+        ),
     ] = None,
     sample: Annotated[
         int, typer.Option(min=0, help="User turns of a random sample of conversations of each data set; 0: all.")

@@ -22,8 +22,8 @@ from lpc_apps.simulator.run import Run, WorkloadSpec
 from lpc_apps.training.head import Head
 
 THINK_TIMES_S: Final = (50.0, 100.0, 200.0)
-AT: Final = 100_000
-"""Tokens of the cache, by think time."""
+AT: Final = 160_000
+"""Tokens of the cache, by think time: the paper's 40 GB."""
 POLICIES: Final = ("lru", "lpc", "plugin", "plugin-sidecar", "oracle")
 
 Rows = list[dict[str, Any]]

@@ -1,6 +1,6 @@
 """Writes the tables of docs/benchmarks/paper.md between their markers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -19,9 +19,19 @@ TABLES: Final = {
     "table 3": {"turn count": "turn count", PROMPTS.name: "`lpc`: five prompts and turn count"},
     "table 4": {PROMPTS.name: "five prompts", WITH_REPLIES.name: "five prompts and their replies"},
     "table 5": {PROMPTS.name: "five prompts", TEN.name: "ten prompts"},
-    "table 6": {PROMPTS.name: "trained on this data", "unified": "trained on all data together"},
+    "table 6": {
+        PROMPTS.name: "trained on this data",
+        "unified": "trained on all data together",
+        "unified, offsets": "the same, with an offset for each data set (`lpc train`)",
+    },
 }
 """Rows of each table by predictor."""
+PAPER: Final = {
+    "Chatbot Arena": ("15 to 30", "5 to 18", "25 to 28", "43"),
+    "ShareGPT": ("14 to 98", "5 to 18", "28 to 64", "30"),
+    "LMSYS-Chat-1M": ("13 to 38", "5 to 18", "22 to 30", "18"),
+}
+"""Sections 4.3 and 4.4 and appendix B.4 of the paper, in the columns of the table."""
 
 Rows = Sequence[dict[str, Any]]
 
@@ -42,7 +52,8 @@ def blocks(sets: Sequence[Data], scored: Rows, hits: Rows) -> dict[str, str]:
     """Return the text between each pair of markers."""
     found = {"data": _data(sets, scored, hits)}
     found |= {name: _scores(scored, rows) for name, rows in TABLES.items()}
-    return found | {"figure 4": _by_size(hits), "figure 5": _by_think_time(hits), "figure 9": _gap(hits)}
+    found |= {"figure 4": _by_size(hits), "figure 5": _by_think_time(hits), "figure 9": _gap(hits)}
+    return found | {"paper": _beside_paper(hits)}
 
 
 def _data(sets: Sequence[Data], scored: Rows, hits: Rows) -> str:
@@ -120,6 +131,41 @@ def _gap(rows: Rows) -> str:
                 cells = [_share(of[size], key) if size in of and size in known else "-" for size in sizes]
                 lines.append([f"{data}, `{policy}`: {what}", *cells])
     return table(["%; cache, tokens", *map(size_name, sizes)], lines)
+
+
+def _beside_paper(rows: Rows) -> str:
+    """Return the paper's results, then the same of the rows, with its hit ratio: the mean of the requests' hit rates."""
+    by_request = [row | {"hit_rate": row["request_hit_rate"]} for row in rows]
+    by_size = derived([row for row in by_request if row["think_time_s"] == WorkloadSpec.think_time])
+    by_think_time = derived([row for row in by_request if row["capacity_tokens"] == AT])
+    smallest = min((row["capacity_tokens"] for row in by_size), default=0)
+    lines = [[f"{name} in the paper, `lpc`", *cells] for name, cells in PAPER.items()]
+    for data in dict.fromkeys(row["workload"] for row in by_size):
+        for policy in POLICIES[1:]:
+            sizes, times = (
+                [row for row in some if (row["workload"], row["policy"]) == (data, policy)] for some in (by_size, by_think_time)
+            )
+            saved = [row["capacity_saved"] for row in sizes if row["capacity_tokens"] > smallest]
+            lines.append(
+                [
+                    f"here, {data}, `{policy}`",
+                    _span(row["gain"] for row in sizes),
+                    _span(row["gain"] for row in times),
+                    _span(row["gap_closed"] for row in sizes) if policy != POLICIES[-1] else "100",
+                    _span(saved).rpartition(" ")[2],
+                ]
+            )
+    heads = ["hit ratio above LRU's, by size", "by think time", "gap to the oracle closed", "cache saved, up to"]
+    return table(["%", *heads], lines)
+
+
+def _span(values: Iterable[float | None]) -> str:
+    """Return the lowest and the highest value in percent."""
+    known = [100 * value for value in values if value is not None]
+    if not known:
+        return "-"
+    lowest, highest = f"{min(known):.0f}", f"{max(known):.0f}"
+    return lowest if lowest == highest else f"{lowest} to {highest}"
 
 
 def _share(row: dict[str, Any], key: str) -> str:

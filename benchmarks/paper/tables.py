@@ -51,6 +51,8 @@ class Input:
 PROMPTS: Final = Input("5 prompts")
 WITH_REPLIES: Final = Input("5 prompts and their replies", replies=True)
 TEN: Final = Input("10 prompts", window=10)
+UNIFIED: Final = {"unified": False, "unified, offsets": True}
+"""Heads trained on all data: whether each data set has an offset in training."""
 
 
 def windows(conversation: Conversation, kind: Input) -> Iterator[list[str]]:
@@ -132,12 +134,18 @@ def by_head(head: Head, data: Embedded) -> tuple[NDArray[np.float64], float]:
     return probabilities(head, evaluation), best_threshold(probabilities(head, validation), validation.label.numpy() > 0)
 
 
-def unified(parts: Sequence[Embedded], seed: int) -> Head:
-    """Return a head trained on all data sets together."""
+def unified(parts: Sequence[Embedded], seed: int, *, offsets: bool) -> Head:
+    """Return a head trained on all data sets together. ``offsets``: each data set has one in training, as in `lpc train`."""
 
     def joined(split: str) -> Side:
         sides = [side_of(part, split, LPC.scalars) for part in parts]
-        return Side(*(torch.cat([getattr(side, name) for side in sides]) for name in ("embedding", "scalars", "label")))
+        numbers = [torch.full_like(side.dataset, number if offsets else 0) for number, side in enumerate(sides)]
+        return Side(
+            torch.cat([side.embedding for side in sides]),
+            torch.cat([side.scalars for side in sides]),
+            torch.cat([side.label for side in sides]),
+            torch.cat(numbers),
+        )
 
     return fit(LPC, joined("train"), joined("validation"), seed=seed, quiet=True)
 
@@ -169,7 +177,12 @@ def measure(
 
 def _of_seed(sets: Sequence[Data], embedded: Mapping[tuple[str, str], Embedded], seed: int) -> list[dict[str, Any]]:
     parts = {data.name: with_split(embedded[data.name, PROMPTS.name], seed) for data in sets}
-    both = partial(by_head, unified(list(parts.values()), seed)) if len(sets) > 1 else None
+    # Segments and whole conversations are the same texts, with other ends.
+    joined = [name for name in parts if name != "sharegpt" or "sharegpt-segments" not in parts]
+    both = {
+        name: partial(by_head, unified([parts[one] for one in joined], seed, offsets=offsets))
+        for name, offsets in (UNIFIED.items() if len(joined) > 1 else ())
+    }
     rows = []
     for data in sets:
         judges: dict[str, tuple[Embedded, Judge]] = {
@@ -179,8 +192,8 @@ def _of_seed(sets: Sequence[Data], embedded: Mapping[tuple[str, str], Embedded],
         for kind in (WITH_REPLIES, TEN):
             if (data.name, kind.name) in embedded:
                 judges[kind.name] = (with_split(embedded[data.name, kind.name], seed), partial(by_own_head, seed))
-        if both is not None:
-            judges["unified"] = (parts[data.name], both)
+        if data.name in joined:
+            judges |= {name: (parts[data.name], judge) for name, judge in both.items()}
         for name, (part, judge) in judges.items():
             probability, threshold = judge(part)
             found = figures(probability, part.continues[part.split == "evaluation"], threshold)

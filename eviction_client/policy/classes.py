@@ -26,6 +26,7 @@ class ClassKey(NamedTuple):
     new: int
     turn: int
     reply_end: int
+    tenant: int
     level: int
     group: int
     odds: int
@@ -33,8 +34,8 @@ class ClassKey(NamedTuple):
 
 def key_of(gap: int, level: int, facts: Facts, odds: int) -> tuple[int, ...]:
     """Return the :class:`ClassKey` of a span, as a plain tuple: the thread of the queue makes several per request."""
-    new, turn, reply_end, group, _ = facts
-    return gap, new, turn, reply_end, level, 0 if gap else group, odds
+    new, turn, reply_end, tenant, group, _ = facts
+    return gap, new, turn, reply_end, tenant, level, 0 if gap else group, odds
 
 
 class Classes:
@@ -46,7 +47,7 @@ class Classes:
     """
 
     def __init__(self) -> None:
-        self.keys = [ClassKey(gap, new, 0, 0, 0, 0, 0) for gap in range(GAP_CLASSES) for new in range(NEW_GROUPS)]
+        self.keys = [ClassKey(gap, new, 0, 0, 0, 0, 0, 0) for gap in range(GAP_CLASSES) for new in range(NEW_GROUPS)]
         self.numbers: dict[tuple[int, ...], int] = {}
         self.used: dict[int, float] = {}
         self._free: list[int] = []

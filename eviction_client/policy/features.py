@@ -27,6 +27,9 @@ LEVELS: Final = 4
 MOST_USES: Final = 2 ** (LEVELS - 1)
 """More uses count as this many."""
 
+TENANTS: Final = 10
+"""Tenants by number: 0 without a cache salt, 1 for all the infrequent ones."""
+
 MOST_ODDS: Final = 3
 """Log-odds of the last groups on both sides of even odds. Groups are whole numbers, counted from 1; 0: unknown."""
 
@@ -37,11 +40,12 @@ class Facts(NamedTuple):
     new: int
     turn: int
     reply_end: int
+    tenant: int
     group: int
     odds: int
 
 
-NO_FACTS: Final = Facts(0, 0, 0, 0, 0)
+NO_FACTS: Final = Facts(0, 0, 0, 0, 0, 0)
 
 
 class Features(NamedTuple):
@@ -52,6 +56,7 @@ class Features(NamedTuple):
         new: new-token group of the request.
         turn: turn group of the request, as the cache recognises it.
         reply_end: kind of its reply's end.
+        tenant: number of its tenant.
         level: by the number of the blocks' uses, this one included.
         group: the sidecar's group of the request; 0: none.
         log_odds: of the continuation probability now, the highest of the conversations that hold the blocks; None: unknown.
@@ -62,6 +67,7 @@ class Features(NamedTuple):
     new: int
     turn: int
     reply_end: int
+    tenant: int
     level: int
     group: int
     log_odds: float | None = None

@@ -64,10 +64,10 @@ class FinishedRequest(Generic[H]):
 
     def find_features(self) -> None:
         """Set the features."""
-        new, turn, reply_end, group, _ = self.facts
+        new, turn, reply_end, tenant, group, _ = self.facts
         length = len(self.blocks)
         self.features = [
-            Features(min(end, length), gap, new, turn, reply_end, level, group, self.pooled(shared))
+            Features(min(end, length), gap, new, turn, reply_end, tenant, level, group, self.pooled(shared))
             for end, gap, level, shared in (*self.arrival.parts, (length, 0, 0, None))
         ]
 

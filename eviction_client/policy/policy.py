@@ -21,13 +21,23 @@ from typing import Any, Final, Generic, TypeVar
 from eviction_client.pace import finish
 from eviction_client.policy import rules
 from eviction_client.policy.classes import CELLS, MOST_CLASSES, Classes, ClassKey, cell_of, key_of, without_sidecar
-from eviction_client.policy.features import TURN_GROUPS, Facts, Features, log_odds_of, new_group, odds_group, turn_group
+from eviction_client.policy.features import (
+    REPLY_ENDS,
+    TENANTS,
+    TURN_GROUPS,
+    Facts,
+    Features,
+    log_odds_of,
+    new_group,
+    odds_group,
+    turn_group,
+)
 from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.fit import Hazards, emptied, fitting
 from eviction_client.policy.free_queue import DONE, Table, Tables
+from eviction_client.policy.frequent import Frequent
 from eviction_client.policy.ghosts import CHOSEN, GhostCache, Ghosts, sample_of
 from eviction_client.policy.prior import Prior, shipped
-from eviction_client.policy.reply_ends import ReplyEnds
 from eviction_client.policy.reuse_monitor import (
     HALF_LIFE_S,
     PER_STEP,
@@ -109,7 +119,8 @@ class Policy(Generic[H]):
         """The guard's home rules: after a failure LRU alone."""
         self._prior = prior or shipped()
         self._monitor: ReuseMonitor[H] = ReuseMonitor(REMEMBERED * capacity, uses, size_of=size_of)
-        self._reply_ends = ReplyEnds()
+        self._reply_ends = Frequent(REPLY_ENDS)
+        self._tenants = Frequent(TENANTS - 1)
         self.combined = Classes()
         self._native = rule in ("lpc", "wa")
         """The queue's classes are those of the rule, which needs features that the combined classes lack."""
@@ -217,6 +228,7 @@ class Policy(Generic[H]):
         group: int = 0,
         log_odds: float | None = None,
         reply_end: Hashable = None,
+        tenant: str = "",
         done_from: int | None = None,
         retain: Callable[[int, H, float], int] | None = None,
         **more: Any,
@@ -231,6 +243,7 @@ class Policy(Generic[H]):
             group: the sidecar's group; 0: none.
             log_odds: of the continuation probability; None: unknown.
             reply_end: equal for replies with the same end; None: unknown.
+            tenant: digest of its cache salt; empty without one.
             done_from: depth from which its blocks are used no more.
             retain: called with the class of a span, its deepest block and the time; returns the class to use.
             more: further attributes of the finished request.
@@ -240,7 +253,8 @@ class Policy(Generic[H]):
         facts = Facts(
             new_group(arrival.new_blocks * self.block_tokens) if arrival.new_blocks else 0,
             turn,
-            self._reply_ends.number(reply_end),
+            self._reply_ends.number(reply_end, now),
+            1 + self._tenants.number(tenant, now) if tenant else 0,
             group,
             odds_group(log_odds),
         )
@@ -252,6 +266,7 @@ class Policy(Generic[H]):
             done_from=length if done_from is None else done_from,
             log_odds=self._turn_odds[turn] if log_odds is None else log_odds,
             mean_gap_s=gap_s,
+            tenant=tenant,
             **more,
         )
         parts = self._combined_parts(finished) if not self._native else self._native_parts(finished)
@@ -416,7 +431,7 @@ class Policy(Generic[H]):
         """Return the features of a class; its log-odds are the running mean of its requests', or of a new one its group's."""
         key = self.combined.keys[number]
         unseen = log_odds_of(key.odds) if key.odds else self._turn_odds[key.turn]
-        return Features(0, *key[:6], self._odds.get(number, unseen))
+        return Features(0, *key[:7], self._odds.get(number, unseen))
 
     def _newest_by_request(
         self, counts: Mapping[int, tuple[Counts, Counts]]

@@ -35,6 +35,7 @@ class Result:
 
     Attributes:
         requests, prompt_tokens, hit_tokens: requests served, the tokens of their prompts, and those of them in the cache.
+        hit_shares: sum of the requests' shares of prompt tokens in the cache.
         prompt_flops, saved_flops: operations to compute their prompts, and those that hits saved (`Cost.compute`).
         evicted: evicted blocks.
         waited: requests that waited for blocks.
@@ -56,6 +57,7 @@ class Result:
     requests: int = 0
     prompt_tokens: int = 0
     hit_tokens: int = 0
+    hit_shares: float = 0.0
     prompt_flops: float = 0.0
     saved_flops: float = 0.0
     evicted: int = 0
@@ -84,6 +86,7 @@ class Result:
         """Return the metrics as plain numbers: tokens, rates, seconds.
 
         `compute_saved` is the share of the prompts' operations that hits saved. `whole_hit_rate` includes the warm-up.
+        `request_hit_rate` is the mean of the requests' hit rates: the hit ratio of Learned Prefix Caching (NeurIPS 2025).
         `prefill_load` is the utilization of the prefill server: above 1 its queue grows without bound.
         """
         times = np.array(self.ttft) if self.ttft else np.zeros(1)
@@ -91,6 +94,7 @@ class Result:
         waits = np.array(self.waits) if self.waits else np.zeros(1)
         return {
             "hit_rate": self.hit_rate,
+            "request_hit_rate": self.hit_shares / self.requests if self.requests else 0.0,
             "whole_hit_rate": self.all_hit_tokens / max(self.all_prompt_tokens, 1),
             "compute_saved": self.saved_flops / self.prompt_flops if self.prompt_flops else 0.0,
             "prompt_flops": self.prompt_flops,
@@ -232,6 +236,7 @@ def simulate(
             result.requests += 1
             result.prompt_tokens += turn.input_tokens
             result.hit_tokens += hits * size
+            result.hit_shares += hits * size / max(turn.input_tokens, 1)
             result.prompt_flops += cost.compute.of(turn.input_tokens)
             result.saved_flops += cost.compute.of(hits * size)
             result.evicted += sum(map(len, evicted))

@@ -27,7 +27,7 @@ def take_in(model: OnlineReturns, turn: Turn, arrival: float) -> Floats | None:
         # All conversations may share the first block, the system prompt.
         opening=block_hash(turn.contents[min(1, len(turn.contents) - 1)]) if len(turn.contents) else b"",
         probability=turn.probability,
-        user=turn.user,
+        user=turn.user or turn.tenant,  # as the plug-in asks
     )
     if found is None:
         return None

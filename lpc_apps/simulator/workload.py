@@ -59,6 +59,7 @@ class Turn:
         probability: continuation probability predicted on arrival; None without a prediction.
         reply_end: how the reply ended, as an engine sees it; empty: unknown.
         user: who asked; empty: unknown.
+        tenant: identifies the cache salt; empty without one.
     """
 
     conversation: str
@@ -75,6 +76,7 @@ class Turn:
     probability: float | None = None
     reply_end: str = ""
     user: str = ""
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,7 @@ def from_trace(trace: Trace, *, count_from: float | None = None, decodes: bool =
             request.arrival,
             reply_end=request.reply_end,
             user=request.user,
+            tenant=request.tenant,
         )
         before = latest.get(request.conversation)
         if before is not None:

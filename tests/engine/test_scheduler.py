@@ -232,6 +232,16 @@ def test_field_and_argument_name_one_conversation_and_salts_separate_tenants() -
     assert len({*names, name_of("c")}) == 3
 
 
+@pytest.mark.parametrize(("salt", "tenant"), [("one", 1), (None, 0)])
+def test_the_salt_is_a_feature_of_the_class(salt: str | None, tenant: int) -> None:
+    engine = Engine(100)
+    engine.add("a", range(6, 6 + 4 * BLOCK), 1).cache_salt = salt
+    while engine.scheduler.has_unfinished_requests():
+        engine.step()
+    keys = engine.scheduler.lpc.plugin.policy.combined.keys
+    assert {keys[number].tenant for number in classes_of(engine).values()} == {tenant}
+
+
 def test_a_user_is_named_by_the_argument_under_the_salt_and_else_by_the_salt() -> None:
     engine = Engine(100)
     named, unnamed = engine.add("a", range(6, 40), 1, {"user_id": "alice"}), engine.add("b", range(6, 40), 1, {"user_id": 7})

@@ -205,6 +205,7 @@ def test_prompts_share_blocks_up_to_the_part_that_differs_and_none_after_it(name
     assert shared(trace)[0] <= 1
     assert shared(trace)[1] > 4
     before = [{"role": "system", "content": LONG}]
+    assert [request.tenant for request in trace.requests] == (["a", "b"] if name == "cache salt" else ["", ""])
     if "messages" in first and name not in ("tool definition", "legacy function", "vLLM's documents", "model", "cache salt"):
         third, fourth = ({**body, "messages": before + body["messages"]} for body in (first, second))
         if "system" not in first:

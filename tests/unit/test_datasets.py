@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lpc.logs.datasets.conversation import Conversation, conversation_key, examples_of
-from lpc.logs.datasets.sharegpt import load_sharegpt
+from lpc.logs.datasets.sharegpt import load_segments, load_sharegpt
 from lpc.logs.records import Skipped
 from lpc.model.conversation import Message
 
@@ -46,6 +46,12 @@ def test_a_missing_segment_leaves_the_end_unknown(tmp_path: Path) -> None:
     assert len(loaded[0].messages) == 4
     assert not loaded[0].ended
     assert skipped.first["segment missing"] == "a from message 4"
+
+
+def test_without_stitching_each_segment_is_a_conversation(tmp_path: Path) -> None:
+    path = tmp_path / "sharegpt.json"
+    path.write_text(json.dumps([segment("a", 4, 2), segment("a", 0, 4)]))
+    assert [(one.id, len(one.messages), one.ended) for one in load_segments(path)] == [("a_4", 2, True), ("a_0", 4, True)]
 
 
 def test_each_user_turn_is_an_example_and_only_the_last_does_not_continue() -> None:

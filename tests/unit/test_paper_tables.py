@@ -1,15 +1,28 @@
 """The paper's tables: what a head reads, its split and baseline, and the page's blocks."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.paper import page
 from benchmarks.paper.data import Data, read
 from benchmarks.paper.hits import held_out, runs_of
-from benchmarks.paper.tables import PROMPTS, TEN, WITH_REPLIES, Input, by_turn_count, examples, pooled, windows, with_split
+from benchmarks.paper.tables import (
+    PROMPTS,
+    TEN,
+    WITH_REPLIES,
+    Input,
+    by_turn_count,
+    examples,
+    pooled,
+    unified,
+    windows,
+    with_split,
+)
 from lpc.errors import UsageError
 from lpc.logs.datasets.conversation import Conversation, conversation_key, split_of
 from lpc.model.conversation import Message
@@ -82,6 +95,15 @@ def test_seed_0_has_the_split_of_training_and_other_seeds_have_others() -> None:
     assert other[:4096] == other[4096:]
 
 
+def test_a_head_for_all_data_is_trained_with_and_without_offsets() -> None:
+    parts = [
+        of_turns([1, 2] * 200, [bool(i % share) for i in range(400)], ["train"] * 200 + ["validation"] * 200)
+        for share in (2, 3)
+    ]
+    heads = [unified(parts, 0, offsets=offsets) for offsets in (False, True)]
+    assert not torch.equal(*(head.output.weight for head in heads))
+
+
 def test_the_held_out_half_is_that_of_training() -> None:
     data = Data("d", [conversation(f"prompt {i}") for i in range(200)], 200, replies=False)
     assert 60 < len(held_out(data)) < 140
@@ -89,7 +111,7 @@ def test_the_held_out_half_is_that_of_training() -> None:
 
 def test_a_source_is_sharegpt_or_a_format_and_a_file() -> None:
     for wrong in ("conversations", "sharegpt.json", "nothing:file"):
-        with pytest.raises(UsageError, match="is no data: give sharegpt, or FORMAT:FILE"):
+        with pytest.raises(UsageError, match="is no data: give sharegpt or sharegpt-segments, or FORMAT:FILE"):
             read(wrong, None)
 
 
@@ -114,7 +136,7 @@ def hit(policy: str, size: int, rate: float, seed: int = 0, think_time: float = 
     shares = {"sources": dict.fromkeys(("shared", "own", "evicted"), 0), "unused": {"unused": 0}}
     place = {"workload": "d", "policy": policy, "capacity_tokens": size, "capacity_fraction": 0.1, "seed": seed}
     setting = {"think_time_s": think_time, "inverted": False, "by_fraction": False, "closed_loop": False, "queue": ""}
-    counts = {"hit_rate": rate, "requests": 1, "refused": 0, "prompt_tokens": 1}
+    counts = {"hit_rate": rate, "request_hit_rate": rate / 2, "requests": 1, "refused": 0, "prompt_tokens": 1}
     return dict.fromkeys(MEANS, 0.0) | shares | place | setting | counts
 
 
@@ -148,6 +170,8 @@ def test_the_tables_are_written_between_their_markers_and_nothing_else_changes(t
     # At 40K `lpc` hits what LRU hits at 80K; `plugin` hits it at 80K, and less at 40K.
     assert cells["d, `lpc`: cache saved at equal hits"] == ["-", "50"]
     assert cells["d, `plugin`: cache saved at equal hits"] == ["-", "0"]
+    assert "| here, d, `lpc` | 25 to 100 |" in re.sub(" +", " ", text)
+    assert "| Chatbot Arena in the paper, `lpc` | 15 to 30 |" in re.sub(" +", " ", text)
     path.write_text("A page without markers.\n")
     with pytest.raises(UsageError, match="has no lines"):
         page.write(path, [data], scored, rows)

@@ -16,6 +16,8 @@ from eviction_client.policy.features import (
     LAST_TURN,
     LEVELS,
     NEW_TOKENS,
+    REPLY_ENDS,
+    TENANTS,
     Features,
     gap_class,
     level_of,
@@ -26,9 +28,9 @@ from eviction_client.policy.features import (
 from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.free_list import Block
 from eviction_client.policy.free_queue import DONE, FreeQueue
+from eviction_client.policy.frequent import COUNTED, IDLE_S, Frequent
 from eviction_client.policy.ghosts import GhostCache, sampling_of
 from eviction_client.policy.policy import Policy
-from eviction_client.policy.reply_ends import COUNTED, REPLY_ENDS, ReplyEnds
 from eviction_client.policy.reuse_monitor import REMEMBERED, SHARED_FROM, Arrival
 from eviction_client.policy.spans import ClassSpan, cut, joined
 from lpc.model.curve import HORIZON_S, INTERVALS, KNOTS, value_at
@@ -141,16 +143,28 @@ def test_log_odds_fall_into_groups_by_whole_numbers() -> None:
 
 
 def test_the_frequent_ends_of_replies_get_numbers_and_keep_them() -> None:
-    ends = ReplyEnds()
+    ends = Frequent(REPLY_ENDS)
     for turn in range(20 * COUNTED):
-        ends.number("</tool_call>" if turn % 2 else "." if turn % 4 else f"rare {turn}")
-    tool, point = ends.number("</tool_call>"), ends.number(".")
+        ends.number("</tool_call>" if turn % 2 else "." if turn % 4 else f"rare {turn}", 0.0)
+    tool, point = ends.number("</tool_call>", 0.0), ends.number(".", 0.0)
     assert {tool, point} == {1, 2}
     for turn in range(20 * COUNTED):
-        ends.number(f"later {turn % 5}")
-    assert (ends.number("</tool_call>"), ends.number(".")) == (tool, point)
-    assert 0 < max(ends.number(f"later {n}") for n in range(5)) < REPLY_ENDS
-    assert ends.number("rare 0") == ends.number(None) == 0
+        ends.number(f"later {turn % 5}", 0.0)
+    assert (ends.number("</tool_call>", 0.0), ends.number(".", 0.0)) == (tool, point)
+    assert 0 < max(ends.number(f"later {n}", 0.0) for n in range(5)) < REPLY_ENDS
+    assert ends.number("rare 0", 0.0) == ends.number(None, 0.0) == 0
+
+
+def test_a_value_that_is_idle_for_hours_leaves_its_number_to_another() -> None:
+    tenants = Frequent(2)
+
+    def number(tenant: str, now: float) -> int:
+        return [tenants.number(tenant, now) for _ in range(2 * COUNTED)][-1]
+
+    assert number("first", 0.0) == 1
+    assert number("second", IDLE_S) == 0
+    assert number("second", IDLE_S + 1.0) == 1
+    assert number("first", IDLE_S + 2.0) == 0
 
 
 # Classes.
@@ -177,7 +191,7 @@ def test_a_request_that_was_aborted_in_its_prefill_leaves_what_was_computed() ->
 
 def test_classes_get_numbers_when_needed_and_give_them_back() -> None:
     numbers = classes.Classes()
-    keys = [classes.ClassKey(0, 1, 0, 0, 0, group, 0) for group in range(classes.MOST_CLASSES)]
+    keys = [classes.ClassKey(0, 1, 0, 0, 0, 0, group, 0) for group in range(classes.MOST_CLASSES)]
     given = {numbers.number(key, 0.0)[0] for key in keys[: classes.MOST_CLASSES - classes.CELLS]}
     assert given == set(range(classes.CELLS, classes.MOST_CLASSES))
     assert numbers.number(keys[-1], 0.0) == (classes.cell_of(keys[-1]), False), "full: the cell's class"
@@ -191,7 +205,7 @@ def test_classes_get_numbers_when_needed_and_give_them_back() -> None:
 def test_a_class_that_is_needed_while_it_is_released_does_no_harm() -> None:
     """The thread of the queue may find a number just before the background gives it back."""
     numbers = classes.Classes()
-    key = classes.ClassKey(0, 1, 2, 0, 0, 0, 0)
+    key = classes.ClassKey(0, 1, 2, 0, 0, 0, 0, 0)
     number, _ = numbers.number(key, 0.0)
     assert numbers.release(2.0 * classes.IDLE_S) == {number: classes.cell_of(key)}
     numbers.used[number] = 2.0 * classes.IDLE_S
@@ -301,6 +315,28 @@ def test_a_right_prediction_also_retains_the_blocks_of_earlier_turns(rule: str) 
     assert values[0] - values[1] == pytest.approx(4.0, abs=2 * rules.LOG_ODDS_STEP), "the difference of the log-odds"
 
 
+def test_tenants_are_told_apart_and_the_infrequent_ones_share_a_class() -> None:
+    """Conversations of one tenant go on, those of another do not; prompts are alike."""
+    bench, last = Bench(rule="own", refits=True), {}
+    for user in range(600):
+        bench.clock.now += 2.0
+        tenant = f"rare {user}" if user % 10 == 0 else ("chat", "batch")[user % 2]
+        last[tenant] = bench.serve([f"{user}"], tenant=tenant)
+        if user >= 20 and user % 2 == 0:
+            bench.serve([f"{user - 20}", f"{user - 20} two"], tenant="chat")
+    bench.refit()
+    assert value_at(bench.table(last["chat"]), 10.0) > 3.0 * value_at(bench.table(last["batch"]), 10.0)
+    assert last["rare 0"].facts.tenant == last["rare 590"].facts.tenant == 1
+    assert bench.serve(["nobody's"]).facts.tenant == 0
+
+
+def test_many_tenants_cost_few_classes() -> None:
+    bench = Bench()
+    for request in range(5000):
+        bench.serve([f"{request}"], tenant=f"tenant {request % 50}")
+    assert len({key.tenant for key in bench.policy.combined.keys}) <= TENANTS
+
+
 def test_a_feature_that_says_nothing_leaves_the_curve_alone() -> None:
     """The same traffic with groups at random: the tables stay near those without groups."""
     tables = []
@@ -364,7 +400,18 @@ def test_a_fit_never_holds_the_interpreter_for_long() -> None:
 
 def features(**more: Any) -> Features:
     return Features(
-        **{"end": 1, "gap": 0, "new": 0, "turn": 0, "reply_end": 0, "level": 0, "group": 0, "log_odds": None, **more}
+        **{
+            "end": 1,
+            "gap": 0,
+            "new": 0,
+            "turn": 0,
+            "reply_end": 0,
+            "tenant": 0,
+            "level": 0,
+            "group": 0,
+            "log_odds": None,
+            **more,
+        }
     )
 
 

@@ -84,6 +84,11 @@ class LoggedRequest:
     scope: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
 
+    @property
+    def salt(self) -> str:
+        """The cache salt; empty without one."""
+        return self.scope[1] if self.scope else ""
+
 
 def rendered(message: LoggedMessage, filler: Callable[[Part], str]) -> str:
     """Return a message as text that no other message's content can imitate.

@@ -51,6 +51,17 @@ def load_sharegpt(path: Path | None = None, skipped: Skipped | None = None) -> I
             yield Conversation(name, conversation.messages, conversation.ended and name != last)
 
 
+def load_segments(path: Path | None = None, skipped: Skipped | None = None) -> Iterator[Conversation]:
+    """Yield the segments of a ShareGPT file as conversations, as who reads it without stitching has them.
+
+    Arguments and errors as of :func:`load_sharegpt`.
+    """
+    for name, start, messages in read(
+        "sharegpt", path or sharegpt_path(), _segment, skipped if skipped is not None else Skipped()
+    ):
+        yield Conversation(f"{name}_{start}", tuple(messages))
+
+
 def _segment(record: Record, _place: str) -> tuple[str, int, list[Message]]:
     try:
         name, _, start = record["id"].rpartition("_")

@@ -59,6 +59,7 @@ class _Line:
     output_tokens: int | None
     category: str
     user: str
+    tenant: str
 
 
 def read_chat(path: Path, format: str = "chat", sample: Sample = WHOLE) -> Trace:  # noqa: A002
@@ -93,6 +94,7 @@ def read_chat(path: Path, format: str = "chat", sample: Sample = WHOLE) -> Trace
                 line.category,
                 with_reply=None if line.with_reply is None else numbered(line.with_reply),
                 user=line.user,
+                tenant=line.tenant,
             )
         )
     return Trace(path.name, block_tokens, requests, start=start, skipped=skipped, estimated=reading.estimated())
@@ -180,6 +182,7 @@ class _Reading:
             request.output_tokens,
             request.category,
             request.user,
+            request.salt,
         )
 
     def estimated(self) -> dict[str, int]:

@@ -38,6 +38,7 @@ class TracedRequest:
         reply_end: how the reply ended, as the engine saw it: a tool call, the end of a turn; empty: unknown.
         served_s: seconds from arrival to the end of the reply; None if unknown.
         user: who asked, in the log's own terms; empty: unknown.
+        tenant: its cache salt; empty without one.
     """
 
     arrival: float
@@ -52,6 +53,7 @@ class TracedRequest:
     reply_end: str = ""
     served_s: float | None = None
     user: str = ""
+    tenant: str = ""
 
 
 @dataclass(frozen=True)

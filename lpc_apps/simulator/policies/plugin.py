@@ -81,6 +81,7 @@ class Plugin(Policy[Piece]):
             group=group,
             log_odds=log_odds,
             reply_end=turn.reply_end or None,
+            tenant=turn.tenant,
         )
         self.core.learn(finished)
         self.core.ghosts.served(turn)

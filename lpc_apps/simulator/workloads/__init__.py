@@ -27,6 +27,8 @@ WORKLOADS: Final[Mapping[str, Callable[..., Workload]]] = MappingProxyType(
         "loop": loop.loop,
         "users": users.users,
         "users-alike": users.alike,
+        "tenants": users.tenants,
+        "tenants-alike": users.tenants_alike,
     }
 )
 """By name, in the order of the tables."""

@@ -54,6 +54,7 @@ class _Request:
     linked: bool
     reply_end: str
     user: str
+    tenant: str
 
 
 class Timeline:
@@ -95,6 +96,7 @@ class Timeline:
         linked: bool = True,
         reply_end: str = "",
         user: str = "",
+        tenant: str = "",
     ) -> float:
         """Add a request; return the time when it ends at nominal cost, seconds.
 
@@ -108,10 +110,11 @@ class Timeline:
                 conversation; only the bounds know the next one.
             reply_end: how the reply ends, as an engine sees it.
             user: who asks; empty: unknown.
+            tenant: identifies the cache salt; empty without one.
         """
         blocks = text.blocks(input_tokens + output_tokens)
         self._requests.append(
-            _Request(at, conversation, turn, category, input_tokens, output_tokens, blocks, linked, reply_end, user)
+            _Request(at, conversation, turn, category, input_tokens, output_tokens, blocks, linked, reply_end, user, tenant)
         )
         return at + input_tokens / self._cost.prefill_tokens_s + output_tokens * self._cost.output_token_s
 
@@ -128,6 +131,7 @@ class Timeline:
         max_tokens: int = 16_384,
         category: str = "",
         user: str = "",
+        tenant: str = "",
     ) -> None:
         """Add a conversation in which every prompt repeats the history.
 
@@ -136,7 +140,7 @@ class Timeline:
             prompts, replies: new tokens of each turn.
             gaps: seconds from the end of each turn to the next; the last one is unused.
             after, tokens: text before the conversation, such as a system prompt, and its length.
-            linked, category, user: see `ask`.
+            linked, category, user, tenant: see `ask`.
             max_tokens: the conversation ends before its context exceeds this.
         """
         text, conversation = self.text(after, tokens), self.conversation()
@@ -145,7 +149,9 @@ class Timeline:
             if context + prompt + reply > max_tokens:
                 break
             context += prompt
-            end = self.ask(at, conversation, turn, text, context, reply, linked=linked, category=category, user=user)
+            end = self.ask(
+                at, conversation, turn, text, context, reply, linked=linked, category=category, user=user, tenant=tenant
+            )
             at = end + gap
             context += reply
 
@@ -179,6 +185,7 @@ class Timeline:
                 request.arrival - start,
                 reply_end=request.reply_end,
                 user=request.user,
+                tenant=request.tenant,
             )
             before = latest.get(request.conversation)
             if before is not None:
@@ -197,6 +204,7 @@ class Timeline:
                     request.linked,
                     reply_end=request.reply_end,
                     user=request.user,
+                    tenant=request.tenant,
                 )
             )
         return Workload(

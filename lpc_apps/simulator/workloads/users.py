@@ -1,4 +1,4 @@
-"""A chat service whose users differ as published, and one whose users are all alike.
+"""A chat service whose users differ as published, and one whose users are all alike; the same with tenants instead of users.
 
 Published of a service's chats (*KVCache Cache in the Wild*, Wang et al., USENIX ATC 2025, arXiv 2506.02634, trace A):
 
@@ -20,8 +20,13 @@ In `users`, p, gaps and type belong to the user. That is an assumption: the pape
 how far one user's conversations resemble each other. In `alike` they are drawn for each conversation from the same
 distributions, so no user differs from another except in the rate, and knowing the user must neither gain nor lose. Shares of
 types, and the tokens of images, searches and files, are assumptions. Blocks of 16 tokens.
+
+`tenants` are twelve applications on one engine, each with a cache salt and habits of its own, drawn from the same
+distributions; requests name no user. A service's few largest clients send most of its requests, and differ (*ServeGen*,
+arXiv 2505.09999). In `tenants-alike` each conversation draws its habits.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -39,6 +44,7 @@ BUSY: Final = 30
 """Busy users, fewer than a tenth of all, because many of the others do not appear in five hours."""
 OF_BUSY: Final = 0.89
 """Share of the conversations that busy users begin."""
+SERVICE: Final = ((BUSY, OF_BUSY), (USERS - BUSY, 1.0 - OF_BUSY))
 CONVERSATION_EVERY_S: Final = 3.0
 CONTINUES: Final = (1.84, 2.16)
 """Parameters of the Beta distribution of p: 54% of the conversations end after turn 1, 12% reach turn 5, 8% turn 6."""
@@ -64,6 +70,9 @@ SAME_FILE: Final = 0.5
 MAX_TOKENS: Final = 32_768
 
 
+TENANTS: Final = 12
+
+
 @dataclass(slots=True)
 class _Habits:
     """What a user's, or a conversation's, turns have in common. ``gap``: median, seconds."""
@@ -74,11 +83,11 @@ class _Habits:
 
 
 class _User:
-    """``text``: system prompt and instructions, ``tokens`` long; ``file`` continues it."""
+    """``text``: system prompt and instructions, ``tokens`` long; ``file`` continues it. ``system``: None: nobody else's."""
 
-    def __init__(self, timeline: Timeline, name: str, system: Prefix, habits: _Habits) -> None:
+    def __init__(self, timeline: Timeline, name: str, system: Prefix | None, habits: _Habits) -> None:
         self.name = name
-        self.text = timeline.text(system, SYSTEM_PROMPT)
+        self.text = timeline.text(system, SYSTEM_PROMPT if system else 0)
         self.tokens = SYSTEM_PROMPT + round(float(lognormal(timeline.random, INSTRUCTIONS, 0.7, 1)[0]))
         self.habits = habits
         self.file: tuple[Prefix, int] | None = None
@@ -127,7 +136,7 @@ class Truth:
 
 def truth(seed: int = 0) -> Truth:
     """Return the laws of `users`."""
-    found, share = _service(Timeline(seed, BLOCK_TOKENS))
+    found, share = _service(Timeline(seed, BLOCK_TOKENS), SERVICE)
     return Truth(
         {
             user.name: TrueUser(
@@ -151,26 +160,40 @@ def alike(seed: int = 0, *, requests: int = REQUESTS) -> Workload:
     return _chats("users-alike", seed, requests, alike=True)
 
 
-def _chats(name: str, seed: int, requests: int, *, alike: bool) -> Workload:
+def tenants(seed: int = 0, *, requests: int = REQUESTS) -> Workload:
+    """Generate chats of a few tenants who differ as the users of `users` do."""
+    return _chats("tenants", seed, requests, alike=False, tenants=TENANTS)
+
+
+def tenants_alike(seed: int = 0, *, requests: int = REQUESTS) -> Workload:
+    """Generate the same chats, but each conversation draws habits of its own."""
+    return _chats("tenants-alike", seed, requests, alike=True, tenants=TENANTS)
+
+
+def _chats(name: str, seed: int, requests: int, *, alike: bool, tenants: int = 0) -> Workload:
     timeline = Timeline(seed, BLOCK_TOKENS)
     random = timeline.random
-    found, share = _service(timeline)
+    found, share = _service(timeline, ((tenants, 1.0),) if tenants else SERVICE)
     at = 0.0
     # Twice as many conversations as the requests need on average: the last ones have not ended when the workload does.
     for _ in range(requests):
         at += float(random.exponential(CONVERSATION_EVERY_S))
-        user = found[int(random.choice(USERS, p=share))]
-        _converse(timeline, at, user, _habits(random, 1)[0] if alike else user.habits)
+        user = found[int(random.choice(len(found), p=share))]
+        _converse(timeline, at, user, _habits(random, 1)[0] if alike else user.habits, tenant=bool(tenants))
     return timeline.workload(name, requests)
 
 
-def _service(timeline: Timeline) -> tuple[list[_User], Floats]:
-    """Return the users, and the share of the conversations that each one begins."""
+def _service(timeline: Timeline, groups: Sequence[tuple[int, float]]) -> tuple[list[_User], Floats]:
+    """Return the users, and the share of the conversations that each one begins.
+
+    Args:
+        groups: number of users, and their share of the conversations.
+    """
     random = timeline.random
-    system = timeline.text()
+    system = timeline.text() if groups is SERVICE else None
     found: list[_User] = []
     shares: list[Floats] = []
-    for number, of_all in ((BUSY, OF_BUSY), (USERS - BUSY, 1.0 - OF_BUSY)):
+    for number, of_all in groups:
         habits = _habits(random, number, EVENLY)
         found += [_User(timeline, f"user-{len(found) + n}", system, one) for n, one in enumerate(habits)]
         rates = lognormal(random, 1.0, RATE_SIGMA, number)
@@ -190,7 +213,7 @@ def _kind(random: np.random.Generator) -> str:
     return str(random.choice(list(TYPES), p=list(TYPES.values())))
 
 
-def _converse(timeline: Timeline, at: float, user: _User, habits: _Habits) -> None:
+def _converse(timeline: Timeline, at: float, user: _User, habits: _Habits, *, tenant: bool) -> None:
     random = timeline.random
     kind = habits.kind if random.random() < USUAL else _kind(random)
     turns = min(int(random.geometric(1.0 - habits.continues)), MAX_TURNS)
@@ -215,5 +238,6 @@ def _converse(timeline: Timeline, at: float, user: _User, habits: _Habits) -> No
         tokens=tokens,
         max_tokens=MAX_TOKENS,
         category=kind,
-        user=user.name,
+        user="" if tenant else user.name,
+        tenant=user.name if tenant else "",
     )

