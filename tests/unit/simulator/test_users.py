@@ -57,7 +57,7 @@ def test_most_gaps_are_below_ten_minutes(name: str) -> None:
 
 
 def between_users(name: str, seed: int) -> float:
-    """Return the standard deviation, over busy users or tenants, of the share of their conversations that have a second turn."""
+    """Return the standard deviation, over busy users or tenants, of the share of their conversations with a second turn."""
     user_of = {turn.conversation: turn.user or turn.tenant for turn in requests(name, seed)}
     went_on: dict[str, list[bool]] = {}
     for conversation, turns in lengths(name, seed).items():
