@@ -315,7 +315,7 @@ def test_a_right_prediction_also_retains_the_blocks_of_earlier_turns(rule: str) 
     assert values[0] - values[1] == pytest.approx(4.0, abs=2 * rules.LOG_ODDS_STEP), "the difference of the log-odds"
 
 
-def test_tenants_are_told_apart_and_the_infrequent_ones_share_a_class() -> None:
+def test_frequent_tenants_have_classes_of_their_own_and_the_infrequent_ones_share_a_class() -> None:
     """Conversations of one tenant go on, those of another do not; prompts are alike."""
     bench, last = Bench(rule="own", refits=True), {}
     for user in range(600):
