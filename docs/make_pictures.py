@@ -250,18 +250,30 @@ def simulator() -> Figure:
     return figure
 
 
-@picture("benchmarks/paper.svg", "Prompt tokens from the cache on Chatbot Arena and ShareGPT, by cache size and rule")
+@picture("benchmarks/paper.svg", "Points of hit rate above LRU on ShareGPT and Chatbot Arena, by cache size and rule")
 def paper() -> Figure:
-    """Draw the hit rates of the paper's Figure 4."""
+    """Draw the gains over LRU in the paper's Figure 4."""
     found = table("paper", "Figure 4: by cache size")
-    figure, axes = plots(150, 150)
-    rules = (("LRU", "lru", "lru"), ("the paper's rule", "classic", "lpc"), ("plug-in", "plugin", "plugin"))
-    series = (*rules, ("knows who continues", "other", "oracle"))
-    for axis, data, title in zip(axes, ("chatbot_arena_even", "sharegpt"), ("Chatbot Arena", "ShareGPT"), strict=True):
-        rates = [(name, colour, found.values(f"{data}, {row}")) for name, colour, row in series]
-        lines(axis, found.head[1:], rates, "prompt tokens, %")
+    figure, axes = plots(115, 115, 115)
+    rules = (
+        ("the paper's rule", "classic", "lpc"),
+        ("plug-in", "plugin", "plugin"),
+        ("with sidecar", "sidecar", "plugin-sidecar"),
+    )
+    sets = {
+        "sharegpt-segments": "ShareGPT in segments",
+        "sharegpt": "ShareGPT, whole conversations",
+        "chatbot_arena_even": "Chatbot Arena",
+    }
+    for axis, (data, title) in zip(axes, sets.items(), strict=True):
+        lru = found.values(f"{data}, lru")
+        more = [
+            (name, colour, [rate - at for rate, at in zip(found.values(f"{data}, {row}"), lru, strict=True)])
+            for name, colour, row in rules
+        ]
+        lines(axis, found.head[1:], more, "points above LRU")
         axis.set_title(title)
-        axis.set_xlabel("cache, tokens")
+    axes[-1].set_xlabel("cache, tokens")
     key(figure, axes[0])
     return figure
 
