@@ -53,7 +53,7 @@ def blocks(sets: Sequence[Data], scored: Rows, hits: Rows) -> dict[str, str]:
     found = {"data": _data(sets, scored, hits)}
     found |= {name: _scores(scored, rows) for name, rows in TABLES.items()}
     found |= {"figure 4": _by_size(hits), "figure 5": _by_think_time(hits), "figure 9": _gap(hits)}
-    return found | {"paper": _beside_paper(hits)}
+    return found | {"paper": _with_paper(hits)}
 
 
 def _data(sets: Sequence[Data], scored: Rows, hits: Rows) -> str:
@@ -133,7 +133,7 @@ def _gap(rows: Rows) -> str:
     return table(["%; cache, tokens", *map(size_name, sizes)], lines)
 
 
-def _beside_paper(rows: Rows) -> str:
+def _with_paper(rows: Rows) -> str:
     """Return the paper's results, then the same of the rows, with its hit ratio: the mean of the requests' hit rates."""
     by_request = [row | {"hit_rate": row["request_hit_rate"]} for row in rows]
     by_size = derived([row for row in by_request if row["think_time_s"] == WorkloadSpec.think_time])
@@ -145,14 +145,15 @@ def _beside_paper(rows: Rows) -> str:
             sizes, times = (
                 [row for row in some if (row["workload"], row["policy"]) == (data, policy)] for some in (by_size, by_think_time)
             )
-            saved = [row["capacity_saved"] for row in sizes if row["capacity_tokens"] > smallest]
+            known = (row["capacity_saved"] for row in sizes if row["capacity_tokens"] > smallest)
+            saved = sorted(share for share in known if share is not None)
             lines.append(
                 [
                     f"here, {data}, `{policy}`",
                     _span(row["gain"] for row in sizes),
                     _span(row["gain"] for row in times),
                     _span(row["gap_closed"] for row in sizes) if policy != POLICIES[-1] else "100",
-                    _span(saved).rpartition(" ")[2],
+                    _span(saved[-1:]),
                 ]
             )
     heads = ["hit ratio above LRU's, by size", "by think time", "gap to the oracle closed", "cache saved, up to"]

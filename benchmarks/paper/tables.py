@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
@@ -23,10 +22,10 @@ from benchmarks.paper.texts import Vectors
 from benchmarks.rules.runs import code_digest
 from lpc.logs.datasets.conversation import Conversation, conversation_key, split_of
 from lpc.model.conversation import is_user_turn
-from lpc_apps.training.embedding import Embedded, split_of_few
+from lpc_apps.training.embedding import Embedded, joined, split_of_few
 from lpc_apps.training.head import Head
 from lpc_apps.training.quality import best_threshold, figures
-from lpc_apps.training.train import LPC, Side, fit, probabilities, side_of
+from lpc_apps.training.train import LPC, fit, probabilities, side_of
 
 SOURCES: Final = ("benchmarks/paper/tables.py", "lpc/model", "lpc_apps/training")
 """What a table depends on besides its examples."""
@@ -136,18 +135,8 @@ def by_head(head: Head, data: Embedded) -> tuple[NDArray[np.float64], float]:
 
 def unified(parts: Sequence[Embedded], seed: int, *, offsets: bool) -> Head:
     """Return a head trained on all data sets together. ``offsets``: each data set has one in training, as in `lpc train`."""
-
-    def joined(split: str) -> Side:
-        sides = [side_of(part, split, LPC.scalars) for part in parts]
-        numbers = [torch.full_like(side.dataset, number if offsets else 0) for number, side in enumerate(sides)]
-        return Side(
-            torch.cat([side.embedding for side in sides]),
-            torch.cat([side.scalars for side in sides]),
-            torch.cat([side.label for side in sides]),
-            torch.cat(numbers),
-        )
-
-    return fit(LPC, joined("train"), joined("validation"), seed=seed, quiet=True)
+    data = joined(parts)
+    return own_head(data if offsets else replace(data, dataset=np.zeros_like(data.dataset), names=("all",)), seed)
 
 
 def measure(
@@ -178,10 +167,10 @@ def measure(
 def _of_seed(sets: Sequence[Data], embedded: Mapping[tuple[str, str], Embedded], seed: int) -> list[dict[str, Any]]:
     parts = {data.name: with_split(embedded[data.name, PROMPTS.name], seed) for data in sets}
     # Segments and whole conversations are the same texts, with other ends.
-    joined = [name for name in parts if name != "sharegpt" or "sharegpt-segments" not in parts]
+    together = [name for name in parts if name != "sharegpt" or "sharegpt-segments" not in parts]
     both = {
-        name: partial(by_head, unified([parts[one] for one in joined], seed, offsets=offsets))
-        for name, offsets in (UNIFIED.items() if len(joined) > 1 else ())
+        name: partial(by_head, unified([parts[one] for one in together], seed, offsets=offsets))
+        for name, offsets in (UNIFIED.items() if len(together) > 1 else ())
     }
     rows = []
     for data in sets:
@@ -192,7 +181,7 @@ def _of_seed(sets: Sequence[Data], embedded: Mapping[tuple[str, str], Embedded],
         for kind in (WITH_REPLIES, TEN):
             if (data.name, kind.name) in embedded:
                 judges[kind.name] = (with_split(embedded[data.name, kind.name], seed), partial(by_own_head, seed))
-        if data.name in joined:
+        if data.name in together:
             judges |= {name: (parts[data.name], judge) for name, judge in both.items()}
         for name, (part, judge) in judges.items():
             probability, threshold = judge(part)

@@ -7,16 +7,16 @@ from collections import Counter
 from collections.abc import Hashable
 from typing import Final
 
+from eviction_client.policy.classes import IDLE_S
+
 COUNTED: Final = 100
 """Requests per count."""
 SHARE: Final = 0.1
 """Share of these requests that must have the same value for a number of its own."""
-IDLE_S: Final = 4 * 3600.0
-"""Time without a request after which a value loses its number: nothing is known of it any more."""
 
 
 class Frequent:
-    """Numbers the frequent values from 1; all others are 0.
+    """Numbers the frequent values from 1; all others are 0. A value without a request for IDLE_S gives its number back.
 
     Args:
         numbers: how many numbers there are, 0 included.

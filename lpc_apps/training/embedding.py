@@ -136,13 +136,19 @@ def load_embedded(*folders: Path) -> Embedded:
             raise EmbeddingError(
                 f"{folder} and {folders[0]} have another {', '.join(differing)}: make both with the same `lpc embed`"
             )
+    return joined(parts)
+
+
+def joined(parts: Sequence[Embedded]) -> Embedded:
+    """Return the examples of several datasets, at least one, as one."""
+    first = parts[0]
     return Embedded(
         np.concatenate([part.embedding for part in parts]),
-        {name: np.concatenate([part.columns[name] for part in parts]) for name in COUNTS},
+        {name: np.concatenate([part.columns[name] for part in parts]) for name in first.columns},
         np.concatenate([part.continues for part in parts]),
         np.concatenate([part.split for part in parts]),
         np.concatenate([part.conversation for part in parts]),
-        {**first, "dataset": " and ".join(part.names[0] for part in parts)},
+        {**first.description, "dataset": " and ".join(part.names[0] for part in parts)},
         np.repeat(np.arange(len(parts)), [len(part.split) for part in parts]),
         tuple(part.names[0] for part in parts),
     )

@@ -28,7 +28,7 @@ from eviction_client.policy.features import (
 from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.free_list import Block
 from eviction_client.policy.free_queue import DONE, FreeQueue
-from eviction_client.policy.frequent import COUNTED, IDLE_S, Frequent
+from eviction_client.policy.frequent import COUNTED, Frequent
 from eviction_client.policy.ghosts import GhostCache, sampling_of
 from eviction_client.policy.policy import Policy
 from eviction_client.policy.reuse_monitor import REMEMBERED, SHARED_FROM, Arrival
@@ -162,9 +162,9 @@ def test_a_value_that_is_idle_for_hours_leaves_its_number_to_another() -> None:
         return [tenants.number(tenant, now) for _ in range(2 * COUNTED)][-1]
 
     assert number("first", 0.0) == 1
-    assert number("second", IDLE_S) == 0
-    assert number("second", IDLE_S + 1.0) == 1
-    assert number("first", IDLE_S + 2.0) == 0
+    assert number("second", classes.IDLE_S) == 0
+    assert number("second", classes.IDLE_S + 1.0) == 1
+    assert number("first", classes.IDLE_S + 2.0) == 0
 
 
 # Classes.

@@ -26,7 +26,6 @@ distributions; requests name no user. A service's few largest clients send most 
 arXiv 2505.09999). In `tenants-alike` each conversation draws its habits.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -40,11 +39,11 @@ from lpc_apps.simulator.workloads.timeline import Prefix, Timeline
 BLOCK_TOKENS: Final = 16
 REQUESTS: Final = 8_000
 USERS: Final = 360
+TENANTS: Final = 12
 BUSY: Final = 30
 """Busy users, fewer than a tenth of all, because many of the others do not appear in five hours."""
 OF_BUSY: Final = 0.89
 """Share of the conversations that busy users begin."""
-SERVICE: Final = ((BUSY, OF_BUSY), (USERS - BUSY, 1.0 - OF_BUSY))
 CONVERSATION_EVERY_S: Final = 3.0
 CONTINUES: Final = (1.84, 2.16)
 """Parameters of the Beta distribution of p: 54% of the conversations end after turn 1, 12% reach turn 5, 8% turn 6."""
@@ -70,9 +69,6 @@ SAME_FILE: Final = 0.5
 MAX_TOKENS: Final = 32_768
 
 
-TENANTS: Final = 12
-
-
 @dataclass(slots=True)
 class _Habits:
     """What a user's, or a conversation's, turns have in common. ``gap``: median, seconds."""
@@ -87,7 +83,7 @@ class _User:
 
     def __init__(self, timeline: Timeline, name: str, system: Prefix | None, habits: _Habits) -> None:
         self.name = name
-        self.text = timeline.text(system, SYSTEM_PROMPT if system else 0)
+        self.text = timeline.text(system, SYSTEM_PROMPT)
         self.tokens = SYSTEM_PROMPT + round(float(lognormal(timeline.random, INSTRUCTIONS, 0.7, 1)[0]))
         self.habits = habits
         self.file: tuple[Prefix, int] | None = None
@@ -136,7 +132,7 @@ class Truth:
 
 def truth(seed: int = 0) -> Truth:
     """Return the laws of `users`."""
-    found, share = _service(Timeline(seed, BLOCK_TOKENS), SERVICE)
+    found, share = _service(Timeline(seed, BLOCK_TOKENS))
     return Truth(
         {
             user.name: TrueUser(
@@ -173,7 +169,7 @@ def tenants_alike(seed: int = 0, *, requests: int = REQUESTS) -> Workload:
 def _chats(name: str, seed: int, requests: int, *, alike: bool, tenants: int = 0) -> Workload:
     timeline = Timeline(seed, BLOCK_TOKENS)
     random = timeline.random
-    found, share = _service(timeline, ((tenants, 1.0),) if tenants else SERVICE)
+    found, share = _service(timeline, tenants)
     at = 0.0
     # Twice as many conversations as the requests need on average: the last ones have not ended when the workload does.
     for _ in range(requests):
@@ -183,14 +179,11 @@ def _chats(name: str, seed: int, requests: int, *, alike: bool, tenants: int = 0
     return timeline.workload(name, requests)
 
 
-def _service(timeline: Timeline, groups: Sequence[tuple[int, float]]) -> tuple[list[_User], Floats]:
-    """Return the users, and the share of the conversations that each one begins.
-
-    Args:
-        groups: number of users, and their share of the conversations.
-    """
+def _service(timeline: Timeline, tenants: int = 0) -> tuple[list[_User], Floats]:
+    """Return the users, or this number of tenants, and the share of the conversations that each one begins."""
     random = timeline.random
-    system = timeline.text() if groups is SERVICE else None
+    system = None if tenants else timeline.text()
+    groups = [(tenants, 1.0)] if tenants else [(BUSY, OF_BUSY), (USERS - BUSY, 1.0 - OF_BUSY)]
     found: list[_User] = []
     shares: list[Floats] = []
     for number, of_all in groups:
