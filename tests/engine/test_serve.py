@@ -21,10 +21,9 @@ from benchmarks.tiny_llama import build
 from eviction_client.policy.rules import RULES
 from tests.eventually import until
 
-pytestmark = [
-    pytest.mark.nightly,
-    pytest.mark.supports(engine="vLLM", tier="GPU pool", what="`vllm serve`, two engines with sidecar and Redis, outages"),
-]
+pytestmark = pytest.mark.supports(
+    engine="vLLM", tier="GPU pool", what="`vllm serve`, two engines with sidecar and Redis, outages"
+)
 ROOT = Path(__file__).resolve().parents[2]
 SCHEDULER = "eviction_client.engines.vllm.LearnedScheduler"
 SECRET = "the password is swordfish"
@@ -175,21 +174,25 @@ def predicted(engine: VllmServer) -> float:
     return engine.metrics().get(("lpc_requests_ended_total", "prediction"), 0.0)
 
 
+def asked(engine: VllmServer) -> float:
+    """Return the number of requests that have an answer or will get none."""
+    return sum(count for (name, _), count in engine.metrics().items() if name == "lpc_predictions_total")
+
+
 @pytest.mark.timeout(400)
 def test_the_first_prediction_works_with_the_tokenizer_that_the_engines_offer(fleet: Fleet) -> None:
     for engine in fleet.engines:
         assert until(lambda engine=engine: engine.metrics().get(("lpc_tokenizer_state", "ready")) == 1, 120)
-    fleet.chats("first", count=2, turns=1)
+    for number in range(10):  # on a busy machine an answer may come after the request's end
+        fleet.chats(f"first {number}", count=2, turns=1)
+        assert until(lambda number=number: all(asked(engine) == number + 1 for engine in fleet.engines))
+        if all(engine.metrics()["lpc_predictions_total", "answered"] for engine in fleet.engines):
+            break
     for engine in fleet.engines:
-        assert until(lambda engine=engine: engine.metrics()["lpc_predictions_total", "answered"] == 1, 60)
+        assert engine.metrics()["lpc_predictions_total", "answered"] > 0
         assert engine.metrics()["lpc_predictions_unread_total", ""] == 0
     # Both engines have the same tokenizer, so only one uploads it.
     assert fleet.sidecar.log.read_text().count("prompts of served model tiny can be read (tokenizer") == 1
-
-
-def asked(engine: VllmServer) -> float:
-    """Return the number of requests that have an answer or will get none."""
-    return sum(count for (name, _), count in engine.metrics().items() if name == "lpc_predictions_total")
 
 
 @pytest.mark.timeout(400)
@@ -199,10 +202,10 @@ def test_two_engines_hit_and_export_metrics(fleet: Fleet) -> None:
     # On a busy machine the sidecar may answer many requests too late.
     while not rounds or (rounds < 10 and not all(predicted(engine) for engine in fleet.engines)):
         rounds += 1
-        fleet.chats(f"round {rounds}")
+        fleet.chats(f"round {rounds}", count=8)
         time.sleep(2)  # metrics are written once a second
     for engine in fleet.engines:
-        assert until(lambda engine=engine: asked(engine) == before[engine] + 36 * rounds)
+        assert until(lambda engine=engine: asked(engine) == before[engine] + 12 * rounds)
         metrics = engine.metrics()
         print({label: count for (name, label), count in metrics.items() if name == "lpc_predictions_total"})
         assert predicted(engine) > 0
@@ -232,6 +235,7 @@ def drifted(fleet: Fleet) -> Iterator[VllmServer]:
     server.stop()
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_a_vllm_that_fails_the_check_serves_with_stock_lru_and_logs_it_once(fleet: Fleet, drifted: VllmServer) -> None:
     assert fleet.chats("drifted", count=4, reply=8, stock=[drifted, drifted]) == 12
@@ -244,18 +248,23 @@ def test_a_vllm_that_fails_the_check_serves_with_stock_lru_and_logs_it_once(flee
 
 @pytest.mark.timeout(400)
 def test_both_engines_use_one_namespace_and_redis_and_logs_contain_no_text(fleet: Fleet) -> None:
-    fleet.chats("pooled")
     client = fleet.redis.client()
-    assert until(lambda: len(client.keys("lpc:*:retain_until")) > 0)
+
+    def pooled() -> int:
+        return sum(map(client.zcard, client.keys("lpc:*:retain_until")))
+
+    for number, engine in enumerate(fleet.engines):
+        before = pooled()
+        fleet.chats(f"pooled {number}", count=4, stock=[engine, engine])
+        assert until(lambda before=before: pooled() > before)
     assert len({key.split(b"{")[1].split(b":")[0] for key in client.keys("lpc:*:retain_until")}) == 1
-    writers = {key.rsplit(b":", 1)[1] for key in client.keys("lpc:*:batch:*")}
-    assert len(writers) == 2
     everything = b"".join(client.dump(key) or b"" for key in client.keys("*")) + b"".join(client.keys("*"))
     assert b"swordfish" not in everything
     assert "swordfish" not in fleet.sidecar.log.read_text()
     assert not any("swordfish" in engine.log.read_text() for engine in fleet.engines)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_outages_fail_no_request_and_predictions_come_back(fleet: Fleet) -> None:
     fleet.sidecar.signal(signal.SIGSTOP)
