@@ -1,6 +1,6 @@
 """Writes the pages of docs/reference that the code knows best (`make reference`): settings, commands, metrics with alerts.
 
---check compares only.
+Commands of all pages that install this package get the source of `lpc.distribution`. --check compares only.
 """
 
 import os
@@ -19,6 +19,7 @@ from typer.main import get_command
 
 from eviction_client.observability.metrics import METRICS
 from eviction_client.settings import ClientSettings
+from lpc.distribution import from_source
 from lpc.wire.redis_settings import RedisSettings
 from lpc.wire.server_settings import ServerSettings
 from lpc_apps.commands.cli import app
@@ -190,6 +191,8 @@ def _metrics(registry: CollectorRegistry) -> list[tuple[str, str, str, str]]:
     return [(one._name, str(one._type), ",".join(one._labelnames), one._documentation) for one in found]
 
 
+INSTALLING = (DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md")), *sorted((DOCS.parent / "deploy/examples").glob("*.yaml")))
+"""Pages with commands that install this package."""
 PAGES = {"settings": settings_page, "commands": commands_page, "metrics": metrics_page}
 
 if __name__ == "__main__":
@@ -199,3 +202,9 @@ if __name__ == "__main__":
             target.write_text(page())
         elif target.read_text() != page():
             sys.exit(f"docs/reference/{name}.md is not current: make reference")
+    for target in INSTALLING:
+        text = target.read_text()
+        if "--check" not in sys.argv:
+            target.write_text(from_source(text))
+        elif from_source(text) != text:
+            sys.exit(f"{target.relative_to(DOCS.parent)} installs from another source than lpc/distribution.py: make reference")

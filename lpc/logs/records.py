@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, Final, Literal, TypeAlias, TypeVar
 
 import ijson
 
+from lpc.distribution import install
 from lpc.errors import LpcError
 
 Record = dict[str, Any]
@@ -273,9 +274,7 @@ def _zstd(path: Path) -> Any:
     try:
         return import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
     except ImportError:
-        raise DatasetError(
-            f"{path} is compressed with Zstandard: unpack it with zstd -d, or pip install 'learned-prefix-cache[sim]'"
-        ) from None
+        raise DatasetError(f"{path} is compressed with Zstandard: unpack it with zstd -d, or {install('sim')}") from None
 
 
 def _lines(
@@ -404,9 +403,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Record]]:
     try:
         pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError:
-        raise DatasetError(
-            f"{path} is a Parquet file: pip install 'learned-prefix-cache[train]', or convert it to JSON"
-        ) from None
+        raise DatasetError(f"{path} is a Parquet file: {install('train')}, or convert it to JSON") from None
     number = 0
     try:
         with parquet.ParquetFile(path) as file:

@@ -12,6 +12,7 @@ from typing import Final, Literal, TypeAlias
 
 import onnxruntime as ort
 
+from lpc.distribution import install
 from lpc.errors import LpcError
 
 log = logging.getLogger(__name__)
@@ -57,13 +58,13 @@ def open_session(graph: Path, settings: InferenceSettings) -> tuple[ort.Inferenc
 def why_no_cuda() -> str | None:
     """Return one clause on why this process cannot use CUDA; None if no reason is known."""
     if CUDA not in ort.get_available_providers():
-        return "this build of ONNX Runtime has no CUDA: install learned-prefix-cache[gpu] in place of [server]"
+        return f"this build of ONNX Runtime has no CUDA: in place of the extra [server], {install('gpu')}"
     # Check the driver first: loading CUDA's libraries takes 200 MB, wasted on a machine without a GPU.
     if (why := _driver_problem()) is not None:
         return why
     missing = _missing_libraries()
     if missing:
-        return f"CUDA's libraries {', '.join(missing)} cannot be loaded: install learned-prefix-cache[gpu], which brings them"
+        return f"CUDA's libraries {', '.join(missing)} cannot be loaded: {install('gpu')}, which brings them"
     return None
 
 

@@ -16,9 +16,9 @@ def bare(host: str) -> str:
     """Return a host name or IP address without brackets. Raises ValueError, whose message quotes the host."""
     inner = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not host:
-        raise ValueError("the address is empty: use 127.0.0.1, or 0.0.0.0 or :: for all addresses of this machine")
+        raise ValueError("the address is empty: use 127.0.0.1, or :: for all addresses of this machine")
     if host == "*":
-        raise ValueError('"*" is not an address: use 0.0.0.0 or :: for all addresses of this machine')
+        raise ValueError('"*" is not an address: use :: for all addresses of this machine')
     if ":" in inner or inner != host:
         inner = inner.replace("%25", "%", 1)  # a zone, as it is written in a URL
         try:
@@ -41,6 +41,11 @@ def with_port(host: str, port: int) -> str:
     """Return host:port. An IPv6 address gets brackets."""
     host = bare(host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def plain(address: str) -> str:
+    """Return the IP address of a peer without the form in which a socket for IPv6 shows IPv4: `::ffff:10.0.0.1` is 10.0.0.1."""
+    return address.removeprefix("::ffff:") if "." in address else address
 
 
 def parted(address: str) -> tuple[str, int]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from lpc.distribution import install
 from lpc.errors import LpcError
 
 _VERDICTS: Final = {
@@ -99,9 +100,7 @@ def _check_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> float 
     try:
         from cryptography import x509  # takes a tenth of a second, which only processes with a certificate need
     except ModuleNotFoundError:
-        raise CertificateError(
-            f"reading {certificate} needs the package cryptography: pip install 'learned-prefix-cache[tls]'"
-        ) from None
+        raise CertificateError(f"reading {certificate} needs the package cryptography: {install('tls')}") from None
 
     try:
         own = x509.load_pem_x509_certificates(certificate.read_bytes())[0]

@@ -22,6 +22,8 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from lpc.wire.addresses import plain
+
 log = logging.getLogger(__name__)
 
 RESERVED: Final = 128
@@ -191,7 +193,7 @@ class BoundedListener(socket.socket):
                 raise BlockingIOError from error
             connection = _Accepted(self.family, self.type, self.proto, fileno=descriptor)
             connection.setblocking(False)
-            if self._connections.admit(connection, str(address[0])):
+            if self._connections.admit(connection, plain(str(address[0]))):
                 return connection, address
             connection.close()
         raise BlockingIOError

@@ -36,7 +36,8 @@ PAUSE_S: Final = 0.1
 OWN_SETTINGS: Final = ("--host or LPC_HOST", "--port or LPC_PORT")
 METRICS_SETTINGS: Final = ("LPC_METRICS_HOST", "--metrics-port or LPC_METRICS_PORT")
 EVERYWHERE: Final = "::"
-"""Also accepts IPv4, as in gRPC."""
+"""Also accepts IPv4, and means IPv4 alone where the kernel has no IPv6: as in gRPC."""
+EVERYWHERE_IPV4: Final = "0.0.0.0"
 
 
 class ListenError(LpcError):
@@ -47,7 +48,7 @@ def listen(host: str, port: int, settings: tuple[str, str] = OWN_SETTINGS) -> so
     """Return a listening socket.
 
     Args:
-        host: name or address, IPv6 with or without brackets; ``::`` accepts IPv4 as well.
+        host: name or address, IPv6 with or without brackets; ``::`` accepts IPv4 as well, also on a machine without IPv6.
         port: 0 chooses a free one.
         settings: where host and port are set, for the message.
 
@@ -57,8 +58,10 @@ def listen(host: str, port: int, settings: tuple[str, str] = OWN_SETTINGS) -> so
         found = socket.getaddrinfo(bare(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         # A name such as localhost may have addresses of both families; clients usually have 127.0.0.1 in their settings.
         family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-        dual = family == socket.AF_INET6 and address[0] == EVERYWHERE and socket.has_dualstack_ipv6()
-        return socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=dual)
+        everywhere = address[0] == EVERYWHERE
+        if everywhere and not socket.has_dualstack_ipv6():
+            return socket.create_server((EVERYWHERE_IPV4, port), backlog=BACKLOG)
+        return socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=everywhere)
     except (OSError, ValueError) as error:
         number = error.errno if isinstance(error, OSError) else None
         # Python adds the address to the message. The errno of a failed name look-up is negative.

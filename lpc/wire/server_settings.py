@@ -21,7 +21,8 @@ class ServerSettings(BaseSettings):
 
     host: Host = Field(
         "127.0.0.1",
-        description="Address or name to listen on, IPv6 with or without brackets; `::` is all addresses, IPv4 as well.",
+        description="Address or name to listen on, IPv6 with or without brackets; `::` is all addresses, IPv4 as well. The "
+        "images set `::`.",
     )
     port: int = Field(ge=0, le=65535, description="TCP port; 0 chooses a free one.")
     metrics_host: Host = Field("127.0.0.1", description="Address of the Prometheus metrics, like `host`.")

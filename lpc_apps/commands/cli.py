@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
+from lpc.distribution import NAME, install
 from lpc_apps.commands import lmcache, models
 from lpc_apps.commands.demo import demo
 from lpc_apps.commands.doctor import doctor
@@ -58,7 +59,7 @@ class Commands(TyperGroup):
             if ctx.params["debug"]:
                 traceback.print_exc()
             if isinstance(error, ModuleNotFoundError):
-                fail(f"this command needs the package {error.name}: pip install {_source(error.name or 'that it names')}")
+                fail(f"this command needs the package {error.name}: {_advice(error.name or 'that it names')}")
             end_with(error)
 
 
@@ -67,7 +68,7 @@ app = typer.Typer(cls=Commands, no_args_is_help=True, context_settings={"help_op
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"learned-prefix-cache {importlib.metadata.version('learned-prefix-cache')}")
+        typer.echo(f"{NAME} {importlib.metadata.version(NAME)}")
         raise typer.Exit
 
 
@@ -90,17 +91,17 @@ app.add_typer(lmcache.app, name="lmcache")
 app.add_typer(models.app, name="models")
 
 
-def _source(package: str) -> str:
-    """Return what to install for a missing package: the project's extra that contains it, or its own name."""
+def _advice(package: str) -> str:
+    """Return what installs a missing package: the project's extra that contains it, or its own name."""
     top = package.partition(".")[0]
     name = _normal(DISTRIBUTIONS.get(top, top))
     found = {
         requirement[2]
-        for line in importlib.metadata.requires("learned-prefix-cache") or ()
+        for line in importlib.metadata.requires(NAME) or ()
         if (requirement := _OF_EXTRA.fullmatch(line)) and _normal(requirement[1]) == name
     }
     extra = next((extra for extra in EXTRAS if extra in found), None)
-    return f"'learned-prefix-cache[{extra}]'" if extra is not None else DISTRIBUTIONS.get(top, top)
+    return install(extra) if extra is not None else f"pip install {DISTRIBUTIONS.get(top, top)}"
 
 
 def _normal(name: str) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lpc.distribution import install
 from lpc.wire.addresses import with_port
 from lpc_apps.commands.settings import client_settings, service_settings
 
@@ -64,7 +65,7 @@ def _run(settings: "ServiceSettings", picture: Path) -> None:
     try:
         _show_gain(picture, screen)
     except ModuleNotFoundError as error:
-        screen.print(f"no simulated cache: {error.name} is not installed (pip install 'learned-prefix-cache[demo]')")
+        screen.print(f"no simulated cache: {error.name} is not installed ({install('demo')})")
     found = read_manifest(folder).head.get("corrections", {})
     corrections = {name.split()[-1].partition(".")[0]: Platt(*correction) for name, correction in found.items()}
     asyncio.run(_serve(settings, corrections, screen))

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from lpc.distribution import install
 from lpc.errors import UsageError
 from lpc_apps.commands.options import Jobs, JsonOutput, LogFormat, Output, Seed
 from lpc_apps.commands.outcome import fail, report
@@ -146,7 +147,7 @@ def simulate(
         from lpc_apps.commands import simulation
         from lpc_apps.commands.why import causes_of
     except ModuleNotFoundError as error:
-        fail(f"{error.name} is not installed: pip install 'learned-prefix-cache[sim]'")
+        fail(f"{error.name} is not installed: {install('sim')}")
     from eviction_client.policy.warm_first import OVERTAKE_S
     from lpc_apps.simulator.compute import DEFAULT, compute_of
     from lpc_apps.simulator.kv_memory import GIB, Memory, kv_memory

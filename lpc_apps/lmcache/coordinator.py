@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
+from lpc.distribution import install
 from lpc.errors import UsageError
 from lpc.wire.access import is_loopback
 from lpc_apps.lmcache.settings import LMCacheSettings, LMCacheUnfit
@@ -13,7 +14,7 @@ CONTROLLER: Final = "lpc_apps.lmcache.controller"
 PACKAGES: Final = "controller_packages"
 MISSING: Final = (
     "LMCache is not installed in this Python environment: run this in LMCache's environment or image, after "
-    "pip install --no-deps learned-prefix-cache and the packages of its extra [lmcache]"
+    f"{install(options='--no-deps ')} and the packages of its extra [lmcache]"
 )
 TESTED: Final = ("0.5.6",)
 """Releases that `make test-lmcache` has passed with."""

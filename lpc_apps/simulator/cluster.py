@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from lpc.distribution import install
 from lpc_apps.simulator.spread import Task, WorkerError, numbered
 
 if TYPE_CHECKING:
@@ -42,9 +43,7 @@ def spread_on(address: str, tasks: Sequence[Task], files: Sequence[Path] = ()) -
         from distributed import CancelledError, Client, as_completed
         from distributed.scheduler import KilledWorker
     except ModuleNotFoundError as error:
-        raise WorkerError(
-            f"--dask needs {error.name}, which is not installed: pip install 'learned-prefix-cache[sim,cluster]'"
-        ) from error
+        raise WorkerError(f"--dask needs {error.name}, which is not installed: {install('sim,cluster')}") from error
     try:
         client = Client(address, timeout=CONNECT_S, set_as_default=False)
     except (OSError, ValueError) as error:
@@ -100,7 +99,7 @@ def _check(client: "Client", address: str, files: Sequence[Path]) -> None:
         if isinstance(answer, BaseException):
             reason = f"cannot run this process's functions ({type(answer).__name__}): give it the same version of Python"
         elif answer[0] is None:
-            reason = "lacks the package: install learned-prefix-cache[sim,cluster] there"
+            reason = f"lacks the package: {install('sim,cluster')} there"
         elif answer[0] != here:
             reason = "has another version of the package: install the version that this process has"
         elif answer[1]:

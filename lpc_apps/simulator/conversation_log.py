@@ -231,7 +231,7 @@ class _Reading:
         self.estimated["part of unknown kind"] += sum(part.kind == "data" for part in parts)
         self.estimated[f"request beyond {MAX_CONTEXT:,} tokens"] += cut
         self.estimated.update(prompt.left_out)
-        self.estimated["text without its tokenizer, which is in learned-prefix-cache[server]"] += self._encode is None
+        self.estimated["text without its tokenizer, which is in the extra [server]"] += self._encode is None
 
 
 def _key(prompt: Prompt) -> str:

@@ -9,6 +9,7 @@ from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
 
+from lpc.wire.addresses import plain
 from lpc.wire.headers import Headers
 from lpc.wire.raw_path import origin_form
 from response_cache.gateway.coding import coding_of, decoded
@@ -75,7 +76,7 @@ class Exchange:
         self.query: bytes = scope["query_string"]
         self.headers: Headers = [(name.lower(), value) for name, value in scope["headers"]]
         client = scope.get("client")
-        self.client: str | None = client[0] if client else None
+        self.client: str | None = plain(client[0]) if client else None
         self.began = time.perf_counter()
         self.status: int | None = None
         self.complete = False

@@ -192,7 +192,7 @@ def deployed(kind: str, folder: Path, models: Path, address: str) -> Iterator[De
     shell = [*rendered.redis.command[:-1], f"{rendered.redis.command[-1].rstrip()} --port {redis_port} --bind 127.0.0.1"]
     caches, gateway = rendered.caches.environment, rendered.gateway.environment
     gateway["LPC_PREDICTOR_ADDRESS"] = f"{address}:{port}"
-    assert caches["LPC_HOST"] == "0.0.0.0"
+    assert caches["LPC_HOST"] == "::"
     # Redis has another port here, and the machine may be busy.
     caches |= {"LPC_CACHE_REDIS_URL": f"redis://127.0.0.1:{redis_port}/0", "LPC_CACHE_REDIS_TIMEOUT_S": "1"}
     caches |= {"LPC_PORT": str(port), "LPC_METRICS_PORT": ""}

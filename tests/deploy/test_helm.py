@@ -122,7 +122,7 @@ def test_every_value_has_a_schema_and_every_schema_a_value() -> None:
         properties = schema.get("properties")
         if isinstance(properties, dict):
             assert isinstance(values, dict)
-            assert set(values) | {"global", "requests", "limits", "claims"} >= set(properties) >= set(values), where
+            assert set(values) | {"enabled", "global", "requests", "limits", "claims"} >= set(properties) >= set(values), where
             assert schema["additionalProperties"] is False, where
             for name, value in values.items():
                 compare(value, properties[name], f"{where}/{name}")

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_wheel import wheel
+from lpc.distribution import install
+from tests.integration.test_wheel import checkout, run_the_readmes_first_command, wheel
 
-__all__ = ["wheel"]
+__all__ = ["checkout", "wheel"]
 
 if "LPC_TEST_EXTRAS" not in os.environ:
     pytest.skip("needs a package index and minutes: make test-extras", allow_module_level=True)
@@ -73,6 +74,14 @@ def test_the_commands_of_an_extra_start_in_an_empty_environment(extra: str, whee
 
 
 @pytest.mark.timeout(900)
+def test_the_readmes_first_command_works_in_an_empty_environment(checkout: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "environment", with_pip=True, symlinks=True)
+    done = run_the_readmes_first_command(checkout, tmp_path / "environment/bin/python")
+    assert done.returncode == 0, done.stderr
+    assert "an infinite cache" in " ".join(done.stdout.lower().split())
+
+
+@pytest.mark.timeout(900)
 def test_a_simulation_needs_little_room_and_time(wheel: Path, tmp_path: Path) -> None:
     installed(wheel, "sim", tmp_path / "first")  # fills pip's cache
     folder = tmp_path / "environment"
@@ -81,7 +90,7 @@ def test_a_simulation_needs_little_room_and_time(wheel: Path, tmp_path: Path) ->
     assert not HEAVY & found
     command = [python.with_name("lpc"), "secrets", "made"]
     secrets = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert secrets.returncode == 1 and "pip install 'learned-prefix-cache[tls]'" in secrets.stderr
+    assert secrets.returncode == 1 and install("tls") in secrets.stderr
     # The bytes of files, as in `benchmarks.peers`; blocks of 4 KiB are 9% more.
     megabytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and not file.is_symlink()) / 1e6
     print(f"\n[sim]: {seconds:.0f} s of a processor, {megabytes:.0f} MB, {len(found)} packages")
@@ -99,4 +108,4 @@ def test_a_simulation_needs_little_room_and_time(wheel: Path, tmp_path: Path) ->
         assert "An infinite cache would serve" in done.stdout
         assert "An infinite cache would serve" in (tmp_path / "page.html").read_text()
     refused = subprocess.run([*command, "--picture", "a.png"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert refused.returncode == 1 and "pip install 'learned-prefix-cache[picture]'" in refused.stderr
+    assert refused.returncode == 1 and install("picture") in refused.stderr

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,20 +24,26 @@ EVERYBODYS = ("training", "simulator", "benchmarks", "tests")
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, without the stubs of the checkout, by the build tools of this environment."""
-    folder = tmp_path_factory.mktemp("wheel")
-    (folder / "source").mkdir()
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of what a build reads, without the stubs of this checkout."""
+    folder = tmp_path_factory.mktemp("checkout")
     for name in SOURCES:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / "source" / name, ignore=shutil.ignore_patterns("__pycache__", "*_pb2*"))
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*_pb2*"))
         else:
-            shutil.copy(ROOT / name, folder / "source" / name)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy of the checkout by the build tools of this environment."""
+    folder = tmp_path_factory.mktemp("wheel")
     tools = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}  # protoc looks there for its plug-ins
     subprocess.run(
         [
             *(sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"),
-            *("--no-build-isolation", "--wheel-dir", folder, folder / "source"),
+            *("--no-build-isolation", "--wheel-dir", folder, checkout),
         ],
         env={**os.environ, **tools},
         check=True,
@@ -107,6 +114,35 @@ def test_evaluate_finds_the_shipped_heads(python: Path, somewhere: Path) -> None
     assert result.returncode == 0, result.stderr
     figures = json.loads((somewhere / "figures.json").read_text())
     assert set(figures) == {"turns", "scalars", "lpc", "lpc, 300 labels"}
+
+
+FIRST_COMMAND = re.search(r"^ {4}(pip install .*?)(?= +#|$)", (ROOT / "README.md").read_text(), re.MULTILINE)
+OFFLINE = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+"""With these, pip takes build tools and requirements from this environment, as `python` does. (0 means without isolation.)"""
+
+
+def run_the_readmes_first_command(folder: Path, python: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run it literally in a checkout, with an environment that has pip, on a log of two conversations."""
+    assert FIRST_COMMAND is not None and FIRST_COMMAND[1].endswith("&& lpc simulate requests.jsonl")
+    turns = [{"role": "user", "content": "What is a prefix cache, and why does it help? " * 40}]
+    log = [{"time": 30.0 * turn, "messages": turns * (1 + turn // 2), "session_id": str(turn % 2)} for turn in range(20)]
+    (folder / "requests.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("LPC_", "PYTHON", "PIP_NO"))}
+    path = f"{python.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**own, "PATH": path, **environment}
+    command = ["bash", "-c", FIRST_COMMAND[1]]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=800)
+
+
+@pytest.mark.timeout(400)
+def test_the_readmes_first_command_works_in_a_checkout(checkout: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "environment", with_pip=True, symlinks=True)
+    python = tmp_path / "environment/bin/python"
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "environment")}))
+    (site / "needs.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    done = run_the_readmes_first_command(checkout, python, **OFFLINE)
+    assert done.returncode == 0, done.stderr
+    assert "an infinite cache" in " ".join(done.stdout.lower().split())
 
 
 @pytest.mark.timeout(180)

@@ -52,7 +52,7 @@ def test_a_host_is_kept_without_brackets(written: str, host: str) -> None:
     ("written", "why"),
     [
         ("", "is empty"),
-        ("*", "use 0.0.0.0 or ::"),
+        ("*", "use :: for all"),
         ("[::", "not an IPv6 address"),
         ("::1]", "not an IPv6 address"),
         ("[127.0.0.1]", "not an IPv6 address"),

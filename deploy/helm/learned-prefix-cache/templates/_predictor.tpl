@@ -7,7 +7,7 @@ metadata:
     {{- include "lpc.selector" . | nindent 4 }}
     app.kubernetes.io/component: predictor
     app.kubernetes.io/part-of: learned-prefix-cache
-    {{- with .Values.podLabels }}{{ toYaml . | nindent 4 }}{{ end }}
+    {{- with merge (deepCopy .Values.podLabels) (.Values.commonLabels | default dict) }}{{ toYaml . | nindent 4 }}{{ end }}
   annotations:
     checksum/settings: {{ include "lpc.settings" . | sha256sum }}
     {{- with .Values.podAnnotations }}{{ toYaml . | nindent 4 }}{{ end }}

@@ -15,19 +15,14 @@ Takes a list: the root, the file, the image of the file's containers, and by kin
 {{- $spec := $object.spec | default dict }}
 {{- $_ := set $object.metadata "labels" (merge (include "lpc.labels" $root | fromYaml) ($object.metadata.labels | default dict)) }}
 {{- $pod := dig "jobTemplate" "spec" "template" ($spec.template | default dict) $spec }}
-{{- $selector := $spec.podSelector | default $spec.selector | default dict }}
-{{- $selected := list $selector.matchLabels (ternary $selector nil (eq $object.kind "Service")) (dig "metadata" "labels" nil $pod) }}
-{{- range compact $selected }}
-{{- $_ := set . "app.kubernetes.io/instance" $root.Release.Name }}
-{{- end }}
+{{- include "lpc.selectors" (list (include "lpc.instance" $root) $object) }}
+{{- if eq $object.kind "Service" }}{{ $_ := set $spec.selector "app.kubernetes.io/instance" (include "lpc.instance" $root) }}{{ end }}
 {{- if eq $object.kind "NetworkPolicy" }}
 {{- include "lpc.peers" (list $root $spec) }}
 {{- end }}
 {{- if $pod }}
-{{- $_ := set $pod.metadata.labels "app.kubernetes.io/part-of" "learned-prefix-cache" }}
-{{- range $pod.spec.topologySpreadConstraints }}
-{{- $_ := set .labelSelector.matchLabels "app.kubernetes.io/instance" $root.Release.Name }}
-{{- end }}
+{{- $own := dict "app.kubernetes.io/instance" (include "lpc.instance" $root) "app.kubernetes.io/part-of" "learned-prefix-cache" }}
+{{- $_ := set $pod.metadata "labels" (merge $own $pod.metadata.labels ($root.Values.commonLabels | default dict)) }}
 {{- include "lpc.pod" (list $root $pod.spec) }}
 {{- range concat ($pod.spec.initContainers | default list) $pod.spec.containers }}
 {{- $_ := set . "image" $image }}
@@ -36,6 +31,25 @@ Takes a list: the root, the file, the image of the file's containers, and by kin
 ---
 {{ toYaml $object }}
 {{ end }}
+{{- end }}
+{{- end -}}
+
+{{/*
+Restricts every selector of the chart's own pods to this release, in place: of peers in NetworkPolicies, of affinities and others.
+What a user names in the values, with an instance or in other namespaces, stays. Takes a list: the instance, an object.
+*/}}
+{{- define "lpc.selectors" -}}
+{{- $instance := index . 0 }}{{ $value := index . 1 }}
+{{- if kindIs "map" $value }}
+{{- $labels := $value.matchLabels | default dict }}
+{{- if regexMatch "^lpc-(predictor|redis|redis-form|gateway|gateway-warm|caches|response-cache|trainer)$" (get $labels "app.kubernetes.io/name") }}
+{{- if not (hasKey $labels "app.kubernetes.io/instance") }}{{ $_ := set $labels "app.kubernetes.io/instance" $instance }}{{ end }}
+{{- end }}
+{{- range $key, $one := $value }}
+{{- if not (and (eq $key "podSelector") (hasKey $value "namespaceSelector")) }}{{ include "lpc.selectors" (list $instance $one) }}{{ end }}
+{{- end }}
+{{- else if kindIs "slice" $value }}
+{{- range $value }}{{ include "lpc.selectors" (list $instance .) }}{{ end }}
 {{- end }}
 {{- end -}}
 

@@ -97,8 +97,9 @@ async def test_connections_that_serve_are_not_closed_for_new_ones() -> None:
         assert (await gateway.ask(chat("after"))).status_code == 200
 
 
-async def test_a_limit_per_address_leaves_room_for_other_addresses() -> None:
-    settings: dict[str, Any] = {"gateway_cache": False, "gateway_max_connections_per_address": 4, "host": "0.0.0.0"}
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+async def test_a_limit_per_address_leaves_room_for_other_addresses(host: str) -> None:
+    settings: dict[str, Any] = {"gateway_cache": False, "gateway_max_connections_per_address": 4, "host": host}
     async with serve_double(EngineDouble()) as engine, a_gateway(engine, **settings) as gateway:
         engine.go.clear()
         asking = [asyncio.ensure_future(gateway.ask(chat(f"{number}"), connection="close")) for number in range(4)]
