@@ -21,22 +21,26 @@ from lpc.wire.tokens import TokenFileError, owner_of, read_tokens
 from lpc.wire.watched import Watched
 from response_cache.bodies import DEFAULT_SCOPE
 from response_cache.gateway.errors import GatewayError
-from response_cache.gateway.headers import first
+from response_cache.gateway.headers import ENGINE_KEYS, first
+from response_cache.gateway.media import with_own_names
 from response_cache.gateway.settings import GatewaySettings
 
 ANONYMOUS: Final = "anonymous"
 """The tenant of callers without identity."""
 KEY_CHARACTERS: Final = 32
 SALT: Final = "cache_salt"
-NAMES: Final = (
+EXTRA: Final = "extra_body"
+"""Fields of an engine that proxies with its API put into the body (LiteLLM)."""
+_NAMES: Final = (
     *(("session_id",), ("vllm_xargs", "session_id")),  # vLLM
     *(("custom_params", "session_id"), ("session_params", "id")),  # SGLang
     ("conversation_params", "conversation_id"),  # TensorRT-LLM
-    *(("extra_body", "session_id"), ("extra_body", "cache_salt")),  # proxies with an engine's API
     *(("nvext", "agent_context", "session_id"), ("nvext", "session_control", "session_id"), ("nvext", "cache_salt")),  # Dynamo
 )
+NAMES: Final = (*_NAMES, *((EXTRA, *path) for path in (*_NAMES, (SALT,))))
 """Paths in a body of a conversation's name or a salt that an engine reads."""
-USERS: Final = (("vllm_xargs", "user_id"), ("custom_params", "user_id"))
+_USERS: Final = (("vllm_xargs", "user_id"), ("custom_params", "user_id"))
+USERS: Final = (*_USERS, *((EXTRA, *path) for path in _USERS))
 """Paths in a body of a user's name that a plug-in reads: in vLLM, in SGLang."""
 REFUSED: Final = {
     ("kv_transfer_params",): "names blocks of engines",
@@ -57,14 +61,15 @@ SESSION_HEADERS: Final = frozenset(
     )
 )
 """Header fields of a conversation's name that an engine reads."""
-CONTENT: Final = ("content", "output")
-"""Fields of a message with content parts: of chats, and of the items of OpenAI's Responses."""
-MEDIA_DEPTH: Final = 8
-"""Lists and objects around a content part, at most: messages, message, content, part, and those of a tool's result."""
+REFUSED_HEADERS: Final = (
+    b"x-override-",  # SGLang: replaces fields of the body
+    *(b"x-prefiller-host-port", b"x-encoder-hosts-ports", b"x-data-parallel-host-port"),  # llm-d
+    b"x-gateway-destination-endpoint",  # Gateway API's inference extension
+    *(b"x-worker-instance-id", b"x-prefill-instance-id", b"x-decode-instance-id"),  # Dynamo
+)
+"""Beginnings of header fields by which a router or an engine finds another engine, or what that keeps, as in `REFUSED`."""
 UNNAMED: Final = "-"
 """Name of a client without a token of the gateway, in labels and settings."""
-_CREDENTIALS: Final = frozenset((b"authorization", b"api-key", b"x-api-key"))
-"""Credentials for the engine. All callers may share one, so they do not identify a caller."""
 _EMPTY: Final = ("", "bearer", "bearer empty", "empty")
 """Placeholders that clients send because their library requires a credential."""
 
@@ -112,7 +117,7 @@ class Clients:
         identity = self._identity_of(headers)
         if self._tokens is None:
             tenant = "key:" + _digest(identity) if identity else ANONYMOUS
-            identified = any(name not in _CREDENTIALS for name, _ in identity)
+            identified = any(name not in ENGINE_KEYS for name, _ in identity)
             cached = identified or self._settings.gateway_cache_anonymous
             return Client(UNNAMED, tenant, self._settings.scopes_of(UNNAMED), cached)
         credentials = [value.decode("latin-1") for name, value in headers if name == b"authorization"]
@@ -131,7 +136,7 @@ class Clients:
             for name, value in headers
             if name in self._identity
             and value.strip()
-            and not (name in _CREDENTIALS and value.decode("latin-1").strip().lower() in _EMPTY)
+            and not (name in ENGINE_KEYS and value.decode("latin-1").strip().lower() in _EMPTY)
         )
 
     def refresh(self) -> None:
@@ -197,7 +202,7 @@ class Tenants:
             _check_refused(fields)
         salt, changed = self.salt(tenant, fields.get(SALT)), fields
         if tenant != ANONYMOUS:
-            changed = _with_media_names(changed, partial(self._digest, "media", tenant)) or changed
+            changed = with_own_names(changed, partial(self._digest, "media", tenant)) or changed
             for path in NAMES:
                 changed = _replaced(changed, path, partial(self.session, tenant)) or changed
             for path in USERS:
@@ -210,6 +215,15 @@ class Tenants:
         if salt is not None:
             changed = {**changed, SALT: salt}
         return json.dumps(changed, separators=(",", ":")).encode()
+
+    @staticmethod
+    def check_headers(tenant: str, headers: Headers) -> None:
+        """Raise GatewayError (400) if a tenant's request has a header field of `REFUSED_HEADERS`."""
+        for name, _ in headers if tenant != ANONYMOUS else ():
+            if name.startswith(REFUSED_HEADERS):
+                raise GatewayError(
+                    400, f"leave out the header field {name.decode('latin-1')}: it names an engine or its blocks"
+                )
 
     def _digest(self, kind: str, tenant: str, value: object) -> str:
         return hmac.new(self._key, json.dumps([kind, tenant, value]).encode(), sha256).hexdigest()
@@ -232,37 +246,21 @@ def _replaced(fields: Mapping[str, Any], path: Sequence[str], to: Callable[[Any]
     return None if changed is None else {**fields, path[0]: changed}
 
 
-def _with_media_names(value: Any, to: Callable[[Any], str], depth: int = 0) -> Any:
-    """Return the messages of a body with other names of media; None if there are none.
-
-    vLLM finds media that it has processed by the ``uuid`` of a content part, without a salt.
-    """
-    if isinstance(value, list):
-        items = [_with_media_names(item, to, depth + 1) for item in value]
-        return None if all(item is None for item in items) else [new or old for new, old in zip(items, value, strict=True)]
-    if not isinstance(value, dict) or depth > MEDIA_DEPTH:
-        return None
-    within = CONTENT if depth else (*CONTENT, "messages", "input", "prompt")
-    changed = {name: new for name in within if (new := _with_media_names(value.get(name), to, depth + 1)) is not None}
-    if depth and value.get("uuid") is not None:
-        changed["uuid"] = to(value["uuid"])
-    return {**value, **changed} if changed else None
-
-
 def _check_refused(fields: Mapping[str, Any]) -> None:
-    """Raise GatewayError (400) if a body has a field of `REFUSED`."""
+    """Raise GatewayError (400) if a body has a field of `REFUSED`, also in `EXTRA`."""
     for path, why in REFUSED.items():
-        found: Any = fields
-        for name in path:
-            found = found.get(name) if isinstance(found, dict) else None
-        if found is not None:
-            raise GatewayError(400, f"leave out the field {'.'.join(path)}: it {why}")
+        for holder in ((), (EXTRA,)):
+            found: Any = fields
+            for name in (*holder, *path):
+                found = found.get(name) if isinstance(found, dict) else None
+            if found is not None:
+                raise GatewayError(400, f"leave out the field {'.'.join((*holder, *path))}: it {why}")
 
 
 def _check_case(fields: Mapping[str, Any]) -> None:
     """Raise GatewayError (400) if a name of `NAMES` has another case, because some parsers ignore it."""
     for name, value in fields.items():
-        if name not in _SPELLED and name.lower() in _SPELLED:
-            raise GatewayError(400, f"spell the field {name.lower()} in lower case")
+        if name not in _SPELLED and name.casefold() in _SPELLED:
+            raise GatewayError(400, f"spell the field {name.casefold()} in lower case")
         if name in _HOLDERS and isinstance(value, dict):
             _check_case(value)

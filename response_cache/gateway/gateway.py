@@ -147,6 +147,7 @@ class Gateway:
     async def _answer(self, exchange: Exchange, path: str) -> None:
         client = self._identify(exchange)
         self._paths.check(exchange.method, path)
+        self._reader.tenants.check_headers(client.tenant, exchange.headers)
         if exchange.method in BODILESS:
             if exchange.body_bytes:
                 raise GatewayError(400, f"{exchange.method} requests must not have a body")
@@ -282,7 +283,7 @@ class Gateway:
             exchange.headers,
             exchange.client,
             key.get_secret_value().strip() if key is not None else None,
-            keep_authorization=not self._clients.have_tokens,
+            keep_keys=not self._clients.have_tokens,
         )
         fields = [
             (name, self._reader.tenants.session(client.tenant, value.decode("latin-1")).encode("latin-1"))

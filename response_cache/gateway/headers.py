@@ -1,5 +1,6 @@
 """Header fields for the engine, and requests' Cache-Control (RFC 9111, section 5.2.1)."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -8,24 +9,32 @@ from lpc.wire.headers import Headers, end_to_end
 
 OURS: Final = b"x-lpc-"
 """Prefix of fields between client and gateway."""
+ENGINE_KEYS: Final = frozenset((b"authorization", b"api-key", b"x-api-key"))
+"""Credentials of engines, and of proxies with an engine's API. All callers may share one, so they do not identify a caller."""
+_CREDENTIAL: Final = re.compile(
+    rb"(?:.*[-_])?(?:(?:authori[sz]ation|authentication|cookie2?|[a-z]*token|[a-z]*secret|password|passwd|credentials?|jwt|"
+    rb"assertion|apikey|oidc-data)(?:[-_].*)?|auth|(?<!routing-)(?<!idempotency-)(?<!cache-)key)"
+)
+"""Names of header fields that hold a credential of a client, or of the proxy that has authenticated it."""
 
 
-def for_engine(
-    headers: Iterable[tuple[bytes, bytes]], client: str | None, key: str | None, keep_authorization: bool
-) -> Headers:
-    """Return the fields of a request to the engine.
+def for_engine(headers: Iterable[tuple[bytes, bytes]], client: str | None, key: str | None, keep_keys: bool) -> Headers:
+    """Return the fields of a request to the engine. A client's credentials that are not for the engine never reach it.
 
     Args:
         client: the client's IP address, appended to X-Forwarded-For.
-        key: the engine's key, which replaces the client's Authorization.
-        keep_authorization: whether the client's Authorization is for the engine.
+        key: the engine's key, which replaces the client's `ENGINE_KEYS`.
+        keep_keys: whether the client's `ENGINE_KEYS` are for the engine.
     """
     fields = end_to_end(headers)
     forwarded = [value for name, value in fields if name == b"x-forwarded-for"]
     dropped = {b"host", b"content-length", b"expect", b"x-forwarded-for"}
-    if not keep_authorization:
-        dropped.add(b"authorization")
-    fields = [(name, value) for name, value in fields if name not in dropped and not name.startswith(OURS)]
+    kept = ENGINE_KEYS if keep_keys else frozenset[bytes]()
+    fields = [
+        (name, value)
+        for name, value in fields
+        if name not in dropped and not name.startswith(OURS) and (name in kept or not _CREDENTIAL.fullmatch(name))
+    ]
     if client:
         fields.append((b"x-forwarded-for", b", ".join([*forwarded, client.encode("latin-1", "replace")])))
     if key is not None:

@@ -44,6 +44,29 @@ async def test_each_tenant_has_its_own_salt_and_conversation_names(path: str) ->
         assert one.body.decode() == f'{{"cache_salt":"{salts[0]}",{plain[1:]}'
 
 
+async def test_in_score_and_rerank_each_tenant_has_its_own_names_of_media() -> None:
+    image = {"type": "image_url", "image_url": {"url": "http://a/b.png"}, "uuid": "mine"}
+    bodies = {
+        "/v1/rerank": {"query": {"content": [image]}, "documents": [{"content": [image]}]},
+        "/rerank": {"query": [image], "documents": [[image]]},
+        "/v1/score": {"queries": {"content": [image]}, "items": [{"content": [image]}]},
+        "/score": {"data_1": [{"content": [image]}], "data_2": {"content": [image]}},
+        "/pooling": {"messages": [{"role": "user", "content": [image]}]},
+    }
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine) as gateway:
+        for path, fields in bodies.items():
+            one, two = [await received(gateway, engine, tenant, path, **fields) for tenant in ("one", "two")]
+            assert b'"mine"' not in one.body + two.body and b"uuid" in one.body
+            assert {**one.json, "cache_salt": ""} != {**two.json, "cache_salt": ""}, path
+        before = len(engine.received)
+        hashed = {"type": "image_url", "image_url": {"url": "http://a/b.png", "content_hash": "sha256:" + "0" * 64}}
+        refused = await gateway.client.post(
+            "/v1/rerank", json={"query": "a", "documents": [[hashed]]}, headers={"x-forwarded-user": "one"}
+        )
+        steered = await gateway.ask(chat("hi"), x_forwarded_user="one", x_override_bootstrap_host="10.0.0.1")
+        assert (refused.status_code, steered.status_code, len(engine.received)) == (400, 400, before)
+
+
 async def test_a_tenant_cannot_choose_the_salt_or_conversation_name_of_another() -> None:
     async with serve_double(EngineDouble()) as engine, a_gateway(engine) as gateway:
         victim = await received(gateway, engine, "victim", session_id="mine")

@@ -1,0 +1,57 @@
+"""Header fields that reach an engine."""
+
+import pytest
+
+from response_cache.gateway.clients import ANONYMOUS, REFUSED_HEADERS, Tenants
+from response_cache.gateway.errors import GatewayError
+from response_cache.gateway.headers import ENGINE_KEYS, for_engine
+
+CREDENTIALS = (
+    *("authorization", "proxy-authorization", "api-key", "x-api-key", "x-goog-api-key", "x-apikey", "xi-api-key", "apikey"),
+    *("cookie", "x-auth-token", "x-access-token", "x-amz-security-token", "x-vault-token", "x-auth-key", "helicone-auth"),
+    *("ocp-apim-subscription-key", "x-functions-key", "x-litellm-key", "x-portkey-virtual-key", "x-client-secret", "password"),
+    *("x-forwarded-access-token", "x-forwarded-authorization", "x-auth-request-access-token", "x-ms-token-aad-id-token"),
+    *("cf-access-jwt-assertion", "x-goog-iap-jwt-assertion", "x-amzn-oidc-accesstoken", "x-amzn-oidc-data", "x-csrf-token"),
+)
+OTHERS = (
+    *("accept", "accept-encoding", "content-type", "user-agent", "x-request-id", "x-session-id", "openai-organization"),
+    *("traceparent", "tracestate", "x-forwarded-user", "idempotency-key", "x-smg-routing-key", "x-max-tokens", "x-keyboard"),
+    *(
+        "anthropic-version",
+        "anthropic-beta",
+        "x-stainless-lang",
+        "x-stainless-retry-count",
+        "author",
+        "monkey",
+        "x-cookies-accepted",
+    ),
+)
+
+
+def reach(*names: str, key: str | None = None, keep_keys: bool = False) -> dict[str, str]:
+    """Return the fields that an engine gets of a request with these."""
+    fields = for_engine([(name.title().encode(), b"of the client") for name in names], None, key, keep_keys)
+    return {name.decode(): value.decode() for name, value in fields}
+
+
+def test_a_clients_credentials_never_reach_an_engine() -> None:
+    assert reach(*CREDENTIALS) == {}
+    assert reach(*CREDENTIALS, key="k") == {"authorization": "Bearer k"}
+
+
+def test_only_keys_that_are_the_engines_pass_if_the_gateway_has_no_tokens() -> None:
+    assert set(reach(*CREDENTIALS, keep_keys=True)) == {name.decode() for name in ENGINE_KEYS}
+
+
+def test_other_fields_reach_an_engine() -> None:
+    assert set(reach(*OTHERS)) == set(OTHERS)
+
+
+@pytest.mark.parametrize("name", REFUSED_HEADERS, ids=bytes.decode)
+def test_no_tenant_can_name_an_engine_or_its_blocks_in_a_header_field(name: bytes) -> None:
+    headers = [(b"accept", b"*/*"), (name + b"rid", b"mine")]
+    with pytest.raises(GatewayError, match=f"leave out the header field {name.decode()}rid") as refused:
+        Tenants.check_headers("t", headers)
+    assert refused.value.status == 400
+    Tenants.check_headers("t", headers[:1])
+    Tenants.check_headers(ANONYMOUS, headers)
