@@ -1,11 +1,15 @@
 """The client of the response caches. A failed lookup is a miss, so that a request can go on.
 
+A look-up that ends with a flight makes this caller the leader of equal requests. The client renews its flights until they are
+stored, so that the others go on soon if this process dies.
+
 `lookup`, `wait_for_answer` and `store` never raise. If the sidecar is not running, gRPC fails at once. If it does not respond,
 a few requests wait for the deadline (50 ms); from then on, one request per second checks whether it responds again.
 `feedback`, `invalidate`, `stats`, `report` and `frequent` raise :class:`CacheError`.
 """
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -27,6 +31,12 @@ STORE_TIMEOUT_S: Final = 5.0
 ADMIN_TIMEOUT_S: Final = 30.0
 SLICE_S: Final = 0.5
 """`wait_for_answer` waits in calls of this length, so that it notices a sidecar that dies."""
+RENEW_S: Final = 0.5
+"""Interval at which flights are renewed."""
+HELD_S: Final = 120.0
+"""Time for which a flight is renewed, at most."""
+AT_ONCE: Final = 200
+"""Flights that one call renews."""
 REOPEN_S: Final = 30.0
 """A failing connection of at least this age is reopened, and certificates are read again."""
 SILENCES: Final = 3
@@ -108,6 +118,9 @@ class ResponseCacheClient:
         self._metadata: tuple[tuple[str, str], ...] = ()
         self._opened = -REOPEN_S
         self._closing: set[asyncio.Task[None]] = set()
+        self._held: dict[bytes, tuple[str, float]] = {}
+        """Flights that this client leads: the tenant, and the time of the end of renewals, monotonic seconds."""
+        self._renewing: asyncio.Task[None] | None = None
 
     @property
     def silent(self) -> bool:
@@ -124,14 +137,15 @@ class ResponseCacheClient:
             self._channel.get_state(try_to_connect=True)
         return self._channel, self._metadata
 
-    async def lookup(self, request: pb.Request, *, exact_only: bool = False) -> pb.LookupResponse:
+    async def lookup(self, request: pb.Request, *, exact_only: bool = False, will_wait: bool = False) -> pb.LookupResponse:
         """Return a cached answer or the reason of the miss, without waiting for other callers.
 
         Args:
             request: from `response_cache.bodies.question`.
             exact_only: accept only an answer to the same request.
+            will_wait: whether the caller calls `wait_for_answer` after REASON_IN_FLIGHT. Both calls count as one look-up.
         """
-        message = pb.LookupRequest(request=request, exact_only=exact_only)
+        message = pb.LookupRequest(request=request, exact_only=exact_only, renews=True, asks_again=will_wait)
         return await self._lookup(message, self._timeout_s) if self._breaker.allows() else _UNAVAILABLE
 
     async def wait_for_answer(self, request: pb.Request, wait_s: float) -> pb.LookupResponse:
@@ -140,7 +154,7 @@ class ResponseCacheClient:
         until = time.monotonic() + wait_s
         while (left := until - time.monotonic()) > 0:
             wait_ms = max(1, int(min(left, SLICE_S) * 1000))
-            message = pb.LookupRequest(request=request, wait_ms=wait_ms)
+            message = pb.LookupRequest(request=request, wait_ms=wait_ms, renews=True, asks_again=left > SLICE_S)
             answer = await self._lookup(message, wait_ms / 1000 + self._timeout_s)
             if answer.miss.reason != pb.REASON_IN_FLIGHT or self._breaker.open:
                 break
@@ -148,6 +162,7 @@ class ResponseCacheClient:
 
     async def store(self, message: pb.StoreRequest) -> pb.StoreResponse:
         """Store an answer, or report that there will be none (`aborted`). May take `STORE_TIMEOUT_S`."""
+        self._held.pop(message.flight, None)
         try:
             stored: pb.StoreResponse = await self._call("Store", message, STORE_TIMEOUT_S)
         except Exception as error:
@@ -181,10 +196,35 @@ class ResponseCacheClient:
         return done
 
     async def close(self) -> None:
-        """Close the connection."""
+        """Close the connection. Flights that were not stored end soon."""
+        self._held.clear()
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.gather(self._renewing, return_exceptions=True)
+        await self._close_channel()
+
+    async def _close_channel(self) -> None:
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
+
+    def _hold(self, flight: bytes, tenant: str) -> None:
+        """Renew a flight until it is stored."""
+        self._held[flight] = tenant, time.monotonic() + HELD_S
+        if self._renewing is None or self._renewing.done():
+            self._renewing = asyncio.get_running_loop().create_task(self._renew())
+
+    async def _renew(self) -> None:
+        while self._held:
+            await asyncio.sleep(RENEW_S)
+            now = time.monotonic()
+            for flight in [flight for flight, (_, until) in self._held.items() if now >= until]:
+                del self._held[flight]
+            flights = [pb.HeldFlight(flight=flight, tenant=tenant) for flight, (tenant, _) in self._held.items()]
+            for first in range(0, len(flights), AT_ONCE):
+                # A flight that is not renewed ends, which harms nobody: an equal request goes to the engine as well.
+                with contextlib.suppress(grpc.RpcError, CertificateError):
+                    await self._call("Renew", pb.RenewRequest(flights=flights[first : first + AT_ONCE]), RENEW_S)
 
     async def _lookup(self, message: pb.LookupRequest, timeout_s: float) -> pb.LookupResponse:
         try:
@@ -198,6 +238,8 @@ class ResponseCacheClient:
             return answer if answer.hit.source in pb.Source.values() else pb.LookupResponse(miss=pb.Miss())
         if answer.miss.reason not in pb.Reason.values():
             answer.miss.reason = pb.REASON_UNSPECIFIED
+        if answer.miss.flight:
+            self._hold(answer.miss.flight, message.request.tenant)
         return answer
 
     async def _call_or_raise(self, method: str, message: Any) -> Any:
@@ -222,7 +264,7 @@ class ResponseCacheClient:
             self._breaker.responded()
         reopening_helps = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
         if reopening_helps and time.monotonic() - self._opened > REOPEN_S:
-            task = asyncio.get_running_loop().create_task(self.close())
+            task = asyncio.get_running_loop().create_task(self._close_channel())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 

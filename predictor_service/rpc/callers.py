@@ -95,6 +95,10 @@ class Bucket:
         self._level -= count
         return 0.0
 
+    def owe(self, count: int) -> None:
+        """Take ``count`` tokens, available or not. They are repaid before the next request; at most the capacity is owed."""
+        self._level = max(self._level - count, -self._size)
+
 
 class Caller:
     """A caller and its use of the limits. Use it from one event loop only.
@@ -133,6 +137,12 @@ class Caller:
             raise Overloaded(
                 f"client {self.name} may send {self._limits.rate:g} conversations per second: try again in {wait:.3f} s", wait
             )
+        self._admitted.inc(conversations)
+
+    def owe(self, conversations: int) -> None:
+        """Count conversations that were answered already: the next ones are refused until the rate allows these."""
+        if self._bucket is not None:
+            self._bucket.owe(conversations)
         self._admitted.inc(conversations)
 
     def ask(self) -> None:

@@ -82,7 +82,7 @@ class Cached:
         wait_s = 0.0 if directives.only_if_cached else self._wait_s
         began = self._clock()
         # Without an engine's answer there is no evidence for the semantic tier, so only_if_cached excludes it.
-        answer = await self._client.lookup(question, exact_only=directives.only_if_cached)
+        answer = await self._client.lookup(question, exact_only=directives.only_if_cached, will_wait=wait_s > 0)
         self._metrics.lookup_seconds.observe(self._clock() - began)
         if answer.miss.reason == pb.REASON_IN_FLIGHT and wait_s:
             answer = await self._client.wait_for_answer(question, wait_s)

@@ -30,6 +30,8 @@ EntryId = NewType("EntryId", bytes)
 """Name of an entry within its scope, which is the name of the exact request: 16 bytes."""
 
 NAME_BYTES: Final = 16
+CLIENT: Final = "client:"
+"""Start of the tenants of a gateway's clients: `client:NAME`, and `client:NAME:PART` for each part into which one divides itself."""
 REMEMBERED: Final = 10_000
 """Size limit of in-memory caches by scope or key."""
 
@@ -110,6 +112,11 @@ class Request:
                 texts = (part.get("text") if isinstance(part, dict) else part for part in parts)
                 found += [text for text in texts if isinstance(text, str)]
         return found
+
+
+def owner_of(tenant: str) -> str:
+    """Return the tenant whose limits apply: of a part of a client the client, since it may invent any number of parts."""
+    return ":".join(tenant.split(":", 2)[:2]) if tenant.startswith(CLIENT) else tenant
 
 
 class Names(NamedTuple):

@@ -5,7 +5,7 @@ A failing store is a miss with a reason. Only invalid requests raise.
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -87,14 +87,25 @@ class ResponseCache:
         self._clock = clock
         self._listed: dict[bytes, tuple[int | None, float]] = {}
 
-    async def lookup(self, client: str, request: Request, *, wait_s: float = 0.0, exact_only: bool = False) -> Hit | Miss:
-        """Look up an answer.
+    async def lookup(
+        self,
+        client: str,
+        request: Request,
+        *,
+        wait_s: float = 0.0,
+        exact_only: bool = False,
+        renews: bool = False,
+        asks_again: bool = False,
+    ) -> Hit | Miss:
+        """Look up an answer. If the call is cancelled, no other caller waits for this one's answer.
 
         Args:
             client: authenticated name of the client.
             request: the request.
             wait_s: longest wait for another caller's answer to the same request, in seconds.
             exact_only: whether to skip the other tiers.
+            renews: whether the caller renews the flight that it may get.
+            asks_again: whether the caller asks again if the answer is in flight. This call is then not counted.
 
         Raises:
             InvalidRequest: the request is invalid.
@@ -115,9 +126,13 @@ class ResponseCache:
         else:
             names, now = await offload(request.size, lambda: self._read(client, request, settings, last_turn=False))
             try:
-                outcome = await self._find(client, request, names, settings, wait_s, exact_only=exact_only, about_now=now)
+                outcome = await self._find(
+                    *(client, request, names, settings, wait_s), exact_only=exact_only, about_now=now, renews=renews
+                )
             except RedisFailed:
                 outcome = Miss("unavailable")
+            if asks_again and isinstance(outcome, Miss) and outcome.reason == "in_flight":
+                return outcome
             if settings.warm_up and not now and not exact_only and len(self._counting) < COUNTING:
                 task = asyncio.get_running_loop().create_task(self._count(names, request))
                 self._counting.add(task)
@@ -128,12 +143,29 @@ class ResponseCache:
         return outcome
 
     async def counted(self) -> None:
-        """Wait until all look-ups so far were counted."""
+        """Wait until all look-ups so far were counted, and flights whose caller has gone were ended."""
         await asyncio.gather(*self._counting, return_exceptions=True)
+        await self._flights.close()
 
     async def _count(self, names: Names, request: Request) -> None:
         with contextlib.suppress(RedisFailed):
             await self._frequent.count(names.scope, names.exact, request)
+
+    async def renew(self, client: str, flights: Sequence[tuple[str, bytes]]) -> int:
+        """Renew flights that their callers lead, each a tenant and a ticket; return how many have not ended."""
+        held = []
+        for tenant, data in flights:
+            if (ticket := self._tickets.read(client, tenant, Flight, data)) is not None:
+                held.append((ticket.scope, ticket.entry, ticket.token.encode()))
+        try:
+            return await self._flights.renew(held)
+        except RedisFailed:
+            return 0
+
+    def release(self, client: str, tenant: str, flight: bytes) -> None:
+        """End a flight in the background, because its caller has gone before it got the ticket."""
+        if (ticket := self._tickets.read(client, tenant, Flight, flight)) is not None:
+            self._flights.release(ticket.scope, ticket.entry, ticket.token.encode())
 
     def too_large_to_look_up(self, scope: str) -> Miss:
         """Count a request that is too large to look up, and return the miss."""
@@ -216,6 +248,7 @@ class ResponseCache:
         *,
         exact_only: bool,
         about_now: bool,
+        renews: bool,
     ) -> Hit | Miss:
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -253,7 +286,7 @@ class ResponseCache:
             # A record that is here cannot be used: it is damaged, outdated or invalidated.
             unless_stored = unless_stored and found.record is None
             try:
-                state, token = await self._flights.take(names.scope, names.exact, unless_stored=unless_stored)
+                state, token = await self._flights.take(names.scope, names.exact, unless_stored=unless_stored, renews=renews)
             except RedisRefused:
                 return miss  # Redis is full, or the key has another type: no flight
             if state == "free":

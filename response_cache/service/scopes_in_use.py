@@ -38,7 +38,8 @@ EVIDENCE_S: Final = 5.0
 IDLE_S: Final = 1800.0
 MAX_SCOPES: Final = 1000
 MAX_TENANTS: Final = 1000
-"""Gates of one scope in memory. Above it, the least recently used ones are dropped after their evidence was shared."""
+"""Gates of one scope in memory. Above it, the least recently used ones of the owners with most of them are dropped after their
+evidence was shared."""
 
 
 @dataclass(eq=False, slots=True)
@@ -47,6 +48,7 @@ class Tenant:
 
     Attributes:
         tier: the tier.
+        owner: whose limits apply to it: the client of which it may be a part.
         place: location of its evidence in Redis: judge and tenant.
         rules: gate and judge.
         shared_at: time of the last exchange of evidence, monotonic seconds.
@@ -54,6 +56,7 @@ class Tenant:
     """
 
     tier: Tier
+    owner: bytes
     place: str
     rules: Rules
     shared_at: float = -np.inf
@@ -138,13 +141,13 @@ class ScopesInUse:
         scope.used_at = asyncio.get_running_loop().time()
         return scope
 
-    def tenant(self, scope: InUse, name: bytes, tier: Tier) -> Tenant:
-        """Return a tenant of a scope by its name in Redis, and mark it as used."""
+    def tenant(self, scope: InUse, name: bytes, tier: Tier, owner: bytes) -> Tenant:
+        """Return a tenant of a scope by its name in Redis and its owner's, and mark it as used."""
         tenant = scope.tenants.get((name, tier))
         if tenant is None:
             rules = self._rules(scope.settings, tier)
             place = ":".join((rules.judged_by, layout.text(name), *([] if tier == "semantic" else [tier])))
-            tenant = scope.tenants[name, tier] = Tenant(tier, place, rules)
+            tenant = scope.tenants[name, tier] = Tenant(tier, owner, place, rules)
         tenant.used_at = asyncio.get_running_loop().time()
         return tenant
 
@@ -190,12 +193,13 @@ class ScopesInUse:
 
     async def _share_all(self, scope: InUse, now: float, age_s: float = 0.0) -> None:
         """Share evidence whose last exchange is ``age_s`` ago, and drop idle tenants. Raises RedisFailed."""
+        surplus = _surplus(scope.tenants.values(), MAX_TENANTS)
         due = [(name, one) for name, one in scope.tenants.items() if now - one.shared_at >= age_s]
         for name, tenant in due:
             try:
                 await self.share_evidence(scope, tenant, now)
             finally:
-                if _idle(tenant, scope.tenants.values(), MAX_TENANTS, now):
+                if tenant in surplus or now - tenant.used_at > IDLE_S:
                     del scope.tenants[name]
         if due and scope.named is not None:
             self._report(*scope.named, in_force_of(scope, "semantic"))
@@ -254,7 +258,21 @@ class ScopesInUse:
         tenant.shared_at = now
 
 
-def _idle(one: InUse | Tenant, among: Collection[InUse | Tenant], most: int, now: float) -> bool:
+def _surplus(tenants: Collection[Tenant], most: int) -> set[Tenant]:
+    """Return the tenants without which ``most`` are left. Owners keep equal numbers of them, the most recently used."""
+    of_owner: dict[bytes, list[Tenant]] = {}
+    for tenant in tenants if len(tenants) > most else ():
+        of_owner.setdefault(tenant.owner, []).append(tenant)
+    surplus: set[Tenant] = set()
+    room, owners = most, len(of_owner)
+    for group in sorted(of_owner.values(), key=len):
+        kept = min(len(group), room // owners)
+        surplus.update(sorted(group, key=lambda tenant: tenant.used_at)[: len(group) - kept])
+        room, owners = room - kept, owners - 1
+    return surplus
+
+
+def _idle(one: InUse, among: Collection[InUse], most: int, now: float) -> bool:
     """Return whether one is unused for `IDLE_S`, or is not among the ``most`` most recently used."""
     if now - one.used_at > IDLE_S:
         return True

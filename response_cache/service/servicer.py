@@ -2,6 +2,7 @@
 
 import logging
 import math
+import time
 from collections.abc import Collection
 from typing import Any, Final, TypeAlias
 
@@ -31,6 +32,12 @@ DAYS: Final = 7
 """Days of a report that names no number."""
 REPORTS: Final = 10
 """Calls of Report per minute and client."""
+RENEWALS: Final = 50.0
+"""Calls of Renew per second and client."""
+MAX_RENEWED: Final = 200
+"""Flights in one call of Renew."""
+WAITED_S: Final = 0.05
+"""A call that waits counts against the client's rate if it ends sooner."""
 MAX_MESSAGES: Final = 4096
 MAX_NODES: Final = 20_000
 """Limit on the JSON values of a request, counted by their separators."""
@@ -64,20 +71,34 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
     async def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupResponse:  # noqa: N802
         """Return an answer, or the reason of a miss."""
         caller = CALLER.get()
-        caller.admit(1)
+        # A request that waits in several calls is one look-up.
+        waits = request.asks_again and request.wait_ms > 0
+        caller.admit(0 if waits else 1)
         self._check_tenant(request.request.tenant)
         wait_s = request.wait_ms / 1000
         remaining = context.time_remaining()
         if remaining is not None:
             wait_s = min(wait_s, 0.9 * remaining)
+        began = time.monotonic()
         outcome: Hit | Miss
         if too_large(request.request):
             outcome = self._cache.too_large_to_look_up(request.request.scope[:MAX_NAME])
         else:
             parsed = await offload(request.request.ByteSize(), lambda: request_of(request.request))
-            outcome = await self._cache.lookup(caller.name, parsed, wait_s=wait_s, exact_only=request.exact_only)
+            outcome = await self._cache.lookup(
+                *(caller.name, parsed),
+                wait_s=wait_s,
+                exact_only=request.exact_only,
+                renews=request.renews,
+                asks_again=request.asks_again,
+            )
+        if waits and time.monotonic() - began < WAITED_S:
+            caller.owe(1)
         if isinstance(outcome, Hit):
             return pb.LookupResponse(hit=_hit(outcome))
+        remaining = context.time_remaining()
+        if outcome.flight and remaining is not None and remaining <= 0:
+            self._cache.release(caller.name, request.request.tenant, outcome.flight)
         miss = pb.Miss(
             reason=pb.Reason.Value(f"REASON_{outcome.reason.upper()}"),
             flight=outcome.flight,
@@ -85,6 +106,20 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
             refusal=outcome.refusal or "",
         )
         return pb.LookupResponse(miss=miss)
+
+    async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.RenewResponse:  # noqa: N802
+        """Renew flights whose engine has not answered yet."""
+        del context
+        caller = CALLER.get()
+        if wait := caller.take("renewals", RENEWALS, 2 * RENEWALS):
+            message = f"client {caller.name} may call Renew {RENEWALS:g} times a second: try again in {wait:.3f} s"
+            raise Overloaded(message, wait)
+        if len(request.flights) > MAX_RENEWED:
+            raise InvalidRequest(f"a call of Renew names more than {MAX_RENEWED} flights: send several calls")
+        for tenant in {one.tenant for one in request.flights}:
+            self._check_tenant(tenant)
+        held = [(one.tenant, one.flight) for one in request.flights]
+        return pb.RenewResponse(renewed=await self._cache.renew(caller.name, held))
 
     async def Store(self, request: pb.StoreRequest, context: Context) -> pb.StoreResponse:  # noqa: N802
         """Store the engine's answer, or return why not."""

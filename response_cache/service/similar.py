@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from lpc.wire.redis_reach import RedisAway
-from response_cache.keys.canonical import EntryId, Names, Request, Scope
+from response_cache.keys.canonical import EntryId, Names, Request, Scope, owner_of
 from response_cache.keys.sealing import Keys, Unsealable
 from response_cache.keys.tickets import Candidate, Served, Tickets
 from response_cache.semantic.evidence import Tier
@@ -294,7 +294,9 @@ class SimilarQuestions:
         return in_force_of(in_use, tier), min(progress, key=lambda one: (one.lookups, -one.effective))
 
     def _tenant(self, scope: Scope, settings: ScopeSettings, name: str, tier: Tier) -> Tenant:
-        return self._in_use.tenant(self._in_use.of(scope, settings), self._store.namer.tenant(scope, name), tier)
+        namer = self._store.namer
+        owner = namer.tenant(scope, owner_of(name))
+        return self._in_use.tenant(self._in_use.of(scope, settings), namer.tenant(scope, name), tier, owner)
 
     def forget(self, scope: Scope, entry: EntryId) -> None:
         """Remove an entry from this sidecar's index."""

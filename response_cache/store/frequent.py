@@ -3,6 +3,9 @@
 Only scopes with `warm_up` count. A sketch of `QUESTIONS` names holds the counts (Space-Saving, Metwally et al. 2005): a new
 name takes the place and the count of the rarest, so that a flood of different questions cannot hide a frequent one.
 
+A client that divides itself into tenants cannot use up the room of a scope: of lists and of stored requests, each client may
+have as many as are still free for others.
+
 A request is stored when it comes for the second time, encrypted, and bound to its scope, tenant and name. What is asked once is
 never stored. All of a day ends with the next day; erasing a scope deletes its requests.
 """
@@ -12,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from lpc.wire.redis_reach import RedisReach
-from response_cache.keys.canonical import IGNORED, EntryId, Namer, Request, Scope
+from response_cache.keys.canonical import IGNORED, EntryId, Namer, Request, Scope, owner_of
 from response_cache.keys.sealing import Keys, Unsealable
 from response_cache.store import layout
 from response_cache.store.days import DAY_S
@@ -24,25 +27,41 @@ LONGEST: Final = 8 * 2**10
 """Largest request that is stored, in bytes."""
 STORED: Final = 10_000
 """Most requests of a scope and day that are stored, of all tenants together."""
+LISTS: Final = 10_000
+"""Most tenants of a scope whose questions are counted on a day."""
 
 _COUNT: Final = f"""{layout.READ}
-local counts, requests = KEYS[1], KEYS[2]
-local name, prefix, request, most, stored, life = unpack(ARGV)
-local size, room = read('ZCARD', counts), read('HLEN', requests) < stored + 0
+local counts, requests, owners = KEYS[1], KEYS[2], KEYS[3]
+local name, prefix, request, most, stored, life, lists, owner = unpack(ARGV)
+local size, used = read('ZCARD', counts), read('HLEN', requests)
+read('HLEN', owners)
+local function number(field) return tonumber(redis.call('HGET', owners, field) or 0) or 0 end
+local function add(field, count)
+  local found = redis.pcall('HINCRBY', owners, field, count)
+  if type(found) == 'table' or found < 0 then redis.call('HSET', owners, field, 0) end
+end
 if redis.call('ZSCORE', counts, name) then
   redis.call('ZINCRBY', counts, 1, name)
-  if request ~= '' and room then redis.call('HSETNX', requests, prefix .. name, request) end
+  if request ~= '' and number('stored:' .. owner) < stored - used then
+    if redis.call('HSETNX', requests, prefix .. name, request) == 1 then add('stored:' .. owner, 1) end
+  end
 else
+  if size == 0 then
+    if number('lists:' .. owner) >= lists - number('lists') then return 0 end
+    add('lists:' .. owner, 1)
+    add('lists', 1)
+  end
   local least = 0
   if size >= most + 0 then
     local rarest = redis.call('ZPOPMIN', counts)
-    redis.call('HDEL', requests, prefix .. rarest[1])
+    if redis.call('HDEL', requests, prefix .. rarest[1]) == 1 then add('stored:' .. owner, -1) end
     least = rarest[2]
   end
   redis.call('ZADD', counts, least + 1, name)
 end
 redis.call('EXPIRE', counts, life)
 redis.call('EXPIRE', requests, life)
+redis.call('EXPIRE', owners, life)
 return 1
 """
 
@@ -73,8 +92,10 @@ class FrequentQuestions:
         body = body_of(request)
         sealed = b"" if body is None else self._keys.current.seal(body, _context(scope, tenant, name))
         life_s = int((day + 2) * DAY_S - self._clock())
-        keys = [self._counts(scope, tenant, day), _requests(scope, day)]
-        await self._redis.run(_COUNT, keys, layout.text(name), f"{layout.text(tenant)}:", sealed, QUESTIONS, STORED, life_s)
+        keys = [self._counts(scope, tenant, day), _requests(scope, day), _owners(scope, day)]
+        owner = layout.text(self._namer.tenant(scope, owner_of(request.tenant)))
+        limits = (QUESTIONS, STORED, life_s, LISTS)
+        await self._redis.run(_COUNT, keys, layout.text(name), f"{layout.text(tenant)}:", sealed, *limits, owner)
 
     async def yesterday(self, scope: Scope, tenant_name: str, most: int) -> list[Frequent]:
         """Return a tenant's questions of yesterday, the most frequent first. Raises RedisFailed."""
@@ -97,7 +118,7 @@ class FrequentQuestions:
     async def erase(self, scope: Scope) -> None:
         """Delete the requests of a scope. Raises RedisFailed."""
         day = self._day()
-        keys = [_requests(scope, one) for one in (day - 1, day, day + 1)]
+        keys = [of(scope, one) for of in (_requests, _owners) for one in (day - 1, day, day + 1)]
         await self._redis.ask(lambda client: client.unlink(*keys), ADMIN_S)
 
     def _day(self) -> int:
@@ -125,6 +146,10 @@ def body_of(request: Request) -> bytes | None:
 
 def _requests(scope: Scope, day: int) -> str:
     return layout.key(scope, "r", str(day))
+
+
+def _owners(scope: Scope, day: int) -> str:
+    return layout.key(scope, "o", str(day))
 
 
 def _context(scope: Scope, tenant: bytes, name: EntryId) -> bytes:

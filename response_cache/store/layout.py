@@ -8,6 +8,8 @@
 | `lpc:rc:{S}:z` | zset | `id:bytes` by expiry in seconds: limits the scope |
 | `lpc:rc:{S}:b` | string | total bytes of the scope's entries |
 | `lpc:rc:{S}:z:<name>`, `...:b:<name>` | zset, string | the same for one tenant's entries |
+| `lpc:rc:{S}:oz:<name>`, `...:ob:<name>` | zset, string | the same for all parts of a gateway's client, `id:bytes:part` |
+| `lpc:rc:{S}:os:<name>` | zset | the client's parts by entries and bytes, as shares of its limits |
 | `lpc:rc:{S}:v:<encoder>` | hash | id to sealed vector |
 | `lpc:rc:{S}:n` | hash | name of a normal form to id, and id to name |
 | `lpc:rc:{S}:d:<day>` | hash | counts of a day: look-ups by result, tokens, seconds |
@@ -19,6 +21,7 @@
 | `lpc:rc:{S}:w:<name>` | string, EX | this answer was reported wrong, which counts once |
 | `lpc:rc:{S}:m:<tenant>:<day>` | zset | look-ups of a tenant's most frequent questions on one day, in scopes with `warm_up` |
 | `lpc:rc:{S}:r:<day>` | hash | `tenant:id` to the sealed request of a question that came twice |
+| `lpc:rc:{S}:o:<day>` | hash | numbers of lists and of stored requests, by client of the gateway |
 | `lpc:rc:{C}:s` | hash | the client's scopes: S to the encrypted name |
 
 Evidence and clusters of the normalised tier have `:normalised` after the tenant. S, C, names and ids are HMACs in URL-safe

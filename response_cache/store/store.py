@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
 from lpc.wire.redis_reach import RedisReach, RedisRefused
-from response_cache.keys.canonical import REMEMBERED, EntryId, Namer, Names, Scope
+from response_cache.keys.canonical import CLIENT, REMEMBERED, EntryId, Namer, Names, Scope, owner_of
 from response_cache.keys.sealing import Keyring, Unsealable
 from response_cache.store import layout
 from response_cache.store.entry import Entry
@@ -58,8 +58,8 @@ end
 """Part of a script: removes an entry's normal form, of whatever type its key is."""
 
 _PUT: Final = f"""{layout.READ}
-local e, z, x, v, f, b, tz, tb, g, n = unpack(KEYS)
-local id, record, px, now, ends, most, vector, prefix, flight, room, own_most, own_room, generation, normal = unpack(ARGV)
+local e, z, x, v, f, b, tz, tb, g, n, oz, ob, os = unpack(KEYS)
+local id, record, px, now, ends, most, vector, prefix, flight, room, own_most, own_room, generation, normal, part = unpack(ARGV)
 local stale = read('GET', g) ~= generation
 local before, members, own = read('STRLEN', e), read('ZCARD', z), read('ZCARD', tz)
 read('GET', b)
@@ -67,6 +67,11 @@ read('GET', tb)
 read('HLEN', v)
 read('HLEN', n)
 read('XLEN', x)
+local all = oz and read('ZCARD', oz)
+if oz then
+  read('GET', ob)
+  read('ZCARD', os)
+end
 if not stale then redis.call('SET', e, record, 'PX', px) end
 if flight ~= '' and read('GET', f) == flight then redis.call('DEL', f) end
 if stale then return {{0, 0, 0, 0, 0}} end
@@ -100,9 +105,21 @@ local function due(key)
   end
   return last, false
 end
-local function not_own(member)
+local function drop(list, total, member, bytes)
+  local there = redis.call('ZREM', list, member) == 1
+  local before = redis.pcall('GET', total)
+  if there and sized(bytes) and type(before) == 'string' and sized(before) then redis.call('DECRBY', total, bytes) end
+  return there
+end
+local function share(bytes) return 1 / own_most + bytes / own_room end
+local function of_owner(member, one)
   local bytes = string.match(member, ':(%d+)$')
-  if redis.call('ZREM', tz, member) == 1 and sized(bytes) then redis.call('DECRBY', tb, bytes) end
+  if not oz or not drop(oz, ob, member .. ':' .. one, bytes) or not sized(bytes) then return end
+  if redis.call('ZINCRBY', os, -share(bytes), one) + 0 < share(1) / 2 then redis.call('ZREM', os, one) end
+end
+local function not_own(member)
+  drop(tz, tb, member, string.match(member, ':(%d+)$'))
+  of_owner(member, part)
 end
 if members == 0 or not sized(redis.call('GET', b)) then redis.call('DEL', b) end
 if own == 0 or not sized(redis.call('GET', tb)) then redis.call('DEL', tb) end
@@ -113,6 +130,14 @@ redis.call('INCRBY', b, #record)
 redis.call('ZADD', tz, ends, id .. ':' .. #record)
 redis.call('INCRBY', tb, #record)
 for _, key in ipairs({{z, b, tz, tb}}) do lives(key) end
+if oz then
+  if all == 0 or not sized(redis.call('GET', ob)) then redis.call('DEL', ob) end
+  if redis.call('ZADD', oz, ends, id .. ':' .. #record .. ':' .. part) == 1 then
+    redis.call('INCRBY', ob, #record)
+    redis.call('ZINCRBY', os, share(#record), part)
+  end
+  for _, key in ipairs({{oz, ob, os}}) do lives(key) end
+end
 if vector ~= '' then
   redis.call('HSET', v, id, vector)
   lives(v)
@@ -127,6 +152,12 @@ local ended = redis.call('ZRANGEBYSCORE', z, '-inf', '(' .. now, 'LIMIT', 0, 100
 for _, one in ipairs(ended) do redis.call('ZREM', z, one) end
 gone(ended, false)
 for _, one in ipairs(redis.call('ZRANGEBYSCORE', tz, '-inf', '(' .. now, 'LIMIT', 0, 100)) do not_own(one) end
+if oz then
+  for _, one in ipairs(redis.call('ZRANGEBYSCORE', oz, '-inf', '(' .. now, 'LIMIT', 0, 100)) do
+    local member, of = string.match(one, '^([^:]*:%d+):([^:]+)$')
+    if member then of_owner(member, of) else redis.call('ZREM', oz, one) end
+  end
+end
 local evicted = {{0, 0, 0, 0}}
 for _ = 1, 100 do
   local bound = redis.call('ZCARD', tz) > own_most + 0 and 3 or redis.call('GET', tb) + 0 > own_room + 0 and 4
@@ -137,6 +168,27 @@ for _ = 1, 100 do
   if redis.call('ZREM', z, member) == 1 then
     gone({{member}}, there)
     if there then evicted[bound] = evicted[bound] + 1 end
+  end
+end
+for _ = 1, oz and 100 or 0 do
+  local bound = redis.call('ZCARD', oz) > own_most + 0 and 3 or redis.call('GET', ob) + 0 > own_room + 0 and 4
+  if not bound then break end
+  local largest = redis.call('ZREVRANGE', os, 0, 0)[1]
+  local list = prefix .. 'z:' .. (largest or '')
+  local member, there
+  if redis.call('TYPE', list).ok == 'zset' then member, there = due(list) end
+  if member then
+    drop(list, prefix .. 'b:' .. largest, member, string.match(member, ':(%d+)$'))
+    of_owner(member, largest)
+    if redis.call('ZREM', z, member) == 1 then
+      gone({{member}}, there)
+      if there then evicted[bound] = evicted[bound] + 1 end
+    end
+  elseif largest then
+    redis.call('ZREM', os, largest)
+  else
+    redis.call('DEL', oz, ob)
+    break
   end
 end
 for _ = 1, 100 do
@@ -151,7 +203,8 @@ end
 return {{1, evicted[1], evicted[2], evicted[3], evicted[4]}}
 """
 """Stores an entry unless its generation is outdated, ends its flight, and enforces the limits of scope and tenant. Expired
-entries are removed first, then those that expire first; a tenant over its own limits loses its own entries. A deleted entry
+entries are removed first, then those that expire first; a tenant over its own limits loses its own entries. The parts of a client have
+these limits together; above them, the part with most entries and bytes loses its own. A deleted entry
 counts for its tenant until it would have expired or is the next to be evicted.
 
 The first write is one that a full Redis refuses; after any other, Redis would let the script exceed `maxmemory`. So the script
@@ -304,17 +357,21 @@ class Store:
             RedisFailed: the record may have been stored or not.
         """
         scope, name = names.scope, layout.text(names.exact)
+        part, generation = layout.text(self.namer.tenant(scope, entry.tenant)), layout.key(scope, "g")
         keys = [
             *(layout.key(scope, "e", name), layout.key(scope, "z"), layout.key(scope, "x")),
             *(layout.key(scope, "v", self._encoder()), layout.key(scope, "f", name), layout.key(scope, "b")),
-            *(layout.key(scope, kind, layout.text(self.namer.tenant(scope, entry.tenant))) for kind in "zb"),
-            *(layout.key(scope, "g"), layout.key(scope, "n")),
+            *(layout.key(scope, kind, part) for kind in "zb"),
+            *(generation, layout.key(scope, "n")),
         ]
+        if entry.tenant.startswith(CLIENT):
+            owner = layout.text(self.namer.tenant(scope, owner_of(entry.tenant)))
+            keys += [layout.key(scope, kind, owner) for kind in ("oz", "ob", "os")]
         life_ms = max(1, int((entry.expires_at - entry.stored_at) * 1000))
         arguments: list[Any] = [name, record, life_ms, entry.stored_at, entry.expires_at, settings.max_entries, vector]
         arguments += [layout.key(scope, ""), flight, settings.max_mib * MIB, settings.tenant_entries, settings.tenant_mib * MIB]
         normal = "" if names.normal is None or settings.mode_of("normalised") == "off" else layout.text(names.normal)
-        arguments += [self._marked(keys[-2], entry.generation), normal]
+        arguments += [self._marked(generation, entry.generation), normal, part]
         stored = await self.redis.run(_PUT, keys, *arguments)
         return Put(bool(stored[0]), *stored[1:])
 

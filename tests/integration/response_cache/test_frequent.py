@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.processes import RedisServer, free_port
 from response_cache.keys.canonical import Request
+from response_cache.store import frequent
 from response_cache.store.frequent import DAY_S, LONGEST, QUESTIONS, body_of
 from response_cache.store.scopes import ScopeSettings
 from tests.response_cache import Caches, answer, asked
@@ -39,7 +40,7 @@ async def listed(caches: Caches, client: str = "gateway", tenant: str = "", most
 
 def keys(server: RedisServer) -> list[bytes]:
     with contextlib.closing(server.client()) as client:
-        return [key for kind in "mr" for key in client.scan_iter(f"lpc:rc:*:{kind}:*")]
+        return [key for kind in "mro" for key in client.scan_iter(f"lpc:rc:*:{kind}:*")]
 
 
 async def test_the_next_day_lists_what_was_asked_most_first(caches: Caches) -> None:
@@ -96,6 +97,25 @@ async def test_a_flood_of_different_questions_hides_no_frequent_one(caches: Cach
     with contextlib.closing(redis_server.client()) as client:
         (counts,) = [key for key in keys(redis_server) if b":m:" in key]
         assert client.zcard(counts) == QUESTIONS
+
+
+@pytest.mark.parametrize("limit", ["STORED", "LISTS"])
+async def test_a_client_that_divides_itself_leaves_room_for_the_questions_of_others(
+    caches: Caches, monkeypatch: pytest.MonkeyPatch, redis_server: RedisServer, limit: str
+) -> None:
+    monkeypatch.setattr(frequent, limit, 16)
+    for part in range(20):
+        await look(caches, CANARY, 2, tenant=f"client:loud:{part:064x}")
+    assert len([key for key in keys(redis_server) if b":m:" in key]) == (20 if limit == "STORED" else 8)
+    for quiet in ("client:quiet", "key:quiet", ""):
+        await look(caches, "theirs", 2, tenant=quiet)
+    await look(caches, "later", 2, tenant="client:loud:later")
+    caches.clock.now += DAY_S
+    for quiet in ("client:quiet", "key:quiet", ""):
+        assert "theirs" in str(await listed(caches, tenant=quiet))
+    assert await listed(caches, tenant="client:loud:later") == []
+    parts = [await listed(caches, tenant=f"client:loud:{part:064x}") for part in range(20)]
+    assert sum(map(bool, parts)) == 8
 
 
 @pytest.mark.parametrize("other", [{"client": "another"}, {"tenant": "b"}, {"tenant": ""}], ids=str)

@@ -122,3 +122,63 @@ async def test_invalidate_is_refused_above_its_rate_for_one_client_and_not_for_o
             await stub.Invalidate(pb.InvalidateRequest(everything=True, erase=True), metadata=bearer("loud"))
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert (await stub.Invalidate(pb.InvalidateRequest(scope="faq"), metadata=bearer("quiet"))).done
+
+
+PARTS = [f"client:loud:{n:064x}" for n in range(10)]
+"""Tenants that a gateway names if one client sends ten values of an identity header."""
+
+
+@pytest.mark.parametrize(
+    ("bounds", "size"),
+    [({"tenant_entries": 25, "max_entries": 100}, 1), ({"tenant_mib": 1, "max_mib": 4}, 25_000)],
+    ids=["entries", "bytes"],
+)
+async def test_a_client_that_divides_itself_has_the_limits_of_one_tenant(
+    make: Make, redis_server: RedisServer, bounds: dict[str, int], size: int
+) -> None:
+    caches = make({"faq": ScopeSettings(**bounds)})
+    others = [asked(f"Is it {n}?", tenant=tenant) for n in range(10) for tenant in ("client:quiet", "client:loud:0", "key:x")]
+    for one in others:
+        await fill(caches, one)
+    loud = [asked(f"Is it {n}?", tenant=part) for n in range(20) for part in PARTS]
+    for one in loud:
+        caches.clock.now += 1
+        await fill(caches, one, answer(secrets.token_hex(size)))
+    for one in others:
+        if size > 1 or one.tenant != "client:loud:0":
+            assert isinstance(await ask(caches, one), Hit), one.tenant
+    with contextlib.closing(redis_server.client()) as client:
+        (lists,) = [client.zcard(key) for key in client.scan_iter("lpc:rc:*:oz:*") if client.zcard(key) > 10]
+        stored = sum(bytes_ for bytes_ in entries_in(redis_server).values())
+    left = sum([isinstance(await ask(caches, one), Hit) for one in loud])
+    assert 0 < left <= lists
+    assert lists <= 25 if size == 1 else stored < 1.2 * 2**20
+    assert evicted(caches, "entries") == evicted(caches, "bytes") == 0
+
+
+async def test_the_largest_part_of_a_client_loses_its_answers_first(make: Make) -> None:
+    caches = make({"faq": ScopeSettings(tenant_entries=60)})
+    small = [asked(f"Is it {n}?", tenant="client:a:small") for n in range(5)]
+    for one in small:
+        await fill(caches, one)
+    for n in range(100):
+        caches.clock.now += 1
+        await fill(caches, asked(f"Is it {n}?", tenant=f"client:a:{n % 4}"))
+    for one in small:
+        assert isinstance(await ask(caches, one), Hit)
+
+
+async def test_parts_of_a_client_that_expired_or_were_replaced_do_not_count(make: Make, redis_server: RedisServer) -> None:
+    caches = make({"faq": ScopeSettings(tenant_entries=20)})
+    for n in range(10):
+        await fill(caches, asked(f"Is it {n}?", tenant=f"client:a:{n}"))
+    caches.clock.now += 5 * 3600
+    for n in range(20):
+        await fill(caches, asked(f"Is it {n}?", tenant="client:a"))
+        await caches.cache.store("a", asked(f"Is it {n}?", tenant="client:a"), answer("Again."))
+    found = [await ask(caches, asked(f"Is it {n}?", tenant="client:a")) for n in range(20)]
+    assert all(isinstance(one, Hit) for one in found)
+    with contextlib.closing(redis_server.client()) as client:
+        (shares,) = client.scan_iter("lpc:rc:*:os:*")
+        assert [round(20 * score) for _, score in client.zrange(shares, 0, -1, withscores=True)] == [20]
+        assert all(client.pttl(key) > 0 for key in client.scan_iter("lpc:rc:*:o?:*"))
