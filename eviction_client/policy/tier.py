@@ -14,11 +14,16 @@ vLLM stores each block in the tier when it is computed, so a tier of the pool's 
 tier (:attr:`ChunkTier.divides`) divides the requests with the pool, in proportion to their sizes. Both hold the blocks of a
 request when it ends, and the one that is not its *home* evicts them early, as copies. Together they hold almost what one cache
 of both sizes would. Neither does so while LRU is in force in one of them. The price is that some hits of the pool become loads.
+
+The tier's own code may run in another thread than the engine's scheduler: vLLM 0.33 serves peers between two steps. Each call
+has the tier for itself. The scheduler never waits for its turn: its event is carried out before the next call of any thread.
 """
 
+import threading
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import groupby, islice
 from typing import Any, Final, Generic
 
@@ -111,8 +116,10 @@ class Chunk(Block):
 
 
 class ChunkTier(Tier[Chunk]):
-    """Order of one tier's chunks. :meth:`learn`, :meth:`refitted` and :meth:`distrust` are for the background; all other
-    methods are for the scheduler's thread.
+    """Order of one tier's chunks. :meth:`learn`, :meth:`refitted` and :meth:`distrust` are for the background.
+
+    Events of the engine (:meth:`step`, :meth:`ended`, :meth:`wait`, :meth:`served`) come from the scheduler's thread and never
+    block. Events of the tier's own code come from any thread, one after the other.
 
     Args:
         name: of the tier, in metrics.
@@ -147,6 +154,10 @@ class ChunkTier(Tier[Chunk]):
     ) -> None:
         self.name = name
         self.evictions = {"plugin": 0, "lru": 0}
+        self._turn = threading.Lock()
+        """Held by the thread that reads or changes the order. Within it only the clock takes a lock."""
+        self._pending: deque[Callable[[], None]] = deque()
+        """Events of the engine that came while another thread had its turn."""
         self.retained: Retained[Content] = Retained(hints_share * chunks)
         self._named = named
         self._clock = clock
@@ -168,15 +179,6 @@ class ChunkTier(Tier[Chunk]):
     def _new_queue(self) -> FreeQueue[Chunk]:
         return FreeQueue(Chunk(-1, None), Chunk(-1, None), self._classes, copies=True, clock=self._clock)
 
-    def clear(self) -> None:
-        """Forget all chunks."""
-        self.queue = self._new_queue()
-        self.set_rule()
-        self._chunks.clear()
-        self._fresh.clear()
-        self._hinted = 0
-        self.retained.clear()
-
     @property
     def decides(self) -> bool:
         """Whether the order here differs from the tier's own."""
@@ -185,15 +187,24 @@ class ChunkTier(Tier[Chunk]):
     def __len__(self) -> int:
         return len(self._chunks) + len(self._fresh)
 
-    # Called for events of the engine.
+    # Called for events of the engine, by the scheduler's thread.
 
     def step(self) -> bool:
-        """Do the work due before a step of the engine, in bounded time; return whether some is left."""
-        self.set_rule()
-        now = self._clock()
-        while self._ended and next(iter(self._ended.values())).at < now - REPORTED_S:
-            self._ended.popitem(last=False)
-        return self.queue.step()
+        """Do the work due before a step of the engine, in bounded time; return whether some is left.
+
+        While another thread has its turn, all of it is left.
+        """
+        if not self._turn.acquire(blocking=False):
+            return True
+        try:
+            self._catch_up()
+            self.set_rule()
+            now = self._clock()
+            while self._ended and next(iter(self._ended.values())).at < now - REPORTED_S:
+                self._ended.popitem(last=False)
+            return self.queue.step()
+        finally:
+            self._turn.release()
 
     def ended(self, ended: FinishedRequest[BlockHash], *, ordered: bool = False) -> None:
         """Record a finished request. The tier's own code reports its chunks a step later (:meth:`used`).
@@ -205,43 +216,143 @@ class ChunkTier(Tier[Chunk]):
             self._owed += self.divides
             ended.home = "pool" if self._owed >= 1.0 else "tier"
             self._owed %= 1.0
+        self._carry_out(partial(self._record, ended))
+
+    def wait(self, request_id: Hashable, contents: Iterable[Content]) -> None:
+        """Keep the chunks that a waiting request will load; see :meth:`FreeQueue.wait`."""
+        self._carry_out(partial(self._keep, request_id, contents))
+
+    def served(self, request_id: Hashable) -> None:
+        """Stop keeping chunks for a request, if it waits."""
+        self._carry_out(partial(self._keep_no_longer, request_id))
+
+    def _carry_out(self, event: Callable[[], None]) -> None:
+        """Carry out an event of the engine: now, or before the next call if another thread has its turn."""
+        self._pending.append(event)
+        if self._turn.acquire(blocking=False):
+            try:
+                self._catch_up()
+            finally:
+                self._turn.release()
+
+    def _catch_up(self) -> None:
+        """Carry out the engine's events that came while another thread had its turn. Each turn begins with it."""
+        while self._pending:
+            self._pending.popleft()()
+
+    def _record(self, ended: FinishedRequest[BlockHash]) -> None:
         self._ended[ended.request_id] = ended
         if len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
 
-    def wait(self, request_id: Hashable, contents: Iterable[Content]) -> None:
-        """Keep the chunks that a waiting request will load; see :meth:`FreeQueue.wait`."""
-        self._settle()
+    def _keep(self, request_id: Hashable, contents: Iterable[Content]) -> None:
+        self._insert_fresh()
         chunks = self._chunks
         self.queue.wait(request_id, [chunks[content].block_id for content in contents if content in chunks])
 
-    def served(self, request_id: Hashable) -> None:
-        """Stop keeping chunks for a request, if it waits."""
-        self.queue.served(request_id)
+    def _keep_no_longer(self, request_id: Hashable) -> None:
+        self.queue.served(request_id)  # of the time: `clear` replaces the queue
 
-    # Called for events of the tier's own code.
+    # Called for events of the tier's own code, by any thread.
 
     def store(self, content: Content) -> None:
         """Called when a new chunk is about to be stored."""
-        self._fresh[content] = None
+        with self._turn:
+            self._fresh[content] = None
 
     def remove(self, content: Content) -> None:
         """Called when a chunk is gone without eviction."""
-        self._settle()
-        self._unlink(self._chunks.pop(content))
-        self.retained.release((content,))
+        with self._turn:
+            self._settle()
+            self._unlink(self._chunks.pop(content))
+            self.retained.release((content,))
 
     def touch(self, contents: Iterable[Content]) -> None:
         """Called when a running request uses chunks: they are evicted last, in the given order."""
-        self._settle()
-        self._insert([chunk for content in contents if (chunk := self._take_out(content)) is not None], PREEMPTED)
+        with self._turn:
+            self._settle()
+            self._insert([chunk for content in contents if (chunk := self._take_out(content)) is not None], PREEMPTED)
 
     def used(self, request_id: Hashable, contents: Sequence[Content]) -> None:
         """Called when a request that used these chunks has ended. They get its classes. The first is evicted first."""
-        ended = self._ended.pop(request_id, None)
-        if not contents:
+        with self._turn:
+            self._catch_up()
+            ended = self._ended.pop(request_id, None)
+            if contents:
+                self._settle(contents)
+                self._place(ended, contents)
+
+    def clear(self) -> None:
+        """Forget all chunks."""
+        with self._turn:
+            self._catch_up()
+            self.queue = self._new_queue()
+            self.set_rule()
+            self._chunks.clear()
+            self._fresh.clear()
+            self._hinted = 0
+            self.retained.clear()
+
+    def order(self) -> Iterator[Content]:
+        """Iterate over all chunks in eviction order. The tier must not change during the iteration."""
+        with self._turn:
+            self._settle()
+        return (chunk.content for chunk in self.queue.eviction_order())
+
+    def choose(self, n: int, may_go: Callable[[Any], bool]) -> list[Any] | None:
+        """Return the first n chunks in eviction order that ``may_go`` accepts. Removes nothing.
+
+        Chunks that waiting requests need are skipped only once: the call moves them to the end of the order.
+
+        Returns:
+            None if there are fewer, or if the order here is the tier's own (:attr:`decides`).
+        """
+        with self._turn:
+            self._settle()
+            if not self.decides:
+                return None
+            kept: list[Chunk] = []
+            may = (chunk.content for chunk in self.queue.eviction_order(kept) if may_go(chunk.content))
+            chosen = list(islice(may, n))
+            self.queue.set_aside(kept)
+        return chosen if len(chosen) == n else None
+
+    def evicted(self, contents: Sequence[Content], *, by: str) -> None:
+        """Called after these chunks were evicted ``by`` the order here (``plugin``) or the tier's own (``lru``)."""
+        with self._turn:
+            self._settle()
+            self.retained.release(contents)
+            self.evictions[by] += len(contents)
+            for content in contents:
+                self._unlink(self._chunks.pop(content))
+
+    # Order.
+
+    def _settle(self, used: Iterable[Content] = ()) -> None:
+        """Carry out pending events, then insert the chunks stored since the last call: last in the order, the end of each
+        prompt before its start.
+
+        Args:
+            used: chunks that the caller inserts itself.
+        """
+        self._catch_up()
+        self._insert_fresh(used)
+
+    def _insert_fresh(self, used: Iterable[Content] = ()) -> None:
+        if not self._fresh:
             return
-        self._settle(contents)
+        fresh, self._fresh = self._fresh, {}
+        for content in used:
+            if content in fresh:
+                del fresh[content]
+                self._chunks[content] = self._new_chunk(content)
+        if fresh:
+            chunks = [self._new_chunk(content) for content in reversed(fresh)]
+            self._chunks.update((chunk.content, chunk) for chunk in chunks)
+            self._insert(chunks, PREEMPTED)
+
+    def _place(self, ended: FinishedRequest[BlockHash] | None, contents: Sequence[Content]) -> None:
+        """Put the chunks of an ended request into its classes."""
         now = self._clock()
         retain_s = 0.0 if ended is None else ended.retain_s
         held = retain_s > 0.0 and self.retained.hold(dict.fromkeys(contents, 1), now + retain_s, now)
@@ -263,51 +374,6 @@ class ChunkTier(Tier[Chunk]):
                 self._hinted += len(chunks)
                 for chunk in chunks:
                     chunk.hinted = True
-
-    def order(self) -> Iterator[Content]:
-        """Iterate over all chunks in eviction order. The tier must not change during the iteration."""
-        self._settle()
-        return (chunk.content for chunk in self.queue.eviction_order())
-
-    def choose(self, n: int, may_go: Callable[[Any], bool]) -> list[Any] | None:
-        """Return the first n chunks in eviction order that ``may_go`` accepts; None if there are fewer. Removes nothing.
-
-        Chunks that waiting requests need are skipped only once: the call moves them to the end of the order.
-        """
-        self._settle()
-        kept: list[Chunk] = []
-        may = (chunk.content for chunk in self.queue.eviction_order(kept) if may_go(chunk.content))
-        chosen = list(islice(may, n))
-        self.queue.set_aside(kept)
-        return chosen if len(chosen) == n else None
-
-    def evicted(self, contents: Sequence[Content], *, by: str) -> None:
-        """Called after these chunks were evicted ``by`` the order here (``plugin``) or the tier's own (``lru``)."""
-        self._settle()
-        self.retained.release(contents)
-        self.evictions[by] += len(contents)
-        for content in contents:
-            self._unlink(self._chunks.pop(content))
-
-    # Order.
-
-    def _settle(self, used: Iterable[Content] = ()) -> None:
-        """Insert the chunks stored since the last call: last in the order, the end of each prompt before its start.
-
-        Args:
-            used: chunks that the caller inserts itself.
-        """
-        if not self._fresh:
-            return
-        fresh, self._fresh = self._fresh, {}
-        for content in used:
-            if content in fresh:
-                del fresh[content]
-                self._chunks[content] = self._new_chunk(content)
-        if fresh:
-            chunks = [self._new_chunk(content) for content in reversed(fresh)]
-            self._chunks.update((chunk.content, chunk) for chunk in chunks)
-            self._insert(chunks, PREEMPTED)
 
     def _new_chunk(self, content: Content) -> Chunk:
         self._numbers += 1

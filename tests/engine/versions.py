@@ -19,6 +19,7 @@ TESTS = {
     "waiting": "tests/engine/test_waiting.py",
     "keep": "tests/engine/test_keep.py",
     "tier": "tests/engine/test_cpu_tier.py",
+    "threads": "tests/engine/test_tier_threads.py",
 }
 CHECK = """
 from benchmarks.bare_scheduler import Engine

@@ -8,6 +8,10 @@ Methods that a release adds go to its own policy.
 Reuse classes come from the scheduler plug-in (:mod:`eviction_client.engines.vllm_cpu.placing`): vLLM gives a policy the id of a
 request, but neither tokens nor session. Without the plug-in the policy is LRU.
 
+A tier that serves peers (0.33) calls the policy from a thread of its own too, under its manager's lock. The plug-in's calls
+(:meth:`LearnedCachePolicy.step`, ``find``, ``wait``, ``served``) come from the scheduler's thread and take no lock of vLLM's,
+because the scheduler must not wait for a transfer: they change nothing of vLLM's, and :class:`ChunkTier` keeps threads apart.
+
 Nothing here raises into vLLM, which catches no exception.
 """
 
@@ -70,7 +74,8 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
             failed: called with an exception of the tier; from then on the policy is LRU.
             groups: KV-cache groups: number, and block hashes that one chunk covers.
         """
-        self._tier, self._failed, self._groups = tier, failed, groups
+        self._failed, self._groups = failed, groups
+        self._tier = tier  # last: another thread may call from here on
 
     @property
     def tier(self) -> ChunkTier | None:
@@ -79,10 +84,14 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
 
     def step(self) -> bool:
         """Do the tier's work due before a step of the scheduler; return whether some is left."""
-        return self._tier is not None and bool(self._try(self._tier.step))
+        tier = self._tier
+        return tier is not None and bool(self._try(tier.step))
 
     def find(self, chain: Sequence[bytes], above: int) -> list[OffloadKey]:
-        """Return the stored chunks that continue a chain without a gap after its first ``above`` hashes, for each group."""
+        """Return the stored chunks that continue a chain without a gap after its first ``above`` hashes, for each group.
+
+        Another thread may store and evict at the same time: :meth:`wait` ignores what is gone.
+        """
         found: list[OffloadKey] = []
         for group, scale in self._groups if self._tier is not None else ():
             ends = range((above // scale + 1) * scale - 1, len(chain), scale)
@@ -91,13 +100,13 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
 
     def wait(self, request: Hashable, keys: Sequence[OffloadKey]) -> None:
         """Keep the chunks that a waiting request will load."""
-        if self._tier is not None:
-            self._try(self._tier.wait, request, keys)
+        if (tier := self._tier) is not None:
+            self._try(tier.wait, request, keys)
 
     def served(self, request: Hashable) -> None:
         """Stop keeping chunks for a request."""
-        if self._tier is not None:
-            self._try(self._tier.served, request)
+        if (tier := self._tier) is not None:
+            self._try(tier.served, request)
 
     # Called by vLLM. See CachePolicy.
 
@@ -109,14 +118,14 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
     def insert(self, key: OffloadKey, chunk: ChunkStatus, *context: Any) -> None:
         """Add a chunk. vLLM 0.33 and later pass the context of the request that stores it."""
         self.lru.insert(key, chunk, *context)
-        if self._tier is not None:
-            self._try(self._tier.store, key)
+        if (tier := self._tier) is not None:
+            self._try(tier.store, key)
 
     def remove(self, key: OffloadKey) -> None:
         """Remove a chunk that could not be stored."""
         self.lru.remove(key)
-        if self._tier is not None:
-            self._try(self._tier.remove, key)
+        if (tier := self._tier) is not None:
+            self._try(tier.remove, key)
 
     def touch(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
         """Called when chunks are in use."""
@@ -139,11 +148,11 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
     ) -> None:
         """Called when a request has ended, a step after the plug-in's hook."""
         self.lru.on_request_finished(key_groups, insertion_only_keys, reused_keys, req_context)
-        if self._tier is not None:
+        if (tier := self._tier) is not None:
             try:
                 # Each group is already in order; several must be merged.
                 keys = key_groups[0] if len(key_groups) == 1 else order_request_keys(key_groups, req_context)
-                self._tier.used(req_context.req_id, keys[::-1])
+                tier.used(req_context.req_id, keys[::-1])
             except Exception as error:
                 self._give_up(error)
         elif self._alone:
@@ -160,7 +169,7 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
         if tier is None or n <= 0:
             return self._least_recent(n, protected)
         try:
-            chosen = self._choose(tier, n, protected) if tier.decides else None
+            chosen = self._choose(tier, n, protected)
             if chosen is not None:
                 tier.evicted([key for key, _ in chosen], by="plugin")
         except Exception as error:
@@ -178,8 +187,8 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
     def clear(self) -> None:
         """Remove all chunks."""
         self.lru.clear()
-        if self._tier is not None:
-            self._try(self._tier.clear)
+        if (tier := self._tier) is not None:
+            self._try(tier.clear)
 
     def _choose(
         self, tier: ChunkTier, n: int, protected: Collection[OffloadKey]
@@ -194,8 +203,8 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
         return evicted
 
     def _touch(self, keys: Sequence[OffloadKey]) -> None:
-        if self._tier is not None:
-            self._try(self._tier.touch, keys[::-1])
+        if (tier := self._tier) is not None:
+            self._try(tier.touch, keys[::-1])
 
     def _try(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
         try:
