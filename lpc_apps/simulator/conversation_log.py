@@ -208,9 +208,7 @@ class _Reading:
     def shared(self, found: Sequence[_Counted]) -> list[ConversationTokens]:
         """Return the conversations with the leading blocks that at least two of them have."""
         uses = Counter(content for one in found for content in one.opening)
-        return [
-            replace(one.tokens, shared=tuple(-1 - content for content in one.opening if uses[content] > 1)) for one in found
-        ]
+        return [replace(one.tokens, shared=tuple(content for content in one.opening if uses[content] > 1)) for one in found]
 
     def _ids(self, messages: Sequence[LoggedMessage]) -> Iterator[list[int]]:
         """Yield the token ids of each message, empty ones after MOST_CHARS characters."""

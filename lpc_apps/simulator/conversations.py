@@ -32,6 +32,8 @@ LOGNORMAL_SIGMA: Final = 1.0
 SECONDS_PER_OUTPUT_TOKEN: Final = 0.01
 ACTIVE: Final = 200
 """Mean number of active conversations, as in the paper."""
+SHARED_FROM: Final = 1 << 47
+"""Content ids of shared blocks: above those of the conversations' own blocks, and below `sessions.ROUND`."""
 SAMPLE: Final = Path(__file__).parent / "data" / "sharegpt.json.gz"
 
 
@@ -45,7 +47,7 @@ class ConversationTokens:
         replies: tokens of each reply.
         probability: the head's probability that another user turn follows; None without a prediction.
         waits: whether the request follows a user's think time. If not, a tool's result follows the previous reply at once.
-        shared: content ids, each below 0, of the first prompt's leading blocks that other conversations have as well.
+        shared: numbers, from 0, of the first prompt's leading blocks that other conversations have as well.
     """
 
     key: str
@@ -150,6 +152,7 @@ def _turns(conversation: ConversationTokens, number: int, gaps: NDArray[np.float
     first: Turn | None = None
     last: Turn | None = None
     context = 0
+    shared = [SHARED_FROM + block for block in conversation.shared]
     for i in range(requests_within(conversation.prompts, conversation.replies)):
         prompt, reply = conversation.prompts[i], conversation.replies[i]
         tokens = context + prompt
@@ -159,8 +162,8 @@ def _turns(conversation: ConversationTokens, number: int, gaps: NDArray[np.float
             "chat",
             tokens,
             reply,
-            _blocks(conversation.shared, number, tokens),
-            _blocks(conversation.shared, number, tokens + reply),
+            _blocks(shared, number, tokens),
+            _blocks(shared, number, tokens + reply),
             gap=float(gaps[i]) if conversation.waits[i] else 0.0,
             probability=conversation.probability[i],
         )

@@ -204,7 +204,8 @@ def simulate(
     sessions = None if loop is None else Sessions(workload)
     counted_replies: set[Turn] = set()
     served = refused = 0
-    counted_from, counted_until = 0.0, 0.0
+    counted_from: float | None = None
+    counted_until = 0.0
     upcoming = iter(workload.arrivals if sessions is None else sessions.first())
     following = next(upcoming, None)
 
@@ -247,7 +248,7 @@ def simulate(
             else:
                 result.latency.append(first + decode)
             result.prefill_s += prefill
-            counted_from = counted_from or now
+            counted_from = now if counted_from is None else counted_from
             counted_until = max(counted_until, engine.prefilled_at)
         sequence += 1
         due, kind = (engine.prefilled_at, PREFILLED) if in_turn else (now + prefill + decode, END)
@@ -335,7 +336,7 @@ def simulate(
             result.latency.append(at - turn.arrival)
     if in_turn:
         result.still_waiting = [last - turn.arrival for turn in engine.waiting]
-    result.seconds = min(workload.until, last) - workload.count_from if loop is None else counted_until - counted_from
+    result.seconds = min(workload.until, last) - workload.count_from if loop is None else counted_until - (counted_from or 0.0)
     return result
 
 

@@ -19,7 +19,6 @@ MISSES: Final = ("evicted", "changed", "new", "short")
 - ``changed``: no request has used it, and the conversation's previous request had another block at this position.
 - ``new``: no request has used it.
 - ``short``: the incomplete last block of a prompt, or its last full block, because engines compute at least one token."""
-_SHARED: Final = ""
 
 
 class _Use:
@@ -27,14 +26,14 @@ class _Use:
 
     Attributes:
         at: seconds.
-        by: the only conversation that has used it; empty if there are several.
+        by: the only conversation that has used it; None if there are several.
     """
 
     __slots__ = ("at", "by")
 
     def __init__(self, at: float, by: str) -> None:
         self.at = at
-        self.by = by
+        self.by: str | None = by
 
 
 class Sources:
@@ -70,13 +69,13 @@ class Sources:
             else:
                 unused, use.at = now - use.at, now
                 if use.by != conversation:
-                    use.by = _SHARED
+                    use.by = None
             depth = segment.depth
             if depth >= servable:
                 continue
             end = min(depth + segment.size, servable)
             if depth < hits:
-                if use is not None and use.by == _SHARED:
+                if use is not None and use.by is None:
                     shared += min(end, hits) - depth
                 if end <= hits:
                     continue

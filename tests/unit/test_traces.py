@@ -80,7 +80,7 @@ def test_a_mooncake_line_is_a_request_in_seconds_since_the_first(read: Read) -> 
     assert trace.block_tokens == 512
     assert trace.start is None
     assert trace.duration == 1.5
-    assert trace.requests[1] == TracedRequest(1.5, 924, 9, (3, 4), "c2", 1, "turn1")
+    assert trace.requests[1] == TracedRequest(1.5, 924, 9, (2, 3), "c2", 1, "turn1")
 
 
 def test_a_request_that_extends_all_full_blocks_of_an_earlier_one_is_its_next_turn(read: Read) -> None:

@@ -10,10 +10,10 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from lpc.logs.records import DAMAGED, Record, Skipped, TraceError, WrongRecord, loads, log_files, name_of, unpacked
-from lpc.logs.traces.request import BlockIds, Trace, TracedRequest, seconds, whole
+from lpc.logs.traces.request import BlockIds, Trace, TracedRequest, ids_of, seconds, whole
 
 ACTIVE_SESSIONS: Final = 20
 
@@ -30,7 +30,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    name: Any
+    name: str
     block_tokens: int
     calls: list[_Call]
 
@@ -116,16 +116,14 @@ def _session(record: object) -> _Session:
         raise WrongRecord("id is neither text nor a whole number")
     # Requests without blocks, or without a prompt, are retries.
     return _Session(
-        name,
+        str(name),
         whole(record, "block_size", 1),
         [_call(call) for call in calls if call.get("hash_ids") and call.get("in") != 0],
     )
 
 
 def _call(call: Record) -> _Call:
-    ids = call["hash_ids"]
-    if not isinstance(ids, list) or not all(isinstance(block, int) for block in ids):
-        raise WrongRecord("hash_ids is not a list of whole numbers")
+    ids = ids_of(call, "hash_ids")
     took = call.get("api_time") or 0.0
     return _Call(
         seconds(call, "t"),

@@ -2,8 +2,8 @@
 
 Source: https://github.com/kvcache-ai/Mooncake (FAST25-release). Its blocks have 512 tokens; others write the same format with
 blocks of their engine's size, which is found by the lengths. The ids are chained by prefix, and the last block may be partial.
-Conversations are not in the file, so they are recovered by
-prefix: **a request continues the latest strictly earlier request all of whose full prompt blocks are its prefix**, the one
+Ids may be any whole numbers, so they are numbered from 0, which also chains ids of single blocks.
+Conversations are not in the file, so they are recovered by prefix: **a request continues the latest strictly earlier request all of whose full prompt blocks are its prefix**, the one
 with the most blocks first. Blocks that many prompts share (a system prompt) tell of no conversation: a block counts as shared
 once more than SHARED_AFTER different blocks have followed it, and a match must be deeper than those. Only requests already
 seen decide, so a trace that is cut off gives the same conversations as the whole one up to the cut.
@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from lpc.logs.records import Skipped, read_records
 from lpc.logs.traces.block_size import block_tokens_of
-from lpc.logs.traces.request import Trace, TracedRequest, hashed_blocks, read_lines, seconds, whole
+from lpc.logs.traces.request import BlockIds, Trace, TracedRequest, hashed_blocks, read_lines, seconds, whole
 from lpc.logs.traces.sample import WHOLE, Sample
 
 PUBLISHED_TOKENS: Final = 512
@@ -56,14 +56,16 @@ def read_mooncake(path: Path, sample: Sample = WHOLE) -> Trace:
     """Read a Mooncake trace, or a sample of it. Raises TraceError, as `read_lines`."""
     skipped = Skipped()
     size = block_tokens_of(path, PUBLISHED_TOKENS)
-    check = sample.checker(
-        lambda: (blocks for _, blocks in read_records(path, lambda one: [_parse(one, size).blocks], Skipped()))
-    )
+    ids = BlockIds()
+
+    def blocks(record: dict[str, Any]) -> list[int]:
+        return hashed_blocks(record, whole(record, "input_length", 1), size)
+
+    check = sample.checker(lambda: (found for _, found in read_records(path, lambda one: [blocks(one)], Skipped())))
 
     def parse(record: dict[str, Any]) -> _Line:
-        line = _parse(record, size)
-        check(line.blocks)
-        return line
+        check(blocks(record))
+        return _parse(record, ids, size)
 
     lines = read_lines(path, parse, skipped, lambda line: (line.arrival,))
     first = lines[0].arrival
@@ -133,13 +135,15 @@ class _Conversations:
         return isinstance(known, set) and len(known) > SHARED_AFTER
 
 
-def _parse(record: dict[str, Any], block_tokens: int) -> _Line:
+def _parse(record: dict[str, Any], ids: BlockIds, block_tokens: int) -> _Line:
     input_tokens = whole(record, "input_length", 1)
-    blocks = tuple(hashed_blocks(record, input_tokens, block_tokens))
+    found = hashed_blocks(record, input_tokens, block_tokens)
+    arrival, output_tokens = seconds(record, "timestamp") / 1000, whole(record, "output_length", 0)
+    blocks = ids.chain(found)
     return _Line(
-        seconds(record, "timestamp") / 1000,
+        arrival,
         input_tokens,
-        whole(record, "output_length", 0),
+        output_tokens,
         blocks,
         blocks[: input_tokens // block_tokens],
     )

@@ -18,6 +18,7 @@ from lpc_apps.simulator.conversation_log import MARKUP_TOKENS, read_conversation
 from lpc_apps.simulator.conversations import (
     BLOCK_TOKENS,
     MAX_CONTEXT,
+    SHARED_FROM,
     WARM_UP_S,
     Conversations,
     ConversationTokens,
@@ -230,7 +231,7 @@ def drawn(*found: ConversationTokens, **options: Any) -> Any:
     return draw(Conversations("x", found), **options)
 
 
-PLAIN = tokens(probability=[None] * 3, waits=[True] * 3, shared=(-1, -2))
+PLAIN = tokens(probability=[None] * 3, waits=[True] * 3, shared=(0, 1))
 
 
 def test_a_prompt_begins_with_all_blocks_of_the_conversation_and_with_shared_ones_only_of_others() -> None:
@@ -241,7 +242,7 @@ def test_a_prompt_begins_with_all_blocks_of_the_conversation_and_with_shared_one
             assert list(after.contents)[: len(turn.all_contents)] == list(turn.all_contents)
             assert len(turn.all_contents) == (turn.input_tokens + turn.output_tokens) // BLOCK_TOKENS
     blocks = [set(conversation[-1].all_contents) for conversation in turns]
-    assert set.intersection(*blocks) == {-1, -2}
+    assert set.intersection(*blocks) == {SHARED_FROM, SHARED_FROM + 1}
     assert sum(map(len, blocks)) - 2 * (len(blocks) - 1) == len(set.union(*blocks))
 
 
@@ -264,9 +265,9 @@ def test_a_tools_result_follows_at_once() -> None:
 def test_blocks_behind_each_other_are_a_sequence() -> None:
     contents = drawn(PLAIN).arrivals[1].all_contents
     listed = list(contents)
-    assert listed == [-1, -2, (1 << 20) + 2]
+    assert listed == [SHARED_FROM, SHARED_FROM + 1, (1 << 20) + 2]
     assert [contents[at] for at in range(-3, 3)] == listed * 2
-    assert [contents[:2], contents[2:], contents[::-1]] == [(-1, -2), (listed[2],), tuple(reversed(listed))]
+    assert [contents[:2], contents[2:], contents[::-1]] == [tuple(listed[:2]), (listed[2],), tuple(reversed(listed))]
     with pytest.raises(IndexError):
         contents[3]
 
