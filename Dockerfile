@@ -1,8 +1,9 @@
 # Targets: cpu and gpu (the sidecar), caches (response caches), trainer (lpc embed, train, export), engine (vLLM with the eviction client).
 #   docker build --target cpu --tag lpc-sidecar:0.1.0-cpu .                                 the artefact is inside
 #   docker build --target cpu --build-arg ARTEFACT=mounted --tag lpc-sidecar:0.1.0-cpu .    the artefact is mounted at /models
-# Packages come from PyPI, or from where PIP_INDEX_URL and PIP_EXTRA_INDEX_URL say (build arguments; they are not kept in the
-# sidecar's images, but in the build cache: no passwords there). A private authority: deploy/image/authorities.
+# Packages come from PyPI, or from where PIP_INDEX_URL and PIP_EXTRA_INDEX_URL say. These are build arguments, which stay in the
+# images' history: passwords are refused there. They come as a secret: --secret id=netrc,src=$HOME/.netrc (needs BuildKit).
+# A private authority: deploy/image/authorities.
 ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d
 ARG ENGINE_IMAGE=vllm/vllm-openai:v0.32.0
 
@@ -17,9 +18,13 @@ ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt
 FROM python AS wheel
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
+RUN case "${PIP_INDEX_URL} ${PIP_EXTRA_INDEX_URL}" in \
+      *://*@*) echo "PIP_INDEX_URL or PIP_EXTRA_INDEX_URL holds a user or password, which would stay in the image's history:" \
+        "leave it out, and give it by --secret id=netrc,src=FILE (docs/how-to/deploy.md)" >&2; exit 1 ;; \
+    esac
 WORKDIR /src
 COPY requirements/build.txt ./
-RUN python -m venv /src/venv \
+RUN --mount=type=secret,id=netrc,target=/root/.netrc python -m venv /src/venv \
     && /src/venv/bin/pip install --no-cache-dir --no-deps --require-hashes -r build.txt
 COPY pyproject.toml README.md LICENSE hatch_build.py ./
 COPY proto proto
@@ -35,7 +40,7 @@ FROM python AS venv-cpu
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 COPY requirements/server.txt /opt/lpc/requirements.txt
-RUN python -m venv /opt/lpc \
+RUN --mount=type=secret,id=netrc,target=/root/.netrc python -m venv /opt/lpc \
     && /opt/lpc/bin/pip install --no-cache-dir --no-compile --no-deps --require-hashes --only-binary=:all: \
       -r /opt/lpc/requirements.txt
 COPY --from=wheel /wheel /wheel
@@ -51,7 +56,7 @@ FROM python AS venv-gpu
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 COPY requirements/gpu.txt /opt/lpc/requirements.txt
-RUN python -m venv /opt/lpc \
+RUN --mount=type=secret,id=netrc,target=/root/.netrc python -m venv /opt/lpc \
     && /opt/lpc/bin/pip install --no-cache-dir --no-compile --no-deps --require-hashes --only-binary=:all: \
       -r /opt/lpc/requirements.txt
 COPY --from=wheel /wheel /wheel
@@ -80,7 +85,7 @@ LABEL org.opencontainers.image.title="learned-prefix-cache trainer" \
 COPY requirements/train.txt /opt/lpc/requirements.txt
 COPY requirements/cuda.txt /opt/lpc/cuda.txt
 # PyPI's build of torch imports only with CUDA's libraries; PyTorch's build for CPUs needs none.
-RUN python -m venv /opt/lpc \
+RUN --mount=type=secret,id=netrc,target=/root/.netrc python -m venv /opt/lpc \
     && /opt/lpc/bin/pip install --no-cache-dir --no-deps --require-hashes -r /opt/lpc/requirements.txt \
     && { /opt/lpc/bin/python -c "import torch" \
       || /opt/lpc/bin/pip install --no-cache-dir --no-deps --require-hashes -r /opt/lpc/cuda.txt; }
@@ -108,7 +113,8 @@ ARG ARTEFACT=baked
 ARG PRECISION=int8
 COPY requirements/models.txt /src/requirements.txt
 COPY --from=wheel /wheel /wheel
-RUN install -d -o 10001 -g 10001 /models \
+RUN --mount=type=secret,id=netrc,target=/root/.netrc \
+    install -d -o 10001 -g 10001 /models \
     && case "${ARTEFACT}" in \
          baked) python -m venv /src/venv \
            && /src/venv/bin/pip install --no-cache-dir --no-deps --require-hashes --only-binary=:all: -r /src/requirements.txt \
@@ -201,7 +207,8 @@ COPY --from=wheel /wheel /tmp/lpc
 COPY --from=python /etc/ssl/certs/ca-certificates.crt /tmp/lpc/authorities.pem
 COPY requirements/client.txt /tmp/lpc/requirements.txt
 # uv is what this image has. What vLLM pinned stays: vLLM requires all that the client needs but what client.txt names.
-RUN SSL_CERT_FILE=/tmp/lpc/authorities.pem uv pip install --no-cache --python "$(command -v python3)" --no-deps --require-hashes \
+RUN --mount=type=secret,id=netrc,target=/root/.netrc \
+    SSL_CERT_FILE=/tmp/lpc/authorities.pem uv pip install --no-cache --python "$(command -v python3)" --no-deps --require-hashes \
         ${PIP_INDEX_URL:+--default-index "${PIP_INDEX_URL}"} ${PIP_EXTRA_INDEX_URL:+--index "${PIP_EXTRA_INDEX_URL}"} \
         -r /tmp/lpc/requirements.txt \
     && uv pip install --no-cache --python "$(command -v python3)" --no-deps --no-index /tmp/lpc/*.whl \

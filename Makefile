@@ -7,6 +7,11 @@ ENGINE_TESTS = OMP_NUM_THREADS=1 $(ENGINE)/bin/python -m pytest --confcutdir=tes
   --numprocesses 2 --dist loadfile --max-worker-restart 0
 # One thread for each of the two: else their pools wait for each other.
 TWO     = OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile --max-worker-restart 0
+# Both halves of the tests run, also if the first fails; then the first failure's exit code.
+BOTH    = @first=0; second=0; $(1) || first=$$?; $(2) || second=$$?; \
+  [ $$first = 0 ] || echo "== the tests outside the engine failed with exit code $$first"; \
+  [ $$second = 0 ] || echo "== the tests in the engine failed with exit code $$second"; \
+  [ $$first = 0 ] && exit $$second; exit $$first
 # Only files whose hashes are in the lock. The locks are complete, so nothing else is resolved.
 LOCKED  = install --disable-pip-version-check --no-deps --require-hashes
 SUDO   := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
@@ -49,15 +54,13 @@ quick: lint ## lint, types, imports and the unit tests, in two minutes: at each 
 	$(TWO) tests/unit
 
 test: lint engine redis-server deploy-tools ## lint, types, wire contract, all tests but the nightly ones, also with real vLLM
-	$(TWO)
-	$(ENGINE_TESTS) tests/engine
+	$(call BOTH,$(TWO),$(ENGINE_TESTS) tests/engine)
 
 .PHONY: test-nightly
 # LPC_TEST_LONG also makes other tests longer: tests/nightly.py.
 test-nightly: lint engine redis-server deploy-tools ## all tests, with Monte Carlo, faults, load, fuzzing, dying clusters, real vLLM (hours)
 	@test -d models/default || $(BIN)/lpc export --models models
-	LPC_TEST_LONG=1 $(TWO) -o timeout=900
-	LPC_TEST_LONG=1 $(ENGINE_TESTS) tests/engine
+	$(call BOTH,LPC_TEST_LONG=1 $(TWO) -o timeout=900,LPC_TEST_LONG=1 $(ENGINE_TESTS) tests/engine)
 
 .PHONY: redis-server
 redis-server:

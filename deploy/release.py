@@ -27,6 +27,9 @@ from cyclonedx.output import make_outputter
 from cyclonedx.schema import OutputFormat, SchemaVersion
 from packageurl import PackageURL
 
+from deploy import digests
+from lpc import distribution
+
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "deploy/helm/learned-prefix-cache"
 RUNBOOK = "docs/how-to/runbook.md"
@@ -60,7 +63,26 @@ def main(dist: Path) -> None:
     )
     sums(dist)
     print((dist / SUMS).read_text())
+    for left in undone():
+        print(f"not ready to publish: {left}")
     print("to publish: docs/contributing/publish.md")
+
+
+def undone() -> list[str]:
+    """Return what a release still needs, each with what to do."""
+    unpinned = sorted(
+        {
+            image
+            for file in digests.files(ROOT)
+            for image in digests.IMAGES
+            for found in digests.reference(image).finditer(file.read_text())
+            if found["digest"] is None
+        }
+    )
+    found = [f"{image} has no digest: make digests" for image in unpinned]
+    if distribution.SOURCE != distribution.NAME:
+        found.append("pages install from a checkout: set SOURCE in lpc/distribution.py")
+    return found
 
 
 def epoch() -> int:

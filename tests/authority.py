@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from lpc.wire.certificates import CertificateFiles
+from tests.eventually import patiently
 
 NEW_KEY = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
 
 
 def run(*command: str | Path) -> None:
-    subprocess.run([str(part) for part in command], check=True, capture_output=True, timeout=30)
+    subprocess.run([str(part) for part in command], check=True, capture_output=True, timeout=patiently())
 
 
 class Authority:

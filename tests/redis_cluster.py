@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.processes import RedisServer, free_port
-from tests.eventually import until
+from tests.eventually import patiently, until
 
 
 def node(folder: Path) -> RedisServer:
@@ -18,7 +18,7 @@ def node(folder: Path) -> RedisServer:
 def form(nodes: list[RedisServer]) -> None:
     addresses = [f"127.0.0.1:{server.port}" for server in nodes]
     subprocess.run(
-        ["redis-cli", "--cluster", "create", *addresses, "--cluster-yes"], check=True, capture_output=True, timeout=60
+        ["redis-cli", "--cluster", "create", *addresses, "--cluster-yes"], check=True, capture_output=True, timeout=patiently()
     )
     for server in nodes:
         with contextlib.closing(server.client()) as client:

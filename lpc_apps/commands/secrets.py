@@ -1,7 +1,9 @@
 """`lpc secrets`: keys, certificates and tokens of a deployment with response caches, in one folder per process."""
 
+import os
 import re
 import secrets as random
+import stat
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -27,6 +29,8 @@ NAMES: Final = (
 )
 """Names of the response caches in docker-compose.yml and deploy/overlays/gateway, and of sidecars that serve them."""
 VALID: Final = timedelta(days=3650)
+PARTS: Final = ("caches", "gateway", "engine", "clients")
+"""Folders with secrets."""
 _CLIENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -44,13 +48,14 @@ def secrets(
 ) -> None:
     """Create the secrets of a deployment with response caches: certificates, tokens, keys and the Redis password.
 
-    Writes caches/ and gateway/ below the folder. Mount in each process its own folder only.
+    Writes caches/ and gateway/ below the folder. Mount in each process its own folder only. Other users lose their access.
     The authority's key is not written.
     """
     clients = client or []
     if wrong := [one for one in clients if not _CLIENT.fullmatch(one)]:
         raise UsageError(f"invalid client {wrong[0]!r}: use letters, digits, dots, dashes and underscores, 63 at most")
     caches, gateway = folder / "caches", folder / "gateway"
+    _close(folder, *(folder / name for name in PARTS))
     _certificates(caches, (*NAMES, *(name or [])))
     for reader in (gateway, folder / "engine") if engine else (gateway,):
         _write(reader / "ca.crt", (caches / "ca.crt").read_text())
@@ -62,6 +67,33 @@ def secrets(
     for one in clients:
         _enter(gateway / "clients", one, _token(folder / "clients" / one))
     typer.echo(f"{folder} holds the secrets of response caches and gateway{' and engines' if engine else ''}")
+
+
+def _close(folder: Path, *parts: Path) -> None:
+    """Take away other users' access: to write to the folder, and any to its parts and their files.
+
+    Raises UsageError if another user may have put something there: its secrets could be known.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _restrict(folder.resolve(), 0o022, roots=True)
+    for part in parts:
+        if os.path.lexists(part):
+            _restrict(part, 0o077)
+            for file in part.iterdir():
+                _restrict(file, 0o077)
+
+
+def _restrict(path: Path, mode: int, *, roots: bool = False) -> None:
+    """Remove permissions. ``roots``: a folder of root, or one in which users keep apart as in /tmp, is as safe."""
+    found = path.lstat()
+    user = os.geteuid()
+    if roots and found.st_uid != user and (found.st_mode & stat.S_ISVTX or not found.st_mode & mode) and found.st_uid == 0:
+        return
+    if stat.S_ISLNK(found.st_mode) or found.st_uid != user:
+        what = "is a symbolic link" if stat.S_ISLNK(found.st_mode) else f"belongs to user {found.st_uid}, not to user {user}"
+        raise UsageError(f"{path} {what}: someone else may know the secrets in it; remove it, or choose another folder")
+    if found.st_mode & mode and not (roots and found.st_mode & stat.S_ISVTX):
+        path.chmod(stat.S_IMODE(found.st_mode) & ~mode)
 
 
 def _token(path: Path) -> str:

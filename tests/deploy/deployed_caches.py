@@ -19,6 +19,7 @@ from tests.deploy.test_first_prediction import environment_of
 from tests.deploy.test_kubernetes import Object, containers, kustomized, pods, render, secret_data
 from tests.dockerfile import ROOT, stages
 from tests.engine_double import EngineDouble, serve_double
+from tests.eventually import patiently
 
 IMAGE = stages()[1]["caches"]
 CLIENT = "app"
@@ -228,9 +229,9 @@ def _engine() -> Iterator[EngineDouble]:
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()
     try:
-        assert up.wait(30)
+        assert up.wait(patiently())
         yield double
     finally:
         loop.call_soon_threadsafe(end.set)
-        thread.join(30)
+        thread.join(patiently())
         loop.close()

@@ -20,6 +20,7 @@ from prometheus_client import REGISTRY, Counter, generate_latest
 from benchmarks.processes import free_port
 from eviction_client.observability.metrics import METRICS, EngineMetrics
 from eviction_client.policy.rules import RULES
+from tests.eventually import patiently
 
 
 class Prometheus:
@@ -28,7 +29,7 @@ class Prometheus:
         self._api = f"{self.address}/api/v1"
 
     def get(self, path: str, **parameters: str) -> Any:
-        with urlopen(f"{self._api}/{path}?{urlencode(parameters)}", timeout=10) as answer:
+        with urlopen(f"{self._api}/{path}?{urlencode(parameters)}", timeout=patiently()) as answer:
             return json.load(answer)["data"]
 
     def query(self, expression: str) -> list[dict[str, Any]]:
@@ -58,10 +59,10 @@ def prometheus(folder: Path, rules: Path, targets: dict[str, str]) -> Iterator[P
             stderr=log,
         )
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + patiently()
         while True:
             try:
-                with urlopen(f"http://{address}/-/ready", timeout=1):
+                with urlopen(f"http://{address}/-/ready", timeout=patiently()):
                     break
             except (URLError, OSError):
                 if process.poll() is not None or time.monotonic() > deadline:
@@ -70,7 +71,7 @@ def prometheus(folder: Path, rules: Path, targets: dict[str, str]) -> Iterator[P
         yield Prometheus(address)
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(patiently())
 
 
 VLLM = """\

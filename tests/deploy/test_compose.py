@@ -18,7 +18,7 @@ from response_cache.gateway.settings import GatewaySettings
 from response_cache.service.settings import CacheServerSettings
 from tests.deploy.test_kubernetes import check_rights
 from tests.dockerfile import ROOT, stages
-from tests.eventually import until
+from tests.eventually import patiently, until
 
 PROFILES = ("cpu", "gpu", "two-gpus", "gateway")
 Service = dict[str, Any]
@@ -196,7 +196,7 @@ def test_the_engines_redis_makes_a_password_once_and_lets_engines_do_what_kubern
             assert done.stdout.strip() == "PONG"
         finally:
             server.terminate()
-            server.wait(10)
+            server.wait(patiently())
     assert passwords[0] == passwords[1] and len(passwords[0]) == 64
     engine = profile("gateway")["engine-a"]
     folder = {volume.split(":")[0]: volume.split(":")[1] for volume in engine["volumes"]}["redis-password"]

@@ -21,7 +21,7 @@ from eviction_client.transport.predictor_client import PredictorClient
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.deploy.test_kubernetes import Object, example, named, pods, rendered, secret_data
 from tests.dockerfile import stages
-from tests.eventually import until
+from tests.eventually import patiently, until
 
 IMAGE = stages()[1]["cpu"]
 MANIFESTS: dict[str, Callable[[], list[Object]]] = {
@@ -105,7 +105,7 @@ def running(container: Container) -> Iterator[None]:
             yield
         finally:
             process.terminate()
-            assert process.wait(30) == 0, log.read_text()
+            assert process.wait(patiently()) == 0, log.read_text()
 
 
 @pytest.mark.timeout(300)  # two processes are started, and one of them another
@@ -142,7 +142,7 @@ def test_token_ids_are_read_with_no_setting_changed(manifests: str, models: Path
                 answer = client.take("r")
             finally:
                 client.close()
-            with urlopen(f"http://127.0.0.1:{container.environment['LPC_METRICS_PORT']}/metrics", timeout=10) as page:
+            with urlopen(f"http://127.0.0.1:{container.environment['LPC_METRICS_PORT']}/metrics", timeout=patiently()) as page:
                 metrics = page.read().decode()
         assert answer is not None and not answer.unread
         assert answer.turn_count == 2 and 0 < answer.probability < 1

@@ -1,4 +1,4 @@
-"""The chart inside another chart, twice in one chart, under long or odd release names, and beside another release in a namespace."""
+"""The chart inside another chart, twice in one chart, under odd release names, and with another release in its namespace."""
 
 import json
 import re

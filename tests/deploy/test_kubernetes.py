@@ -38,6 +38,7 @@ from predictor_service.settings import ServiceSettings
 from response_cache.gateway.settings import GatewaySettings
 from response_cache.service.settings import CacheServerSettings
 from tests.dockerfile import ROOT, stages
+from tests.eventually import patiently
 
 DEPLOY = ROOT / "deploy"
 OVERLAYS = ("minimal", "cpu", "gpu", "node", "redis-cluster", "mtls", "learning", "gateway")
@@ -317,7 +318,7 @@ def test_the_single_redis_lets_an_engine_in_and_nothing_else(tmp_path: Path) -> 
     lines = lines.replace("/run/redis", str(tmp_path)).replace("/etc/redis", str(tmp_path)).rstrip()
     command = [*container["command"], f"{lines} --port {port} --bind 127.0.0.1"]
     secret.write_text("replace-me")
-    refused = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=patiently())
     assert refused.returncode == 1 and "replace the password" in refused.stdout
     password = r's3cret "/#?%@ \ x'
     secret.write_text(password)
@@ -329,15 +330,15 @@ def test_the_single_redis_lets_an_engine_in_and_nothing_else(tmp_path: Path) -> 
         assert done.stdout.strip() == "PONG"
         secret.write_text("another one")
         # Kubernetes starts it again, with the new password.
-        assert server.wait(10) == 0
+        assert server.wait(patiently()) == 0
     finally:
         server.terminate()
-        server.wait(10)
+        server.wait(patiently())
 
 
 def check_rights(port: int, password: str) -> None:
     """Wait for the server; then an engine can store, and do nothing else."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + patiently()
     while True:
         with contextlib.suppress(redis.ConnectionError), contextlib.closing(redis.Redis(port=port)) as probe:
             try:

@@ -25,6 +25,7 @@ from predictor_service.settings import ServiceSettings
 from tests.authority import Authority
 from tests.deploy.test_kubernetes import DEPLOY, containers, named, pods, rendered
 from tests.dockerfile import ROOT
+from tests.eventually import patiently
 
 MOUNT = "/etc/lpc/tls"
 
@@ -54,7 +55,7 @@ def content(path: str | Path) -> bytes:
 async def predicts(channel: grpc.aio.Channel) -> bool:
     try:
         request = pb.PredictRequest(conversation=pb.Conversation(prompt="hello"))
-        await rpc.ContinuationPredictorStub(channel).Predict(request, timeout=10)
+        await rpc.ContinuationPredictorStub(channel).Predict(request, timeout=patiently())
     except grpc.aio.AioRpcError as error:
         assert error.code() == grpc.StatusCode.UNAVAILABLE
         return False

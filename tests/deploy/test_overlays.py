@@ -8,6 +8,7 @@ import pytest
 
 from tests.deploy.test_kubernetes import OVERLAYS, example, pods, rendered
 from tests.dockerfile import stages
+from tests.eventually import patiently
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -36,16 +37,16 @@ def test_a_models_volume_starts_with_the_images_model_and_is_never_overwritten(t
         return subprocess.Popen([*seed["command"], lines], stderr=subprocess.DEVNULL)
 
     (tmp_path / "models").mkdir()
-    assert start().wait(20) == 0, "an image without a model has nothing to give"
+    assert start().wait(patiently()) == 0, "an image without a model has nothing to give"
     artefact = tmp_path / "models/default/v1"
     artefact.mkdir(parents=True)
     (artefact / "model.onnx").write_bytes(bytes(2**20))
-    assert [one.wait(20) for one in [start(), start()]] == [0, 0]
+    assert [one.wait(patiently()) for one in [start(), start()]] == [0, 0]
     published = tmp_path / "volume/default/v1/model.onnx"
     assert published.stat().st_size == 2**20
     published.with_name("note").write_text("retrained")
     (artefact / "model.onnx").write_bytes(b"another image")
-    assert start().wait(20) == 0
+    assert start().wait(patiently()) == 0
     assert published.stat().st_size == 2**20 and published.with_name("note").exists()
     assert [path.name for path in (tmp_path / "volume").iterdir()] == ["default"]
 

@@ -17,7 +17,7 @@ from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, open_store
 from eviction_client.stores.namespace import Namespace
 from tests.deploy.test_kubernetes import DEPLOY, containers, named, rendered
-from tests.eventually import until
+from tests.eventually import patiently, until
 from tests.relay import Relay
 
 OVERLAY = DEPLOY / "overlays/redis-cluster"
@@ -38,7 +38,7 @@ def node(folder: Path, password: str, address: str = "127.0.0.1") -> Iterator[tu
         yield address, port
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(patiently())
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def forming(folder: Path, nodes: list[tuple[str, int]]) -> Iterator[Callable[[],
         yield lambda: subprocess.run(probe).returncode == 0
     finally:
         process.terminate()
-        assert process.wait(10) == 0
+        assert process.wait(patiently()) == 0
 
 
 def stored(store: object) -> bool:

@@ -12,7 +12,7 @@ import redis
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from tests.deploy.deployed_caches import Deployed, deployed, own_address
-from tests.eventually import until
+from tests.eventually import patiently, until
 
 ADDRESS = own_address()
 pytestmark = [
@@ -31,7 +31,9 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def ask(running: Deployed, client: str) -> httpx.Response:
     headers = {"authorization": f"Bearer {client}"}
-    return httpx.post(f"{running.gateway}/v1/chat/completions", json=BODY, headers=headers, timeout=60, trust_env=False)
+    return httpx.post(
+        f"{running.gateway}/v1/chat/completions", json=BODY, headers=headers, timeout=patiently(), trust_env=False
+    )
 
 
 def look_up(running: Deployed, *, token: str | None, tenant: str = "") -> pb.LookupResponse:
@@ -44,7 +46,7 @@ def look_up(running: Deployed, *, token: str | None, tenant: str = "") -> pb.Loo
     with channel:
         metadata = (("authorization", f"Bearer {token}"),) if token else ()
         answer: pb.LookupResponse = rpc.ResponseCacheStub(channel).Lookup(
-            pb.LookupRequest(request=asked), timeout=20, metadata=metadata
+            pb.LookupRequest(request=asked), timeout=patiently(), metadata=metadata
         )
         return answer
 

@@ -20,7 +20,7 @@ import pytest
 from benchmarks.processes import RedisServer, free_port
 from benchmarks.tiny_llama import build
 from tests.engine.test_serve import ROOT, Sidecar, VllmServer
-from tests.eventually import until
+from tests.eventually import patiently, until
 
 STOPS = {"stop_token_ids": list(range(0, 262, 2)), "min_tokens": 8}
 """Stop tokens: random weights never end a reply."""
@@ -60,12 +60,12 @@ class Stack:
         assert until(lambda: "listening on" in self.sidecar.log.read_text(), 60)
 
     def metric(self, line: str) -> float:
-        text = urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10).read().decode()
+        text = urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=patiently()).read().decode()
         return next((float(row.rpartition(" ")[2]) for row in text.splitlines() if row.startswith(line + " ")), 0.0)
 
     def stop(self) -> None:
         self.gateway.terminate()
-        self.gateway.wait(30)
+        self.gateway.wait(patiently())
         self.engine.stop()
         self.sidecar.signal(9)
         self.caches.kill()
@@ -105,7 +105,7 @@ def fates(stack: Stack) -> dict[str, float]:
 
 @pytest.mark.timeout(600)
 def test_an_answer_of_vllm_is_served_from_the_cache_as_stream_and_as_body(stack: Stack) -> None:
-    client = openai.OpenAI(base_url=f"http://127.0.0.1:{stack.port}/v1", api_key="none", timeout=120, max_retries=0)
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{stack.port}/v1", api_key="none", timeout=patiently(120), max_retries=0)
     assert [model.id for model in client.models.list()] == ["tiny"]
     for stores, (question, form) in enumerate((("a body", {}), ("a stream", {"stream": True})), 1):
         text, cache = said(client, question, **form)
@@ -133,7 +133,7 @@ def test_an_answer_of_vllm_is_served_from_the_cache_as_stream_and_as_body(stack:
 
 @pytest.mark.timeout(600)
 def test_without_sidecar_and_redis_the_gateway_is_a_proxy(stack: Stack) -> None:
-    client = openai.OpenAI(base_url=f"http://127.0.0.1:{stack.port}/v1", api_key="none", timeout=120, max_retries=0)
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{stack.port}/v1", api_key="none", timeout=patiently(120), max_retries=0)
     stack.caches.kill()
     text, cache = said(client, "body")
     assert cache is None and text
@@ -169,7 +169,7 @@ def test_a_tenant_reuses_no_prefix_of_another_however_its_body_is_written(stack:
         }
         request = urllib.request.Request(f"http://127.0.0.1:{stack.port}/v1/completions", body, fields)
         try:
-            status = urllib.request.urlopen(request, timeout=120).status
+            status = urllib.request.urlopen(request, timeout=patiently(120)).status
         except urllib.error.HTTPError as error:
             status = error.code
         return status, stack.engine.metrics()["vllm:prefix_cache_hits_total", ""] - before

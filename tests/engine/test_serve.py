@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.processes import RedisServer, free_port
 from benchmarks.tiny_llama import build
 from eviction_client.policy.rules import RULES
-from tests.eventually import until
+from tests.eventually import patiently, until
 
 pytestmark = pytest.mark.supports(
     engine="vLLM", tier="GPU pool", what="`vllm serve`, two engines with sidecar and Redis, outages"
@@ -88,13 +88,13 @@ class VllmServer:
         for _ in range(900):
             assert self.process.poll() is None, self.log.read_text()[-3000:]
             with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=1)
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=patiently())
                 return
             time.sleep(0.5)
         raise AssertionError(self.log.read_text()[-3000:])
 
     def metrics(self) -> dict[tuple[str, str], float]:
-        text = urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10).read().decode()
+        text = urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=patiently()).read().decode()
         found: dict[tuple[str, str], float] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -103,13 +103,13 @@ class VllmServer:
         return found
 
     def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", timeout=60, max_retries=0)
+        return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", timeout=patiently(), max_retries=0)
 
     def stop(self) -> None:
         with contextlib.suppress(ProcessLookupError):  # it may have died; stop the others anyway
             os.killpg(self.process.pid, signal.SIGTERM)
         try:
-            self.process.wait(20)
+            self.process.wait(patiently())
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
 

@@ -24,6 +24,7 @@ from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
 from eviction_client.transport.predictor_client import PredictorClient
 from lpc.wire.redis_connection import Connection
+from tests.eventually import patiently
 
 SERVED_MODEL: Final = "llama"
 NAMESPACE: Final = Namespace("sha256_cbor", "0", 16, SERVED_MODEL)
@@ -37,7 +38,7 @@ BACK_S: Final = 60.0
 
 def until(condition: Callable[[], object], seconds: float = BACK_S) -> bool:
     """Wait for a condition; return whether it came true in time."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + patiently(seconds)
     while not condition():
         if time.monotonic() > deadline:
             return False

@@ -17,6 +17,7 @@ import grpc
 from benchmarks.processes import Sidecar
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
+from tests.eventually import patiently
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEADERS, DATA, SETTINGS = 1, 0, 4
@@ -93,7 +94,7 @@ class RudeClients:
         """Connect as an engine that lives; it is answered once, and refused, for it has no input."""
         stub = rpc.ContinuationPredictorStub(self._channel(port))
         with contextlib.suppress(grpc.RpcError):
-            stub.Predict(pb.PredictRequest(), timeout=60)
+            stub.Predict(pb.PredictRequest(), timeout=patiently())
 
 
 class Hole:
@@ -142,7 +143,7 @@ def rude_clients(folder: Path, models: Path, model: str, *, count: int, seconds:
     def ask(stub: rpc.ContinuationPredictorStub) -> None:
         nonlocal answered, failed
         try:
-            stub.Predict(question, timeout=10)
+            stub.Predict(question, timeout=patiently())
             answered += 1
         except grpc.RpcError:
             failed += 1
@@ -164,12 +165,12 @@ def rude_clients(folder: Path, models: Path, model: str, *, count: int, seconds:
             with grpc.insecure_channel(sidecar.address, [("grpc.use_local_subchannel_pool", 1)]) as newcomer:
                 ask(rpc.ContinuationPredictorStub(newcomer))
             grown = sidecar.rss_mib - memory
-            end = time.monotonic() + patience_s
+            end = time.monotonic() + patiently(patience_s)
             while sidecar.descriptors > before and time.monotonic() < end:
                 ask(stub)
                 time.sleep(0.5)
             held = sidecar.descriptors - before
-        end = time.monotonic() + 20
+        end = time.monotonic() + patiently(20)
         while sidecar.descriptors > before and time.monotonic() < end:
             time.sleep(0.1)
         left = sidecar.descriptors - before

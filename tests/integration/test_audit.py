@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.eventually import patiently
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -54,7 +56,7 @@ def audit(url: str) -> subprocess.CompletedProcess[str]:
         check=True,
     ).stdout
     (line,) = re.findall(r"(?m)^\S*python requirements/audit.py .*$", shown)
-    return subprocess.run(line.split(), cwd=ROOT, capture_output=True, text=True, timeout=110)
+    return subprocess.run(line.split(), cwd=ROOT, capture_output=True, text=True, timeout=patiently(110))
 
 
 @pytest.mark.nightly

@@ -39,7 +39,7 @@ from predictor_service.requests.parser import RequestParser
 from predictor_service.server import Parts
 from tests import tuned
 from tests.chat_templates import STYLES, tokenizer_of
-from tests.eventually import eventually, until
+from tests.eventually import eventually, patiently, until
 from tests.integration.test_server import one, sidecar
 from tests.label_log import rows_of
 from tests.response_cache import KEY_LINES
@@ -132,7 +132,7 @@ class Process:
         self._listening = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        assert self._listening.wait(60), self.said
+        assert self._listening.wait(patiently()), self.said
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -142,14 +142,14 @@ class Process:
                 self._listening.set()
 
     def scrape(self) -> str:
-        with urlopen(f"http://127.0.0.1:{self.metrics}/metrics", timeout=10) as response:
+        with urlopen(f"http://127.0.0.1:{self.metrics}/metrics", timeout=patiently()) as response:
             return str(response.read(), "utf-8")
 
     def stop(self) -> None:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
-            self._process.wait(30)
-        self._reader.join(10)
+            self._process.wait(patiently())
+        self._reader.join(patiently())
         assert self._process.stdout is not None
         self._process.stdout.close()
 
@@ -169,22 +169,22 @@ def test_a_word_of_every_request_is_nowhere(tiny_models: Path, served_models: di
             stub = rpc.ContinuationPredictorStub(channel)
 
             def ask(conversation: pb.Conversation) -> tuple[str, str]:
-                return _code(lambda: stub.Predict(one(conversation), timeout=30))
+                return _code(lambda: stub.Predict(one(conversation), timeout=patiently()))
 
             heard += [ask(conversation) for conversation in answered().values()]
             assert {code for code, _ in heard} == {"OK"}
             heard += [ask(conversation) for conversation in refused().values()]
             wrong = [c for name, c in refused().items() if name != "too large"]
             batch = pb.PredictBatchRequest(conversations=[*answered().values(), *wrong])
-            heard.append(_code(lambda: stub.PredictBatch(batch, timeout=30)))
+            heard.append(_code(lambda: stub.PredictBatch(batch, timeout=patiently())))
             heard.append(_code(lambda: stub.Predict(one(answered()["chat"]), timeout=0.0001)))
             offer = pb.OfferTokenizerRequest(offer=pb.TokenizerOffer(served_model="unknown", digest=CANARY))
-            heard.append(_code(lambda: stub.OfferTokenizer(iter([offer]), timeout=30)))
+            heard.append(_code(lambda: stub.OfferTokenizer(iter([offer]), timeout=patiently())))
             named = (("x-request-id", CANARY),)
-            heard.append(_code(lambda: stub.Predict(one(answered()["named"]), timeout=30, metadata=named)))
+            heard.append(_code(lambda: stub.Predict(one(answered()["named"]), timeout=patiently(), metadata=named)))
             for data in (CANARY.encode(), b"\x0a\x10\x12\x0e\xc3\x28" + CANARY.encode()):
                 raw = channel.unary_unary("/lpc.v1.ContinuationPredictor/Predict")
-                heard.append(_code(lambda d=data, call=raw: call(d, timeout=30)))  # type: ignore[misc]
+                heard.append(_code(lambda d=data, call=raw: call(d, timeout=patiently())))  # type: ignore[misc]
         until(lambda: "lpc_label_memory_turns 0.0" in process.scrape())
         metrics = process.scrape()
     finally:
@@ -252,8 +252,8 @@ def monitored(server: RedisServer) -> Iterator[list[bytes]]:
     finally:
         time.sleep(0.2)
         command.terminate()
-        command.wait(10)
-        thread.join(10)
+        command.wait(patiently())
+        thread.join(patiently())
         command.stdout.close()
 
 
@@ -327,11 +327,13 @@ def test_answers_that_are_kept_are_nowhere_in_clear(tiny_models: Path, served_mo
                         return cache_pb.Request(**{**values, **names, "messages": messages, **fields})  # type: ignore[arg-type]
 
                     answer = cache_pb.Response(body=body, finish_reason="stop")
-                    stored = stub.Store(cache_pb.StoreRequest(request=request(f"is {CANARY} it"), response=answer), timeout=30)
+                    stored = stub.Store(
+                        cache_pb.StoreRequest(request=request(f"is {CANARY} it"), response=answer), timeout=patiently()
+                    )
                     assert stored.stored
 
                     def look(text: str) -> cache_pb.LookupResponse:
-                        return stub.Lookup(cache_pb.LookupRequest(request=request(text)), timeout=30)
+                        return stub.Lookup(cache_pb.LookupRequest(request=request(text)), timeout=patiently())
 
                     assert [look(f"is {CANARY} it").hit.source for _ in range(2)] == 2 * [cache_pb.SOURCE_EXACT]
                     look(f"is {CANARY} no it")
@@ -340,18 +342,18 @@ def test_answers_that_are_kept_are_nowhere_in_clear(tiny_models: Path, served_mo
                     while not look(reworded := f"please {reworded}").miss.candidate:
                         time.sleep(0.3)
                     said = cache_pb.FeedbackRequest(entry_id=stored.entry_id, wrong=True, tenant=CANARY)
-                    assert stub.Feedback(said, timeout=30).counted
+                    assert stub.Feedback(said, timeout=patiently()).counted
                     wrong = [
                         cache_pb.LookupRequest(request=request(CANARY, parameters_json=f"{{{CANARY}".encode())),
                         cache_pb.LookupRequest(request=request(CANARY, tenant=CANARY * 50)),
                     ]
                     for one in wrong:
-                        code, message = _code(lambda one=one: stub.Lookup(one, timeout=30))  # type: ignore[misc]
+                        code, message = _code(lambda one=one: stub.Lookup(one, timeout=patiently()))  # type: ignore[misc]
                         assert code == "INVALID_ARGUMENT"
                         heard.append(message)
-                    statistics = stub.Stats(cache_pb.StatsRequest(), timeout=30)
+                    statistics = stub.Stats(cache_pb.StatsRequest(), timeout=patiently())
                     assert [scope.scope for scope in statistics.scopes] == [CANARY]
-                    assert stub.Invalidate(cache_pb.InvalidateRequest(scope=CANARY), timeout=30).done
+                    assert stub.Invalidate(cache_pb.InvalidateRequest(scope=CANARY), timeout=patiently()).done
                     metrics = process.scrape()
             finally:
                 process.stop()

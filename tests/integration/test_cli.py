@@ -18,6 +18,7 @@ import pytest
 
 from benchmarks.processes import free_port
 from tests.command import lpc
+from tests.eventually import patiently
 
 LPC = [sys.executable, "-m", "lpc_apps"]
 
@@ -38,7 +39,7 @@ def served(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield process, f"127.0.0.1:{port}"
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
-            process.wait(20)
+            process.wait(patiently())
 
 
 CHAT = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}, {"role": "user", "content": "thank you"}]
@@ -102,7 +103,7 @@ def test_a_signal_drains_and_exits_0(tiny_models: Path, number: signal.Signals) 
         for line in process.stderr:
             if "listening on" in line:
                 process.send_signal(number)
-        assert process.wait(20) == 0
+        assert process.wait(patiently()) == 0
 
 
 @pytest.mark.parametrize(

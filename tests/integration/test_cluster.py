@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.eventually import patiently
 from tests.integration.test_extras import installed
 from tests.integration.test_wheel import wheel
 
@@ -46,7 +47,7 @@ class Cluster:
         """Start a worker that nobody restarts, and wait until the scheduler has it."""
         before = (self.folder / "scheduler.log").read_text().count("Register worker")
         process = self.start("worker", f"tcp://{self.address}", "--nthreads", "1", "--no-nanny", path=path)
-        until = time.monotonic() + 120
+        until = time.monotonic() + patiently(120)
         while (self.folder / "scheduler.log").read_text().count("Register worker") == before:
             assert time.monotonic() < until and process.poll() is None, (self.folder / "worker.log").read_text()
             time.sleep(0.2)

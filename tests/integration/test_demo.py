@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.processes import free_port
 from lpc.model.artifact import verify
+from tests.eventually import patiently
 from tests.only import ROOT, hide_all_but, pinned
 
 LPC = [sys.executable, "-m", "lpc_apps"]
@@ -44,7 +45,7 @@ def served_once(only: dict[str, str], tmp_path_factory: pytest.TempPathFactory) 
         asked = [*LPC, "predict", "--address", f"127.0.0.1:{port}"]
         answer = subprocess.run(asked, input="Hello", cwd=folder, env=only, capture_output=True, text=True)
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0, "".join(lines)
+        assert process.wait(patiently()) == 0, "".join(lines)
     return folder, answer.stdout
 
 
@@ -78,7 +79,7 @@ def test_a_newcomer_sees_a_gain_three_probabilities_and_a_command_that_works(
                 )
             if "Ctrl-C drains and stops" in line:
                 process.send_signal(signal.SIGINT)
-        code = process.wait(30)
+        code = process.wait(patiently())
     text = "".join(lines)
     assert code == 0
     assert "no simulated cache" not in text

@@ -20,6 +20,7 @@ from lpc_apps.commands.checks import Finding, examine
 from tests.authority import Authority
 from tests.caching_sidecar import response_caches
 from tests.chat_templates import STYLES, tokenizer_of
+from tests.eventually import patiently
 from tests.integration.test_server import sidecar
 from tests.integration.test_tls import of, tls_sidecar
 from tests.only import ROOT, base_install, hide_all_but
@@ -183,7 +184,7 @@ async def test_the_base_install_suffices_and_nothing_heavy_is_loaded(tiny_models
     async with sidecar(tiny_models) as (_, addresses):
         env = {**os.environ, "PYTHONPATH": f"{only}:{ROOT}", "LPC_PREDICTOR_ADDRESS": f"127.0.0.1:{addresses.port}"}
         done = await asyncio.to_thread(
-            subprocess.run, [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60
+            subprocess.run, [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=patiently()
         )
     assert done.returncode == 0, done.stderr
     *answer, loaded = done.stdout.strip().splitlines()

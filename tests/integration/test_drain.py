@@ -18,7 +18,7 @@ import pytest
 from benchmarks.processes import Sidecar
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
-from tests.eventually import until
+from tests.eventually import patiently, until
 from tests.integration.test_server import chat, one
 from tests.nightly import LONG
 
@@ -31,7 +31,7 @@ LONGEST_S: Final = 0.3
 
 
 def offer(may_go_on: threading.Event) -> Iterator[pb.OfferTokenizerRequest]:
-    may_go_on.wait(60)
+    may_go_on.wait(patiently())
     yield pb.OfferTokenizerRequest(offer=pb.TokenizerOffer(served_model="unknown", digest="0" * 64))
 
 

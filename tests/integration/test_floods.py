@@ -24,7 +24,7 @@ from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.rpc.slots import MAX_READS, MAX_WATCHES
 from tests.authority import Authority
-from tests.eventually import eventually
+from tests.eventually import eventually, patiently
 from tests.faults.rude_clients import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame, headers
 from tests.integration.test_server import chat, one, shown, sidecar
 from tests.nightly import LONG
@@ -94,7 +94,7 @@ def test_messages_of_callers_without_a_token_are_not_received(
                 else grpc.insecure_channel(running.address, OPTIONS)
             )
             stack.enter_context(channel)
-            calls += [channel.unary_unary(PREDICT).future(LARGE, timeout=120, metadata=metadata) for _ in range(10)]
+            calls += [channel.unary_unary(PREDICT).future(LARGE, timeout=patiently(120), metadata=metadata) for _ in range(10)]
         assert codes_of(calls) == {grpc.StatusCode.UNAUTHENTICATED: 40}
     assert memory.grown < 50, "40 messages of 15 MiB"
 
@@ -107,7 +107,8 @@ def test_large_messages_to_open_methods_are_bounded(tiny_models: Path, tmp_path:
         grpc.insecure_channel(running.address, OPTIONS) as channel,
         Memory(running) as memory,
     ):
-        codes = codes_of([channel.unary_unary(path).future(body, timeout=5) for _ in range(40)])
+        seconds = 5  # behaviour: Watch has no other end
+        codes = codes_of([channel.unary_unary(path).future(body, timeout=seconds) for _ in range(40)])
         assert grpc.StatusCode.CANCELLED not in codes
     assert memory.grown < 400, "40 messages of 15 MiB"
 
@@ -115,10 +116,12 @@ def test_large_messages_to_open_methods_are_bounded(tiny_models: Path, tmp_path:
 def test_large_messages_with_a_token_are_bounded_over_all_connections(tiny_models: Path, tmp_path: Path) -> None:
     with process(tiny_models, tmp_path) as running, contextlib.ExitStack() as stack, Memory(running) as memory:
         channels = [stack.enter_context(grpc.insecure_channel(running.address, OPTIONS)) for _ in range(4)]
-        calls = [c.unary_unary(PREDICT).future(LARGE, timeout=120, metadata=RIGHT) for c in channels for _ in range(20)]
+        calls = [
+            c.unary_unary(PREDICT).future(LARGE, timeout=patiently(120), metadata=RIGHT) for c in channels for _ in range(20)
+        ]
         codes = codes_of(calls)
         assert set(codes) <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED} and codes[grpc.StatusCode.OK]
-        assert channels[0].unary_unary(PREDICT)(SMALL, timeout=60, metadata=RIGHT)
+        assert channels[0].unary_unary(PREDICT)(SMALL, timeout=patiently(), metadata=RIGHT)
     assert memory.grown < 800, "80 messages of 15 MiB"
 
 
@@ -129,7 +132,7 @@ def test_a_compressed_message_is_not_larger_than_the_limit_when_decompressed(tin
         grpc.insecure_channel(running.address, OPTIONS) as channel,
         Memory(running) as memory,
     ):
-        call = channel.unary_unary(PREDICT).future(bomb, timeout=60, metadata=RIGHT, compression=grpc.Compression.Gzip)
+        call = channel.unary_unary(PREDICT).future(bomb, timeout=patiently(), metadata=RIGHT, compression=grpc.Compression.Gzip)
         assert codes_of([call]) == {grpc.StatusCode.RESOURCE_EXHAUSTED: 1}
     assert memory.grown < 50
 
@@ -142,9 +145,9 @@ def test_no_call_of_an_engine_is_cancelled_while_calls_of_others_pile_up(
     with process(tiny_models, tmp_path) as running, contextlib.ExitStack() as stack:
         others = [stack.enter_context(grpc.insecure_channel(running.address, OPTIONS)) for _ in range(30)]
         engine = stack.enter_context(grpc.insecure_channel(running.address, OPTIONS))
-        assert engine.unary_unary(PREDICT)(SMALL, timeout=60, metadata=RIGHT)
+        assert engine.unary_unary(PREDICT)(SMALL, timeout=patiently(), metadata=RIGHT)
         for channel in others:
-            channel.unary_unary(CHECK)(b"", timeout=60)
+            channel.unary_unary(CHECK)(b"", timeout=patiently())
         running.freeze()
         flood = [channel.unary_unary(method).future(b"", timeout=300) for channel in others for _ in range(150)]
         calls = [engine.unary_unary(PREDICT).future(SMALL, timeout=300, metadata=RIGHT) for _ in range(50)]

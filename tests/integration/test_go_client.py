@@ -14,7 +14,7 @@ import pytest
 from benchmarks.processes import free_port
 from lpc.model.curve import INTERVALS, KNOTS, retain_seconds, value_at, values
 from lpc.v1 import predictor_pb2 as pb
-from tests.eventually import eventually
+from tests.eventually import eventually, patiently
 from tests.integration.test_returns import LONG, SHORT, sidecar
 
 PROGRAM = os.environ.get("LPC_TEST_GO")
@@ -37,7 +37,7 @@ class Program:
     async def do(self, op: str, **line: object) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps({"op": op, **line}).encode() + b"\n")
-        answer: dict[str, Any] = json.loads(await asyncio.wait_for(self._process.stdout.readline(), 30))
+        answer: dict[str, Any] = json.loads(await asyncio.wait_for(self._process.stdout.readline(), patiently()))
         return answer
 
     async def until(self, so: Callable[[dict[str, Any]], bool]) -> None:
@@ -58,7 +58,7 @@ async def program(port: int) -> AsyncIterator[Program]:
     finally:
         assert process.stdin is not None
         process.stdin.close()
-        assert await asyncio.wait_for(process.wait(), 30) == 0
+        assert await asyncio.wait_for(process.wait(), patiently()) == 0
 
 
 async def turn(go: Program, name: str, length: int) -> dict[str, Any]:

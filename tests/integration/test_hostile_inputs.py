@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from benchmarks.processes import Sidecar
 from lpc.v1 import predictor_pb2 as pb
 from tests.chat_templates import STYLES, tokenizer_of
-from tests.eventually import until
+from tests.eventually import patiently, until
 from tests.nightly import EXAMPLES
 
 SERVED = ("chatml", "qwen3", "llama3", "mistral", "zephyr", "harmony")
@@ -149,7 +149,7 @@ def sent(channel: grpc.Channel, method: str, conversation: bytes) -> set[grpc.St
     response = {"Predict": pb.PredictResponse, "PredictBatch": pb.PredictBatchResponse}[method]
     call = channel.unary_unary(path, response_deserializer=response.FromString)  # type: ignore[attr-defined]
     try:
-        answer = call(body * 2 if method == "PredictBatch" else body, timeout=60)
+        answer = call(body * 2 if method == "PredictBatch" else body, timeout=patiently())
     except grpc.RpcError as error:
         return {error.code()}
     results = answer.results if method == "PredictBatch" else [answer]

@@ -21,6 +21,7 @@ from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.tokenizer_files import CHUNK_BYTES, NAMES, digest_of
 from tests.chat_templates import STYLES, tokenizer_of
+from tests.eventually import patiently
 from tests.nightly import EXAMPLES
 
 OFFERS = max(3, EXAMPLES // 100)
@@ -202,11 +203,11 @@ def check(running: Running, client: Metadata, files: Files, ids: list[int]) -> N
     stream = Offering(stub, client)
     last = stream.offer(files)[-1]
     assert last.state in (pb.TOKENIZER_STATE_READY, pb.TOKENIZER_STATE_FAILED, pb.TOKENIZER_STATE_REFUSED)
-    assert stub.Predict(GOOD, timeout=60, metadata=client).prediction.probability > 0
+    assert stub.Predict(GOOD, timeout=patiently(), metadata=client).prediction.probability > 0
     for _ in range(3):
         assert [status.state for status in stream.offer(files)] == [last.state], "neither sent nor read again"
     assert stream.ask(files, ids * 1000) in ("prediction", "error")
-    assert stub.Predict(GOOD, timeout=60, metadata=client).prediction.probability > 0
+    assert stub.Predict(GOOD, timeout=patiently(), metadata=client).prediction.probability > 0
     assert process.running
     assert process.rss_mib - before < GROWTH_MIB
     assert "internal error" not in process.log and "panicked" not in process.log

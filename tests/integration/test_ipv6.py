@@ -19,7 +19,7 @@ from lpc.wire.redis_reach import RedisReach
 from lpc.wire.server_settings import ServerSettings
 from tests.dockerfile import stages
 from tests.engine_double import EngineDouble, serve_double
-from tests.eventually import until
+from tests.eventually import patiently, until
 from tests.integration.response_cache.gateway.conftest import CHAT, a_gateway, chat
 from tests.integration.test_server import sidecar
 from tests.only import ROOT
@@ -87,7 +87,7 @@ def test_the_gate_of_lmcache_answers_on_both_families(tmp_path: Path) -> None:
 def status(url: str) -> int | None:
     """Return the status of an answer; None: there is none."""
     try:
-        return httpx.get(url, timeout=60, trust_env=False).status_code
+        return httpx.get(url, timeout=patiently(), trust_env=False).status_code
     except httpx.HTTPError:
         return None
 

@@ -27,6 +27,7 @@ from predictor_service.labels.turn import Turn
 from predictor_service.process import Addresses
 from predictor_service.server import Parts, running
 from tests.chat_templates import STYLES, tokenizer_of
+from tests.eventually import patiently
 from tests.integration.test_server import _scrape, one
 from tests.label_log import rows_of
 from tests.tuned import TINY, command, tuned
@@ -50,7 +51,7 @@ class Sidecar:
 
     async def until(self, line: str) -> str:
         """Return the metrics as soon as they have a line."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patiently()
         while line not in (text := await _scrape(self.addresses)):
             assert time.monotonic() < deadline, [row for row in text.splitlines() if "label" in row]
             await asyncio.sleep(0.05)
@@ -166,7 +167,7 @@ def test_a_killed_sidecar_leaves_only_complete_files(tiny_models: Path, tmp_path
         while len(list(log.glob(label_rows.FILES))) < 5:
             batch = [chat([f"turn {asked + n}"]) for n in range(50)]
             asked += len(batch)
-            stub.PredictBatch(pb.PredictBatchRequest(conversations=batch), timeout=30)
+            stub.PredictBatch(pb.PredictBatchRequest(conversations=batch), timeout=patiently())
         sidecar_.kill()
     left = sorted(log.iterdir())
     assert all(path.name.removeprefix(".").startswith("labels-") for path in left)
@@ -217,7 +218,7 @@ async def test_the_first_labels_recalibrate_the_probability(tiny_models: Path) -
         for number in range(150):  # conversations that all end after one turn
             await running_sidecar.ask(chat([PROMPTS[number % len(PROMPTS)]], f"c{number}"))
         running_sidecar.now += HORIZON
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patiently()
         while (after := await running_sidecar.ask(chat(["hello world"], "last"))).probability > 0.2:
             assert time.monotonic() < deadline, after
             await asyncio.sleep(0.05)

@@ -17,7 +17,7 @@ from predictor_service.batching.batch_queue import SHORT_TOKENS
 from predictor_service.requests.parser import RequestParser
 from predictor_service.server import Parts
 from tests.chat_templates import STYLES, tokenizer_of
-from tests.eventually import eventually
+from tests.eventually import eventually, patiently
 from tests.integration.test_server import chat, one, shown, sidecar
 
 TEXT = "what is a cache " * 4096
@@ -61,7 +61,7 @@ async def test_short_conversations_overtake_long_ones_that_are_being_read(
         def parse(self, conversation: pb.Conversation, window: int) -> UserTurns:
             if conversation.WhichOneof("input") != "prompt" or len(conversation.prompt) > 100:
                 held.append(conversation)
-                assert go.wait(60)
+                assert go.wait(patiently())
             return super().parse(conversation, window)
 
     compression = grpc.Compression.Gzip if compressed else grpc.Compression.NoCompression
@@ -74,7 +74,7 @@ async def test_short_conversations_overtake_long_ones_that_are_being_read(
         try:
             await eventually(lambda: held)
             for _ in range(20):
-                answer = await stub.Predict(one(pb.Conversation(prompt="hello world")), timeout=60)
+                answer = await stub.Predict(one(pb.Conversation(prompt="hello world")), timeout=patiently())
                 assert answer.prediction.probability > 0
             assert len(held) == 1 and not any(call.done() for call in calls)
         finally:
@@ -93,7 +93,7 @@ async def test_short_inputs_overtake_long_ones_in_the_model(tiny_models: Path) -
         def run(self, batch: Sequence[Features]) -> list[float]:
             if max(len(features.input_ids) for features in batch) > SHORT_TOKENS:
                 held.append(len(batch))
-                assert go.wait(60)
+                assert go.wait(patiently())
             return super().run(batch)
 
     async with sidecar(tiny_models, Parts(load=Held)) as (stub, addresses):
@@ -102,7 +102,7 @@ async def test_short_inputs_overtake_long_ones_in_the_model(tiny_models: Path) -
             await shown(addresses, "lpc_queue_depth 40.0")
             await eventually(lambda: held)
             for n in range(20):
-                assert (await stub.Predict(one(chat("hello " * n + "you")), timeout=60)).prediction.probability > 0
+                assert (await stub.Predict(one(chat("hello " * n + "you")), timeout=patiently())).prediction.probability > 0
             assert len(held) == 1
         finally:
             go.set()

@@ -20,6 +20,7 @@ from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire import log_lines
 from tests.chat_templates import STYLES, tokenizer_of
+from tests.eventually import patiently
 from tests.integration.test_server import chat, one
 
 
@@ -41,10 +42,10 @@ def said(models: Path, served: Path, **settings: str) -> list[str]:
             stub = rpc.ContinuationPredictorStub(channel)
             ids = tokenizer_of(STYLES["chatml"])("<|im_start|>user\nhello<|im_end|>\n", add_special_tokens=False)["input_ids"]
             for conversation in (chat("hello"), pb.Conversation(tokens=pb.TokenIds(ids=ids, served_model="m"))):
-                assert stub.Predict(one(conversation), timeout=60).prediction.probability > 0
+                assert stub.Predict(one(conversation), timeout=patiently()).prediction.probability > 0
         process.send_signal(signal.SIGTERM)
         lines += process.stderr.readlines()
-        assert process.wait(30) == 0
+        assert process.wait(patiently()) == 0
     return lines
 
 

@@ -23,7 +23,7 @@ from predictor_service.requests.parser import RequestLimits, RequestParser
 from predictor_service.requests.served_models import ServedModels
 from predictor_service.server import Parts
 from tests.chat_templates import STYLES, tokenizer_of
-from tests.eventually import eventually
+from tests.eventually import eventually, patiently
 from tests.integration.response_cache.test_callers import bearer, tokens
 from tests.integration.test_server import SHIPPED, one, sidecar
 
@@ -367,7 +367,7 @@ async def test_an_upload_that_trickles_ends(tiny_models: Path, files: Files, mon
             yield pb.OfferTokenizerRequest(data=b"x")
 
     async with sidecar(tiny_models) as (stub, _):
-        status = (await stub.OfferTokenizer(trickle(), timeout=60)).status
+        status = (await stub.OfferTokenizer(trickle(), timeout=patiently())).status
     assert status.state == pb.TOKENIZER_STATE_REFUSED and "too slow" in status.message
 
 

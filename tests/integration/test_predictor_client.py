@@ -20,7 +20,7 @@ from benchmarks.processes import free_port
 from eviction_client import Prediction, PredictorClient
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc
-from tests.eventually import until
+from tests.eventually import patiently, until
 
 Answer = Callable[[pb.PredictRequest, grpc.ServicerContext], pb.PredictResponse]
 IMPATIENT = (
@@ -62,7 +62,7 @@ class Sidecar(predictor_pb2_grpc.ContinuationPredictorServicer):
             self.awake.set()
 
         context.add_callback(ended)
-        self.awake.wait(60)
+        self.awake.wait(patiently())
         return prediction(request)
 
 
@@ -455,7 +455,7 @@ def test_the_interpreter_ends_without_close() -> None:
             "while client.take('r') is None: time.sleep(0.01)\n"
             "print('answered')\n"
         )
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=patiently(), check=True)
     assert done.stdout == "answered\n"
     assert "Traceback" not in done.stderr
 

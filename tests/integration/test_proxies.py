@@ -12,6 +12,7 @@ from lpc.wire.access import Access, proxy_for
 from lpc_apps.commands.checks import examine
 from lpc_apps.commands.predict import PredictError, asking
 from response_cache.client import ResponseCacheClient
+from tests.eventually import patiently
 from tests.integration.test_server import sidecar
 
 VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
@@ -40,7 +41,7 @@ async def test_a_sidecar_on_this_machine_is_reached_without_the_proxy(
             answer = await asyncio.to_thread(ask, pb.Conversation(prompt="hello"))
         assert 0 <= answer.probability <= 1
         async with Access().aio_channel(at) as channel:
-            await asyncio.wait_for(channel.channel_ready(), 20)
+            await asyncio.wait_for(channel.channel_ready(), patiently())
         if not address.startswith("ipv4"):
             found = {one.check: one for one in await asyncio.to_thread(examine, ClientSettings(predictor_address=at))}
             assert found["health"].status == "ok"
@@ -54,7 +55,7 @@ async def test_the_unix_socket_and_the_gateways_cache_need_no_proxy(
         for address in (f"unix://{tmp_path / 's'}", f"127.0.0.1:{addresses.port}"):
             client = ResponseCacheClient(address)
             channel, _ = client.channel()
-            await asyncio.wait_for(channel.channel_ready(), 20)
+            await asyncio.wait_for(channel.channel_ready(), patiently())
             await client.close()
 
 

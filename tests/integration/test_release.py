@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy import release
+from deploy import digests, release
+from lpc import distribution
+from tests.deploy.test_digests import UNPINNED
 from tests.integration.test_wheel import ROOT, SOURCES
 
 TIME = 1_700_000_000
@@ -41,6 +43,15 @@ def test_a_bill_of_materials_names_every_pin_and_is_the_same_again(name: str) ->
     pins = re.findall(r"(?m)^([\w.-]+)==", (ROOT / f"requirements/{name}.txt").read_text())
     assert sorted(component["name"] for component in bill["components"]) == sorted(pins)
     assert bill["metadata"]["component"]["purl"] == "pkg:pypi/learned-prefix-cache@1.2.3"
+
+
+def test_a_release_names_what_it_still_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = release.undone()
+    assert {line.partition(" has no digest")[0] for line in found if "make digests" in line} == UNPINNED
+    assert any("lpc/distribution.py" in line for line in found) == (distribution.SOURCE != distribution.NAME)
+    monkeypatch.setattr(distribution, "SOURCE", distribution.NAME)
+    monkeypatch.setattr(digests, "IMAGES", ())
+    assert release.undone() == []
 
 
 def test_the_images_are_the_dockerfiles_targets() -> None:

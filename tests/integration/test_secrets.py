@@ -1,5 +1,6 @@
 """`lpc secrets`: what it writes, for whom, and what another run leaves alone."""
 
+import os
 import ssl
 import stat
 from hashlib import sha256
@@ -53,6 +54,48 @@ def test_each_process_gets_its_own_secrets_and_no_others(tmp_path: Path) -> None
     assert not [(name, file) for name in tokens for file in found if file != name and tokens[name] in found[file]]
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in tmp_path.rglob("*") if path.is_file())
     assert all(stat.S_IMODE((tmp_path / part).stat().st_mode) == 0o700 for part in ("caches", "gateway", "engine", "clients"))
+
+
+def test_an_open_folder_is_closed_to_other_users(tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    make(folder, "--client", "app")
+    before = contents(folder)
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    make(folder)
+    assert contents(folder) == before
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")} == {0o700, 0o600}
+
+
+def test_a_new_folder_is_the_users_own_whatever_the_umask(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        make(tmp_path / "new/made")
+    finally:
+        os.umask(old)
+    assert not [path for path in (tmp_path / "new/made").rglob("*") if path.stat().st_mode & 0o077]
+    assert stat.S_IMODE((tmp_path / "new/made").stat().st_mode) & 0o022 == 0
+
+
+@pytest.mark.parametrize("name", ["caches", "caches/keys", "gateway/token", "clients"])
+def test_a_link_that_someone_may_have_put_there_is_refused(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    make(folder, "--client", "app")
+    (folder / name).rename(tmp_path / "elsewhere")
+    (folder / name).symlink_to(tmp_path / "elsewhere")
+    done = CliRunner().invoke(app, ["secrets", str(folder)])
+    assert done.exit_code == 2 and f"{name} is a symbolic link" in done.output, done.output
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("name", ["", "caches", "caches/keys", "clients/app"])
+def test_what_belongs_to_another_user_is_refused(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    make(folder, "--client", "app")
+    os.chown(folder / name, 4321, 4321)
+    done = CliRunner().invoke(app, ["secrets", str(folder)])
+    assert done.exit_code == 2 and "belongs to user 4321" in done.output, done.output
 
 
 def test_the_programs_accept_every_file(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from lpc.wire.redis_connection import Connection
 from lpc.wire.tokens import read_tokens
 from predictor_service.server import running
 from predictor_service.settings import ServiceSettings
+from tests.eventually import patiently
 from tests.guarded_redis import GuardedRedis, code_block, rules
 
 NAMESPACE = Namespace("sha256_cbor", "0", 16, "a-model")
@@ -27,7 +28,7 @@ NEEDED = ["eval", "zmscore", "zadd", "zcount", "zremrangebyrank", "pexpire", "ge
 
 
 def shell(text: str, folder: Path) -> None:
-    subprocess.run(["bash", "-euc", text], cwd=folder, check=True, capture_output=True, timeout=60)
+    subprocess.run(["bash", "-euc", text], cwd=folder, check=True, capture_output=True, timeout=patiently())
 
 
 async def test_the_certificates_and_the_token_of_the_page_open_a_sidecar(tiny_models: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from predictor_service.process import Addresses
 from predictor_service.requests.parser import RequestParser
 from predictor_service.server import Parts, running
 from predictor_service.serving import Serving
-from tests.eventually import eventually
+from tests.eventually import eventually, patiently
 from tests.tiny_model import build_tiny_artifact
 from tests.tuned import TINY, tuned
 
@@ -80,7 +80,7 @@ async def test_a_call_that_is_cancelled_leaves_the_queue(tiny_models: Path) -> N
 
     class Held(Model):
         def run(self, batch: Sequence[Features]) -> list[float]:
-            assert go.wait(60)
+            assert go.wait(patiently())
             return super().run(batch)
 
     async with sidecar(tiny_models, Parts(load=Held)) as (stub, addresses):
@@ -139,7 +139,7 @@ async def test_metrics_count_calls_batches_and_the_model(tiny_models: Path) -> N
 
 async def _scrape(addresses: Addresses) -> str:
     def get() -> str:
-        with urlopen(f"http://127.0.0.1:{addresses.metrics_port}/metrics", timeout=10) as response:
+        with urlopen(f"http://127.0.0.1:{addresses.metrics_port}/metrics", timeout=patiently()) as response:
             return str(response.read(), "utf-8")
 
     return await asyncio.to_thread(get)
@@ -258,7 +258,7 @@ async def test_it_serves_ipv6_in_both_forms(tiny_models: Path, host: str) -> Non
                 assert (await stub.Predict(one(chat("hello")))).prediction.probability > 0
             assert addresses.metrics_port is not None
             url = f"http://{with_port(place, addresses.metrics_port)}/metrics"
-            assert b"lpc_" in await asyncio.to_thread(lambda url=url: urlopen(url, timeout=60).read())
+            assert b"lpc_" in await asyncio.to_thread(lambda url=url: urlopen(url, timeout=patiently()).read())
 
 
 async def test_an_address_of_another_machine_is_named_as_such(tiny_models: Path) -> None:
@@ -272,7 +272,7 @@ async def test_calls_in_flight_are_answered_before_the_sidecar_ends(tiny_models:
 
     class Slow(RequestParser):
         def parse(self, conversation: pb.Conversation, window: int) -> UserTurns:
-            ending.wait(60)
+            ending.wait(patiently())
             return super().parse(conversation, window)
 
     async with AsyncExitStack() as stack:

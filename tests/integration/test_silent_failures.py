@@ -18,7 +18,7 @@ from predictor_service.labels.tracker import TurnTracker
 from predictor_service.process import Addresses
 from predictor_service.repository import ModelRepository
 from predictor_service.server import Parts
-from tests.eventually import eventually
+from tests.eventually import eventually, patiently
 from tests.integration.test_server import _scrape, chat, one, sidecar
 
 SECRET = "my secret prompt"
@@ -58,7 +58,7 @@ async def test_a_batcher_that_dies_is_not_serving_and_answers_what_waits(
         monkeypatch.setattr(BatchQueue, "next_batch", fails)
         for _ in range(2):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await stub.Predict(one(chat("hello")), timeout=30)
+                await stub.Predict(one(chat("hello")), timeout=patiently())
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         await eventually(lambda: _equals(health(addresses), NOT_SERVING))
         assert await failures(addresses, "batcher") == 1
@@ -80,12 +80,12 @@ async def test_a_model_that_fails_on_every_input_is_not_serving_until_it_recover
     async with fast(tiny_models, Parts(load=Failing), monkeypatch) as (stub, addresses):
         broken = True
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Predict(one(chat("hello")), timeout=30)
+            await stub.Predict(one(chat("hello")), timeout=patiently())
         assert caught.value.code() is grpc.StatusCode.INTERNAL
         await eventually(lambda: _equals(health(addresses), NOT_SERVING))
         broken = False
         await eventually(lambda: _equals(health(addresses), SERVING))
-        await stub.Predict(one(chat("hello")), timeout=30)
+        await stub.Predict(one(chat("hello")), timeout=patiently())
     assert "bug in inference" in caplog.text
     assert SECRET not in caplog.text
 
@@ -120,7 +120,7 @@ async def test_a_periodic_task_survives_a_failed_round(
     async with fast(tiny_models, Parts(), monkeypatch, refit_s=0.05) as (stub, addresses):
         await eventually(lambda: _equals(failures(addresses, task), 1.0))
         await eventually(lambda: _true(calls >= 3))
-        await stub.Predict(one(chat("hello")), timeout=30)
+        await stub.Predict(one(chat("hello")), timeout=patiently())
         assert await health(addresses) == SERVING
     assert f"bug in the task '{task}'" in caplog.text
     assert SECRET not in caplog.text

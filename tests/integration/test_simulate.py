@@ -25,6 +25,7 @@ from lpc_apps.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, build, s
 from lpc_apps.simulator.spread import WorkerError, spread
 from lpc_apps.simulator.workload import from_trace
 from lpc_apps.simulator.workloads import WORKLOADS
+from tests.eventually import patiently
 from tests.integration.test_learned_policies import trace
 
 RUN = CliRunner()
@@ -512,7 +513,7 @@ def test_a_simulation_imports_nothing_heavy(qwen: Path) -> None:
             input=conversation,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=patiently(100),
             check=False,
         )
         if "--picture" in arguments:  # known before the simulation

@@ -14,6 +14,7 @@ import pytest
 
 from lpc_apps.simulator.policies import REGISTRY
 from tests.command import lpc
+from tests.eventually import patiently
 from tests.unit.why.traffic import Record, clean, write
 
 HOSTILE = "<img src=x onerror=alert(1)>&'\"{{ 7*7 }}{% raw %}.jsonl"
@@ -212,7 +213,7 @@ def test_the_page_fits_a_phone_and_follows_the_colour_scheme(
         ],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patiently(),
         check=True,
     )
     found = re.search(r"<p>(\d+);([^;]*);([\d.]+);</p>", done.stdout)

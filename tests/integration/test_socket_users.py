@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.eventually import patiently
+
 SIDECAR, ENGINE, POD = 10001, 10002, 2000
 """User ids of sidecar and engine, and the pod's fsGroup: a supplementary group of all its containers."""
 
@@ -74,7 +76,7 @@ def serving(models: Path, socket: Path, mode: str | None, user: int = SIDECAR, g
 def ask(socket: Path, user: int, *groups: int) -> str:
     """Ask for a prediction as a user, and return the model's version or what went wrong."""
     command = [sys.executable, "-c", ASK, str(socket), *map(str, (user, *groups))]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=patiently()).stdout.strip()
 
 
 def test_by_default_the_socket_is_its_owners_alone(tiny_models: Path, pod: Path) -> None:

@@ -26,7 +26,7 @@ from predictor_service.errors import StartError
 from predictor_service.process import Addresses
 from predictor_service.server import running
 from tests.authority import Authority
-from tests.eventually import eventually
+from tests.eventually import eventually, patiently
 from tests.integration.test_server import chat, one
 from tests.tuned import tuned
 
@@ -52,7 +52,7 @@ async def probability(address: str, **settings: object) -> float:
     def ask() -> float:
         with access.channel(address) as channel:
             stub = rpc.ContinuationPredictorStub(channel)
-            return stub.Predict(one(chat("hello")), timeout=30, metadata=access.metadata).prediction.probability
+            return stub.Predict(one(chat("hello")), timeout=patiently(), metadata=access.metadata).prediction.probability
 
     return await asyncio.to_thread(ask)
 

@@ -19,7 +19,7 @@ from predictor_service.requests.loading import LoadLimits
 from predictor_service.rpc.offers import MAX_HOURLY
 from predictor_service.server import Parts
 from tests.chat_templates import STYLES, tokenizer_of
-from tests.eventually import eventually
+from tests.eventually import eventually, patiently
 from tests.integration.test_server import chat, one, sidecar
 
 BOMB = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -190,7 +190,7 @@ async def test_a_tokenizer_that_hangs_delays_no_answer(
             await eventually(lambda: client.tokenizer_state == "loading")
             for n in range(10):
                 client.ask(n, token_ids=ids, conversation_id=f"c{n}")
-                answer = (await stub.Predict(one(pb.Conversation(prompt="hello world")), timeout=10)).prediction
+                answer = (await stub.Predict(one(pb.Conversation(prompt="hello world")), timeout=patiently())).prediction
                 assert answer.probability > 0
             await eventually(lambda: client.waiting == 0)
             assert client.tokenizer_state == "loading", "they were answered while it hangs"

@@ -24,7 +24,7 @@ from lpc.v1 import predictor_pb2 as pb
 from lpc_apps.commands.predict import asking
 from response_cache.client import ResponseCacheClient
 from tests.caching_sidecar import ResponseCaches, response_caches
-from tests.eventually import eventually
+from tests.eventually import eventually, patiently
 
 PREDICTOR, CACHE = "lpc.v1.ContinuationPredictor", "lpc.cache.v1.ResponseCache"
 UNKNOWN = 9999
@@ -52,7 +52,7 @@ class Contract:
         """Call a method as a client of this release does."""
         asked, answered = self.method(service, name)
         path = f"/{service}/{name}"
-        return channel.unary_unary(path, asked.SerializeToString, answered.FromString)(message, timeout=20)
+        return channel.unary_unary(path, asked.SerializeToString, answered.FromString)(message, timeout=patiently())
 
 
 def present_files() -> list[FileDescriptorProto]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from lpc_apps.training.head_file import SHIPPED_HEADS, HeadFile
+from tests.eventually import patiently
 from tests.integration.test_train import write_embeddings
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +48,7 @@ def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ],
         env={**os.environ, **tools},
         check=True,
-        timeout=100,
+        timeout=patiently(100),
     )
     (built,) = folder.glob("*.whl")
     return built
@@ -65,7 +66,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             *("--no-index", "--no-deps", wheel),
         ],
         check=True,
-        timeout=100,
+        timeout=patiently(100),
     )
     # A folder that a .pth file names is searched, but its own .pth files, that of the editable install, are not read.
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))

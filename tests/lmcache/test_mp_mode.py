@@ -12,7 +12,7 @@ import pytest
 from benchmarks.lmcache_stack import CHUNK_BYTES, HttpServer, environment, program
 from benchmarks.processes import free_port
 from lpc_apps.lmcache.events import KeyChain
-from tests.eventually import until
+from tests.eventually import patiently, until
 from tests.lmcache.conftest import CHUNKS, Stack
 
 pytestmark = pytest.mark.supports(engine="LMCache", tier="MP mode", what="eviction by value, tokens, and all of it killed")
@@ -27,7 +27,9 @@ def tier(stack: Stack, name: str) -> dict[str, Any]:
 
 
 def ids(stack: Stack, prompt: str) -> list[int]:
-    answer = httpx.post(f"{stack.engine.url}/tokenize", json={"model": "tiny", "prompt": prompt}, timeout=30, trust_env=False)
+    answer = httpx.post(
+        f"{stack.engine.url}/tokenize", json={"model": "tiny", "prompt": prompt}, timeout=patiently(), trust_env=False
+    )
     found: list[int] = answer.json()["tokens"]
     return found
 
@@ -105,7 +107,7 @@ def test_a_token_on_an_open_address_is_refused(tmp_path: Any) -> None:
     command = [program(), "-m", "lpc_apps", "lmcache", "coordinator", "--host", "0.0.0.0", "--port", str(free_port())]
     (tmp_path / "token").write_text("t")
     variables = environment(lmcache_token_file=tmp_path / "token")
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=patiently(120))
     assert done.returncode == 2
     assert "give --host 127.0.0.1" in done.stderr
 

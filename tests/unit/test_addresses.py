@@ -16,7 +16,7 @@ from lpc.wire.access import is_loopback, stays_on_this_machine
 from lpc.wire.addresses import bare, parted, target, url_with_brackets, with_port
 from lpc.wire.listening import MOST_SCRAPES, ListenError, listen, serve_metrics
 from response_cache.gateway.settings import GatewaySettings
-from tests.eventually import until
+from tests.eventually import patiently, until
 
 
 def own_scoped() -> Iterator[str]:
@@ -157,6 +157,6 @@ def test_silent_connections_do_not_keep_metrics_from_being_read(host: str) -> No
         for number in range(4 * MOST_SCRAPES):
             half = stack.enter_context(socket.create_connection((place, port), 10))
             half.sendall(b"GET /metrics HTTP/1.1\r\nhalf: " if number % 2 else b"")
-        text = urllib.request.urlopen(f"http://{with_port(place, port)}/metrics", timeout=60).read()
+        text = urllib.request.urlopen(f"http://{with_port(place, port)}/metrics", timeout=patiently()).read()
         assert b"up 1.0" in text
         assert until(lambda: threading.active_count() <= before + MOST_SCRAPES + 1, 60)

@@ -53,6 +53,25 @@ def test_every_stage_that_installs_takes_the_index_as_an_argument() -> None:
     assert all(f"${{{name}}}" in STAGES["engine"].texts("RUN")[0] for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"))
 
 
+def test_the_password_of_an_index_comes_as_a_secret_to_every_step_that_uses_the_index() -> None:
+    for name, stage in STAGES.items():
+        for text in stage.texts("RUN"):
+            installs = [one for one in re.split(r"&&|\|\||;;", text) if re.search(r"\bpip install", one)]
+            if not all("--no-index" in one for one in installs):
+                assert text.startswith("--mount=type=secret,id=netrc,target=/root/.netrc "), name
+
+
+@pytest.mark.parametrize("name", ["PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"])
+def test_an_index_with_a_password_as_a_build_argument_is_refused(name: str) -> None:
+    """It would stay in the history of trainer and engine; every image is built from the stage that checks it."""
+    check = next(text for text in STAGES["wheel"].texts("RUN") if text.startswith("case "))
+    for url, code in (("https://u:secret@one.example/simple", 1), ("https://one.example/s", 0)):
+        done = subprocess.run(["sh", "-c", check], env={name: url}, capture_output=True, text=True)
+        assert done.returncode == code and "secret@" not in done.stderr and (not code or "--secret id=netrc" in done.stderr)
+    from_wheel = {name for name, stage in STAGES.items() if any("--from=wheel" in text for text in stage.texts("COPY"))}
+    assert {"venv-cpu", "venv-gpu", "trainer", "models", "engine"} <= from_wheel
+
+
 @pytest.mark.parametrize("target", SIDECARS)
 def test_what_a_sidecar_image_keeps_has_a_folder_of_its_users(target: str) -> None:
     made = next(text for text in STAGES[target].texts("RUN") if "install -d" in text)

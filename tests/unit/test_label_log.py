@@ -20,7 +20,7 @@ from lpc.model.features import FeatureSettings
 from lpc.model.label_rows import metadata_of, read
 from predictor_service.labels.log import LabelWriter
 from predictor_service.labels.turn import Forecast, Label
-from tests.eventually import until
+from tests.eventually import patiently, until
 from tests.label_log import remembered, rows_of
 
 WIDTH = 384
@@ -150,13 +150,13 @@ def test_adding_never_waits_for_a_disk_that_hangs(tmp_path: Path, monkeypatch: p
 
     def hang(descriptor: int) -> None:
         hung.set()
-        assert release.wait(30)
+        assert release.wait(patiently())
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", hang)
     with opened(tmp_path, rows=1) as (log, fates):
         log.labelled(label())
-        assert hung.wait(30)
+        assert hung.wait(patiently())
         for _ in range(10):
             log.labelled(label())
         # The disk hangs until now.

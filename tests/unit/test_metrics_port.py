@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from lpc.wire import listening
 from lpc.wire.listening import serve_metrics
+from tests.eventually import patiently
 
 DRIPS = 400
 
@@ -21,7 +22,10 @@ def registry() -> CollectorRegistry:
 
 @pytest.mark.parametrize("line", [b"x" * 60_000, b"x" * 400, b"GET " * 4000])
 def test_a_request_of_megabytes_is_read_to_a_bound(line: bytes) -> None:
-    with serve_metrics(registry(), "127.0.0.1", 0) as port, socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+    with (
+        serve_metrics(registry(), "127.0.0.1", 0) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=patiently()) as client,
+    ):
         client.sendall(b"GET /metrics HTTP/1.1\r\n")
         received = b""
         with contextlib.suppress(ConnectionError):  # the server resets the connection if bytes are unread when it closes
@@ -35,7 +39,10 @@ def test_a_request_of_megabytes_is_read_to_a_bound(line: bytes) -> None:
 
 def test_a_client_that_drips_bytes_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "WHOLE_S", 0.2)
-    with serve_metrics(registry(), "127.0.0.1", 0) as port, socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+    with (
+        serve_metrics(registry(), "127.0.0.1", 0) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=patiently()) as client,
+    ):
         client.sendall(b"GET /metrics HTTP/1.1\r\nh: ")
         sent = 0
         with contextlib.suppress(ConnectionError):
@@ -49,7 +56,7 @@ def test_a_client_that_drips_bytes_is_closed(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_whole_scrape_is_answered_while_half_requests_are_open() -> None:
     with serve_metrics(registry(), "127.0.0.1", 0) as port, contextlib.ExitStack() as stack:
         for _ in range(3 * listening.MOST_SCRAPES):
-            client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=patiently()))
             client.sendall(b"GET /metrics HTTP/1.1\r\n")
         client.sendall(b"\r\n")
         parts = []

@@ -26,7 +26,7 @@ from predictor_service.requests.offered import (
     OfferWaits,
 )
 from predictor_service.requests.upload import Upload
-from tests.eventually import until
+from tests.eventually import patiently, until
 
 SIZES = {"tokenizer.json": 10}
 
@@ -47,7 +47,7 @@ class DrivenLoader(TokenizerLoader):
     def load(self, source: str, *, offered: bool) -> Loaded:
         content = (Path(source) / "tokenizer.json").read_text().strip()
         self.began.append(content)
-        assert self.go.wait(60)
+        assert self.go.wait(patiently())
         self._clock[0] += self.takes
         if content in self.failing:
             raise TokenizerError("it hangs")

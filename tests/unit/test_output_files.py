@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 from lpc import files
 from lpc.files import writing_output
 from lpc_apps.commands.cli import app
+from tests.eventually import patiently
 from tests.unit.why.traffic import clean, write
 
 OLD = "what the user had before\n"
@@ -115,7 +116,7 @@ def test_a_named_pipe_gets_the_output(log: Path, tmp_path: Path) -> None:
     os.mkfifo(pipe)
     reader = subprocess.Popen(["wc", "-l", str(pipe)], stdout=subprocess.PIPE)
     assert lpc(*commands(log, pipe)["trace"]).exit_code == 0
-    assert int(reader.communicate(timeout=60)[0].split()[0]) == 24 and pipe.is_fifo()
+    assert int(reader.communicate(timeout=patiently())[0].split()[0]) == 24 and pipe.is_fifo()
 
 
 def test_a_file_that_is_mounted_into_a_container_is_written_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from predictor_service.requests.marked_text import MarkingTokenizer
 from predictor_service.requests.served_model import ServedModel
 from predictor_service.requests.served_models import RETRY_S, ServedModels
 from tests.chat_templates import STYLES, tokenizer_of
-from tests.eventually import until
+from tests.eventually import patiently, until
 
 BOMB = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
@@ -41,13 +41,13 @@ class CountingLoader(TokenizerLoader):
     def load(self, source: str, *, offered: bool):
         self.loads += 1
         if self._gate is not None:
-            self._gate.wait(60)
+            self._gate.wait(patiently())
         return super().load(source, offered=offered)
 
 
 def test_a_served_model_is_loaded_from_its_folder_with_its_markup(folder: Path) -> None:
     served = ServedModels({"m": str(folder)})
-    served.wait(60)
+    served.wait(patiently())
     tokenizer = tokenizer_of(STYLES["llama3"])
     chat = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(("Hi", "Hello", "Bye"))]
     ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
@@ -87,7 +87,7 @@ def test_requests_do_not_wait_for_a_tokenizer_that_hangs(folder: Path) -> None:
         with pytest.raises(TokenizerLoading, match="is being loaded"):
             served.get("m")
     gate.set()
-    served.wait(60)
+    served.wait(patiently())
     assert served.get("m").vocabulary and loader.loads == 1
     served.close()
 
@@ -101,7 +101,7 @@ def test_a_failed_load_is_logged_once_and_repeated_after_minutes(tmp_path: Path,
     now = [0.0]
     loader = CountingLoader()
     served = ServedModels({"m": str(tmp_path / "m")}, loader=loader, clock=lambda: now[0])
-    served.wait(60)
+    served.wait(patiently())
     for _ in range(100):
         with pytest.raises(TokenizerFailed, match=r"model m cannot be loaded from .*: the folder does not exist"):
             served.get("m")
@@ -261,12 +261,12 @@ def test_offered_tokenizers_that_hang_do_not_delay_a_configured_one(folder: Path
     class HangingLoader(TokenizerLoader):
         def load(self, source: str, *, offered: bool):
             if offered:
-                gate.wait(60)
+                gate.wait(patiently())
             return super().load(source, offered=offered)
 
     now = [0.0]
     served = ServedModels({"m": str(folder / "later")}, HangingLoader(), clock=lambda: now[0])
-    served.wait(60)
+    served.wait(patiently())
     for client in ("a", "b", "c"):
         upload = served.offered.begin(client, "other", client, {"tokenizer.json": 2})
         upload.write(b"{}")

@@ -26,6 +26,7 @@ from lpc.model.versions import (
 )
 from lpc_apps.commands.cli import app
 from predictor_service.repository import ModelRepository
+from tests.eventually import patiently
 
 CPU = InferenceSettings("cpu", 1)
 
@@ -182,7 +183,7 @@ def test_processes_that_promote_and_roll_back_at_once_lose_nothing(root: Path) -
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(patiently())
     assert [process.exitcode for process in processes] == [0, 0]
     found = read_promotion(folder)
     assert found is not None

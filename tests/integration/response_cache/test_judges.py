@@ -13,7 +13,7 @@ from response_cache.semantic.evidence import Evidence
 from response_cache.semantic.evidence_file import write_evidence
 from response_cache.semantic.threshold import JudgeError
 from response_cache.store.scopes import ScopeSettings
-from tests.eventually import eventually
+from tests.eventually import eventually, patiently
 from tests.integration.response_cache.test_semantic_cache import QUESTIONS, reworded, until_candidate
 from tests.integration.response_cache.test_service import request, response, serve_caches
 
@@ -35,7 +35,8 @@ async def store_answer(stub: rpc.ResponseCacheStub, question: str, text: str) ->
     miss = await until_candidate(stub, reworded(question), tenant=question)
     asked = request(reworded(question), tenant=question)
     await stub.Store(
-        pb.StoreRequest(request=asked, response=response(text), flight=miss.flight, candidate=miss.candidate), timeout=10
+        pb.StoreRequest(request=asked, response=response(text), flight=miss.flight, candidate=miss.candidate),
+        timeout=patiently(),
     )
 
 

@@ -21,7 +21,7 @@ from predictor_service.errors import StartError
 from response_cache.service.running import running
 from response_cache.service.settings import CacheSettings
 from response_cache.store.scopes import ScopeSettings
-from tests.eventually import eventually
+from tests.eventually import eventually, patiently
 from tests.response_cache import KEY_LINES
 
 
@@ -246,12 +246,12 @@ async def test_a_sidecar_without_response_caches_neither_offers_nor_imports_them
         process = await asyncio.create_subprocess_exec(*command, env=environment, stderr=imports)
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                await asyncio.wait_for(channel.channel_ready(), 100)
+                await asyncio.wait_for(channel.channel_ready(), patiently(100))
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await rpc.ResponseCacheStub(channel).Lookup(pb.LookupRequest())
         finally:
             process.terminate()
-            assert await asyncio.wait_for(process.wait(), 30) == 0
+            assert await asyncio.wait_for(process.wait(), patiently()) == 0
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
     names = [line.rpartition("|")[2].strip() for line in (tmp_path / "imports").read_text().splitlines()]
     assert "predictor_service.server" in names

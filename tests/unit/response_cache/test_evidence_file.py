@@ -10,6 +10,7 @@ import pytest
 from lpc.files import LockedError, locked
 from response_cache.semantic.evidence import Evidence
 from response_cache.semantic.evidence_file import EvidenceError, Verdicts, read_evidence, read_judge_error, write_evidence
+from tests.eventually import patiently
 
 ROUNDS = 50
 
@@ -17,7 +18,7 @@ ROUNDS = 50
 def note_together(folder: Path, own: str, together: "multiprocessing.synchronize.Barrier") -> None:
     for number in range(ROUNDS):
         verdicts = Verdicts(folder / f"{number}.json")
-        together.wait(60)
+        together.wait(patiently())
         assert verdicts.grow(own, {"turned": number + 1})
         verdicts.write()
 
@@ -29,7 +30,7 @@ def test_two_sidecars_that_share_a_file_of_verdicts_lose_none(tmp_path: Path) ->
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(patiently())
     assert [process.exitcode for process in processes] == [0, 0]
     for number in range(ROUNDS):
         assert json.loads((tmp_path / f"{number}.json").read_text()) == {own: {"turned": number + 1} for own in "ab"}

@@ -13,6 +13,7 @@ from eviction_client.settings import ClientSettings
 from response_cache.gateway.server import running
 from response_cache.gateway.settings import Bounds, GatewaySettings
 from tests.engine_double import EngineDouble
+from tests.eventually import patiently
 
 CHAT = "/v1/chat/completions"
 
@@ -57,7 +58,7 @@ async def a_gateway(
     async with running(made, where, clock, Bounds(**{"probe_interval_s": 0.05, **bounds})) as addresses:
         url = f"http://127.0.0.1:{addresses.port}"
         limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=patiently(), trust_env=False, limits=limits) as client:
             yield Running(url, client, f"http://127.0.0.1:{addresses.metrics_port}/metrics")
 
 

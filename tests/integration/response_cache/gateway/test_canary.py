@@ -21,7 +21,7 @@ from response_cache.semantic.evidence_file import write_evidence
 from response_cache.semantic.threshold import JudgeError
 from tests.caching_sidecar import write_keys
 from tests.engine_double import EngineDouble, serve_double
-from tests.eventually import eventually
+from tests.eventually import eventually, patiently
 from tests.integration.response_cache.gateway.conftest import CHAT, chat
 from tests.integration.test_canary import monitored
 
@@ -35,7 +35,7 @@ def written(folder: Path) -> dict[Path, bytes]:
 
 
 def scrape(port: int) -> str:
-    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=patiently()) as answer:
         return str(answer.read(), "utf-8")
 
 
@@ -99,7 +99,7 @@ async def test_questions_and_answers_appear_only_at_client_and_engine(
 async def ask_everything(url: str, engine: EngineDouble, metrics_port: int) -> list[str]:
     """Send requests of every kind that the gateway distinguishes; return their x-lpc-cache."""
     results: list[str] = []
-    async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=patiently(), trust_env=False) as client:
 
         async def ask(body: dict[str, Any] | bytes, **headers: str) -> httpx.Response:
             content = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -18,7 +18,7 @@ import pytest
 from benchmarks.processes import free_port
 from lpc.wire.http_server import FEWEST, Patience
 from tests.engine_double import EngineDouble, serve_double
-from tests.eventually import eventually, until
+from tests.eventually import eventually, patiently, until
 from tests.integration.response_cache.gateway.conftest import CHAT, Running, a_gateway, chat
 
 HALF = b"GET /lpc/health HTTP/1.1\r\nhost: a\r\nx-half: "
@@ -43,7 +43,7 @@ async def many(gateway: Running, number: int, begin: bytes) -> AsyncIterator[lis
 async def rest(reader: asyncio.StreamReader) -> bytes:
     """Return what arrives until the server closes the connection."""
     with contextlib.suppress(ConnectionError):
-        return await asyncio.wait_for(reader.read(), 60)
+        return await asyncio.wait_for(reader.read(), patiently())
     return b""
 
 
@@ -237,7 +237,7 @@ def process(folder: Path, *words: str, **environment: str) -> Iterator[Path]:
         yield log
     finally:
         running.terminate()
-        assert running.wait(60) == 0
+        assert running.wait(patiently()) == 0
 
 
 @pytest.mark.parametrize("kind", ["gateway", "front"])
@@ -262,7 +262,7 @@ def test_half_requests_do_not_use_up_the_descriptors(kind: str, tmp_path: Path) 
                 answer += data
         assert answer.startswith(b"HTTP/1.1 200" if kind == "gateway" else b"HTTP/1.1 401")
         if kind == "gateway":
-            assert urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=30).read()
+            assert urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=patiently()).read()
             assert log.read_text().count("connections are at their limit of 36") == 1
         assert "bug" not in log.read_text() and "Traceback" not in log.read_text()
 
@@ -280,7 +280,7 @@ async def test_without_descriptors_a_connection_is_refused_with_one_line_in_the_
                 await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", int(gateway.url.rpartition(":")[2])))
             for client in clients:
                 with contextlib.suppress(ConnectionError):
-                    assert await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 10), 60) == b""
+                    assert await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 10), patiently()) == b""
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
             for client in clients:

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.processes import Sidecar, free_port
+from tests.eventually import patiently
 from tests.nightly import EXAMPLES
 
 POSTED = (
@@ -91,7 +92,7 @@ class Stage:
         if body is None:
             body = b"{}" if method == "POST" else b""
         fields = b"host: gateway\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-        with socket.create_connection(("127.0.0.1", self.port), timeout=60) as connection:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=patiently()) as connection:
             connection.sendall(method.encode() + b" " + target + b" HTTP/1.1\r\n" + fields + body)
             answer = b""
             with contextlib.suppress(ConnectionResetError):

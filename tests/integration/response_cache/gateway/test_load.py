@@ -13,7 +13,7 @@ import pytest
 from response_cache.gateway.request import INLINE_BYTES, parse
 from tests.caching_sidecar import ResponseCaches, response_caches
 from tests.engine_double import EngineDouble, serve_double
-from tests.eventually import eventually
+from tests.eventually import eventually, patiently
 from tests.integration.response_cache.gateway.conftest import CHAT, Running, a_gateway, chat
 
 
@@ -108,7 +108,7 @@ async def test_other_requests_are_answered_while_a_long_body_is_parsed(monkeypat
     def slow(body: bytes, max_values: int) -> dict[str, Any]:
         if len(body) > INLINE_BYTES:
             reading.set()
-            assert further.wait(60)
+            assert further.wait(patiently())
         return parse(body, max_values)
 
     monkeypatch.setattr("response_cache.gateway.request.parse", slow)

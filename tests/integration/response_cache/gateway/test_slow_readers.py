@@ -11,7 +11,7 @@ import pytest
 from lpc.wire.listening import listen
 from tests.caching_sidecar import ResponseCaches, response_caches
 from tests.engine_double import EngineDouble, serve_double
-from tests.eventually import eventually
+from tests.eventually import eventually, patiently
 from tests.integration.response_cache.gateway.conftest import CHAT, a_gateway, chat
 
 LONG = 200_000
@@ -50,7 +50,7 @@ async def test_a_slow_reader_does_not_delay_equal_requests(
         await loop.sock_sendall(slow, head.encode() + body)
         begun = await loop.sock_recv(slow, 1000)
         assert begun.startswith(b"HTTP/1.1 200 ")
-        follower = await asyncio.wait_for(gateway.ask(asked), 120)
+        follower = await asyncio.wait_for(gateway.ask(asked), patiently(120))
         assert follower.headers["x-lpc-cache"] == ("exact" if kept else "miss")
         assert len(engine.completions) == (1 if kept else 2)
         # The leader gets the rest when it reads.

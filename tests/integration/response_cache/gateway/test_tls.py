@@ -15,7 +15,7 @@ from response_cache.gateway.server import running
 from response_cache.gateway.settings import Bounds, GatewaySettings
 from tests.authority import Authority
 from tests.engine_double import EngineDouble, serve_double
-from tests.eventually import eventually
+from tests.eventually import eventually, patiently
 
 
 async def test_a_new_certificate_is_used_and_an_invalid_one_is_ignored(
@@ -66,9 +66,9 @@ async def test_half_handshakes_lock_nobody_out_and_end(tmp_path: Path, begin: by
         for _, writer in streams:
             writer.write(begin)
         context = ssl.create_default_context(cafile=authority.certificate)
-        async with httpx.AsyncClient(verify=context, trust_env=False, timeout=60) as client:
+        async with httpx.AsyncClient(verify=context, trust_env=False, timeout=patiently()) as client:
             assert (await client.get(f"https://127.0.0.1:{addresses.port}/v1/models")).status_code == 200
         for reader, writer in streams:
             with contextlib.suppress(ConnectionError):
-                await asyncio.wait_for(reader.read(), 60)
+                await asyncio.wait_for(reader.read(), patiently())
             writer.close()

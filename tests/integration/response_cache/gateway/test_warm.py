@@ -21,7 +21,7 @@ from response_cache.gateway.warming import IN_VAIN, LONGEST, Warmed, Warmer, War
 from response_cache.service.outcomes import SOURCES
 from tests.caching_sidecar import ResponseCaches, response_caches
 from tests.engine_double import EngineDouble, serve_double
-from tests.eventually import eventually
+from tests.eventually import eventually, patiently
 from tests.integration.response_cache.gateway.conftest import Running, a_gateway, chat
 
 SCOPES: dict[str, Any] = {"default": {}, "faq": {"warm_up": True}, "off": {"kind": "creative"}}
@@ -63,7 +63,7 @@ async def warming(gateway: Running, scope: str = "", token: str = "a", **fields:
         await asyncio.sleep(0)
 
     headers = {"authorization": f"Bearer {token}"}
-    async with httpx.AsyncClient(base_url=gateway.url, headers=headers, timeout=60, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=gateway.url, headers=headers, timeout=patiently(), trust_env=False) as client:
         yield Warmer(client, scope, sleep=at_once, **fields)
 
 
@@ -238,7 +238,7 @@ async def test_the_daily_command_runs_at_once_then_waits_and_ends_at_sigterm(gat
     assert started.stdout is not None
     assert await started.stdout.readline() == b"asked 1, cached 0, failed 0, skipped 0\n"
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(started.stdout.readline(), 1)
+        await asyncio.wait_for(started.stdout.readline(), 1)  # behaviour: it prints nothing more
     started.send_signal(signal.SIGTERM)
     assert await started.wait() == 0
 
