@@ -4,7 +4,7 @@ Rendezvous hashing (Thaler and Ravishankar, 1998): each key ranks all engines by
 own conversations move, and they return with it. The first engine of the ranking that is up and has at most `LOAD` times its
 share of the requests in flight gets the request (bounded loads: Mirrokni et al., 2016), because many conversations begin alike.
 
-A request is forwarded as received. If an engine accepts no connection, the next one gets it.
+Whether an engine is up follows from its answers and from probes of its `/health`.
 """
 
 import asyncio
@@ -12,15 +12,14 @@ import contextlib
 import logging
 import math
 import ssl
-from collections.abc import AsyncIterator, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Final
 from urllib.parse import urlsplit
 
 import httpx
 
-from lpc.wire.headers import Headers
-from response_cache.gateway.errors import GatewayError
 from response_cache.gateway.metrics import Metrics
 from response_cache.gateway.settings import GatewaySettings
 
@@ -30,34 +29,96 @@ LOAD: Final = 2.0
 AT_LEAST: Final = 16
 """Requests in flight up to which no engine counts as overloaded."""
 KEEPALIVE_S = 2.0
-"""Seconds for which an idle connection is kept: less than engines keep it (uvicorn: 5 s), so that none closes while in use."""
+"""Seconds for which an idle connection is kept: less than engines keep it (uvicorn: 5 s), so that few close while in use."""
+MISSED_PROBES: Final = 3
+"""Failed probes in succession after which an engine is down: a busy one may miss one."""
+PROBE_TIMEOUT_S: Final = 2.0
+PAUSE_S: Final = 1.0
+"""Seconds after a first failure until requests try an engine again; doubles with each."""
+LONGEST_PAUSE_S: Final = 30.0
+CALM_S: Final = 60.0
+"""Seconds without a failed request after which a good probe is enough. Longer than the longest pause."""
 
 
 class Engine:
-    """One engine.
+    """One engine, and whether it answers.
+
+    Two things count: the requests that it was sent, and the probes of its `/health`. An engine may fail each request while it
+    answers probes, so after failed requests a good probe alone does not make it up. It is tried again after pauses that double,
+    and is up once it answers, once it comes back after failed probes, or after `CALM_S` without a failure.
+
+    Args:
+        clock: monotonic seconds.
 
     Attributes:
         name: host and port, for metrics.
         prefix: path of its address, which precedes each target.
         in_flight: number of requests in progress.
-        up: whether the last connection attempt succeeded.
+        up: whether it answers, as far as known.
+        answered_at: time of the last answer to a request or a probe, at first of its creation.
     """
 
-    def __init__(self, url: str, metrics: Metrics) -> None:
+    def __init__(self, url: str, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
         parts = urlsplit(url)
         self.url = url
         self.name = parts.netloc
         self.prefix = parts.path.encode()
         self.in_flight = 0
-        self._up = metrics.engine_up.labels(self.name)
         self.up = True
+        self.answered_at = clock()
+        self._clock = clock
+        self._failures = 0
+        self._try_at = self._failed_at = -math.inf
+        self._missed_probes = 0
+        self._up = metrics.engine_up.labels(self.name)
         self._up.set(1)
         metrics.engine_in_flight.labels(self.name).set_function(lambda: self.in_flight)
 
-    def set_up(self, up: bool) -> None:
-        """Set whether the engine accepts connections."""
+    @property
+    def sound(self) -> bool:
+        """Whether nothing speaks against it: no failed request and no failed probe."""
+        return self._failures == 0 and self._missed_probes == 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests should try it: it is up, or may be again."""
+        return self.up or (self._missed_probes == 0 and self._clock() >= self._try_at)
+
+    def answered(self) -> None:
+        """Record that it has answered a request."""
+        self._failures = self._missed_probes = 0
+        self.answered_at = self._clock()
+        self._set("it answers")
+
+    def failed(self, why: str, *, reachable: bool = True) -> None:
+        """Record that it has not answered a request. ``reachable``: it has accepted the connection."""
+        now = self._clock()
+        self._failed_at = now
+        if not reachable:
+            self._missed_probes = MISSED_PROBES
+        if now >= self._try_at:  # the failures of one burst are one
+            self._failures += 1
+            self._try_at = now + min(PAUSE_S * 2 ** min(self._failures - 1, 16), LONGEST_PAUSE_S)
+        self._set(why)
+
+    def probed(self, why: str | None) -> None:
+        """Record a probe. ``why`` it failed; None: it was answered."""
+        now = self._clock()
+        if why is None:
+            self.answered_at = now
+            if self._missed_probes or now - self._failed_at >= CALM_S:
+                self._failures = 0
+            self._missed_probes = 0
+        else:
+            self._missed_probes += 1
+        self._set(why or "its /health answers")
+
+    def _set(self, why: str) -> None:
+        up = self._failures == 0 and self._missed_probes < MISSED_PROBES
         if up != self.up:
-            log.log(logging.INFO if up else logging.WARNING, "engine %s is %s", self.name, "up again" if up else "down")
+            log.log(
+                logging.INFO if up else logging.WARNING, "engine %s is %s: %s", self.name, "up again" if up else "down", why
+            )
         self.up = up
         self._up.set(up)
 
@@ -72,108 +133,70 @@ class Engine:
 
 
 class Engines:
-    """All engines. Belongs to one event loop."""
+    """All engines. Belongs to one event loop.
 
-    def __init__(self, urls: Sequence[str], metrics: Metrics) -> None:
-        self.all = [Engine(url, metrics) for url in urls]
+    Args:
+        idle_s: seconds without an answer after which an engine that is up is probed.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], metrics: Metrics, idle_s: float = 5.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.all = [Engine(url, metrics, clock) for url in urls]
+        self._idle_s = idle_s
+        self._clock = clock
 
     def ranked(self, key: bytes) -> list[Engine]:
         """Return the engines in the order in which requests of a key try them, engines that are down last."""
         order = sorted(self.all, key=lambda engine: _weight(key, engine.url), reverse=True)
         share = (sum(engine.in_flight for engine in self.all) + 1) / len(self.all)
         limit = max(math.ceil(LOAD * share), AT_LEAST)
-        return sorted(order, key=lambda engine: (not engine.up, engine.in_flight >= limit))
+        return sorted(order, key=lambda engine: (not engine.ready, engine.in_flight >= limit))
+
+    def alive(self, engines: Sequence[Engine]) -> list[Engine]:
+        """Return the engine that answered last, if that was not long ago; else nothing."""
+        last = max(engines, key=lambda engine: engine.answered_at, default=None)
+        return [last] if last is not None and self._clock() - last.answered_at < CALM_S else []
 
     async def probe(self, http: httpx.AsyncClient) -> None:
-        """Probe the engines that are down, so that requests need not."""
-        down = [engine for engine in self.all if not engine.up]
-        await asyncio.gather(*(self._probe(engine, http) for engine in down))
+        """Probe the engines against which something speaks, and those that have not answered for `idle_s`.
+
+        SGLang answers each probe of an idle engine with a generation, so they are few.
+        """
+        before = self._clock() - self._idle_s
+        asked = [engine for engine in self.all if not engine.sound or engine.answered_at <= before]
+        await asyncio.gather(*(self._probe(engine, http) for engine in asked))
 
     @staticmethod
     async def _probe(engine: Engine, http: httpx.AsyncClient) -> None:
-        with contextlib.suppress(httpx.HTTPError):
-            answer = await http.get(f"{engine.url}/health", timeout=2.0)
+        try:
+            answer = await http.get(f"{engine.url}/health", timeout=PROBE_TIMEOUT_S)
+        except httpx.HTTPError as error:
+            engine.probed(f"its /health gives no answer ({type(error).__name__})")
+        else:
             # Engines without /health return 404; vLLM returns 503 when its core has died.
-            if answer.status_code < 500:
-                engine.set_up(True)
+            engine.probed(f"its /health answers {answer.status_code}" if answer.status_code >= 500 else None)
 
 
 def _weight(key: bytes, url: str) -> bytes:
     return blake2b(url.encode(), key=blake2b(key, digest_size=32).digest(), digest_size=8).digest()
 
 
-def http_client(settings: GatewaySettings, connect_timeout_s: float) -> httpx.AsyncClient:
-    """Return the HTTP client of all engines. Only connecting has a timeout, because answers may take long."""
+def http_clients(settings: GatewaySettings, connect_timeout_s: float) -> tuple[httpx.AsyncClient, httpx.AsyncClient]:
+    """Return two HTTP clients of all engines: one that keeps connections, and one that opens a new one for each request.
+
+    Only connecting has a timeout, because answers may take long.
+    """
     timeout = httpx.Timeout(None, connect=connect_timeout_s)
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=1000, keepalive_expiry=KEEPALIVE_S)
     verify: ssl.SSLContext | bool = any(url.startswith("https:") for url in settings.gateway_engines)
     if settings.gateway_engine_ca is not None:
         verify = ssl.create_default_context(cafile=settings.gateway_engine_ca)
-    client = httpx.AsyncClient(timeout=timeout, limits=limits, verify=verify, trust_env=False, follow_redirects=False)
-    client.headers.clear()  # forward only what the client has sent
-    return client
 
+    def client(kept: int) -> httpx.AsyncClient:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=kept, keepalive_expiry=KEEPALIVE_S)
+        made = httpx.AsyncClient(timeout=timeout, limits=limits, verify=verify, trust_env=False, follow_redirects=False)
+        made.headers.clear()  # forward only what the client has sent
+        return made
 
-class Upstream:
-    """Sends requests to the engines."""
-
-    def __init__(self, http: httpx.AsyncClient, engines: Engines, metrics: Metrics) -> None:
-        self._http = http
-        self._engines = engines
-        self._metrics = metrics
-
-    @contextlib.asynccontextmanager
-    async def answer(
-        self, method: str, target: bytes, headers: Headers, content: bytes | AsyncIterator[bytes] | None, key: bytes
-    ) -> AsyncIterator[httpx.Response]:
-        """Send a request and yield its answer, before the body. Closes the answer when the block is left.
-
-        Args:
-            target: path and query as received; the path has been checked.
-            content: the body. A body that is still being received goes to the first engine only.
-            key: chooses the engine.
-
-        Raises:
-            GatewayError: no engine accepts connections (502).
-            httpx.HTTPError: the connection broke before the answer began.
-        """
-        ranked = self._engines.ranked(key)
-        candidates = ranked if content is None or isinstance(content, bytes) else ranked[:1]
-        async with contextlib.AsyncExitStack() as stack:
-            engine, response = await self._send(candidates, method, target, headers, content, stack)
-            self._metrics.engine_requests.labels(engine.name, f"{response.status_code // 100}xx").inc()
-            yield response
-
-    async def _send(
-        self,
-        candidates: Sequence[Engine],
-        method: str,
-        target: bytes,
-        headers: Headers,
-        content: bytes | AsyncIterator[bytes] | None,
-        stack: contextlib.AsyncExitStack,
-    ) -> tuple[Engine, httpx.Response]:
-        for engine in candidates:
-            async with contextlib.AsyncExitStack() as attempt:
-                attempt.enter_context(engine.serving())
-                # The target is passed apart from the URL, in its original bytes, so that no part of it can become the host.
-                request = self._http.build_request(
-                    method, engine.url, headers=headers, content=content, extensions={"target": engine.prefix + target}
-                )
-                try:
-                    response = await self._http.send(request, stream=True)
-                except (httpx.ConnectError, httpx.ConnectTimeout):
-                    engine.set_up(False)
-                    self._metrics.engine_requests.labels(engine.name, "unreachable").inc()
-                    continue
-                except httpx.HTTPError:
-                    self._metrics.engine_requests.labels(engine.name, "broken").inc()
-                    raise
-                engine.set_up(True)
-                attempt.push_async_callback(response.aclose)
-                stack.push_async_exit(attempt.pop_all())
-                return engine, response
-        names = ", ".join(engine.name for engine in candidates)
-        raise GatewayError(
-            502, f"no engine accepts connections (tried: {names}): start one, or name others with LPC_GATEWAY_ENGINES"
-        )
+    return client(1000), client(0)

@@ -21,7 +21,6 @@ from lpc.wire.headers import Headers, end_to_end
 from lpc.wire.raw_path import BadTarget, check_framing
 from response_cache.gateway.cached import Cached, Found
 from response_cache.gateway.clients import SESSION_HEADERS, Client, Clients, scope_of
-from response_cache.gateway.engines import Upstream
 from response_cache.gateway.errors import CLOSE, GatewayError
 from response_cache.gateway.exchange import JSON, ClientGone, Exchange, Load
 from response_cache.gateway.headers import Directives, directives_of, for_engine
@@ -30,6 +29,7 @@ from response_cache.gateway.recording import Recording, ahead, replay
 from response_cache.gateway.request import SESSION_HEADER, Reader, Reading, digest
 from response_cache.gateway.settings import GatewaySettings
 from response_cache.gateway.targets import CHAT, COMPLETIONS, FREQUENT, OWN, Paths, is_form, path_of
+from response_cache.gateway.upstream import Upstream
 
 BODILESS: Final = ("GET", "HEAD", "OPTIONS")
 BUFFERED_BYTES: Final = 2**20
@@ -96,8 +96,8 @@ class Gateway:
         except ClientGone:
             status = "gone"
         except httpx.HTTPError as error:
-            # Before the answer has begun this is a 502. After that the client's answer is cut off like the engine's.
-            broken = GatewayError(502, f"the engine's connection broke before it answered ({type(error).__name__}): try again")
+            # The answer has begun: the client's is cut off like the engine's.
+            broken = GatewayError(502, f"the engine's connection broke ({type(error).__name__}): try again")
             await self._refuse(exchange, broken)
             status = "cut"
         if endpoint:

@@ -24,13 +24,14 @@ from lpc.wire.watched import Watched
 from response_cache.client import ResponseCacheClient
 from response_cache.gateway.cached import Cached
 from response_cache.gateway.clients import Clients, SaltKeyError, Tenants, read_key
-from response_cache.gateway.engines import Engines, Upstream, http_client
+from response_cache.gateway.engines import Engines, http_clients
 from response_cache.gateway.errors import GatewayStartError
 from response_cache.gateway.exchange import Load
 from response_cache.gateway.gateway import Gateway
 from response_cache.gateway.metrics import Metrics
 from response_cache.gateway.request import ARGUMENTS, Reader
 from response_cache.gateway.settings import Bounds, GatewaySettings
+from response_cache.gateway.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
@@ -103,14 +104,16 @@ async def running(
                 log.warning("the response caches are off, because the sidecar cannot be reached: %s", error)
         cached = Cached(client if settings.gateway_cache else None, bounds.wait_s, metrics)
         stack.push_async_callback(cached.close)
-        http = await stack.enter_async_context(http_client(settings, bounds.connect_timeout_s))
+        kept, fresh = [
+            await stack.enter_async_context(http) for http in http_clients(settings, bounds.connect_timeout_s)
+        ]
         load = Load(settings, bounds.body_timeout_s, metrics)
-        engines = Engines(settings.gateway_engines, metrics)
+        engines = Engines(settings.gateway_engines, metrics, bounds.idle_s)
         gateway = Gateway(
             settings,
             clients,
             cached,
-            Upstream(http, engines, metrics),
+            Upstream(kept, fresh, engines, metrics),
             metrics,
             Reader(tenants, bounds.max_values, ARGUMENTS.get(settings.gateway_hints)),
             load,
@@ -122,7 +125,7 @@ async def running(
         serving = asyncio.create_task(server.serve_all())
         background = Background(metrics.task_failures)
         background.watch("server", serving)
-        background.every(bounds.probe_interval_s, "probe", partial(engines.probe, http))
+        background.every(bounds.probe_interval_s, "probe", partial(engines.probe, fresh))
         background.every(REFRESH_S, "tokens", partial(asyncio.to_thread, clients.refresh))
         if tls is not None:
             background.every(REFRESH_S, "certificates", partial(asyncio.to_thread, tls.refresh))

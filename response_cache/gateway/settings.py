@@ -34,7 +34,8 @@ class Bounds:
         body_timeout_s: total seconds to receive one body; over it 408.
         max_answer_bytes: longest answer that is recorded.
         connect_timeout_s: timeout of connecting to an engine, seconds.
-        probe_interval_s: seconds between health checks of an engine that is down.
+        probe_interval_s: seconds between probes of an engine that is down.
+        idle_s: seconds without an answer after which an engine that is up is probed.
         patience: when connections of slow clients are closed.
     """
 
@@ -44,6 +45,7 @@ class Bounds:
     max_answer_bytes: int = 2**20
     connect_timeout_s: float = 2.0
     probe_interval_s: float = 1.0
+    idle_s: float = 5.0
     patience: Patience = SHIPPED
 
 

@@ -169,21 +169,6 @@ async def test_head_requests_are_forwarded_and_other_methods_are_not(caches: Res
         assert len(engine.received) == before
 
 
-async def test_a_request_that_an_engine_has_received_is_not_sent_to_another() -> None:
-    heard: list[bytes] = []
-
-    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heard.append(await reader.readuntil(b"\r\n\r\n"))
-        writer.close()
-
-    rude = await asyncio.start_server(hang_up, "127.0.0.1", 0)
-    address = f"http://127.0.0.1:{rude.sockets[0].getsockname()[1]}"
-    async with rude, serve_double(EngineDouble()) as engine, a_gateway(engine, address, gateway_cache=False) as gateway:
-        answers = [await gateway.ask(chat(f"to one of the two: {number}")) for number in range(16)]
-        assert [answer.status_code for answer in answers].count(502) == len(heard) > 0
-        assert len(engine.completions) + len(heard) == 16
-
-
 async def test_websockets_are_refused() -> None:
     async with serve_double(EngineDouble()) as engine, a_gateway(engine, gateway_cache=False) as gateway:
         upgrade = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13", "sec-websocket-key": "AAAA"}

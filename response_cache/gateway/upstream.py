@@ -1,0 +1,243 @@
+"""Sends a request to the engines until one answers.
+
+What was not answered may be sent again: a generation has no effect but its answer. So a request whose body is at hand goes
+
+- to the same engine on a new connection, if a kept one broke: the engine had closed it while it was idle;
+- else to the next engine, if the connection was refused, timed out or broke before an answer, or if the answer is one of
+  `REFUSALS`. A request that ends engines must not end all of them, so at most `SENDS` get it.
+
+A connection that times out says little about the engine: on a busy machine the gateway itself may be late. So before the client
+gets an error, the engine that answered last is asked once more, with patience.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import httpx
+
+from lpc.wire.headers import Headers
+from response_cache.gateway.engines import Engine, Engines
+from response_cache.gateway.errors import GatewayError
+from response_cache.gateway.metrics import Metrics
+
+REFUSALS: Final = frozenset((502, 503))
+"""Answers of an engine that is overloaded or ending, and of a proxy before an engine that does not answer."""
+SENDS: Final = 3
+"""Engines that get the same request."""
+REFUSAL_BYTES: Final = 64 * 2**10
+REFUSAL_S: Final = 2.0
+"""A refusal's body up to this size and time is kept until another engine has answered."""
+PATIENCE_S: Final = 30.0
+"""Timeout of a second attempt to connect."""
+
+
+class Body:
+    """The body of a request. Attribute ``begun``: part of it was sent, and cannot be sent again."""
+
+    def __init__(self, content: bytes | AsyncIterator[bytes] | None) -> None:
+        self._content = content
+        self.begun = False
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether it can be sent more than once."""
+        return self._content is None or isinstance(self._content, bytes)
+
+    def content(self) -> bytes | AsyncIterator[bytes] | None:
+        """Return what httpx sends."""
+        return self._content if self._content is None or isinstance(self._content, bytes) else self._once(self._content)
+
+    async def _once(self, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        self.begun = True
+        async for part in parts:
+            yield part
+
+
+@dataclass
+class Request:
+    """A request to any engine.
+
+    Attributes:
+        target: path and query as received; the path has been checked.
+        sent: engines that have got it.
+    """
+
+    method: str
+    target: bytes
+    headers: Headers
+    body: Body
+    sent: list[str] = field(default_factory=list)
+
+
+class Connection:
+    """Notes, as a trace of httpcore, whether a request opened a connection."""
+
+    def __init__(self) -> None:
+        self.opened = False
+
+    async def __call__(self, event: str, info: dict[str, Any]) -> None:
+        """Note an event."""
+        del info
+        self.opened |= event.startswith("connection.connect_")
+
+
+class Upstream:
+    """Sends requests to the engines.
+
+    Args:
+        kept: client that keeps connections.
+        fresh: client that opens a connection for each request.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        kept: httpx.AsyncClient,
+        fresh: httpx.AsyncClient,
+        engines: Engines,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._kept = kept
+        self._fresh = fresh
+        self._engines = engines
+        self._metrics = metrics
+        self._clock = clock
+
+    @contextlib.asynccontextmanager
+    async def answer(
+        self, method: str, target: bytes, headers: Headers, content: bytes | AsyncIterator[bytes] | None, key: bytes
+    ) -> AsyncIterator[httpx.Response]:
+        """Send a request and yield its answer, before the body. Closes the answer when the block is left.
+
+        Args:
+            target: path and query as received; the path has been checked.
+            content: the body. A body that is still being received is sent once.
+            key: chooses the engine.
+
+        Raises:
+            GatewayError: no engine answered (502), or the request cannot be sent (400).
+        """
+        request = Request(method, target, headers, Body(content))
+        async with contextlib.AsyncExitStack() as stack:
+            yield await self._first_answer(request, self._engines.ranked(key), stack)
+
+    async def _first_answer(
+        self, request: Request, engines: Sequence[Engine], stack: contextlib.AsyncExitStack
+    ) -> httpx.Response:
+        """Return the first answer that is not a refusal, else the last refusal. Raises GatewayError."""
+        refusal: httpx.Response | None = None
+        late: list[Engine] = []
+        attempts: list[tuple[Engine, float | None]] = [(engine, None) for engine in engines]
+        while attempts and self._may_send(request):
+            engine, patience_s = attempts.pop(0)
+            async with contextlib.AsyncExitStack() as attempt:
+                attempt.enter_context(engine.serving())
+                began = self._clock()
+                try:
+                    response = await self._send(request, engine, patience_s)
+                except httpx.ConnectTimeout:
+                    self._count(engine, "unreachable")
+                    if engine.answered_at < began:
+                        engine.failed("a connection timed out", reachable=False)
+                    late.append(engine)
+                except httpx.ConnectError as error:
+                    self._count(engine, "unreachable")
+                    engine.failed(f"it accepts no connection ({error})", reachable=False)
+                except httpx.LocalProtocolError:
+                    raise GatewayError(400, "the request has a header field that cannot be sent: leave it out") from None
+                except httpx.TransportError as error:
+                    self._count(engine, "broken")
+                    engine.failed(f"it closed a connection without an answer ({type(error).__name__})")
+                else:
+                    self._count(engine, f"{response.status_code // 100}xx")
+                    attempt.push_async_callback(response.aclose)
+                    if response.status_code not in REFUSALS:
+                        engine.answered()
+                    else:
+                        engine.failed(f"it answers {response.status_code}")
+                        if attempts and self._may_send(request):
+                            refusal = await _kept(response)
+                            continue
+                    stack.push_async_exit(attempt.pop_all())
+                    return response
+            if not attempts and patience_s is None:
+                attempts = [(engine, PATIENCE_S) for engine in self._engines.alive(late)]
+        if refusal is not None:
+            return refusal
+        raise _no_answer(request, engines)
+
+    async def _send(self, request: Request, engine: Engine, patience_s: float | None) -> httpx.Response:
+        """Send a request to an engine: on a kept connection, and again on a new one if that had been closed."""
+        if request.body.at_hand and patience_s is None:
+            connection = Connection()
+            try:
+                return await self._send_by(self._kept, request, engine, connection, None)
+            except (httpx.ReadError, httpx.WriteError, httpx.CloseError, httpx.RemoteProtocolError):
+                if connection.opened:
+                    raise
+                self._count(engine, "stale")
+        return await self._send_by(self._fresh, request, engine, Connection(), patience_s)
+
+    async def _send_by(
+        self, http: httpx.AsyncClient, request: Request, engine: Engine, connection: Connection, patience_s: float | None
+    ) -> httpx.Response:
+        # The target is passed apart from the URL, in its original bytes, so that no part of it can become the host.
+        message = http.build_request(
+            request.method,
+            engine.url,
+            headers=request.headers,
+            content=request.body.content(),
+            extensions={"target": engine.prefix + request.target, "trace": connection},
+            timeout=http.timeout if patience_s is None else httpx.Timeout(None, connect=patience_s),
+        )
+        try:
+            response = await http.send(message, stream=True)
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            raise
+        except httpx.TransportError:
+            request.sent.append(engine.url)
+            raise
+        request.sent.append(engine.url)
+        return response
+
+    @staticmethod
+    def _may_send(request: Request) -> bool:
+        """Return whether another engine may get a request."""
+        return not request.body.begun and (request.body.at_hand or not request.sent) and len(set(request.sent)) < SENDS
+
+    def _count(self, engine: Engine, status: str) -> None:
+        self._metrics.engine_requests.labels(engine.name, status).inc()
+
+
+async def _kept(response: httpx.Response) -> httpx.Response:
+    """Read a refusal, so that it can be sent later, and close its connection. A long or slow body is dropped."""
+    body: bytes | None = b""
+    try:
+        async with asyncio.timeout(REFUSAL_S):
+            async for part in response.aiter_raw():
+                body = (body or b"") + part
+                if len(body) > REFUSAL_BYTES:
+                    raise ValueError
+    except (httpx.HTTPError, TimeoutError, ValueError):
+        body = None
+    await response.aclose()
+    dropped = (b"content-length", b"content-encoding", b"content-type") if body is None else ()
+    headers = [(name, value) for name, value in response.headers.raw if name.lower() not in dropped]
+    return httpx.Response(response.status_code, headers=headers, stream=httpx.ByteStream(body or b""))
+
+
+def _no_answer(request: Request, engines: Sequence[Engine]) -> GatewayError:
+    names = ", ".join(engine.name for engine in engines)
+    if request.sent:
+        return GatewayError(
+            502,
+            f"engines accept connections and close them without an answer (of: {names}): try again, and look into their logs",
+        )
+    return GatewayError(
+        502, f"no engine accepts connections (tried: {names}): start one, or name others with LPC_GATEWAY_ENGINES"
+    )

@@ -1,0 +1,103 @@
+"""Engines that accept connections and do not answer as they should: behind a tunnel, dying, overloaded, or closing what is idle."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+"""An answer after which the connection stays open."""
+Manner = Callable[["RudeEngine", asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@dataclass
+class RudeEngine:
+    """What an engine has received.
+
+    Attributes:
+        bodies: bodies of requests that were read, without those of probes.
+        probes: requests of /health.
+        connections: number of accepted connections.
+    """
+
+    url: str = ""
+    bodies: list[bytes] = field(default_factory=list)
+    probes: int = 0
+    connections: int = 0
+
+    async def read(self, reader: asyncio.StreamReader) -> bool:
+        """Read one request; return whether it is a probe."""
+        head = await reader.readuntil(b"\r\n\r\n")
+        probe = b"/health" in head.split(b"\r\n")[0]
+        length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0)
+        body = await reader.readexactly(length)
+        if b"transfer-encoding: chunked" in head.lower():
+            body = await reader.readuntil(b"0\r\n\r\n")
+        if probe:
+            self.probes += 1
+        else:
+            self.bodies.append(body)
+        return probe
+
+
+async def closes(engine: RudeEngine, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Accept and close: a tunnel or a mesh whose engine is gone."""
+    del engine, reader, writer
+
+
+async def reads_and_closes(engine: RudeEngine, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Read the request and close: a process that dies. Probes are answered."""
+    if await engine.read(reader):
+        writer.write(ANSWER)
+
+
+async def answers_once(engine: RudeEngine, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer one request, and close as the next one arrives on the same connection."""
+    await engine.read(reader)
+    writer.write(ANSWER)
+    await writer.drain()
+    await reader.read(1)
+
+
+async def _refuses(status: bytes, engine: RudeEngine, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while True:
+        if await engine.read(reader):
+            writer.write(ANSWER)
+        else:
+            writer.write(b"HTTP/1.1 %b No\r\nretry-after: 7\r\ncontent-length: 8\r\n\r\ntoo full" % status)
+
+
+overloaded: Manner = partial(_refuses, b"503")
+without_upstream: Manner = partial(_refuses, b"502")
+
+
+@contextlib.asynccontextmanager
+async def serve_rude(manner: Manner, port: int = 0) -> AsyncIterator[RudeEngine]:
+    """Serve an engine of a manner on a port of loopback."""
+    engine = RudeEngine()
+    serving: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        engine.connections += 1
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            try:
+                await manner(engine, reader, writer)
+            finally:
+                writer.close()
+                await writer.wait_closed()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(serve(reader, writer))
+        serving.add(task)
+        task.add_done_callback(serving.discard)
+
+    server = await asyncio.start_server(connected, "127.0.0.1", port, limit=2**24)
+    engine.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield engine
+    finally:
+        server.close()
+        for task in list(serving):
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
