@@ -170,12 +170,12 @@ async def _returns(
 
 
 def _own(folder: Path, stack: contextlib.AsyncExitStack) -> None:
-    """Lock the folder of the saved state until the sidecar has stopped: of two, the last to stop would win. Raises StartError."""
+    """Lock the folder of the saved state until the sidecar stops: of two, the last to stop would win. Raises StartError."""
     try:
         stack.enter_context(owned(folder, OTHER_S))
     except LockedError:
         raise StartError(
-            f"another sidecar uses the folder {folder} (LPC_STATE): give each sidecar a folder of its own, or stop the other one"
+            f"another sidecar uses the folder {folder} (LPC_STATE): give each sidecar its own folder, or stop the other one"
         ) from None
     except OSError as error:
         log.warning("cannot lock the folder %s (%s): let no other sidecar use it as LPC_STATE", folder, error.strerror)
