@@ -143,14 +143,37 @@ def locked(path: Path, wait_s: float = LOCK_S) -> Iterator[None]:
         OSError: the lock cannot be created.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    until = time.monotonic() + wait_s
     with path.with_name(f".{path.name}.lock").open("ab") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    raise LockedError(f"another process changes {path}: wait for it, or end it") from None
-                time.sleep(_RETRY_S)
+        _lock(file.fileno(), f"another process changes {path}: wait for it, or end it", wait_s)
         yield
+
+
+@contextmanager
+def owned(folder: Path, wait_s: float = LOCK_S) -> Iterator[None]:
+    """Hold the lock of a folder within the block: no other process owns it. Files in it have locks of their own.
+
+    Raises:
+        LockedError: another process owns the folder for longer than ``wait_s``.
+        OSError: the folder cannot be created or locked.
+    """
+    folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _lock(descriptor, f"another process uses the folder {folder}", wait_s)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, message: str, wait_s: float) -> None:
+    """Lock an open file or folder; the system releases it if the process dies. Raises LockedError and OSError."""
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise LockedError(message) from None
+            time.sleep(_RETRY_S)
+        else:
+            return

@@ -2,12 +2,15 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from lpc.clock import MonotoneClock
+from lpc.files import LockedError, owned
 from lpc.model.inference import Model
 from lpc.model.returns.model import ReturnModel
 from lpc.v1 import predictor_pb2 as pb
@@ -15,6 +18,7 @@ from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.tokenizer_files import MAX_BYTES
 from predictor_service.batching.prepare import TOKENIZER_THREADS, Preparation
 from predictor_service.constants import Constants
+from predictor_service.errors import StartError
 from predictor_service.labels.log import LabelWriter
 from predictor_service.labels.tracker import EXPIRE_INTERVAL_S, TurnTracker
 from predictor_service.labels.turn import TurnObserver
@@ -33,7 +37,11 @@ from predictor_service.settings import ServiceSettings
 if TYPE_CHECKING:
     from predictor_service.sharing.registry import TurnRegistry
 
+log = logging.getLogger(__name__)
+
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["ContinuationPredictor"].full_name
+OTHER_S: Final = 10.0
+"""Longest time that the start waits for an earlier sidecar that uses the same saved state and is about to stop."""
 HEALTH_S: Final = 1.0
 """Interval of health checks."""
 TOKENIZERS_TIMEOUT_S: Final = 30.0
@@ -154,9 +162,23 @@ async def _returns(
     model = parts.returns(parts.constants.returns_turns)
     refit_s = parts.constants.refit_s
     returns = parts.learning(model, metrics, refit_s=refit_s, state_file=settings.returns_file, clock=clock.now)
+    if settings.state is not None:
+        await asyncio.to_thread(_own, settings.state, stack)
     await asyncio.to_thread(returns.restore)
     stack.push_async_callback(asyncio.to_thread, returns.save)
     return returns
+
+
+def _own(folder: Path, stack: contextlib.AsyncExitStack) -> None:
+    """Lock the folder of the saved state until the sidecar stops: of two, the last to stop would win. Raises StartError."""
+    try:
+        stack.enter_context(owned(folder, OTHER_S))
+    except LockedError:
+        raise StartError(
+            f"another sidecar uses the folder {folder} (LPC_STATE): give each sidecar its own folder, or stop the other one"
+        ) from None
+    except OSError as error:
+        log.warning("cannot lock the folder %s (%s): let no other sidecar use it as LPC_STATE", folder, error.strerror)
 
 
 def _served_models(settings: ServiceSettings, parts: Parts, metrics: Metrics, stack: contextlib.AsyncExitStack) -> ServedModels:

@@ -91,8 +91,8 @@ class ServiceSettings(RedisSettings, ServerSettings):
 
     state: Path | None = Field(
         None,
-        description="Folder on a persistent volume for what the sidecar learns, such as the return model. Empty: "
-        "that is lost at a restart.",
+        description="Folder on a persistent volume for what the sidecar learns, such as the return model. Each sidecar needs "
+        "its own. Empty: that is lost at a restart.",
     )
 
     redis_url: SecretStr | None = Field(

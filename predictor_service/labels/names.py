@@ -14,6 +14,9 @@ WINDOW: Final = IDENTITY_PROMPTS + 1
 CERTAIN_CHARS: Final = 64
 """Length from which on two equal first prompts are one conversation, not two users."""
 
+CLIENT_BYTES: Final = 6
+"""Length of the client's part at the beginning of a user's name, so that a client's users have limits of their own."""
+
 MAX_SAME_NAME: Final = 64
 """Turns waiting under one name that are compared."""
 
@@ -84,7 +87,11 @@ def identity_of(turns: UserTurns, conversation_id: str) -> Identity | None:
 
 def user_name(client: str, user: str, key: bytes) -> bytes:
     """Return the name of a client's user, 16 bytes, which another client cannot name; empty: the user is unknown."""
-    return _keyed(_digest(b"user", (client, user)), key) if user else b""
+    if not user:
+        return b""
+    return (
+        _keyed(_digest(b"client", (client,)), key)[:CLIENT_BYTES] + _keyed(_digest(b"user", (client, user)), key)[CLIENT_BYTES:]
+    )
 
 
 def _digest(kind: bytes, texts: Sequence[str]) -> bytes:

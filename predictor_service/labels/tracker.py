@@ -40,7 +40,7 @@ from lpc.model.returns.facts import Facts
 from lpc.model.returns.hazards import EDGES
 from lpc.model.returns.memory import NO_PAST, Arrival, Past, by_user
 from lpc.model.returns.users import UserPast, Users
-from predictor_service.labels.names import MAX_SAME_NAME, Identity, Names, identity_of, user_name
+from predictor_service.labels.names import CLIENT_BYTES, MAX_SAME_NAME, Identity, Names, identity_of, user_name
 from predictor_service.labels.turn import Forecast, Label, Reason, Sent, Turn, TurnObserver
 
 CHUNK: Final = 1000
@@ -72,7 +72,7 @@ class TurnTracker:
         self.horizon_s = horizon_s
         self._observers = observers
         self._key = os.urandom(32)
-        self._users = Users()
+        self._users = Users(client_bytes=CLIENT_BYTES)
         self._lock = threading.Lock()
         self._turns: deque[Turn] = deque()
         self._unlabelled_turns: OrderedDict[Turn, None] = OrderedDict()

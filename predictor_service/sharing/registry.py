@@ -25,8 +25,8 @@ from lpc.model.returns.memory import NO_PAST, Past
 from lpc.model.returns.users import NO_USER, UserPast
 from lpc.wire.bugs import log_bug
 from lpc.wire.redis_connection import ERRORS, Connection
-from lpc.wire.redis_health import Health
-from predictor_service.labels.names import Names
+from lpc.wire.redis_health import Health, cause_of
+from predictor_service.labels.names import CLIENT_BYTES, Names
 from predictor_service.labels.tracker import TurnTracker
 from predictor_service.labels.turn import Turn
 from predictor_service.metrics import Metrics
@@ -47,6 +47,8 @@ MAX_QUEUED: Final = 4096
 """Turns queued for Redis, above which new ones are not looked up."""
 MAX_PIPELINE: Final = 256
 """Turns of one pipeline."""
+FULL_S: Final = 600.0
+"""Time for which no users are shared after Redis was full."""
 CLOSE_S: Final = 2.0
 LONGEST_GAP_S: Final = float(EDGES[-1])
 """Shortest bound of a gap between two turns that is believed. A longer label horizon extends it."""
@@ -92,6 +94,10 @@ class TurnRegistry:
         self._health = Health(redis, "of shared turns", metrics.redis_refusals("turns"), backoff=backoff)
         self._own: weakref.WeakValueDictionary[bytes, Turn] = weakref.WeakValueDictionary()
         """This sidecar's turns by id in Redis, while `TurnTracker` stores them; used by the thread only."""
+        self._clients: set[bytes] = set()
+        """Clients that named users: the first bytes of users' names."""
+        self._users_at = 0.0
+        """Time from which users are shared, monotonic seconds."""
         self._queue: queue.Queue[_Lookup | None] = queue.Queue(MAX_QUEUED)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="turn-registry", daemon=True)
@@ -226,7 +232,19 @@ class TurnRegistry:
             left.append((names.own, shared))
             answers.append((one, found))
         known = [(name, past._replace(latest=past.latest + ahead)) for name, past in users.items()]
-        for answer in records.put(client, left, self._tracker.horizon_s, returns, known):
+        self._clients.update(name[:CLIENT_BYTES] for name, _ in known)
+        if time.monotonic() < self._users_at:
+            known = []
+        put = records.put(client, left, self._tracker.horizon_s, returns, known)
+        if self._clients and time.monotonic() >= self._users_at and any(map(_is_full, put)):
+            # Without a turn its conversation is not found. Without its user a prediction only knows less.
+            self._users_at = time.monotonic() + FULL_S
+            records.shed_users(client, self._clients)
+            answered = [answer for answer in put[: len(left) + len(returns)] if not _is_full(answer)]
+            full = [one for one, answer in zip([*left, *returns], put, strict=False) if _is_full(answer)]
+            turns = [one for one in left if one in full]
+            put = [*answered, *records.put(client, turns, self._tracker.horizon_s, [one for one in returns if one in full])]
+        for answer in put:
             if isinstance(answer, Exception):
                 self._health.refused(answer)
         for one, found in answers:
@@ -286,6 +304,10 @@ class TurnRegistry:
                     at = now  # the turn has returned, a moment ago unless Redis was unreachable
                 self._tracker.returned_elsewhere(turn, at)
                 self._metrics.turns.labels("heard").inc()
+
+
+def _is_full(answer: object) -> bool:
+    return isinstance(answer, Exception) and cause_of(answer) == "OOM"
 
 
 def _later(past: Past, seconds: float) -> Past:

@@ -31,7 +31,7 @@ EntryId = NewType("EntryId", bytes)
 
 NAME_BYTES: Final = 16
 CLIENT: Final = "client:"
-"""Start of the tenants of a gateway's clients: `client:NAME`, and `client:NAME:PART` for each part into which one divides itself."""
+"""Start of the tenants of a gateway's clients: `client:NAME`, or `client:NAME:PART` of one that divides itself into parts."""
 REMEMBERED: Final = 10_000
 """Size limit of in-memory caches by scope or key."""
 

@@ -203,9 +203,9 @@ end
 return {{1, evicted[1], evicted[2], evicted[3], evicted[4]}}
 """
 """Stores an entry unless its generation is outdated, ends its flight, and enforces the limits of scope and tenant. Expired
-entries are removed first, then those that expire first; a tenant over its own limits loses its own entries. The parts of a client have
-these limits together; above them, the part with most entries and bytes loses its own. A deleted entry
-counts for its tenant until it would have expired or is the next to be evicted.
+entries are removed first, then those that expire first; a tenant over its own limits loses its own entries. The parts of a
+client have these limits together; above them, the part with most entries and bytes loses its own. A deleted entry counts for
+its tenant until it would have expired or is the next to be evicted.
 
 The first write is one that a full Redis refuses; after any other, Redis would let the script exceed `maxmemory`. So the script
 reads every key before. What no sidecar would have written does not stop it: a key of another type, a stream whose ids are

@@ -1,5 +1,6 @@
 """What a sidecar learns of returns while it serves, over real gRPC and with a clock that is set by hand."""
 
+import asyncio
 import contextlib
 import io
 import logging
@@ -19,6 +20,8 @@ from lpc.model.returns.hazards import EDGES
 from lpc.model.returns.model import ReturnModel
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
+from predictor_service import server
+from predictor_service.errors import StartError
 from predictor_service.process import Addresses
 from predictor_service.server import Parts, running
 from tests.eventually import eventually
@@ -156,6 +159,48 @@ async def test_the_return_model_survives_a_restart(tiny_models: Path, tmp_path: 
         await running_.traffic(1)
         assert running_.model.quality.returns > learnt
     assert sorted(path.name for path in state.parent.iterdir()) == ["returns.npz"]  # and nothing half-written
+
+
+async def test_a_second_sidecar_does_not_start_with_the_saved_state_of_another(
+    tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "OTHER_S", 0.1)
+    async with sidecar(tiny_models, state=tmp_path) as first:
+        await first.traffic(4)
+        learnt, epoch, now = first.model.quality.returns, first.model.group_curves().epoch, first.now
+        with pytest.raises(StartError, match=f"another sidecar uses the folder {tmp_path} .LPC_STATE.: give each"):
+            async with sidecar(tiny_models, state=tmp_path):
+                pass
+        async with sidecar(tiny_models, state=tmp_path / "another") as other:
+            assert other.model.group_curves().epoch != epoch
+    async with sidecar(tiny_models, now + 60.0, state=tmp_path) as later:
+        assert (later.model.quality.returns, later.model.group_curves().epoch) == (learnt, epoch)
+
+
+async def test_a_sidecar_waits_for_the_state_of_one_that_is_about_to_stop(tiny_models: Path, tmp_path: Path) -> None:
+    async with contextlib.AsyncExitStack() as first:
+        await first.enter_async_context(sidecar(tiny_models, state=tmp_path))
+
+        async def start() -> None:
+            async with sidecar(tiny_models, state=tmp_path):
+                pass
+
+        starting = asyncio.create_task(start())
+        await asyncio.sleep(0.2)
+        await first.aclose()
+        await starting
+
+
+async def test_a_state_without_turns_is_loaded_without_a_warning(
+    tiny_models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with sidecar(tiny_models, state=tmp_path) as first:
+        epoch = first.model.group_curves().epoch
+    async with sidecar(tiny_models, state=tmp_path) as second:
+        assert second.model.group_curves().epoch == epoch
+        await second.traffic(4)
+        assert await second.tells_them_apart()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def _damaged(state: Path) -> dict[str, bytes]:

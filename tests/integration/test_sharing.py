@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from lpc.clock import MonotoneClock
 from lpc.model.arrivals import GapHistory
 from lpc.model.returns.facts import Facts
 from lpc.model.returns.memory import Past
+from lpc.model.returns.users import UserPast
 from lpc.v1 import predictor_pb2 as pb
 from lpc.wire.redis_connection import Connection
 from predictor_service.batching.prepare import Preparation
@@ -297,3 +299,69 @@ async def test_a_full_redis_does_not_end_the_turns(redis_server: RedisServer) ->
             admin.config_set("maxmemory", "0")
         assert await shared_past(sides, "after")
         assert sum(metrics.refused_by_redis.labels("turns", "OOM")._value.get() for _, _, metrics in sides) > 0
+
+
+def users_of(client_part: bytes, count: int) -> list[tuple[bytes, UserPast]]:
+    return [(client_part + os.urandom(10), UserPast(1_700_000_000.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0)) for _ in range(count)]
+
+
+def test_the_users_that_a_client_invents_take_bounded_memory_in_redis(redis_server: RedisServer) -> None:
+    with contextlib.closing(redis_server.client()) as client:
+        before = client.info("memory")["used_memory"]
+        other = users_of(b"quiet!", 100)
+        records.put(client, [], 60, users=other)
+        for _ in range(30):
+            records.put(client, [], 60, users=users_of(b"loud!!", 1000))
+        kept = list(client.scan_iter("lpc:seen:user:*"))
+        assert len([key for key in kept if b":" + b"loud!!".hex().encode() in key]) <= records.SLOTS
+        assert max(client.strlen(key) for key in kept) <= records._SLOT
+        assert client.info("memory")["used_memory"] - before < 3 * 2**20
+        assert all(0 < client.pttl(key) <= 1000 * records.ONCE_S for key in kept)
+        assert None not in records.look_up_users(client, [name for name, _ in other])
+
+
+def test_of_one_slot_the_users_who_came_last_are_kept_and_who_returns_is_kept_longer(redis_server: RedisServer) -> None:
+    def user(number: int) -> bytes:
+        return b"client" + bytes(4) + number.to_bytes(6, "big")
+
+    past = UserPast(1_700_000_000.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0)
+    with contextlib.closing(redis_server.client()) as client:
+        for number in range(12):
+            records.put(client, [], 60, users=[(user(number), past), (user(0), past._replace(turns=2.0 + number))])
+        found = records.look_up_users(client, [user(number) for number in range(12)])
+        assert [number for number, one in enumerate(found) if one is not None] == [0, *range(5, 12)]
+        assert found[0] == past._replace(turns=13.0)
+        (key,) = client.scan_iter("lpc:seen:user:*")
+        assert client.pttl(key) > 1000 * records.ONCE_S
+
+
+async def test_a_full_redis_gives_up_users_before_turns(redis_server: RedisServer) -> None:
+    with prepared_sides(redis_server.url, 2) as sides, contextlib.closing(redis_server.client()) as admin:
+        for _, shared, _ in sides:
+            await connected(shared)
+        ids = pb.TokenIds(ids=range(500), served_model="nobody knows it")
+        await sides[0][0].note_unread(pb.Conversation(tokens=ids, conversation_id="first", user="me"))
+        (client_part,) = await eventually(lambda: sides[0][1]._clients)
+        for _ in range(20):
+            records.put(admin, [], 60, users=users_of(client_part, 1000))
+        admin.config_set("maxmemory", admin.info("memory")["used_memory"] - 400_000)
+        try:
+            await shared_past(sides, "makes room")
+            for number in range(5):
+                assert await shared_past(sides, f"conversation {number}")
+            assert not list(admin.scan_iter(f"lpc:seen:user:{client_part.hex()}:*"))
+        finally:
+            admin.config_set("maxmemory", "0")
+
+
+async def test_a_second_client_finds_its_user_at_another_sidecar_after_a_flood(redis_server: RedisServer) -> None:
+    with prepared_sides(redis_server.url, 2) as sides:
+        for _, shared, _ in sides:
+            await connected(shared)
+        ids = pb.TokenIds(ids=range(500), served_model="nobody knows it")
+        for number in range(200):
+            one = pb.Conversation(tokens=ids, conversation_id=f"{number}", user=f"invented {number}")
+            await sides[0][0].note_unread(one, client="loud")
+        await sides[0][0].note_unread(pb.Conversation(tokens=ids, conversation_id="mine", user="me"), client="quiet")
+        found = await sides[1][0].note_unread(pb.Conversation(tokens=ids, conversation_id="other", user="me"), client="quiet")
+        assert found.arrival.user_past.turns == 1.0

@@ -86,7 +86,7 @@ def inputs(facts: list[Facts]) -> NDArray[np.float32]:
     hats = np.maximum(0.0, 1.0 - np.abs(place[:, :, None] - np.arange(KNOTS)))
     hats[unknown] = 0.0
     of_turn = np.concatenate([hats, unknown[:, :, None]], axis=2)[:, : _LOG_ODDS + 1]
-    parts = [part.reshape(len(facts), -1) for part in (of_turn, hats[:, _LOG_ODDS + 1 :])]
+    parts = [part.reshape(len(facts), math.prod(part.shape[1:])) for part in (of_turn, hats[:, _LOG_ODDS + 1 :])]
     return np.concatenate(parts, axis=1).astype(np.float32)
 
 

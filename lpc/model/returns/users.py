@@ -79,11 +79,19 @@ NO_USER: Final = UserPast(math.nan, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Users:
-    """The users of a sidecar, or of a log. Not thread-safe."""
+    """The users of a sidecar, or of a log. Not thread-safe.
 
-    def __init__(self, capacity: int = CAPACITY) -> None:
+    Args:
+        capacity: most users. Above it, the client with most users loses the one that was away longest.
+        client_bytes: length of the client's part at the beginning of a user's name; 0: all users are one client's.
+    """
+
+    def __init__(self, capacity: int = CAPACITY, client_bytes: int = 0) -> None:
         self._capacity = capacity
-        self._past: OrderedDict[bytes, UserPast] = OrderedDict()
+        self._client_bytes = client_bytes
+        self._past: dict[bytes, UserPast] = {}
+        self._of_client: dict[bytes, OrderedDict[bytes, None]] = {}
+        """Users by client, those that were away longest first."""
 
     def __len__(self) -> int:
         return len(self._past)
@@ -98,6 +106,11 @@ class Users:
         if not user:
             return
         self._past[user] = past
-        self._past.move_to_end(user)
+        users = self._of_client.setdefault(user[: self._client_bytes], OrderedDict())
+        users[user] = None
+        users.move_to_end(user)
         if len(self._past) > self._capacity:
-            self._past.popitem(last=False)
+            client, largest = max(self._of_client.items(), key=lambda one: len(one[1]))
+            del self._past[largest.popitem(last=False)[0]]
+            if not largest:
+                del self._of_client[client]

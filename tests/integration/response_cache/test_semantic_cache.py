@@ -147,7 +147,7 @@ async def test_a_file_of_evidence_opens_two_sidecars_and_drift_in_one_shuts_both
     changes = {"cache_scopes": scopes, "cache_redis_timeout_s": 5.0}
     async with (
         serve_caches(tiny_models, tmp_path, redis_server.url, **changes) as one,
-        serve_caches(tiny_models, tmp_path, redis_server.url, **changes) as other,
+        serve_caches(tiny_models, tmp_path, redis_server.url, **changes, state=tmp_path / "other") as other,
     ):
         for question in QUESTIONS[:8]:
             await fill(one, question, about=question)
@@ -220,7 +220,7 @@ async def test_sidecars_share_their_index_and_a_restart_restores_it(
     scopes = {"faq": ScopeSettings(mode="serve")}
     changes = {"cache_scopes": scopes, "cache_redis_timeout_s": 5.0}
     async with serve_caches(tiny_models, tmp_path, redis_server.url, **changes) as stub:
-        async with serve_caches(tiny_models, tmp_path, redis_server.url, **changes) as other:
+        async with serve_caches(tiny_models, tmp_path, redis_server.url, **changes, state=tmp_path / "other") as other:
             await look(other, "hello")
             await fill(stub, QUESTIONS[0])
             await until_candidate(other, reworded(QUESTIONS[0]))

@@ -160,3 +160,16 @@ def test_counts_that_no_sidecar_would_have_written_are_ignored(changes: dict[str
 
     assert plausible_user(written, START)
     assert not plausible_user(written._replace(**changes), START)
+
+
+def test_the_users_that_one_client_invents_push_out_no_other_clients_users() -> None:
+    users = Users(capacity=100, client_bytes=4)
+    past = NO_USER.arrive(START, math.nan, second=False)
+    for number in range(20):
+        users.put(b"calm%d" % number, past)
+    for number in range(1000):
+        users.put(b"loud%d" % number, past)
+
+    assert len(users) == 100
+    assert all(users.get(b"calm%d" % number, START) == past for number in range(20))
+    assert users.get(b"loud999", START) == past and users.get(b"loud0", START) == NO_USER
