@@ -6,6 +6,7 @@ Time is virtual, so runs can be compared block by block.
 import functools
 import heapq
 import itertools
+import math
 import tempfile
 import zlib
 from collections import deque
@@ -79,8 +80,9 @@ class Engine:
 
     Args:
         full_attention: have a group of layers with full attention.
-        window: tokens of the sliding window of a second group of layers; None: there is none.
+        window: tokens of the sliding window of a second group of layers; None: there is none. ``window_block``: of its blocks.
         retention: vLLM's ``--prefix-cache-retention-interval`` for it; None: all its blocks are cached.
+        speculative: vLLM's configuration of a draft model, which drafts nothing here.
     """
 
     def __init__(
@@ -91,8 +93,10 @@ class Engine:
         script: Script = lambda _: None,
         asynchronous: bool = False,
         window: int | None = None,
+        window_block: int = BLOCK,
         full_attention: bool = True,
         retention: int | None = None,
+        speculative: Any = None,
         max_seqs: int = 8,
         background: StartBackground = BackgroundThread,
         scheduler_cls: Any = None,
@@ -103,13 +107,16 @@ class Engine:
         config.scheduler_config.async_scheduling = asynchronous
         config.cache_config.num_gpu_blocks = blocks
         config.cache_config.enable_prefix_caching = True
+        object.__setattr__(config, "speculative_config", speculative)
         self.now = 1e9
         self.predictor = ScriptedPredictor(script)
         self.asynchronous = asynchronous
         shape: dict[str, Any] = {"block_size": BLOCK, "num_kv_heads": 2, "head_size": 32, "dtype": torch.float32}
         groups = [KVCacheGroupSpec(["layer"], FullAttentionSpec(**shape))] if full_attention else []
         if window:
-            groups.append(KVCacheGroupSpec(["window"], SlidingWindowSpec(**shape, sliding_window=window)))
+            groups.append(
+                KVCacheGroupSpec(["window"], SlidingWindowSpec(**shape | {"block_size": window_block}, sliding_window=window))
+            )
         cls: Any = scheduler_cls or (AsyncScheduler if asynchronous else Scheduler)
         if learned:
             cls = type(
@@ -131,12 +138,13 @@ class Engine:
                 **({} if retention is None else {"prefix_cache_retention_interval": retention}),
             ),
             structured_output_manager=StructuredOutputManager(config),
-            block_size=BLOCK,
+            block_size=math.lcm(BLOCK, window_block) if window else BLOCK,
             hash_block_size=BLOCK,
             log_stats=True,
         )
         init_none_hash(sha256_cbor)
-        self._hasher = get_request_block_hasher(BLOCK, sha256_cbor)
+        lookahead = getattr(self.scheduler, "num_hash_lookahead_tokens", 0)  # since vLLM 0.33
+        self._hasher = get_request_block_hasher(BLOCK, sha256_cbor, *([lookahead] if lookahead else []))
         self.outcome = Outcome()
         self._flying: deque[Any] = deque()
         self.pool = self.scheduler.kv_cache_manager.block_pool

@@ -77,18 +77,37 @@ class HitUnit(NamedTuple):
 
     Attributes:
         tokens: the blocks of all layers end together at its multiples, where hits end unless the engine hits parts of blocks.
-        dropped: tokens at the end of a match that are computed again: speculative decoding by a draft model in vLLM.
+        dropped: tokens at the end of a match that are not hit: speculative decoding by a draft model in vLLM.
         parts: tokens of the parts of blocks that the engine can hit; 0: none.
+        lookahead: tokens after a block that its hash covers; the same.
+        beyond: the dropped tokens may be the prompt's last ones, which are always computed.
+        replayed: tokens at the end of a hit that are computed again. A hit that is no longer is none.
     """
 
     tokens: int
     dropped: int = 0
     parts: int = 0
+    lookahead: int = 0
+    beyond: bool = False
+    replayed: int = 0
 
     @property
     def needed(self) -> int:
         """Tokens that a prompt must have in common with an earlier one for a hit."""
-        return (self.parts or self.tokens) + self.dropped
+        unit = self.parts or self.tokens
+        return (self.replayed // unit + 1) * unit + self.dropped + self.lookahead
+
+    def usable(self, known: int, prompt: int) -> int:
+        """Return the tokens that a prompt hits if a cache has all units of its first ``known`` tokens, and no parts.
+
+        Args:
+            known: tokens of the blocks whose hashes are known, from the prompt's start.
+            prompt: tokens of the prompt; the last one is always computed.
+        """
+        unit, most = self.tokens, max(prompt - 1, 0)
+        proven = (known if self.beyond else min(known, most)) - self.dropped
+        hit = min(max(proven, 0) // unit, most // unit) * unit
+        return hit - self.replayed if hit > self.replayed else 0
 
 
 class Tenant(NamedTuple):
@@ -133,7 +152,8 @@ class Misses:
         self.repeated_prefill = RepeatedPrefill(capacity * block_tokens)
         self.block_tokens = block_tokens
         self.hits = hits or HitUnit(block_tokens)
-        self._parts = PartBlocks(self.hits.tokens, block_tokens) if self.hits.tokens >= LEAST_UNIT else None
+        remembers = self.hits.tokens >= LEAST_UNIT or self.hits.lookahead > 0
+        self._parts = PartBlocks(self.hits.tokens, block_tokens, self.hits.lookahead) if remembers else None
         self._every = every
         self._arrived: dict[Hashable, Sequence[GapSpan]] = {}
         self._cached: dict[Hashable, int] = {}
@@ -198,8 +218,9 @@ class Misses:
     ) -> None:
         size, unit = self.block_tokens, self.hits.tokens
         # The last token of a prompt is always computed, and with it its unit.
-        most = min((ended.prompt_tokens - 1) // size, len(prompt)) * size // unit * unit
-        usable, repeated = self._repeated_from_start(ended, prompt, pieces)
+        most_blocks = (ended.prompt_tokens - 1) // size * size
+        most = min(most_blocks, len(prompt) * size) // unit * unit
+        usable, repeated, unknown = self._repeated_from_start(ended, prompt, pieces)
         counts = Counter(cached=cached)
         done = evicted_from = evicted_to = cached
         for end, gap, *_ in pieces:
@@ -223,14 +244,17 @@ class Misses:
             if done < end:
                 source, tokens = self._source(ended, prompt, done // size, elsewhere), end - done
                 if source in ("new", "changed"):
-                    source, same = self._repeated(ended, prompt, done, tokens, source)
+                    depth = unknown if done == repeated else done // size
+                    source, same = self._repeated(ended, prompt, depth, done, tokens, source)
                     if source == "changed" and same < tokens:
                         counts["new"] += tokens - same
                         done += tokens - same
                         tokens = same
                 counts[source] += tokens
                 done += tokens
-        part = max(min(repeated, ended.prompt_tokens - 1), done)
+        # Of small units parts are not remembered: no token of the last block, which is computed, is one.
+        last = ended.prompt_tokens - 1 if unit >= LEAST_UNIT else most_blocks
+        part = max(min(repeated, last), done)
         counts["part_block"] += part - done
         counts["short"] += ended.prompt_tokens - part
         for source, tokens in counts.items():
@@ -243,18 +267,20 @@ class Misses:
 
     def _repeated_from_start(
         self, ended: FinishedRequest[BlockHash], prompt: Sequence[BlockHash], pieces: Sequence[GapSpan]
-    ) -> tuple[int, int]:
-        """Return the tokens from the start that earlier requests had: those in whole units, and all.
+    ) -> tuple[int, int, int]:
+        """Return the tokens from the start that earlier requests had: those that can be hit, and all; and the unknown block.
 
         The second is 0 if the engine hits each block, for what it does not hit then is less than a block.
         """
-        unit, dropped = self.hits.tokens, self.hits.dropped
-        known = max((end for end, gap, *_ in pieces if gap != _UNKNOWN), default=0) * self.block_tokens
-        start = known // unit * unit
-        usable = max(start - dropped, 0)
+        unit, size = self.hits.tokens, self.block_tokens
+        blocks = max((end for end, gap, *_ in pieces if gap != _UNKNOWN), default=0)
+        usable = self.hits.usable(blocks * size, ended.prompt_tokens)
         if self._parts is not None:
-            known = max(known, start + self._parts.find(ended.token_ids, prompt, start))
-        return usable, known if self._parts is not None or dropped or unit > self.block_tokens else 0
+            start = blocks * size // unit * unit
+            found = self._parts.find(ended.token_ids, prompt, start, blocks * size, ended.tenant)
+            return usable, max(blocks * size, start + found), blocks
+        limited = self.hits.dropped or self.hits.replayed or unit > size
+        return usable, blocks * size if limited else 0, blocks
 
     def _source(
         self, ended: FinishedRequest[BlockHash], prompt: Sequence[BlockHash], depth: int, elsewhere: Mapping[BlockHash, float]
@@ -272,14 +298,15 @@ class Misses:
         return "new"
 
     def _repeated(
-        self, ended: FinishedRequest[BlockHash], prompt: Sequence[BlockHash], done: int, tokens: int, source: str
+        self, ended: FinishedRequest[BlockHash], prompt: Sequence[BlockHash], depth: int, done: int, tokens: int, source: str
     ) -> tuple[str, int]:
-        """Return the source of unknown tokens from a position on, and how many of them were changed.
+        """Return the source of unknown tokens from a position on, and how many of them were changed. ``depth``: first unknown.
 
         Of a conversation with a session all up to the length of its last prompt and reply are, because these had others there.
         """
         in_history = source == "changed"
-        found = self._texts.find(ended.token_ids, prompt, done // self.block_tokens, in_history=in_history)
+        start = done // self.block_tokens * self.block_tokens
+        found = self._texts.find(ended.token_ids, prompt, depth, in_history=in_history, start=start)
         if found is None and not in_history:
             return "new", 0
         if in_history:
@@ -311,7 +338,7 @@ class Misses:
             self._texts.add(ended.token_ids, ended.blocks, ended.arrival.old)
         if self._parts is not None:
             start = ended.arrival.old * self.block_tokens // self.hits.tokens * self.hits.tokens
-            self._parts.add(ended.token_ids, ended.blocks, start)
+            self._parts.add(ended.token_ids, ended.blocks, start, ended.tenant)
         if ended.session:
             self._sessions.pop(ended.session, None)
             self._sessions[ended.session] = _Chain(ended.prompt_blocks, len(ended.blocks))
@@ -323,8 +350,8 @@ class Misses:
                 self._first.popitem(last=False)
 
     def _opening(self, ended: FinishedRequest[BlockHash]) -> int:
-        """Return a hash of the tokens of the first block."""
-        return hash(tuple(ended.token_ids[: self.block_tokens]))
+        """Return a hash of the tokens that the first block's hash covers."""
+        return hash(tuple(ended.token_ids[: self.block_tokens + self.hits.lookahead]))
 
     def _tenant(self, name: str) -> Tenant:
         if name not in self.tenants and len(self.tenants) >= MOST_TENANTS:

@@ -66,19 +66,23 @@ class RepeatedText:
         self._followers: Recent[BlockHash, int] = Recent(MOST_BLOCKS)
         """Hash of the tokens of the block that last followed a block."""
 
-    def find(self, tokens: Sequence[int], prompt: Sequence[BlockHash], depth: int, *, in_history: bool) -> Repeated | None:
+    def find(
+        self, tokens: Sequence[int], prompt: Sequence[BlockHash], depth: int, *, in_history: bool, start: int | None = None
+    ) -> Repeated | None:
         """Return what an earlier prompt had of a prompt's tokens from a block on; None: too little, or it was not changed.
 
         Args:
             depth: the prompt's first unknown block.
             in_history: its conversation had another block there.
+            start: where the tokens begin; None: with that block. If they begin later, an earlier prompt had the block's
+                tokens, and another token after them that its hash covers.
         """
         size = self._block_tokens
-        start = depth * size
+        start = depth * size if start is None else start
         follower = self._followers.get(prompt[depth - 1]) if depth else None
         if (depth and follower is None) or self._followers.get(prompt[depth]) is not None:
             return None  # it appends to an earlier prompt, or its blocks are known, and only others have forgotten them
-        if follower is not None and follower == hash(tuple(tokens[start : start + size])):
+        if start == depth * size and follower is not None and follower == hash(tuple(tokens[start : start + size])):
             return Repeated("media", len(tokens) - start)
         found = [
             (at, known, anchor)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.v1.core import kv_cache_utils
 
 from benchmarks.bare_scheduler import BLOCK, Engine
 from benchmarks.tiny_llama import build
@@ -23,6 +24,42 @@ from eviction_client.observability.misses import HitUnit
 from tests.engine.test_kv_memory import CONFIGURATIONS, ROOT
 
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="hits that never come: hybrid models, large blocks")
+
+
+class No:
+    """False, also if called: what vLLM asks of a configuration that is not EAGLE's."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __call__(self, *_: object) -> bool:
+        return False
+
+
+class Drafts:
+    """Stands for vLLM's configuration of EAGLE or MTP, whose drafter drafts nothing in tests.
+
+    Args:
+        tokens: drafted at once; several: by as many modules.
+        lookahead: of the hashes since vLLM 0.33.
+    """
+
+    num_speculative_tokens_per_batch_size = None
+    max_num_new_slots_for_drafting = 0
+
+    def __init__(self, tokens: int = 1, *, lookahead: bool = True) -> None:
+        self.num_speculative_tokens = tokens
+        self.disable_lookahead_block_hashes = not lookahead
+        self.disable_eagle_block_drop = False
+        self.use_multi_module_mtp = lambda: tokens > 1
+
+    def use_eagle(self) -> bool:
+        return True
+
+    needs_eagle_block_drop = use_eagle_block_drop = use_eagle
+
+    def __getattr__(self, name: str) -> No:
+        return No()
 
 
 def words(rng: random.Random, number: int) -> list[int]:
@@ -67,6 +104,99 @@ def test_a_request_that_may_not_read_the_cache_is_no_eviction() -> None:
     assert serve(engine, "2", prompt) == {"cached": 10 * BLOCK, "short": 1}
 
 
+HITS: dict[str, dict[str, Any]] = {
+    "one kind of layers": {},
+    "a draft model": {"speculative": Drafts()},
+    "a draft model, without lookahead": {"speculative": Drafts(lookahead=False)},
+    "three draft modules": {"speculative": Drafts(3)},
+    "windows": {"window": 64},
+    "windows and a draft model": {"window": 64, "speculative": Drafts()},
+    "windows and a draft model, without lookahead": {"window": 64, "speculative": Drafts(lookahead=False)},
+    "windows in larger blocks": {"window": 64, "window_block": 2 * BLOCK},
+    "windows in larger blocks and a draft model, without lookahead": {
+        "window": 64,
+        "window_block": 2 * BLOCK,
+        "speculative": Drafts(lookahead=False),
+    },
+}
+
+
+@pytest.mark.parametrize("case", HITS)
+def test_a_hit_needs_as_many_tokens_in_common_as_the_metric_shows(case: str) -> None:
+    rng = random.Random(0)
+    engine = Engine(2_000, background=AtOnce, **HITS[case])
+    needed = engine.scheduler.lpc.plugin.misses.hits.needed
+    for common, hits in ((needed - 1, False), (needed, True)):
+        start = words(rng, common)
+        serve(engine, f"{common} first", [*start, 1, *words(rng, 100)])
+        counted = serve(engine, f"{common} again", [*start, 2, *words(rng, 100)])
+        assert (counted["cached"] > 0) is hits
+        assert counted["evicted"] == 0
+
+
+@pytest.mark.parametrize("case", HITS)
+def test_what_a_small_cache_has_evicted_is_what_a_large_one_hits_more(case: str) -> None:
+    """The same prompts, which share starts of any length, also such that end with a block, in caches of two sizes."""
+    rng = random.Random(3)
+    sizes = [Engine(blocks, background=AtOnce, **HITS[case]) for blocks in (3_000, 48)]
+    earlier: list[list[int]] = []
+    evicted = 0
+    for number in range(60):
+        start = rng.choice(earlier)[: rng.choice((15, 16, 17, 31, 32, 33, 48, 64, 160, 161, 300))] if earlier else []
+        prompt = [*start, *words(rng, rng.choice((1, 15, 16, 17, 32, 100)))]
+        earlier = [*earlier[-12:], prompt]
+        large, small = (serve(engine, str(number), prompt) for engine in sizes)
+        assert large["evicted"] == 0
+        assert large["other_salt"] == small["other_salt"] == 0, number
+        assert small["cached"] + small["evicted"] + small["other_layers"] == large["cached"] + large["other_layers"], number
+        evicted += small["evicted"]
+    assert evicted > 0 and sizes[1].outcome.evicted
+    for engine in sizes:
+        assert not any(engine.scheduler.lpc.plugin.misses.changed.values()), "no text stands behind another beginning"
+
+
+LOOKS_AHEAD = hasattr(kv_cache_utils, "generate_lookahead_block_hash_extra_keys")
+
+
+def test_with_a_draft_model_the_same_prompt_again_misses_a_block_and_was_not_evicted() -> None:
+    rng = random.Random(0)
+    engine = Engine(2_000, background=AtOnce, speculative=Drafts(lookahead=False))
+    prompt = words(rng, 4 * BLOCK)
+    serve(engine, "0", prompt)
+    assert serve(engine, "1", prompt) == {"cached": 2 * BLOCK, "part_block": BLOCK, "short": BLOCK}
+
+
+@pytest.mark.skipif(not LOOKS_AHEAD, reason="vLLM before 0.33 drops the last block instead")
+def test_a_block_whose_hash_covers_the_next_token_is_a_part_if_only_that_token_differs() -> None:
+    rng = random.Random(0)
+    engine = Engine(48, background=AtOnce, speculative=Drafts(), rule="lru")
+    assert engine.scheduler.lpc.plugin.misses.hits.needed == BLOCK + 1
+    prompt = words(rng, 20)
+    serve(engine, "short", prompt)
+    for number in range(4):
+        serve(engine, f"flood {number}", words(rng, 40 * BLOCK))
+    assert serve(engine, "short again", prompt) == {"evicted": BLOCK, "short": 4}
+    for blocks in (1, 10):
+        start = words(rng, blocks * BLOCK)
+        serve(engine, f"{blocks} first", [*start, 1, *words(rng, 40)])
+        counted = serve(engine, f"{blocks} again", [*start, 2, *words(rng, 40)])
+        cached = {"cached": (blocks - 1) * BLOCK} if blocks > 1 else {}
+        assert counted == {**cached, "part_block": BLOCK, "new": 2 * BLOCK, "short": 9}
+    assert serve(engine, "salted", [*start, 1, *words(rng, 40)], salt="other")["other_salt"] > 0
+
+
+@pytest.mark.skipif(not LOOKS_AHEAD, reason="vLLM before 0.33 drops the last block instead")
+def test_a_changed_value_behind_such_a_block_counts_as_changed() -> None:
+    rng = random.Random(0)
+    engine = Engine(2_000, background=AtOnce, speculative=Drafts())
+    start, rest = words(rng, 10 * BLOCK), words(rng, 20 * BLOCK)
+    serve(engine, "0", [*start, 1, 2, 3, *rest])
+    counted = serve(engine, "1", [*start, 4, 5, 6, *rest])
+    assert counted["part_block"] == BLOCK and counted["changed"] > 15 * BLOCK
+    changed = engine.scheduler.lpc.plugin.misses.changed
+    assert {change for (change, _), tokens in changed.items() if tokens} == {"value"}
+
+
 def test_prompts_of_embeddings_are_counted_and_hit_if_they_are_equal() -> None:
     engine = Engine(2_000, background=AtOnce)
     torch.manual_seed(0)
@@ -101,7 +231,14 @@ def test_other_releases_and_preempted_requests_have_no_boundary(request_: Any, t
         ([16], {}, HitUnit(16)),
         ([16, 48, 32], {}, HitUnit(96)),
         ([528, 528], {"enable_partial_hash_hits": True}, HitUnit(528, parts=16)),
-        ([16, 32], {"eagle_group_ids": {0}}, HitUnit(32, dropped=32)),
+        ([16], {"eagle_group_ids": {0}}, HitUnit(16, dropped=16)),
+        # The group of the draft model drops one of its own blocks.
+        ([16, 32], {"eagle_group_ids": {0}}, HitUnit(32, dropped=16)),
+        ([16, 32], {"eagle_group_ids": {1}}, HitUnit(32, dropped=32)),
+        ([528, 528], {"eagle_group_ids": {0}, "enable_partial_hash_hits": True}, HitUnit(528, dropped=16, parts=16)),
+        # Since vLLM 0.33 a flagged group does not drop if hashes look ahead.
+        ([16], {"eagle_group_ids": {0}, "drop_eagle_group_ids": set()}, HitUnit(16)),
+        ([16], {"eagle_group_ids": {0}, "drop_eagle_group_ids": {0}}, HitUnit(16, dropped=16)),
     ],
 )
 def test_hits_end_where_blocks_of_all_layers_end(sizes: list[int], coordinator: dict[str, Any], unit: HitUnit) -> None:
@@ -111,7 +248,7 @@ def test_hits_end_where_blocks_of_all_layers_end(sizes: list[int], coordinator: 
 
 
 def test_an_engine_whose_prompts_cannot_be_hit_logs_it_at_start(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger="eviction_client.engines.vllm.hit_unit")
     log_hit_unit(HitUnit(16), 4096)
     assert not caplog.records
     log_hit_unit(HitUnit(1152), 4096)

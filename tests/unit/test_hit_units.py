@@ -108,6 +108,52 @@ def test_an_engine_that_hits_each_small_block_has_no_such_tokens() -> None:
     assert engine.serve([*prompt[:90], *text(rng, 30)]) == {"cached": 80, "new": 32, "short": 8}
 
 
+@pytest.mark.parametrize(
+    ("hits", "needed"),
+    [
+        (HitUnit(16), 16),
+        (HitUnit(16, dropped=16), 32),
+        (HitUnit(16, lookahead=1), 17),
+        (HitUnit(1152, parts=64, lookahead=3), 67),
+        (HitUnit(64, replayed=128), 192),
+        (HitUnit(64, replayed=100), 128),
+    ],
+)
+def test_a_hit_needs_what_is_dropped_replayed_or_covered_ahead_as_well(hits: HitUnit, needed: int) -> None:
+    assert hits.needed == needed
+
+
+@pytest.mark.parametrize(
+    ("hits", "known", "prompt", "usable"),
+    [
+        (HitUnit(16), 64, 65, 64),
+        (HitUnit(16), 64, 64, 48),
+        (HitUnit(16, dropped=16), 64, 65, 48),
+        (HitUnit(16, dropped=16), 64, 64, 32),
+        (HitUnit(16, dropped=16, beyond=True), 64, 64, 48),
+        (HitUnit(16, dropped=16), 16, 100, 0),
+        (HitUnit(32, dropped=16), 48, 100, 32),
+        (HitUnit(16, lookahead=1), 16, 20, 16),
+        (HitUnit(16, replayed=32), 64, 100, 32),
+        (HitUnit(16, replayed=32), 32, 100, 0),
+        (HitUnit(16), 0, 0, 0),
+    ],
+)
+def test_what_a_prompt_hits_of_its_known_tokens(hits: HitUnit, known: int, prompt: int, usable: int) -> None:
+    assert hits.usable(known, prompt) == usable
+
+
+def test_of_blocks_that_look_ahead_only_those_with_another_token_behind_are_parts() -> None:
+    rng = random.Random(1)
+    parts, prompt = PartBlocks(16, 16, lookahead=1), text(rng, 40)
+    parts.add(prompt, hashed(prompt, 16), 0, "tenant")
+    other = [*prompt[:16], prompt[16] + 1]
+    assert parts.find(other, (), 0, 0, "tenant") == 16
+    assert parts.find(other, (), 0, 0, "another tenant") == 0
+    assert parts.find(prompt, (), 0, 0, "tenant") == 0, "the tokens are the same, so something else differs"
+    assert parts.find(prompt, (), 0, 16, "tenant") == 16, "the block is known"
+
+
 def test_what_only_some_layers_have_was_not_evicted() -> None:
     engine, rng = Engine(16, HitUnit(16), capacity=200), random.Random(1)
     prompt = text(rng, 161)

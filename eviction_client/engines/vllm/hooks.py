@@ -33,6 +33,7 @@ from eviction_client.engines.vllm.requests import (
     completed,
     hints_of,
     id_of,
+    prompt_blocks_of,
     reply_end_of,
     session_of,
     some_layers_of,
@@ -75,6 +76,7 @@ class Hooks:
         self.tiers = tiers or Tiers()
         self.queue: LearnedFreeQueue | None = None
         self._hash_block_size: int = scheduler.hash_block_size
+        self._lookahead: int = getattr(scheduler, "num_hash_lookahead_tokens", 0)  # since vLLM 0.33
         manager = scheduler.kv_cache_manager
         pool = manager.block_pool
         self._free_blocks_of: Callable[[], int] = pool.get_num_free_blocks
@@ -90,7 +92,7 @@ class Hooks:
         if adopt:
             # From here on nothing fails: the stock queue has given its blocks away.
             self.queue = self._adopt(pool, scales)
-        self.keep = WaitingPrefixes(plugin, manager, self.queue, self._hash_block_size, self.tiers.policies)
+        self.keep = WaitingPrefixes(plugin, scheduler, self.queue, self.tiers.policies)
         self.steps = Steps(scheduler.schedule, self)
         self._wrap(scheduler)
 
@@ -222,7 +224,7 @@ class Hooks:
                     id_of(request),
                     completed=completed(request),
                     blocks=computed,
-                    prompt_blocks=min(len(computed), request.num_prompt_tokens // size),
+                    prompt_blocks=min(len(computed), prompt_blocks_of(request, size, self._lookahead)),
                     reply_end=reply_end_of(request),
                     session=session_of(request),
                     hints=hints_of(request),

@@ -47,6 +47,11 @@ def hints_of(request: Request) -> Hints:
     return hints
 
 
+def prompt_blocks_of(request: Request, block_tokens: int, lookahead: int) -> int:
+    """Return how many block hashes only the prompt decides. ``lookahead``: tokens after a block that its hash covers."""
+    return max((request.num_prompt_tokens - lookahead) // block_tokens, 0)
+
+
 def id_of(request: Request) -> str:
     """Return the id under which the plug-in stores a request."""
     return key_of(request.request_id)

@@ -12,7 +12,7 @@ from typing import Any, Final
 from vllm.v1.request import Request
 
 from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
-from eviction_client.engines.vllm.requests import id_of
+from eviction_client.engines.vllm.requests import id_of, prompt_blocks_of
 from eviction_client.observability.waiting_stats import KEPT_REQUESTS, WaitingStats, WaitStart
 from eviction_client.plugin import Plugin
 
@@ -25,9 +25,8 @@ class WaitingPrefixes:
     """The waiting requests of one scheduler.
 
     Args:
-        manager: the scheduler's KV-cache manager.
+        scheduler: vLLM's.
         queue: keeps the blocks; None: they are only looked up.
-        block_tokens: tokens of a block, as the engine hashes them.
         policies: of the tiers below, which keep the chunks that follow the prefix in the pool.
 
     Attributes:
@@ -39,9 +38,8 @@ class WaitingPrefixes:
     def __init__(
         self,
         plugin: Plugin,
-        manager: Any,
+        scheduler: Any,
         queue: LearnedFreeQueue | None,
-        block_tokens: int,
         policies: Sequence[Any] = (),
     ) -> None:
         self.waited = WaitingStats()
@@ -49,8 +47,13 @@ class WaitingPrefixes:
         self.beyond: dict[str, Request] = {}
         self._plugin = plugin
         self._queue = queue
-        self._find_hit: Callable[..., tuple[Any, ...]] = manager.coordinator.find_longest_cache_hit
-        self._block_tokens = block_tokens
+        self._find_hit: Callable[..., tuple[Any, ...]] = scheduler.kv_cache_manager.coordinator.find_longest_cache_hit
+        # vLLM 0.33: a hit ends where what layers put out beside the cache is lost. The look-up refreshes that, so not in a dry
+        # run.
+        outputs = None if queue is None else getattr(scheduler, "aux_output_connector", None)
+        self._longest_hit: Callable[[Request], int] | None = None if outputs is None else outputs.max_cache_hit
+        self._block_tokens: int = scheduler.hash_block_size
+        self._lookahead: int = getattr(scheduler, "num_hash_lookahead_tokens", 0)  # since vLLM 0.33
         self._policies = policies
         self._enabled = plugin.settings.keep_waiting
         self._passed_over = False
@@ -109,7 +112,8 @@ class WaitingPrefixes:
         chunks: list[Sequence[Any]] = [() for _ in self._policies]
         cached = 0
         if not request.skip_reading_prefix_cache:
-            groups, cached, *_ = self._find_hit(request.block_hashes, request.num_tokens - 1)
+            longest = request.num_tokens - 1 if self._longest_hit is None else self._longest_hit(request)
+            groups, cached, *_ = self._find_hit(request.block_hashes, longest)
             blocks = [block.block_id for group in groups for block in group if not block.is_null]
             chain = request.block_hashes[: (request.num_tokens - 1) // size]
             chunks = [policy.find(chain, cached // size) for policy in self._policies]
@@ -124,4 +128,4 @@ class WaitingPrefixes:
 
     def _prompt(self, request: Request) -> Any:
         """Return the hashes of a prompt's full blocks."""
-        return request.block_hashes[: request.num_prompt_tokens // self._block_tokens]
+        return request.block_hashes[: prompt_blocks_of(request, self._block_tokens, self._lookahead)]
