@@ -185,3 +185,5 @@ def _settings_file(settings_cls: type[BaseSettings], path: Path) -> TomlConfigSe
         raise ValueError(f"the settings file {path} cannot be read: {error.strerror}") from error
     except ValueError as error:  # invalid TOML or UTF-8
         raise ValueError(f"the settings file {path} is not TOML: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"the settings file {path} is nested too deeply") from error

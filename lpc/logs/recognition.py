@@ -1,7 +1,7 @@
 """Recognises the format of a log by the fields of its first records.
 
-Each record has the shape of at most one format; the format with the most records is the log's. Damaged records have no shape,
-so they decide nothing. The values of fields do not matter: whether a record can be read is the reader's question.
+Each record has the shape of at most one format; the format with the most records that its reader keeps is the log's. Records
+that would be skipped, such as failed calls and health checks, decide only if no record can be read.
 """
 
 import tarfile
@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import IO, Final
 
 from lpc.errors import UsageError
-from lpc.logs.chats import nginx
+from lpc.logs.chats import READERS, nginx
 from lpc.logs.chats.chat import TIMES
 from lpc.logs.chats.fields import object_of, snake
 from lpc.logs.chats.otel import LEVELS
+from lpc.logs.datasets.conversations import conversation_parser
 from lpc.logs.datasets.published import is_published
-from lpc.logs.records import DAMAGED, DatasetError, Record, TraceError, json_lines, unpacked
+from lpc.logs.records import DAMAGED, DatasetError, Record, TraceError, WrongRecord, json_lines, unpacked
+from lpc.logs.traces.request import ids_of, seconds, tokens
 
 ENOUGH: Final = 100
 """Records with a known shape that decide, of all files together."""
@@ -64,18 +66,37 @@ def _format_of(path: Path, enough: int) -> str | None:
         with suppress(*DAMAGED), unpacked(path) as file:
             if _is_tar(file):
                 return "agents"
-        found = Counter[str]()
+        kept, found = Counter[str](), Counter[str]()
         for _, record in islice(json_lines(path, nginx.repair), MOST):
-            shape = shape_of(record) if isinstance(record, dict) else None
-            if shape is not None:
+            try:
+                shape = shape_of(record) if isinstance(record, dict) else None
+                if shape is None or not isinstance(record, dict):
+                    continue
                 found[shape] += 1
-                if found.total() == enough:
-                    break
+                kept[shape] += _is_read(record, shape)
+            except RecursionError:
+                continue
+            if kept.total() == enough:
+                break
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
     except DatasetError as error:
         raise TraceError(str(error)) from error
-    return found.most_common(1)[0][0] if found else None
+    return next((counts.most_common(1)[0][0] for counts in (kept, found) if counts.total()), None)
+
+
+def _is_read(record: Record, shape: str) -> bool:
+    """Return whether the reader of a format keeps a record of its shape."""
+    try:
+        if shape == "conversations":
+            conversation_parser()(record)
+            return True
+        if shape in READERS:
+            return any(not isinstance(found, WrongRecord) for found in READERS[shape].read(record))
+        ids_of(record, "hash_ids"), tokens(record, "input_length", 1), seconds(record, "timestamp")
+        return True
+    except WrongRecord:
+        return False
 
 
 def _is_tar(file: IO[bytes]) -> bool:

@@ -77,7 +77,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise ArtifactError(
             f"{path} cannot be read ({error.strerror}): let user {os.getuid()}, as which this runs, read it"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ArtifactError(
             f"{path} is not a readable manifest ({type(error).__name__}): make it again with `lpc export`"
         ) from error

@@ -72,7 +72,7 @@ def _kind_of_sidecar() -> "type[ServiceSettings]":
     given = [name.lower() for name, value in os.environ.items() if value]
     if path := os.environ.get("LPC_CONFIG"):
         # A file that cannot be read is refused later.
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, RecursionError):
             given += [f"lpc_{name}".lower() for name in tomllib.loads(Path(path).read_text("utf-8"))]
     if not any(name.startswith("lpc_cache_") for name in given):
         return ServiceSettings

@@ -50,7 +50,7 @@ def with_controller(raw: str | None) -> dict[str, Any]:
     """Return LMCache's ``--extra-config`` with this controller added. Raises UsageError: the option is not a JSON object."""
     try:
         config = {} if raw is None else json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         config = None
     if not isinstance(config, dict) or not isinstance(config.get(PACKAGES, []), list):
         raise UsageError(f"--extra-config must be a JSON object, and {PACKAGES} in it a list of names")

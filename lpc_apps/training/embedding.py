@@ -161,7 +161,7 @@ def _load(folder: Path) -> Embedded:
     table = pa.concat_tables([pq.read_table(path) for path in paths])
     width = table.schema.field("embedding").type.list_size
     conversation = np.asarray(table["conversation"].to_pylist())
-    description = json.loads((folder / DESCRIPTION).read_text())
+    description = _description(folder)
     embedding = table["embedding"].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
     return Embedded(
         embedding.astype(np.float32),
@@ -178,9 +178,20 @@ def _load(folder: Path) -> Embedded:
 def encoder_sha256(folder: Path) -> str:
     """Return the encoder's digest in a folder's description. Raises EmbeddingError if there are no embeddings."""
     try:
-        return str(json.loads((folder / DESCRIPTION).read_text())["encoder_sha256"])
+        return str(_description(folder)["encoder_sha256"])
     except FileNotFoundError as error:
         raise EmbeddingError(f"no embeddings in {folder}: make them with `lpc embed --embeddings {folder}`") from error
+
+
+def _description(folder: Path) -> dict[str, Any]:
+    """Return a folder's description. Raises EmbeddingError if it is damaged, FileNotFoundError."""
+    try:
+        found = json.loads((folder / DESCRIPTION).read_text("utf-8"))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not {"dataset", "encoder_sha256"} <= found.keys():
+        raise EmbeddingError(f"{folder / DESCRIPTION} is damaged: remove the folder, and make it again with `lpc embed`")
+    return found
 
 
 def split_of_few(split: NDArray[np.str_], continues: NDArray[np.bool_], conversation: NDArray[np.str_]) -> NDArray[np.str_]:
@@ -208,7 +219,7 @@ def _claim(out: Path, description: dict[str, Any]) -> None:
     if not path.exists():
         write_text(path, json.dumps(description, indent=2) + "\n")
         return
-    there = json.loads(path.read_text())
+    there = _description(out)
     differing = [key for key in description if there.get(key) != description[key]]
     if differing:
         raise EmbeddingError(f"{out} holds embeddings with another {', '.join(differing)}: choose another folder, or remove it")

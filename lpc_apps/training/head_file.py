@@ -71,6 +71,10 @@ class HeadFile:
             raise HeadError(f"no head at {path}: train one with `lpc train`") from error
         except (OSError, SafetensorError) as error:
             raise HeadError(f"{path} is not a readable head: {error}; train one with `lpc train`") from error
-        if FORMAT not in header:
+        try:
+            metadata = json.loads(header[FORMAT])
+        except (KeyError, ValueError, RecursionError):
+            metadata = None
+        if not isinstance(metadata, dict):
             raise HeadError(f"{path} is not a head of format {FORMAT}: train one with `lpc train`")
-        return cls(parameters, json.loads(header[FORMAT]))
+        return cls(parameters, metadata)

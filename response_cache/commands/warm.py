@@ -56,6 +56,10 @@ def warm(
             typer.echo(_line(asyncio.run(once()).figures()))
         except LpcError as error:
             typer.echo(f"error: {error}; the next run is at {daily} UTC", err=True)
+        except Exception as error:  # a fault of this program must not end the next days' runs; its text may be a user's
+            typer.echo(
+                f"internal error: {type(error).__name__}: report it, with the version; the next run is at {daily} UTC", err=True
+            )
         time.sleep((at_s - time.time()) % DAY_S or DAY_S)
 
 

@@ -72,7 +72,7 @@ class Recording:
             return None
         try:
             return self._of_stream() if self._streamed else self._of_body()
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError):
             return None
 
     def _events(self) -> list[bytes]:

@@ -115,8 +115,8 @@ class Warmer:
         if answer is None or answer.status_code != httpx.codes.OK:
             raise WarmError(f"the gateway does not return yesterday's questions: {_reason(answer)}")
         try:
-            return [one["body"] for one in answer.json()["questions"]]
-        except (ValueError, LookupError, TypeError):
+            return [dict(one["body"]) for one in answer.json()["questions"]]
+        except (ValueError, LookupError, TypeError, RecursionError):
             raise WarmError("the gateway's list of questions is not what a gateway of this release sends") from None
 
     async def run(self, bodies: Iterable[Mapping[str, Any]], warmed: Warmed) -> None:
@@ -126,12 +126,12 @@ class Warmer:
         for body in bodies:
             if warmed.asked >= most:
                 return
-            name = sha256(json.dumps(body, sort_keys=True).encode("utf-8", "replace")).digest()
-            if name in seen:
+            content, name = _content(body)
+            if content is None or name in seen:
                 warmed.skipped += 1
                 continue
             seen.add(name)
-            answer = await self._send("POST", COMPLETIONS if "prompt" in body else CHAT, body)
+            answer = await self._send("POST", COMPLETIONS if "prompt" in body else CHAT, content)
             result = "" if answer is None else answer.headers.get("x-lpc-cache", "")
             if answer is None or answer.status_code != httpx.codes.OK:
                 warmed.failed, result = warmed.failed + 1, ""
@@ -147,11 +147,11 @@ class Warmer:
                     "cached at temperature 0, or in a scope with any_temperature"
                 )
 
-    async def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> httpx.Response | None:
+    async def _send(self, method: str, path: str, content: str | None) -> httpx.Response | None:
         """Return the answer without its body unless that is JSON; None without a connection. Raises WarmError (401, 403)."""
         answer = None
         for wait_s in (*WAITS_S, None):
-            answer = await self._once(method, path, body)
+            answer = await self._once(method, path, content)
             if answer is not None and answer.status_code in (401, 403):
                 raise WarmError(f"the gateway refuses this client: {_reason(answer)}")
             if wait_s is None or (answer is not None and answer.status_code not in MAY_PASS):
@@ -159,14 +159,25 @@ class Warmer:
             await self._sleep(wait_s)
         return answer
 
-    async def _once(self, method: str, path: str, body: Mapping[str, Any] | None) -> httpx.Response | None:
+    async def _once(self, method: str, path: str, content: str | None) -> httpx.Response | None:
+        headers = self._headers if content is None else {"content-type": "application/json", **self._headers}
         try:
-            return await self._client.request(method, path, json=body, headers=self._headers)
-        except httpx.TransportError as error:
+            encoded = None if content is None else content.encode()
+            return await self._client.request(method, path, content=encoded, headers=headers)
+        except httpx.RequestError as error:
             log.debug("no answer of the gateway: %s", type(error).__name__)
             return None
         except UnicodeEncodeError:  # half of a surrogate pair
             return httpx.Response(httpx.codes.BAD_REQUEST)
+
+
+def _content(body: Mapping[str, Any]) -> tuple[str | None, bytes]:
+    """Return a body's JSON and its name. No JSON: the body has NaN or infinity, or is nested more deeply than JSON may be."""
+    try:
+        named = json.dumps(body, sort_keys=True).encode("utf-8", "replace")
+        return json.dumps(body, ensure_ascii=False, allow_nan=False), sha256(named).digest()
+    except (ValueError, RecursionError):
+        return None, b""
 
 
 def _reason(answer: httpx.Response | None) -> str:
@@ -175,7 +186,7 @@ def _reason(answer: httpx.Response | None) -> str:
         return "it does not answer; start it, or name another with --gateway"
     try:
         message = answer.json()["error"]["message"]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return f"HTTP {answer.status_code}"
     return (
         f"HTTP {answer.status_code}, {message}" if answer.status_code in (401, 403, 404, 503) else f"HTTP {answer.status_code}"

@@ -49,7 +49,7 @@ class Lookups(NamedTuple):
 def read_pairs(path: Path) -> list[Pair]:
     """Return the pairs of a file in order. Raises PairsError if it cannot be read, has no pairs, or a line is invalid."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # other line ends may be inside of a text
     except UnicodeDecodeError as error:
         raise PairsError(f"{path} is not UTF-8 (byte {error.start}): convert it first") from error
     except OSError as error:
@@ -62,7 +62,8 @@ def read_pairs(path: Path) -> list[Pair]:
             record = json.loads(line)
             pair = Pair(record["a"], record["b"], record["label"])
             valid = pair.a.strip() and pair.b.strip() and isinstance(pair.same, (bool, int)) and pair.same in (0, 1)
-        except (ValueError, KeyError, TypeError, AttributeError):
+            f"{pair.a}{pair.b}".encode()  # half of a surrogate pair is not a text
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             valid = False
         if not valid:
             raise PairsError(f'{path}, line {number}: expected {{"a": "...", "b": "...", "label": true or false}}')

@@ -117,7 +117,9 @@ def _request(span: Record) -> LoggedRequest:
 
 def _start(span: Record) -> object:
     names = ("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime", "timeUnixNano", "time_unix_nano")
-    return first_of(span, *names, "observedTimeUnixNano", "timestamp")
+    # OTLP: 0 means that the time is unknown.
+    known = {name: value for name, value in span.items() if value not in (0, "0")}
+    return first_of(known, *names, "observedTimeUnixNano", "observed_time_unix_nano", "timestamp")
 
 
 def _body(found: Record, events: list[Record]) -> tuple[Record, tuple[Any, ...]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from lpc.logs.records import DAMAGED, Record, Skipped, TraceError, WrongRecord, loads, log_files, name_of, unpacked
-from lpc.logs.traces.request import BlockIds, Trace, TracedRequest, ids_of, seconds, whole
+from lpc.logs.traces.request import BlockIds, Trace, TracedRequest, ids_of, seconds, tokens
 
 ACTIVE_SESSIONS: Final = 20
 
@@ -117,7 +117,7 @@ def _session(record: object) -> _Session:
     # Requests without blocks, or without a prompt, are retries.
     return _Session(
         str(name),
-        whole(record, "block_size", 1),
+        tokens(record, "block_size", 1),
         [_call(call) for call in calls if call.get("hash_ids") and call.get("in") != 0],
     )
 
@@ -127,8 +127,8 @@ def _call(call: Record) -> _Call:
     took = call.get("api_time") or 0.0
     return _Call(
         seconds(call, "t"),
-        whole(call, "in", 1),
-        whole(call, "out", 0),
+        tokens(call, "in", 1),
+        tokens(call, "out"),
         ids,
         str(call.get("stop") or "unknown"),
         seconds(call, "api_time") if took else 0.0,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lpc.logs.records import Skipped, read_records
-from lpc.logs.traces.request import ids_of, whole
+from lpc.logs.traces.request import ids_of, tokens
 
 SIZED_BY: Final = 1_000
 """Records that decide."""
@@ -43,5 +43,5 @@ def block_tokens_of(path: Path, published: int) -> int:
 
 
 def _lengths(record: dict[str, Any]) -> list[tuple[int, int, int | None]]:
-    length, ids = whole(record, "input_length", 1), ids_of(record, "hash_ids")
-    return [(length, len(ids), whole(record, "block_size", 1) if "block_size" in record else None)]
+    length, ids = tokens(record, "input_length", 1), ids_of(record, "hash_ids")
+    return [(length, len(ids), tokens(record, "block_size", 1) if "block_size" in record else None)]

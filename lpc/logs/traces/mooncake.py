@@ -3,7 +3,8 @@
 Source: https://github.com/kvcache-ai/Mooncake (FAST25-release). Its blocks have 512 tokens; others write the same format with
 blocks of their engine's size, which is found by the lengths. The ids are chained by prefix, and the last block may be partial.
 Ids may be any whole numbers, so they are numbered from 0, which also chains ids of single blocks.
-Conversations are not in the file, so they are recovered by prefix: **a request continues the latest strictly earlier request all of whose full prompt blocks are its prefix**, the one
+Conversations are not in the file, so they are recovered by prefix:
+**a request continues the latest strictly earlier request all of whose full prompt blocks are its prefix**, the one
 with the most blocks first. Blocks that many prompts share (a system prompt) tell of no conversation: a block counts as shared
 once more than SHARED_AFTER different blocks have followed it, and a match must be deeper than those. Only requests already
 seen decide, so a trace that is cut off gives the same conversations as the whole one up to the cut.
@@ -27,7 +28,7 @@ from typing import Any, Final
 
 from lpc.logs.records import Skipped, read_records
 from lpc.logs.traces.block_size import block_tokens_of
-from lpc.logs.traces.request import BlockIds, Trace, TracedRequest, hashed_blocks, read_lines, seconds, whole
+from lpc.logs.traces.request import BlockIds, Trace, TracedRequest, hashed_blocks, read_lines, seconds, tokens
 from lpc.logs.traces.sample import WHOLE, Sample
 
 PUBLISHED_TOKENS: Final = 512
@@ -59,7 +60,7 @@ def read_mooncake(path: Path, sample: Sample = WHOLE) -> Trace:
     ids = BlockIds()
 
     def blocks(record: dict[str, Any]) -> list[int]:
-        return hashed_blocks(record, whole(record, "input_length", 1), size)
+        return hashed_blocks(record, tokens(record, "input_length", 1), size)
 
     check = sample.checker(lambda: (found for _, found in read_records(path, lambda one: [blocks(one)], Skipped())))
 
@@ -136,9 +137,9 @@ class _Conversations:
 
 
 def _parse(record: dict[str, Any], ids: BlockIds, block_tokens: int) -> _Line:
-    input_tokens = whole(record, "input_length", 1)
+    input_tokens = tokens(record, "input_length", 1)
     found = hashed_blocks(record, input_tokens, block_tokens)
-    arrival, output_tokens = seconds(record, "timestamp") / 1000, whole(record, "output_length", 0)
+    arrival, output_tokens = seconds(record, "timestamp") / 1000, tokens(record, "output_length")
     blocks = ids.chain(found)
     return _Line(
         arrival,

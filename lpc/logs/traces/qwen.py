@@ -23,6 +23,7 @@ from lpc.logs.traces.request import (
     ids_of,
     read_lines,
     seconds,
+    tokens,
     whole,
 )
 from lpc.logs.traces.sample import WHOLE, Sample
@@ -53,7 +54,7 @@ def read_qwen(path: Path, sample: Sample = WHOLE) -> Trace:
     ids, chats = BlockIds(), set[int]()
 
     def blocks(record: dict[str, Any]) -> list[int]:
-        return hashed_blocks(record, whole(record, "input_length", 1), size)
+        return hashed_blocks(record, tokens(record, "input_length", 1), size)
 
     check = sample.checker(lambda: (found for _, found in read_records(path, lambda one: [blocks(one)], Skipped())))
 
@@ -96,7 +97,7 @@ def _parse(record: dict[str, Any], ids: BlockIds, block_tokens: int) -> _Line:
     category = record.get("type")
     if not isinstance(category, str) or not category:
         raise WrongRecord("type is not text")
-    input_tokens = whole(record, "input_length", 1)
+    input_tokens = tokens(record, "input_length", 1)
     blocks = hashed_blocks(record, input_tokens, block_tokens)
     full = blocks[: input_tokens // block_tokens]
     end = record.get("reply_end", "")
@@ -107,7 +108,7 @@ def _parse(record: dict[str, Any], ids: BlockIds, block_tokens: int) -> _Line:
         whole(record, "parent_chat_id", NO_PARENT),
         seconds(record, "timestamp"),
         input_tokens,
-        whole(record, "output_length", 0),
+        tokens(record, "output_length"),
         category,
         whole(record, "turn", 1),
         ids.chain(blocks),

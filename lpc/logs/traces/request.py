@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from lpc.logs.chats.fields import MOST_TOKENS
 from lpc.logs.records import Record, Skipped, WrongRecord, read_records
 
 LATEST: Final = 1e14
@@ -172,12 +173,19 @@ def in_order(found: Iterable[tuple[str, T]], key: Callable[[T], tuple[float, ...
     return kept
 
 
-def whole(record: dict[str, Any], name: str, at_least: int) -> int:
+def whole(record: dict[str, Any], name: str, at_least: int, at_most: int = 2**63) -> int:
     """Return an integer field. Raises WrongRecord."""
     value = record.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
         raise WrongRecord(f"{name} is not a whole number from {at_least}")
+    if value > at_most:
+        raise WrongRecord(f"{name} is above {at_most:,}")
     return value
+
+
+def tokens(record: dict[str, Any], name: str, at_least: int = 0) -> int:
+    """Return a field that is a number of tokens. Raises WrongRecord."""
+    return whole(record, name, at_least, MOST_TOKENS)
 
 
 def seconds(record: dict[str, Any], name: str) -> float:
