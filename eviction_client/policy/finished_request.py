@@ -2,15 +2,17 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Final, Generic, Literal, TypeVar
 
 from eviction_client.policy.features import NO_FACTS, Facts, Features
-from eviction_client.policy.reuse_monitor import MEAN_GAP_S, UNKNOWN, Arrival, Use, pooled
+from eviction_client.policy.reuse_monitor import MEAN_GAP_S, UNKNOWN, Arrival, Part, Use, pooled
 from eviction_client.policy.spans import ClassSpan
 
 H = TypeVar("H", bound=Hashable)
 
 Home = Literal["pool", "tier"]
+
+NO_PARTS: Final = (Part(0, 0, 0, None),)
 
 
 @dataclass(slots=True, eq=False)
@@ -25,8 +27,9 @@ class FinishedRequest(Generic[H]):
         newest: the reuse class of its blocks used for the first time.
         facts: features of the request.
         arrival: what was known of its prompt.
+        parts: of its prompt, with the conversations that share them at its end, and that of the blocks behind them.
         done_from: depth from which its blocks are used no more.
-        log_odds: of its continuation probability; None: unknown.
+        log_odds: of its continuation probability; without a prediction, of the share of such turns that were followed.
         mean_gap_s: mean gap between turns, for the decay of probabilities.
         session: digest of its conversation's name, the same in all engines; None: unknown.
         retain_s: seconds for which a hint retains all its blocks; 0: no hint.
@@ -36,7 +39,7 @@ class FinishedRequest(Generic[H]):
         reads_cache: whether the engine may use the cache for it.
         tenant: digest of its cache salt; empty without one.
         home: the cache that is to keep its blocks, where pool and tier both hold them; None: both.
-        features: of the parts of its prompt, and of the blocks behind them; empty before :meth:`find_features`.
+        features: of its parts; empty before :meth:`find_features`.
         classes: of the same parts, by rule; None before the background has found them.
     """
 
@@ -48,8 +51,9 @@ class FinishedRequest(Generic[H]):
     newest: int = 0
     facts: Facts = NO_FACTS
     arrival: Arrival = UNKNOWN
+    parts: Sequence[Part] = NO_PARTS
     done_from: int = 0
-    log_odds: float | None = None
+    log_odds: float = 0.0
     mean_gap_s: float = MEAN_GAP_S
     session: str | None = None
     retain_s: float = 0.0
@@ -68,9 +72,9 @@ class FinishedRequest(Generic[H]):
         length = len(self.blocks)
         self.features = [
             Features(min(end, length), gap, new, turn, reply_end, tenant, level, group, self.pooled(shared))
-            for end, gap, level, shared in (*self.arrival.parts, (length, 0, 0, None))
+            for end, gap, level, shared in self.parts
         ]
 
-    def pooled(self, shared: Use | None) -> float | None:
-        """Return the highest log-odds of the conversations that hold some blocks; see `reuse_monitor.pooled`."""
+    def pooled(self, shared: Use | None) -> float:
+        """Return the highest log-odds of the conversations that have used some blocks; see `reuse_monitor.pooled`."""
         return pooled(shared, self.arrival.conversation, self.log_odds, self.at, self.mean_gap_s)

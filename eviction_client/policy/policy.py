@@ -263,6 +263,7 @@ class Policy(Generic[H]):
             *(request, blocks, prompt_blocks, now),
             facts=facts,
             arrival=arrival,
+            parts=self._monitor.parts_now(arrival, blocks),
             done_from=length if done_from is None else done_from,
             log_odds=self._turn_odds[turn] if log_odds is None else log_odds,
             mean_gap_s=gap_s,
@@ -296,8 +297,10 @@ class Policy(Generic[H]):
         """Yield the combined class of each part of a request's blocks, and of the blocks behind them."""
         length, facts, now = len(finished.blocks), finished.facts, finished.at
         known, used = self.combined.numbers, self.combined.used
-        for end, gap, level, shared in (*finished.arrival.parts, (length, 0, 0, None)):
-            odds = facts.odds if shared is None or not facts.odds else odds_group(finished.pooled(shared))
+        for end, gap, level, shared in finished.parts:
+            odds = facts.odds
+            if shared is not None and (odds or shared.predicted):
+                odds = odds_group(finished.pooled(shared))
             key = key_of(gap, level, facts, odds)
             number = known.get(key)
             if number is None:
@@ -324,14 +327,14 @@ class Policy(Generic[H]):
         """Record a finished request's use of its blocks, and let the ghost caches observe it. In the background."""
         numbers = [number for _, number in self._classes_of(finished)["value"]]
         self._monitor.finished(
-            finished.blocks, finished.prompt_blocks, finished.arrival, numbers, finished.at, finished.log_odds
+            *(finished.blocks, finished.prompt_blocks, finished.arrival, numbers, finished.at, finished.log_odds),
+            predicted=finished.facts.odds > 0,
         )
         self._tokens += finished.arrival.blocks * self.block_tokens
-        if finished.facts.odds:
-            for number, part in zip(numbers, finished.features, strict=True):
-                if part.log_odds is not None:
-                    before = self._odds.get(number, part.log_odds)
-                    self._odds[number] = before + ODDS_FOLLOW * (part.log_odds - before)
+        for number, part in zip(numbers, finished.features, strict=True):
+            if part.log_odds is not None and self.combined.keys[number].odds:
+                before = self._odds.get(number, part.log_odds)
+                self._odds[number] = before + ODDS_FOLLOW * (part.log_odds - before)
         self.observe(self.ghosts, finished)
 
     def _classes_of(self, finished: FinishedRequest[H]) -> Mapping[str, Sequence[ClassSpan]]:

@@ -10,6 +10,9 @@ A block that several requests have extended, such as the end of a system prompt,
 All of this is remembered for REMEMBERED times the cache, so that it does not depend on the rule in force. Replies are
 remembered with prompts: half of the first turns of Chatbot Arena have no full block of prompt, but a reply.
 
+Requests overlap, so what one found when it arrived is out of date when it ends: :meth:`ReuseMonitor.finished` and
+:meth:`ReuseMonitor.shared_now` read the latest uses again. Otherwise the claims of conversations that ended in between are lost.
+
 The number of uses is forgotten sooner: when requests have used that many blocks since, new or not. Otherwise blocks that were
 popular once keep a high level. With it `few-shot` at 2 and 3% of the working set (rule `value`, seeds 100 and 101) hits 53.7
 49.0 59.5 57.6% instead of 53.0 47.4 58.6 55.6 (LFU 52.7 47.9 58.9 57.5), Mooncake at 1% 10.54 instead of 10.61, and at other
@@ -41,8 +44,8 @@ HALF_LIFE_S: Final = 1800.0
 """Half-life of the counts."""
 SHARED_FROM: Final = 3
 """Extensions from which on a block is shared."""
-MOST_CLAIMS: Final = 8
-"""Conversations whose probabilities a block remembers, the highest."""
+MOST_CLAIMS: Final = 32
+"""Conversations whose probabilities a block remembers, the highest. A lower one counts again when these conversations are over."""
 PER_STEP: Final = 50
 """Classes whose counts one step of a fit reads: each takes up to 6 µs."""
 EXPIRED_PER_STEP: Final = 500
@@ -61,11 +64,19 @@ K = TypeVar("K", bound=Hashable, contravariant=True)
 
 
 class Claim(NamedTuple):
-    """A conversation's continuation probability: its log-odds at the time of its latest turn, seconds."""
+    """A conversation's continuation probability at the time of its latest turn.
+
+    Attributes:
+        conversation: its number.
+        log_odds: of the probability.
+        at: seconds.
+        predicted: whether the sidecar predicted it; else it is the share of such turns that were followed.
+    """
 
     conversation: int
     log_odds: float
     at: float
+    predicted: bool
 
 
 class Use:
@@ -76,19 +87,21 @@ class Use:
         turn: turn that made the blocks, at most LAST_TURN.
         uses: number of uses, at most MOST_USES.
         place: number of blocks that all requests had used after this one.
-        conversation: number of the only conversation that uses the blocks; 0: several.
-        claims: of the conversations with a prediction.
+        only: number of the only conversation that has used the blocks; None: several have.
+        claims: of these conversations, the highest first; never empty.
+        predicted: whether the sidecar predicted one of the claims.
     """
 
-    __slots__ = ("at", "claims", "conversation", "place", "turn", "uses")
+    __slots__ = ("at", "claims", "only", "place", "predicted", "turn", "uses")
 
-    def __init__(self, at: float, turn: int, uses: int, place: int, conversation: int, claims: tuple[Claim, ...]) -> None:
+    def __init__(self, at: float, turn: int, uses: int, place: int, only: int | None, claims: tuple[Claim, ...]) -> None:
         self.at = at
         self.turn = turn
         self.uses = uses
         self.place = place
-        self.conversation = conversation
+        self.only = only
         self.claims = claims
+        self.predicted = any(claim.predicted for claim in claims)
 
 
 class GapSpan(NamedTuple):
@@ -112,7 +125,7 @@ class Part(NamedTuple):
         end: depth of the first block behind it.
         gap: gap class.
         level: by the number of uses, that of the request included.
-        shared: latest use, if other conversations with a prediction hold the blocks.
+        shared: latest use, if other conversations have used the blocks.
     """
 
     end: int
@@ -132,7 +145,7 @@ class Arrival:
         old: depth of its first new block.
         new_blocks: number of new blocks.
         turn: its turn, from 1.
-        conversation: number of its conversation; 0: a new one.
+        conversation: number of its conversation, a new one if it continues none; None: the prompt has not been looked at.
     """
 
     gap_spans: Sequence[GapSpan] = ()
@@ -142,7 +155,7 @@ class Arrival:
     old: int = 0
     new_blocks: int = 0
     turn: int = 1
-    conversation: int = 0
+    conversation: int | None = None
 
 
 UNKNOWN: Final = Arrival()
@@ -249,14 +262,38 @@ class ReuseMonitor(Generic[H]):
         deepest = next((span for span in reversed(spans) if span.gap), None)
         found.old = deepest.end if deepest is not None else 0
         found.new_blocks = self._size_of(prompt[found.old :]) if found.old < depth else 0
+        own = None
         if deepest is not None and deepest.use is not None:
             end = prompt[deepest.end - 1]
             extended = self._extended.get(end) or 0
             if deepest.end < depth:
                 self._extended.put(end, extended + 1)
             if extended < SHARED_FROM:
-                found.turn, found.conversation = deepest.use.turn + 1, deepest.use.conversation
-        found.parts, found.part_of = _parts(spans, found.conversation)
+                found.turn, own = deepest.use.turn + 1, deepest.use.only
+        found.conversation = own = self._new_conversation() if own is None else own
+        found.parts, found.part_of = _parts(spans, own)
+        return found
+
+    def _new_conversation(self) -> int:
+        self._conversations += 1
+        return self._conversations
+
+    def parts_now(self, arrival: Arrival, blocks: Sequence[H]) -> Sequence[Part]:
+        """Return the parts of a request that ends now, and the part of the blocks behind them. From any thread.
+
+        Requests that ended since its arrival have shared some of its blocks, or made other claims on them. Only the deepest
+        block of each part is looked up. Those before it may be held by more conversations.
+
+        Args:
+            blocks: its computed blocks, which may be fewer than at its arrival.
+        """
+        length, get, own = len(blocks), self._uses.get, arrival.conversation
+        found = []
+        for part in arrival.parts:
+            use = get(blocks[min(part.end, length) - 1]) if part.gap and length else None
+            shared = part.shared if use is None else _if_shared(use, own)
+            found.append(part if shared is part.shared else part._replace(shared=shared))
+        found.append(Part(length, 0, 0, None))
         return found
 
     def _gap_span(self, end: int, use: Use | None, now: float) -> GapSpan:
@@ -272,7 +309,9 @@ class ReuseMonitor(Generic[H]):
         arrival: Arrival,
         numbers: Sequence[int],
         now: float,
-        log_odds: float | None = None,
+        log_odds: float,
+        *,
+        predicted: bool,
     ) -> None:
         """Record a finished request's use of its blocks, and watch the deepest block of each class.
 
@@ -282,12 +321,13 @@ class ReuseMonitor(Generic[H]):
             numbers: class of each of the arrival's parts, and of the blocks behind them.
             now: seconds; never goes back.
             log_odds: of its continuation probability.
+            predicted: see :class:`Claim`.
         """
         own = arrival.conversation
-        if not own:
-            self._conversations = own = self._conversations + 1
+        if own is None:
+            own = self._continued(chain) or self._new_conversation()
         turn = min(arrival.turn, LAST_TURN)
-        claim: tuple[Claim, ...] = () if log_odds is None else (Claim(own, log_odds, now),)
+        claim = Claim(own, log_odds, now, predicted)
         start, length = 0, len(chain)
         self._used += self._size_of(chain)
         latest: Use | None = None
@@ -297,22 +337,7 @@ class ReuseMonitor(Generic[H]):
             end = min(end, length)
             if end <= start:
                 continue
-            if use is None or not gap:
-                made, uses, conversation, claims = turn, 1, own, claim
-            else:
-                alone = use.conversation == own
-                made, uses, conversation = use.turn, min(before + 1, MOST_USES), own if alone else 0
-                claims = claim if alone else self._pooled(use.claims, claim, own)
-            if (
-                latest is None
-                or (latest.turn, latest.uses, latest.conversation) != (made, uses, conversation)
-                or latest.claims != claims
-            ):
-                latest = Use(now, made, uses, self._used, conversation, claims)
-            put = self._uses.put
-            for piece in in_pieces(chain[start:end]):
-                for block in piece:
-                    put(block, latest)
+            latest = self._set_uses(chain[start:end], use, before, claim, turn, latest)
             if gap:
                 if number != following or end == length:
                     self._watch(chain[end - 1], number, now, newest=False)
@@ -322,12 +347,53 @@ class ReuseMonitor(Generic[H]):
                 self._watch(chain[end - 1], number, now, newest=True)
             start = end
 
-    def _pooled(self, claims: tuple[Claim, ...], new: tuple[Claim, ...], own: int) -> tuple[Claim, ...]:
-        others = [claim for claim in claims if claim.conversation != own]
-        if len(others) >= MOST_CLAIMS:
-            gap = self.mean_gap_s
-            others = sorted(others, key=lambda claim: claim.log_odds * gap + claim.at)[1 - MOST_CLAIMS :]
-        return (*others, *new)
+    def _continued(self, chain: Sequence[H]) -> int | None:
+        """Return the only conversation that has used the deepest known block of a chain; None: several, or none is known."""
+        for block in reversed(chain):
+            use = self._uses.get(block)
+            if use is not None:
+                return use.only if (self._extended.get(block) or 0) < SHARED_FROM else None
+        return None
+
+    def _set_uses(
+        self, blocks: Sequence[H], known: Use | None, before: int, claim: Claim, turn: int, latest: Use | None
+    ) -> Use | None:
+        """Set and return the latest use of consecutive blocks.
+
+        Args:
+            known: their latest use when the request arrived; ``before``: number of uses then that are not forgotten.
+            claim: of the request's conversation.
+            turn: of the request.
+            latest: that of the blocks before them, which equal ones share.
+        """
+        get, put = self._uses.get, self._uses.put
+        former, first = known, True
+        for piece in in_pieces(blocks):
+            for block in piece:
+                use = get(block) or known  # of requests that have ended since
+                if first or use is not former:
+                    former, first = use, False
+                    new = self._next_use(use, before if use is known else None, claim, turn)
+                    if latest is None or not _equal(latest, new):
+                        latest = new
+                put(block, latest)  # type: ignore[arg-type]  # set at the first block
+        return latest
+
+    def _next_use(self, use: Use | None, before: int | None, claim: Claim, turn: int) -> Use:
+        """Return the use after another one. ``before``: number of uses so far; None: as many as the other one has."""
+        if use is None:
+            return Use(claim.at, turn, 1, self._used, claim.conversation, (claim,))
+        uses = min((use.uses if before is None else before) + 1, MOST_USES)
+        if use.only == claim.conversation:
+            return Use(claim.at, use.turn, uses, self._used, use.only, (claim,))
+        return Use(claim.at, use.turn, uses, self._used, None, self._pooled(use.claims, claim))
+
+    def _pooled(self, claims: Sequence[Claim], new: Claim) -> tuple[Claim, ...]:
+        """Return claims with a conversation's new one in place of its earlier one: the highest MOST_CLAIMS, in order."""
+        gap = self.mean_gap_s
+        found = [new, *(claim for claim in claims if claim.conversation != new.conversation)]
+        found.sort(key=lambda claim: claim.log_odds * gap + claim.at, reverse=True)
+        return tuple(found[:MOST_CLAIMS])
 
     def _watch(self, block: H, number: int, now: float, *, newest: bool) -> None:
         before = self._watch_of.pop(block, None)
@@ -419,21 +485,29 @@ class ReuseMonitor(Generic[H]):
         self._moved = [watch for watch in self._moved if watch.blocks]
 
 
-def pooled(shared: Use | None, own: int, log_odds: float | None, now: float, mean_gap_s: float) -> float | None:
-    """Return the highest log-odds now of the conversations that hold some blocks; None: none is known.
+def pooled(shared: Use | None, own: int | None, log_odds: float, now: float, mean_gap_s: float) -> float:
+    """Return the highest log-odds now of the conversations that have used some blocks.
 
     LPC 3.5 pools by the current probability; 3.4.2 lets log-odds fall by the age over the mean gap.
 
     Args:
-        shared: latest use of the blocks, if other conversations hold them.
-        own: number of the conversation with ``log_odds``, which replace its earlier ones; 0: a new one.
+        shared: latest use of the blocks, if other conversations have used them.
+        own: number of the conversation with ``log_odds``, which replace its earlier ones.
     """
     if shared is None:
         return log_odds
-    found = [claim.log_odds - (now - claim.at) / mean_gap_s for claim in shared.claims if claim.conversation != own]
-    if log_odds is not None:
-        found.append(log_odds)
-    return max(found, default=None)
+    highest = next((claim for claim in shared.claims if claim.conversation != own), None)
+    return log_odds if highest is None else max(log_odds, highest.log_odds - (now - highest.at) / mean_gap_s)
+
+
+def _equal(one: Use, other: Use) -> bool:
+    """Return whether two uses by one request are equal."""
+    same = (one.turn, one.uses, one.only) == (other.turn, other.uses, other.only)
+    return same and one.claims == other.claims
+
+
+def _if_shared(use: Use, own: int | None) -> Use | None:
+    return None if use.only is not None and use.only == own else use
 
 
 def _parts(spans: Sequence[GapSpan], own: int) -> tuple[Sequence[Part], Sequence[int]]:
@@ -443,7 +517,7 @@ def _parts(spans: Sequence[GapSpan], own: int) -> tuple[Sequence[Part], Sequence
         if use is None or not gap:
             part = Part(end, 0, 0, None)
         else:
-            part = Part(end, gap, level_of(uses + 1), use if use.claims and use.conversation != own else None)
+            part = Part(end, gap, level_of(uses + 1), _if_shared(use, own))
         if parts and parts[-1][1:] == part[1:]:
             parts[-1] = part
         else:

@@ -558,6 +558,144 @@ def test_a_shared_block_has_the_highest_probability_now_of_the_conversations_tha
     assert over.features[1].log_odds == pytest.approx(odds(0.03)), "its own blocks have its latest probability"
 
 
+EARLY = SHARED_FROM + 1
+"""Requests after which a block that each of them has extended counts as shared, and several conversations have used it."""
+
+
+def shared_by_early_requests(rule: str, log_odds: float | None = logit(0.05)) -> Bench:
+    """Return a policy in which early requests, with these log-odds, have made blocks s0 and s1 known as shared."""
+    bench = Bench(rule=rule)
+    for user in range(EARLY):
+        bench.serve(["s0", "s1", f"early {user}"], log_odds=log_odds)
+    return bench
+
+
+def odds_by_depth(finished: FinishedRequest[Any]) -> dict[int, float]:
+    """Return the pooled log-odds of a request's blocks, by the depth up to which they hold."""
+    found: dict[int, float] = {}
+    for part in reversed(finished.features):  # of parts without blocks the first
+        assert part.log_odds is not None
+        found[part.end] = round(part.log_odds, 2)
+    return dict(sorted(found.items()))
+
+
+def test_the_first_turn_of_a_new_conversation_leaves_the_prefix_the_highest_probability() -> None:
+    bench = shared_by_early_requests("lpc")
+    bench.serve(["s0", "s1", "own"], log_odds=logit(0.95))
+    assert odds_by_depth(bench.serve(["s0", "s1", "other"], log_odds=logit(0.05))) == {2: 2.94, 3: -2.94}
+
+
+@pytest.mark.parametrize("rule", ["lpc", "value", "auto"])
+def test_many_first_turns_do_not_hide_the_one_conversation_that_goes_on(rule: str) -> None:
+    bench = shared_by_early_requests(rule)
+    bench.serve(["s0", "s1", "own"], log_odds=logit(0.95))
+    for user in range(100):
+        other = bench.serve(["s0", "s1", f"other {user}"], log_odds=logit(0.05))
+    assert odds_by_depth(other) == {2: 2.94, 3: -2.94}
+    if rule != "lpc":
+        assert bench.policy.combined.keys[other.spans[0].reuse_class].odds == odds_group(2.94)
+
+
+def test_a_prefix_of_ended_conversations_sinks_to_the_highest_of_those_that_remain() -> None:
+    """More conversations end, one by one, than the number of claims that were once remembered."""
+    bench, users = shared_by_early_requests("lpc"), 12
+    for user in range(users):
+        bench.serve(["s0", "s1", f"own {user}"], log_odds=float(user))
+    for user in reversed(range(1, users)):
+        over = bench.serve(["s0", "s1", f"own {user}", f"last {user}"], log_odds=-4.0)
+        assert odds_by_depth(over)[2] == user - 1
+
+
+@pytest.mark.parametrize("log_odds", [None, logit(0.05)], ids=["without a prediction", "unlikely"])
+def test_conversations_that_run_at_the_same_time_keep_each_others_claims(log_odds: float | None) -> None:
+    bench = shared_by_early_requests("lpc")
+    arrivals = {user: bench.arrive(["s0", "s1", user]) for user in ("likely", "other", "later")}
+
+    def end(user: str, log_odds: float | None) -> FinishedRequest[Any]:
+        finished = bench.policy.finished("r", ["s0", "s1", user], 3, 0.0, arrival=arrivals[user], log_odds=log_odds)
+        bench.policy.learn(finished)
+        return finished
+
+    end("likely", logit(0.95))
+    assert odds_by_depth(end("other", log_odds))[2] == 2.94
+    assert odds_by_depth(end("later", log_odds))[2] == 2.94
+    assert odds_by_depth(bench.serve(["s0", "s1", "next"], log_odds=log_odds))[2] == 2.94
+
+
+def test_conversations_that_begin_a_new_prefix_at_the_same_time_keep_each_others_claims() -> None:
+    bench = Bench(rule="lpc")
+    arrivals = {user: bench.arrive(["s0", "s1", user]) for user in ("likely", "other")}
+    for user, p in (("likely", 0.95), ("other", 0.05)):
+        finished = bench.policy.finished("r", ["s0", "s1", user], 3, 0.0, arrival=arrivals[user], log_odds=logit(p))
+        bench.policy.learn(finished)
+    second = bench.serve(["s0", "s1", "other", "again"], log_odds=logit(0.05))
+    assert odds_by_depth(second) == {2: 2.94, 3: -2.94, 4: -2.94}
+
+
+def test_a_request_whose_prompt_was_not_looked_at_takes_no_claim_away() -> None:
+    """It ended before the background reached it."""
+    bench = shared_by_early_requests("lpc")
+    bench.serve(["s0", "s1", "own"], log_odds=logit(0.95))
+
+    def unseen(chain: list[str]) -> None:
+        bench.policy.learn(bench.policy.finished("r", chain, len(chain), 0.0, log_odds=logit(0.05)))
+
+    unseen(["s0", "s1", "first turn"])
+    assert odds_by_depth(bench.serve(["s0", "s1", "a"], log_odds=logit(0.02)))[2] == 2.94
+    unseen(["s0", "s1", "own", "second turn"])
+    over = bench.serve(["s0", "s1", "b"], log_odds=logit(0.02))
+    assert odds_by_depth(over)[2] == -2.94, "the likely conversation is over"
+
+
+@pytest.mark.parametrize("computed", [1, 2, 3])
+def test_an_aborted_request_leaves_the_claims_of_others_and_has_that_of_its_turn(computed: int) -> None:
+    bench = shared_by_early_requests("lpc")
+    bench.serve(["s0", "s1", "own"], log_odds=logit(0.95))
+    chain = ["s0", "s1", "other"]
+    aborted = bench.policy.finished("r", chain[:computed], min(computed, 3), 0.0, arrival=bench.arrive(chain))
+    bench.policy.learn(aborted)
+    assert odds_by_depth(aborted)[min(computed, 2)] == 2.94
+    following = odds_by_depth(bench.serve(["s0", "s1", "next"], log_odds=logit(0.05)))
+    assert {odds for depth, odds in following.items() if depth <= 2} == {2.94}
+
+
+@pytest.mark.parametrize("rule", ["value", "auto"])
+def test_a_request_without_a_prediction_leaves_shared_blocks_in_the_class_of_the_likeliest_conversation(rule: str) -> None:
+    bench = shared_by_early_requests(rule)
+    bench.serve(["s0", "s1", "own"], log_odds=logit(0.95))
+    finished = bench.serve(["s0", "s1", "other"])
+    odds = [bench.policy.combined.keys[span.reuse_class].odds for span in finished.spans]
+    assert odds == [odds_group(2.94), odds_group(None)]
+
+
+def test_without_a_sidecar_classes_have_no_probabilities() -> None:
+    bench = shared_by_early_requests("value", None)
+    for user in range(20):
+        bench.serve(["s0", "s1", f"own {user}"])
+    assert {key.odds for key in bench.policy.combined.keys} == {odds_group(None)}
+
+
+def test_forgotten_uses_do_not_forget_the_conversations() -> None:
+    bench = Bench(10, rule="lpc")
+    for user in range(EARLY):
+        bench.serve(["s0", "s1", f"early {user}"], log_odds=logit(0.05))
+    bench.serve(["s0", "s1", "own"], log_odds=logit(0.95))
+    for _ in range(REMEMBERED * 10 + 1):
+        bench.serve(["other"])
+    finished = bench.serve(["s0", "s1", "new"], log_odds=logit(0.05))
+    assert finished.features[0].level == level_of(1)
+    assert odds_by_depth(finished)[2] == 2.94
+
+
+def test_blocks_used_alike_share_one_record_however_long_the_conversation() -> None:
+    bench = Bench(rule="lpc")
+    chain: list[object] = []
+    for turn in range(60):
+        chain.append(turn)
+        arrival = bench.serve(chain, log_odds=0.0).arrival
+    assert len(arrival.gap_spans) <= 2 * LAST_TURN + 8
+
+
 def test_without_predictions_lpc_takes_the_share_of_turns_that_were_followed() -> None:
     bench = Bench(rule="lpc", refits=True)
     for user in range(300):

@@ -7,6 +7,7 @@ same rate, so two blocks are always ordered by ``t_last + tau · logit(p)``: a c
 """
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 from lpc.model.probability import logit
@@ -99,6 +100,8 @@ class Lpc(KeyedPolicy[ScoredPiece]):
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
         self._score = 0.0
+        self._in_use: dict[Segment, dict[str, float]] = {}
+        """Scores of conversations whose blocks other requests still use: these are freed, and scored, with the last one."""
         self._learnt = Continuations()
 
     def arrive(self, turn: Turn, now: float) -> None:
@@ -110,10 +113,18 @@ class Lpc(KeyedPolicy[ScoredPiece]):
         p = self.probability(turn)
         tau = self._learnt.mean_gap_s
         self._score = static_key(1 - p if self.settings.invert else p, now, tau)
+        for segment in self.path(turn):
+            self._in_use.setdefault(segment, {})[turn.conversation] = self._score
+
+    def free(self, pieces: Sequence[ScoredPiece], turn: Turn, now: float) -> None:
+        """Insert pieces with the scores of all conversations that used them since they were last free."""
+        super().free(pieces, turn, now)
+        for piece in pieces:
+            self._in_use.pop(piece.segment, None)
 
     def key(self, piece: ScoredPiece, turn: Turn, now: float) -> float:
         """Return the highest score of the conversations that share the piece."""
-        piece.scores[turn.conversation] = self._score
+        piece.scores.update(self._in_use[piece.segment])
         return max(piece.scores.values())
 
     def probability(self, turn: Turn) -> float:

@@ -10,7 +10,19 @@ from types import MappingProxyType
 from typing import Final
 
 from lpc_apps.simulator.workload import Workload
-from lpc_apps.simulator.workloads import adversary, agents, batch_scan, chat, day, documents, few_shot, loop, production, users
+from lpc_apps.simulator.workloads import (
+    adversary,
+    agents,
+    applications,
+    batch_scan,
+    chat,
+    day,
+    documents,
+    few_shot,
+    loop,
+    production,
+    users,
+)
 
 WORKLOADS: Final[Mapping[str, Callable[..., Workload]]] = MappingProxyType(
     {
@@ -29,6 +41,7 @@ WORKLOADS: Final[Mapping[str, Callable[..., Workload]]] = MappingProxyType(
         "users-alike": users.alike,
         "tenants": users.tenants,
         "tenants-alike": users.tenants_alike,
+        "applications": applications.applications,
     }
 )
 """By name, in the order of the tables."""

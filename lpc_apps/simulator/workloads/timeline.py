@@ -6,9 +6,10 @@ tenth of a point, and Belady's rule is exact. The simplification: with a better 
 second earlier.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import accumulate, count
+from operator import add
 from typing import Final
 
 import numpy as np
@@ -55,6 +56,7 @@ class _Request:
     reply_end: str
     user: str
     tenant: str
+    probability: float | None
 
 
 class Timeline:
@@ -97,6 +99,7 @@ class Timeline:
         reply_end: str = "",
         user: str = "",
         tenant: str = "",
+        probability: float | None = None,
     ) -> float:
         """Add a request; return the time when it ends at nominal cost, seconds.
 
@@ -111,10 +114,14 @@ class Timeline:
             reply_end: how the reply ends, as an engine sees it.
             user: who asks; empty: unknown.
             tenant: identifies the cache salt; empty without one.
+            probability: predicted that the conversation continues; None without a prediction.
         """
         blocks = text.blocks(input_tokens + output_tokens)
         self._requests.append(
-            _Request(at, conversation, turn, category, input_tokens, output_tokens, blocks, linked, reply_end, user, tenant)
+            _Request(
+                *(at, conversation, turn, category, input_tokens, output_tokens, blocks, linked, reply_end, user, tenant),
+                probability,
+            )
         )
         return at + input_tokens / self._cost.prefill_tokens_s + output_tokens * self._cost.output_token_s
 
@@ -132,6 +139,7 @@ class Timeline:
         category: str = "",
         user: str = "",
         tenant: str = "",
+        predicted: Callable[[bool], float] | None = None,
     ) -> None:
         """Add a conversation in which every prompt repeats the history.
 
@@ -142,15 +150,20 @@ class Timeline:
             after, tokens: text before the conversation, such as a system prompt, and its length.
             linked, category, user, tenant: see `ask`.
             max_tokens: the conversation ends before its context exceeds this.
+            predicted: returns the predicted probability of a turn that another one follows, or not; None: no predictions.
         """
         text, conversation = self.text(after, tokens), self.conversation()
+        turns = sum(tokens + own <= max_tokens for own in accumulate(map(add, prompts, replies)))
         context = tokens
-        for turn, (prompt, reply, gap) in enumerate(zip(prompts, replies, gaps, strict=True), 1):
-            if context + prompt + reply > max_tokens:
-                break
+        for turn, (prompt, reply, gap) in enumerate(zip(prompts[:turns], replies[:turns], gaps[:turns], strict=True), 1):
             context += prompt
             end = self.ask(
-                at, conversation, turn, text, context, reply, linked=linked, category=category, user=user, tenant=tenant
+                *(at, conversation, turn, text, context, reply),
+                linked=linked,
+                category=category,
+                user=user,
+                tenant=tenant,
+                probability=None if predicted is None else predicted(turn < turns),
             )
             at = end + gap
             context += reply
@@ -186,6 +199,7 @@ class Timeline:
                 reply_end=request.reply_end,
                 user=request.user,
                 tenant=request.tenant,
+                probability=request.probability,
             )
             before = latest.get(request.conversation)
             if before is not None:

@@ -2,11 +2,14 @@
 
 import random
 from collections import OrderedDict
+from typing import Any
 
 import pytest
 
+from lpc_apps.simulator.cache import BlockCache
 from lpc_apps.simulator.policies import REGISTRY
-from tests.unit.simulator.replay import OneByOne, run
+from lpc_apps.simulator.workload import Turn
+from tests.unit.simulator.replay import BLOCK_TOKENS, OneByOne, make, run
 
 
 def textbook_lru(capacity: int, contents: list[int]) -> tuple[int, list[int]]:
@@ -60,3 +63,19 @@ def test_belady_keeps_a_shared_block_for_each_conversation_that_comes_back() -> 
 
     # A comes back for block 1 at 101 s, before 2 and 3 are used again.
     assert replay.evicted == [3]
+
+
+@pytest.mark.parametrize("first_to_end", [0, 1])
+def test_lpc_scores_a_shared_block_for_every_conversation_also_if_another_one_still_uses_it(first_to_end: int) -> None:
+    turns = [
+        Turn(name, 1, "", 2 * BLOCK_TOKENS, 0, (1, own), (1, own), probability=p)
+        for name, own, p in (("likely", 2, 0.95), ("over", 3, 0.05))
+    ]
+    policy = make("lpc", 4)
+    cache: BlockCache[Any] = BlockCache(4, policy)
+    for turn in turns:
+        policy.arrive(turn, 0.0)
+        cache.allocate(policy.path(turn), 0, 0.0)
+    for turn in (turns[first_to_end], turns[1 - first_to_end]):
+        cache.release(policy.path(turn), 0, turn, 0.0)
+    assert [content for chunk in policy.evict(3, 1.0) for content in chunk] == [3, 2, 1]
