@@ -55,16 +55,36 @@ def cached_prefix(cached: Callable[[int], bool], length: int, known: int) -> int
 
 
 class PrefillSpeed:
-    """Prompt tokens per second of a busy engine. Steps that compute no prompt do not count."""
+    """Prompt tokens per second of a busy engine.
 
-    def __init__(self) -> None:
+    Steps that compute no prompt do not count, except those in which the engine holds prompts back by its configuration: it then
+    takes so much longer to compute the prompts of a request that overtakes.
+
+    Args:
+        every: the engine computes prompts in one of this many steps, while others decode.
+    """
+
+    def __init__(self, every: int = 1) -> None:
         self._tokens = START_SPEED
         self._seconds = 1.0
+        self._between = every - 1
+        self._held: list[float] = []
+        """Seconds of the steps since the last prompt in which prompts were held back."""
+
+    def paused(self) -> None:
+        """Forget steps without a prompt: the engine had none to compute."""
+        self._held.clear()
 
     def note(self, tokens: int, seconds: float) -> None:
-        """Count a step that computed this many prompt tokens in this time."""
-        if tokens <= 0 or not 0.0 < seconds <= LONGEST_STEP_S:
+        """Count a step that computed this many prompt tokens in this time, while requests waited."""
+        if not 0.0 < seconds <= LONGEST_STEP_S:
             return
+        if tokens <= 0:
+            if len(self._held) < self._between:  # more steps without a prompt have another reason, such as a full batch
+                self._held.append(seconds)
+            return
+        seconds += sum(self._held)
+        self._held.clear()
         kept = 0.5 ** (seconds / HALF_LIFE_S)
         self._tokens = kept * self._tokens + tokens
         self._seconds = kept * self._seconds + seconds

@@ -1,8 +1,8 @@
 """A real `TieringOffloadingManager` over two tiers in memory: storage, and a peer that is served in a thread of its own.
 
-Select it by ``spec_name`` and ``spec_module_path``. vLLM's tier for peers needs NIXL; this one asks for stored chunks in the same
-calls. A chunk that only storage has is promoted for it, which evicts from the first tier, in vLLM's poll thread. Before vLLM 0.33
-there is no such thread, and peers are served at the end of a step.
+Select it by ``spec_name`` and ``spec_module_path``. vLLM's tier for peers needs NIXL; this one asks for stored chunks in the
+same calls. A chunk that only storage has is promoted for it, which evicts from the first tier, in vLLM's poll thread. Before
+vLLM 0.33 there is no such thread, and peers are served at the end of a step.
 """
 
 import inspect

@@ -1,6 +1,7 @@
 """Cached prefixes of waiting requests are kept, in vLLM's real scheduler."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,6 +62,30 @@ def test_a_dry_run_counts_what_keeping_would_save() -> None:
     cached = cached_behind_a_cold_one(engine)
     shown = values_of(engine.scheduler.lpc)
     assert shown["lpc_waited_requests", "evicted"] == 1 and shown["lpc_waited_lost_tokens", ""] == 10 * BLOCK - cached > 0
+
+
+@pytest.mark.parametrize(("dry_run", "blocks"), [(False, 4), (True, 10)])
+def test_what_is_kept_ends_where_outputs_of_layers_are_lost(dry_run: bool, blocks: int) -> None:
+    """Since vLLM 0.33 a hit is no longer than the stored outputs of layers. Asking for these uses them: not in a dry run."""
+    engine = engine_of(shadow=dry_run)
+    scheduler, hooks = engine.scheduler, engine.scheduler.lpc
+    asked: list[str] = []
+
+    def max_cache_hit(request: Any) -> int:
+        asked.append(request.request_id)
+        return 4 * BLOCK
+
+    seen = SimpleNamespace(
+        kv_cache_manager=scheduler.kv_cache_manager,
+        hash_block_size=scheduler.hash_block_size,
+        aux_output_connector=SimpleNamespace(max_cache_hit=max_cache_hit),
+    )
+    waiting = keep.WaitingPrefixes(hooks.plugin, seen, hooks.queue)
+    for name in ("again", "and again"):
+        waiting.join(engine.add(name, tokens_of(1, 10), 1))
+    waiting.before_step()
+    assert [start.cached for start in waiting.counted.values()] == [blocks * BLOCK] * 2
+    assert bool(asked) is not dry_run
 
 
 def test_the_prefix_of_an_aborted_request_is_evicted_in_its_turn() -> None:

@@ -1,4 +1,4 @@
-"""vLLM's tiering manager with a tier for peers, which vLLM 0.33 serves in a thread of its own, between the scheduler's steps."""
+"""vLLM's tiering manager with a tier for peers, which vLLM 0.33 serves in a thread of its own between the scheduler's steps."""
 
 import random
 import sys

@@ -111,6 +111,45 @@ def test_with_a_prefill_interval_outputs_equal_stocks_and_the_most_cached_goes_f
     assert not queue_of(engine)._blocks and not queue_of(engine)._begun and not queue_of(engine)._popped
 
 
+def test_the_bound_is_seconds_of_an_engine_that_holds_prompts_back(asynchronous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The measured speed is that of all steps while requests wait and prompts are computed or held back."""
+    interval = 5
+    monkeypatch.setattr(vllm_config().scheduler_config, "prefill_schedule_interval", interval)
+    engine = engine_of(400, asynchronous=asynchronous, max_seqs=4)
+    if not hasattr(engine.scheduler, "local_prefill_interval"):
+        pytest.skip("before vLLM 0.33 the interval holds with data parallelism only")
+    queue = queue_of(engine)
+    noted: list[tuple[int, float]] = []
+    note = queue.speed.note
+    queue.speed.note = lambda tokens, seconds: (noted.append((tokens, seconds)), note(tokens, seconds))  # type: ignore
+    queue.speed._tokens, queue.speed._seconds = 0.0, 1e-9
+    for number in range(60):
+        engine.add(str(number), [number * 7 % 250 + 6] * (20 + 20 * (number % 7)), 9 + number % 5)
+    while engine.scheduler.has_unfinished_requests():
+        engine.step()
+    computing = [place for place, (tokens, _) in enumerate(noted) if tokens > 0]
+    held = sum(min(b - a - 1, interval - 1) for a, b in itertools.pairwise(computing))
+    assert held > len(computing), "most steps hold prompts back"
+    expected = sum(tokens for tokens, _ in noted) / (noted[0][1] * (len(computing) + held))
+    assert queue.speed.tokens_per_s == pytest.approx(expected, rel=0.3)
+
+
+class Outputs:
+    """Stands for vLLM 0.33's store of layers' outputs, which has lost all but the first blocks of a prompt."""
+
+    def __init__(self, blocks: int) -> None:
+        self.max_cache_hit = lambda request: min(blocks * BLOCK, request.num_tokens - 1)
+
+
+def test_an_engine_whose_hits_also_depend_on_outputs_of_layers_stays_first_come_first_served() -> None:
+    scheduler = Engine(50, learned=False).scheduler
+    assert conformance.why_fcfs(scheduler) is None
+    scheduler.aux_output_connector = SimpleNamespace()  # as before vLLM 0.33
+    assert conformance.why_fcfs(scheduler) is None
+    scheduler.aux_output_connector = Outputs(1)
+    assert "outputs of layers" in (conformance.why_fcfs(scheduler) or "")
+
+
 def warm_and_cold(engine: Engine, *, cold_tokens: int) -> None:
     """Let one request run and two wait: first a cold one, then a warm one."""
     engine.add("first", range(6, 6 + 10 * BLOCK), 2)

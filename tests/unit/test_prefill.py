@@ -41,6 +41,32 @@ def test_the_speed_becomes_the_engines_own() -> None:
     assert speed.tokens_per_s == before
 
 
+def test_steps_that_hold_prompts_back_count_in_the_speed() -> None:
+    """One step of four computes 2,000 tokens in a second, and decoding takes a second in each of the others."""
+    speed, unaware = PrefillSpeed(every=4), PrefillSpeed()
+    for _ in range(100):
+        for tokens in (2000, 0, 0, 0):
+            speed.note(tokens, 1.0)
+            unaware.note(tokens, 1.0)
+    assert abs(speed.tokens_per_s - 500) < 50
+    assert abs(unaware.tokens_per_s - 2000) < 100
+
+
+def test_other_steps_without_a_prompt_do_not_count() -> None:
+    speed = PrefillSpeed(every=2)
+    for _ in range(100):
+        for _ in range(50):  # the batch is full
+            speed.note(0, 1.0)
+        speed.note(2000, 1.0)
+    assert abs(speed.tokens_per_s - 1000) < 50
+    paused = PrefillSpeed(every=2)
+    for _ in range(100):
+        paused.note(0, 1.0)
+        paused.paused()
+        paused.note(2000, 1.0)
+    assert abs(paused.tokens_per_s - 2000) < 100
+
+
 def test_the_repeated_share_follows_the_traffic_of_the_last_quarter_of_the_cache() -> None:
     repeated = RepeatedPrefill(100_000)
     assert repeated.share == 0.0

@@ -46,7 +46,8 @@ def why_fcfs(scheduler: Any) -> str | None:
     stock = scheduler.waiting
     if type(stock) is not FCFSRequestQueue:
         return f"its waiting queue is a {type(stock).__name__}"
-    if getattr(scheduler, "aux_output_connector", None) is not None:  # vLLM 0.33; to ask it takes as long as a look-up
+    # vLLM 0.33. To ask takes a step through the whole prompt, which is too long for each estimate.
+    if hasattr(getattr(scheduler, "aux_output_connector", None), "max_cache_hit"):
         return "its hits also end where outputs of layers are lost, which the count of cached blocks does not see"
     ours = WarmFirstQueue(CachedPrompts.of(scheduler), lambda _: None)
     return _changed(scheduler.kv_cache_manager, LOOKED_AT) or _uncovered("waiting queue", stock, ours)

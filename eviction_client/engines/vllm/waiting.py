@@ -103,6 +103,7 @@ class WarmFirstQueue(FCFSRequestQueue):
         repeated: returns the share of the lately computed prompt tokens that the cache had before.
         now: returns the time in seconds. Never raises.
         fcfs_forced: returns whether first come, first served is forced now.
+        prefill_every: vLLM computes prompts in one of this many steps.
 
     Attributes:
         busy: whether a step must call :meth:`step_begins` and :meth:`step_ends`.
@@ -120,10 +121,11 @@ class WarmFirstQueue(FCFSRequestQueue):
         repeated: Callable[[], float] = float,
         now: Callable[[], float] = time.monotonic,
         fcfs_forced: Callable[[], bool] = lambda: False,
+        prefill_every: int = 1,
     ) -> None:
         super().__init__()
         self.busy = False
-        self.speed = PrefillSpeed()
+        self.speed = PrefillSpeed(prefill_every)
         self.overtaking = 0
         self.seconds = 0.0
         self._prompts = prompts
@@ -148,8 +150,8 @@ class WarmFirstQueue(FCFSRequestQueue):
         self._timed = False
         """The speed matters, and is measured, only while the order may differ from vLLM's."""
         self._step_began = 0.0
-        self._prompt_tokens = 0
-        """Computed in the last step; 0 if nothing waited after it."""
+        self._prompt_tokens: int | None = None
+        """Computed in the last step; None if nothing waited after it."""
 
     @property
     def warm_first(self) -> bool:
@@ -217,13 +219,16 @@ class WarmFirstQueue(FCFSRequestQueue):
             self._timed = self._order.repeats
         if self._timed:
             now = self._now()
-            self.speed.note(self._prompt_tokens, now - self._step_began)
+            if self._prompt_tokens is None:
+                self.speed.paused()
+            else:
+                self.speed.note(self._prompt_tokens, now - self._step_began)
             self._step_began = now
 
     def step_ends(self, scheduled: Any) -> None:
         """Count the requests that have started and the prompt tokens of this step."""
         self._next = None
-        self._prompt_tokens = 0
+        self._prompt_tokens = None
         if self._popped:
             self._try(self._settle)
         self.busy = bool(self)
@@ -302,6 +307,16 @@ class WarmFirstQueue(FCFSRequestQueue):
         return self._prompts.missing(request, blocks)
 
 
+def _prefill_every(scheduler: Any) -> int:
+    """Return in one of how many steps vLLM computes prompts (``--prefill-schedule-interval``).
+
+    Before vLLM 0.33 only ranks of data parallelism that run in step do so.
+    """
+    if scheduler.vllm_config.parallel_config.data_parallel_size > 1:
+        return int(scheduler.scheduler_config.prefill_schedule_interval)
+    return int(getattr(scheduler, "local_prefill_interval", 1))
+
+
 def adopt(scheduler: Any, plugin: Plugin) -> WarmFirstQueue:
     """Replace the waiting queue of a scheduler that has passed the check (`conformance.why_fcfs`), and return the new one.
 
@@ -315,6 +330,7 @@ def adopt(scheduler: Any, plugin: Plugin) -> WarmFirstQueue:
         repeated=lambda: plugin.misses.repeated_prefill.share,
         now=plugin.now,
         fcfs_forced=lambda: plugin.lru_forced,
+        prefill_every=_prefill_every(scheduler),
     )
     for request in scheduler.waiting:
         queue.add_request(request)

@@ -48,10 +48,9 @@ class WaitingPrefixes:
         self._plugin = plugin
         self._queue = queue
         self._find_hit: Callable[..., tuple[Any, ...]] = scheduler.kv_cache_manager.coordinator.find_longest_cache_hit
-        # vLLM 0.33: a hit ends where what layers put out beside the cache is lost. The look-up refreshes that, so not in a dry
-        # run.
+        # vLLM 0.33: a hit also ends where outputs of layers are lost. To ask refreshes them, so a dry run does not.
         outputs = None if queue is None else getattr(scheduler, "aux_output_connector", None)
-        self._longest_hit: Callable[[Request], int] | None = None if outputs is None else outputs.max_cache_hit
+        self._longest_hit: Callable[[Request], int] | None = getattr(outputs, "max_cache_hit", None)
         self._block_tokens: int = scheduler.hash_block_size
         self._lookahead: int = getattr(scheduler, "num_hash_lookahead_tokens", 0)  # since vLLM 0.33
         self._policies = policies
