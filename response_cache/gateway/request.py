@@ -201,9 +201,10 @@ def affinity(fields: Mapping[str, Any], session: str | None, tenant: str) -> byt
 def _beginning(fields: Mapping[str, Any]) -> list[object]:
     """Return the model and what all turns of a conversation begin with, up to the user's first message."""
     content = fields.get("messages") or fields.get("input") or fields.get("prompt")
-    is_text = isinstance(content, str) or (isinstance(content, list) and content and isinstance(content[0], int))
-    begins = content[:PROMPT_BEGINNING] if is_text else content
-    if isinstance(content, list) and not is_text:
+    begins = content[:PROMPT_BEGINNING] if isinstance(content, str) else content
+    if isinstance(content, list) and content and isinstance(content[0], int):
+        begins = content[:PROMPT_BEGINNING]
+    elif isinstance(content, list):
         until_user = (i for i, item in enumerate(content) if not isinstance(item, dict) or item.get("role") == "user")
         begins = content[: next(until_user, len(content)) + 1]
     return [*map(fields.get, ("model", "system", "instructions")), begins]
