@@ -14,6 +14,7 @@ def values_of_plugin(plugin: Plugin) -> Values:
     completed = plugin.ended["prediction"] + plugin.ended["unanswered"]
     accounts = [plugin.retained, *(tier.retained for tier in plugin.tiers)]
     values: Values = {("lpc_predictions", fate): getattr(asked, fate) for fate in FATES}
+    values |= {("lpc_prediction_failures", cause): count for cause, count in asked.causes.items()}
     values |= {("lpc_requests_ended", by): count for by, count in plugin.ended.items()}
     values |= {("lpc_hints", hint): count for hint, count in plugin.hinted.items()}
     values |= {

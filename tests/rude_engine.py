@@ -1,4 +1,4 @@
-"""Engines that accept connections and do not answer as they should: behind a tunnel, dying, overloaded, or closing what is idle."""
+"""Engines that do not answer as they should: behind a tunnel, dying, overloaded, or closing idle connections."""
 
 import asyncio
 import contextlib

@@ -31,6 +31,12 @@ Values = dict[tuple[str, str], float]
 # Name: (kind, help, its own labels with commas between).
 METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     "lpc_predictions": (Counter, "Requests asked of the predictor, and what became of them.", "fate"),
+    "lpc_prediction_failures": (
+        Counter,
+        "Failed requests to the predictor by cause: `too_large` (for a proxy or the sidecar), `http_...` (a proxy's status), a "
+        "status of gRPC, or `invalid`.",
+        "cause",
+    ),
     "lpc_requests_ended": (Counter, "Finished requests by what their group came from.", "by"),
     "lpc_rule": (Gauge, "1 for the rule that orders the cache, else 0; in a dry run lru.", "rule"),
     "lpc_lru_forced": (Gauge, "1 while the operator's file forces the engine's own order.", ""),

@@ -15,18 +15,19 @@ own thread delivers the answers. Create the client after the engine has forked: 
 
 import json
 import logging
+import re
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, fields
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal
 
 import grpc
 
 from eviction_client.pace import gives_way
 from eviction_client.settings import ClientSettings
-from eviction_client.transport.messages import Prediction, Question, decode, encode
+from eviction_client.transport.messages import MAX_TOKEN_IDS, Prediction, Question, TooManyTokens, decode, encode
 from eviction_client.transport.sidecar_curves import BadCurves, ReuseCurves, SidecarCurves
 from eviction_client.transport.tokenizer_upload import FindFiles, LogOnce, Offer, TokenizerState
 from lpc.v1 import predictor_pb2, predictor_pb2_grpc
@@ -97,6 +98,13 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
+_HTTP: Final = re.compile(r"Received http2 header with status: (\d{3})")
+"""What gRPC says if something on the way answers with an HTTP error, and not the sidecar."""
+_OVER_LIMIT: Final = "larger than max"
+"""What gRPC says of a message above the sidecar's limit."""
+TOO_LARGE: Final = "too_large"
+"""Cause of a failure: a proxy, the sidecar or the protocol takes no message of this size."""
+
 Fate = Literal["answered", "late", "failed", "refused", "forgotten"]
 """How a request ended: the name of a counter in :class:`PredictorCounters`."""
 
@@ -138,6 +146,8 @@ class PredictorCounters:
     """Forgotten by the caller before an answer came."""
     unread: int = 0
     """Answers to prompts that the sidecar could not read. They also count in ``answered``."""
+    causes: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """Those in ``failed`` by cause: `TOO_LARGE`, ``http_`` and a proxy's status, a status of gRPC, ``invalid``."""
 
     @property
     def ended(self) -> int:
@@ -209,7 +219,8 @@ class PredictorClient:
         """Calls to cancel."""
         self._in_flight = 0
         self._waiting = 0
-        self._counts = dict.fromkeys((field.name for field in fields(PredictorCounters)), 0)
+        self._counts = {one.name: 0 for one in fields(PredictorCounters) if one.name != "causes"}
+        self._causes: Counter[str] = Counter()
         self._closed = False
 
         self._access = Access()
@@ -281,6 +292,7 @@ class PredictorClient:
             # An unhashable id, a time-out that is not a number: serving must go on.
             with self._lock:
                 self._counts["failed"] += 1
+                self._causes["invalid"] += 1
             log_bug(logger, "asking the predictor", error)
 
     def take(self, request_id: Hashable) -> Prediction | None:
@@ -324,7 +336,8 @@ class PredictorClient:
     @property
     def counters(self) -> PredictorCounters:
         """A snapshot."""
-        return PredictorCounters(**self._counts)
+        with self._lock:
+            return PredictorCounters(**self._counts, causes=dict(self._causes))
 
     @property
     def waiting(self) -> int:
@@ -408,25 +421,32 @@ class PredictorClient:
             message.accept_unread = self._offer is not None
             message.known_curves.extend(self._groups.known)
             call = stub.Predict.future(message, timeout=timeout_s, metadata=self._access.metadata, wait_for_ready=True)
+        except TooManyTokens:
+            self._log(
+                "tokens", logging.WARNING, "prompts of more than %d tokens get no prediction: this is the limit", MAX_TOKEN_IDS
+            )
+            self._ended(request, "failed", cause=TOO_LARGE)
+            return
         except UnicodeError:  # in the caller's session or category
-            self._ended(request, "failed")
+            self._ended(request, "failed", cause="invalid")
             return
         except Exception as error:
             if not self._closed:
                 log_bug(logger, "encoding a request for the predictor", error)
-            self._ended(request, "failed")
+            self._ended(request, "failed", cause="invalid")
             return
         with self._lock:
             request.call = call
             if request.over:
                 self._to_cancel.append(call)
-        call.add_done_callback(lambda done: self._answered(request, done))
+        size = message.ByteSize()
+        call.add_done_callback(lambda done: self._answered(request, done, size))
 
     # gRPC's thread.
 
-    def _answered(self, request: _Request, call: Any) -> None:
+    def _answered(self, request: _Request, call: Any, size: int) -> None:
         fate: Fate = "failed"
-        answer = None
+        answer, cause = None, "invalid"
         try:
             code = call.code()
             if code is grpc.StatusCode.OK:
@@ -436,18 +456,47 @@ class PredictorClient:
                 if answer is not None and answer.unread:
                     self._note_unread()
             else:
-                fate = _FATES.get(code, "failed")
+                details = call.details() or ""
+                cause = cause_of(code, details)
+                fate = "failed" if cause == TOO_LARGE else _FATES.get(code, "failed")
                 if code in _PERMANENT:
-                    self._log(code.name, logging.WARNING, "the predictor refuses requests (%s): %s", code.name, call.details())
+                    self._log(code.name, logging.WARNING, "the predictor refuses requests (%s): %s", code.name, details)
+                elif fate == "failed" and code is not grpc.StatusCode.CANCELLED:
+                    self._explain(cause, size, "a prompt")
             if not request.over:
                 self._note_status(code)
         except Exception as error:
             log_bug(logger, "reading the predictor's answer", error)
-        self._ended(request, fate, answer)
+        self._ended(request, fate, answer, cause)
 
-    def _ended(self, request: _Request, fate: Fate, answer: Prediction | None = None) -> None:
+    def _explain(self, cause: str, size: int, what: str) -> None:
+        """Log once why the predictor did not get a message of ``size`` bytes, and what to do."""
+        if cause == TOO_LARGE:
+            self._log(
+                f"{what} {cause}",
+                logging.WARNING,
+                "%s of %d bytes does not reach the predictor at %s, because a proxy or the sidecar takes no message of this "
+                "size: raise the proxy's limit to 64 MiB (nginx: client_max_body_size, 1 MiB by default) and "
+                "LPC_MAX_REQUEST_BYTES of the sidecar; until then there are no predictions for such prompts",
+                what,
+                size,
+                self._address,
+            )
+        else:
+            self._log(
+                f"{what} {cause}",
+                logging.WARNING,
+                "%s does not reach the predictor at %s (%s): see the log of the sidecar, and of a proxy on the way",
+                what,
+                self._address,
+                cause,
+            )
+
+    def _ended(self, request: _Request, fate: Fate, answer: Prediction | None = None, cause: str = "invalid") -> None:
         with self._lock:
             self._in_flight -= 1
+            if fate == "failed" and not request.over:
+                self._causes[cause] += 1
             self._end(request, fate, answer)
             if self._unsent:
                 self._changed.notify()
@@ -556,7 +605,10 @@ class PredictorClient:
             answer = self._stub.OfferTokenizer(offer.parts(), timeout=OFFER_TIMEOUT_S, metadata=self._access.metadata)
         except grpc.RpcError as error:
             code = error.code()
-            if code in (grpc.StatusCode.UNIMPLEMENTED, *_PERMANENT):
+            cause = cause_of(code, error.details() or "")
+            if cause == TOO_LARGE or cause.startswith("http_"):
+                self._explain(cause, offer.size, "the tokenizer")
+            elif code in (grpc.StatusCode.UNIMPLEMENTED, *_PERMANENT):
                 self._log("offer", logging.WARNING, "the predictor does not accept tokenizers (%s)", code.name)
             return
         offer.update(answer.status)
@@ -591,3 +643,11 @@ class PredictorClient:
                 self._note_reached(False, "nothing answers" if code is grpc.StatusCode.DEADLINE_EXCEEDED else str(code))
             return
         self._note_status(grpc.StatusCode.OK)
+
+
+def cause_of(code: grpc.StatusCode, details: str) -> str:
+    """Return the cause of a failed call: `TOO_LARGE`, the HTTP status of a proxy, or gRPC's status."""
+    answered = _HTTP.search(details)
+    if (answered and answered[1] == "413") or (code is grpc.StatusCode.RESOURCE_EXHAUSTED and _OVER_LIMIT in details):
+        return TOO_LARGE
+    return f"http_{answered[1]}" if answered else str(code.name).lower()

@@ -116,6 +116,11 @@ class Offer:
         known = self._files is not None and as_name(served_model) == self.served_model
         return self._files.digest if self._files is not None and known else ""
 
+    @property
+    def size(self) -> int:
+        """Bytes of the files."""
+        return sum(self._files.sizes.values()) if self._files is not None else 0
+
     def read_files(self) -> None:
         """Read and hash the files. Call it once, before all else."""
         try:

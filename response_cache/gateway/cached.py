@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 _ASKED_OFF: Final = frozenset((pb.REASON_OFF, pb.REASON_REFUSED, pb.REASON_UNAVAILABLE))
 """Misses after which no answer is stored, unless other requests wait for it."""
 
+FREQUENT_WAITS_S: Final = (0.2, 0.4, 0.8, 1.6)
+"""Pauses before yesterday's questions are asked for again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -135,9 +138,18 @@ class Cached:
             return await self._required().feedback(message)
 
     async def frequent(self, message: pb.FrequentRequest) -> pb.FrequentResponse:
-        """Return yesterday's frequent questions. Raises GatewayError."""
+        """Return yesterday's frequent questions. Raises GatewayError.
+
+        After a time-out of any command the sidecar asks Redis nothing for a moment, in which this is asked again.
+        """
+        client = self._required()
         with _refused():
-            found = await self._required().frequent(message)
+            found = await client.frequent(message)
+            for wait_s in FREQUENT_WAITS_S:
+                if found.known:
+                    break
+                await asyncio.sleep(wait_s)
+                found = await client.frequent(message)
         if not found.known:
             raise GatewayError(503, "the response caches do not reach their Redis: try again later")
         return found

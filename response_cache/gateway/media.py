@@ -1,7 +1,7 @@
 """Names of media in a body: each tenant gets its own, and what cannot be renamed is refused.
 
-Engines find media that they have processed by a name that a client may choose, without a salt: vLLM by the ``uuid`` of a content
-part, SGLang by hashes. A tenant with another's name would get that tenant's media, or measure that it is there.
+Engines find media that they have processed by a name that a client may choose, without a salt: vLLM by the ``uuid`` of a
+content part, SGLang by hashes. A tenant with another's name would get that tenant's media, or measure that it is there.
 
 Content parts come in many fields (messages, input, system, documents, queries, data_1, previous_input_messages, ...), and
 releases add more. So everything is searched, except what engines use as a schema or as data of the prompt (`DATA`).

@@ -49,11 +49,17 @@ class Metrics:
         )
         self.engine_requests = Counter(
             "lpc_gateway_engine_requests",
-            "Requests to engines by status class; `unreachable`: no connection.",
+            "Requests to engines by status class; `unreachable`: no connection, `broken`: closed without an answer, `stale`: a "
+            "kept connection that the engine had closed.",
             ["engine", "status"],
             registry=registry,
         )
-        self.engine_up = Gauge("lpc_gateway_engine_up", "1 while an engine accepts connections.", ["engine"], registry=registry)
+        self.engine_up = Gauge(
+            "lpc_gateway_engine_up",
+            "1 while an engine answers requests and probes of its /health.",
+            ["engine"],
+            registry=registry,
+        )
         self.engine_in_flight = Gauge(
             "lpc_gateway_engine_in_flight", "Requests in progress in an engine.", ["engine"], registry=registry
         )

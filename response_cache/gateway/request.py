@@ -35,14 +35,16 @@ from response_cache.gateway.targets import CHAT, COMPLETIONS
 SESSION_HEADER: Final = b"x-session-id"
 """Names the conversation to vLLM."""
 PROMPT_BEGINNING: Final = 2048
-"""Characters of a plain prompt that choose its engine. Later turns only append to them."""
+"""Characters or token ids of a plain prompt that choose its engine. Later turns only append to them."""
 MAX_DEPTH: Final = 100
 """Nesting depth up to which a body is read."""
 _JSON_TYPE: Final = re.compile(rb"application/[a-z0-9!#$&^_.+-]+\+json")
 INLINE_BYTES: Final = 16 * 2**10
 """A longer body is read in a thread."""
-_TOKEN: Final = re.compile(rb'"[^"]*"?|[,:\[{]')
-"""Of JSON without escapes: a string, or a mark that precedes a value."""
+_TOKEN: Final = re.compile(rb'"[^"]*"?|\[[0-9, \t\r\n-]*\]|[,:\[{]')
+"""Of JSON without escapes: a string, a list of whole numbers, or a mark that precedes a value."""
+NUMBERS: Final = 16
+"""Whole numbers in a list that count as one value: each is parsed in 60 ns."""
 ARGUMENTS: Final = {"vllm": "vllm_xargs", "sglang": "custom_params"}
 """The field of a body in which each engine takes arguments for plug-ins."""
 USER_FIELDS: Final = (("safety_identifier",), ("user",), ("metadata", "user_id"))
@@ -95,7 +97,8 @@ class Reader:
 
     def _read(self, path: str, headers: Headers, body: bytes, query: str, tenant: str, scope: str | None) -> Reading:
         body = body.removeprefix(codecs.BOM_UTF8)
-        fields = parse(body, self.max_values)
+        # Chats have no token ids.
+        fields = parse(body, self.max_values) if path == CHAT else parse(body, self.max_values, token_ids=True)
         known_to_engines = session_of(fields, headers)
         name = known_to_engines or name_in_other_fields(fields, headers)
         session = None if name is None or known_to_engines else self.tenants.session(tenant, name)
@@ -134,13 +137,15 @@ def check_type(headers: Headers) -> None:
             raise GatewayError(415, "send the body as JSON in UTF-8, with Content-Type: application/json")
 
 
-def parse(body: bytes, max_values: int) -> dict[str, Any]:
+def parse(body: bytes, max_values: int, *, token_ids: bool = False) -> dict[str, Any]:
     """Return the JSON object of a body. All parsers must read the same in it, because the engine has another one.
+
+    ``token_ids``: `NUMBERS` whole numbers of a list count as one value.
 
     Raises GatewayError: 413 if it has too many values. 400 if it is not one JSON object in UTF-8, names a field twice, has
     numbers that are not finite or too long, or is nested too deeply.
     """
-    if values_exceed(body, max_values):
+    if values_exceed(body, max_values, NUMBERS if token_ids else 1):
         raise GatewayError(413, f"the body has more than {max_values} values: send fewer")
     try:
         fields = json.loads(
@@ -197,7 +202,9 @@ def _beginning(fields: Mapping[str, Any]) -> list[object]:
     """Return the model and what all turns of a conversation begin with, up to the user's first message."""
     content = fields.get("messages") or fields.get("input") or fields.get("prompt")
     begins = content[:PROMPT_BEGINNING] if isinstance(content, str) else content
-    if isinstance(content, list):
+    if isinstance(content, list) and content and isinstance(content[0], int):
+        begins = content[:PROMPT_BEGINNING]
+    elif isinstance(content, list):
         until_user = (i for i, item in enumerate(content) if not isinstance(item, dict) or item.get("role") == "user")
         begins = content[: next(until_user, len(content)) + 1]
     return [*map(fields.get, ("model", "system", "instructions")), begins]
@@ -236,18 +243,21 @@ def digest(kind: str, *values: object) -> bytes:
     return blake2b(json.dumps([kind, *values], sort_keys=True).encode(), digest_size=16).digest()
 
 
-def values_exceed(body: bytes, most: int) -> bool:
-    """Return whether JSON has more than ``most`` commas, colons and opening brackets outside of its strings."""
+def values_exceed(body: bytes, most: int, numbers: int = 1) -> bool:
+    """Return whether JSON has more than ``most`` commas, colons and opening brackets outside of its strings.
+
+    Of the commas of a list of whole numbers, ``numbers`` count as one.
+    """
     # In slices, because all other threads wait during each count.
     slices = (body[at : at + INLINE_BYTES] for at in range(0, len(body), INLINE_BYTES))
     if sum(part.count(mark) for part in slices for mark in (b",", b":", b"[", b"{")) <= most:
         return False
-    marks = strings = 0
+    marks, strings = 0.0, 0
     for token in _TOKEN.finditer(body.replace(b"\\\\", b"").replace(b'\\"', b"")):
         if token[0][:1] == b'"':
             strings += 1
         else:
-            marks += 1
+            marks += 1 + token[0].count(b",", 1) / numbers
         # JSON has at most one string more than marks.
         if marks > most or strings > most + 1:
             return True

@@ -104,9 +104,7 @@ async def running(
                 log.warning("the response caches are off, because the sidecar cannot be reached: %s", error)
         cached = Cached(client if settings.gateway_cache else None, bounds.wait_s, metrics)
         stack.push_async_callback(cached.close)
-        kept, fresh = [
-            await stack.enter_async_context(http) for http in http_clients(settings, bounds.connect_timeout_s)
-        ]
+        kept, fresh = [await stack.enter_async_context(http) for http in http_clients(settings, bounds.connect_timeout_s)]
         load = Load(settings, bounds.body_timeout_s, metrics)
         engines = Engines(settings.gateway_engines, metrics, bounds.idle_s)
         gateway = Gateway(

@@ -29,8 +29,8 @@ class Bounds:
 
     Attributes:
         wait_s: seconds that a request waits for an identical one in flight; 0: none waits.
-        max_values: commas, colons and opening brackets outside of strings in the JSON of one completion's body; over it 413.
-            Each blocks the gateway for about 1 microsecond.
+        max_values: commas, colons and opening brackets outside of strings in the JSON of one body; over it 413. Each blocks
+            the gateway for about 1 microsecond. Token ids take less: 16 of a list count as one, except in chats.
         body_timeout_s: total seconds to receive one body; over it 408.
         max_answer_bytes: longest answer that is recorded.
         connect_timeout_s: timeout of connecting to an engine, seconds.

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.processes import free_port
 from tests.engine_double import EngineDouble, serve_double
 from tests.eventually import eventually
-from tests.integration.response_cache.gateway.conftest import CHAT, Running, a_gateway, chat
+from tests.integration.response_cache.gateway.conftest import Running, a_gateway, chat
 from tests.rude_engine import (
     Manner,
     answers_once,
@@ -104,11 +104,14 @@ async def test_a_body_that_is_still_being_received_is_sent_once() -> None:
         for _ in range(32):
             yield b"x" * 2**16
 
-    async with serve_rude(reads_and_closes) as one, serve_rude(reads_and_closes) as two:
-        async with a_gateway(one.url, two.url, **ECHO) as gateway:
-            answer = await gateway.client.post("/echo", content=parts(), headers=FORM)
-            assert answer.status_code == 502
-            assert len(one.bodies) + len(two.bodies) == 1
+    async with (
+        serve_rude(reads_and_closes) as one,
+        serve_rude(reads_and_closes) as two,
+        a_gateway(one.url, two.url, **ECHO) as gateway,
+    ):
+        answer = await gateway.client.post("/echo", content=parts(), headers=FORM)
+        assert answer.status_code == 502
+        assert len(one.bodies) + len(two.bodies) == 1
 
 
 async def test_a_body_of_which_nothing_was_sent_goes_to_the_next_engine() -> None:

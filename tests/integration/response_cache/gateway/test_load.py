@@ -130,6 +130,14 @@ async def test_a_body_with_too_many_values_never_reaches_an_engine() -> None:
         assert not engine.received
 
 
+async def test_a_prompt_of_many_token_ids_reaches_an_engine() -> None:
+    ids = [128_000 + i for i in range(131_072)]
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine) as gateway:
+        for path, fields in (("/v1/completions", {"prompt": ids}), ("/v1/embeddings", {"input": [ids]})):
+            await gateway.client.post(path, json={"model": "m", **fields}, headers={"x-forwarded-user": "u"})
+            assert engine.received.pop().json.items() >= fields.items()
+
+
 async def test_a_long_body_is_not_looked_up(caches: ResponseCaches) -> None:
     async with serve_double(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
         for _ in range(2):

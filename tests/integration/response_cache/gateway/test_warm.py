@@ -254,3 +254,24 @@ async def test_what_any_tier_serves_has_asked_no_engine(result: str, counted: Wa
 
 async def no_pause(_: float) -> None:
     return None
+
+
+async def test_yesterdays_questions_are_returned_although_look_ups_have_just_timed_out(
+    tmp_path: Path, tiny_models: Path, engine: EngineDouble
+) -> None:
+    """After a time-out the sidecar asks Redis nothing for a moment. That was a 503 while Redis was up."""
+    with response_caches(tmp_path, tiny_models, {"default": {"warm_up": True}}, cache_redis_timeout_s=0.1) as caches:
+        async with a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
+            await eventually(lambda: _known(gateway))
+            for _ in range(3):
+                caches.redis.freeze()
+                for _ in range(4):
+                    assert (await gateway.ask(chat("times out"))).status_code == 200
+                    await asyncio.sleep(0.1)
+                caches.redis.thaw()
+                answer = await gateway.client.get(FREQUENT)
+                assert (answer.status_code, answer.json()) == (200, {"questions": []})
+
+
+async def _known(gateway: Running) -> bool:
+    return (await gateway.client.get(FREQUENT)).status_code == 200

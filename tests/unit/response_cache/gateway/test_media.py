@@ -120,7 +120,7 @@ def test_each_tenant_has_its_own_names_of_media(where: str) -> None:
 def test_a_hash_of_media_that_a_client_states_is_refused(where: str) -> None:
     for named in HASHED:
         fields = dict(bodies({"type": "image_url", "image_url": URL, **named}))[where]
-        with pytest.raises(GatewayError, match="leave out the field .*: it names media") as refused:
+        with pytest.raises(GatewayError, match=r"leave out the field .*: it names media") as refused:
             sent("t", fields)
         assert refused.value.status == 400, named
         assert sent(ANONYMOUS, fields) == fields

@@ -49,6 +49,21 @@ async def test_a_body_of_many_values_is_refused(dense: str) -> None:
     assert (await read(body.replace(dense * 1000, dense).encode())).question is not None
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/tokenize", "/v1/score"])
+async def test_token_ids_count_less_than_other_values(path: str) -> None:
+    def reader() -> Reader:
+        return Reader(Tenants(b"k"), 1000)
+
+    ids = [15_234] * 14_000
+    for fields in ({"input": ids}, {"prompt": ids}, {"tokens": ids}, {"input": [ids[:3500]] * 4}):
+        body = json.dumps({"model": "m", **fields}).encode()
+        assert (await reader().read(path, [], body, "", "t", None)).body
+    for dense, count in (("1.5,", 1000), ('"1",', 1000), ("[1],", 500), ("1,[],", 500), ('"[1,1,1,1]",', 1000), ("1,", 16_000)):
+        body = b'{"input":[' + dense.encode() * count + b"1]}"
+        with pytest.raises(GatewayError, match="values: send fewer"):
+            await reader().read(path, [], body, "", "t", None)
+
+
 async def test_a_long_body_is_read_like_a_short_one() -> None:
     for text in ("a", "a" * INLINE_BYTES):
         body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()

@@ -101,5 +101,7 @@ def test_all_turns_of_a_conversation_choose_the_same_engine() -> None:
     long = "system " * 1000
     for field in ("prompt", "input"):
         assert key(**{field: long}) == key(**{field: long + "more"}) != key(**{field: "short"})
+        ids = list(range(3000))
+        assert key(**{field: ids}) == key(**{field: [*ids, 7]}) != key(**{field: [0, 7]})
     assert key(messages=turns, session_id="s") == key(messages=USER, session_id="s") != key(messages=USER)
     assert key(input=[]) == key() != key(messages=7)
