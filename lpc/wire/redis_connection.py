@@ -1,6 +1,7 @@
 """Connections to Redis, single server or Cluster: parses URLs, and creates clients of redis-py."""
 
 import contextlib
+import inspect
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ import redis.asyncio.cluster
 import redis.asyncio.retry
 import redis.cluster
 from redis.backoff import NoBackoff
-from redis.connection import parse_url
+from redis.connection import AbstractConnection, parse_url
 from redis.credentials import CredentialProvider
 from redis.retry import Retry
 
@@ -22,6 +23,13 @@ NO_FILES: Final = CertificateFiles()
 
 ERRORS: Final = (redis.RedisError, redis.exceptions.RedisClusterException, OSError)
 """All errors of redis-py that a server or the network can cause."""
+
+_NAMELESS: Final[dict[str, None]] = (
+    {"driver_info": None}
+    if "driver_info" in inspect.signature(AbstractConnection.__init__).parameters
+    else {"lib_name": None, "lib_version": None}  # before redis-py 7
+)
+"""Options without which a connection begins with CLIENT SETINFO: some proxies hang up on it."""
 
 _USER: Final = r"(?:(?:[^/?#@\[\]%]|%[0-9A-Fa-f]{2})*@)?"
 _URL: Final = re.compile(rf"(rediss?://){_USER}([^/?#@]*(?:/[^?#@]*)?(?:\?[^#@]*)?)|(unix://){_USER}(/[^?#]+(?:\?[^#@]*)?)")
@@ -128,6 +136,9 @@ class Connection:
             "socket_timeout": timeout_s,
             "socket_connect_timeout": timeout_s,
             "retry": Retry(NoBackoff(), 0),
+            # RESP3 begins with HELLO, which some proxies do not know, and is not needed. A URL may have ?protocol=3.
+            "protocol": 2,
+            **_NAMELESS,
         }
         if password_file is not None:
             self._options["credential_provider"] = PasswordFile(parsed.user, password_file)

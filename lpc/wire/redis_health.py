@@ -27,7 +27,7 @@ LOG_AGAIN_S: Final = 3600.0
 
 _LOGIN: Final = "{settings}_PASSWORD_FILE, or in {settings}_URL (where % / # ? @ are written %25 %2F %23 %3F %40)"
 _ADVICE: Final = {
-    "NOPERM": "does not let this user run a command or use a key: give it the rights of docs/how-to/security.md",
+    "NOPERM": "does not let this user run {command} or use a key: give it the rights of docs/how-to/security.md",
     "protected": "runs in protected mode and refuses other machines: give it a user with a password, or, on a private network, "
     "set its protected-mode to no",
     "password": f"refuses this user or password: correct them in {_LOGIN}",
@@ -47,7 +47,12 @@ _ADVICE: Final = {
     "MISCONF": "cannot write its data to disk, and stores nothing until it can: see its log",
     "NOREPLICAS": "has too few replicas connected: a new connection is opened, which leads to the new primary after a "
     "failover; if this lasts, see its log",
-    "old": "is too old: version 6.2 or later is needed",
+    "moving": "moves slots between nodes: commands on their keys fail until the slots have moved; if this lasts, see "
+    "CLUSTER NODES",
+    "unknown": "does not run {command}: Redis 6.2 or later does; if a proxy answers in its place, let it pass the command on, "
+    "or connect without it",
+    "handshake": "does not run {command}, with which a connection begins; if a proxy answers in its place, {remedy}",
+    "unneeded password": "has no password: leave it out of {settings}_URL, and unset {settings}_PASSWORD_FILE",
     "single": "is not a Cluster: unset {settings}_CLUSTER",
     "moved": "is a node of a Cluster: set {settings}_CLUSTER=true",
     "timeout": "did not answer within {timeout_s:g} s: new connections are tried; check that it runs and that no firewall "
@@ -62,40 +67,87 @@ _ADVICE: Final = {
 }
 """Meaning and remedy of each cause."""
 
+_COMMANDS: Final = frozenset(
+    (
+        *("HELLO", "AUTH", "SELECT", "CLIENT", "CLUSTER", "COMMAND", "PING", "EVAL", "EVALSHA", "SCRIPT", "FUNCTION", "FCALL"),
+        *("GET", "SET", "DEL", "UNLINK", "EXISTS", "EXPIRE", "PEXPIRE", "PTTL", "STRLEN", "TYPE", "HGET", "HSET", "HMGET"),
+        *("HGETALL", "HDEL", "HSCAN", "XRANGE", "XADD", "ZADD", "ZCARD", "ZRANGE", "ZREVRANGE", "ZMSCORE", "ASKING"),
+    )
+)
+"""Commands that messages name. Other words of a server's message may be values."""
+_REMEDIES: Final = {
+    "HELLO": "add ?protocol=2 to {settings}_URL",
+    "AUTH": "leave user and password out of {settings}_URL",
+    "SELECT": "leave the database's number out of {settings}_URL",
+}
+
+
+def _unknown(command: str) -> str:
+    """Return a pattern of the messages with which servers and proxies do not know or permit a command."""
+    name = rf"[`'\"]?\b(?:{command})\b[`'\"]?"
+    return (
+        rf"(?i:(?:unknown|unsupported|disabled|disallowed)(?: redis)? (?:sub)?command\W*{name}"
+        rf"|command\W*{name}[^,.]{{0,20}} not (?:allowed|supported|permitted|enabled))"
+    )
+
+
 _NEVER: Final = "(?!)"
 _SIGNS: Final[tuple[tuple[str, tuple[type[BaseException], ...], str], ...]] = (
     ("password file", (PasswordFileError,), _NEVER),
     ("certificate", (ssl.SSLCertVerificationError,), _NEVER),
     ("TLS", (ssl.SSLError,), _NEVER),
     ("no file", (FileNotFoundError,), _NEVER),
+    ("timeout", (redis.TimeoutError, TimeoutError), _NEVER),
     ("NOPERM", (e.NoPermissionError,), "NOPERM|user executing the script"),
     ("protected", (), "protected mode"),
+    ("unneeded password", (), "no password is set|without any password configured"),
     ("password", (), "WRONGPASS|(?i:invalid.*password)"),
     ("no password", (redis.AuthenticationError,), "NOAUTH"),
     ("loading", (redis.BusyLoadingError,), _NEVER),
-    ("busy", (), "BUSY Redis is busy"),
+    ("busy", (), r"\bBUSY \w+ is busy"),
     ("clients", (), "max number of clients"),
     ("MASTERDOWN", (e.MasterDownError,), "MASTERDOWN"),
-    ("cluster", (e.ClusterDownError, e.TryAgainError, e.SlotNotCoveredError), "slots are not covered|could not agree"),
+    ("cluster", (e.ClusterDownError, e.SlotNotCoveredError), "slots are not covered|could not agree"),
     ("READONLY", (redis.ReadOnlyError,), "READONLY|(?i:read only)"),
     ("OOM", (redis.OutOfMemoryError,), r"\bOOM\b"),
     ("WRONGTYPE", (), "WRONGTYPE"),
     ("MISCONF", (), "MISCONF"),
     ("NOREPLICAS", (), "NOREPLICAS"),
-    ("old", (), "(?i:unknown command)"),
-    ("single", (), "cluster support disabled|Cluster mode is not enabled"),
+    # redis-py's ClusterError: after 16 redirections.
+    ("moving", (e.TryAgainError, e.ClusterError), _NEVER),
+    ("single", (), f"cluster support disabled|Cluster mode is not enabled|{_unknown('cluster')}"),
+    ("handshake", (), f"{_unknown('hello|auth|select')}|SELECT is not allowed"),
+    ("unknown", (), _unknown(r"[\w.|-]*")),
     ("moved", (e.MovedError, e.AskError), _NEVER),
-    ("timeout", (redis.TimeoutError, TimeoutError), _NEVER),
     ("away", (redis.ConnectionError, OSError, e.RedisClusterException, e.InvalidResponse), _NEVER),
     ("other", (BaseException,), _NEVER),
 )
 """Exception types and texts of each cause; the first match counts. redis-py removes some codes of Redis from the text."""
 
 
-def cause_of(error: BaseException) -> str:
-    """Return the cause of an error of redis-py: one of REFUSALS, or another one if all commands fail."""
+def cause_of(error: BaseException, *, cluster: bool = False) -> str:
+    """Return the cause of an error of redis-py: one of REFUSALS, or another one if all commands fail.
+
+    ``cluster``: whether the client is one of a Cluster, which follows redirections.
+    """
     error = _answered(error)
-    return next(cause for cause, kinds, text in _SIGNS if isinstance(error, kinds) or re.search(text, str(error)))
+    message = _message_of(error)
+    cause = next(cause for cause, kinds, text in _SIGNS if isinstance(error, kinds) or re.search(text, message))
+    return "moving" if cluster and cause == "moved" else cause
+
+
+def _message_of(error: BaseException) -> str:
+    """Return the server's message. A pipeline's error begins with the command that was sent, whose script quotes messages."""
+    return str(error).rpartition("caused error: ")[2]
+
+
+def _command_in(error: BaseException) -> str:
+    """Return the command that an error names; "a command" if it names none."""
+    found = re.search(
+        r"(?i)command\W{0,3}(?!called)([a-z]+)|the '([a-z]+)[|'][^.]{0,20}command|^(select) is not", _message_of(error)
+    )
+    name = (found[1] or found[2] or found[3]).upper() if found is not None else ""
+    return f"the command {name}" if name in _COMMANDS else "a command"
 
 
 def explain(error: BaseException, connection: Connection, what: str = "") -> str:
@@ -105,7 +157,10 @@ def explain(error: BaseException, connection: Connection, what: str = "") -> str
         what: what the server is used for: "of the response caches".
     """
     error = _answered(error)
-    advice = _ADVICE[cause_of(error)].format(
+    command = _command_in(error)
+    advice = _ADVICE[cause_of(error, cluster=connection.cluster)].format(
+        command=command,
+        remedy=_REMEDIES.get(command.rpartition(" ")[2], "").format(settings=connection.settings),
         settings=connection.settings,
         timeout_s=connection.timeout_s,
         kind=type(error).__name__,
@@ -187,15 +242,16 @@ class Health:
 
     def refused(self, error: Exception) -> str:
         """Record that Redis refused one command; return the cause, one of REFUSALS."""
-        if not isinstance(error, redis.ResponseError):
+        cause = cause_of(error, cluster=self._connection.cluster)
+        reason = explain(error, self._connection, self._what)
+        if cause == "other" and not isinstance(error, redis.ResponseError):
             log_bug(log, f"a command to Redis {self._what}", error)  # redis-py did not send it
-        cause, reason = cause_of(error), explain(error, self._connection, self._what)
         self._count(cause)
         if cause not in OF_A_KEY and self._clock() - self._renewed_at >= RENEW_S:
             self._renewed_at = self._clock()
             self.outdated = True
         if self._is_new(reason):
-            log.error("%s. Other commands still work", reason)
+            log.log(logging.WARNING if cause == "moving" else logging.ERROR, "%s. Other commands still work", reason)
         return cause
 
     def answered(self) -> None:

@@ -84,7 +84,7 @@ class RedisReach:
             async with asyncio.timeout(timeout_s or limit_s):
                 answer = await question(opened.client)
         except ERRORS as error:
-            if cause_of(error) not in REFUSALS:
+            if cause_of(error, cluster=self._connection.cluster) not in REFUSALS:
                 if opened is self._opened:  # else a command has failed that began before a newer connection
                     health.failed(error)
                 raise RedisAway(f"Redis {self._what} is away") from None
@@ -127,13 +127,22 @@ class RedisReach:
         return await self.ask(read)
 
     async def ask_each(self, add: Callable[[Any], object], timeout_s: float | None = None) -> list[Any]:
-        """Return the answers to the commands of one pipeline, with an error for each that failed. Raises RedisAway.
+        """Return the answers to the commands of one pipeline, with an error for each that is refused. Raises RedisAway.
 
         ``add``: adds the commands to a pipeline of redis-py.
         """
-        answers = await self.ask(lambda client: _executed(client, add, raise_on_error=False), timeout_s)
+        cluster = self._connection.cluster
+
+        async def each(client: Any) -> list[Any]:
+            answers = await _executed(client, add, raise_on_error=False)
+            for answer in answers:  # a Cluster's client also returns the errors of a node that does not answer
+                if isinstance(answer, ERRORS) and cause_of(answer, cluster=cluster) not in REFUSALS:
+                    raise answer
+            return answers
+
+        answers = await self.ask(each, timeout_s)
         for answer in answers:
-            if isinstance(answer, redis.ResponseError) and cause_of(answer) in REFUSALS:
+            if isinstance(answer, ERRORS):
                 self._health.refused(answer)
         return answers
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from lpc.wire.redis_connection import Connection, RedisUrl
 
 
-REFUSALS: Final = ("OOM", "WRONGTYPE", "NOPERM", "READONLY", "MISCONF", "NOREPLICAS", "old", "other")
+REFUSALS: Final = ("OOM", "WRONGTYPE", "NOPERM", "READONLY", "MISCONF", "NOREPLICAS", "moving", "unknown", "other")
 """Causes for which Redis refuses single commands, as labels of metrics. All other causes affect every command."""
-OF_A_KEY: Final = ("WRONGTYPE",)
+OF_A_KEY: Final = ("WRONGTYPE", "moving")
 """Refusals that concern a key. The others concern the server, so that another one behind the same address may not refuse."""
 
 

@@ -211,6 +211,7 @@ class Flights:
         except Exception as error:  # waiting callers must get it
             if not outcome.done():
                 outcome.set_exception(error)
+                outcome.exception()  # if all callers have gone, nobody else reads it, and it is not a bug
 
     def _notify(self, scope: Scope, entry: EntryId, state: State) -> None:
         wait = self._waits.pop((scope, entry), None)

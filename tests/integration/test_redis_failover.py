@@ -92,6 +92,22 @@ async def test_response_caches_follow_a_second_failover_back(pair: Pair, tmp_pat
     await caches.close()
 
 
+async def test_a_flight_that_began_before_a_failover_holds_up_nobody_after_it(pair: Pair, tmp_path: Path) -> None:
+    caches = Caches(pair.url, tmp_path)
+    leader = await caches.cache.lookup("a", asked("Is it?"), renews=True)
+    assert isinstance(leader, Miss) and leader.flight
+    until(lambda: pair.new.ask("KEYS", "lpc:rc:*:f:*"))
+    pair.fail_over()
+    await eventually(lambda: fill(caches, "After?"))
+    following = await caches.cache.lookup("a", asked("Is it?"), wait_s=30.0, renews=True)  # its leader is dead
+    assert isinstance(following, Miss) and following.flight
+    assert await caches.cache.renew("a", [("", leader.flight)]) == 0
+    assert await caches.cache.renew("a", [("", following.flight)]) == 1
+    stored = await caches.cache.store("a", asked("Is it?"), answer(), flight=following.flight)
+    assert stored.refusal is None
+    await caches.close()
+
+
 async def test_shared_turns_follow_a_failover(pair: Pair) -> None:
     with prepared_sides(pair.url, 2) as sides:
         for _, shared, _ in sides:

@@ -202,15 +202,22 @@ def test_a_record_is_read_as_it_was_written_and_a_broken_one_is_passed_over() ->
     assert list(SharedTurn.all_in(b"")) == []
 
 
+def as_user(conversation: pb.Conversation) -> pb.Conversation:
+    conversation.user = "me"
+    return conversation
+
+
 async def test_the_engines_user_of_redis_may_do_all_of_it(tiny_models: Path, guarded_redis: GuardedRedis) -> None:
     async with fleet(tiny_models, guarded_redis.url) as (a, b):
-        await a.ask(turn(PROMPTS[0]))
+        await a.ask(as_user(turn(PROMPTS[0])))
         await set_clocks([a, b], 30)
-        await b.ask(turn(*PROMPTS[:2]))
+        await b.ask(as_user(turn(*PROMPTS[:2])))
         await eventually(lambda: shows(a, 'lpc_returns_learnt{of="returns"} 1.0'))
-        await b.ask(turn(*PROMPTS))
+        await b.ask(as_user(turn(*PROMPTS)))
         assert (await counts(b, "lpc_turns_total"))["own"] == 1
         await asyncio.sleep(1)
+        with contextlib.closing(Connection(guarded_redis.url).client) as client:
+            records.shed_users(client, [b"client"])
         assert guarded_redis.refused() == set()
 
 

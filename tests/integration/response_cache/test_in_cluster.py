@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from benchmarks.processes import RedisServer
 from response_cache.keys.canonical import Names
 from response_cache.service.outcomes import Hit, Miss
+from response_cache.store import layout
 from response_cache.store.scopes import ScopeSettings
 from response_cache.store.vectors import Vector, seal
 from tests.redis_cluster import redis_cluster
@@ -117,3 +118,41 @@ async def test_with_the_wrong_cluster_setting_lookups_miss_and_the_log_names_the
         assert any(isinstance(one, Miss) and one.reason == "unavailable" for one in outcomes)
         assert advice in caplog.text
         await caches.close()
+
+
+@contextlib.contextmanager
+def moving(nodes: list[RedisServer], key: str) -> Iterator[None]:
+    """Move a key's slot half-way within the block: one of its keys is at the new node, so that scripts get TRYAGAIN."""
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(contextlib.closing(node.client())) for node in nodes]
+        slot = clients[0].execute_command("CLUSTER KEYSLOT", key)
+        held = [client.execute_command("CLUSTER GETKEYSINSLOT", slot, 100) for client in clients]
+        source = next(number for number, keys in enumerate(held) if keys)
+        target = (source + 1) % len(nodes)
+        names = [client.execute_command("CLUSTER MYID") for client in clients]
+        clients[target].execute_command("CLUSTER SETSLOT", slot, "IMPORTING", names[source])
+        clients[source].execute_command("CLUSTER SETSLOT", slot, "MIGRATING", names[target])
+        move = ("MIGRATE", "127.0.0.1", nodes[target].port, "", 0, 5000, "KEYS")
+        clients[source].execute_command(*move, *[one for one in held[source] if ":g" in str(one)])
+        yield
+        clients[source].execute_command(*move, *[one for one in held[source] if ":g" not in str(one)])
+        for client in clients:
+            client.execute_command("CLUSTER SETSLOT", slot, "NODE", names[target])
+
+
+async def test_a_slot_that_moves_costs_its_own_scope_and_is_not_a_bug(
+    caches: Caches, redis_cluster: list[RedisServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    for scope in SCOPES[:4]:
+        await fill(caches, "Is it?", scope)
+    requests = [asked("Is it?", scope=scope) for scope in SCOPES[:4]]
+    with moving(redis_cluster, layout.key(caches.store.namer.scope("a", SCOPES[1]), "g")):
+        outcome = await caches.cache.lookup("a", requests[1])
+        assert isinstance(outcome, Miss) and outcome.reason == "unavailable"
+        for other in (requests[0], *requests[2:]):
+            assert isinstance(await caches.cache.lookup("a", other), Hit)
+        assert not caches.redis.away
+    assert "moves slots between nodes" in caplog.text
+    assert "bug" not in caplog.text and "ERROR" not in caplog.text
+    for request in requests:
+        assert isinstance(await caches.cache.lookup("a", request), Hit)
