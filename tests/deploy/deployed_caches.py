@@ -195,9 +195,12 @@ def deployed(kind: str, folder: Path, models: Path, address: str) -> Iterator[De
     gateway["LPC_PREDICTOR_ADDRESS"] = f"{address}:{port}"
     assert caches["LPC_HOST"] == "::"
     # Redis has another port here, and the machine may be busy.
-    caches |= {"LPC_CACHE_REDIS_URL": f"redis://127.0.0.1:{redis_port}/0", "LPC_CACHE_REDIS_TIMEOUT_S": "1"}
+    caches |= {
+        "LPC_CACHE_REDIS_URL": f"redis://127.0.0.1:{redis_port}/0",
+        "LPC_CACHE_REDIS_TIMEOUT_S": str(min(patiently(1), 10)),
+    }
     caches |= {"LPC_PORT": str(port), "LPC_METRICS_PORT": ""}
-    gateway |= {"LPC_PORT": str(http), "LPC_METRICS_PORT": "", "LPC_GATEWAY_LOOKUP_TIMEOUT_S": "10"}
+    gateway |= {"LPC_PORT": str(http), "LPC_METRICS_PORT": "", "LPC_GATEWAY_LOOKUP_TIMEOUT_S": str(patiently(10))}
     lpc = [sys.executable, "-m", "lpc_apps"]
     with contextlib.ExitStack() as stack:
         double = stack.enter_context(_engine())

@@ -23,6 +23,7 @@ from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.spans import ClassSpan
 from tests.engine import polled_tier
 from tests.engine.tier_course import TABLES, Side, fail, key_of
+from tests.eventually import patiently
 
 pytestmark = pytest.mark.supports(
     engine="vLLM",
@@ -121,7 +122,7 @@ class Reached(threading.Event):
 
     def here(self) -> None:
         self.set()
-        assert self.go_on.wait(60)
+        assert self.go_on.wait(patiently())
 
 
 def test_the_scheduler_never_waits_for_an_eviction_in_another_thread_and_changes_nothing_under_it() -> None:
@@ -145,7 +146,7 @@ def test_the_scheduler_never_waits_for_an_eviction_in_another_thread_and_changes
     policy.lru.get = looked_at
     evicting = threading.Thread(target=lambda: gone.extend(policy.evict(1, set()) or ()))
     evicting.start()
-    assert point.wait(60)
+    assert point.wait(patiently())
     # Each of these would wait forever if it waited for the thread.
     before = list(tier.queue.eviction_order())
     found = policy.find(chain, 2)
@@ -156,7 +157,7 @@ def test_the_scheduler_never_waits_for_an_eviction_in_another_thread_and_changes
     policy.served("gone")
     assert list(tier.queue.eviction_order()) == before and not tier.queue.keeps and not tier._ended
     point.go_on.set()
-    evicting.join(60)
+    evicting.join(patiently())
     assert [key for key, _ in gone] == [key_of(chain[3])]
     policy.step()
     assert tier.queue.keeps and list(tier._ended) == ["other"]
