@@ -1,6 +1,7 @@
 """`python -m benchmarks rules-worst`: every single run of the plug-in and of classic rules on the generated workloads.
 
-Each is compared with LRU on the same workload, size and seed.
+Each is compared with LRU on the same workload, size and seed. Where a workload has predictions and shared system prompts, the
+plug-in's rules are also compared with the LPC paper's policy, which has the same predictions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,7 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.rules.figures import CLASSIC, Row, Single, by_seed, mean, singles, table
-from benchmarks.rules.runs import code_digest, rows_of, size_name
+from benchmarks.rules.runs import code_digest, label, rows_of, size_name
+from eviction_client.policy.policy import AUTO
 from lpc_apps.simulator.policies import PolicySettings
 from lpc_apps.simulator.run import Run, WorkloadSpec
 
@@ -18,6 +20,11 @@ PLUGIN: Final = ("plugin", "plugin-sidecar", "plugin-sidecar, inverted")
 """`plugin` has no predictions to invert."""
 USES: Final = ("few-shot", "lfu")
 """A workload on which the number of uses predicts reuse, and the policy that counts uses."""
+SHARED: Final = ("applications", "lpc")
+"""A workload on which pooling of shared blocks decides, and the LPC paper's policy."""
+FORCED: Final = ("lpc", "value")
+"""Rules of the plug-in that are compared with it, besides the guard's choice."""
+FORCED_LABELS: Final = tuple(f"plugin-sidecar, {rule}" for rule in FORCED)
 ALLOWED: Final = 0.3
 """Points that a run may be below the policy that it is compared with."""
 NAMED: Final = 10
@@ -37,7 +44,14 @@ def runs_of(names: Sequence[str], seeds: Sequence[int], sizes: Sequence[float] =
             for size in sizes:
                 found += [Run(spec, policy, size) for policy in (*CLASSIC, "plugin", "plugin-sidecar")]
                 found.append(Run(spec, "plugin-sidecar", size, settings=inverted))
+                if name == SHARED[0]:
+                    found.append(Run(spec, SHARED[1], size))
+                    found += [Run(spec, "plugin-sidecar", size, settings=PolicySettings(rule=rule)) for rule in FORCED]
     return found
+
+
+def _label(run: Run) -> str:
+    return label(run) if run.settings.rule == AUTO else f"{run.policy}, {run.settings.rule}"
 
 
 def run(names: Sequence[str], seeds: Sequence[int], *, jobs: int, stored: Path, folder: Path | None = None) -> dict[str, Any]:
@@ -46,7 +60,7 @@ def run(names: Sequence[str], seeds: Sequence[int], *, jobs: int, stored: Path, 
     Args:
         folder: folder of the page to write, ``workloads.md``; None: no page. `make pictures` then draws its picture.
     """
-    rows = rows_of(runs_of(names, seeds), stored, jobs=jobs)
+    rows = rows_of(runs_of(names, seeds), stored, jobs=jobs, label=_label)
     print("\n".join(report(rows)))
     if folder is not None:
         (folder / PAGE).write_text("\n".join(page(rows)) + "\n", "utf-8")
@@ -144,16 +158,25 @@ def report(rows: Sequence[Row]) -> Iterator[str]:
         ],
     )
     if found["lfu"]:
-        sizes = sorted({row["share"] for row in rows})
         lfu = _of_plugin([row for row in rows if row["workload"] == USES[0]], other=USES[1])
         yield ""
-        yield table(
-            [f"{USES[0]} against {USES[1]}, mean (worst run)", *map(size_name, sizes)],
-            [
-                [label, *(_mean_and_worst([s for s in lfu if s.label == label and s.size == size]) for size in sizes)]
-                for label in PLUGIN
-            ],
-        )
+        yield from _by_size(f"{USES[0]} against {USES[1]}, mean (worst run)", lfu, PLUGIN)
+    paper = singles([row for row in rows if row["workload"] == SHARED[0]], other=SHARED[1])
+    if paper:
+        yield ""
+        heads = f"{SHARED[0]} against the paper's policy, mean (worst run)"
+        yield from _by_size(heads, paper, ("lru", *FORCED_LABELS, "plugin-sidecar", "plugin"))
+
+
+def _by_size(head: str, found: Sequence[Single], labels: Sequence[str]) -> Iterator[str]:
+    sizes = sorted({single.size for single in found})
+    yield table(
+        [head, *map(size_name, sizes)],
+        [
+            [name, *(_mean_and_worst([s for s in found if s.label == name and s.size == size]) for size in sizes)]
+            for name in labels
+        ],
+    )
 
 
 def _of_plugin(rows: Sequence[Row], *, other: str = "lru") -> list[Single]:

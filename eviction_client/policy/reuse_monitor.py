@@ -10,8 +10,8 @@ A block that several requests have extended, such as the end of a system prompt,
 All of this is remembered for REMEMBERED times the cache, so that it does not depend on the rule in force. Replies are
 remembered with prompts: half of the first turns of Chatbot Arena have no full block of prompt, but a reply.
 
-Requests overlap, so what one found when it arrived is out of date when it ends: :meth:`ReuseMonitor.finished` and
-:meth:`ReuseMonitor.shared_now` read the latest uses again. Otherwise the claims of conversations that ended in between are lost.
+Requests overlap, so what one found when it arrived is out of date when it ends. :meth:`ReuseMonitor.parts_now` and
+:meth:`ReuseMonitor.finished` read the latest uses again, or the claims of requests that ended in between would be lost.
 
 The number of uses is forgotten sooner: when requests have used that many blocks since, new or not. Otherwise blocks that were
 popular once keep a high level. With it `few-shot` at 2 and 3% of the working set (rule `value`, seeds 100 and 101) hits 53.7
@@ -45,7 +45,7 @@ HALF_LIFE_S: Final = 1800.0
 SHARED_FROM: Final = 3
 """Extensions from which on a block is shared."""
 MOST_CLAIMS: Final = 32
-"""Conversations whose probabilities a block remembers, the highest. A lower one counts again when these conversations are over."""
+"""Conversations whose probabilities a block remembers, the highest. The next one counts when the first are over."""
 PER_STEP: Final = 50
 """Classes whose counts one step of a fit reads: each takes up to 6 µs."""
 EXPIRED_PER_STEP: Final = 500
@@ -506,18 +506,16 @@ def _equal(one: Use, other: Use) -> bool:
     return same and one.claims == other.claims
 
 
-def _if_shared(use: Use, own: int | None) -> Use | None:
-    return None if use.only is not None and use.only == own else use
+def _if_shared(use: Use | None, own: int | None) -> Use | None:
+    return None if use is None or (use.only is not None and use.only == own) else use
 
 
 def _parts(spans: Sequence[GapSpan], own: int) -> tuple[Sequence[Part], Sequence[int]]:
     parts: list[Part] = []
     part_of = []
     for end, gap, use, uses in spans:
-        if use is None or not gap:
-            part = Part(end, 0, 0, None)
-        else:
-            part = Part(end, gap, level_of(uses + 1), _if_shared(use, own))
+        new = use is None or not gap
+        part = Part(end, 0, 0, None) if new else Part(end, gap, level_of(uses + 1), _if_shared(use, own))
         if parts and parts[-1][1:] == part[1:]:
             parts[-1] = part
         else:

@@ -32,7 +32,9 @@ LIFETIME_TOKENS: Final = 10_000 * 512
 LIFETIME_S: Final = 150.0
 """The same in seconds, before requests have read any."""
 
-LOG_ODDS_STEP: Final = 0.25
+LOG_ODDS_STEP: Final = 0.0625
+"""A sixteenth of a mean gap between turns. With a quarter two of eight runs on ShareGPT differ from the paper's policy by 0.75
+and 0.95 points."""
 MOST_LOG_ODDS: Final = 8.0
 BINS: Final = 1 + round(2 * MOST_LOG_ODDS / LOG_ODDS_STEP)
 

@@ -42,7 +42,7 @@ def simulate(
             LOG,
             "Generated workloads in place of a log, names with commas, or all: chat-exponential, chat-lognormal, "
             "chat-bimodal, documents, few-shot, agents, cliff, batch-scan, day, adversary, loop, users, users-alike, "
-            "tenants, tenants-alike.",
+            "tenants, tenants-alike, applications.",
         ),
     ] = None,
     think_time: Annotated[float, _option(LOG, "Mean think time of conversations without times, seconds.", min=0)] = 100.0,

@@ -93,6 +93,23 @@ def test_few_shot_is_compared_with_lfu() -> None:
     assert worst.summary(rows)["lfu"]["plugin"] == pytest.approx((53 + 49) / 2 - 51)
 
 
+def test_applications_are_compared_with_the_papers_policy() -> None:
+    rates = dict.fromkeys(worst.PLUGIN, 62.0) | {"lpc": 60, "lru": 50, "plugin-sidecar, lpc": 59.8, "plugin-sidecar, value": 61}
+    rows = [row(name, rate, workload="applications", seed=1) for name, rate in rates.items()]
+    text = "\n".join(worst.report([*runs_of_worst(), *rows]))
+    assert "| plugin-sidecar, lpc " in text and "-0.20 (-0.20)" in text
+    assert "applications against the paper's policy" not in "\n".join(worst.report(runs_of_worst()))
+
+
+def test_worst_forces_rules_only_where_it_compares_them_with_the_papers_policy() -> None:
+    found = worst.runs_of(["day", "applications"], [1], [0.05])
+    assert [(run.workload.workload, run.policy, run.settings.rule) for run in found if run.settings.rule != "auto"] == [
+        ("applications", "plugin-sidecar", "lpc"),
+        ("applications", "plugin-sidecar", "value"),
+    ]
+    assert [run.workload.workload for run in found if run.policy == "lpc"] == ["applications"]
+
+
 def test_a_table_is_markdown() -> None:
     assert table(["a", "b"], [["long", "1"]]).splitlines() == ["| a    |   b |", "| ---- | --: |", "| long |   1 |"]
 

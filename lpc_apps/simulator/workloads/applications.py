@@ -21,9 +21,10 @@ import numpy as np
 
 from lpc.model.probability import expit, logit
 from lpc_apps.simulator.workload import Workload
-from lpc_apps.simulator.workloads.chat import BLOCK_TOKENS, REQUESTS, THINK_TIME_S, lognormal, poisson_times
+from lpc_apps.simulator.workloads.chat import BLOCK_TOKENS, THINK_TIME_S, lognormal, poisson_times
 from lpc_apps.simulator.workloads.timeline import Timeline
 
+REQUESTS: Final = 5_000
 APPLICATIONS: Final = 12
 SYSTEM_PROMPT: Final = 60 * BLOCK_TOKENS
 ACTIVE: Final = 60
