@@ -203,10 +203,13 @@ class Hooks:
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
         """``BlockPool.free_blocks``, which gives a batch that was put off the classes that it was given then."""
-        if isinstance(ordered_blocks, FreedLater) and self.queue is not None:
-            self.queue.placing(ordered_blocks.ended, self._stock_free_blocks, ordered_blocks)
-        else:
+        queue = self.queue
+        if queue is None:
             self._stock_free_blocks(ordered_blocks)
+        elif isinstance(ordered_blocks, FreedLater):
+            queue.placing(ordered_blocks.ended, queue.free, self._stock_free_blocks, ordered_blocks)
+        else:
+            queue.free(self._stock_free_blocks, list(ordered_blocks))
 
     # Neither of these raises.
 
