@@ -79,6 +79,17 @@ class FlooredQueue(FreeQueue[B]):
             if floor is not None:
                 floor.held -= 1
 
+    def clear(self) -> None:
+        """As :meth:`FreeQueue.clear`; no tenant has a block any more."""
+        aside = [block for floor in self.floors.values() for block in floor.aside.values()]
+        for floor in self.floors.values():
+            floor.held = 0
+            floor.aside.clear()
+        self._floor_of.clear()
+        self._aside, self._over = 0, False
+        super().clear()
+        super().prepend_n(aside)
+
     def step(self) -> bool:
         """As :meth:`FreeQueue.step`; also let floors of silent tenants lapse."""
         now = self._clock()

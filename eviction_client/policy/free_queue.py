@@ -148,18 +148,25 @@ class FreeQueue(FreeList[B]):
         self._classes = classes
         self.price = 0.0
         self._clock = clock
-        self._end: Run = [tail, 0.0, math.inf, None, None, None, None, 0.0, -1]
-        self._start: Run = [head, 0.0, -1, None, None, self._end, None, 0.0, -1]
-        self._end[_PREVIOUS] = self._start
-        # Entry -1 is for the sentinels, which start no run but end the one before them.
-        self._run_of: dict[int, Run] = {-1: self._end}
-        self._oldest: list[Run | None] = [None] * (classes * (1 + copies) + _EXTRA)
-        self._newest: list[Run | None] = self._oldest.copy()
+        self._numbers = classes * (1 + copies) + _EXTRA
         self._tables: Sequence[Table] | None = None
         self._soon = SOON
         self._number = 0
-        self._as_of = -math.inf
         self._renewals = 0
+        self._waiters: dict[Hashable, Waiter] = {}
+        """Waiting requests, oldest first."""
+        self._begin_empty()
+
+    def _begin_empty(self) -> None:
+        """Create the index of a queue without runs."""
+        self._end: Run = [self.tail, 0.0, math.inf, None, None, None, None, 0.0, -1]
+        self._start: Run = [self.head, 0.0, -1, None, None, self._end, None, 0.0, -1]
+        self._end[_PREVIOUS] = self._start
+        # Entry -1 is for the sentinels, which start no run but end the one before them.
+        self._run_of: dict[int, Run] = {-1: self._end}
+        self._oldest: list[Run | None] = [None] * self._numbers
+        self._newest: list[Run | None] = self._oldest.copy()
+        self._as_of = -math.inf
         self._least: dict[int, tuple[float, int, Run]] = {}
         """By class with blocks, the end with the lower value: value, number of the run, run."""
         self._worst: list[tuple[float, int, Run]] = []
@@ -176,10 +183,18 @@ class FreeQueue(FreeList[B]):
         self._branches_swept_from = _SWEPT_FROM
         self._parted: tuple[B, B] | None = None
         """The block that was removed last, and the one that continues it in its run, until it is removed or noted."""
-        self._waiters: dict[Hashable, Waiter] = {}
-        """Waiting requests, oldest first."""
         self._needed: dict[int, Need] = {}
         """By block id."""
+
+    def clear(self) -> None:
+        """Note that all blocks have lost their content. Requests go on waiting, and need none of them."""
+        blocks = list(FreeQueue.eviction_order(self))  # the order in which a stock queue would reuse them
+        for waiter in self._waiters.values():
+            waiter.needs, waiter.run = [], None
+        self._begin_empty()
+        self.num_free_blocks = 0
+        self.head.next_free_block, self.tail.prev_free_block = self.tail, self.head
+        self.prepend_n(blocks)
 
     @property
     def tables(self) -> Sequence[Table] | None:

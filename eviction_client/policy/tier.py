@@ -175,6 +175,15 @@ class ChunkTier(Tier[Chunk]):
         self._fresh: dict[Content, None] = {}
         """Stored since the last :meth:`_settle`, and not in the queue yet."""
         self._hinted = 0
+        self._emptied = False
+        """Whether the tier was emptied and its ghost caches were not."""
+
+    def learn(self, finished: FinishedRequest[Any], above: GhostCache[Any] | None = None) -> None:
+        """See :meth:`Tier.learn`."""
+        if self._emptied:
+            self._emptied = False
+            self.ghosts.clear()
+        super().learn(finished, above)
 
     def _new_queue(self) -> FreeQueue[Chunk]:
         queue = FreeQueue(Chunk(-1, None), Chunk(-1, None), self._classes, copies=True, clock=self._clock)
@@ -289,9 +298,10 @@ class ChunkTier(Tier[Chunk]):
                 self._place(ended, contents)
 
     def clear(self) -> None:
-        """Forget all chunks."""
+        """Forget all chunks, and those of the ghost caches when the background next sees a request."""
         with self._turn:
             self._catch_up()
+            self._emptied = True
             self.queue = self._new_queue()
             self.set_rule()
             self._chunks.clear()

@@ -121,6 +121,7 @@ class TierCache(Tier[Resident]):
             del chunk.residents[self]
         self.queue = self._new_queue()
         self.set_rule()
+        self.ghosts.clear()
         self._here = {}
         self._deletions = []
         self.used = 0

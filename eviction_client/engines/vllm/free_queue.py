@@ -109,6 +109,12 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
             self.retained.release(block.block_id for block in blocks)
             super().prepend_n(blocks)
 
+    def clear(self) -> None:
+        """As :meth:`FreeQueue.clear`; hints retain nothing any more."""
+        self.retained.clear()
+        self._last = None
+        super().clear()
+
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Add blocks with content that were just used, ``blocks[0]`` to be evicted first."""
         if not blocks:
