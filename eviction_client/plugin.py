@@ -82,6 +82,12 @@ class _Started(NamedTuple):
     cached: int | None
 
 
+class _Reset(NamedTuple):
+    """The engine has emptied its cache."""
+
+    at: float
+
+
 class _Served(NamedTuple):
     """A request whose prefill starts, with the number of its cached tokens."""
 
@@ -148,7 +154,7 @@ class Plugin:
         self._block_tokens = block_tokens
         self._in_use = 0.0
         self.clock = MonotoneClock(clock)
-        self._events: deque[_Started | _Served | FinishedRequest[BlockHash]] = deque(maxlen=MAX_WAITING)
+        self._events: deque[_Started | _Served | _Reset | FinishedRequest[BlockHash]] = deque(maxlen=MAX_WAITING)
         self._appended = self._handled = 0
         self._dropped = False
         """Whether events have been dropped that the background has not noticed."""
@@ -200,6 +206,13 @@ class Plugin:
     def served(self, request_id: Hashable, cached: int) -> None:
         """Record that a `started` request is served. ``cached``: tokens of its prompt in the cache or a tier."""
         self._append(_Served(request_id, cached))
+
+    def reset(self) -> None:
+        """Note that the engine has emptied its cache: the ghost caches are emptied as well.
+
+        What was learned of the requests stays: when blocks are used again depends on the requests, not on the cache.
+        """
+        self._append(_Reset(self.now()))
 
     def finished(
         self,
@@ -360,7 +373,7 @@ class Plugin:
         """The tables of the rule in force; None: least recently used first."""
         return None if self.lru_forced else self.policy.tables
 
-    def _append(self, event: "_Started | _Served | FinishedRequest[BlockHash]") -> None:
+    def _append(self, event: "_Started | _Served | _Reset | FinishedRequest[BlockHash]") -> None:
         if len(self._events) == MAX_WAITING:
             self._handled += 1  # the oldest is dropped
             self._dropped = True
@@ -451,6 +464,9 @@ class Plugin:
                     self._arrive(event)
                 elif isinstance(event, _Served):
                     self.misses.served(event.request_id, event.cached)
+                elif isinstance(event, _Reset):
+                    self.policy.ghosts.clear()
+                    self.misses.reset(event.at)
                 else:
                     self._end(event)
             finally:

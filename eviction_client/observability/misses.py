@@ -9,6 +9,7 @@ ago count as new.
 Only the background calls the methods (:mod:`eviction_client.plugin`); any thread may read the counters.
 """
 
+import math
 from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
@@ -30,6 +31,7 @@ from eviction_client.tenants import MOST_TENANTS, OTHERS
 SOURCES: Final = (
     "cached",
     "evicted",
+    "reset",
     "other_layers",
     "part_block",
     "not_read",
@@ -44,6 +46,7 @@ SOURCES: Final = (
 """Where prompt tokens come from: the cache, or why not.
 
 - ``evicted``: an earlier request used the block, and the cache no longer had it.
+- ``reset``: an earlier request used the block, and the engine has emptied its cache since.
 - ``other_layers``: some layers had it in the cache, and others did not: the state of recurrent layers, or a sliding window.
 - ``part_block``: an earlier prompt begins with the same tokens, but hits end where a whole block ends, or several.
 - ``not_read``: an earlier request used the block, and this one may not read the cache: prompt log-probabilities, pooling.
@@ -155,6 +158,7 @@ class Misses:
         remembers = self.hits.tokens >= LEAST_UNIT or self.hits.lookahead > 0
         self._parts = PartBlocks(self.hits.tokens, block_tokens, self.hits.lookahead) if remembers else None
         self._every = every
+        self._reset_at = -math.inf
         self._arrived: dict[Hashable, Sequence[GapSpan]] = {}
         self._cached: dict[Hashable, int] = {}
         self._sessions: OrderedDict[str, _Chain] = OrderedDict()
@@ -170,6 +174,11 @@ class Misses:
         """Record the number of cached tokens of a request that is served."""
         if request_id in self._arrived:
             self._cached[request_id] = cached
+
+    def reset(self, at: float) -> None:
+        """Note that the engine has emptied its cache, seconds on the clock of uses."""
+        self._reset_at = at
+        self.sizes.clear()
 
     def forget(self, request_id: Hashable) -> None:
         """Forget a request that has not ended."""
@@ -223,14 +232,16 @@ class Misses:
         usable, repeated, unknown = self._repeated_from_start(ended, prompt, pieces)
         counts = Counter(cached=cached)
         done = evicted_from = evicted_to = cached
-        for end, gap, *_ in pieces:
+        for end, gap, use, _ in pieces:
             end = min(end * size, most)
             if gap != _UNKNOWN and done < end:
                 known = min(end, max(usable, done))
                 if ended.reads_cache:
                     have = min(max(ended.some_layers, done), known)
                     counts["other_layers"] += have - done
-                    if known > have:
+                    if known > have and use is not None and use.at <= self._reset_at:
+                        counts["reset"] += known - have
+                    elif known > have:
                         evicted_from = have if evicted_to == cached else evicted_from
                         evicted_to = known
                         counts["evicted"] += known - have

@@ -58,6 +58,11 @@ class CacheSizes:
         self._count(asked)
         self._use(asked + sample_of(blocks[prompt_blocks:], self._every), in_use)
 
+    def clear(self) -> None:
+        """Empty the caches, because the engine's was emptied."""
+        for part in self._parts:
+            part.clear()
+
     def _count(self, asked: Sequence[BlockHash]) -> None:
         depths = [0] * len(SIZES)
         least = depth = 0

@@ -11,7 +11,7 @@ Cost: one look-up per evicted block, and one per block that a request of a tenan
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, Generic
 
 from eviction_client.policy.free_list import B
@@ -79,6 +79,17 @@ class FlooredQueue(FreeQueue[B]):
             if floor is not None:
                 floor.held -= 1
 
+    def clear(self) -> None:
+        """As :meth:`FreeQueue.clear`; no tenant has a block any more."""
+        aside = [block for floor in self.floors.values() for block in floor.aside.values()]
+        for floor in self.floors.values():
+            floor.held = 0
+            floor.aside.clear()
+        self._floor_of.clear()
+        self._aside, self._over = 0, False
+        super().clear()
+        super().prepend_n(aside)
+
     def step(self) -> bool:
         """As :meth:`FreeQueue.step`; also let floors of silent tenants lapse."""
         now = self._clock()
@@ -127,11 +138,11 @@ class FlooredQueue(FreeQueue[B]):
         else:
             super().remove(block)
 
-    def eviction_order(self, kept: list[B] | None = None) -> Iterator[B]:
+    def eviction_order(self, kept: list[B] | None = None, may_go: Callable[[B], bool] | None = None) -> Iterator[B]:
         """Iterate over all blocks, those set aside last. Other protected blocks are at their place in the order."""
-        yield from super().eviction_order(kept)
+        yield from super().eviction_order(kept, may_go)
         for floor in self.floors.values():
-            yield from floor.aside.values()
+            yield from filter(may_go or bool, floor.aside.values())
 
     def _drain(self, taken: list[B], n: int) -> None:
         """Evict blocks set aside above the floors, after blocks without content, until ``taken`` has n."""

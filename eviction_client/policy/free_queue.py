@@ -1,7 +1,8 @@
 """The free queue: blocks without a user, in order of retention value at their age, or of last use (LRU).
 
 One doubly linked list holds all free blocks, threaded through the blocks' own ``prev_free_block`` / ``next_free_block`` as in
-vLLM's ``FreeKVCacheBlockQueue``. It consists of *runs*: blocks of one reuse class that were freed together, deepest first.
+vLLM's ``FreeKVCacheBlockQueue``. It consists of *runs*: consecutive blocks of one chain with one reuse class that were freed
+together, deepest first.
 
 Invariants:
  1. Blocks without content (``prepend_n``) come before all runs.
@@ -10,23 +11,30 @@ Invariants:
     When a head is removed, the next block becomes the head; if it is the head of another run, the run has ended.
  4. Every free block with content is in exactly one run.
 
-Four classes exist in addition to the reuse classes, under every rule:
+Five classes exist in addition to the reuse classes, under every rule:
+ - ``UNNEEDED``: evicted first of all: the eviction order had reached these blocks while a request that waited needed them.
  - ``DONE``: evicted before all other blocks with content. No later use is expected.
  - ``PREEMPTED``: blocks of preempted requests, which resume within seconds. Otherwise they age.
  - ``HINTED``: evicted after these, until their time is over (:meth:`FreeQueue.expire`).
  - ``NEEDED_BY_WAITING``: evicted last, blocks that waiting requests will hit (:meth:`FreeQueue.wait`). The blocks of the latest
    request go first, the deepest first. A block enters this class when the eviction order reaches it, so other blocks cost
-   nothing. It is evicted next when no request waits for it any more.
+   nothing. When no request waits for it any more, it becomes ``UNNEEDED``.
 
 With ``copies`` each reuse class c has a second one, c + ``classes``, for blocks whose content another tier holds as well.
 Losing one costs a transfer, not a computation, so it has COPY of its class's value.
 
 Eviction: a value that first rises and then falls with age has its minimum over a class at the oldest or the newest run, so only
 these two are compared, over all classes. A fitted curve may have several peaks. A run between the two ends may then have a
-lower value than both, and is evicted a little late. A run is not evicted before a *deeper* run of the same chain, which no
-request could reach any more. (The classes' values, fitted one by one, may be in another order. Measured on `chat-exponential`
-at 2%, where LRU hits 23.5: 21.8 without this rule, 22.6 with it; elsewhere 0 to 0.2 more.) LRU is the same comparison with
-the order of the frees in place of the value, so a change of rule moves no block.
+lower value than both, and is evicted a little late. LRU is the same comparison with the order of the frees in place of the
+value, so a change of rule moves no block.
+
+A block is not evicted before what *continues* it: no request could reach that any more. Classes' values, fitted one by one,
+may say otherwise, and a hint may retain the end of a chain without its start. A prefix is worth at least what continues it,
+so when the order reaches a block with a continuation of higher value, the rest of the block's run moves behind that
+continuation, to its class and age. If the continuation's value is not higher, the continuation goes first. A continuation is:
+ - the next deeper run of the same chain (``_DEEPER``);
+ - a run that stayed when a request took the blocks before it (:meth:`FreeQueue.remove`), or that was freed while others
+   used these (:meth:`FreeQueue.continues`). These are found by the last block before them, in ``_branches``.
 
 Values change slowly. They are calculated for one instant, which :meth:`FreeQueue.renew` advances; between renewals only the
 classes whose ends have changed are recalculated. Cost with C classes: ``insert`` of n blocks O(n), ``remove`` O(1),
@@ -39,7 +47,7 @@ import sys
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import groupby, repeat
-from typing import Any, Final
+from typing import Any, Final, Generic
 
 from eviction_client.policy.free_list import B, FreeList
 from lpc.model.curve import KNOTS, value_at
@@ -51,11 +59,12 @@ RENEWED_S: Final = 0.25
 _RENEWED_PER_CLASS_S: Final = 0.0006
 """More seconds per class with blocks: renewing one takes 3 µs, so all together take at most 0.5% of the thread."""
 
+UNNEEDED: Final = -5
 NEEDED_BY_WAITING: Final = -4
 PREEMPTED: Final = -3
 DONE: Final = -2
 HINTED: Final = -1
-_EXTRA: Final = 4
+_EXTRA: Final = 5
 _PRICED_BLOCKS: Final = 1000.0
 """Evicted blocks over which the price is averaged."""
 _STALE_FROM: Final = 4
@@ -63,7 +72,9 @@ _STALE_BEYOND: Final = 64
 """Entries per class at which stale ones are removed from the heap of classes' ends."""
 _EXPIRED_PER_STEP: Final = 16
 _SWEPT_FROM: Final = 1024
-"""Number of retentions at which those that ended early are removed from the heap."""
+"""Number of retentions at which those that ended early are removed from the heap; and of blocks with branches likewise."""
+_COMPACTED_FROM: Final = 16
+"""Number of branches of a block at which ended ones are removed."""
 
 # A run is a list. Making a list takes a fifth of the time of making an instance, and every free makes one.
 Run = list[Any]
@@ -77,11 +88,10 @@ _DEEPER: Final = 6
 _VALUE: Final = 7
 _VALUED: Final = 8  # number of the renewal for which the value was calculated
 
-# A block that waiting requests need: their number, the first of them (None: it is served), the block's id.
+# A block that waiting requests need: its id, then these requests, oldest first.
 Need = list[Any]
-_COUNT: Final = 0
+_BLOCK: Final = 0
 _FIRST: Final = 1
-_BLOCK: Final = 2
 
 Table = Sequence[float]
 """A class's retention value at `lpc.model.curve.KNOTS`."""
@@ -104,7 +114,7 @@ def soon_of(tables: Sequence[Table] | None) -> Table:
     return tables.soon if isinstance(tables, Tables) else SOON
 
 
-_FIXED: Final = {DONE: -math.inf, HINTED: sys.float_info.max, NEEDED_BY_WAITING: math.inf}
+_FIXED: Final = {UNNEEDED: -math.inf, DONE: -sys.float_info.max, HINTED: sys.float_info.max, NEEDED_BY_WAITING: math.inf}
 """Values of classes without an age."""
 
 
@@ -138,18 +148,25 @@ class FreeQueue(FreeList[B]):
         self._classes = classes
         self.price = 0.0
         self._clock = clock
-        self._end: Run = [tail, 0.0, math.inf, None, None, None, None, 0.0, -1]
-        self._start: Run = [head, 0.0, -1, None, None, self._end, None, 0.0, -1]
-        self._end[_PREVIOUS] = self._start
-        # Entry -1 is for the sentinels, which start no run but end the one before them.
-        self._run_of: dict[int, Run] = {-1: self._end}
-        self._oldest: list[Run | None] = [None] * (classes * (1 + copies) + _EXTRA)
-        self._newest: list[Run | None] = self._oldest.copy()
+        self._numbers = classes * (1 + copies) + _EXTRA
         self._tables: Sequence[Table] | None = None
         self._soon = SOON
         self._number = 0
-        self._as_of = -math.inf
         self._renewals = 0
+        self._waiters: dict[Hashable, Waiter] = {}
+        """Waiting requests, oldest first."""
+        self._begin_empty()
+
+    def _begin_empty(self) -> None:
+        """Create the index of a queue without runs."""
+        self._end: Run = [self.tail, 0.0, math.inf, None, None, None, None, 0.0, -1]
+        self._start: Run = [self.head, 0.0, -1, None, None, self._end, None, 0.0, -1]
+        self._end[_PREVIOUS] = self._start
+        # Entry -1 is for the sentinels, which start no run but end the one before them.
+        self._run_of: dict[int, Run] = {-1: self._end}
+        self._oldest: list[Run | None] = [None] * self._numbers
+        self._newest: list[Run | None] = self._oldest.copy()
+        self._as_of = -math.inf
         self._least: dict[int, tuple[float, int, Run]] = {}
         """By class with blocks, the end with the lower value: value, number of the run, run."""
         self._worst: list[tuple[float, int, Run]] = []
@@ -161,10 +178,23 @@ class FreeQueue(FreeList[B]):
         self._retained: list[tuple[float, int, Run, int]] = []
         """Heap of the retained runs: end of retention, number, run, class afterwards."""
         self._swept_from = _SWEPT_FROM
-        self._waiters: dict[Hashable, Waiter] = {}
-        """Waiting requests, oldest first."""
+        self._branches: dict[int, list[Run]] = {}
+        """By id of a block, runs that continue it and were not freed with it; ended runs do not count."""
+        self._branches_swept_from = _SWEPT_FROM
+        self._parted: tuple[B, B] | None = None
+        """The block that was removed last, and the one that continues it in its run, until it is removed or noted."""
         self._needed: dict[int, Need] = {}
         """By block id."""
+
+    def clear(self) -> None:
+        """Note that all blocks have lost their content. Requests go on waiting, and need none of them."""
+        blocks = list(FreeQueue.eviction_order(self))  # the order in which a stock queue would reuse them
+        for waiter in self._waiters.values():
+            waiter.needs, waiter.run = [], None
+        self._begin_empty()
+        self.num_free_blocks = 0
+        self.head.next_free_block, self.tail.prev_free_block = self.tail, self.head
+        self.prepend_n(blocks)
 
     @property
     def tables(self) -> Sequence[Table] | None:
@@ -194,43 +224,75 @@ class FreeQueue(FreeList[B]):
     def prepend_n(self, blocks: Sequence[B]) -> None:
         """Insert blocks without content at the front; ``blocks[0]`` is reused first."""
         self._going = None
+        if self._branches:
+            for block in blocks:
+                self._branches.pop(block.block_id, None)
         super().prepend_n(blocks)
 
     def insert(self, blocks: Sequence[B], reuse_class: int, last_use: float, deeper: Run | None = None) -> Run:
-        """Add freed blocks, at least one, ``blocks[0]`` (the deepest) to be evicted first; return their run.
+        """Add freed blocks of a chain, at least one, ``blocks[0]`` (the deepest) to be evicted first; return their run.
 
         Args:
             last_use: seconds; not before that of an earlier call for this class.
             deeper: the run of the deeper blocks of the same chain.
         """
-        run = self._newest[reuse_class]
-        if run is None or run[_NUMBER] != self._number or run[_USED] != last_use:
-            run = self._begin(blocks[0], reuse_class, last_use, deeper)
-        self._link(blocks, run[_NEXT][_HEAD])  # blocks freed together with the previous run extend it
+        run = self._begin(blocks[0], reuse_class, last_use, deeper)
+        self._link(blocks, run[_NEXT][_HEAD])
         return run
 
-    def insert_chain(self, parts: Iterable[tuple[Sequence[B], int]], last_use: float) -> None:
-        """Add the freed blocks of a chain, the deepest part first, each with its reuse class; see :meth:`insert`."""
-        deeper: Run | None = None
+    def insert_chain(self, parts: Iterable[tuple[Sequence[B], int]], last_use: float) -> Run | None:
+        """Add the freed blocks of a chain, the deepest part first, each with its reuse class; return the last part's run."""
+        run: Run | None = None
         for blocks, reuse_class in parts:
-            if blocks:
-                deeper = self.insert(blocks, reuse_class, last_use, deeper)
+            if not blocks:
+                continue
+            if run is not None and run[_CLASS] == reuse_class:
+                self._link(blocks, run[_NEXT][_HEAD])
+            else:
+                run = self.insert(blocks, reuse_class, last_use, run)
+        return run
 
-    def retain(self, blocks: Sequence[B], reuse_class: int, until: float) -> None:
-        """Add freed blocks that are retained until a time, and then belong to a class as if just used.
+    def retain(self, blocks: Sequence[B], reuse_class: int, until: float, deeper: Run | None = None) -> Run | None:
+        """Add freed blocks that are retained until a time, and then belong to a class as if just used; return their run.
 
         Args:
             until: seconds on the clock.
+            deeper: see :meth:`insert`.
         """
         if not blocks:
-            return
-        run = self._begin(blocks[0], HINTED, self._clock())
+            return deeper
+        run = self._begin(blocks[0], HINTED, until, deeper)
         self._link(blocks, run[_NEXT][_HEAD])
+        self._retain(run, reuse_class, until)
+        return run
+
+    def _retain(self, run: Run, reuse_class: int, until: float) -> None:
         heapq.heappush(self._retained, (until, run[_NUMBER], run, reuse_class))
         if len(self._retained) > self._swept_from:
             self._retained = [entry for entry in self._retained if entry[2][_NEXT] is not None]
             heapq.heapify(self._retained)
             self._swept_from = max(_SWEPT_FROM, 2 * len(self._retained))
+
+    def may_retain(self, blocks: Iterable[B], until: float) -> bool:
+        """Return whether blocks may be retained because a hint retains what continues them."""
+        del blocks, until
+        return True
+
+    def continues(self, block: B, run: Run) -> None:
+        """Note that a run continues a block that a request uses: later the block is not evicted before the run."""
+        branches = self._branches
+        runs = branches.get(block.block_id)
+        if runs is None:
+            branches[block.block_id] = [run]
+            if len(branches) > self._branches_swept_from:
+                self._branches = {number: live for number, runs in branches.items() if (live := _live(runs))}
+                self._branches_swept_from = max(_SWEPT_FROM, 2 * len(self._branches))
+            return
+        if runs[-1] is not run:
+            runs.append(run)
+            count = len(runs)
+            if count >= _COMPACTED_FROM and not count & (count - 1):
+                runs[:] = _live(runs)
 
     def step(self) -> bool:
         """Prepare a step of the engine: end a few expired retentions and renew the values.
@@ -249,20 +311,14 @@ class FreeQueue(FreeList[B]):
         while budget > 0 and self._retained and self._retained[0][0] <= now:
             _, _, run, reuse_class = heapq.heappop(self._retained)
             budget -= 1
-            if run[_NEXT] is None:
-                continue
-            first, behind = run[_HEAD], run[_NEXT][_HEAD]
-            before, last = first.prev_free_block, behind.prev_free_block
-            before.next_free_block, behind.prev_free_block = behind, before
-            self._forget(run)
-            behind = self._begin(first, reuse_class, now)[_NEXT][_HEAD]
-            before = behind.prev_free_block
-            before.next_free_block, first.prev_free_block = first, before
-            last.next_free_block, behind.prev_free_block = behind, last
+            if run[_NEXT] is not None and run[_CLASS] == HINTED:
+                self._move(run, reuse_class, now)
         return bool(self._retained) and self._retained[0][0] <= now
 
     def _begin(self, first: B, reuse_class: int, last_use: float, deeper: Run | None = None) -> Run:
         """Create and return a class's newest run, whose blocks are not linked yet."""
+        if self._parted is not None:
+            self._part()
         newest = self._newest[reuse_class]
         previous = self._end[_PREVIOUS] if newest is None else newest
         following = previous[_NEXT]
@@ -275,17 +331,67 @@ class FreeQueue(FreeList[B]):
         self._going = None
         return run
 
+    def _move(self, run: Run, reuse_class: int, last_use: float, after: Run | None = None) -> None:
+        """Move a run to a class: behind its run ``after``, or as its newest."""
+        first, behind = run[_HEAD], run[_NEXT][_HEAD]
+        before, last = first.prev_free_block, behind.prev_free_block
+        before.next_free_block, behind.prev_free_block = behind, before
+        self._forget(run)
+        previous = after or self._newest[reuse_class] or self._end[_PREVIOUS]
+        if after is None:
+            self._number = number = self._number + 1
+        else:
+            number = math.nextafter(after[_NUMBER], math.inf)
+            while previous[_NEXT][_CLASS] == reuse_class and previous[_NEXT][_NUMBER] <= number:
+                previous = previous[_NEXT]
+                number = math.nextafter(previous[_NUMBER], math.inf)
+        following = previous[_NEXT]
+        run[_USED], run[_NUMBER], run[_CLASS], run[_VALUED] = last_use, number, reuse_class, -1
+        run[_PREVIOUS], run[_NEXT] = previous, following
+        previous[_NEXT] = following[_PREVIOUS] = run
+        if previous[_CLASS] != reuse_class:
+            self._oldest[reuse_class] = run
+        if following[_CLASS] != reuse_class:
+            self._newest[reuse_class] = run
+        self._stale.add(reuse_class)
+        behind = following[_HEAD]
+        before = behind.prev_free_block
+        before.next_free_block, first.prev_free_block = first, before
+        last.next_free_block, behind.prev_free_block = behind, last
+
     def remove(self, block: B) -> None:
-        """Remove a block that a request uses again. Raises ValueError if it is not free."""
+        """Remove a block that a request uses again. Raises ValueError if it is not free.
+
+        Of a chain remove the start first: what continues the last removed block and stays is then evicted before it.
+        """
         before, after = block.prev_free_block, block.next_free_block
         if before is None or after is None:
             raise ValueError(f"block {block.block_id} is not free")
+        parted = self._parted
+        if parted is not None:
+            if parted[1] is block:
+                self._parted = None
+            else:
+                self._part()
         before.next_free_block = after
         after.prev_free_block = before
         block.prev_free_block = block.next_free_block = None
         self.num_free_blocks -= 1
         if block.block_id in self._run_of:
             self._behead(block, after)
+        else:
+            self._parted = block, before
+
+    def _part(self) -> None:
+        """Note that the rest of the run of the block that was removed last continues that block."""
+        assert self._parted is not None
+        block, rest = self._parted
+        self._parted = None
+        run_of = self._run_of
+        while (run := run_of.get(rest.block_id)) is None:
+            rest = rest.prev_free_block  # type: ignore[assignment]  # up to the head of the list, -1
+        if run is not self._end:
+            self.continues(block, run)
 
     def popleft_n(self, n: int) -> list[B]:
         """Remove and return the first n blocks in eviction order.
@@ -293,6 +399,8 @@ class FreeQueue(FreeList[B]):
         Raises:
             ValueError: fewer than n are free. Nothing is changed.
         """
+        if self._parted is not None:
+            self._part()
         if n == 1 and self._going is not None:
             run, value = self._going
             block = run[_HEAD]
@@ -305,6 +413,8 @@ class FreeQueue(FreeList[B]):
                 del run_of[block.block_id]
                 run_of[left.block_id] = run
                 run[_HEAD] = left
+                if self._branches and left.block_id in self._branches:
+                    self._going = None
                 if value is not None:
                     self.price += (value - self.price) / _PRICED_BLOCKS
                 self.num_free_blocks -= 1
@@ -317,7 +427,10 @@ class FreeQueue(FreeList[B]):
             self._pop_from(empty, behind, n, popped)
         while (got := len(popped)) < n:
             value, _, worst = self._lowest()
-            run = worst if worst[_DEEPER] is None else self._deepest(worst)
+            found = self._next_of(worst, value)
+            if found is None:
+                continue
+            run = found
             first, behind = run[_HEAD], run[_NEXT][_HEAD]
             kept: list[B] = []
             if not self._needed:
@@ -338,7 +451,7 @@ class FreeQueue(FreeList[B]):
             else:
                 self._run_of[left.block_id] = run
                 run[_HEAD] = left
-                if not self._needed:
+                if not self._needed and left.block_id not in self._branches:
                     self._going = run, value if priced else None
             if kept:
                 self._keep(kept)
@@ -359,8 +472,8 @@ class FreeQueue(FreeList[B]):
         for block in blocks:
             need = needed.get(block)
             if need is None:
-                need = needed[block] = [0, waiter, block]
-            need[_COUNT] += 1
+                need = needed[block] = [block]
+            need.append(waiter)
             waiter.needs.append(need)
 
     def served(self, request: Hashable) -> None:
@@ -370,10 +483,8 @@ class FreeQueue(FreeList[B]):
             return
         needed = self._needed
         for need in waiter.needs:
-            need[_COUNT] -= 1
-            if need[_FIRST] is waiter:
-                need[_FIRST] = None
-            if not need[_COUNT] and needed.get(need[_BLOCK]) is need:
+            need.remove(waiter)
+            if len(need) == _FIRST and needed.get(need[_BLOCK]) is need:
                 del needed[need[_BLOCK]]
         run = waiter.run
         if run is not None and run[_NEXT] is not None:
@@ -386,24 +497,26 @@ class FreeQueue(FreeList[B]):
 
     def _sift(self, block: Any, behind: Any, n: int, popped: list[B], kept: list[B]) -> Any:
         """As :meth:`_pop_from`, but move blocks that waiting requests need to ``kept``."""
-        needed = self._needed
+        needed, branches = self._needed, self._branches
         before, most = block.prev_free_block, len(popped) + n
         while block is not behind and len(popped) < most:
             (kept if block.block_id in needed else popped).append(block)
             following = block.next_free_block
             block.prev_free_block = block.next_free_block = None
             block = following
+            if branches and block.block_id in branches and self._branch_of(block) is not None:
+                break
         before.next_free_block = block
         block.prev_free_block = before
         return block
 
     def _keep(self, blocks: Sequence[B]) -> None:
-        """Move blocks, deepest first, to the run of the oldest request that needs them; without one they are evicted next."""
+        """Move blocks, deepest first, to the run of the oldest request that needs them; without one to ``UNNEEDED``."""
         self.num_free_blocks -= len(blocks)
         for waiter, alike in groupby(blocks, self._first_that_needs):
             alike_blocks = list(alike)
             if waiter is None:
-                run = self._begin(alike_blocks[0], DONE, -math.inf)
+                run = self._begin(alike_blocks[0], UNNEEDED, -math.inf)
             elif waiter.run is None or waiter.run[_NEXT] is None:
                 run = waiter.run = self._begin(alike_blocks[0], NEEDED_BY_WAITING, -math.inf)
             else:
@@ -414,14 +527,15 @@ class FreeQueue(FreeList[B]):
         need = self._needed.get(block.block_id)
         if need is None:
             return None
-        waiter: Waiter = need[_FIRST] or next(iter(self._waiters.values()))
+        waiter: Waiter = need[_FIRST]
         return waiter
 
-    def eviction_order(self, kept: list[B] | None = None) -> Iterator[B]:
+    def eviction_order(self, kept: list[B] | None = None, may_go: Callable[[B], bool] | None = None) -> Iterator[B]:
         """Iterate over all blocks in the order of :meth:`popleft_n`. The queue must not change.
 
         Args:
             kept: receives the blocks passed over because waiting requests need them, for :meth:`set_aside`.
+            may_go: returns whether a block can be evicted; others are left out, and what they continue comes after the rest.
         """
         block: Any = self.head.next_free_block
         while block is not self._start[_NEXT][_HEAD]:
@@ -429,6 +543,8 @@ class FreeQueue(FreeList[B]):
             block = block.next_free_block
         if block is self.tail:
             return
+        if self._parted is not None:
+            self._part()
         self.renew()
         self._lowest()
         last: dict[Waiter, list[B]] = {}
@@ -440,36 +556,30 @@ class FreeQueue(FreeList[B]):
                 assert oldest is not None and newest is not None
                 ends.append((value, number, run, oldest, newest))
         heapq.heapify(ends)
-        walked: set[int] = set()
-        """Numbers of the runs visited."""
+        walk = _Walk(self, may_go)
         while ends:
-            _, _, run, oldest, newest = heapq.heappop(ends)
-            chain = [run]
-            while (deeper := chain[-1][_DEEPER]) is not None:
-                chain.append(deeper)
-            for one in reversed(chain):
-                if one[_NEXT] is None or one[_NUMBER] in walked:
+            value, _, run, oldest, newest = heapq.heappop(ends)
+            for block in walk.reach(run, value):
+                owner = self._first_that_needs(block)
+                if owner is None:
+                    yield block
                     continue
-                walked.add(one[_NUMBER])
-                for block in self._blocks_of(one):
-                    owner = self._first_that_needs(block)
-                    if owner is None:
-                        yield block
-                        continue
-                    last.setdefault(owner, []).append(block)
-                    if kept is not None:
-                        kept.append(block)
-            while oldest is not newest and oldest[_NUMBER] in walked:
+                last.setdefault(owner, []).append(block)
+                if kept is not None:
+                    kept.append(block)
+            passed = walk.passed
+            while oldest is not newest and oldest[_NUMBER] in passed:
                 oldest = oldest[_NEXT]
-            while oldest is not newest and newest[_NUMBER] in walked:
+            while oldest is not newest and newest[_NUMBER] in passed:
                 newest = newest[_PREVIOUS]
-            if oldest[_NUMBER] in walked:
+            if oldest[_NUMBER] in passed:
                 continue
             run = self._lower(oldest, newest)
             heapq.heappush(ends, (run[_VALUE], run[_NUMBER], run, oldest, newest))
+        yield from walk.held_back()
         for waiter in reversed(self._waiters.values()):
             if waiter.run is not None and waiter.run[_NEXT] is not None:
-                yield from self._blocks_of(waiter.run)
+                yield from filter(may_go or bool, self._blocks_of(waiter.run))
             yield from last.get(waiter, ())
 
     def set_aside(self, kept: Sequence[B]) -> None:
@@ -494,15 +604,20 @@ class FreeQueue(FreeList[B]):
             return next(self.eviction_order())
         block: Any = self.head.next_free_block
         if block is self._start[_NEXT][_HEAD]:
+            if self._parted is not None:
+                self._part()
             self.renew()
-            block = self._deepest(self._lowest()[2])[_HEAD]
+            run: Run | None = None
+            while run is None:
+                value, _, worst = self._lowest()
+                run = self._next_of(worst, value)
+            block = run[_HEAD]
         found: B = block
         return found
 
-    @staticmethod
-    def _pop_from(block: Any, end: Any, n: int, popped: list[B]) -> Any:
-        """Unlink up to n blocks from ``block`` to before ``end``; return the first remaining one."""
-        before = block.prev_free_block
+    def _pop_from(self, block: Any, end: Any, n: int, popped: list[B]) -> Any:
+        """Unlink up to n blocks from ``block`` to before ``end``, or what is continued; return the first remaining one."""
+        before, branches = block.prev_free_block, self._branches
         for _ in repeat(None, n):
             if block is end:
                 break
@@ -510,19 +625,53 @@ class FreeQueue(FreeList[B]):
             following = block.next_free_block
             block.prev_free_block = block.next_free_block = None
             block = following
+            if branches and block.block_id in branches and self._branch_of(block) is not None:
+                break
         before.next_free_block = block
         block.prev_free_block = before
         return block
 
-    @staticmethod
-    def _deepest(run: Run) -> Run:
-        """Return the deepest remaining run of a run's chain."""
-        while (deeper := run[_DEEPER]) is not None:
-            if deeper[_NEXT] is None:  # it has ended
-                run[_DEEPER] = deeper[_DEEPER]
-            else:
-                run = deeper
+    def _branch_of(self, block: Any) -> Run | None:
+        """Return the latest run in ``_branches`` that continues a block; None: none is left."""
+        runs = self._branches.get(block.block_id)
+        if runs is None:
+            return None
+        while runs:
+            if runs[-1][_NEXT] is not None:
+                return runs[-1]
+            runs.pop()
+        del self._branches[block.block_id]
+        return None
+
+    def _continuation(self, run: Run) -> Run | None:
+        """Return a run that continues the head of a run; None: none is left."""
+        deeper: Run | None = run[_DEEPER]
+        while deeper is not None:
+            if deeper[_NEXT] is not None:
+                return deeper
+            run[_DEEPER] = deeper = deeper[_DEEPER]  # it has ended
+        return self._branch_of(run[_HEAD]) if self._branches else None
+
+    def _next_of(self, run: Run, value: float) -> Run | None:
+        """Return the run to evict where the order reaches a run: itself, or what continues it; None: a run has moved."""
+        for _ in repeat(None, len(self._run_of)):
+            deeper = self._continuation(run)
+            if deeper is None or (self._value_of(deeper) > value and self._follow(run, deeper)):
+                return run if deeper is None else None
+            run = deeper
         return run
+
+    def _follow(self, run: Run, deeper: Run) -> bool:
+        """Move a run behind a run that continues it; False: it may not be retained as that one is."""
+        if deeper[_CLASS] == HINTED:
+            until, afterwards = deeper[_USED], run[_CLASS]
+            if not self.may_retain(self._blocks_of(run), until):
+                return False
+            self._move(run, HINTED, until, deeper)
+            self._retain(run, afterwards, until)
+        else:
+            self._move(run, deeper[_CLASS], deeper[_USED], deeper)
+        return True
 
     def _lowest(self) -> tuple[float, int, Run]:
         """Return value, number and run of the next eviction. The queue has a run."""
@@ -579,11 +728,13 @@ class FreeQueue(FreeList[B]):
 
     def _lower(self, oldest: Run, newest: Run) -> Run:
         """Return the one of two runs of a class that is evicted first."""
-        low = oldest[_VALUE] if oldest[_VALUED] == self._renewals else self._value(oldest)
-        if newest is oldest:
-            return oldest
-        high = newest[_VALUE] if newest[_VALUED] == self._renewals else self._value(newest)
-        return newest if high < low else oldest
+        low = self._value_of(oldest)
+        return newest if newest is not oldest and self._value_of(newest) < low else oldest
+
+    def _value_of(self, run: Run) -> float:
+        """Return a run's value as of the last renewal."""
+        value: float = run[_VALUE]
+        return value if run[_VALUED] == self._renewals else self._value(run)
 
     def _value(self, run: Run) -> float:
         """Calculate, store and return a run's present value."""
@@ -609,6 +760,8 @@ class FreeQueue(FreeList[B]):
     def _behead(self, block: B, after: Any) -> None:
         """Update a run that has lost its head, which preceded ``after``."""
         run = self._run_of.pop(block.block_id)
+        if run[_DEEPER] is not None and (deeper := self._continuation(run)) is not None:
+            self.continues(block, deeper)
         if after.block_id in self._run_of:
             self._forget(run)
         else:
@@ -629,3 +782,91 @@ class FreeQueue(FreeList[B]):
         if number == NEEDED_BY_WAITING:
             self._stale.add(number)
         run[_PREVIOUS] = run[_NEXT] = None  # ended runs must not wait for the cycle collector
+
+
+def _live(runs: Iterable[Run]) -> list[Run]:
+    """Return the runs that have not ended."""
+    return [run for run in runs if run[_NEXT] is not None]
+
+
+class _Walk(Generic[B]):
+    """The order in which a queue would be evicted, run by run, without a change of the queue.
+
+    Attributes:
+        passed: numbers of the runs that the order has reached: visited, or behind what continues them.
+    """
+
+    def __init__(self, queue: FreeQueue[B], may_go: Callable[[B], bool] | None) -> None:
+        self._queue = queue
+        self._may_go = may_go
+        self.passed: set[float] = set()
+        self._held: dict[float, Run] = {}
+        """By number, runs that wait for a block that cannot be evicted."""
+        self._visited: set[float] = set()
+        self._at: dict[float, Any] = {}
+        """By number of a run: its first block that was not visited."""
+        self._behind: dict[float, list[Run]] = {}
+        """By number of a run, runs that follow it."""
+
+    def reach(self, run: Run, value: float) -> Iterator[B]:
+        """Iterate over the blocks that are evicted where the order reaches a run with this value."""
+        stack = [run]
+        while stack:
+            run = stack[-1]
+            if run[_NUMBER] in self._visited or run[_NEXT] is None:
+                stack.pop()
+                continue
+            self.passed.add(run[_NUMBER])
+            block, behind = self._at.get(run[_NUMBER], run[_HEAD]), run[_NEXT][_HEAD]
+            deeper = self._continuation(run, block)
+            if deeper is not None and (deeper[_NUMBER] in self._held or len(stack) > self._queue.num_runs):
+                self._hold(stack)
+            elif deeper is not None and self._queue._value_of(deeper) > value:
+                while stack:
+                    self._behind.setdefault(deeper[_NUMBER], []).append(deeper := stack.pop())
+            elif deeper is not None:
+                stack.append(deeper)
+            else:
+                may_go, held = self._may_go, False
+                while True:
+                    if may_go is not None and not may_go(block):
+                        held = True
+                        break
+                    yield block
+                    block = block.next_free_block
+                    if block is behind or self._branch_of(block) is not None:
+                        break
+                self._at[run[_NUMBER]] = block
+                if held:
+                    self._hold(stack)
+                elif block is behind:
+                    self._visited.add(run[_NUMBER])
+                    stack.pop()
+                    stack += self._behind.pop(run[_NUMBER], ())
+
+    def _hold(self, stack: list[Run]) -> None:
+        """Hold back runs, of which the last waits for a block, and those that follow them."""
+        while stack:
+            run = stack.pop()
+            self._held[run[_NUMBER]] = run
+            stack += self._behind.pop(run[_NUMBER], ())
+
+    def held_back(self) -> Iterator[B]:
+        """Iterate over the other blocks of the runs held back: they are evicted only if nothing else can be."""
+        for number, run in self._held.items():
+            block, behind = self._at.get(number, run[_HEAD]), run[_NEXT][_HEAD]
+            while block is not behind:
+                if self._may_go is None or self._may_go(block):
+                    yield block
+                block = block.next_free_block
+
+    def _continuation(self, run: Run, block: Any) -> Run | None:
+        """Return a run not visited that continues a block of a run."""
+        deeper: Run | None = run[_DEEPER] if block is run[_HEAD] else None
+        while deeper is not None and (deeper[_NEXT] is None or deeper[_NUMBER] in self._visited):
+            deeper = deeper[_DEEPER]
+        return deeper or self._branch_of(block)
+
+    def _branch_of(self, block: Any) -> Run | None:
+        runs = self._queue._branches.get(block.block_id, ()) if self._queue._branches else ()
+        return next((run for run in reversed(runs) if run[_NEXT] is not None and run[_NUMBER] not in self._visited), None)

@@ -124,6 +124,12 @@ class GhostCache(Generic[H]):
         parts = ((piece, reuse_class) for run, reuse_class in reversed(inserted) for piece in in_pieces(run[::-1]))
         queue.insert_chain(parts, self._clock())
 
+    def clear(self) -> None:
+        """Remove all blocks. Requests go on waiting."""
+        self._blocks.clear()
+        self.queue.clear()
+        self.queue.popleft_n(len(self.queue))
+
     def __len__(self) -> int:
         return len(self._blocks)
 
@@ -190,6 +196,11 @@ class Ghosts(Generic[H]):
         """
         self._inclusive = max(tier // self.every, 1)
         self.caches["lru"].room = self._inclusive
+
+    def clear(self) -> None:
+        """Empty all caches, because the real one was emptied. Counters and the guard's evidence stay."""
+        for cache in (*self.caches.values(), self.chosen):
+            cache.clear()
 
     def _above(self, rule: str, above: GhostCache[H] | None) -> GhostCache[H] | None:
         """Return the cache that is looked up before that of a rule."""

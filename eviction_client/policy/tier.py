@@ -29,7 +29,7 @@ from typing import Any, Final, Generic
 
 from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.free_list import B, Block
-from eviction_client.policy.free_queue import DONE, PREEMPTED, FreeQueue
+from eviction_client.policy.free_queue import DONE, PREEMPTED, FreeQueue, Run
 from eviction_client.policy.ghosts import GhostCache, Ghosts
 from eviction_client.policy.hints import Retained
 from eviction_client.policy.policy import Policy
@@ -175,9 +175,24 @@ class ChunkTier(Tier[Chunk]):
         self._fresh: dict[Content, None] = {}
         """Stored since the last :meth:`_settle`, and not in the queue yet."""
         self._hinted = 0
+        self._emptied = False
+        """Whether the tier was emptied and its ghost caches were not."""
+
+    def learn(self, finished: FinishedRequest[Any], above: GhostCache[Any] | None = None) -> None:
+        """See :meth:`Tier.learn`."""
+        if self._emptied:
+            self._emptied = False
+            self.ghosts.clear()
+        super().learn(finished, above)
 
     def _new_queue(self) -> FreeQueue[Chunk]:
-        return FreeQueue(Chunk(-1, None), Chunk(-1, None), self._classes, copies=True, clock=self._clock)
+        queue = FreeQueue(Chunk(-1, None), Chunk(-1, None), self._classes, copies=True, clock=self._clock)
+        queue.may_retain = self._may_retain  # type: ignore[method-assign]
+        return queue
+
+    def _may_retain(self, chunks: Iterable[Chunk], until: float) -> bool:
+        """See :meth:`FreeQueue.may_retain`."""
+        return self.retained.hold({chunk.content: 1 for chunk in chunks}, until, self._clock())
 
     @property
     def decides(self) -> bool:
@@ -271,7 +286,7 @@ class ChunkTier(Tier[Chunk]):
         """Called when a running request uses chunks: they are evicted last, in the given order."""
         with self._turn:
             self._settle()
-            self._insert([chunk for content in contents if (chunk := self._take_out(content)) is not None], PREEMPTED)
+            self._insert(self._taken_out(list(contents)), PREEMPTED)
 
     def used(self, request_id: Hashable, contents: Sequence[Content]) -> None:
         """Called when a request that used these chunks has ended. They get its classes. The first is evicted first."""
@@ -283,9 +298,10 @@ class ChunkTier(Tier[Chunk]):
                 self._place(ended, contents)
 
     def clear(self) -> None:
-        """Forget all chunks."""
+        """Forget all chunks, and those of the ghost caches when the background next sees a request."""
         with self._turn:
             self._catch_up()
+            self._emptied = True
             self.queue = self._new_queue()
             self.set_rule()
             self._chunks.clear()
@@ -312,8 +328,8 @@ class ChunkTier(Tier[Chunk]):
             if not self.decides:
                 return None
             kept: list[Chunk] = []
-            may = (chunk.content for chunk in self.queue.eviction_order(kept) if may_go(chunk.content))
-            chosen = list(islice(may, n))
+            may = self.queue.eviction_order(kept, lambda chunk: may_go(chunk.content))
+            chosen = [chunk.content for chunk in islice(may, n)]
             self.queue.set_aside(kept)
         return chosen if len(chosen) == n else None
 
@@ -360,16 +376,17 @@ class ChunkTier(Tier[Chunk]):
             self.retained.release(contents)
         copies = self._classes if ended is not None and ended.home == "pool" and not held else 0
         parts = [
-            (
-                [chunk for content in part if (chunk := self._take_out(content)) is not None],
-                reuse_class + copies if reuse_class >= 0 else reuse_class,
-            )
-            for reuse_class, part in self._parts(ended, contents)
-        ]
-        self.queue.insert_chain((part for part in parts if not held or part[1] == DONE), now)
+            (self._taken_out(part), reuse_class + copies if reuse_class >= 0 else reuse_class)
+            for reuse_class, part in reversed(list(self._parts(ended, contents)))
+        ][::-1]
+        run: Run | None = None
+        if not held:
+            self.queue.insert_chain(parts, now)
         for chunks, reuse_class in parts:
-            if held and reuse_class != DONE:
-                self.queue.retain(chunks, reuse_class, now + retain_s)
+            if held and chunks:
+                done = reuse_class == DONE
+                retain = self.queue.retain
+                run = self.queue.insert(chunks, DONE, now, run) if done else retain(chunks, reuse_class, now + retain_s, run)
             if held or reuse_class == DONE:
                 self._hinted += len(chunks)
                 for chunk in chunks:
@@ -383,12 +400,13 @@ class ChunkTier(Tier[Chunk]):
         if chunks:
             self.queue.insert(chunks, reuse_class, self._clock())
 
-    def _take_out(self, content: Content) -> Chunk | None:
-        """Remove a chunk from the order and return it; None if it is not in the tier."""
-        chunk = self._chunks.get(content)
-        if chunk is not None and chunk.next_free_block is not None:
-            self._unlink(chunk)
-        return chunk
+    def _taken_out(self, contents: Sequence[Content]) -> list[Chunk]:
+        """Remove a chain's chunks, the deepest first, from the order and return those that are in the tier."""
+        chunks = [chunk for content in contents if (chunk := self._chunks.get(content)) is not None]
+        for chunk in reversed(chunks):
+            if chunk.next_free_block is not None:
+                self._unlink(chunk)
+        return chunks
 
     def _unlink(self, chunk: Chunk) -> None:
         """Remove a chunk from the order."""

@@ -58,6 +58,7 @@ LARGEST: Final = frozenset({"lpc_hit_tokens"})
 ADVICE: Final = {
     "cached": "",
     "evicted": "see below whether a larger cache or another rule would have kept it",
+    "reset": "the engine emptied its cache: after new weights, or asleep",
     "new": "first use: no cache could have it",
     "other_layers": "cached, but not for sliding-window or recurrent layers: see below",
     "part_block": "the same text, but less than what a hit needs: see below",

@@ -121,6 +121,7 @@ class TierCache(Tier[Resident]):
             del chunk.residents[self]
         self.queue = self._new_queue()
         self.set_rule()
+        self.ghosts.clear()
         self._here = {}
         self._deletions = []
         self.used = 0
@@ -151,10 +152,10 @@ class TierCache(Tier[Resident]):
         """Record a use of a chain and set the class of each part. ``parts``: deepest part first, deepest chunk first."""
         now = self._clock()
         chain: list[tuple[list[Resident], int]] = []
-        for chunks, reuse_class in parts:
-            here = [self._dequeue(chunk, reuse_class) for chunk in chunks if chunk in self._here]
-            chain.append((here, reuse_class))
-        self.queue.insert_chain(chain, now)
+        for chunks, reuse_class in reversed(list(parts)):
+            here = [self._dequeue(chunk, reuse_class) for chunk in reversed(chunks) if chunk in self._here]
+            chain.append((here[::-1], reuse_class))
+        self.queue.insert_chain(reversed(chain), now)
 
     def _dequeue(self, chunk: Chunk, reuse_class: int) -> Resident:
         resident = self._here[chunk]
@@ -193,12 +194,11 @@ class TierCache(Tier[Resident]):
             return []
         over += self.capacity * self.watermark * (1.0 - FREE_DOWN_TO)
         found: list[Resident] = []
-        for resident in self.queue.eviction_order():
+        for resident in self.queue.eviction_order(may_go=may_go):
             if over <= 0:
                 break
-            if may_go(resident):
-                found.append(resident)
-                over -= resident.bytes
+            found.append(resident)
+            over -= resident.bytes
         return found
 
     # Rule.

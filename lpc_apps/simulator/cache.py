@@ -119,15 +119,20 @@ class BlockCache(Generic[B]):
         self.policy.finish(turn, now)
         held_of = self._held
         freed: list[B] = []
+        shared: Held[B] | None = None
         for segment in reversed(path):
             held = held_of[segment]
             held.references -= 1
             if not held.references:
                 self._free += held.size
                 freed += held.pieces[::-1]
+            elif shared is None:
+                shared = held
         self._blank += blank
         if freed:
             self.policy.free(freed, turn, now)
+            if shared is not None:
+                self.policy.continued(shared.pieces[-1])
 
     def __len__(self) -> int:
         return self._cached

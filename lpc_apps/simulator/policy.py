@@ -80,6 +80,9 @@ class Policy(ABC, Generic[B]):
     def free(self, pieces: Sequence[B], turn: Turn, now: float) -> None:
         """Insert the blocks of an ended request. ``pieces[0]`` is the deepest: the engine frees a chain tail first."""
 
+    def continued(self, piece: B) -> None:
+        """Called after :meth:`free`: the freed blocks continue a piece that other requests use."""
+
     @abstractmethod
     def touch(self, piece: B, now: float) -> None:
         """Remove free blocks, because a request uses them again."""

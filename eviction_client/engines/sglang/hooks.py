@@ -182,6 +182,10 @@ class Hooks:
     def reset(self) -> None:
         """``UnifiedRadixCache.reset``, which removes all nodes."""
         self.plugin.retained.clear()
+        try:
+            self.plugin.reset()
+        except Exception as error:
+            self.plugin.failed(error)
         self._stock_reset()
 
     def _step(self) -> None:

@@ -1,6 +1,7 @@
 """vLLM's free queue by reuse classes, and the batches whose free vLLM puts off."""
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final
@@ -9,7 +10,7 @@ from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
 from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.floors import FlooredQueue
-from eviction_client.policy.free_queue import DONE, PREEMPTED, FreeQueue
+from eviction_client.policy.free_queue import DONE, PREEMPTED, FreeQueue, Run
 from eviction_client.policy.hints import Retained
 
 GROUP_BYTES: Final = 4
@@ -63,6 +64,8 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         self._scales = scales
         self._ended: FinishedRequest[Any] | None = None
         self._plain = self._class = plain
+        self._last: Run | None = None
+        """The run of the blocks that were inserted last, the start of their chain."""
         super().prepend_n(blocks)
 
     def placing(self, ended: FinishedRequest[Any] | None, free: Callable[..., None], *arguments: Any) -> None:
@@ -79,40 +82,80 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         finally:
             self._ended, self._class = None, self._plain
 
+    def free(self, free: Callable[[Iterable[KVCacheBlock]], None], blocks: Sequence[KVCacheBlock]) -> None:
+        """Call vLLM's ``free(blocks)``, ``blocks[0]`` the deepest of a chain, and note which blocks the freed ones continue.
+
+        Those are in use by other requests, and so is each block before them.
+        """
+        if len(blocks) < 2 or blocks[-1].ref_cnt < 2:
+            free(blocks)
+        elif len(self._scales) > 1:
+            # vLLM frees the groups' chains one after the other, or as one list.
+            for _, chain in groupby(blocks, _group_of):
+                self._free_part(free, list(chain))
+        else:
+            self._free_part(free, blocks)
+
+    def _free_part(self, free: Callable[[Iterable[KVCacheBlock]], None], blocks: Sequence[KVCacheBlock]) -> None:
+        shared = bisect_left(blocks, True, key=_used_by_others)
+        self._last = None
+        free(blocks)
+        if self._last is not None and shared < len(blocks):
+            self.continues(blocks[shared], self._last)
+
     def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Put blocks without content at the very front, ``blocks[0]`` to be reused first."""
         if blocks:
             self.retained.release(block.block_id for block in blocks)
             super().prepend_n(blocks)
 
+    def clear(self) -> None:
+        """As :meth:`FreeQueue.clear`; hints retain nothing any more."""
+        self.retained.clear()
+        self._last = None
+        super().clear()
+
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Add blocks with content that were just used, ``blocks[0]`` to be evicted first."""
         if not blocks:
             return
+        if len(self._scales) > 1 and _group_of(blocks[0]) != _group_of(blocks[-1]):
+            for _, chain in groupby(blocks, _group_of):
+                self._append(list(chain))
+        else:
+            self._append(blocks)
+
+    def _append(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Add the freed blocks of one chain."""
         ended, now = self._ended, self._clock()
         if ended is not None and ended.retain_s and self._hold(blocks, ended, now):
             return
         if self.retained.held:
             self.retained.release(block.block_id for block in blocks)
         if ended is None:
-            self.insert(blocks, self._class, now)
+            self._last = self.insert(blocks, self._class, now)
         elif len(ended.spans) == 1 and ended.home != "tier":  # a chain is a generator: a microsecond more
-            self.insert(blocks, ended.spans[0].reuse_class, now)
+            self._last = self.insert(blocks, ended.spans[0].reuse_class, now)
         else:
             parts = self._parts(blocks, ended)
-            self.insert_chain(parts if ended.home != "tier" else self._copies(parts), now)
+            self._last = self.insert_chain(parts if ended.home != "tier" else self._copies(parts), now)
 
     def _hold(self, blocks: Sequence[KVCacheBlock], ended: FinishedRequest[Any], now: float) -> bool:
         """Add the blocks of a request with a hint; False: no hint may retain as many blocks, so nothing is added."""
         until = now + ended.retain_s
         if not self.retained.hold({block.block_id: 1 for block in blocks}, until, now):
             return False
+        run: Run | None = None
         for part, reuse_class in self._parts(blocks, ended):
-            if reuse_class == DONE:
-                self.insert(part, reuse_class, now)
-            else:
-                self.retain(part, reuse_class, until)
+            if part:
+                done = reuse_class == DONE
+                run = self.insert(part, DONE, now, run) if done else self.retain(part, reuse_class, until, run)
+        self._last = run
         return True
+
+    def may_retain(self, blocks: Iterable[KVCacheBlock], until: float) -> bool:
+        """Return whether blocks may be retained because a hint retains what continues them; they count as that hint's."""
+        return self.retained.hold({block.block_id: 1 for block in blocks}, until, self._clock())
 
     def append(self, block: KVCacheBlock) -> None:
         """As :meth:`append_n`."""
@@ -210,6 +253,10 @@ def _name(block: KVCacheBlock) -> bytes:
     """Return the hash of a block in its request's chain."""
     name: bytes = (block.block_hash or b"")[:-GROUP_BYTES]
     return name
+
+
+def _used_by_others(block: KVCacheBlock) -> bool:
+    return block.ref_cnt > 1
 
 
 def _group_of(block: KVCacheBlock) -> int:

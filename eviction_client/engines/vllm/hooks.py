@@ -6,6 +6,7 @@
 - ``kv_cache_manager.pop_blocks_for_free`` becomes :meth:`Hooks.pop_blocks_for_free`. There a free begins that vLLM puts off
   while a step in flight may still write the blocks: the list that vLLM keeps is a :class:`FreedLater`, which brings the
   request's classes to ``block_pool.free_blocks``, now :meth:`Hooks.free_blocks`;
+- ``block_pool.reset_prefix_cache`` becomes :meth:`Hooks.reset_prefix_cache`: what the plug-in knows of the pool is emptied with it;
 - the scheduler's ``add_request`` calls :meth:`Hooks.admitted` once vLLM has taken the request; ``schedule`` becomes
   :meth:`Steps.schedule`, which calls :meth:`Hooks.step` and :meth:`Hooks.started`; ``shutdown`` closes the plug-in last. From
   its admission to its start a request waits, and what it will hit is kept (:class:`WaitingPrefixes`).
@@ -87,6 +88,7 @@ class Hooks:
         self._stock_free: Callable[[Request], None] = manager.free
         self._stock_pop: Callable[[Request], list[KVCacheBlock]] = manager.pop_blocks_for_free
         self._stock_free_blocks: Callable[[Iterable[KVCacheBlock]], None] = pool.free_blocks
+        self._stock_reset: Callable[..., bool] = pool.reset_prefix_cache
         groups = manager.coordinator.single_type_managers
         scales = [max(group.block_size // self._hash_block_size, 1) for group in groups]
         if adopt:
@@ -123,6 +125,7 @@ class Hooks:
         manager = scheduler.kv_cache_manager
         manager.free = self.free
         manager.pop_blocks_for_free = self.pop_blocks_for_free
+        manager.block_pool.reset_prefix_cache = self.reset_prefix_cache
         scheduler.add_request, scheduler.shutdown = self.add_request, self.shutdown
         scheduler.schedule = self.steps.schedule
 
@@ -203,10 +206,26 @@ class Hooks:
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
         """``BlockPool.free_blocks``, which gives a batch that was put off the classes that it was given then."""
-        if isinstance(ordered_blocks, FreedLater) and self.queue is not None:
-            self.queue.placing(ordered_blocks.ended, self._stock_free_blocks, ordered_blocks)
-        else:
+        queue = self.queue
+        if queue is None:
             self._stock_free_blocks(ordered_blocks)
+        elif isinstance(ordered_blocks, FreedLater):
+            queue.placing(ordered_blocks.ended, queue.free, self._stock_free_blocks, ordered_blocks)
+        else:
+            queue.free(self._stock_free_blocks, list(ordered_blocks))
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        """``BlockPool.reset_prefix_cache``; when it has emptied the pool, the plug-in forgets what was in it."""
+        done = self._stock_reset(*args, **kwargs)
+        if done:
+            try:
+                if self.queue is not None:
+                    self.queue.clear()
+                self.keep.reset()
+                self.plugin.reset()
+            except Exception as error:
+                self.plugin.failed(error)
+        return done
 
     # Neither of these raises.
 

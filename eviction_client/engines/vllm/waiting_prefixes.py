@@ -92,6 +92,11 @@ class WaitingPrefixes:
                 self.leave(request_id)
         self._passed_over = bool(self.beyond or self.counted)
 
+    def reset(self) -> None:
+        """Note that the block pool has been emptied: waiting requests have not lost what they cannot hit any more."""
+        for waits in self.counted.values():
+            waits.cached = 0
+
     def leave(self, request_id: str) -> None:
         """Remove a request if it waits."""
         self.beyond.pop(request_id, None)

@@ -48,6 +48,7 @@ class Plugin(Policy[Piece]):
         self._follow()
         self._arrivals: dict[Turn, Arrival] = {}
         self._finished: FinishedRequest[Segment] | None = None
+        self._freed: list[Any] | None = None
 
     def start(self, turn: Turn, now: float) -> None:
         """Count reuses; refit if due.
@@ -99,7 +100,12 @@ class Plugin(Policy[Piece]):
             while at < len(pieces) and pieces[at].depth >= depth:
                 at += 1
             parts.append((pieces[begin:at], spans[number].reuse_class))
-        self.queue.insert_chain(parts, now)
+        self._freed = self.queue.insert_chain(parts, now)
+
+    def continued(self, piece: Piece) -> None:
+        """Let the run that was freed last go before the piece."""
+        if self._freed is not None:
+            self.queue.continues(piece, self._freed)
 
     def touch(self, piece: Piece, now: float) -> None:
         """Remove the piece from the queue."""
