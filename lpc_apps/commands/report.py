@@ -473,7 +473,8 @@ def never_hit(figures: Mapping[str, Any]) -> list[NeverHit]:
     causes = {
         "other_layers": (
             "were in the cache, but not for all layers: sliding-window or recurrent layers had no state there",
-            "Set vLLM's --prefix-cache-retention-interval to the block size, and put what varies behind what prompts share",
+            "Set vLLM's --prefix-cache-retention-interval (to 0.28 unset VLLM_PREFIX_CACHE_RETENTION_INTERVAL) to the block "
+            "size of all layers, and put what varies behind what prompts share",
         ),
         "part_block": (
             f"repeat the start of an earlier prompt, but end inside a block (a hit needs {unit})",

@@ -49,7 +49,8 @@ def hints_of(request: Request) -> Hints:
 
 def prompt_blocks_of(request: Request, block_tokens: int, lookahead: int) -> int:
     """Return how many block hashes only the prompt decides. ``lookahead``: tokens after a block that its hash covers."""
-    return max((request.num_prompt_tokens - lookahead) // block_tokens, 0)
+    tokens: int = request.num_prompt_tokens
+    return max((tokens - lookahead) // block_tokens, 0)
 
 
 def id_of(request: Request) -> str:
