@@ -141,13 +141,14 @@ class PredictorCounters:
     failed: int = 0
     """The sidecar returned an error or crashed twice, or the request could not be encoded."""
     refused: int = 0
-    """The sidecars were overloaded."""
+    """The sidecars were overloaded, or take no message of this size."""
     forgotten: int = 0
     """Forgotten by the caller before an answer came."""
     unread: int = 0
     """Answers to prompts that the sidecar could not read. They also count in ``answered``."""
     causes: Mapping[str, int] = field(default_factory=dict, compare=False)
-    """Those in ``failed`` by cause: `TOO_LARGE`, ``http_`` and a proxy's status, a status of gRPC, ``invalid``."""
+    """Those in ``failed`` by cause, and in ``refused`` with `TOO_LARGE`: else ``http_`` and a proxy's status, a status of
+    gRPC, or ``invalid``."""
 
     @property
     def ended(self) -> int:
@@ -458,10 +459,10 @@ class PredictorClient:
             else:
                 details = call.details() or ""
                 cause = cause_of(code, details)
-                fate = "failed" if cause == TOO_LARGE else _FATES.get(code, "failed")
+                fate = _FATES.get(code, "failed")
                 if code in _PERMANENT:
                     self._log(code.name, logging.WARNING, "the predictor refuses requests (%s): %s", code.name, details)
-                elif fate == "failed" and code is not grpc.StatusCode.CANCELLED:
+                elif cause == TOO_LARGE or (fate == "failed" and code is not grpc.StatusCode.CANCELLED):
                     self._explain(cause, size, "a prompt")
             if not request.over:
                 self._note_status(code)
@@ -495,7 +496,7 @@ class PredictorClient:
     def _ended(self, request: _Request, fate: Fate, answer: Prediction | None = None, cause: str = "invalid") -> None:
         with self._lock:
             self._in_flight -= 1
-            if fate == "failed" and not request.over:
+            if (fate == "failed" or cause == TOO_LARGE) and not request.over:
                 self._causes[cause] += 1
             self._end(request, fate, answer)
             if self._unsent:

@@ -120,9 +120,9 @@ def test_the_log_says_once_that_a_proxy_refuses_the_tokenizer(
         assert "client_max_body_size" in line
 
 
-def test_a_sidecars_own_limit_is_not_an_overload(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sidecars_own_limit_counts_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with serving(Sidecar()) as address, asked(address, tokens=2**16) as client:
-        assert (client.counters.refused, client.counters.causes) == (0, {"too_large": 20})
+        assert (client.counters.refused, client.counters.causes) == (20, {"too_large": 20})
         assert len(lines(caplog, "LPC_MAX_REQUEST_BYTES")) == 1
 
 
