@@ -33,6 +33,8 @@ SLICE_S: Final = 0.5
 """`wait_for_answer` waits in calls of this length, so that it notices a sidecar that dies."""
 RENEW_S: Final = 0.5
 """Interval at which flights are renewed."""
+RENEW_TIMEOUT_S: Final = 1.0
+"""Less than a lease, so that one silent sidecar of several costs none."""
 HELD_S: Final = 120.0
 """Time for which a flight is renewed, at most."""
 AT_ONCE: Final = 200
@@ -224,7 +226,7 @@ class ResponseCacheClient:
             for first in range(0, len(flights), AT_ONCE):
                 # A flight that is not renewed ends, which harms nobody: an equal request goes to the engine as well.
                 with contextlib.suppress(grpc.RpcError, CertificateError):
-                    await self._call("Renew", pb.RenewRequest(flights=flights[first : first + AT_ONCE]), RENEW_S)
+                    await self._call("Renew", pb.RenewRequest(flights=flights[first : first + AT_ONCE]), RENEW_TIMEOUT_S)
 
     async def _lookup(self, message: pb.LookupRequest, timeout_s: float) -> pb.LookupResponse:
         try:

@@ -25,7 +25,7 @@ TOKEN_BYTES: Final = 12
 NOT_KEPT: Final = b"-"
 """Replaces the token of a flight whose answer was not cached, so that nobody waits for the next one."""
 NOT_KEPT_MS: Final = 2000
-LEASE_S: Final = 2.0
+LEASE_S: Final = 3.0
 """Seconds after which a flight ends if its leader does not renew it."""
 RENEWED: Final = b"r"
 """Start of the token of a flight that its leader renews."""
