@@ -1,5 +1,8 @@
 """Reads records from JSON lines, JSON arrays and Parquet, in one file or a folder, without loading whole files.
 
+A record has at most LONGEST_LINE bytes and MOST_VALUES values, in every layout and after unpacking, so that a small packed
+file cannot fill the memory.
+
 An unreadable record does not end a run. It is counted by reason and located, and the caller limits their number. Locations are
 `file:3` (a line, from 1, as in editors) and `file:record 3` of an array (from 0) or of Parquet (from 1). Neither reason nor
 location contains text of a record.
@@ -9,6 +12,7 @@ import gzip
 import io
 import json
 import math
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -17,8 +21,6 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, TypeAlias, TypeVar
-
-import ijson
 
 from lpc.distribution import install
 from lpc.errors import LpcError
@@ -37,13 +39,23 @@ SKIP_SHARE: Final = 0.9
 """Share of a log's records that may be damaged: one odd record in two still leaves a log."""
 SKIP_ALWAYS: Final = 10
 """Records that may be damaged in a log of any size."""
-LONGEST_LINE: Final = 256 << 20
-"""Bytes of the longest line that is read; images inside a request may have tens of MiB."""
+LONGEST_LINE: Final = 128 << 20
+"""Bytes of the longest record that is read; images inside a request may have tens of MiB."""
+MOST_VALUES: Final = 1 << 23
+"""Values of a record, which take up to 150 bytes each in memory, and two bytes in a file."""
 DAMAGED: Final = (EOFError, zlib.error, gzip.BadGzipFile)
 """Errors of packed contents that are cut off or damaged."""
 _PEEK: Final = 1 << 16
+DEEPEST: Final = 10_000
+"""Levels of brackets behind which a file that spans lines is not read on. Python reads a tenth of them."""
 _ROWS: Final = 256
 """Rows of a Parquet file that are held at once."""
+_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+("?)', re.DOTALL)
+_STRING_END: Final = re.compile(rb'(?:[^"\\]++|\\.)*+("?)', re.DOTALL)
+_SPACE: Final = b" \t\r\n"
+_QUOTE, _LIST = ord('"'), ord("[")
+_OPENING: Final = frozenset(b"{[")
+_TOKEN: Final = re.compile(rb"[{}\[\]]|" + _STRING.pattern, re.DOTALL)
 
 
 class DatasetError(LpcError):
@@ -56,6 +68,10 @@ class TraceError(LpcError):
 
 class WrongRecord(Exception):
     """A record does not match its format. The message is the reason, equal for all records with the same fault."""
+
+
+class TooLarge(ValueError):
+    """A JSON text has more than MOST_VALUES values."""
 
 
 class OtherRecord(WrongRecord):
@@ -239,6 +255,8 @@ def _records_of_file(path: Path, repair: Callable[[bytes], bytes] | None = None)
             encoding = _encoding(file.peek(_PEEK)[:_PEEK])
             layout = _layout(file) if encoding.startswith("utf-8") else "lines"
             if layout == "spread":
+                if file.peek(3).startswith(b"\xef\xbb\xbf"):
+                    file.read(3)
                 yield from _spread(file)
             else:
                 yield from _lines(file, encoding, repair, listed=layout == "listed")
@@ -300,7 +318,7 @@ def _numbered(
         if len(line) == LONGEST_LINE and not ended:
             while not ended and (line := stream.readline(LONGEST_LINE)):
                 ended = _ends(line)
-            yield str(number), WrongRecord(f"longer than {LONGEST_LINE >> 20} MiB")
+            yield str(number), _too_long()
             continue
         text = line if isinstance(line, bytes) else line.encode("utf-8", "surrogatepass")
         text = text.removeprefix(b"\xef\xbb\xbf") if number == 1 else text
@@ -358,25 +376,93 @@ def _unlisted(line: bytes) -> bytes:
 
 def _spread(file: _Reader) -> Iterator[tuple[str, Record | WrongRecord]]:
     """Yield the objects of an array, or of objects after each other, as they are read."""
-    if file.peek(3).startswith(b"\xef\xbb\xbf"):
-        file.read(3)
     number = 0
-    prefix = "item" if file.peek(_PEEK)[:_PEEK].lstrip()[:1] == b"[" else ""
-    try:
-        for record in ijson.items(file, prefix, multiple_values=True, use_float=True):
+    for text in _split(file):
+        if text is None:
+            yield f"after record {number}", WrongRecord("not JSON from here to the end")
+        else:
             number += 1
-            yield f"record {number}", record if isinstance(record, dict) else WrongRecord("not a JSON object")
-    except (ijson.JSONError, UnicodeDecodeError, ValueError):
-        yield f"after record {number}", WrongRecord("not JSON from here to the end")
+            yield f"record {number}", text if isinstance(text, WrongRecord) else _object(text + b"\n")
+
+
+def _split(file: Any) -> Iterator[bytes | WrongRecord | None]:
+    """Yield the JSON texts of the values of an array, or of values after each other; None if the last one is cut off.
+
+    Brackets outside of strings end a value, so no value needs to be parsed to find the next one, and none is held that is
+    longer than LONGEST_LINE.
+    """
+    outer = depth = size = 0
+    kept: list[bytes] = []
+    in_string = other = False
+    rest = b""
+    while piece := file.read(_PEEK):
+        data = rest + piece
+        at, rest = 0, b""
+        if in_string:
+            found = _STRING_END.match(data)
+            assert found is not None
+            in_string, at = not found[1], found.end()
+        begun = 0
+        while not in_string and (token := _TOKEN.search(data, at)) is not None:
+            if depth == outer:
+                between = data[at : token.start()].split(b",")
+                for part in between[:-1]:
+                    if other or part.strip(_SPACE):
+                        yield WrongRecord("not a JSON object")
+                    other = False
+                other = other or bool(between[-1].strip(_SPACE))
+            at, mark = token.end(), data[token.start()]
+            if mark == _QUOTE:
+                in_string = not token[1]
+                other = other or depth == outer
+            elif mark in _OPENING:
+                if depth == outer == 0 and mark == _LIST:
+                    outer = depth = 1
+                    continue
+                if depth == outer:
+                    begun = token.start()
+                    if other:
+                        yield WrongRecord("not JSON")
+                    other = False
+                depth += 1
+                if depth > DEEPEST:
+                    yield None
+                    return
+            elif depth == outer:
+                if other:
+                    yield WrongRecord("not a JSON object" if outer else "not JSON")
+                outer, other = 0, not outer
+                depth = 0
+            else:
+                depth -= 1
+                if depth == outer:
+                    size += at - begun
+                    yield _too_long() if size > LONGEST_LINE else b"".join([*kept, data[begun:at]])
+                    kept, size, begun = [], 0, at
+        if in_string and at < len(data):  # a backslash whose character comes with the next piece
+            rest = data[at:]
+            data = data[:at]
+        if depth > outer:
+            size += len(data) - begun
+            kept = [] if size > LONGEST_LINE else [*kept, data[begun:]]
+        elif data[at:].strip(_SPACE + b","):
+            other = True
+    if other and not outer:
+        yield WrongRecord("not JSON")
+    if outer or depth or in_string:
+        yield None
 
 
 def _object(line: bytes, repair: Callable[[bytes], bytes] | None = None) -> Record | WrongRecord:
     try:
         record = loads(line)
     except UnicodeDecodeError:  # web servers log a client's bytes as they came
-        return _object(line.decode("utf-8", "replace").encode(), repair)
+        sound = line.decode("utf-8", "replace").encode()
+        return _object(sound, repair) if sound != line else WrongRecord("not JSON")
     except RecursionError:
         return WrongRecord("not JSON")
+    except TooLarge:
+        return WrongRecord(f"more than {MOST_VALUES:,} values")
     except ValueError:
         if repair is not None and (repaired := repair(line)) != line:
             return _object(repaired)
@@ -385,7 +471,16 @@ def _object(line: bytes, repair: Callable[[bytes], bytes] | None = None) -> Reco
 
 
 def loads(text: str | bytes) -> Any:
-    """Return the value of a JSON text; whole numbers of too many digits become infinity. Raises ValueError, RecursionError."""
+    """Return the value of a JSON text; whole numbers of too many digits become infinity.
+
+    Raises:
+        TooLarge: it has too many values. The memory for these is not taken.
+        ValueError, RecursionError: it is not JSON, or nested too deeply.
+    """
+    if _marks(text) > MOST_VALUES:
+        encoded = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+        if _marks(_STRING.sub(b"", encoded)) > MOST_VALUES:
+            raise TooLarge
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -394,7 +489,25 @@ def loads(text: str | bytes) -> Any:
         return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 4_000 else math.inf)
 
 
-def _parquet(path: Path) -> Iterator[tuple[str, Record]]:
+def _marks(text: str | bytes) -> int:
+    """Return the number of marks that precede a value: at least that of the values behind the first."""
+    if isinstance(text, str):
+        return text.count(",") + text.count("[") + text.count("{")
+    return text.count(b",") + text.count(b"[") + text.count(b"{")
+
+
+def _too_long() -> WrongRecord:
+    return WrongRecord(f"longer than {LONGEST_LINE >> 20} MiB")
+
+
+def _row(batch: Any) -> Record | WrongRecord:
+    if batch.get_total_buffer_size() > LONGEST_LINE and batch.nbytes > LONGEST_LINE:
+        return _too_long()
+    text = json.dumps(batch.to_pylist()[0], default=str)
+    return _object(text.encode() + b"\n")
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, Record | WrongRecord]]:
     """Yield the rows of a Parquet file as a JSON file has them: times as text.
 
     Raises:
@@ -407,10 +520,15 @@ def _parquet(path: Path) -> Iterator[tuple[str, Record]]:
     number = 0
     try:
         with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=_ROWS):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"record {number}", json.loads(json.dumps(row, default=str))
+            for group in range(file.num_row_groups):
+                # A value that many rows share is stored once, so a small column may have many large rows.
+                columns = file.metadata.row_group(group)
+                largest = max((columns.column(at).total_uncompressed_size for at in range(columns.num_columns)), default=0)
+                rows = min(max(LONGEST_LINE // max(largest, 1), 1), _ROWS)
+                for batch in file.iter_batches(batch_size=rows, row_groups=[group]):
+                    for at in range(batch.num_rows):
+                        number += 1
+                        yield f"record {number}", _row(batch.slice(at, 1))
     except (OSError, pyarrow.ArrowException):
         # Not `from error`: its message may contain values.
         raise DatasetError(f"{path} is a damaged Parquet file after record {number}: fetch it again") from None
@@ -418,7 +536,6 @@ def _parquet(path: Path) -> Iterator[tuple[str, Record]]:
 
 def _array(path: Path) -> Iterator[tuple[str, Record | WrongRecord]]:
     """Yield the objects of an array. A truncated file yields its complete objects and one wrong record."""
-    size = path.stat().st_size
     position = -1
     with path.open("rb") as file:
         first = _first_character(file)
@@ -426,14 +543,15 @@ def _array(path: Path) -> Iterator[tuple[str, Record | WrongRecord]]:
             return
         if first != b"[":
             raise DatasetError(f"{path} is not a JSON array: rename it to .jsonl if it has one JSON object per line")
-        try:
-            for position, record in enumerate(ijson.items(file, "item")):
-                yield f"record {position}", record if isinstance(record, dict) else WrongRecord("not a JSON object")
-        except ijson.JSONError:
-            # Not `from error`: its message contains text of the file.
-            if file.tell() < size:
-                raise DatasetError(f"{path} is not JSON after record {position}: repair it or fetch it again") from None
-            yield f"after record {position}", WrongRecord("file cut off")
+        for text in _split(file):
+            if text is None:
+                yield f"after record {position}", WrongRecord("file cut off")
+                return
+            record = text if isinstance(text, WrongRecord) else _object(text + b"\n")
+            if isinstance(record, WrongRecord) and str(record) == "not JSON":
+                raise DatasetError(f"{path} is not JSON after record {position}: repair it or fetch it again")
+            position += 1
+            yield f"record {position}", record
 
 
 def _first_character(file: BinaryIO) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from lpc.logs.chats.body import prompt_of, reply_of
 from lpc.logs.chats.fields import moment, name_of, object_of, tokens_of
+from lpc.logs.chats.outcome import ids_of, refuse_uncomputed
 from lpc.logs.chats.request import LoggedRequest
 from lpc.logs.records import Record, WrongRecord
 
@@ -26,6 +27,8 @@ def read(record: Record) -> Iterator[LoggedRequest]:
     answer = response if isinstance(response, dict) else {}
     times = [*(record.get(name) for name in TIMES), *(inside.get(name) for name in TIMES), answer.get("created")]
     time = moment(next((value for value in times if value not in (None, "")), answer.get("created_at")))
+    reply = reply_of(response)
+    refuse_uncomputed(record, object_of(record.get("response")), answer, object_of(record.get("metadata")), replied=bool(reply))
     prompt = prompt_of(body)
     if not isinstance(response, str | list | dict | None):
         raise WrongRecord("response is neither text nor a message")
@@ -40,7 +43,7 @@ def read(record: Record) -> Iterator[LoggedRequest]:
         time,
         prompt.messages,
         prompt.tools,
-        reply_of(response),
+        reply,
         session=_name(body, "session_id")
         or name_of(body.get("conversation_id"))
         or name_of(conversation.get("id") if isinstance(conversation, dict) else conversation),
@@ -50,6 +53,7 @@ def read(record: Record) -> Iterator[LoggedRequest]:
         category=_name(record, "category") or "chat",
         scope=prompt.scope,
         left_out=prompt.left_out,
+        ids=ids_of(record, answer),
     )
 
 

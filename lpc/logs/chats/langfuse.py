@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from lpc.logs.chats.body import prompt_of, reply_of
 from lpc.logs.chats.fields import decoded, first_of, moment, name_of, object_of, snake, tokens_of
+from lpc.logs.chats.outcome import ids_of, refuse_uncomputed
 from lpc.logs.chats.request import LoggedRequest
 from lpc.logs.records import OtherRecord, Record, WrongRecord
 
@@ -53,6 +54,7 @@ def _request(row: Record) -> LoggedRequest:
     reply = reply_of(decoded(row.get("output")))
     if row.get("level") == "ERROR" and not reply:
         raise OtherRecord("failed call")
+    refuse_uncomputed(row, object_of(row.get("metadata")), object_of(row.get("output")), replied=bool(reply))
     if asked in (None, "", "null", [], {}):
         raise OtherRecord("no input")
     model = first_of(row, "provided_model_name", "model")
@@ -77,4 +79,6 @@ def _request(row: Record) -> LoggedRequest:
         output_tokens=output_tokens,
         scope=prompt.scope,
         left_out=prompt.left_out,
+        ids=ids_of(row, row.get("output")),
+        parent=f"id:{name_of(row.get('parent_observation_id')) or ''}",
     )

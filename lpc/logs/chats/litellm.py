@@ -9,6 +9,7 @@ from typing import Any
 
 from lpc.logs.chats.body import prompt_of, refuse_operation, reply_of
 from lpc.logs.chats.fields import count_of, decoded, first_of, moment, name_of, object_of
+from lpc.logs.chats.outcome import ids_of, refuse_uncomputed
 from lpc.logs.chats.request import LoggedRequest
 from lpc.logs.records import OtherRecord, Record
 
@@ -29,8 +30,9 @@ def read(record: Record) -> Iterator[LoggedRequest]:
         raise OtherRecord("answered by LiteLLM's cache")
     if input_tokens is None and count_of(record.get("prompt_tokens")) == 0 and not reply:
         raise OtherRecord("failed call")
-    prompt = prompt_of(_body(record))
     metadata = object_of(record.get("metadata"))
+    refuse_uncomputed(record, metadata, object_of(response), replied=bool(reply) or input_tokens is not None)
+    prompt = prompt_of(_body(record))
     yield LoggedRequest(
         moment(first_of(record, "startTime", "start_time")),
         prompt.messages,
@@ -43,6 +45,7 @@ def read(record: Record) -> Iterator[LoggedRequest]:
         output_tokens=count_of(record.get("completion_tokens")),
         scope=prompt.scope,
         left_out=prompt.left_out,
+        ids=ids_of(record, response),
     )
 
 

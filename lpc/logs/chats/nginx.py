@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from lpc.logs.chats.body import prompt_of, refuse_operation, reply_of
-from lpc.logs.chats.fields import count_of, decoded, first_of, moment, name_of, object_of, tokens_of
+from lpc.logs.chats.fields import decoded, first_of, moment, name_of, object_of, tokens_of
+from lpc.logs.chats.outcome import ids_of, refuse_uncomputed
 from lpc.logs.chats.request import LoggedRequest
 from lpc.logs.records import OtherRecord, Record, WrongRecord, loads
 
@@ -33,9 +34,7 @@ def _decoded(match: re.Match[bytes]) -> bytes:
 def read(record: Record) -> Iterator[LoggedRequest]:
     """Yield the request of a line. Raises WrongRecord; OtherRecord for failed calls, other paths, and lines without a body."""
     refuse_operation(first_of(record, "uri", "request_uri", "path", "request"))
-    status = count_of(record.get("status"))
-    if status is not None and status >= 400:
-        raise OtherRecord("failed call")
+    refuse_uncomputed(record, replied=True)
     found = first_of(record, "body", "request_body")
     if found in (None, "-"):
         raise OtherRecord("no body: not a chat, or larger than client_body_buffer_size")
@@ -45,20 +44,23 @@ def read(record: Record) -> Iterator[LoggedRequest]:
         raise WrongRecord("the body is not JSON, or cut off") from None
     if not isinstance(body, dict):
         raise WrongRecord("the body is not an object")
-    prompt = prompt_of(body)
     response = decoded(first_of(record, "response", "response_body", "resp_body"))
     answer = response if isinstance(response, dict) else {}
+    reply = reply_of(response)
+    refuse_uncomputed(record, answer, replied=bool(reply))
+    prompt = prompt_of(body)
     input_tokens, output_tokens = tokens_of(object_of(first_of(answer, "usage", "usageMetadata")) or answer)
     metadata = object_of(body.get("metadata"))
     yield LoggedRequest(
         moment(first_of(record, "time", "time_iso8601", "msec", "@timestamp", "timestamp", "time_local")),
         prompt.messages,
         prompt.tools,
-        reply_of(response),
+        reply,
         session=name_of(first_of(record, "session_id")),
         user=name_of(first_of(body, "user") or metadata.get("user_id")) or "",
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         scope=prompt.scope,
         left_out=prompt.left_out,
+        ids=ids_of(record, answer),
     )

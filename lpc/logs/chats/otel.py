@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from lpc.logs.chats.body import prompt_of, refuse_operation, reply_of
 from lpc.logs.chats.fields import count_of, decoded, first_of, moment, name_of, tokens_of
+from lpc.logs.chats.outcome import CACHED, STATUS, refuse_uncomputed
 from lpc.logs.chats.request import LoggedRequest
 from lpc.logs.records import OtherRecord, Record, WrongRecord
 
@@ -93,6 +94,8 @@ def _request(span: Record) -> LoggedRequest:
     code = first_of(status, "code", "status_code") if isinstance(status, dict) else None
     if not reply and (str(code) in ERROR or found.get("error.type")):
         raise OtherRecord("failed call")
+    last = {name.rpartition(".")[2]: value for name, value in found.items()}
+    refuse_uncomputed({name: last[name] for name in (*STATUS, *CACHED) if name in last}, replied=True)
     if not body.get("messages"):
         raise OtherRecord("no messages: record the content of messages")
     prompt = prompt_of(body)
@@ -112,7 +115,22 @@ def _request(span: Record) -> LoggedRequest:
         output_tokens=output_tokens,
         scope=prompt.scope,
         left_out=prompt.left_out,
+        ids=tuple(name for name in (_name(span, "spanId", "span_id"), _response(found)) if name),
+        parent=_name(span, "parentSpanId", "parent_span_id", "parent_id"),
     )
+
+
+def _name(span: Record, *fields: str) -> str:
+    """Return the name of a span, or of the span around it; empty: none."""
+    context = span.get("context")
+    fields_of = {**context, **span} if isinstance(context, dict) else span
+    trace, name = name_of(first_of(fields_of, "traceId", "trace_id")), name_of(first_of(fields_of, *fields))
+    return f"span:{trace or ''}/{name}" if name is not None else ""
+
+
+def _response(found: Record) -> str:
+    name = name_of(found.get("gen_ai.response.id"))
+    return "" if name is None else f"response:{name}"
 
 
 def _start(span: Record) -> object:

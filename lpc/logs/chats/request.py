@@ -69,6 +69,8 @@ class LoggedRequest:
         category: class of the request.
         scope: model and cache salt. Requests of different scopes share nothing in a cache.
         left_out: what is not in the parts, in fixed words.
+        ids: names of the call, each with its field. A record with one of these and the same prompt is the same call.
+        parent: the name of the call around this one, as in its ids; empty: none.
     """
 
     time: float
@@ -83,6 +85,8 @@ class LoggedRequest:
     category: str = "chat"
     scope: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+    parent: str = ""
 
     @property
     def salt(self) -> str:

@@ -12,7 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lpc.logs.records import DAMAGED, Record, Skipped, TraceError, WrongRecord, loads, log_files, name_of, unpacked
+from lpc.logs.records import (
+    DAMAGED,
+    LONGEST_LINE,
+    MOST_VALUES,
+    Record,
+    Skipped,
+    TooLarge,
+    TraceError,
+    WrongRecord,
+    loads,
+    log_files,
+    name_of,
+    unpacked,
+)
 from lpc.logs.traces.request import BlockIds, Trace, TracedRequest, ids_of, seconds, tokens
 
 ACTIVE_SESSIONS: Final = 20
@@ -76,11 +89,15 @@ def _sessions(path: Path, skipped: Skipped) -> list[_Session]:
         try:
             for place, content in _members(file):
                 try:
+                    if len(content) > LONGEST_LINE:
+                        raise WrongRecord(f"longer than {LONGEST_LINE >> 20} MiB")
                     session = _session(loads(content))
                     if sessions and session.block_tokens != sessions[0].block_tokens:
                         raise WrongRecord("block_size is not the first session's")
                 except WrongRecord as wrong:
                     skipped.note(str(wrong), f"{name}:{place}")
+                except TooLarge:
+                    skipped.note(f"more than {MOST_VALUES:,} values", f"{name}:{place}")
                 except (ValueError, RecursionError):
                     skipped.note("not JSON", f"{name}:{place}")
                 else:
@@ -102,7 +119,7 @@ def _members(file: Path) -> Iterator[tuple[str, bytes]]:
         for member in sorted(archive.getmembers(), key=lambda member: member.name):
             content = archive.extractfile(member) if member.name.endswith(".json") else None
             if content is not None:
-                yield member.name, content.read()
+                yield member.name, content.read(LONGEST_LINE + 1)
 
 
 def _session(record: object) -> _Session:

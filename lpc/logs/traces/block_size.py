@@ -1,12 +1,13 @@
 """The size of a trace's blocks, which its records do not name: found by the lengths of prompts and their numbers of ids."""
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from lpc.logs.records import Skipped, read_records
-from lpc.logs.traces.request import ids_of, tokens
+from lpc.logs.traces.request import ids_of, in_order, tokens
 
 SIZED_BY: Final = 1_000
 """Records that decide."""
@@ -14,8 +15,12 @@ LARGEST: Final = 1 << 16
 """Tokens of the largest block that is considered."""
 
 
-def block_tokens_of(path: Path, published: int) -> int:
-    """Return the tokens of a block that fit the lengths of most of the first records. Raises TraceError.
+def block_tokens_of(path: Path, published: int, arrival: Callable[[dict[str, Any]], float] = lambda _: 0.0) -> int:
+    """Return the tokens of a block that fit the lengths of most of the first records that are kept. Raises TraceError.
+
+    Args:
+        published: see below.
+        arrival: returns a record's time, and raises WrongRecord for what its reader skips whatever the size is.
 
     An export of `lpc.logs.traces.anonymous` names its size, and then the first record decides.
 
@@ -23,7 +28,12 @@ def block_tokens_of(path: Path, published: int) -> int:
     block may have an id or not. Of equally good sizes it is ``published``, or the one that the highest power of two divides.
     """
     changes = Counter[int]()
-    for _, (length, count, named) in islice(read_records(path, _lengths, Skipped()), SIZED_BY):
+
+    def parse(record: dict[str, Any]) -> list[tuple[float, int, int, int | None]]:
+        return [(arrival(record), *_lengths(record))]
+
+    kept = in_order(islice(read_records(path, parse, Skipped()), SIZED_BY), lambda found: found[:1], Skipped())
+    for _, length, count, named in kept:
         if named is not None:
             return named
         low, high = length // (count + 1) + 1, -(-length // (count - 1)) if count > 1 else LARGEST + 1
@@ -42,6 +52,6 @@ def block_tokens_of(path: Path, published: int) -> int:
     return max(found, key=lambda size: (size == published, size & -size, -size), default=published)
 
 
-def _lengths(record: dict[str, Any]) -> list[tuple[int, int, int | None]]:
+def _lengths(record: dict[str, Any]) -> tuple[int, int, int | None]:
     length, ids = tokens(record, "input_length", 1), ids_of(record, "hash_ids")
-    return [(length, len(ids), tokens(record, "block_size", 1) if "block_size" in record else None)]
+    return length, len(ids), tokens(record, "block_size", 1) if "block_size" in record else None

@@ -12,8 +12,9 @@
 - **Turns** are the number of requests, or of user messages if that is higher (the log may begin in mid-conversation).
 """
 
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -23,8 +24,8 @@ from typing import Final
 from lpc.logs.chats import read_chats
 from lpc.logs.chats.request import MEDIA_TOKENS, LoggedMessage, LoggedRequest, Part, rendered
 from lpc.logs.datasets.conversation import Conversation
-from lpc.logs.records import Skipped
-from lpc.logs.traces.request import BlockIds, Trace, TracedRequest, in_order
+from lpc.logs.records import OtherRecord, Skipped
+from lpc.logs.traces.request import FAR_AWAY, BlockIds, Trace, TracedRequest, in_order
 from lpc.logs.traces.sample import WHOLE, Sample
 from lpc.model.conversation import Message
 
@@ -64,13 +65,19 @@ class _Line:
 
 def read_chat(path: Path, format: str = "chat", sample: Sample = WHOLE) -> Trace:  # noqa: A002
     """Read a log of chats, or a sample of it, as a trace. Raises TraceError: see `lpc.logs.records.read_records`."""
-    check = sample.checker(lambda: (_parts(request) for _, request in read_chats(path, format, Skipped())))
-    skipped = Skipped()
-    reading = _Reading()
-    placed = (
-        (place, reading.line(request)) for place, request in read_chats(path, format, skipped, lambda one: check(_parts(one)))
-    )
-    lines = in_order(placed, lambda line: (line.time,), skipped)
+    in_sample = sample.checker(lambda: (_parts(request) for _, request in read_chats(path, format, Skipped())))
+    between = -math.inf, math.inf
+
+    def check(request: LoggedRequest) -> None:
+        if not between[0] <= request.time <= between[1]:
+            raise OtherRecord(FAR_AWAY)
+        in_sample(_parts(request))
+
+    skipped, reading, lines = _lines(path, format, check)
+    if FAR_AWAY in skipped.counts:
+        # What is skipped must not decide the tokens of media or of blocks.
+        between = lines[0].time, lines[-1].time
+        skipped, reading, lines = _lines(path, format, check)
     names: dict[int, int] = {}
 
     def numbered(blocks: tuple[int, ...]) -> tuple[int, ...]:
@@ -98,6 +105,17 @@ def read_chat(path: Path, format: str = "chat", sample: Sample = WHOLE) -> Trace
             )
         )
     return Trace(path.name, block_tokens, requests, start=start, skipped=skipped, estimated=reading.estimated())
+
+
+def _lines(
+    path: Path,
+    format: str,  # noqa: A002
+    check: Callable[[LoggedRequest], None],
+) -> "tuple[Skipped, _Reading, list[_Line]]":
+    """Return the requests of a log in order of time, what was skipped, and what was learnt about media."""
+    skipped, reading = Skipped(), _Reading()
+    placed = ((place, reading.line(request)) for place, request in read_chats(path, format, skipped, check))
+    return skipped, reading, in_order(placed, lambda line: (line.time,), skipped)
 
 
 def _parts(request: LoggedRequest) -> Iterator[object]:

@@ -56,7 +56,7 @@ class _Place:
 def read_mooncake(path: Path, sample: Sample = WHOLE) -> Trace:
     """Read a Mooncake trace, or a sample of it. Raises TraceError, as `read_lines`."""
     skipped = Skipped()
-    size = block_tokens_of(path, PUBLISHED_TOKENS)
+    size = block_tokens_of(path, PUBLISHED_TOKENS, lambda record: _lengths(record)[0])
     ids = BlockIds()
 
     def blocks(record: dict[str, Any]) -> list[int]:
@@ -136,11 +136,15 @@ class _Conversations:
         return isinstance(known, set) and len(known) > SHARED_AFTER
 
 
-def _parse(record: dict[str, Any], ids: BlockIds, block_tokens: int) -> _Line:
+def _lengths(record: dict[str, Any]) -> tuple[float, int, int]:
+    """Return arrival, tokens of the prompt, and tokens of the reply. Raises WrongRecord."""
     input_tokens = tokens(record, "input_length", 1)
-    found = hashed_blocks(record, input_tokens, block_tokens)
-    arrival, output_tokens = seconds(record, "timestamp") / 1000, tokens(record, "output_length")
-    blocks = ids.chain(found)
+    return seconds(record, "timestamp") / 1000, input_tokens, tokens(record, "output_length")
+
+
+def _parse(record: dict[str, Any], ids: BlockIds, block_tokens: int) -> _Line:
+    arrival, input_tokens, output_tokens = _lengths(record)
+    blocks = ids.chain(hashed_blocks(record, input_tokens, block_tokens))
     return _Line(
         arrival,
         input_tokens,

@@ -9,6 +9,7 @@ Optional fields, which `lpc export` writes: `block_size`, `reply_hash_ids` of th
 `reply_end`, and `served` s.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -50,7 +51,7 @@ class _Line:
 def read_qwen(path: Path, sample: Sample = WHOLE) -> Trace:
     """Read a Qwen-Bailian trace, or a sample of it. Raises TraceError: see `read_lines`."""
     skipped = Skipped()
-    size = block_tokens_of(path, PUBLISHED_TOKENS)
+    size = block_tokens_of(path, PUBLISHED_TOKENS, _new())
     ids, chats = BlockIds(), set[int]()
 
     def blocks(record: dict[str, Any]) -> list[int]:
@@ -61,9 +62,7 @@ def read_qwen(path: Path, sample: Sample = WHOLE) -> Trace:
     def parse(record: dict[str, Any]) -> _Line:
         check(blocks(record))
         line = _parse(record, ids, size)
-        if line.chat in chats:
-            raise WrongRecord("chat_id is another line's")
-        chats.add(line.chat)
+        _refuse_repeated(line.chat, chats)
         return line
 
     # Sorted by turn as well, because a parent may have its child's time stamp.
@@ -93,26 +92,54 @@ def read_qwen(path: Path, sample: Sample = WHOLE) -> Trace:
     return Trace(path.name, size, requests, skipped=skipped)
 
 
-def _parse(record: dict[str, Any], ids: BlockIds, block_tokens: int) -> _Line:
-    category = record.get("type")
-    if not isinstance(category, str) or not category:
+def _new() -> Callable[[dict[str, Any]], float]:
+    """Return a function that returns a record's arrival, and raises WrongRecord for one that is skipped whatever a block is."""
+    chats = set[int]()
+
+    def arrival(record: dict[str, Any]) -> float:
+        _check(record)
+        found = seconds(record, "timestamp")
+        _refuse_repeated(whole(record, "chat_id", 0), chats)
+        return found
+
+    return arrival
+
+
+def _refuse_repeated(chat: int, chats: set[int]) -> None:
+    if chat in chats:
+        raise WrongRecord("chat_id is another line's")
+    chats.add(chat)
+
+
+def _check(record: dict[str, Any]) -> None:
+    """Raise WrongRecord for a field that is not what the publisher describes; without `hash_ids`."""
+    if not isinstance(record.get("type"), str) or not record["type"]:
         raise WrongRecord("type is not text")
+    if not isinstance(record.get("reply_end", ""), str):
+        raise WrongRecord("reply_end is not text")
+    whole(record, "chat_id", 0), whole(record, "parent_chat_id", NO_PARENT), whole(record, "turn", 1)
+    tokens(record, "input_length", 1), tokens(record, "output_length"), seconds(record, "timestamp")
+    if "served" in record:
+        seconds(record, "served")
+    if "reply_hash_ids" in record:
+        ids_of(record, "reply_hash_ids")
+
+
+def _parse(record: dict[str, Any], ids: BlockIds, block_tokens: int) -> _Line:
+    _check(record)
     input_tokens = tokens(record, "input_length", 1)
     blocks = hashed_blocks(record, input_tokens, block_tokens)
     full = blocks[: input_tokens // block_tokens]
-    end = record.get("reply_end", "")
-    if not isinstance(end, str):
-        raise WrongRecord("reply_end is not text")
     return _Line(
         whole(record, "chat_id", 0),
         whole(record, "parent_chat_id", NO_PARENT),
         seconds(record, "timestamp"),
         input_tokens,
         tokens(record, "output_length"),
-        category,
+        record["type"],
         whole(record, "turn", 1),
         ids.chain(blocks),
         ids.chain([*full, *ids_of(record, "reply_hash_ids")]) if "reply_hash_ids" in record else None,
-        end,
+        record.get("reply_end", ""),
         seconds(record, "served") if "served" in record else None,
     )

@@ -17,6 +17,8 @@ LATEST: Final = 1e14
 FAR_S: Final = 10 * 365 * 86_400.0
 """Seconds from a log's median time to an absurd one: of a clock that was not set, or in other units."""
 
+FAR_AWAY: Final = "time is more than 10 years from the others'"
+
 T = TypeVar("T")
 
 
@@ -167,7 +169,7 @@ def in_order(found: Iterable[tuple[str, T]], key: Callable[[T], tuple[float, ...
     kept = []
     for place, item in ordered:
         if abs(key(item)[0] - median) > FAR_S:
-            skipped.note("time is more than 10 years from the others'", place)
+            skipped.note(FAR_AWAY, place)
         else:
             kept.append(item)
     return kept

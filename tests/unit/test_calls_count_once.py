@@ -1,0 +1,138 @@
+"""Records of calls that no engine computed, and calls that were logged twice, are skipped and counted."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lpc.logs.log import open_log
+from lpc.logs.traces.request import Trace
+
+Row = dict[str, Any]
+ASKED = [{"role": "user", "content": "what is a cache? " * 40}]
+SAID = {"role": "assistant", "content": "a store"}
+
+
+def chat(at: int, name: str, **rest: object) -> Row:
+    return {"time": at, "id": name, "messages": ASKED, "response": {"choices": [{"message": SAID}]}, **rest}
+
+
+def litellm(at: int, name: str, **rest: object) -> Row:
+    row = {"startTime": at, "id": name, "call_type": "acompletion", "messages": ASKED, "prompt_tokens": 170}
+    return {**row, "response": {"choices": [{"message": SAID}]}, **rest}
+
+
+def langfuse(at: int, name: str, **rest: object) -> Row:
+    return {"start_time": at, "id": name, "type": "GENERATION", "input": ASKED, "output": SAID, **rest}
+
+
+def otel(at: int, name: str, **rest: object) -> Row:
+    attributes = {"gen_ai.input.messages": json.dumps(ASKED), "gen_ai.output.messages": json.dumps([SAID])}
+    return {"startTimeUnixNano": at + 1, "traceId": "t", "spanId": name, "attributes": {**attributes, **rest}}
+
+
+def nginx(at: int, name: str, **rest: object) -> Row:
+    return {"time": at, "request_id": name, "body": {"messages": ASKED}, "response": {"choices": [{"message": SAID}]}, **rest}
+
+
+ROWS = {"chat": chat, "litellm": litellm, "langfuse": langfuse, "otel": otel, "nginx": nginx}
+
+
+def read(tmp_path: Path, *rows: Row, format: str | None = None) -> Trace:  # noqa: A002
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with open_log(path, format) as log:
+        return log.trace()
+
+
+@pytest.mark.parametrize("format", ROWS)
+def test_a_record_that_is_there_twice_counts_once(tmp_path: Path, format: str) -> None:  # noqa: A002
+    rows = [ROWS[format](at, f"call {at}") for at in range(5)]
+    trace = read(tmp_path, *rows, *rows[1:4], format=format)
+    assert trace.requests == read(tmp_path, *rows, format=format).requests
+    assert trace.skipped.counts == {"logged twice": 3}
+
+
+UNCOMPUTED: list[tuple[str, Row, str]] = [
+    ("chat", {"status": 429}, "failed call"),
+    ("chat", {"status_code": 503}, "failed call"),
+    ("chat", {"status": "503"}, "failed call"),
+    ("chat", {"status": "error"}, "failed call"),
+    ("chat", {"response": None, "error": "rate limit"}, "failed call"),
+    ("chat", {"response": {"error": {"message": "too many"}}}, "failed call"),
+    ("chat", {"response": {"status_code": 429, "body": {"detail": "no"}}}, "failed call"),
+    ("chat", {"cache_hit": True}, "answered by a cache"),
+    ("chat", {"cached": True}, "answered by a cache"),
+    ("chat", {"cacheStatus": "HIT"}, "answered by a cache"),
+    ("chat", {"metadata": {"cache_hit": "True"}}, "answered by a cache"),
+    ("chat", {"x-lpc-cache": "exact"}, "answered by a cache"),
+    ("litellm", {"status": "failure"}, "failed call"),
+    ("litellm", {"status_code": 429}, "failed call"),
+    ("litellm", {"cached": True}, "answered by a cache"),
+    ("litellm", {"metadata": {"cache_hit": True}}, "answered by a cache"),
+    ("langfuse", {"output": None, "level": "ERROR"}, "failed call"),
+    ("langfuse", {"metadata": {"status_code": 503}}, "failed call"),
+    ("langfuse", {"metadata": {"cache_hit": True}}, "answered by a cache"),
+    ("otel", {"http.response.status_code": 429}, "failed call"),
+    ("otel", {"gen_ai.cache_hit": True}, "answered by a cache"),
+    ("nginx", {"status": "503"}, "failed call"),
+    ("nginx", {"upstream_cache_status": "HIT"}, "answered by a cache"),
+    ("nginx", {"response": {"error": {"message": "no"}}}, "failed call"),
+]
+
+
+@pytest.mark.parametrize(("format", "fields", "reason"), UNCOMPUTED, ids=lambda value: str(value)[:40])
+def test_a_call_that_no_engine_computed_is_named(tmp_path: Path, format: str, fields: Row, reason: str) -> None:  # noqa: A002
+    good = [ROWS[format](at, f"call {at}") for at in range(3)]
+    trace = read(tmp_path, *good, *(ROWS[format](9 + at, f"call {at}", **fields) for at in range(3)), format=format)
+    assert trace.requests == read(tmp_path, *good, format=format).requests
+    assert trace.skipped.counts == {reason: 3}
+
+
+SOUND: list[tuple[str, Row]] = [
+    ("chat", {"status": 200, "error": None, "cache_hit": False, "cached": "false", "cache_status": "MISS"}),
+    ("chat", {"status": "success", "usage": {"prompt_tokens": 170, "prompt_tokens_details": {"cached_tokens": 160}}}),
+    ("litellm", {"status": "success", "cache_hit": "None", "error_str": None}),
+    ("langfuse", {"level": "DEFAULT", "metadata": {"cache_hit": False}}),
+    ("otel", {"http.response.status_code": 200, "gen_ai.usage.cached": 5}),
+    ("nginx", {"status": 200, "upstream_cache_status": "-"}),
+]
+
+
+@pytest.mark.parametrize(("format", "fields"), SOUND, ids=lambda value: str(value)[:40])
+def test_the_call_that_succeeded_counts_also_after_a_failed_attempt(tmp_path: Path, format: str, fields: Row) -> None:  # noqa: A002
+    failed = {"http.response.status_code": 503} if format == "otel" else {"status_code": 503}
+    rows = [ROWS[format](1, "a", **failed), ROWS[format](2, "a", **fields)]
+    trace = read(tmp_path, *rows, format=format)
+    assert (len(trace.requests), trace.skipped.counts) == (1, {"failed call": 1})
+
+
+@pytest.mark.parametrize("format", ROWS)
+def test_one_name_of_different_prompts_is_not_a_call(tmp_path: Path, format: str) -> None:  # noqa: A002
+    other = [{"role": "user", "content": "something else"}]
+    row = ROWS[format](2, "a")
+    field = {"chat": "messages", "litellm": "messages", "langfuse": "input"}.get(format)
+    if field is not None:
+        row[field] = other
+    elif format == "otel":
+        row["attributes"]["gen_ai.input.messages"] = json.dumps(other)
+    else:
+        row["body"] = {"messages": other}
+    trace = read(tmp_path, ROWS[format](1, "a"), row, format=format)
+    assert (len(trace.requests), trace.skipped.counts) == (2, {})
+
+
+@pytest.mark.parametrize("child_first", [True, False])
+def test_a_call_that_two_instrumentations_log_is_one(tmp_path: Path, child_first: bool) -> None:
+    """As OpenInference for LangChain and OpenAI together: a span of the model around another one."""
+    spans, observations = [], []
+    for at in range(10):
+        for rows, outer, inner in (
+            (spans, otel(2 * at, f"o{at}"), {**otel(2 * at + 1, f"i{at}"), "parentSpanId": f"o{at}"}),
+            (observations, langfuse(2 * at, f"o{at}"), langfuse(2 * at + 1, f"i{at}", parent_observation_id=f"o{at}")),
+        ):
+            rows += [inner, outer] if child_first else [outer, inner]
+    for format_, rows in (("otel", spans), ("langfuse", observations)):
+        trace = read(tmp_path, *rows, format=format_)
+        assert (len(trace.requests), trace.skipped.counts) == (10, {"the same call, of another instrumentation": 10})
