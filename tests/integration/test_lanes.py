@@ -13,6 +13,7 @@ from lpc.model.conversation import UserTurns
 from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.v1 import predictor_pb2 as pb
+from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.batching.batch_queue import SHORT_TOKENS
 from predictor_service.requests.parser import RequestParser
 from predictor_service.server import Parts
@@ -59,13 +60,16 @@ async def test_short_conversations_overtake_long_ones_that_are_being_read(
 
     class Held(RequestParser):
         def parse(self, conversation: pb.Conversation, window: int) -> UserTurns:
-            if conversation.WhichOneof("input") != "prompt" or len(conversation.prompt) > 100:
+            is_short = conversation.WhichOneof("input") == "prompt" and len(conversation.prompt) <= 100
+            if not is_short and conversation != probe(conversation.tokens.served_model):
                 held.append(conversation)
                 assert go.wait(patiently())
             return super().parse(conversation, window)
 
     compression = grpc.Compression.Gzip if compressed else grpc.Compression.NoCompression
     async with sidecar(tiny_models, Parts(parser=Held), served_models=served) as (stub, _):
+        for name in served:
+            await eventually(lambda name=name: reads_ids(stub, name))  # its tokenizer may still be loading
         if batch:
             request = pb.PredictBatchRequest(conversations=[FORMS[form]] * 4)
             calls = [asyncio.ensure_future(awaited(stub.PredictBatch(request, compression=compression)))]
@@ -80,6 +84,19 @@ async def test_short_conversations_overtake_long_ones_that_are_being_read(
         finally:
             go.set()
         await asyncio.gather(*calls)
+
+
+def probe(served_model: str) -> pb.Conversation:
+    return pb.Conversation(tokens=pb.TokenIds(ids=[300], served_model=served_model))
+
+
+async def reads_ids(stub: rpc.ContinuationPredictorStub, served_model: str) -> bool:
+    try:
+        await stub.Predict(one(probe(served_model)), timeout=patiently())
+    except grpc.aio.AioRpcError as error:
+        assert error.code() == grpc.StatusCode.UNAVAILABLE, error
+        return False
+    return True
 
 
 async def awaited(call: object) -> object:

@@ -15,7 +15,7 @@ import pytest
 from benchmarks.processes import free_port
 from eviction_client import PredictorClient
 from eviction_client.transport.messages import MAX_TOKEN_IDS
-from tests.eventually import until
+from tests.eventually import patiently, until
 from tests.integration.test_predictor_client import Sidecar, refusing, serving
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -168,4 +168,4 @@ def test_nginx_with_its_default_limit(caplog: pytest.LogCaptureFixture, tmp_path
             assert len(lines(caplog, "client_max_body_size")) == 1
         finally:
             nginx.terminate()
-            nginx.wait(30)
+            nginx.wait(patiently())
