@@ -39,7 +39,7 @@ def hit_unit_of(scheduler: Any) -> HitUnit:
 
 def _dropped(coordinator: Any, hits_end: int) -> int:
     """Return how many tokens the groups of layers with a draft model drop of a match. Recurrent layers drop none."""
-    dropping = getattr(coordinator, "drop_eagle_group_ids", None)
+    dropping: Any = getattr(coordinator, "drop_eagle_group_ids", None)
     if dropping is None:  # before vLLM 0.33 all groups that are flagged drop
         dropping = getattr(coordinator, "eagle_group_ids", ())
     groups = [coordinator.single_type_managers[number] for number in dropping]
