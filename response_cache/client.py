@@ -35,8 +35,8 @@ RENEW_S: Final = 0.5
 """Interval at which flights are renewed."""
 RENEW_TIMEOUT_S: Final = 1.0
 """Less than a lease, so that one silent sidecar of several costs none."""
-HELD_S: Final = 120.0
-"""Time for which a flight is renewed, at most."""
+HELD_S: Final = 60.0
+"""Time for which a flight is renewed, at most, in case its caller never stores an answer."""
 AT_ONCE: Final = 200
 """Flights that one call renews."""
 REOPEN_S: Final = 30.0
