@@ -46,7 +46,7 @@ async def a_gateway(
     # Longer than the default of a lookup, because the machine may be busy.
     made = GatewaySettings(
         **{
-            "gateway_lookup_timeout_s": patiently(10.0),
+            "gateway_lookup_timeout_s": 10.0,  # the longest that is allowed
             "port": 0,
             "metrics_port": 0,
             "gateway_engines": urls,
