@@ -200,7 +200,7 @@ def deployed(kind: str, folder: Path, models: Path, address: str) -> Iterator[De
         "LPC_CACHE_REDIS_TIMEOUT_S": str(min(patiently(1), 10)),
     }
     caches |= {"LPC_PORT": str(port), "LPC_METRICS_PORT": ""}
-    gateway |= {"LPC_PORT": str(http), "LPC_METRICS_PORT": "", "LPC_GATEWAY_LOOKUP_TIMEOUT_S": str(patiently(10))}
+    gateway |= {"LPC_PORT": str(http), "LPC_METRICS_PORT": "", "LPC_GATEWAY_LOOKUP_TIMEOUT_S": "10"}
     lpc = [sys.executable, "-m", "lpc_apps"]
     with contextlib.ExitStack() as stack:
         double = stack.enter_context(_engine())
