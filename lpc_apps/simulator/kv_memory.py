@@ -12,6 +12,7 @@ from typing import Any, Final
 from lpc_apps.simulator.amounts import SimulationError
 from lpc_apps.simulator.model_config import (
     FULL,
+    PARALLEL,
     RECURRENT,
     WINDOWED,
     count,
@@ -106,12 +107,21 @@ def kv_memory(model: str, *, tensor_parallel: int = 1, kv_dtype: str = "auto") -
     full = recurrent = 0
     layers = layers_of(model, config)
     attention = 0 if RECURRENT.issuperset(layers) else _attention_bytes(config, tensor_parallel, size)
+    other = config.get("attention_other_setting")  # Step 3.5: heads of the layers of one type
+    other = other if isinstance(other, dict) else {}
     for kind in layers:
+        if other and kind == other.get("attention_type"):
+            of_layer = _attention_bytes({**config, **other}, tensor_parallel, size)
+        else:
+            of_layer = attention
         if kind in FULL:
-            full += attention
+            full += of_layer
+        elif kind == PARALLEL:
+            full += of_layer
+            recurrent += _state_bytes(model, config, tensor_parallel)
         elif kind in WINDOWED:
             kept = count(config, WINDOWED[kind])
-            windows[kept] = windows.get(kept, 0) + attention
+            windows[kept] = windows.get(kept, 0) + of_layer
         elif kind in RECURRENT:
             recurrent += _state_bytes(model, config, tensor_parallel)
         else:
@@ -141,8 +151,17 @@ def _state_bytes(model: str, config: Mapping[str, Any], ranks: int) -> int:
         groups, kernel = count(config, "mamba_n_groups"), count(config, "mamba_d_conv")
         groups += 0 if groups % ranks == 0 else ranks - groups
         cells = heads * count(config, "mamba_d_head") * states
-        channels = count(config, "mamba_expand") * count(config, "hidden_size") + 2 * groups * states
+        inner = count(config, "mamba_d_ssm") if config.get("mamba_d_ssm") else _expanded(config)
+        channels = inner + 2 * groups * states
+    elif config.get("model_type") == "jamba":  # Mamba 1
+        channels, kernel = _expanded(config), count(config, "mamba_d_conv")
+        cells = channels * count(config, "mamba_d_state")
     else:
         raise unknown(model, "it has recurrent layers of an unknown kind")
     wide = BYTES.get(str(config.get("mamba_ssm_dtype") or config.get("mamba_ssm_cache_dtype")), 2)
     return channels // ranks * (kernel - 1) * 2 + cells // ranks * wide
+
+
+def _expanded(config: Mapping[str, Any]) -> int:
+    """Return the channels of a layer of Mamba."""
+    return count(config, "mamba_expand") * count(config, "hidden_size")

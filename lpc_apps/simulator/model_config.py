@@ -16,6 +16,10 @@ FULL: Final = frozenset({"full_attention", "attention", "global_attention"})
 WINDOWED: Final = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 """Types of layers that keep the last tokens, and the key that has the number of these."""
 RECURRENT: Final = frozenset({"linear_attention", "mamba"})
+PARALLEL: Final = "attention and mamba"
+"""Type of the layers of Falcon-H1, which have both next to each other."""
+WITH_STATE: Final = ("mamba_", "ssm_", "rwkv", "lru_width", "conv_L_cache", "attn_layer_", "full_attn_idxs")
+"""Beginnings of the keys of models of which some layers are recurrent."""
 UNKNOWN: Final = (
     *("compress_ratios", "index_topk", "linear_attn_config", "block_configs", "hybrid_override_pattern", "layers_block_type"),
     *("global_head_dim", "num_kv_shared_layers", "attn_type_list", "cross_attention_layers", "is_encoder_decoder"),
@@ -37,6 +41,8 @@ def read_config(model: str) -> dict[str, Any]:
         OSError: it cannot be read.
     """
     config = _language_model(_read(model))
+    if config.get("model_type") == "minimax_m2" and set(config.get("attn_type_list") or ()) == {1}:
+        config = {key: value for key, value in config.items() if key != "attn_type_list"}  # full attention in each layer
     found = next((key for key in UNKNOWN if config.get(key)), None)
     if found is not None:
         raise unknown(model, f"it has {found}")
@@ -111,10 +117,19 @@ def layers_of(model: str, config: Mapping[str, Any]) -> Sequence[str]:
     if number > MOST_LAYERS:
         raise SimulationError(f"{model:.200}: {number:,} layers are more than {MOST_LAYERS:,}")
     kinds = config.get("layer_types")
+    if config.get("model_type") == "falcon_h1":
+        return [PARALLEL] * number
+    if config.get("model_type") == "jamba":
+        period, offset = count(config, "attn_layer_period"), config.get("attn_layer_offset")
+        if not isinstance(offset, int) or not 0 <= offset < period:
+            raise unknown(model, "it has no attn_layer_offset below attn_layer_period")
+        return ["attention" if layer % period == offset else "mamba" for layer in range(number)]
     if isinstance(kinds, list):
         if len(kinds) < number or not all(isinstance(kind, str) for kind in kinds):
             raise SimulationError(f"{model:.200}: layer_types has not a type for each of {number} layers")
         return cast(list[str], kinds[:number])
+    if (key := next((key for key in config if key.startswith(WITH_STATE) and config[key]), None)) is not None:
+        raise unknown(model, f"it has {key} and no layer_types")
     if config.get("attention_chunk_size"):
         raise unknown(model, "it has attention_chunk_size and no layer_types")
     if not config.get("sliding_window") or config.get("use_sliding_window") is False:
@@ -143,7 +158,7 @@ def unknown(model: str, reason: str) -> SimulationError:
 def heads_of(config: Mapping[str, Any]) -> tuple[int, int, int]:
     """Return the heads of a layer with attention, its KV heads, and the size of a head. Raises SimulationError."""
     heads = count(config, "num_attention_heads", "n_head", "n_heads")
-    names = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num")
+    names = ("num_attention_groups", "n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num")
     kv_heads = count(config, *names) if any(config.get(name) for name in names) else heads
     head = count(config, "head_dim") if config.get("head_dim") else count(config, "hidden_size", "n_embd", "d_model") // heads
     return heads, kv_heads, head

@@ -39,7 +39,7 @@ def take_in(model: OnlineReturns, turn: Turn, arrival: float) -> Floats | None:
 @lru_cache(maxsize=2**20)
 def block_hash(content: int) -> bytes:
     """Return a 32-byte hash of a block, as in an engine."""
-    length = 8 if content < 1 << 63 else 16  # a closed loop that repeats sessions numbers their blocks anew
+    length = 8 if content < 1 << 63 else 16  # a closed loop that repeats sessions gives their blocks new ids
     return hashlib.blake2b(content.to_bytes(length, "little", signed=True), digest_size=32).digest()
 
 

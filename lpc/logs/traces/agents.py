@@ -1,14 +1,17 @@
 """Coding-agent sessions (callanjfox/kv-cache-tester, Apache-2.0) as one trace with N concurrent sessions.
 
-Format: a tar of one JSON per session with `block_size` and `requests` of `t` s, `in`, `out`, `hash_ids` (local to the session),
-`stop`, `api_time` s. Requests of a session have their recorded intervals. The best predictor of a session's return is why the
-reply ended (a tool call or the end of the turn). An engine sees it in the reply; it is the category of the next request.
+Format: a tar of one JSON per session with `block_size` and `requests` of `t` s, `in`, `out`, `hash_ids`, `stop`, `api_time` s.
+Ids are local to the session unless `hash_id_scope` is `global`. An entry with `requests` of its own is a sub-agent, whose times
+start at the entry's `t`; it is a conversation with the session's blocks. Requests of a session have their recorded intervals.
+The best predictor of a session's return is why the reply ended (a tool call or the end of the turn). An engine sees it in the
+reply; it is the category of the next request.
 """
 
 import random
 import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
@@ -45,7 +48,10 @@ class _Call:
 class _Session:
     name: str
     block_tokens: int
-    calls: list[_Call]
+    is_global: bool
+    conversations: list[list[_Call]]
+    """Its own calls, and those of each sub-agent."""
+    retries: int
 
 
 def read_agent_sessions(path: Path, *, active: int = ACTIVE_SESSIONS, seed: int = 0) -> Trace:
@@ -64,25 +70,29 @@ def read_agent_sessions(path: Path, *, active: int = ACTIVE_SESSIONS, seed: int 
     for number, session in enumerate(sessions):
         slot = min(range(active), key=free_at.__getitem__)
         start = free_at[slot]
-        kind = ""
-        for turn, call in enumerate(session.calls, 1):
-            blocks = ids.chain(call.blocks[: call.input_tokens // block_tokens], within=number)
-            arrival = start + call.at
-            requests.append(
-                TracedRequest(
-                    *(arrival, call.input_tokens, call.output_tokens, blocks, session.name, turn, kind),
-                    reply_end=call.reply_end,
-                    served_s=call.took,
+        within = None if session.is_global else number
+        for agent, calls in enumerate(session.conversations):
+            kind = ""
+            name = f"{session.name}/{agent}" if agent else session.name
+            for turn, call in enumerate(calls, 1):
+                blocks = ids.chain(call.blocks[: call.input_tokens // block_tokens], within=within)
+                arrival = start + call.at
+                requests.append(
+                    TracedRequest(
+                        *(arrival, call.input_tokens, call.output_tokens, blocks, name, turn, kind),
+                        reply_end=call.reply_end,
+                        served_s=call.took,
+                    )
                 )
-            )
-            kind = call.reply_end
-            free_at[slot] = max(free_at[slot], arrival + call.took)
+                kind = call.reply_end
+                free_at[slot] = max(free_at[slot], arrival + call.took)
     requests.sort(key=lambda request: request.arrival)
     return Trace(path.name, block_tokens, requests, skipped=skipped)
 
 
 def _sessions(path: Path, skipped: Skipped) -> list[_Session]:
     sessions: list[_Session] = []
+    seen: dict[str, list[bytes]] = {}
     files = log_files(path)
     for file in files:
         name = name_of(file, path)
@@ -92,6 +102,9 @@ def _sessions(path: Path, skipped: Skipped) -> list[_Session]:
                     if len(content) > LONGEST_LINE:
                         raise WrongRecord(f"longer than {LONGEST_LINE >> 20} MiB")
                     session = _session(loads(content))
+                    digest = blake2b(content, digest_size=16).digest()
+                    if digest in seen.setdefault(session.name, []):
+                        raise WrongRecord("session that is there twice")
                     if sessions and session.block_tokens != sessions[0].block_tokens:
                         raise WrongRecord("block_size is not the first session's")
                 except WrongRecord as wrong:
@@ -101,7 +114,12 @@ def _sessions(path: Path, skipped: Skipped) -> list[_Session]:
                 except (ValueError, RecursionError):
                     skipped.note("not JSON", f"{name}:{place}")
                 else:
-                    sessions += [session] if session.calls else []
+                    seen[session.name].append(digest)
+                    for _ in range(session.retries):
+                        skipped.note("request without blocks: a retry", f"{name}:{place}")
+                    if (number := len(seen[session.name])) > 1:  # another session with this id
+                        session = replace(session, name=f"{session.name} ({number})")
+                    sessions += [session] if any(session.conversations) else []
         except (OSError, *DAMAGED, tarfile.TarError) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or "it is not a tar archive, or damaged"
             if len(files) == 1:
@@ -126,24 +144,42 @@ def _session(record: object) -> _Session:
     if not isinstance(record, dict):
         raise WrongRecord("not a JSON object")
     calls = record.get("requests")
-    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        raise WrongRecord("requests is not a list of objects")
     name = record.get("id")
     if not isinstance(name, str | int) or isinstance(name, bool):
         raise WrongRecord("id is neither text nor a whole number")
-    # Requests without blocks, or without a prompt, are retries.
-    return _Session(
-        str(name),
-        tokens(record, "block_size", 1),
-        [_call(call) for call in calls if call.get("hash_ids") and call.get("in") != 0],
-    )
+    scope = record.get("hash_id_scope", "local")
+    if scope not in ("local", "global", None):
+        raise WrongRecord("hash_id_scope is neither local nor global")
+    conversations: list[list[_Call]] = []
+    retries = _gather(calls, 0.0, conversations)
+    return _Session(str(name), tokens(record, "block_size", 1), scope == "global", conversations, retries)
 
 
-def _call(call: Record) -> _Call:
+def _gather(calls: object, start: float, conversations: list[list[_Call]]) -> int:
+    """Add the calls of an agent, whose times are from ``start``, as a conversation; then those of its sub-agents.
+
+    Return the number of calls without blocks, or without a prompt, which are retries. Raises WrongRecord.
+    """
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise WrongRecord("requests is not a list of objects")
+    own: list[_Call] = []
+    conversations.append(own)
+    retries = 0
+    for call in calls:
+        if "requests" in call:
+            retries += _gather(call["requests"], start + seconds(call, "t"), conversations)
+        elif call.get("hash_ids") and call.get("in") != 0:
+            own.append(_call(call, start))
+        else:
+            retries += 1
+    return retries
+
+
+def _call(call: Record, start: float) -> _Call:
     ids = ids_of(call, "hash_ids")
     took = call.get("api_time") or 0.0
     return _Call(
-        seconds(call, "t"),
+        start + seconds(call, "t"),
         tokens(call, "in", 1),
         tokens(call, "out"),
         ids,

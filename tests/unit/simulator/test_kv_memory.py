@@ -138,3 +138,83 @@ def test_a_name_is_read_from_the_local_cache_without_a_network(tmp_path: Path, m
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(SimulationError, match="huggingface_hub, which finds models by name, is not installed"):
         kv_memory("someone/llama")
+
+
+JAMBA = LLAMA_8B | {
+    "model_type": "jamba",
+    "attn_layer_period": 8,
+    "attn_layer_offset": 4,
+    "mamba_d_state": 16,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+}
+FALCON_H1 = LLAMA_8B | {
+    "model_type": "falcon_h1",
+    "num_hidden_layers": 4,
+    "mamba_d_ssm": 1024,
+    "mamba_n_heads": 16,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+}
+STEP = {
+    "model_type": "step3p5",
+    "num_hidden_layers": 4,
+    "hidden_size": 4096,
+    "head_dim": 128,
+    "sliding_window": 512,
+    "num_attention_heads": 64,
+    "num_attention_groups": 8,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "sliding_attention"],
+    "attention_other_setting": {
+        "attention_type": "sliding_attention",
+        "num_attention_heads": 96,
+        "num_attention_groups": 4,
+        "head_dim": 64,
+    },
+}
+MINIMAX_M2 = {
+    "model_type": "minimax_m2",
+    "num_hidden_layers": 62,
+    "num_attention_heads": 48,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "hidden_size": 3072,
+    "attn_type_list": [1] * 62,
+}
+
+
+@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize(
+    ("config", "per_token", "windows", "state"),
+    [
+        (JAMBA, 4 * 4096, (), 28 * (8192 * 3 * 2 + 8192 * 16 * 2)),
+        (FALCON_H1, 4 * 4096, (), 4 * ((1024 + 2 * 128) * 3 * 2 + 16 * 64 * 128 * 2)),
+        (STEP, 2 * 8 * 128 * 2, ((512, 3 * 2 * 4 * 64 * 2),), 0),
+        (MINIMAX_M2, 62 * 4096, (), 0),
+    ],
+    ids=["Jamba", "Falcon-H1", "Step-3.5-Flash", "MiniMax-M2"],
+)
+def test_models_that_name_their_layers_by_other_keys(
+    config: Any, per_token: int, windows: Any, state: int, installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not installed:
+        monkeypatch.setitem(sys.modules, "transformers", None)
+    kv = of(config, tmp_path)
+    assert (kv.per_token, kv.windows, kv.state) == (per_token, windows, state)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LLAMA_8B | {"model_type": "other", "mamba_d_state": 16},
+        LLAMA_8B | {"model_type": "other", "attn_layer_indices": [1, 2]},
+        JAMBA | {"attn_layer_offset": 8},
+        MINIMAX_M2 | {"attn_type_list": [0] + [1] * 61},
+    ],
+)
+def test_layers_that_are_told_by_unknown_keys_are_refused(config: Any, tmp_path: Path) -> None:
+    with pytest.raises(SimulationError):
+        of(config, tmp_path)

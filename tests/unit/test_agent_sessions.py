@@ -1,0 +1,72 @@
+"""Sessions of coding agents: their sub-agents, and ids that sessions share."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+from lpc.logs.traces import Trace, open_trace
+
+Json = dict[str, Any]
+
+
+def call(at: float, *ids: int, **rest: object) -> Json:
+    return {"t": at, "in": 64 * len(ids), "out": 8, "hash_ids": list(ids), "stop": "end", **rest}
+
+
+def session(name: object, *requests: Json, **rest: object) -> Json:
+    return {"id": name, "block_size": 64, "requests": list(requests), **rest}
+
+
+def read(tmp_path: Path, *sessions: Json) -> Trace:
+    path = tmp_path / "log.tar"
+    with tarfile.open(path, "w") as archive:
+        for at, one in enumerate(sessions):
+            text = json.dumps(one).encode()
+            member = tarfile.TarInfo(f"{at}.json")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text))
+    return open_trace(path, "agents", active=1)
+
+
+def test_requests_of_sub_agents_start_at_their_agents_time_and_share_the_sessions_blocks(tmp_path: Path) -> None:
+    inner = {"t": 3, "type": "subagent", "requests": [call(1, 1, 4)]}
+    helper = {"t": 10, "type": "subagent", "requests": [call(0, 1, 3), call(2, 1, 3, 5), inner]}
+    trace = read(tmp_path, session("a", call(0, 1, 2), helper, call(20, 1, 2, 6), call(30), call(31, 1, **{"in": 0})))
+    found = [(request.arrival, request.conversation, request.turn, request.blocks) for request in trace.requests]
+    assert found == [
+        (0.0, "a", 1, (0, 1)),
+        (10.0, "a/1", 1, (0, 3)),
+        (12.0, "a/1", 2, (0, 3, 4)),
+        (14.0, "a/2", 1, (0, 5)),
+        (20.0, "a", 2, (0, 1, 2)),
+    ]
+    assert trace.skipped.counts == {"request without blocks: a retry": 2}
+
+
+def test_ids_are_the_sessions_own_unless_their_scope_is_global(tmp_path: Path) -> None:
+    def distinct(**rest: object) -> int:
+        trace = read(tmp_path, *(session(at, call(at, *range(10), 100 + at), **rest) for at in range(30)))
+        return len({block for request in trace.requests for block in request.blocks})
+
+    assert distinct() == distinct(hash_id_scope="local") == 330
+    assert distinct(hash_id_scope="global") == 40
+
+
+def test_a_session_that_is_there_twice_counts_once_and_another_with_its_id_is_another(tmp_path: Path) -> None:
+    one, other = session(1, call(0, 1, 2)), session("1", call(0, 7, 8), call(5, 7, 8, 9))
+    trace = read(tmp_path, one, one, other)
+    assert sorted(request.conversation for request in trace.requests) == ["1", "1 (2)", "1 (2)"]
+    assert trace.skipped.counts == {"session that is there twice": 1}
+
+
+def test_a_damaged_sub_agent_or_an_unknown_scope_is_counted(tmp_path: Path) -> None:
+    sound = session("a", call(0, 1))
+    wrong = [session(at, {"t": 1, "requests": 7}) for at in range(2)]
+    trace = read(tmp_path, sound, *wrong, session("c", call(0, 1), hash_id_scope="tenant"))
+    assert len(trace.requests) == 1
+    assert trace.skipped.counts == {
+        "requests is not a list of objects": 2,
+        "hash_id_scope is neither local nor global": 1,
+    }
