@@ -105,9 +105,9 @@ def lpc_tables(mean_gap_s: float) -> Tables:
     plus a constant that makes it positive.
     """
     floor = MOST_LOG_ODDS + HORIZON_S / mean_gap_s + 1.0
-    return _scaled(
-        [[floor + number * LOG_ODDS_STEP - MOST_LOG_ODDS - age / mean_gap_s for age in KNOTS] for number in range(BINS)]
-    )
+    falls = [age / mean_gap_s for age in KNOTS]
+    # Mapped, not in a loop: the interpreter is held for as long.
+    return _scaled([list(map((floor + number * LOG_ODDS_STEP - MOST_LOG_ODDS).__sub__, falls)) for number in range(BINS)])
 
 
 def fitting_wa(counts: Mapping[int, tuple[Counts, Counts]]) -> Generator[None, None, list[tuple[float, float]]]:
@@ -156,9 +156,9 @@ def _scaled(tables: list[Table]) -> Tables:
 def soon(tables: Sequence[Table]) -> Table:
     """Return the table for blocks of preempted requests: above all others for RESUMED_S, then as the lowest."""
     highest = 2.0 * max(map(max, tables))
+    lowest = map(min, *tables) if len(tables) > 1 else tables[0]
     return [
-        highest + highest * falls if age < RESUMED_S else min(table[knot] for table in tables)
-        for knot, (age, falls) in enumerate(zip(KNOTS, _FALLING, strict=True))
+        highest + highest * falls if age < RESUMED_S else low for age, falls, low in zip(KNOTS, _FALLING, lowest, strict=True)
     ]
 
 
