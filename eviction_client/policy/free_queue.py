@@ -65,6 +65,8 @@ PREEMPTED: Final = -3
 DONE: Final = -2
 HINTED: Final = -1
 _EXTRA: Final = 5
+_MIXED: Final = (None, UNNEEDED, NEEDED_BY_WAITING)
+"""Classes whose runs may hold blocks of several chains; None: of the sentinels."""
 _PRICED_BLOCKS: Final = 1000.0
 """Evicted blocks over which the price is averaged."""
 _STALE_FROM: Final = 4
@@ -390,7 +392,7 @@ class FreeQueue(FreeList[B]):
         run_of = self._run_of
         while (run := run_of.get(rest.block_id)) is None:
             rest = rest.prev_free_block  # type: ignore[assignment]  # up to the head of the list, -1
-        if run is not self._end:
+        if run[_CLASS] not in _MIXED:
             self.continues(block, run)
 
     def popleft_n(self, n: int) -> list[B]:
@@ -656,8 +658,10 @@ class FreeQueue(FreeList[B]):
         """Return the run to evict where the order reaches a run: itself, or what continues it; None: a run has moved."""
         for _ in repeat(None, len(self._run_of)):
             deeper = self._continuation(run)
-            if deeper is None or (self._value_of(deeper) > value and self._follow(run, deeper)):
-                return run if deeper is None else None
+            if deeper is None:
+                return run
+            if run[_CLASS] != UNNEEDED and self._value_of(deeper) > value and self._follow(run, deeper):
+                return None
             run = deeper
         return run
 
@@ -821,7 +825,7 @@ class _Walk(Generic[B]):
             deeper = self._continuation(run, block)
             if deeper is not None and (deeper[_NUMBER] in self._held or len(stack) > self._queue.num_runs):
                 self._hold(stack)
-            elif deeper is not None and self._queue._value_of(deeper) > value:
+            elif deeper is not None and run[_CLASS] != UNNEEDED and self._queue._value_of(deeper) > value:
                 while stack:
                     self._behind.setdefault(deeper[_NUMBER], []).append(deeper := stack.pop())
             elif deeper is not None:

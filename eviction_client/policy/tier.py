@@ -190,9 +190,9 @@ class ChunkTier(Tier[Chunk]):
         queue.may_retain = self._may_retain  # type: ignore[method-assign]
         return queue
 
-    def _may_retain(self, chunks: Iterable[Chunk], until: float) -> bool:
+    def _may_retain(self, blocks: Iterable[Chunk], until: float) -> bool:
         """See :meth:`FreeQueue.may_retain`."""
-        return self.retained.hold({chunk.content: 1 for chunk in chunks}, until, self._clock())
+        return self.retained.hold({chunk.content: 1 for chunk in blocks}, until, self._clock())
 
     @property
     def decides(self) -> bool:

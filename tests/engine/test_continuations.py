@@ -4,6 +4,7 @@ import random
 from typing import Any
 
 import pytest
+from vllm.v1.request import RequestStatus
 
 from benchmarks.bare_scheduler import BLOCK, Engine
 from eviction_client.background import AtOnce
@@ -57,7 +58,9 @@ def tree(rng: random.Random) -> list[int]:
     return tokens
 
 
-def served(engine: Engine, watched: Watched, seed: int, requests: int, *, hints: bool = False, salts: tuple[str, ...] = ()) -> None:
+def served(
+    engine: Engine, watched: Watched, seed: int, requests: int, *, hints: bool = False, salts: tuple[str, ...] = ()
+) -> None:
     """Serve requests on shared prefixes, some after each other in a conversation, some aborted, several at once."""
     rng = random.Random(seed)
     known: list[list[int]] = []
@@ -76,11 +79,9 @@ def served(engine: Engine, watched: Watched, seed: int, requests: int, *, hints:
             alive[name] = engine.add(name, tokens, rng.randrange(1, 40), arguments, salt)
             number += 1
         if rng.random() < 0.02 and alive:
-            from vllm.v1.request import RequestStatus
-
             engine.scheduler.finish_requests(rng.choice(list(alive)), RequestStatus.FINISHED_ABORTED)
         engine.step()
-        engine.now += rng.choice((0.0, 0.0, 0.3, 5.0, 40.0))
+        engine.now += rng.choice((0.0, 0.0, 0.3, 0.3, 2.0))
         for name in [name for name in alive if name not in engine.scheduler.requests]:
             request = alive.pop(name)
             watched.look(request)
@@ -92,36 +93,35 @@ def served(engine: Engine, watched: Watched, seed: int, requests: int, *, hints:
 
 @pytest.mark.parametrize("rule", [AUTO, *RULES])
 def test_under_every_rule_no_block_is_evicted_before_what_continues_it(rule: str, asynchronous: bool) -> None:
-    for seed in range(2):
-        engine = Engine(90, rule=rule, asynchronous=asynchronous, background=AtOnce)
-        watched = Watched(engine)
-        served(engine, watched, seed, 250)
-        assert watched.evicted > 1000 and watched.early == 0
+    engine = Engine(60, rule=rule, asynchronous=asynchronous, background=AtOnce)
+    watched = Watched(engine)
+    served(engine, watched, 1, 150)
+    assert watched.evicted > 300 and watched.early == 0
 
 
 @pytest.mark.parametrize("rule", ["lru", "mq", "value"])
 @pytest.mark.parametrize("share", [0.2, 0.9])
 def test_hints_do_not_evict_a_block_before_what_continues_it(rule: str, share: float, asynchronous: bool) -> None:
-    engine = Engine(90, rule=rule, asynchronous=asynchronous, background=AtOnce, hints_share=share)
+    engine = Engine(60, rule=rule, asynchronous=asynchronous, background=AtOnce, hints_share=share)
     watched = Watched(engine)
-    served(engine, watched, 3, 400, hints=True)
+    served(engine, watched, 3, 200, hints=True)
     plugin = engine.scheduler.lpc.plugin
-    assert watched.evicted > 1000 and watched.early == 0
-    assert plugin.hinted["retain"] > 20 and plugin.hinted["done"] > 20 and plugin.retained.granted
+    assert watched.evicted > 300 and watched.early == 0
+    assert plugin.hinted["retain"] > 10 and plugin.hinted["done"] > 10 and plugin.retained.granted
     assert plugin.retained.held <= plugin.retained.limit
 
 
 @pytest.mark.parametrize("rule", ["lru", "ttl", "value"])
 def test_floors_do_not_evict_a_block_before_what_continues_it(rule: str, asynchronous: bool) -> None:
     floors = {digest_of("a"): 0.3, digest_of("b"): 0.2}
-    engine = Engine(110, rule=rule, asynchronous=asynchronous, background=AtOnce, tenant_floors=floors, hints_share=0.3)
+    engine = Engine(80, rule=rule, asynchronous=asynchronous, background=AtOnce, tenant_floors=floors, hints_share=0.3)
     watched = Watched(engine)
-    served(engine, watched, 5, 400, hints=True, salts=("a", "b", "c"))
-    assert watched.evicted > 1000 and watched.early == 0
+    served(engine, watched, 5, 200, hints=True, salts=("a", "b", "c"))
+    assert watched.evicted > 300 and watched.early == 0
 
 
 def test_a_hybrid_models_full_attention_keeps_what_is_continued(asynchronous: bool) -> None:
-    engine = Engine(200, rule="value", asynchronous=asynchronous, background=AtOnce, window=4 * BLOCK, hints_share=0.3)
+    engine = Engine(120, rule="value", asynchronous=asynchronous, background=AtOnce, window=4 * BLOCK, hints_share=0.3)
     watched = Watched(engine)
-    served(engine, watched, 7, 400, hints=True)
-    assert watched.evicted > 1000 and watched.early == 0
+    served(engine, watched, 7, 200, hints=True)
+    assert watched.evicted > 300 and watched.early == 0

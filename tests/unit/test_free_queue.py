@@ -289,3 +289,131 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = hypothesis_settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+class Pool:
+    """A small pool of blocks for a tree of texts: requests take the cached start of a path, and compute the rest."""
+
+    def __init__(self, seed: int, blocks: int = 40) -> None:
+        self.random = random.Random(seed)
+        self.clock = Clock()
+        self.queue = queue_of(self.clock)
+        self.queue.prepend_n([Block(n) for n in range(blocks)])
+        self.cached: dict[tuple[int, ...], Block] = {}
+        self.text: dict[int, tuple[int, ...]] = {}
+        self.users: dict[int, int] = {}
+        self.running: list[list[Block]] = []
+        self.evicted = 0
+
+    def path(self) -> list[tuple[int, ...]]:
+        """Return a text's prefixes, one per block."""
+        text = [self.random.choice((0, 0, 1)) for _ in range(self.random.randrange(1, 9))]
+        return [tuple(text[: n + 1]) for n in range(len(text))]
+
+    def hits(self, path: list[tuple[int, ...]]) -> list[Block]:
+        """Return the cached blocks from the start of a path."""
+        found = []
+        for text in path:
+            if text not in self.cached:
+                break
+            found.append(self.cached[text])
+        return found
+
+    def start(self) -> None:
+        """Let a request take and allocate its blocks."""
+        path = self.path()
+        blocks = self.hits(path)
+        taken = sum(not self.users.get(block.block_id) for block in blocks)
+        if len(path) - len(blocks) > len(self.queue) - taken:
+            return
+        for block in blocks:
+            if not self.users.get(block.block_id):
+                self.queue.remove(block)
+            self.users[block.block_id] = self.users.get(block.block_id, 0) + 1
+        new = len(path) - len(blocks)
+        if new and self.random.random() < 0.3:
+            expected = ids(list(islice(self.queue.eviction_order(), new)))
+            assert self.queue.first().block_id == expected[0]
+        else:
+            expected = None
+        allocated = self.queue.popleft_n(new) if self.random.random() < 0.5 else [self.queue.popleft() for _ in range(new)]
+        assert expected is None or ids(allocated) == expected
+        for block in allocated:
+            self.forget(block)
+        for text, block in zip(path[len(blocks) :], allocated, strict=True):
+            self.cached[text], self.text[block.block_id] = block, text
+            self.users[block.block_id] = 1
+        self.running.append([*blocks, *allocated])
+
+    def forget(self, block: Block) -> None:
+        """Evict a block."""
+        text = self.text.pop(block.block_id, None)
+        if text is not None:
+            self.evicted += 1
+            assert not any((*text, more) in self.cached for more in (0, 1)), "what continues it is cached"
+            del self.cached[text]
+
+    def end(self) -> None:
+        """Let a request free its blocks, with any classes and hints."""
+        blocks = self.running.pop(self.random.randrange(len(self.running)))
+        for block in blocks:
+            self.users[block.block_id] -= 1
+        freed = [block for block in reversed(blocks) if not self.users[block.block_id]]
+        if not freed:
+            return
+        kind, run = self.random.random(), None
+        if kind < 0.15:
+            run = self.queue.retain(freed, self.random.randrange(2 * CLASSES), self.clock.now + self.random.choice((1, 60)))
+        elif kind < 0.25:
+            run = self.queue.insert(freed, PREEMPTED, self.clock.now)
+        else:
+            cut = self.random.randrange(len(freed) + 1)
+            first = DONE if kind < 0.4 else self.random.randrange(2 * CLASSES)
+            parts = [(freed[:cut], first), (freed[cut:], self.random.randrange(2 * CLASSES))]
+            run = self.queue.insert_chain(parts, self.clock.now)
+        if len(freed) < len(blocks):
+            assert run is not None
+            self.queue.continues(blocks[len(blocks) - len(freed) - 1], run)
+
+
+@pytest.mark.parametrize("limit", [math.inf, 5])
+def test_a_block_is_evicted_after_all_that_continues_it(limit: float) -> None:
+    tables = [None, [decreasing(0.1), peaked(20.0), peaked(130.0), decreasing(0.5)], [decreasing(0.3)] * CLASSES]
+    for seed in range(40):
+        pool = Pool(seed)
+        rng = pool.random
+        pool.queue.may_retain = lambda blocks, until: sum(1 for _ in blocks) <= limit  # type: ignore[method-assign]
+        for number in range(250):
+            pool.clock.now += rng.choice((0.0, 0.3, 5.0, 80.0))
+            if rng.random() < 0.05:
+                pool.queue.set_tables(rng.choice(tables))
+            pool.queue.step()
+            if rng.random() < 0.15:
+                pool.queue.wait(number % 7, ids(pool.hits(pool.path())))
+            if rng.random() < 0.15:
+                pool.queue.served(rng.randrange(7))
+            if rng.random() < 0.6:
+                pool.start()
+            if pool.running and rng.random() < 0.6:
+                pool.end()
+            if rng.random() < 0.002:
+                while pool.running:
+                    pool.end()
+                pool.queue.clear()
+                pool.cached.clear()
+                pool.text.clear()
+            assert len(pool.queue) == len(list(pool.queue)) == 40 - sum(map(bool, pool.users.values()))
+        assert pool.evicted > 50
+
+
+def test_what_has_been_cleared_goes_first_in_the_order_in_which_it_would_have_gone() -> None:
+    queue = queue_of(clock := Clock())
+    queue.insert([Block(1)], 0, clock.now)
+    queue.retain([Block(2)], 0, clock.now + 600.0)
+    queue.insert([Block(3)], 1, clock.now)
+    queue.wait("r", [1])
+    queue.prepend_n([Block(4)])
+    queue.clear()
+    queue.insert([Block(5)], DONE, clock.now)
+    assert ids(list(queue.eviction_order())) == ids(queue.popleft_n(5)) == [4, 3, 2, 1, 5] and not queue.num_runs
+    queue.served("r")
