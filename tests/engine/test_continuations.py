@@ -57,7 +57,9 @@ def tree(rng: random.Random) -> list[int]:
     return tokens
 
 
-def served(engine: Engine, watched: Watched, seed: int, requests: int, *, hints: bool = False, salts: tuple[str, ...] = ()) -> None:
+def served(
+    engine: Engine, watched: Watched, seed: int, requests: int, *, hints: bool = False, salts: tuple[str, ...] = ()
+) -> None:
     """Serve requests on shared prefixes, some after each other in a conversation, some aborted, several at once."""
     rng = random.Random(seed)
     known: list[list[int]] = []
