@@ -189,13 +189,12 @@ test-lmcache: setup lmcache redis-server ## real vLLM with LMCache in MP mode: e
 	@test -d models/default || $(BIN)/lpc export --models models
 	LPC_TEST_LMCACHE=$(LMCACHE) $(BIN)/pytest tests/lmcache -o timeout=900
 
-LMCACHE_NEWEST := 0.5.7rc2
 .PHONY: lmcache-newest
 lmcache-newest: setup lmcache redis-server ## the same against LMCache's newest release candidate
 	rm -rf $(LMCACHE)-newest
 	cp -a $(LMCACHE) $(LMCACHE)-newest
 	$(PYTHON) -m venv $(LMCACHE)-newest
-	$(LMCACHE)-newest/bin/python -m pip install --disable-pip-version-check --quiet --no-deps lmcache==$(LMCACHE_NEWEST)
+	$(LMCACHE)-newest/bin/python -m pip $(LOCKED) --quiet -r requirements/lmcache-newest.txt
 	@test -d models/default || $(BIN)/lpc export --models models
 	LPC_TEST_LMCACHE=$(LMCACHE)-newest $(BIN)/pytest tests/lmcache -o timeout=900
 
