@@ -130,9 +130,13 @@ async def test_chunks_are_deleted_from_memory_in_lru_order(tmp_path: Path, node:
         first = {entry["key"]["chunk_hash_hex"] for entry in reporter._entries(1, tokens=False)}
         assert server.deleted[0]["tier"] == "l1"
         assert gone == first
+
+        def memory() -> tuple[int, int, str]:
+            (row,) = [row for row in running.status["tiers"] if row["tier"] == "l1"]
+            return row["used_bytes"], row["deleted_bytes"], row["rule"]
+
+        await asyncio.to_thread(until, lambda: memory() == (6 * MIB, 2 * MIB, "lru"))
         status = await asyncio.to_thread(lambda: running.status)
-        (memory,) = [row for row in status["tiers"] if row["tier"] == "l1"]
-        assert (memory["used_bytes"], memory["deleted_bytes"], memory["rule"]) == (6 * MIB, 2 * MIB, "lru")
         assert status["failures"] == {"tick": 0, "delete": 0, "refit": 0}
         assert "lpc_lmcache_deleted_bytes_total" in await asyncio.to_thread(running.ask, "/lpc/metrics")
         assert str(TOKENS[2][:3])[1:-1] not in running.log
