@@ -187,7 +187,16 @@ $(LMCACHE)/.installed: requirements/lmcache.txt pyproject.toml | $(ENGINE)/.inst
 
 test-lmcache: setup lmcache redis-server ## real vLLM with LMCache in MP mode: eviction, tokens, and all of ours killed (four minutes)
 	@test -d models/default || $(BIN)/lpc export --models models
-	LPC_TEST_LMCACHE=1 $(BIN)/pytest tests/lmcache -o timeout=900
+	LPC_TEST_LMCACHE=$(LMCACHE) $(BIN)/pytest tests/lmcache -o timeout=900
+
+.PHONY: lmcache-newest
+lmcache-newest: setup lmcache redis-server ## the same against LMCache's newest release candidate
+	rm -rf $(LMCACHE)-newest
+	cp -a $(LMCACHE) $(LMCACHE)-newest
+	$(PYTHON) -m venv $(LMCACHE)-newest
+	$(LMCACHE)-newest/bin/python -m pip $(LOCKED) --quiet -r requirements/lmcache-newest.txt
+	@test -d models/default || $(BIN)/lpc export --models models
+	LPC_TEST_LMCACHE=$(LMCACHE)-newest $(BIN)/pytest tests/lmcache -o timeout=900
 
 .PHONY: test-containers test-podmonitor deploy-tools reference pictures support audit digests
 # Packages of Debian and PyPI are all it fetches. Images, daemons and networks are gone afterwards.
@@ -265,4 +274,4 @@ release: setup deploy-tools ## dist/: wheel, sdist, Helm chart, rules, SBOMs, im
 	$(BIN)/python -m deploy.release
 
 clean: ## remove what was built (the environment, the stubs, the model artefacts)
-	rm -rf $(VENV) $(DOCS) $(LMCACHE) $(ENGINE) $(SGLANG) $(RAY) .venv-python* lpc/v1 lpc/cache/v1 models build dist out
+	rm -rf $(VENV) $(DOCS) $(LMCACHE) $(LMCACHE)-newest $(ENGINE) $(SGLANG) $(RAY) .venv-python* lpc/v1 lpc/cache/v1 models build dist out

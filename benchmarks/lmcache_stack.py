@@ -1,8 +1,8 @@
 """vLLM with the tiny model and LMCache in MP mode on this machine's CPU: engine, node and coordinator, each a process.
 
-LMCache 0.5.6 has its own environment (`make lmcache`). On a CPU, ``lmcache.mp.mp_transfer_mode`` must make the node copy, as on
-GPUs: only then do events have token ids. Behind memory is LMCache's own mock of a remote store, which holds bytes in RAM and
-delays transfers.
+LMCache has its own environment (`make lmcache`); LPC_TEST_LMCACHE names another, with another release. On a CPU,
+``lmcache.mp.mp_transfer_mode`` must make the node copy, as on GPUs: only then do events have token ids. Behind memory is
+LMCache's own mock of a remote store, which holds bytes in RAM and delays transfers.
 """
 
 import json
@@ -17,7 +17,7 @@ from benchmarks import BenchmarkError
 from benchmarks.processes import Server, free_port
 from benchmarks.tiny_llama import BLOCK, build
 
-ENVIRONMENT: Final = Path(".venv-lmcache")
+ENVIRONMENT: Final = Path(os.environ.get("LPC_TEST_LMCACHE") or ".venv-lmcache")
 MODEL: Final = "tiny"
 NODE: Final = "node-a"
 CHUNK_TOKENS: Final = 256

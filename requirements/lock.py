@@ -8,7 +8,7 @@ From pyproject.toml, for Linux and Python 3.11 to 3.13:
 From the names in NAMED:
     python.txt, tools.txt, docs.txt
 From the pins in the file itself, which a person chooses:
-    engine.txt, lmcache.txt, sglang.txt, client.txt, kubectl.txt
+    engine.txt, lmcache.txt, lmcache-newest.txt, sglang.txt, client.txt, kubectl.txt
 
 torch has the hashes of PyPI's build, for CUDA, and of PyTorch's own build for CPUs. What only the
 build for CUDA needs is in cuda.txt.
@@ -39,7 +39,7 @@ NAMED = {
     # The documentation's site: `make docs`.
     "docs.txt": ["mkdocs-material"],
 }
-CHOSEN = ("engine.txt", "lmcache.txt", "sglang.txt", "client.txt", "kubectl.txt")
+CHOSEN = ("engine.txt", "lmcache.txt", "lmcache-newest.txt", "sglang.txt", "client.txt", "kubectl.txt")
 _ENTRY = r"(?m)^(?:%s).*\n(?:    .*\n)*"
 CUDA = re.compile(_ENTRY % "nvidia-|cuda-|triton==")
 ELSEWHERE = re.compile(_ENTRY % r"[^ #]+ ; (?:.* and )?sys_platform == '(?:win32|darwin|emscripten)'")

@@ -5,7 +5,7 @@
 or `lpc lmcache coordinator`, which also supports tokens. LMCache's own controllers stay. Nothing here raises into the
 coordinator after its start.
 
-Tested with LMCache 0.5.6 and 0.5.7rc2. The coordinator scans this module and builds every Controller defined in it.
+The coordinator scans this module and builds every Controller defined in it.
 """
 
 import asyncio

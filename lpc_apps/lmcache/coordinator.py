@@ -16,8 +16,8 @@ MISSING: Final = (
     "LMCache is not installed in this Python environment: run this in LMCache's environment or image, after "
     f"{install(options='--no-deps ')} and the packages of its extra [lmcache]"
 )
-TESTED: Final = ("0.5.6",)
-"""Releases that `make test-lmcache` has passed with."""
+TESTED: Final = ("0.5.6", "0.5.7rc2")
+"""Releases that `make test-lmcache` and `make lmcache-newest` have passed with."""
 IN_PROCESS: Final = ("LMCacheConnectorV1", "LMCacheConnectorV1Dynamic")
 """vLLM connectors of LMCache's in-process mode."""
 REFUSED: Final = (
@@ -65,7 +65,7 @@ def _command() -> Any:
     except ImportError as error:
         raise LMCacheUnfit(MISSING if error.name == "lmcache" else f"LMCache cannot be used: {error}") from None
     if getattr(controllers, "_PACKAGES_KEY", None) != PACKAGES:
-        raise LMCacheUnfit(f"this release of LMCache does not load external controllers: install {TESTED[-1]}")
+        raise LMCacheUnfit(f"this release of LMCache does not load external controllers: install {TESTED[0]}")
     return CoordinatorCommand()
 
 
@@ -79,5 +79,5 @@ def find_incompatibility(version: str, connector: str = "") -> str | None:
     if connector in IN_PROCESS:
         return REFUSED
     if version not in TESTED:
-        return f"LMCache {version} is untested; {' and '.join(TESTED)} is tested: run make test-lmcache with it"
+        return f"LMCache {version} is untested; {' and '.join(TESTED)} are tested: run make test-lmcache with it"
     return None

@@ -42,16 +42,22 @@ NAMES: Final = (*_NAMES, *((EXTRA, *path) for path in (*_NAMES, (SALT,))))
 _USERS: Final = (("vllm_xargs", "user_id"), ("custom_params", "user_id"))
 USERS: Final = (*_USERS, *((EXTRA, *path) for path in _USERS))
 """Paths in a body of a user's name that a plug-in reads: in vLLM, in SGLang."""
-REFUSED: Final = {
-    ("kv_transfer_params",): "names blocks of engines",
-    ("vllm_xargs", "kv_transfer_params"): "names blocks of engines",
-    ("ec_transfer_params",): "names encoded media of engines",
-    ("vllm_xargs", "ec_transfer_params"): "names encoded media of engines",
-    ("bootstrap_host",): "names another engine",
-    ("bootstrap_room",): "names blocks of engines",
-    ("previous_response_id",): "names an answer that an engine keeps without a tenant: send the messages instead",
+_REFUSED_NAMES: Final = {
+    **dict.fromkeys(("kv_transfer_params", "kv_hints", "bootstrap_room", "bootstrap_pair_key"), "names blocks of engines"),
+    "ec_transfer_params": "names encoded media of engines",
+    **dict.fromkeys(("bootstrap_host", "bootstrap_port", "encoder_urls"), "names another engine"),
+    **dict.fromkeys(
+        ("data_parallel_rank", "routed_dp_rank", "disagg_prefill_dp_rank", "decode_tp_size", "http_worker_ipc"),
+        "chooses a process of the engine",
+    ),
+    **dict.fromkeys(("retention_directives", "retention_scope"), "orders the cache of all tenants: send lpc_retain_seconds"),
+    "priority": "orders the requests of all tenants",
+    "custom_logit_processor": "carries code for the engine",
+    "previous_response_id": "names an answer that an engine keeps without a tenant: send the messages instead",
 }
-"""Paths in a body by which an engine finds what it keeps, whichever tenant that belongs to (vLLM, SGLang), and why."""
+REFUSED: Final = {(*holder, name): why for holder in ((), ("vllm_xargs",)) for name, why in _REFUSED_NAMES.items()}
+"""Paths in a body that steer what an engine does for all tenants, and why: what it keeps, where a request goes, and in which
+order. They are fields of vLLM 0.32 and 0.33, of SGLang 0.5.22 and 0.5.23, and of vllm#38514, where each reads them."""
 _SPELLED: Final = frozenset(name for path in (("cache_salt",), *NAMES, *USERS, *REFUSED) for name in path)
 _HOLDERS: Final = frozenset(name for path in (*NAMES, *USERS, *REFUSED) for name in path[:-1])
 SESSION_HEADERS: Final = frozenset(
@@ -62,12 +68,13 @@ SESSION_HEADERS: Final = frozenset(
 )
 """Header fields of a conversation's name that an engine reads."""
 REFUSED_HEADERS: Final = (
-    b"x-override-",  # SGLang: replaces fields of the body
+    *(b"x-override-", b"x-body-compressed"),  # SGLang: replace fields of the body, and the body
+    *(b"x-data-parallel-rank", b"x-vllm-priority"),  # vLLM and SGLang, vLLM 0.33
     *(b"x-prefiller-host-port", b"x-encoder-hosts-ports", b"x-data-parallel-host-port"),  # llm-d
     b"x-gateway-destination-endpoint",  # Gateway API's inference extension
     *(b"x-worker-instance-id", b"x-prefill-instance-id", b"x-decode-instance-id"),  # Dynamo
 )
-"""Beginnings of header fields by which a router or an engine finds another engine, or what that keeps, as in `REFUSED`."""
+"""Beginnings of header fields that steer a router or an engine as the fields in `REFUSED` do."""
 UNNAMED: Final = "-"
 """Name of a client without a token of the gateway, in labels and settings."""
 _EMPTY: Final = ("", "bearer", "bearer empty", "empty")
@@ -195,7 +202,7 @@ class Tenants:
         """Return a body with the tenant's salt and names. Everything else stays unchanged.
 
         ``fields`` is the JSON object in ``body``. Raises GatewayError (400) if a field for them has another case, or if a field
-        names what an engine keeps for any tenant (`REFUSED`).
+        steers what an engine does for any tenant (`REFUSED`).
         """
         if tenant != ANONYMOUS:
             _check_case(fields)
@@ -221,9 +228,7 @@ class Tenants:
         """Raise GatewayError (400) if a tenant's request has a header field of `REFUSED_HEADERS`."""
         for name, _ in headers if tenant != ANONYMOUS else ():
             if name.startswith(REFUSED_HEADERS):
-                raise GatewayError(
-                    400, f"leave out the header field {name.decode('latin-1')}: it names an engine or its blocks"
-                )
+                raise GatewayError(400, f"leave out the header field {name.decode('latin-1')}: it steers the engine")
 
     def _digest(self, kind: str, tenant: str, value: object) -> str:
         return hmac.new(self._key, json.dumps([kind, tenant, value]).encode(), sha256).hexdigest()

@@ -1,6 +1,10 @@
 """Our hooks in vLLM's real scheduler, synchronous and asynchronous: order, pooled times, hints, guard."""
 
+import importlib.util
+import json
 import math
+import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -199,17 +203,22 @@ def test_vllms_own_kv_hints_retain_like_our_hint(kind: str, version: str, payloa
     kv_hints = pytest.importorskip("vllm.v1.kv_hints", reason="vLLM before 0.32 has no such hints")
     engine = Engine(100, hints_share=0.5)
     request = engine.add("a", range(6, 6 + 2 * BLOCK), 1)
-    request.kv_hints = kv_hints.KvHintsEnvelope("1.0", "m", [kv_hints.KvHintAction("1", kind, version, payload)])
+    request.kv_hints = kv_hints.KvHintsEnvelope("0.1", "m", [kv_hints.KvHintAction("1", kind, version, payload)])
     while engine.scheduler.has_unfinished_requests():
         engine.step()
     assert (HINTED in classes_of(engine).values()) == retained
     assert engine.scheduler.lpc.plugin.failures == 0
 
 
-def test_the_kv_hints_of_the_reference_page_are_valid_and_retain() -> None:
+EXAMPLES = re.findall(
+    r"```json\n(\{\"protocol_version\".*?)```", (Path(__file__).parents[2] / "docs/reference/hints.md").read_text(), re.DOTALL
+)
+"""Envelopes of the reference page: for vLLM, and with KVCR."""
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=["vLLM", "KVCR"])
+def test_the_kv_hints_of_the_reference_page_are_valid_and_retain(example: str) -> None:
     kv_hints = pytest.importorskip("vllm.v1.kv_hints", reason="vLLM before 0.32 has no such hints")
-    page = (Path(__file__).parents[2] / "docs/reference/hints.md").read_text()
-    example = page.split("### vLLM 0.32, Python API\n\n```json\n")[1].split("```")[0]
     engine = Engine(100, hints_share=0.5)
     request = engine.add("a", range(6, 6 + 2 * BLOCK), 1)
     request.kv_hints = msgspec.json.decode(example, type=kv_hints.KvHintsEnvelope)
@@ -217,6 +226,26 @@ def test_the_kv_hints_of_the_reference_page_are_valid_and_retain() -> None:
     while engine.scheduler.has_unfinished_requests():
         engine.step()
     assert HINTED in classes_of(engine).values()
+
+
+def test_kvcr_reads_the_envelope_of_the_reference_page_and_refuses_one_without_a_fetch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its package imports nixl, so its parser is loaded alone."""
+    kvcr = importlib.util.find_spec("kvcr")
+    if kvcr is None or kvcr.origin is None:
+        pytest.skip("kvcr is not installed: make engine")
+    spec = importlib.util.spec_from_file_location("kvcr_hint_parser", Path(kvcr.origin).with_name("hint_parser.py"))
+    assert spec is not None and spec.loader is not None
+    parser = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = parser  # for its dataclass
+    spec.loader.exec_module(parser)
+    alone, with_fetch = (json.loads(example) for example in EXAMPLES)
+    found = parser._KVFetchHint.from_hint(with_fetch)
+    assert (found.source_endpoint, found.block_hashes) == ("tcp://10.0.0.7:5900", {1234567890})
+    assert not caplog.records, "the versions are those that it supports"
+    with pytest.raises(ValueError, match="invalid router hint"):
+        parser._KVFetchHint.from_hint(alone)
 
 
 def test_field_and_argument_name_one_conversation_and_salts_separate_tenants() -> None:

@@ -25,9 +25,13 @@ class Reporter:
     def __init__(self, coordinator: Coordinator, address: str) -> None:
         self._coordinator = coordinator
         self._seq = 0
-        host, _, port = address.rpartition(":")
+        self._address = address
+        self.registered = self.register()
+
+    def register(self) -> Any:
+        host, _, port = self._address.rpartition(":")
         body = {"instance_id": "node-a", "ip": host, "http_port": int(port), "p2p_advertised_url": "", "mq_port": 0}
-        self.registered = coordinator.ask("/instances", body)
+        return self._coordinator.ask("/instances", body)
 
     def report(
         self,
@@ -80,10 +84,11 @@ class Reporter:
         ]
 
 
-def coordinator(folder: Path) -> Coordinator:
+def coordinator(folder: Path, *options: str) -> Coordinator:
     made = Coordinator(
         folder,
         learned=True,
+        options=options,
         predictor_address=f"127.0.0.1:{free_port()}",  # nothing listens
         rule="lru",
     )
@@ -125,9 +130,13 @@ async def test_chunks_are_deleted_from_memory_in_lru_order(tmp_path: Path, node:
         first = {entry["key"]["chunk_hash_hex"] for entry in reporter._entries(1, tokens=False)}
         assert server.deleted[0]["tier"] == "l1"
         assert gone == first
+
+        def memory() -> tuple[int, int, str]:
+            (row,) = [row for row in running.status["tiers"] if row["tier"] == "l1"]
+            return row["used_bytes"], row["deleted_bytes"], row["rule"]
+
+        await asyncio.to_thread(until, lambda: memory() == (6 * MIB, 2 * MIB, "lru"))
         status = await asyncio.to_thread(lambda: running.status)
-        (memory,) = [row for row in status["tiers"] if row["tier"] == "l1"]
-        assert (memory["used_bytes"], memory["deleted_bytes"], memory["rule"]) == (6 * MIB, 2 * MIB, "lru")
         assert status["failures"] == {"tick": 0, "delete": 0, "refit": 0}
         assert "lpc_lmcache_deleted_bytes_total" in await asyncio.to_thread(running.ask, "/lpc/metrics")
         assert str(TOKENS[2][:3])[1:-1] not in running.log
@@ -160,5 +169,31 @@ async def test_events_that_a_node_has_lost_empty_the_view_of_it(
         status = await asyncio.to_thread(lambda: running.status)
         assert status["lost_events"] == 5 and status["failures"] == {"tick": 0, "delete": 0, "refit": 0}
         assert "lpc_lmcache_lost_events_total 5.0" in await asyncio.to_thread(running.ask, "/lpc/metrics")
+    finally:
+        await asyncio.to_thread(running.kill)
+
+
+async def test_a_node_that_timed_out_is_controlled_again_after_it_registers(
+    tmp_path: Path, node: tuple[NodeServer, str]
+) -> None:
+    server, address = node
+    running = coordinator(tmp_path, "--instance-timeout", "1", "--health-check-interval", "0.2")
+    await asyncio.to_thread(running.start)
+
+    def tiers() -> list[tuple[str, int, int]]:
+        return [(row["tier"], row["capacity_bytes"], row["used_bytes"]) for row in running.status["tiers"]]
+
+    try:
+        reporter = await asyncio.to_thread(Reporter, running, address)
+        await asyncio.to_thread(reporter.report, "config", "l1", capacity=10 * MIB)
+        await asyncio.to_thread(until, lambda: ("l1", 10 * MIB, 0) in tiers())
+        await asyncio.to_thread(until, lambda: not tiers())
+        await asyncio.to_thread(reporter.register)
+        await asyncio.to_thread(reporter.report, "config", "l1", capacity=10 * MIB)
+        for seed in (1, 2, 3, 4):
+            await asyncio.to_thread(reporter.report, "store", "l1", [seed])
+            await asyncio.to_thread(reporter.report, "store", "l2", [seed])
+        await asyncio.to_thread(until, lambda: server.deleted)
+        assert running.status["failures"] == {"tick": 0, "delete": 0, "refit": 0}
     finally:
         await asyncio.to_thread(running.kill)

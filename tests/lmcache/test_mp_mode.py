@@ -1,4 +1,4 @@
-"""LMCache 0.5.6 in MP mode with real vLLM: what the controller does, and what happens when processes are killed."""
+"""LMCache in MP mode with real vLLM: what the controller does, and what happens when processes are killed."""
 
 import random
 import subprocess
@@ -9,9 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.lmcache_stack import CHUNK_BYTES, HttpServer, environment, program
+from benchmarks.lmcache_stack import CHUNK_BYTES, MODEL, HttpServer, Node, environment, program
 from benchmarks.processes import free_port
-from lpc_apps.lmcache.events import KeyChain
+from lpc_apps.lmcache import node as lpc_node
+from lpc_apps.lmcache.events import KeyChain, ObjectId
 from tests.eventually import patiently, until
 from tests.lmcache.conftest import CHUNKS, Stack
 
@@ -101,6 +102,25 @@ def test_a_front_requires_the_token_which_a_node_sends_in_its_url(stack: Stack, 
         with httpx.Client(trust_env=False) as client:
             answer = client.post(f"http://lpc:s3cret@127.0.0.1:{front.port}/events", json={"batches": []})
         assert answer.status_code == 200
+
+
+async def test_a_node_with_an_api_key_accepts_the_controllers_token_alone(
+    stack: Stack, tmp_path: Any, lmcache_version: str
+) -> None:
+    """LMCache 0.5.7 checks it."""
+    if lmcache_version.startswith("0.5.6"):
+        pytest.skip("this LMCache has no API keys")
+    (tmp_path / "token").write_text("s3cret")
+    options = ("--api-key-file", str(tmp_path / "token"), "--instance-id", "node-b")
+    with Node(tmp_path, stack.coordinator.url, memory=CHUNK_BYTES * 40, disk_bytes_per_s=1e9, options=options) as node:
+        for token, refused in (("other", True), ("s3cret", False)):
+            async with httpx.AsyncClient(headers={"Authorization": f"Bearer {token}"}, trust_env=False) as client:
+                asked = lpc_node.Node(client, f"127.0.0.1:{node.port}")
+                if refused:
+                    with pytest.raises(lpc_node.NodeError, match="HTTP 401"):
+                        await asked.delete("l1", [ObjectId("00" * 32, MODEL, 0, 0, "")])
+                else:
+                    assert await asked.delete("l1", [ObjectId("00" * 32, MODEL, 0, 0, "")]) == 0
 
 
 def test_a_token_on_an_open_address_is_refused(tmp_path: Any) -> None:

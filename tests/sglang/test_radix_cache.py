@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 from sglang.srt.mem_cache.radix_cache import RadixCache
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from benchmarks.sglang_cache import BACKENDS, Cache
 from eviction_client.background import AtOnce
 from eviction_client.engines.sglang.building import build
+from eviction_client.engines.sglang.versions import OTHER_ORDERS, unsuitable
 from eviction_client.plugin import Plugin
 from eviction_client.plugin_metrics import values_of_plugin
 from eviction_client.policy.finished_request import FinishedRequest
@@ -412,6 +415,45 @@ def test_with_more_than_one_rank_it_logs_one_error_and_stays_lru(clock: Clock, c
     assert len(errors) == 1 and "--tp-size 2" in errors[0] and "Stock LRU instead" in errors[0]
     assert not hasattr(cache.tree, "lpc")
     assert cache.context.params.eviction_policy == "lru"
+
+
+@refuses("sessions that outrank the rule (--enable-session-radix-cache), HiCache, an external linker, streaming sessions")
+@pytest.mark.parametrize("flag", OTHER_ORDERS)
+@pytest.mark.parametrize("shadow", [False, True])
+def test_a_tree_whose_order_or_contents_are_not_the_rules_alone_stays_lru(
+    flag: str, shadow: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LPC_SHADOW", str(shadow))
+    cache = Cache(500)
+    name, why = OTHER_ORDERS[flag]
+    cache.context.server_args = SimpleNamespace(**{name: True})
+    with caplog.at_level(logging.ERROR):
+        tree = build(lambda ctx: UnifiedRadixCache(ctx.params), cache.context, opens=unused)
+    (error,) = [record.message for record in caplog.records]
+    assert f"with {flag} {why}" in error and not hasattr(tree, "lpc")
+    assert tree.match_prefix.__func__ is UnifiedRadixCache.match_prefix
+
+
+def test_sessions_that_outrank_the_rule_are_also_seen_in_the_trees_parameters(caplog: pytest.LogCaptureFixture) -> None:
+    cache = Cache(500)
+    cache.context.params.enable_session_radix_cache = True
+    with caplog.at_level(logging.ERROR):
+        tree = build(lambda ctx: UnifiedRadixCache(ctx.params), cache.context, opens=unused)
+    assert tree.enable_session_radix_cache and not hasattr(tree, "lpc")
+    assert "with --enable-session-radix-cache" in caplog.text
+
+
+def test_a_model_of_sliding_windows_alone_and_components_of_other_hardware_are_refused() -> None:
+    cache = Cache(500)
+    assert unsuitable(cache.context) is None
+    windows = SimpleNamespace(**vars(cache.context), is_hybrid_swa=True, full_tokens_per_layer=0)
+    assert "sliding windows in all layers" in (unsuitable(windows) or "")
+    cache.context.params.component_registry_override = {ComponentType.MAMBA: object}
+    assert "components of its own for this hardware (MAMBA)" in (unsuitable(cache.context) or "")
+
+
+def unused(*_: Any) -> Plugin:
+    raise AssertionError("the plug-in must not open")
 
 
 @refuses("another radix cache than its own (--enable-lmcache, --enable-flexkv, --radix-cache-backend)")

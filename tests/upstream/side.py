@@ -99,7 +99,7 @@ def serve(mode: str, *, asynchronous: bool = False, count: int = 120) -> dict[st
         def add(self, name: str, *arguments: Any) -> Any:  # type: ignore[override]
             request = super().add(name, *arguments)
             if len(self.outcome.outputs) % 3 == 0:
-                request.kv_hints = KvHintsEnvelope("1.0", name, [KvHintAction("1", "kv.retain", "1.0", {"seconds": 20})])
+                request.kv_hints = KvHintsEnvelope("0.1", name, [KvHintAction("1", "kv.retain", "1.0", {"seconds": 20})])
             return request
 
     engine = Hinted(BLOCKS, **{"learned": False, "asynchronous": asynchronous, **options})
@@ -227,7 +227,7 @@ def retain(cases: list[tuple[str, str, Any]]) -> dict[str, Any]:
     """Return what the patch's reader of ``kv.retain`` makes of each action's type, version and payload, and of no hints."""
     from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope, retain_seconds
 
-    envelopes = [KvHintsEnvelope("1.0", "m", [KvHintAction("1", *case)]) for case in cases]
+    envelopes = [KvHintsEnvelope("0.1", "m", [KvHintAction("1", *case)]) for case in cases]
     return {"seconds": [retain_seconds(envelope) for envelope in [*envelopes, None]]}
 
 

@@ -18,6 +18,26 @@ OTHER_TREES: Final = {
 }
 """Flags, with their server arguments, that replace SGLang's radix cache by another."""
 
+OTHER_ORDERS: Final = {
+    "--enable-session-radix-cache": (
+        "enable_session_radix_cache",
+        "the tree ranks what an open session holds above every value, so that the rule would not be in force",
+    ),
+    "--enable-hierarchical-cache": (
+        "enable_hierarchical_cache",
+        "what is evicted stays in host memory, which no ghost cache counts and no rule was tested on",
+    ),
+    "--enable-unified-cache-external-linker": (
+        "enable_unified_cache_external_linker",
+        "what is evicted stays in an external store, which no ghost cache counts and no rule was tested on",
+    ),
+    "--enable-streaming-session": (
+        "enable_streaming_session",
+        "streaming sessions hold their tokens outside the tree, so that their turns and uses are not seen",
+    ),
+}
+"""Flags, with their server arguments, under which the tree's order or contents are not the rule's alone, and why."""
+
 _NEEDED: Final = {
     "plugins/hook_registry.py": ("class HookRegistry", "AROUND ="),
     "mem_cache/registry.py": ("def create_tree_cache(ctx",),
@@ -81,6 +101,14 @@ def unsuitable(ctx: Any) -> str | None:
     for flag, name in OTHER_TREES.items():
         if getattr(ctx.server_args, name, None):
             return f"with {flag} it uses another radix cache, which does not report when requests end"
+    for flag, (name, why) in OTHER_ORDERS.items():
+        if getattr(ctx.server_args, name, None) or getattr(ctx.params, name, None):
+            return f"with {flag} {why}"
+    components = {component.name for component in ctx.params.component_registry_override or ()}
+    if components:
+        return f"its tree has components of its own for this hardware ({', '.join(sorted(components))}), which were not tested"
+    if getattr(ctx, "is_hybrid_swa", False) and getattr(ctx, "full_tokens_per_layer", None) == 0:
+        return "a model with sliding windows in all layers has another radix cache, which does not report when requests end"
     mode = getattr(ctx.server_args, "disaggregation_mode", "null")
     if mode not in (None, "null"):
         return f"with --disaggregation-mode {mode} requests finish in another engine"

@@ -95,6 +95,26 @@ async def test_no_header_gives_access_to_the_conversation_of_another_tenant(head
         assert len(names) == 2 and "mine" not in names
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        *("x-data-parallel-rank", "X-Vllm-Priority", "x-body-compressed", "x-override-bootstrap-host"),
+        *("x-override-bootstrap-room", "X-Override-Priority", "x-override-routed-dp-rank", "x-override-rid"),
+    ],
+)
+async def test_a_header_that_steers_an_engine_is_refused(header: str) -> None:
+    async with serve_double(EngineDouble()) as engine, a_gateway(engine) as gateway:
+        for method, path in (("POST", CHAT), ("POST", "/v1/embeddings"), ("GET", "/v1/models")):
+            body = chat("hello") if method == "POST" else None
+            for tenant in ("one", None):
+                before = len(engine.received)
+                headers = {header: "1", **({"x-forwarded-user": tenant} if tenant else {})}
+                answer = await gateway.client.request(method, path, json=body, headers=headers)
+                if tenant:
+                    assert answer.status_code == 400 and f"leave out the header field {header.lower()}" in answer.text
+                assert len(engine.received) - before == (0 if tenant else 1)
+
+
 @pytest.mark.parametrize(("hints", "reads"), [("vllm", "header"), ("sglang", "custom_params")])
 @pytest.mark.parametrize(
     ("fields", "headers"),

@@ -101,6 +101,34 @@ def test_another_spelling_of_a_name_that_some_parsers_accept_is_refused(name: st
             sent("t", json.dumps(nested(path, "mine")).encode())
 
 
+STEERING = [
+    *("kv_transfer_params", "ec_transfer_params", "kv_hints", "retention_directives", "retention_scope"),
+    *("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "encoder_urls", "decode_tp_size"),
+    *("data_parallel_rank", "routed_dp_rank", "disagg_prefill_dp_rank", "http_worker_ipc", "priority"),
+    *("custom_logit_processor", "previous_response_id"),
+]
+"""Fields of vLLM's and SGLang's own request classes, and of vllm#38514."""
+
+
+@pytest.mark.parametrize("name", STEERING)
+def test_fields_that_steer_an_engine_are_refused_wherever_it_reads_them(name: str) -> None:
+    for holder in ((), ("vllm_xargs",), (EXTRA,), (EXTRA, "vllm_xargs")):
+        with pytest.raises(GatewayError, match="leave out the field"):
+            sent("t", json.dumps(nested((*holder, name), "x")).encode())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"lora_path": "a", "extra_key": "k", "rid": "r", "request_id": "r", "service_tier": "priority"},
+        {"custom_params": {"lpc_retain_seconds": 9}, "vllm_xargs": {"lpc_done": 1}, "prompt_cache_retention": "24h"},
+        {"metadata": {"priority": 1}, "messages": [{"role": "user", "content": "kv_hints"}], "priority": None},
+    ],
+)
+def test_fields_of_a_tenants_own_request_reach_the_engine(fields: dict[str, Any]) -> None:
+    assert sent("t", json.dumps(fields).encode())[1].items() >= fields.items()
+
+
 def test_gateways_with_the_same_key_file_make_the_same_salts(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("5a" * 32 + "\n")
     one, two = (Tenants(read_key(tmp_path / "key")) for _ in range(2))
