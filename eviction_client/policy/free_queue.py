@@ -427,12 +427,15 @@ class FreeQueue(FreeList[B]):
         empty, behind = self.head.next_free_block, self._start[_NEXT][_HEAD]
         if empty is not behind:
             self._pop_from(empty, behind, n, popped)
+        moves = 0
         while (got := len(popped)) < n:
             value, _, worst = self._lowest()
-            found = self._next_of(worst, value)
+            # Each move raises a run's value. The bound only guards the engine against a bug here.
+            found = self._next_of(worst, value) if moves <= len(self._run_of) else worst
             if found is None:
+                moves += 1
                 continue
-            run = found
+            run, moves = found, 0
             first, behind = run[_HEAD], run[_NEXT][_HEAD]
             kept: list[B] = []
             if not self._needed:
@@ -726,7 +729,7 @@ class FreeQueue(FreeList[B]):
             self._value(run)
         else:
             run = self._lower(oldest, newest)
-        if before is None or before[2] is not run:
+        if before is None or before[2] is not run or before[0] != run[_VALUE] or before[1] != run[_NUMBER]:
             self._least[number] = least = run[_VALUE], run[_NUMBER], run
             heapq.heappush(self._worst, least)
 
