@@ -340,6 +340,7 @@ class FreeQueue(FreeList[B]):
         before.next_free_block, behind.prev_free_block = behind, before
         self._forget(run)
         previous = after or self._newest[reuse_class] or self._end[_PREVIOUS]
+        number: float
         if after is None:
             self._number = number = self._number + 1
         else:
@@ -665,7 +666,7 @@ class FreeQueue(FreeList[B]):
                 return run
             if run[_CLASS] != UNNEEDED and self._value_of(deeper) > value and self._follow(run, deeper):
                 return None
-            run = deeper
+            run, value = deeper, max(value, self._value_of(deeper))
         return run
 
     def _follow(self, run: Run, deeper: Run) -> bool:
@@ -824,7 +825,8 @@ class _Walk(Generic[B]):
                 stack.pop()
                 continue
             self.passed.add(run[_NUMBER])
-            block, behind = self._at.get(run[_NUMBER], run[_HEAD]), run[_NEXT][_HEAD]
+            block: Any = self._at.get(run[_NUMBER], run[_HEAD])
+            behind = run[_NEXT][_HEAD]
             deeper = self._continuation(run, block)
             if deeper is not None and (deeper[_NUMBER] in self._held or len(stack) > self._queue.num_runs):
                 self._hold(stack)
@@ -861,7 +863,8 @@ class _Walk(Generic[B]):
     def held_back(self) -> Iterator[B]:
         """Iterate over the other blocks of the runs held back: they are evicted only if nothing else can be."""
         for number, run in self._held.items():
-            block, behind = self._at.get(number, run[_HEAD]), run[_NEXT][_HEAD]
+            block: Any = self._at.get(number, run[_HEAD])
+            behind = run[_NEXT][_HEAD]
             while block is not behind:
                 if self._may_go is None or self._may_go(block):
                     yield block
