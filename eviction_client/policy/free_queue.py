@@ -340,6 +340,7 @@ class FreeQueue(FreeList[B]):
         before.next_free_block, behind.prev_free_block = behind, before
         self._forget(run)
         previous = after or self._newest[reuse_class] or self._end[_PREVIOUS]
+        number: float
         if after is None:
             self._number = number = self._number + 1
         else:
@@ -427,12 +428,15 @@ class FreeQueue(FreeList[B]):
         empty, behind = self.head.next_free_block, self._start[_NEXT][_HEAD]
         if empty is not behind:
             self._pop_from(empty, behind, n, popped)
+        moves = 0
         while (got := len(popped)) < n:
             value, _, worst = self._lowest()
-            found = self._next_of(worst, value)
+            # Each move raises a run's value. The bound only guards the engine against a bug here.
+            found = self._next_of(worst, value) if moves <= len(self._run_of) else worst
             if found is None:
+                moves += 1
                 continue
-            run = found
+            run, moves = found, 0
             first, behind = run[_HEAD], run[_NEXT][_HEAD]
             kept: list[B] = []
             if not self._needed:
@@ -662,7 +666,7 @@ class FreeQueue(FreeList[B]):
                 return run
             if run[_CLASS] != UNNEEDED and self._value_of(deeper) > value and self._follow(run, deeper):
                 return None
-            run = deeper
+            run, value = deeper, max(value, self._value_of(deeper))
         return run
 
     def _follow(self, run: Run, deeper: Run) -> bool:
@@ -726,7 +730,7 @@ class FreeQueue(FreeList[B]):
             self._value(run)
         else:
             run = self._lower(oldest, newest)
-        if before is None or before[2] is not run:
+        if before is None or before[2] is not run or before[0] != run[_VALUE] or before[1] != run[_NUMBER]:
             self._least[number] = least = run[_VALUE], run[_NUMBER], run
             heapq.heappush(self._worst, least)
 
@@ -821,7 +825,8 @@ class _Walk(Generic[B]):
                 stack.pop()
                 continue
             self.passed.add(run[_NUMBER])
-            block, behind = self._at.get(run[_NUMBER], run[_HEAD]), run[_NEXT][_HEAD]
+            block: Any = self._at.get(run[_NUMBER], run[_HEAD])
+            behind = run[_NEXT][_HEAD]
             deeper = self._continuation(run, block)
             if deeper is not None and (deeper[_NUMBER] in self._held or len(stack) > self._queue.num_runs):
                 self._hold(stack)
@@ -858,7 +863,8 @@ class _Walk(Generic[B]):
     def held_back(self) -> Iterator[B]:
         """Iterate over the other blocks of the runs held back: they are evicted only if nothing else can be."""
         for number, run in self._held.items():
-            block, behind = self._at.get(number, run[_HEAD]), run[_NEXT][_HEAD]
+            block: Any = self._at.get(number, run[_HEAD])
+            behind = run[_NEXT][_HEAD]
             while block is not behind:
                 if self._may_go is None or self._may_go(block):
                     yield block

@@ -1,5 +1,6 @@
 """In vLLM's real block pool no block is evicted while what continues it stays cached, whatever the rule, floor or hint."""
 
+import itertools
 import random
 from typing import Any
 
@@ -42,7 +43,7 @@ class Watched:
     def look(self, request: Any) -> None:
         """Note the chain of a request's blocks."""
         names = [bytes(name) + FULL for name in request.block_hashes]
-        for name, following in zip(names, names[1:], strict=False):
+        for name, following in itertools.pairwise(names):
             self._continue.setdefault(name, set()).add(following)
 
 

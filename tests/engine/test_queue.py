@@ -46,9 +46,13 @@ class QueueInTheRealPool(RuleBasedStateMachine):
         self.until: dict[int, tuple[float, int]] = {}
         self.running: list[tuple[list[KVCacheBlock], list[bytes]]] = []
         self.places = self.contents = self.chains = 0
+        self.known: dict[int, int] = {}  # chain -> class of its first part
+        self.mixed: set[int] = set()  # chains of several classes, whose parts wait for each other: test_continuations.py
 
     def note(self, blocks: Sequence[KVCacheBlock], reuse_class: int, *, same_chain: bool = False) -> None:
         self.chains += not same_chain
+        if self.known.setdefault(self.chains, reuse_class) != reuse_class:
+            self.mixed.add(self.chains)
         for block in blocks:
             self.places += 1
             self.free[block.block_id] = reuse_class, self.now, self.places
@@ -79,9 +83,10 @@ class QueueInTheRealPool(RuleBasedStateMachine):
         front, self.front = self.front[: len(taken)], self.front[len(taken) :]
         assert ids(taken)[: len(front)] == front
         for block in ids(taken)[len(front) :]:
-            lowest = self.lowest(block)
+            lowest, mixed = self.lowest(block), self.chain[block] in self.mixed
             del self.free[block]
-            assert all(lowest <= self.rank(other)[0] * (1 + 1e-9) for other in self.free)
+            others = [other for other in self.free if self.chain[other] not in self.mixed]
+            assert mixed or all(lowest <= self.rank(other)[0] * (1 + 1e-9) for other in others)
         contents = range(self.contents, self.contents + min(hashed, len(taken)))
         self.contents += len(contents)
         for block, content in zip(taken, contents, strict=False):
@@ -106,10 +111,16 @@ class QueueInTheRealPool(RuleBasedStateMachine):
     @precondition(lambda self: self.cached)
     @rule(data=st.data())
     def hit(self, data: st.DataObject) -> None:
-        block = self.pool.blocks[data.draw(st.sampled_from(self.cached))]
-        self.pool.touch([block])
-        del self.free[block.block_id]
-        self.running.append(([block], [bytes(block.block_hash or b"")[:-4]]))
+        """Use a whole chain again, unless a block of it was removed from the prefix cache."""
+        chain = self.chain[data.draw(st.sampled_from(self.cached))]
+        names = sorted((block for block in self.free if self.chain[block] == chain), key=lambda block: -self.free[block][2])
+        blocks = [self.pool.blocks[name] for name in names]
+        if any(block.block_hash is None for block in blocks):
+            return
+        self.pool.touch(blocks)
+        for name in names:
+            del self.free[name]
+        self.running.append((blocks, [bytes(block.block_hash or b"")[:-4] for block in blocks]))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), goes_on=st.booleans(), retain_s=st.sampled_from([0.0, 0.0, 0.0, 20.0]), later=st.booleans())
@@ -117,7 +128,9 @@ class QueueInTheRealPool(RuleBasedStateMachine):
         blocks, chain = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
         self.now += RENEWED_S
         ends = sorted(data.draw(st.sets(st.integers(1, max(len(chain), 1)), max_size=3)) | {len(chain)})
-        runs = [ClassSpan(end, data.draw(st.sampled_from([*range(CLASSES), DONE]))) for end in ends]
+        runs = [
+            ClassSpan(end, data.draw(st.sampled_from([*range(CLASSES), DONE][: CLASSES + (end == ends[-1])]))) for end in ends
+        ]
         ended = None if goes_on else ended_with(chain, *runs, retain_s=retain_s)
         self.front[:0] = [block.block_id for block in reversed(blocks) if block.block_hash is None]
         hashed = [block for block in reversed(blocks) if block.block_hash is not None]
@@ -132,9 +145,7 @@ class QueueInTheRealPool(RuleBasedStateMachine):
             start = runs[number - 1].end if number else 0
             part = [block for depth, block in enumerate(reversed(hashed)) if start <= depth < runs[number].end][::-1]
             retained = retain_s > 0.0 and runs[number].reuse_class != DONE
-            self.note(
-                part, HINTED if retained else runs[number].reuse_class, same_chain=not retain_s and number < len(runs) - 1
-            )
+            self.note(part, HINTED if retained else runs[number].reuse_class, same_chain=number < len(runs) - 1)
             if retained:
                 self.until |= {block.block_id: (self.now + retain_s, runs[number].reuse_class) for block in part}
 
@@ -145,7 +156,10 @@ class QueueInTheRealPool(RuleBasedStateMachine):
         over = [block for block, (until, _) in self.until.items() if until <= self.now]
         held = [block for block in over if self.free.get(block, (0,))[0] == HINTED]
         for block in sorted(held, key=lambda block: (self.until[block][0], self.free[block][2])):
+            chain = self.chain[block]
             self.note([self.pool.blocks[block]], self.until[block][1])
+            self.chain[block] = chain
+            self.mixed.add(chain)
         for block in over:
             del self.until[block]
 

@@ -417,3 +417,16 @@ def test_what_has_been_cleared_goes_first_in_the_order_in_which_it_would_have_go
     queue.insert([Block(5)], DONE, clock.now)
     assert ids(list(queue.eviction_order())) == ids(queue.popleft_n(5)) == [4, 3, 2, 1, 5] and not queue.num_runs
     queue.served("r")
+
+
+@pytest.mark.timeout(20)
+def test_a_prefix_that_moves_within_its_class_is_valued_again() -> None:
+    queue = queue_of(clock := Clock())
+    queue.set_tables([peaked(400.0)] * CLASSES)
+    queue.insert([Block(1)], 0, clock.now - 200.0)
+    deeper = queue.insert([Block(2)], 0, clock.now - 100.0)
+    prefix = Block(3)
+    queue.continues(prefix, deeper)
+    queue.insert([prefix], 0, clock.now)
+    assert ids(list(queue.eviction_order())) == [2, 3, 1]
+    assert ids(queue.popleft_n(3)) == [2, 3, 1]

@@ -256,7 +256,7 @@ def _name(block: KVCacheBlock) -> bytes:
 
 
 def _used_by_others(block: KVCacheBlock) -> bool:
-    return block.ref_cnt > 1
+    return bool(block.ref_cnt > 1)
 
 
 def _group_of(block: KVCacheBlock) -> int:
