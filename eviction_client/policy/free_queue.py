@@ -29,12 +29,13 @@ lower value than both, and is evicted a little late. LRU is the same comparison 
 value, so a change of rule moves no block.
 
 A block is not evicted before what *continues* it: no request could reach that any more. Classes' values, fitted one by one,
-may say otherwise, and a hint may retain the end of a chain without its start. A prefix is worth at least what continues it,
-so when the order reaches a block with a continuation of higher value, the rest of the block's run moves behind that
-continuation, to its class and age. If the continuation's value is not higher, the continuation goes first. A continuation is:
- - the next deeper run of the same chain (``_DEEPER``);
- - a run that stayed when a request took the blocks before it (:meth:`FreeQueue.remove`), or that was freed while others
-   used these (:meth:`FreeQueue.continues`). These are found by the last block before them, in ``_branches``.
+may say otherwise, and a hint may retain the end of a chain without its start. A continuation is:
+ - the next deeper run that was freed with the block (``_DEEPER``). It goes first. (Measured on `chat-exponential` at 2%, where
+   LRU hits 23.5: 21.8 without this rule, 22.6 with it; elsewhere 0 to 0.2 more.)
+ - a *branch*: a run that stayed when a request took the blocks before it (:meth:`FreeQueue.remove`), or that was freed while
+   others used these (:meth:`FreeQueue.continues`). It is found by the last block before it, in ``_branches``. A prefix is
+   worth at least what continues it, so if the branch has a higher value, the rest of the block's run moves behind it, to its
+   class and age; otherwise the branch goes first. (On `tenants` at 3% the rule `ttl` hits 54.6 instead of 51.0.)
 
 Values change slowly. They are calculated for one instant, which :meth:`FreeQueue.renew` advances; between renewals only the
 classes whose ends have changed are recalculated. Cost with C classes: ``insert`` of n blocks O(n), ``remove`` O(1),
@@ -664,9 +665,13 @@ class FreeQueue(FreeList[B]):
             deeper = self._continuation(run)
             if deeper is None:
                 return run
-            if run[_CLASS] != UNNEEDED and self._value_of(deeper) > value and self._follow(run, deeper):
-                return None
-            run, value = deeper, max(value, self._value_of(deeper))
+            if deeper is run[_DEEPER] or run[_CLASS] == UNNEEDED:
+                value = math.inf  # all that continues the run goes first
+            elif self._value_of(deeper) > value:
+                if self._follow(run, deeper):
+                    return None
+                value = math.inf
+            run = deeper
         return run
 
     def _follow(self, run: Run, deeper: Run) -> bool:
@@ -818,19 +823,25 @@ class _Walk(Generic[B]):
 
     def reach(self, run: Run, value: float) -> Iterator[B]:
         """Iterate over the blocks that are evicted where the order reaches a run with this value."""
+        limit = value
         stack = [run]
         while stack:
             run = stack[-1]
+            if len(stack) == 1:
+                limit = value
             if run[_NUMBER] in self._visited or run[_NEXT] is None:
                 stack.pop()
                 continue
             self.passed.add(run[_NUMBER])
             block: Any = self._at.get(run[_NUMBER], run[_HEAD])
             behind = run[_NEXT][_HEAD]
-            deeper = self._continuation(run, block)
+            freed_with = self._deeper(run, block)
+            deeper = freed_with or self._branch_of(block)
+            if freed_with is not None or run[_CLASS] == UNNEEDED:
+                limit = math.inf
             if deeper is not None and (deeper[_NUMBER] in self._held or len(stack) > self._queue.num_runs):
                 self._hold(stack)
-            elif deeper is not None and run[_CLASS] != UNNEEDED and self._queue._value_of(deeper) > value:
+            elif deeper is not None and self._queue._value_of(deeper) > limit:
                 while stack:
                     self._behind.setdefault(deeper[_NUMBER], []).append(deeper := stack.pop())
             elif deeper is not None:
@@ -870,13 +881,14 @@ class _Walk(Generic[B]):
                     yield block
                 block = block.next_free_block
 
-    def _continuation(self, run: Run, block: Any) -> Run | None:
-        """Return a run not visited that continues a block of a run."""
+    def _deeper(self, run: Run, block: Any) -> Run | None:
+        """Return a run not visited that was freed with a run and continues its head."""
         deeper: Run | None = run[_DEEPER] if block is run[_HEAD] else None
         while deeper is not None and (deeper[_NEXT] is None or deeper[_NUMBER] in self._visited):
             deeper = deeper[_DEEPER]
-        return deeper or self._branch_of(block)
+        return deeper
 
     def _branch_of(self, block: Any) -> Run | None:
+        """Return the latest branch not visited that continues a block."""
         runs = self._queue._branches.get(block.block_id, ()) if self._queue._branches else ()
         return next((run for run in reversed(runs) if run[_NEXT] is not None and run[_NUMBER] not in self._visited), None)
