@@ -124,7 +124,7 @@ class ReturnLearning(TurnObserver):
             self._metrics.task_failures.labels("returns").inc()
             if not self._unwritten:
                 log.error(
-                    "the return model cannot be saved in %s (%s): free space or let this user write; it is tried again",
+                    "the return model cannot be saved in %s (%s): check LPC_STATE; it is tried again",
                     self._state_file,
                     error.strerror or type(error).__name__,
                 )
