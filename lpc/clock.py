@@ -36,7 +36,7 @@ class MonotoneClock:
         self.source = _RUNNING if source is None else source
         self.latest = -math.inf
         self._wall = wall or source
-        self._offset = self._now_by_wall() - self.source() if wall is not None or source is None else 0.0
+        self._offset = self.wall() - self.source() if wall is not None or source is None else 0.0
         self._lock = threading.Lock()
 
     def now(self) -> float:
@@ -49,7 +49,8 @@ class MonotoneClock:
 
     def ahead(self) -> float:
         """Return by how many seconds the wall clock is ahead of this clock now; add it to times that leave the process."""
-        return self._now_by_wall() - self.now()
+        return self.wall() - self.now()
 
-    def _now_by_wall(self) -> float:
+    def wall(self) -> float:
+        """Return the time of the wall clock now, which can be set: for calendar days, that machines and people compare."""
         return time.time() if self._wall is None else self._wall()

@@ -35,18 +35,34 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield the path of a temporary file that replaces ``path`` at the end, after fsync. Creates the folder if it is missing.
 
     The name is random because containers that share the folder over a network may have equal process ids. Temporary files that
-    killed processes have left for the same path are removed.
+    killed processes have left for the same path are removed first, because they may be what fills the disk.
+
+    Raises:
+        OSError: with ``path`` as its file. A file that exists is then unchanged.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    with naming(path, instead_of=partial):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sweep(path.parent, path.name)
+        try:
+            yield partial
+            sync(partial)
+            partial.replace(path)
+            sync(path.parent)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path, instead_of: Path | None = None) -> Iterator[None]:
+    """Name ``path`` in each OSError that names no file, as of a full disk, or the temporary file or folder ``instead_of``."""
     try:
-        yield partial
-        sync(partial)
-        sweep(path.parent, path.name, partial.stat().st_mtime)
-        partial.replace(path)
-        sync(path.parent)
-    finally:
-        partial.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        named = None if error.filename is None else Path(os.fsdecode(error.filename))
+        if named is None or (instead_of is not None and (named == instead_of or instead_of in named.parents)):
+            error.filename, error.filename2 = str(path), None
+        raise
 
 
 @contextmanager
@@ -88,22 +104,17 @@ def writing_output(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: with ``path`` as its file. A file that exists is then unchanged.
     """
-    partial: Path | None = None
-    try:
+    with naming(path):
         target = replaceable(path)
         if target is None:
             with path.open("wb") as file:
                 yield file
             return
-        with replacing(target) as partial:
-            with partial.open("xb") as file:
-                yield file
-            with contextlib.suppress(FileNotFoundError):
-                partial.chmod(stat.S_IMODE(target.stat().st_mode))
-    except OSError as error:
-        if error.filename in (None, str(partial)):
-            error.filename, error.filename2 = str(path), None
-        raise
+    with naming(path, instead_of=target), replacing(target) as partial:
+        with partial.open("xb") as file:
+            yield file
+        with contextlib.suppress(FileNotFoundError):
+            partial.chmod(stat.S_IMODE(target.stat().st_mode))
 
 
 def sync(path: Path) -> None:
@@ -115,21 +126,33 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def sweep(folder: Path, names: str, now: float) -> None:
+def sweep(folder: Path, names: str) -> None:
     """Remove temporary files that are older than STALE_S, because killed writers have left them. Raises OSError.
+
+    A file from the future was written before the clock was set back, and is removed as well.
 
     Args:
         names: name of the files that were to be replaced, or a pattern.
-        now: time of modification of a file that was written just now, because the clock of a file server may differ.
     """
     with os.scandir(folder) as entries:
-        for entry in entries:
-            found = _PARTIAL.fullmatch(entry.name)
-            if found is None or not (found[1] == names or fnmatch.fnmatchcase(found[1], names)):
-                continue
-            with contextlib.suppress(FileNotFoundError):  # another writer has removed it
-                if now - entry.stat().st_mtime > STALE_S:
-                    Path(entry.path).unlink()
+        found = [Path(entry.path) for entry in entries if _is_partial(entry.name, names)]
+    if not found:
+        return
+    probe = folder / f".{secrets.token_hex(8)}"  # its time is the file server's, whose clock may differ
+    try:
+        probe.touch(exist_ok=False)
+        now = probe.stat().st_mtime
+    finally:
+        probe.unlink(missing_ok=True)
+    for path in found:
+        with contextlib.suppress(FileNotFoundError):  # another writer has removed it
+            if abs(now - path.stat().st_mtime) > STALE_S:
+                path.unlink()
+
+
+def _is_partial(name: str, names: str) -> bool:
+    found = _PARTIAL.fullmatch(name)
+    return found is not None and (found[1] == names or fnmatch.fnmatchcase(found[1], names))
 
 
 @contextmanager

@@ -48,7 +48,7 @@ TOKENIZERS_TIMEOUT_S: Final = 30.0
 """Longest time that the start waits for configured tokenizers."""
 
 
-MakeService: TypeAlias = Callable[[Process, ModelLoop, Callable[[], float]], Service]
+MakeService: TypeAlias = Callable[[Process, ModelLoop, MonotoneClock], Service]
 """Builds a service from the process, the model's loop and a clock in seconds since the epoch. Raises StartError."""
 
 
@@ -108,7 +108,7 @@ async def running(settings: ServiceSettings, parts: Parts = Parts()) -> AsyncIte
             embeddings=settings.label_log is not None,
         )
         service = _service(settings, parts, clock, loop, served_models, tracker, returns, metrics, stack)
-        further = () if parts.further is None else (parts.further(made, loop, clock.now),)
+        further = () if parts.further is None else (parts.further(made, loop, clock),)
         await asyncio.to_thread(served_models.wait, TOKENIZERS_TIMEOUT_S)
 
         async def show_health() -> None:

@@ -110,7 +110,7 @@ class Caches:
             *(self.keys, self.store, self.vectors, evidence, embedder),
             *(lambda scope, _tier: Rules(make_gate(scope)), self.clock, shipped()),
         )
-        self.days = Days(self.redis)
+        self.days = Days(self.redis, self.clock)
         frequent = FrequentQuestions(self.redis, self.keys, self.store.namer, self.clock)
         self.cache = ResponseCache(
             *(self.keys, self.store, Flights(self.redis, flight_s), self.scopes, self.semantic, frequent, self.metrics),
@@ -120,7 +120,7 @@ class Caches:
             clock=self.clock,
         )
         self.upkeep = Upkeep(
-            *(self.keys, self.store, self.scopes, self.semantic, frequent, self.metrics, self.days, self.clock)
+            *(self.keys, self.store, self.scopes, self.semantic, frequent, self.metrics, self.days)
         )
 
     async def close(self) -> None:

@@ -74,6 +74,13 @@ def _weights(words: int) -> dict[str, NDArray[np.float32]]:
     return found
 
 
+def tiny_encoder(folder: Path) -> Encoder:
+    """Load what `build_tiny_encoder` wrote, without the import of transformers."""
+    weights = load_file(folder / "model.safetensors")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return Encoder(weights, HEADS, EPSILON, 0, tokenizer, folder.name, digest(weights))
+
+
 def _head(encoder: Encoder, seed: int) -> HeadFile:
     random = np.random.default_rng(seed)
     shapes = {"hidden.0": (128, WIDTH + 1), "hidden.2": (128, 128), "output": (1, 128)}
@@ -97,9 +104,7 @@ def build_tiny_artifact(
     folder = models_root / f".encoder-{name}"
     if not folder.exists():
         build_tiny_encoder(folder)
-    weights = load_file(folder / "model.safetensors")
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    encoder = Encoder(weights, HEADS, EPSILON, 0, tokenizer, folder.name, digest(weights))
+    encoder = tiny_encoder(folder)
     head_file = models_root / f".head-{version}.safetensors"
     _head(encoder, sum((version or "").encode())).save(head_file)
     return export(models_root, name=name, encoder=encoder, head=head_file, precision=precision, version=version)

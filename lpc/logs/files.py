@@ -3,6 +3,7 @@
 Readers of logs take one path: a file or a folder. Files from several places become a folder of links.
 """
 
+import errno
 import os
 import shutil
 import sys
@@ -55,6 +56,10 @@ def _inside(source: Path, copies: Path) -> Iterator[Path]:
     except DatasetError as error:
         raise TraceError(str(error)) from error
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise TraceError(
+                f"cannot copy {source} to {copies}: {error.strerror}: free space there, or set TMPDIR to another folder"
+            ) from error
         raise TraceError(f"cannot read {source}: {error.strerror or error}") from error
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from lpc.errors import ArtifactError
-from lpc.files import locked, write_text
+from lpc.files import LockedError, locked, owned, sync, write_text
 from lpc.model.artifact import Manifest, read_manifest, verify
 
 PROMOTED: Final = "promoted.json"
@@ -27,6 +27,9 @@ HISTORY: Final = 10
 """Maximum number of versions in `Promotion.before`."""
 SCRATCH_AGE_S: Final = 24 * 3600
 """Age from which an export's scratch folder is removed, because a killed export left it."""
+
+PUBLISH_S: Final = 60.0
+"""Longest wait of an export for another command, because it has taken minutes."""
 
 
 @dataclass(frozen=True)
@@ -265,14 +268,44 @@ def prune(folder: Path, keep: int) -> list[str]:
             retained |= {promotion.version, *promotion.before}
         found = [version for version in newest_first(folder) if examine(version).manifest is not None]
         removed = [version for version in found[keep:] if version.name not in retained]
-        removed += [
-            path
-            for path in folder.iterdir()
-            if path.name.startswith(".") and path.is_dir() and time.time() - path.stat().st_mtime > SCRATCH_AGE_S
-        ]
+        removed += [path for path in folder.iterdir() if path.name.startswith(".") and path.is_dir() and _is_left(path)]
         for path in removed:
-            # Rename first, so that a sidecar never sees a partly deleted version.
-            hidden = folder / f".removed-{secrets.token_hex(8)}"
-            path.rename(hidden)
-            shutil.rmtree(hidden)
+            remove(path)
         return [path.name for path in removed]
+
+
+def _is_left(scratch: Path) -> bool:
+    """Return whether a killed export has left a scratch folder: an export at work locks its own, whatever the clock says."""
+    if abs(time.time() - scratch.stat().st_mtime) <= SCRATCH_AGE_S:
+        return False
+    try:
+        with owned(scratch, 0.0):
+            return True
+    except LockedError:
+        return False
+
+
+def publish(made: Path, place: Path) -> None:
+    """Move a complete version to its place, where a damaged one is replaced; a valid one that another export made stays.
+
+    Raises:
+        LockedError: another command changes the model's versions.
+        OSError: it cannot be moved.
+    """
+    with locked(place.parent / PROMOTED, PUBLISH_S):
+        if place.exists():
+            try:
+                verify(place)
+            except ArtifactError:
+                remove(place)
+            else:
+                return
+        made.rename(place)
+        sync(place.parent)
+
+
+def remove(version: Path) -> None:
+    """Remove a folder of a model, so that a sidecar never sees a part of it. Raises OSError."""
+    hidden = version.with_name(f".removed-{secrets.token_hex(8)}")
+    version.rename(hidden)
+    shutil.rmtree(hidden)

@@ -24,8 +24,12 @@ from lpc.wire.terminal import shown
 FAILURE: Final = 1
 USAGE: Final = 2
 FINDINGS: Final = 3
-FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
-"""Write errors that do not name a file."""
+FULL: Final = {
+    errno.ENOSPC: "free space there, then run it again",
+    errno.EDQUOT: "free space there, or raise the quota, then run it again",
+    errno.EROFS: "mount it for writing, or name another place",
+}
+"""Remedies of write errors, which do not always name a file."""
 
 
 def report(
@@ -86,7 +90,8 @@ def end_with(error: Exception) -> NoReturn:
             raise error
         if error.filename is not None or error.errno in FULL:
             reason = error.strerror or type(error).__name__
-            fail(f"{error.filename}: {reason}" if error.filename is not None else reason)
+            remedy = f": {FULL[error.errno]}" if error.errno in FULL else ""
+            fail(f"{error.filename}: {reason}{remedy}" if error.filename is not None else reason + remedy)
     last = traceback.extract_tb(error.__traceback__)[-1]
     fail(f"internal error: {type(error).__name__} at {last.filename}:{last.lineno}; `lpc --debug ...` shows the traceback")
 

@@ -1,5 +1,10 @@
-"""HTTP client for an LMCache node: deletions."""
+"""HTTP client for an LMCache node: deletions.
 
+A node may answer slowly, half, or without end: a call has a deadline, and its answer a largest size.
+"""
+
+import asyncio
+import json
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -8,6 +13,9 @@ import httpx
 from lpc_apps.lmcache.events import ObjectId
 
 TIMEOUT_S: Final = 10.0
+"""Longest time of a whole call. httpx bounds the time between two bytes only."""
+MAX_ANSWER_BYTES: Final = 1 << 20
+"""An answer contains a few numbers."""
 KEYS_PER_CALL: Final = 2000
 """LMCache's own limit is 10,000."""
 
@@ -48,20 +56,34 @@ class Node:
             answer = await self._call("DELETE", "/cache/objects", {"keys": keys, "tier": tier})
             if answer.get("ok") is False:
                 raise NodeError("the node could not delete the objects")
-            skipped += int(answer.get("skipped", 0))
+            count = answer.get("skipped", 0)
+            if type(count) is not int or not 0 <= count <= len(keys):
+                raise NodeError("the answer does not say how many objects were skipped")
+            skipped += count
         return skipped
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         try:
-            response = await self._client.request(method, f"{self._base}{path}", json=body, timeout=TIMEOUT_S)
-            if response.is_error:
-                # The response text is left out: it can repeat the request body.
-                raise NodeError(f"HTTP {response.status_code} to {method} {path}")
-            answer = response.json()
-        except httpx.HTTPError as error:
+            async with asyncio.timeout(TIMEOUT_S):
+                answer = json.loads(await self._answer(method, path, body))
+        except TimeoutError:
+            raise NodeError(f"no complete answer within {TIMEOUT_S:g} s to {method} {path}") from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise NodeError(type(error).__name__) from None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise NodeError("the answer is not JSON") from None
         if not isinstance(answer, dict):
             raise NodeError("the answer is not a JSON object")
         return answer
+
+    async def _answer(self, method: str, path: str, body: dict[str, Any] | None) -> bytes:
+        async with self._client.stream(method, f"{self._base}{path}", json=body, timeout=TIMEOUT_S) as response:
+            if not response.is_success:  # redirects, too: they are not followed
+                # The response text is left out: it can repeat the request body.
+                raise NodeError(f"HTTP {response.status_code} to {method} {path}")
+            found = bytearray()
+            async for part in response.aiter_bytes():
+                found += part
+                if len(found) > MAX_ANSWER_BYTES:
+                    raise NodeError(f"the answer has more than {MAX_ANSWER_BYTES} bytes")
+        return bytes(found)

@@ -252,9 +252,10 @@ class Service:
         )
         starts = (0, *(span.end for span in finished.spans))
         parts = [(chain[start:end][::-1], number) for start, (end, number) in zip(starts, finished.spans, strict=False)]
-        memory = self.caches[Location("l1", conversation.node)]
-        memory.use(reversed(parts))
-        memory.learn(finished)
+        memory = self.caches.get(Location("l1", conversation.node))
+        if memory is not None:  # None: the node has left during the turn
+            memory.use(reversed(parts))
+            memory.learn(finished)
         policy.learn(finished)
 
     def _may_go(self, resident: Resident, location: Location, now: float) -> bool:

@@ -1,9 +1,11 @@
 """`lpc export`: writes encoder and head as one verified, versioned artefact, without PyTorch."""
 
+import contextlib
 import hashlib
 import json
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,10 +19,11 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from lpc.errors import ArtifactError, LpcError, UsageError
-from lpc.files import sync
+from lpc.files import naming, owned, sync, write_text
 from lpc.model.artifact import FILES, MANIFEST, Manifest, file_sha256, verify
 from lpc.model.features import FeatureEncoder, FeatureSettings
 from lpc.model.inference import graph_inputs
+from lpc.model.versions import publish
 from lpc_apps.training import reference
 from lpc_apps.training.encoders import Encoder, load_encoder, source_of
 from lpc_apps.training.graph import Precision, write_onnx
@@ -75,6 +78,7 @@ def export(
         UsageError: the name or version is not a folder name.
         ExportError: the export differs from the reference by more than its bound.
         EncoderError, HeadError: an input cannot be read.
+        OSError: the artefact cannot be written; it is the error's file, and nothing has changed.
     """
     for given in (name, version or ""):
         if Path(given).name != given or given.startswith("."):
@@ -92,46 +96,52 @@ def export(
         )
     version = version or artifact_version(source, trained, precision)
     place = models / name / version
-    if place.exists():
-        try:
-            verify(place)
-        except ArtifactError:
-            shutil.rmtree(place)
-        else:
-            return place
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{version}-", dir=place.parent) as scratch:
-        folder = Path(scratch) / version
-        folder.mkdir()
-        with tqdm(delay=1, total=3, desc=f"export {name} {precision}", unit=" step") as progress:
-            source.tokenizer.save(str(folder / "tokenizer.json"))
-            write_onnx(source, trained, precision, folder / "model.onnx")
-            progress.update()
-            report = compare(folder / "model.onnx", source, trained, settings)
-            progress.update()
-            _refuse_beyond(BOUNDS[precision], report, precision)
-            manifest = Manifest(
-                name=name,
-                version=version,
-                precision=precision,
-                files={file: file_sha256(folder / file) for file in FILES},
-                features=settings,
-                embedding_width=trained.width,
-                encoder_id=source.id,
-                encoder_sha256=source.sha256,
-                head={"digest": trained.digest(), **trained.metadata},
-                verification=report,
-                created=(created or datetime.now(UTC)).isoformat(timespec="microseconds"),
-                made_with={library.__name__: library.__version__ for library in MADE_WITH},
-            )
-            (folder / MANIFEST).write_text(manifest.to_json(), "utf-8")
-            for file in folder.iterdir():
-                sync(file)
-            sync(folder)
-            folder.rename(place)
-            sync(place.parent)
-            progress.update()
+    with contextlib.suppress(ArtifactError):  # it is missing, or damaged: then it is replaced when the new one is complete
+        verify(place)
+        return place
+    with _scratch(place) as folder, tqdm(delay=1, total=3, desc=f"export {name} {precision}", unit=" step") as progress:
+        write_text(folder / "tokenizer.json", source.tokenizer.to_str(pretty=True))
+        write_onnx(source, trained, precision, folder / "model.onnx")
+        progress.update()
+        report = compare(folder / "model.onnx", source, trained, settings)
+        progress.update()
+        _refuse_beyond(BOUNDS[precision], report, precision)
+        manifest = Manifest(
+            name=name,
+            version=version,
+            precision=precision,
+            files={file: file_sha256(folder / file) for file in FILES},
+            features=settings,
+            embedding_width=trained.width,
+            encoder_id=source.id,
+            encoder_sha256=source.sha256,
+            head={"digest": trained.digest(), **trained.metadata},
+            verification=report,
+            created=(created or datetime.now(UTC)).isoformat(timespec="microseconds"),
+            made_with={library.__name__: library.__version__ for library in MADE_WITH},
+        )
+        (folder / MANIFEST).write_text(manifest.to_json(), "utf-8")
+        for file in folder.iterdir():
+            sync(file)
+        sync(folder)
+        publish(folder, place)
+        progress.update()
     return place
+
+
+@contextlib.contextmanager
+def _scratch(place: Path) -> Iterator[Path]:
+    """Yield a new folder next to an artefact's, locked against `lpc models prune`. Errors of the disk name the artefact."""
+    with naming(place):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
+    try:
+        with naming(place, instead_of=made), owned(made):
+            folder = made / place.name
+            folder.mkdir()
+            yield folder
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def artifact_version(encoder: Encoder, head: HeadFile, precision: Precision) -> str:

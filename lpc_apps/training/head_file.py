@@ -10,10 +10,10 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from lpc.errors import LpcError
-from lpc.files import replacing
+from lpc.files import writing
 
 FORMAT: Final = "lpc-head-2"
 RecipeName = Literal["default", "lpc"]
@@ -54,11 +54,12 @@ class HeadFile:
         return digest.hexdigest()
 
     def save(self, path: Path) -> None:
-        """Write the head and its metadata atomically."""
+        """Write the head and its metadata atomically. Raises OSError."""
         # One metadata entry, because safetensors writes several in random order, and equal heads must be equal files.
         parameters = {name: np.ascontiguousarray(values) for name, values in self.parameters.items()}
-        with replacing(path) as partial:
-            save_file(parameters, partial, {FORMAT: json.dumps(self.metadata, sort_keys=True)})
+        data = save(parameters, {FORMAT: json.dumps(self.metadata, sort_keys=True)})
+        with writing(path, 0o644) as file:  # not safetensors' own writer, whose error of a full disk is not an OSError
+            file.write(data)
 
     @classmethod
     def load(cls, path: Path) -> "HeadFile":

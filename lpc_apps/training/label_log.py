@@ -10,6 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,8 @@ SHORT: Final = 0.2
 """Share of the time for evaluation if the log has less than two days."""
 VALIDATION_SHARE: Final = 0.1
 """Share of the conversations before the evaluated time."""
+AHEAD: Final = np.timedelta64(1, "h")
+"""Longest time by which a sidecar's clock may be ahead of this machine's. Turns after that would be the newest day alone."""
 MOST_TURNS: Final = 250_000
 """Maximum number of turns; of a longer log a fixed sample of conversations is read. 250,000 turns take 0.8 GB in training."""
 
@@ -118,10 +121,14 @@ def _fitting(paths: list[Path], live: Manifest, damaged: list[str], notes: list[
     """Return the metadata of the files that fit the live model; note the others."""
     fitting: dict[Path, dict[str, Any]] = {}
     others: dict[str, list[Path]] = {}
+    gone = 0
     for path in paths:
         try:
             metadata = label_rows.metadata_of(path)
             other = _other(metadata, live)
+        except FileNotFoundError:
+            gone += 1
+            continue
         except Exception as error:  # a damaged file makes NumPy, zipfile and zlib raise many types
             damaged.append(f"{path}: {_first_line(error)}")
             continue
@@ -129,6 +136,8 @@ def _fitting(paths: list[Path], live: Manifest, damaged: list[str], notes: list[
             others.setdefault(other, []).append(path)
         else:
             fitting[path] = metadata
+    if gone:
+        notes.append(_gone(gone))
     for other, found in others.items():
         named = ", ".join(path.name for path in found[:3]) + (" and more" if len(found) > 3 else "")
         notes.append(f"{len(found)} files left out, whose {other} is not that of the live version {live.version}: {named}")
@@ -151,10 +160,14 @@ def _other(metadata: Mapping[str, Any], live: Manifest) -> str:
 
 
 def _read(files: Mapping[Path, dict[str, Any]], share: float, damaged: list[str], notes: list[str]) -> Iterator[_Turns]:
-    unusable = 0
+    unusable = ahead = gone = 0
+    latest = np.datetime64(datetime.now(UTC).replace(tzinfo=None), "ms") + AHEAD
     for path, metadata in tqdm(files.items(), "reading", unit=" file", leave=False, delay=1):
         try:
             turns = _turns(label_rows.read(path), str(metadata["model_version"]), share)
+        except FileNotFoundError:
+            gone += 1
+            continue
         except Exception as error:  # as above
             damaged.append(f"{path}: {_first_line(error)}")
             continue
@@ -162,10 +175,19 @@ def _read(files: Mapping[Path, dict[str, Any]], share: float, damaged: list[str]
         sound = np.isfinite(turns.embedding).all(1) & (columns["probability"] >= 0) & (columns["probability"] <= 1)
         sound &= ~np.isnat(columns["asked_at"]) & np.all([columns[name] >= 0 for name in COUNTS], axis=0)
         unusable += int((~sound).sum())
+        future = sound & (columns["asked_at"] > latest)
+        ahead += int(future.sum())
+        sound &= ~future
         if sound.any():
             yield turns.take(sound)
     if unusable:
         notes.append(f"{unusable:,} turns left out whose embedding, probability, time or counts are not valid")
+    if ahead:
+        notes.append(
+            f"{ahead:,} turns left out whose time is in the future: check the clocks of the sidecars and of this machine"
+        )
+    if gone:
+        notes.append(_gone(gone))
 
 
 def _turns(columns: dict[str, NDArray[Any]], version: str, share: float) -> _Turns:
@@ -239,6 +261,10 @@ def newest_side(log: LoggedTurns) -> LoggedTurns:
     return replace(
         log, examples=log.examples.take(mask), probability=log.probability[mask], model_version=log.model_version[mask]
     )
+
+
+def _gone(files: int) -> str:
+    return f"{files:,} files left out, which sidecars deleted while the log was read, because it was full"
 
 
 def _damage(damaged: list[str]) -> list[str]:

@@ -9,13 +9,14 @@ import errno
 import logging
 import os
 import queue
+import re
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -31,6 +32,10 @@ log = logging.getLogger(__name__)
 
 QUEUED_FILES: Final = 4
 """Files whose rows may be queued, above which new rows are dropped."""
+
+_TIME_FORMAT: Final = "%Y%m%dT%H%M%S.%fZ"
+_TIME: Final = re.compile(r"labels-(\d{8}T\d{6}\.\d{6}Z)-")
+"""The time in a file's name."""
 
 CLOSE_S: Final = 10.0
 """Time for writing the last files at shutdown, so that a disk that hangs does not block it."""
@@ -154,18 +159,27 @@ class LabelWriter(TurnObserver):
 
     def _write_file(self, waiting: _Rows) -> None:
         """Write one file atomically, and delete the oldest ones above the limit. Raises OSError."""
-        written_at = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-        path = self.folder / f"labels-{written_at}-{self._process}.npz"
+        sweep(self.folder, FILES)
+        path = self.folder / f"labels-{self._written_at()}-{self._process}.npz"
         # Not readable by all users, because embeddings reveal something about the text.
         with writing(path, 0o640) as file:
             write(file, waiting.manifest, columns_of(waiting.labels, self._ahead()))
             file.flush()
-            written = os.fstat(file.fileno())
-            size = written.st_size
+            size = os.fstat(file.fileno()).st_size
             if size > self._max_bytes:
                 raise OSError(errno.EFBIG, f"{len(waiting.labels)} rows take {size} bytes; label_log_mib: {self._max_bytes}")
-            sweep(self.folder, FILES, written.st_mtime)
             self._delete_oldest(size)
+
+    def _written_at(self) -> str:
+        """Return a time for a file's name, after those of all files that exist.
+
+        So the names are in the order of writing, also after the clock was set back: else the newest rows would go first.
+        """
+        latest = max((found[1] for path in self.folder.glob(FILES) if (found := _TIME.match(path.name))), default="")
+        now = datetime.now(UTC)
+        with suppress(ValueError, OverflowError):  # a time that does not exist, or the last one
+            now = max(now, datetime.strptime(latest, _TIME_FORMAT).replace(tzinfo=UTC) + timedelta(microseconds=1))
+        return now.strftime(_TIME_FORMAT)
 
     def _delete_oldest(self, size: int) -> None:
         """Delete the oldest files until one of ``size`` bytes fits."""

@@ -123,7 +123,11 @@ class ReturnLearning(TurnObserver):
         except OSError as error:
             self._metrics.task_failures.labels("returns").inc()
             if not self._unwritten:
-                log.error("the return model could not be saved (%s)", type(error).__name__)
+                log.error(
+                    "the return model cannot be saved in %s (%s): check LPC_STATE; it is tried again",
+                    self._state_file,
+                    error.strerror or type(error).__name__,
+                )
             self._unwritten = True
         except Exception as error:
             self._failed("saving the return model", error)

@@ -1,6 +1,8 @@
 """`lpc cache warm`: fetches the answers to expected questions through the gateway."""
 
 import asyncio
+import contextlib
+import math
 import signal
 import ssl
 import time
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from response_cache.gateway.warming import Warmed
 
 DAY_S: Final = 86_400
+LOOK_S: Final = 60.0
+"""How often --daily reads the clock, which may be set."""
 
 
 def warm(
@@ -53,14 +57,32 @@ def warm(
     signal.signal(signal.SIGTERM, _end)  # as process 1 of a container it would be ignored
     while True:
         try:
-            typer.echo(_line(asyncio.run(once()).figures()))
+            _print(_line(asyncio.run(once()).figures()))
         except LpcError as error:
-            typer.echo(f"error: {error}; the next run is at {daily} UTC", err=True)
+            _print(f"error: {error}; the next run is at {daily} UTC", err=True)
         except Exception as error:  # a fault of this program must not end the next days' runs; its text may be a user's
-            typer.echo(
+            _print(
                 f"internal error: {type(error).__name__}: report it, with the version; the next run is at {daily} UTC", err=True
             )
-        time.sleep((at_s - time.time()) % DAY_S or DAY_S)
+        _sleep_until(at_s)
+
+
+def _sleep_until(at_s: int) -> None:
+    """Return at the next time that is ``at_s`` seconds after midnight of UTC, even if the clock is set."""
+    day = _day(at_s)
+    while (now := _day(at_s)) <= day:
+        day = now  # the clock may have been set back
+        time.sleep(min((at_s - time.time()) % DAY_S or DAY_S, LOOK_S))
+
+
+def _day(at_s: int) -> int:
+    return math.floor((time.time() - at_s) / DAY_S)
+
+
+def _print(line: str, *, err: bool = False) -> None:
+    """Print a line. On a full disk it is lost, which must not end the next days' runs."""
+    with contextlib.suppress(OSError):
+        typer.echo(line, err=err)
 
 
 async def _once(file: Path | None, client: "httpx.AsyncClient", scopes: list[str], rate: float, most: int) -> "Warmed":

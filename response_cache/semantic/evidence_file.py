@@ -48,7 +48,8 @@ class Verdicts:
                 raise EvidenceError(str(error)) from error
             except OSError as error:
                 raise EvidenceError(
-                    f"{path} cannot be written ({error.strerror}): set LPC_STATE to a folder that outlives restarts"
+                    f"{path} cannot be written ({error.strerror}): free space there, or set LPC_STATE to another folder that "
+                    "outlives restarts"
                 ) from error
 
     def of(self, key: str) -> dict[str, int]:
@@ -68,7 +69,8 @@ class Verdicts:
         try:
             self._merge(self._path)
         except (LpcError, OSError) as error:
-            log.error("cannot store a verdict on evidence: %s; check LPC_STATE", type(error).__name__)
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
+            log.error("cannot store a verdict on evidence in %s (%s): check LPC_STATE; it is tried again", self._path, reason)
 
     def _merge(self, path: Path) -> None:
         with locked(path):

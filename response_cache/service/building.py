@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
+from lpc.clock import MonotoneClock
 from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisAway, RedisReach
 from predictor_service.errors import StartError
@@ -52,7 +52,7 @@ def build_caches(
     settings: CacheSettings,
     made: Process,
     embedder: Embedder,
-    clock: Callable[[], float],
+    clock: MonotoneClock,
 ) -> Service:
     """Return the response caches' service in a process. This does not call Redis.
 
@@ -69,7 +69,7 @@ def _build(
     settings: CacheSettings,
     made: Process,
     embedder: Embedder,
-    clock: Callable[[], float],
+    clock: MonotoneClock,
 ) -> Service:
     assert settings.cache_redis_url is not None and settings.cache_keys is not None
     keys = Keys(settings.cache_keys)
@@ -104,22 +104,22 @@ def _build(
         forged=cache_metrics.forged.labels("evidence").inc,
     )
     semantic = SimilarQuestions(
-        *(keys, store, Vectors(redis, embedder.encoder), evidence, embedder, partial(rules_of, embedder), clock, ranking),
+        *(keys, store, Vectors(redis, embedder.encoder), evidence, embedder, partial(rules_of, embedder), clock.now, ranking),
         judged=lambda scope, same: cache_metrics.judged(scopes.label(scope), same),
         report=lambda client, scope, in_force: cache_metrics.in_force(client, scopes.label(scope), in_force),
     )
     made.stack.push_async_callback(semantic.close)
-    days = Days(redis)
+    days = Days(redis, clock.wall)
     made.stack.push_async_callback(share, days)
-    frequent = FrequentQuestions(redis, keys, store.namer, clock)
+    frequent = FrequentQuestions(redis, keys, store.namer, clock.wall)
     cache = ResponseCache(
         *(keys, store, Flights(redis, FLIGHT_S), scopes, semantic, frequent, cache_metrics, days),
         max_entry_bytes=settings.cache_max_entry_kib * 1024,
         client_scopes=settings.cache_client_scopes,
-        clock=clock,
+        clock=clock.now,
     )
     made.stack.push_async_callback(cache.counted)
-    upkeep = Upkeep(keys, store, scopes, semantic, frequent, cache_metrics, days, clock)
+    upkeep = Upkeep(keys, store, scopes, semantic, frequent, cache_metrics, days)
     service = ResponseCacheService(cache, upkeep, settings.cache_gateways, settings.cache_invalidations, cache_metrics)
     add = partial(rpc.add_ResponseCacheServicer_to_server, service)
     keys_round = (made.reload_s, "keys", partial(asyncio.to_thread, keys.refresh))

@@ -139,7 +139,7 @@ class ResponseCache:
                 task.add_done_callback(self._counting.discard)
         self._metrics.looked_up(self.scopes.label(request.scope), outcome)
         if admitted:  # else the scope is not on the client's list, and anybody could create any number of counts
-            self._days.count(scope, self._clock(), _amounts(outcome))
+            self._days.count(scope, _amounts(outcome))
         return outcome
 
     async def counted(self) -> None:

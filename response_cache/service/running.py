@@ -1,7 +1,7 @@
 """Runs the response caches: in a sidecar, as `lpc serve` does if they are configured, or in a process of their own."""
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -42,7 +42,7 @@ def _with_caches(settings: CacheSettings, parts: "Parts") -> "Parts":
     if settings.cache_redis_url is None:
         return parts
 
-    def further(made: Process, loop: "ModelLoop", clock: Callable[[], float]) -> Service:
+    def further(made: Process, loop: "ModelLoop", clock: MonotoneClock) -> Service:
         return build_caches(settings, made, ModelEmbedder(loop.serving, loop.batcher), clock)
 
     return replace(parts, further=further, cached_outputs=CACHED_OUTPUTS if settings.embeds else 0)
@@ -67,5 +67,5 @@ async def running_alone(settings: CacheSettings) -> AsyncIterator[Addresses]:
             loop = await run_model(*(settings, made.metrics, made.stack), load=Model, max_batch_items=constants.max_batch_items)
             embedder = ModelEmbedder(loop.serving, loop.batcher)
             rounds.append((made.reload_s, "reload", loop.serving.reload))
-        service = build_caches(settings, made, embedder, clock.now)
+        service = build_caches(settings, made, embedder, clock)
         yield await made.start(replace(service, rounds=(*service.rounds, *rounds)))

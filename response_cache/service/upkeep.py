@@ -1,6 +1,6 @@
 """Operations of the response caches other than lookup and store: feedback, invalidation, deletion, statistics, report."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, get_args
 
@@ -13,7 +13,7 @@ from response_cache.semantic.evidence import Tier
 from response_cache.service.metrics import CacheMetrics
 from response_cache.service.outcomes import SOURCES, Reason
 from response_cache.service.similar import SimilarQuestions
-from response_cache.store.days import DAY_S, Days, day_of
+from response_cache.store.days import Days
 from response_cache.store.frequent import Frequent, FrequentQuestions
 from response_cache.store.scopes import Scopes, ScopeSettings
 from response_cache.store.store import Store
@@ -34,7 +34,6 @@ class Upkeep:
     frequent: FrequentQuestions
     metrics: CacheMetrics
     days: Days
-    clock: Callable[[], float]
 
     async def feedback(
         self, client: str, ticket: bytes, *, wrong: bool, drop: bool, tenant: str = "", reason: str = ""
@@ -62,7 +61,7 @@ class Upkeep:
             verdict = (reason or "wrong") if wrong else "right"
             self.metrics.feedback.labels(self.scopes.label(name or ""), verdict).inc()
             if wrong and name is not None:
-                self.days.count(served.scope, self.clock(), {"reported_wrong": 1})
+                self.days.count(served.scope, {"reported_wrong": 1})
         return counts, dropped
 
     async def invalidate(self, client: str, *, scope: str | None = None, erase: bool = False) -> tuple[bool, int]:
@@ -136,8 +135,7 @@ class Upkeep:
 
     async def report(self, client: str, scope: str | None, days: int) -> pb.ReportResponse:
         """Return look-ups by result, and savings, of a client's scope or of all its scopes, on this many days up to today."""
-        now = self.clock()
-        names = [day_of(now - DAY_S * before) for before in reversed(range(days))]
+        names = self.days.latest(days)
         answer = pb.ReportResponse()
         try:
             await self.days.share()

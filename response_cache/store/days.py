@@ -7,7 +7,7 @@ counts, which decide nothing.
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from lpc.wire.redis_reach import RedisReach, RedisRefused
@@ -38,15 +38,25 @@ def day_of(now: float) -> str:
 
 
 class Days:
-    """The counts of all scopes in one Redis. Lives on one event loop."""
+    """The counts of all scopes in one Redis. Lives on one event loop.
 
-    def __init__(self, redis: RedisReach) -> None:
+    Args:
+        wall: the wall clock, seconds since the epoch. If it was wrong at the start, the days are right once it is set.
+    """
+
+    def __init__(self, redis: RedisReach, wall: Callable[[], float]) -> None:
         self._redis = redis
+        self._wall = wall
         self._pending: dict[tuple[Scope, str], Counter[str]] = {}
 
-    def count(self, scope: Scope, now: float, amounts: Mapping[str, int]) -> None:
+    def latest(self, days: int) -> list[str]:
+        """Return this many days up to today."""
+        now = self._wall()
+        return [day_of(now - DAY_S * before) for before in reversed(range(days))]
+
+    def count(self, scope: Scope, amounts: Mapping[str, int]) -> None:
         """Add amounts to the counts of a scope today. Nothing is counted while too many scopes wait for Redis."""
-        place = scope, day_of(now)
+        place = scope, day_of(self._wall())
         if place in self._pending or len(self._pending) < REMEMBERED:
             self._pending.setdefault(place, Counter()).update(amounts)
 

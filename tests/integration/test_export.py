@@ -1,6 +1,10 @@
 """Exports agree with PyTorch, appear whole or not at all, and are refused beyond their bound."""
 
+import errno
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +28,9 @@ from lpc_apps.training.encoders.encoder import WORDS
 from lpc_apps.training.export import BOUNDS, Bound, ExportError
 from lpc_apps.training.graph import PRECISIONS, Precision, write_onnx
 from lpc_apps.training.head import Head
-from lpc_apps.training.head_file import DEFAULT_HEAD, SHIPPED_HEADS
-from tests.tiny_model import build_tiny_artifact, build_tiny_encoder
+from lpc_apps.training.head_file import DEFAULT_HEAD, SHIPPED_HEADS, HeadFile
+from tests.eventually import patiently
+from tests.tiny_model import build_tiny_artifact, build_tiny_encoder, tiny_encoder
 
 
 @pytest.fixture(scope="session")
@@ -250,3 +255,62 @@ def test_padding_changes_nothing(tiny_models: Path) -> None:
     features = [model.encode(UserTurns((text,), 1)) for text in ("hello", "what is a cache " * 60, "thank you")]
     alone = [model.run([f])[0] for f in features]
     assert np.allclose(model.run(features), alone, atol=1e-5)
+
+
+def test_exports_of_one_version_at_once_all_succeed_and_leave_one_whole_version(tmp_path: Path) -> None:
+    """Each makes its own; the first to end is kept. The second one ended with "Directory not empty"."""
+    encoder, head = _tiny(tmp_path)
+    both = threading.Barrier(2)
+    with pytest.MonkeyPatch.context() as patch:
+        real = exporting.publish
+        patch.setattr(exporting, "publish", lambda *paths: (both.wait(patiently()), real(*paths)))
+        with ThreadPoolExecutor(2) as pool:
+            export = partial(
+                exporting.export, tmp_path, name="tiny", encoder=encoder, head=head, precision="fp32", version="v2"
+            )
+            found = {one.result() for one in [pool.submit(export) for _ in range(2)]}
+    assert found == {tmp_path / "tiny" / "v2"} and verify(found.pop()).version == "v2"
+    assert sorted(path.name for path in (tmp_path / "tiny").iterdir()) == [".promoted.json.lock", "v1", "v2"]
+
+
+def test_a_damaged_version_is_replaced_only_when_the_new_one_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder, head = _tiny(tmp_path)
+    model = tmp_path / "tiny" / "v1" / "model.onnx"
+    model.write_bytes(b"damaged")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    export = partial(exporting.export, tmp_path, name="tiny", encoder=encoder, head=head, precision="fp32", version="v1")
+    with monkeypatch.context() as patch:
+        patch.setattr(exporting, "write_onnx", fail)
+        with pytest.raises(OSError, match="No space left") as error:
+            export()
+    assert error.value.filename == str(tmp_path / "tiny" / "v1") and model.read_bytes() == b"damaged"
+    assert verify(export()).version == "v1"
+
+
+@pytest.mark.parametrize("room", [0, 16, 48], ids=lambda kib: f"{kib} KiB")
+def test_an_export_to_a_full_disk_leaves_nothing_and_names_the_version(tmp_path: Path, small_disk: Path, room: int) -> None:
+    encoder, head = _tiny(tmp_path)
+    (small_disk / "ballast").write_bytes(bytes((64 - room) * 1024))
+    with pytest.raises(OSError, match="No space left on device") as error:
+        exporting.export(small_disk, name="tiny", encoder=encoder, head=head, precision="fp32", version="v1")
+    assert error.value.filename == str(small_disk / "tiny" / "v1")
+    assert list((small_disk / "tiny").iterdir()) == []
+
+
+def test_a_head_on_a_full_disk_is_an_error_that_names_it(tmp_path: Path, small_disk: Path) -> None:
+    _, head = _tiny(tmp_path)
+    place = small_disk / "head.safetensors"
+    with pytest.raises(OSError, match="No space left on device") as error:
+        HeadFile.load(head).save(place)
+    assert error.value.filename == str(place) and list(small_disk.iterdir()) == []
+
+
+def _tiny(root: Path) -> tuple[Encoder, Path]:
+    """Export version v1 of the tiny model; return its encoder and head."""
+    build_tiny_artifact(root, version="v1")
+    return tiny_encoder(root / ".encoder-tiny"), root / ".head-v1.safetensors"

@@ -25,6 +25,7 @@ from predictor_service.errors import StartError
 from predictor_service.process import Addresses
 from predictor_service.server import Parts, running
 from tests.eventually import eventually
+from tests.full_disk import fill
 from tests.integration.test_server import _scrape
 from tests.tuned import TINY, tuned
 
@@ -159,6 +160,27 @@ async def test_the_return_model_survives_a_restart(tiny_models: Path, tmp_path: 
         await running_.traffic(1)
         assert running_.model.quality.returns > learnt
     assert sorted(path.name for path in state.parent.iterdir()) == ["returns.npz"]  # and nothing half-written
+
+
+async def test_a_full_disk_costs_the_saved_state_alone_and_the_log_names_the_file(
+    tiny_models: Path, small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = small_disk / "returns.npz"
+    async with sidecar(tiny_models, state=small_disk) as running_:
+        await running_.traffic(1)
+        learnt, now = running_.model.quality.returns, running_.now
+    assert learnt
+    before = place.read_bytes()
+    fill(small_disk)
+    async with sidecar(tiny_models, now + 60.0, state=small_disk) as running_:
+        assert running_.model.quality.returns == learnt
+        await running_.traffic(4)
+    errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert errors == [
+        f"the return model cannot be saved in {place} (No space left on device): check LPC_STATE; it is tried again"
+    ]
+    assert place.read_bytes() == before
+    assert sorted(path.name for path in place.parent.iterdir()) == ["ballast", "returns.npz"]
 
 
 async def test_a_second_sidecar_does_not_start_with_the_saved_state_of_another(

@@ -190,3 +190,40 @@ def test_an_unwritable_folder_drops_rows_and_is_logged_once(tmp_path: Path, capl
         until(lambda: fates == {"dropped": 4, "written": 2})
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
     assert "rows are dropped until it is writable" in caplog.messages[0]
+
+
+def test_a_disk_that_killed_writers_have_filled_is_written_again(small_disk: Path) -> None:
+    for number in range(3):
+        left = small_disk / f".labels-{number}.npz.{number:016x}"
+        left.write_bytes(bytes(18 * 1024))
+        os.utime(left, (time.time() + (-3600, -3600, 900_000)[number],) * 2)  # the last one before the clock was set back
+    with opened(small_disk, rows=20) as (log, fates):
+        for number in range(20):
+            log.labelled(label(number))
+        until(lambda: fates == {"written": 20})
+    assert [path.suffix for path in small_disk.iterdir()] == [".npz"]
+
+
+def test_after_the_clock_was_set_back_the_oldest_files_still_go_first(tmp_path: Path) -> None:
+    """Files of a time in which the clock was years ahead were kept for ever, and each new one went instead."""
+    first = "labels-20990101T000000.000000Z-0000abcd.npz"
+    with opened(tmp_path, rows=1) as (log, fates):
+        log.labelled(label(0))
+        until(lambda: fates == {"written": 1})
+        (written,) = files(tmp_path)
+        size = written.stat().st_size
+        written.rename(tmp_path / first)
+    with opened(tmp_path, rows=1, max_bytes=int(3.5 * size)) as (log, fates):
+        for number in range(1, 6):
+            log.labelled(label(number))
+            until(lambda number=number: fates == {"written": number})
+    kept = [read(path)["conversation"][0][:2] for path in files(tmp_path)]
+    assert kept == [b"03", b"04", b"05"]
+
+
+@pytest.mark.parametrize("name", ["labels-99991231T235959.999999Z-0.npz", "labels-20991399T000000.000000Z-0.npz"])
+def test_a_file_whose_name_has_an_impossible_time_stops_no_writing(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    with opened(tmp_path, rows=1) as (log, fates):
+        log.labelled(label())
+        until(lambda: fates == {"written": 1})

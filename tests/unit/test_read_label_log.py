@@ -3,10 +3,13 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from lpc.model import label_rows
 from lpc.model.artifact import Manifest
 from lpc.model.features import FeatureSettings
 from lpc.model.label_rows import COUNTS, write
@@ -129,3 +132,44 @@ def test_a_file_with_a_wrong_number_of_rows_is_left_out(tmp_path: Path, count: o
     found = read_label_log(tmp_path, LIVE)
     assert len(found.examples.continues) == len(whole.examples.continues)
     assert any("1 damaged files left out" in note for note in found.notes)
+
+
+def test_turns_from_the_future_are_left_out_counted_and_do_not_stop_the_training(tmp_path: Path, log: Path) -> None:
+    """A clock that was a year ahead for a moment made its turns the newest day: training ended with too few turns."""
+    whole = read_label_log(log, LIVE)
+    rows = made_up_rows(WIDTH, 1500)
+    write_made_up(tmp_path, LIVE, rows)
+    year = 365 * DAY_MS
+    ahead = {name: values[:5] for name, values in rows.items()}
+    write_file(tmp_path / "labels-ahead.npz", LIVE, {**ahead, "asked_at": [at + year for at in ahead["asked_at"]]})
+    found = read_label_log(tmp_path, LIVE)
+    assert found.notes == (
+        "5 turns left out whose time is in the future: check the clocks of the sidecars and of this machine",
+    )
+    assert (found.first, found.cut, found.last) == (whole.first, whole.cut, whole.last)
+    assert len(found.probability) == len(whole.probability)
+
+
+def test_files_that_are_deleted_during_the_reading_are_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sidecars delete the oldest files of a full log while training reads it."""
+    rows = made_up_rows(WIDTH, 1500)
+    write_made_up(tmp_path, LIVE, rows)
+    some = {name: values[:5] for name, values in rows.items()}
+    first, second = (write_file(tmp_path / f"labels-{number}.npz", LIVE, some) for number in (1, 2))
+    real_metadata, real_read = label_rows.metadata_of, label_rows.read
+
+    def metadata_of(path: Path) -> dict[str, Any]:
+        first.unlink(missing_ok=True)
+        return real_metadata(path)
+
+    def read(path: Path) -> dict[str, NDArray[Any]]:
+        second.unlink(missing_ok=True)
+        return real_read(path)
+
+    monkeypatch.setattr(label_rows, "metadata_of", metadata_of)
+    monkeypatch.setattr(label_rows, "read", read)
+    found = read_label_log(tmp_path, LIVE)
+    assert found.notes == ("1 files left out, which sidecars deleted while the log was read, because it was full",) * 2
+    assert len(found.probability) > 0

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lpc.errors import ArtifactError
+from lpc.files import owned
 from lpc.model.artifact import read_manifest
 from lpc.model.session import InferenceSettings
 from lpc.model.versions import (
@@ -27,6 +28,7 @@ from lpc.model.versions import (
 from lpc_apps.commands.cli import app
 from predictor_service.repository import ModelRepository
 from tests.eventually import patiently
+from tests.full_disk import fill
 
 CPU = InferenceSettings("cpu", 1)
 
@@ -291,3 +293,33 @@ def test_the_commands_say_what_they_did_and_what_is_wrong(root: Path) -> None:
     assert lpc(root, "prune", "--keep", "1")[1] == "nothing to remove"
     code, said = lpc(root / "none", "list")
     assert (code, "no model in" in said) == (1, True)
+
+
+def test_pruning_leaves_the_scratch_folder_of_an_export_at_work_whatever_the_clock_says(root: Path) -> None:
+    folder = root / "tiny"
+    for name, days in (("at-work", -9), ("left", -9), ("from-the-future", 400), ("young", 0)):
+        (folder / f".{name}").mkdir()
+        os.utime(folder / f".{name}", (time.time() + days * 86_400,) * 2)
+    with owned(folder / ".at-work"):
+        assert sorted(prune(folder, 5)) == [".from-the-future", ".left"]
+    assert {".at-work", ".young"} <= {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("command", [["promote", "v1"], ["rollback"]], ids=lambda words: words[0])
+def test_on_a_full_disk_the_promotion_is_as_before_and_the_error_names_the_file(
+    tiny_models: Path, root: Path, small_disk: Path, command: list[str]
+) -> None:
+    promote(root / "tiny", "v2")
+    promote(root / "tiny", "v3")
+    for version in ("v1", "v2", "v3"):
+        (small_disk / "tiny").mkdir(exist_ok=True)
+        (small_disk / "tiny" / version).symlink_to(root / "tiny" / version)
+    before = (root / "tiny" / PROMOTED).read_bytes()
+    place = small_disk / "tiny" / PROMOTED
+    place.write_bytes(before)
+    ballast = fill(small_disk)
+    code, said = lpc(small_disk, *command)
+    assert code == 1 and said == f"lpc: {place}: No space left on device: free space there, then run it again"
+    assert place.read_bytes() == before and served_folder(small_disk / "tiny").name == "v3"
+    ballast.unlink()
+    assert lpc(small_disk, *command)[0] == 0 and served_folder(small_disk / "tiny").name != "v3"

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import gzip
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -9,15 +10,18 @@ from typing import Any
 import httpx
 import pytest
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 
 from eviction_client.transport.scripted_predictor import ScriptedPredictor
 from lpc_apps.lmcache import loop as loops
+from lpc_apps.lmcache import node as nodes
 from lpc_apps.lmcache.events import Event
 from lpc_apps.lmcache.gate import front
 from lpc_apps.lmcache.loop import Loop
 from lpc_apps.lmcache.metrics import exposition, status
 from lpc_apps.lmcache.node import Node, NodeError
+from lpc_apps.lmcache.tier_cache import DELETION_TIMEOUT_S
+from tests.eventually import patiently
 from tests.integration.lmcache.lmcache_node import NodeServer, serving
 from tests.unit.lmcache.nodes import MIB, Prompt, event, words
 from tests.unit.lmcache.test_service import DISK, MEMORY, World, prompts
@@ -32,11 +36,28 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
+async def _without_end() -> AsyncIterator[bytes]:
+    while True:
+        yield b" " * 65_536
+        await asyncio.sleep(0)
+
+
 FAULTS: dict[str, Callable[[Request], Response]] = {
     "refuses": lambda _: PlainTextResponse(f"bad body: {PROMPT.tokens}", 422),
     "breaks": lambda _: PlainTextResponse("", 500),
     "is no JSON": lambda _: PlainTextResponse("<html>"),
     "is a list": lambda _: PlainTextResponse("[1]"),
+    "redirects": lambda _: RedirectResponse("/healthcheck"),
+    "redirects and answers": lambda _: PlainTextResponse('{"skipped": 0, "ok": true}', 307, {"location": "/healthcheck"}),
+    "is deep": lambda _: PlainTextResponse("[" * 50_000),
+    "is no gzip": lambda _: PlainTextResponse("{}", headers={"content-encoding": "gzip"}),
+    "is too long": lambda _: StreamingResponse(_without_end()),
+    "is packed and too long": lambda _: Response(gzip.compress(bytes(64 << 20)), headers={"content-encoding": "gzip"}),
+    "is half": lambda _: Response(b'{"ok": tr', headers={"content-length": "20"}),
+    "skips more than asked": lambda _: PlainTextResponse('{"skipped": 1000000, "ok": true}'),
+    "skips less than none": lambda _: PlainTextResponse('{"skipped": -3, "ok": true}'),
+    "skips without end": lambda _: PlainTextResponse('{"skipped": 1e999, "ok": true}'),
+    "skips no number": lambda _: PlainTextResponse('{"skipped": NaN, "ok": true}'),
     "could not": lambda _: PlainTextResponse('{"deleted": 0, "skipped": 0, "ok": false, "error": "disk"}'),
 }
 
@@ -49,6 +70,62 @@ async def test_a_malformed_answer_is_an_error_without_tokens(client: httpx.Async
         with pytest.raises(NodeError) as error:
             await Node(client, address).delete("l1", OBJECTS)
     assert str(PROMPT.tokens[0]) not in str(error.value)
+
+
+async def _trickle() -> AsyncIterator[bytes]:
+    while True:
+        yield b" "
+        await asyncio.sleep(0.01)
+
+
+async def test_a_node_that_answers_byte_by_byte_does_not_hold_up_the_next_deletions(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """httpx bounds the time between two bytes: such a call lasted for ever, and the tier was busy until then."""
+    monkeypatch.setattr(nodes, "TIMEOUT_S", 0.2)
+    world, _ = filled()
+    server = NodeServer()
+    server.fault = lambda _: StreamingResponse(_trickle())
+    async with serving(server.app) as address:
+        loop = Loop(world.service, ScriptedPredictor(), lambda _: Node(client, address))
+        await loop.tick()
+        await asyncio.wait_for(loop.settled(), patiently())
+        assert loop.failures["delete"] == 1
+        server.fault = None
+        world.pass_(DELETION_TIMEOUT_S)
+        await loop.tick()
+        await loop.settled()
+    assert len(server.deleted) == 1
+
+
+@pytest.mark.parametrize("ip", ["", "a b", "::zz", "exa\nmple", "x" * 300, "[", "1.2.3.4:x@y/?#"])
+async def test_a_node_that_registers_under_a_malformed_address_is_an_error_of_the_node(
+    client: httpx.AsyncClient, ip: str
+) -> None:
+    with pytest.raises(NodeError):
+        await Node(client, f"{ip}:0").delete("l1", OBJECTS)
+
+
+async def test_a_node_that_vanishes_during_a_deletion_leaves_no_state(client: httpx.AsyncClient) -> None:
+    world, _ = filled()
+    begun, gone = asyncio.Event(), asyncio.Event()
+
+    class Vanishing(Node):
+        async def delete(self, tier: str, objects: Any) -> int:
+            begun.set()
+            await gone.wait()
+            raise NodeError("ReadError")
+
+    loop = Loop(world.service, ScriptedPredictor(), lambda _: Vanishing(client, "127.0.0.1:1"))
+    await loop.tick()
+    await begun.wait()
+    loop.fence(MEMORY.node)
+    await loop.tick()
+    gone.set()
+    await loop.settled()
+    await loop.tick()
+    assert MEMORY not in world.service.caches
+    assert loop.failures == {"tick": 0, "delete": 1, "refit": 0}
 
 
 def filled(**settings: Any) -> tuple[World, list[Prompt]]:
@@ -207,3 +284,14 @@ async def test_probes_need_no_token_and_an_unreachable_node_is_502(client: httpx
     async with serving(front("127.0.0.1:1", TOKEN)) as gate:
         answer = await client.get(f"http://{gate}/status", headers={"Authorization": f"Bearer {TOKEN}"})
         assert (answer.status_code, "ConnectError" in answer.text) == (502, True)
+
+
+async def test_half_an_answer_of_a_node_is_not_passed_on_as_a_whole_one(client: httpx.AsyncClient) -> None:
+    server = NodeServer()
+    server.fault = FAULTS["is half"]
+    async with serving(server.app) as address, serving(front(address, TOKEN)) as gate:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await client.request("DELETE", f"http://{gate}/cache/objects", headers={"Authorization": f"Bearer {TOKEN}"})
+        server.fault = None
+        answer = await client.get(f"http://{gate}/healthcheck")
+    assert answer.text == "ok"

@@ -99,7 +99,7 @@ async def test_while_redis_is_away_the_report_says_so_and_waiting_counts_are_bou
     caches = make("redis://127.0.0.1:1/0")
     monkeypatch.setattr("response_cache.store.days.REMEMBERED", 5)
     for i in range(20):
-        caches.days.count(caches.store.namer.scope("a", f"{i}"), 0.0, {"cold": 1})
+        caches.days.count(caches.store.namer.scope("a", f"{i}"), {"cold": 1})
     assert not (await caches.upkeep.report("a", None, 7)).known
     shared = 0
     for _ in range(20):

@@ -97,3 +97,18 @@ def test_capacities_of_backends_add_up_and_a_new_revision_replaces_them() -> Non
 )
 def test_implausible_timestamps_are_replaced_by_the_time_of_receipt(timestamp: float, at: float) -> None:
     assert reported_at(timestamp, 1000.0) == at
+
+
+def test_a_turn_that_ends_after_its_node_has_left_leaves_no_state() -> None:
+    """What is on the storage of all nodes is remembered, and so is its conversation."""
+    world = World()
+    world.serve(*prompts(1))
+    prompt, node = Prompt(*words(77, 2)), "pod-9"
+    world.service.declare(Location("l1", node), 10 * MIB)
+    world.service.apply(event("store", prompt.entries(size=MIB), world.now, node=node))
+    world.service.apply(event("store", prompt.entries(size=MIB), world.now, node=node, tier="l2")._replace(shared=True))
+    world.service.fence(node)
+    world.pass_(2000)
+    world.service.plan()
+    assert Location("l1", node) not in world.service.caches
+    assert all(state.ended_turn for state in world.service._states.values())

@@ -11,6 +11,7 @@ from lpc.files import LockedError, locked
 from response_cache.semantic.evidence import Evidence
 from response_cache.semantic.evidence_file import EvidenceError, Verdicts, read_evidence, read_judge_error, write_evidence
 from tests.eventually import patiently
+from tests.full_disk import fill
 
 ROUNDS = 50
 
@@ -71,3 +72,37 @@ def test_a_count_that_is_not_one_makes_a_file_of_evidence_invalid(tmp_path: Path
         read_evidence(path, "encoder")
     with pytest.raises(EvidenceError):
         read_judge_error(path, "encoder")
+
+
+def test_verdicts_on_a_full_disk_stay_in_memory_and_are_written_when_it_has_space(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = small_disk / "verdicts.json"
+    verdicts = Verdicts(place)
+    verdicts.grow("key", {"turned": 7})
+    verdicts.write()
+    ballast = fill(small_disk)
+    grown = {f"key {number}": {"turned": number} for number in range(1, 400)}
+    for key, numbers in grown.items():
+        assert verdicts.grow(key, numbers)
+    verdicts.write()
+    assert caplog.messages == [
+        f"cannot store a verdict on evidence in {place} (No space left on device): check LPC_STATE; it is tried again"
+    ]
+    assert json.loads(place.read_text()) == {"key": {"turned": 7}}
+    with pytest.raises(EvidenceError, match=f"{place} cannot be written .No space left on device.: free space there"):
+        Verdicts(place)  # a start could not keep what it learns
+    ballast.unlink()
+    verdicts.write()
+    assert json.loads(place.read_text()) == {"key": {"turned": 7}, **grown}
+    assert sorted(path.name for path in small_disk.iterdir()) == [".verdicts.json.lock", "verdicts.json"]
+
+
+def test_evidence_on_a_full_disk_is_as_before_and_the_error_names_the_file(small_disk: Path) -> None:
+    place = small_disk / "evidence.json"
+    write_evidence(place, Evidence(), "encoder")
+    before = place.read_bytes()
+    fill(small_disk)
+    with pytest.raises(OSError, match="No space left on device") as error:
+        write_evidence(place, Evidence(), "another")
+    assert error.value.filename == str(place) and place.read_bytes() == before
