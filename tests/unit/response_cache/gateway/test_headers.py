@@ -59,8 +59,10 @@ def test_no_tenant_can_name_an_engine_or_its_blocks_in_a_header_field(name: byte
 
 @pytest.mark.parametrize(
     "name",
-    [*("api_key", "api-key", "API_KEY", "apikey", "key", "access_token", "token", "auth", "password", "x-amz-signature", "sig")]
-    + [*("client_secret", "api%5Fkey", "%61pi_key", "api_key[]", "auth.token", "+api_key", "subscription-key")],
+    (
+        *("api_key", "api-key", "API_KEY", "apikey", "key", "access_token", "token", "auth", "password", "client_secret"),
+        *("x-amz-signature", "sig", "api%5Fkey", "%61pi_key", "api_key[]", "auth.token", "+api_key", "subscription-key"),
+    ),
 )
 def test_a_credential_in_the_query_never_reaches_an_engine(name: str) -> None:
     one = f"{name}=secret".encode()
