@@ -72,6 +72,13 @@ async def promises_and_closes(engine: RudeEngine, reader: asyncio.StreamReader, 
     writer.write(ANSWER if probe else b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 900\r\n\r\n")
 
 
+async def answers_nothing(engine: RudeEngine, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer 200 without a body."""
+    while True:
+        await engine.read(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+
 async def streams_an_error(engine: RudeEngine, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Send a stream that consists of an error, as vLLM does whose core has died. Probes are answered."""
     body = b'data: {"error": {"message": "EngineCore", "type": "InternalServerError", "param": null, "code": 500}}\n\n'

@@ -39,7 +39,8 @@ class SharedTurns:
 
     def surplus(self) -> Turn:
         """Return the oldest turn of the client with most turns."""
-        return next(iter(max(self._of_client.values(), key=len)))
+        most = max(self._of_client, key=lambda client: len(self._of_client[client]))
+        return next(iter(self._of_client[most]))
 
     def clear(self) -> None:
         """Remove all turns."""

@@ -26,6 +26,7 @@ from lpc.wire.headers import Headers
 from response_cache.gateway.engines import Engine, Engines
 from response_cache.gateway.errors import GatewayError
 from response_cache.gateway.metrics import Metrics
+from response_cache.gateway.targets import JSON_PATHS
 
 REFUSALS: Final = frozenset((502, 503))
 """Answers of an engine that is overloaded or ending, and of a proxy before an engine that does not answer."""
@@ -84,6 +85,11 @@ class Request:
     body: Body
     sent: list[str] = field(default_factory=list)
     cut: bool = False
+
+    @property
+    def needs_body(self) -> bool:
+        """Whether an answer 200 has a body."""
+        return self.method == "POST" and self.target.partition(b"?")[0].decode("latin-1") in JSON_PATHS
 
 
 class BodyCut(httpx.WriteError):
@@ -163,7 +169,7 @@ class Upstream:
                 try:
                     response = await self._send(request, engine, patience_s)
                     attempt.push_async_callback(response.aclose)
-                    response, status = await _begun(response)
+                    response, status = await _begun(response, request.needs_body)
                 except httpx.ConnectTimeout:
                     self._count(engine, "unreachable")
                     if engine.answered_at < began:
@@ -267,8 +273,10 @@ class _Begun(httpx.AsyncByteStream):
         await self._close()
 
 
-async def _begun(response: httpx.Response) -> tuple[httpx.Response, int]:
-    """Return an answer when its body has begun, and its status. Raises TransportError if the connection breaks before that.
+async def _begun(response: httpx.Response, needs_body: bool) -> tuple[httpx.Response, int]:
+    """Return an answer when its body has begun, and its status.
+
+    Raises TransportError if the connection breaks before that, or if a body is missing that the path's answers have.
 
     Engines send the header fields of a stream before they have computed anything. The status of one that begins with an error
     is the error's.
@@ -277,6 +285,8 @@ async def _begun(response: httpx.Response) -> tuple[httpx.Response, int]:
         return response, response.status_code
     rest = response.aiter_raw()
     first = await anext(rest, b"")
+    if not first and needs_body:
+        raise httpx.RemoteProtocolError("an answer without a body")
     status = int(HTTPStatus.OK)
     if first.startswith(_ERROR_EVENT):
         with contextlib.suppress(ValueError, LookupError, TypeError):
