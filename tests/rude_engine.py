@@ -60,6 +60,52 @@ async def answers_once(engine: RudeEngine, reader: asyncio.StreamReader, writer:
     await reader.read(1)
 
 
+async def begins_and_closes(engine: RudeEngine, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Send the header fields of a stream and close: a process that dies during the prefill. Probes are answered."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    writer.write(ANSWER if await engine.read(reader) else head)
+
+
+async def promises_and_closes(engine: RudeEngine, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Send the header fields of a whole answer and close. Probes are answered."""
+    probe = await engine.read(reader)
+    writer.write(ANSWER if probe else b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 900\r\n\r\n")
+
+
+async def answers_nothing(engine: RudeEngine, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer 200 without a body."""
+    while True:
+        await engine.read(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+
+async def streams_an_error(engine: RudeEngine, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Send a stream that consists of an error, as vLLM does whose core has died. Probes are answered."""
+    body = b'data: {"error": {"message": "EngineCore", "type": "InternalServerError", "param": null, "code": 500}}\n\n'
+    body += b"data: [DONE]\n\n"
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(body)
+    writer.write(ANSWER if await engine.read(reader) else head + body)
+
+
+async def refuses_early(
+    engine: RudeEngine, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, reads_on: bool = True
+) -> None:
+    """Refuse a request after its header fields: a proxy with a limit. ``reads_on``: it receives the body before it closes."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    if b"/health" in head.split(b"\r\n")[0]:
+        engine.probes += 1
+        writer.write(ANSWER)
+    else:
+        engine.bodies.append(b"")
+        writer.write(b"HTTP/1.1 413 No\r\ncontent-length: 5\r\nconnection: close\r\n\r\nlarge")
+    await writer.drain()
+    while reads_on and await reader.read(2**16):
+        pass
+
+
+refuses_and_closes: Manner = partial(refuses_early, reads_on=False)
+
+
 async def _refuses(status: bytes, engine: RudeEngine, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while True:
         if await engine.read(reader):
@@ -70,6 +116,9 @@ async def _refuses(status: bytes, engine: RudeEngine, reader: asyncio.StreamRead
 
 overloaded: Manner = partial(_refuses, b"503")
 without_upstream: Manner = partial(_refuses, b"502")
+full: Manner = partial(_refuses, b"429")
+core_died: Manner = partial(_refuses, b"500")
+late_upstream: Manner = partial(_refuses, b"504")
 
 
 @contextlib.asynccontextmanager

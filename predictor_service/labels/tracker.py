@@ -14,7 +14,7 @@ is recognised by its text if that has two prompts or CERTAIN_CHARS characters.
 Every turn is labelled ``horizon_s`` after its arrival, even if the next one arrived earlier. Otherwise a restart would drop
 only turns that have not continued, and in the first hour every labelled turn would have continued. For the same reason a full
 memory does not label new turns; it does not drop the oldest ones, which are the least likely to continue. Unlabelled turns are
-still stored, so that their next turn is recognised; the longest idle are dropped first.
+still stored, so that their next turn is recognised; of too many, the client with most of them loses its longest idle ones.
 
 So that a client that sends much does not own the labels, and with them what the next model learns, it holds at most SHARE of
 the turns to be labelled if other clients hold any. It also holds at most SHARE of what the others leave free, so that there is
@@ -30,7 +30,7 @@ prompt). An id avoids the last two. Without an id, plain prompts and histories k
 import math
 import os
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 from typing import Final
@@ -41,6 +41,7 @@ from lpc.model.returns.hazards import EDGES
 from lpc.model.returns.memory import NO_PAST, Arrival, Past, by_user
 from lpc.model.returns.users import UserPast, Users
 from predictor_service.labels.names import CLIENT_BYTES, MAX_SAME_NAME, Identity, Names, identity_of, user_name
+from predictor_service.labels.shares import SharedTurns
 from predictor_service.labels.turn import Forecast, Label, Reason, Sent, Turn, TurnObserver
 
 CHUNK: Final = 1000
@@ -75,8 +76,8 @@ class TurnTracker:
         self._users = Users(client_bytes=CLIENT_BYTES)
         self._lock = threading.Lock()
         self._turns: deque[Turn] = deque()
-        self._unlabelled_turns: OrderedDict[Turn, None] = OrderedDict()
-        self._late: OrderedDict[Turn, None] = OrderedDict()
+        self._unlabelled_turns = SharedTurns()
+        self._late = SharedTurns()
         self._waiting: dict[bytes, list[Turn]] = {}
         self._held: dict[str, int] = {}
         """Number of turns to be labelled, by client."""
@@ -142,9 +143,9 @@ class TurnTracker:
                 self._turns.append(turn)
                 self._held[client] = self._held.get(client, 0) + 1
             else:
-                self._unlabelled_turns[turn] = None
+                self._unlabelled_turns.add(turn)
                 if len(self._unlabelled_turns) > self.capacity:
-                    forgotten = next(iter(self._unlabelled_turns))
+                    forgotten = self._unlabelled_turns.surplus()
                     self._stop_waiting(forgotten)
         # Observers are always called outside the lock, because they may take locks of their own.
         for observer in self._observers:
@@ -326,14 +327,14 @@ class TurnTracker:
         if turn.next_at is not None or not turn.sent.by_id:
             self._stop_waiting(turn)
             return
-        self._unlabelled_turns.pop(turn, None)
-        self._late[turn] = None
+        self._unlabelled_turns.discard(turn)
+        self._late.add(turn)
         if len(self._late) > self.capacity:
-            self._stop_waiting(next(iter(self._late)))
+            self._stop_waiting(self._late.surplus())
 
     def _stop_waiting(self, turn: Turn) -> None:
-        self._unlabelled_turns.pop(turn, None)
-        self._late.pop(turn, None)
+        self._unlabelled_turns.discard(turn)
+        self._late.discard(turn)
         waiting = self._waiting.get(turn.sent.name, [])
         if turn in waiting:
             waiting.remove(turn)
@@ -348,6 +349,6 @@ def _sent(turns: UserTurns, names: Names | None, client: str) -> Sent:
     )
 
 
-def _is_due(turns: OrderedDict[Turn, None], wait_s: float, now: float) -> bool:
+def _is_due(turns: SharedTurns, wait_s: float, now: float) -> bool:
     """Return whether the first of these turns arrived ``wait_s`` seconds ago or earlier."""
     return bool(turns) and next(iter(turns)).arrival.asked_at + wait_s <= now

@@ -23,7 +23,7 @@ from response_cache.gateway.cached import Cached, Found
 from response_cache.gateway.clients import SESSION_HEADERS, Client, Clients, scope_of
 from response_cache.gateway.errors import CLOSE, GatewayError
 from response_cache.gateway.exchange import JSON, ClientGone, Exchange, Load
-from response_cache.gateway.headers import Directives, directives_of, for_engine
+from response_cache.gateway.headers import Directives, directives_of, for_engine, without_credentials
 from response_cache.gateway.metrics import Metrics
 from response_cache.gateway.recording import Recording, ahead, replay
 from response_cache.gateway.request import SESSION_HEADER, Reader, Reading, digest
@@ -148,6 +148,8 @@ class Gateway:
         client = self._identify(exchange)
         self._paths.check(exchange.method, path)
         self._reader.tenants.check_headers(client.tenant, exchange.headers)
+        if self._clients.have_tokens:  # else a key in the query may be the engine's
+            exchange.query = without_credentials(exchange.query)
         if exchange.method in BODILESS:
             if exchange.body_bytes:
                 raise GatewayError(400, f"{exchange.method} requests must not have a body")

@@ -1,9 +1,10 @@
-"""Header fields for the engine, and requests' Cache-Control (RFC 9111, section 5.2.1)."""
+"""Header fields and query for the engine, and requests' Cache-Control (RFC 9111, section 5.2.1)."""
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import unquote_to_bytes
 
 from lpc.wire.headers import Headers, end_to_end
 
@@ -40,6 +41,26 @@ def for_engine(headers: Iterable[tuple[bytes, bytes]], client: str | None, key: 
     if key is not None:
         fields.append((b"authorization", b"Bearer " + key.encode()))
     return fields
+
+
+_SEPARATORS: Final = re.compile(rb"([&;])")
+"""Some servers still separate parameters by semicolons."""
+_SIGNATURE: Final = re.compile(rb"(?:.*-)?(?:sig|signature)")
+
+
+def without_credentials(query: bytes) -> bytes:
+    """Return a query without credentials. The rest stays as received."""
+    parts = _SEPARATORS.split(query)
+    left = [parts[at : at + 2] for at in range(0, len(parts), 2) if not _is_credential(parts[at])]
+    if sum(map(len, left)) == len(parts):
+        return query
+    return b"".join(part for pair in left for part in pair).rstrip(b"&;")
+
+
+def _is_credential(parameter: bytes) -> bool:
+    name = unquote_to_bytes(parameter.partition(b"=")[0].replace(b"+", b" ")).strip().lower()
+    name = name.partition(b"[")[0].replace(b"_", b"-").replace(b".", b"-")
+    return bool(_CREDENTIAL.fullmatch(name) or _SIGNATURE.fullmatch(name))
 
 
 def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:

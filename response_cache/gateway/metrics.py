@@ -49,8 +49,8 @@ class Metrics:
         )
         self.engine_requests = Counter(
             "lpc_gateway_engine_requests",
-            "Requests to engines by status class; `unreachable`: no connection, `broken`: closed without an answer, `stale`: a "
-            "kept connection that the engine had closed.",
+            "Requests to engines by status class; `unreachable`: no connection, `broken`: closed without an answer, `cut`: "
+            "closed while the body was sent, `stale`: a kept connection that the engine had closed.",
             ["engine", "status"],
             registry=registry,
         )

@@ -44,7 +44,8 @@ PROXIED: Final = (
 Paths of audio are missing: their forms cannot carry a salt (vLLM 0.33), so one tenant could measure another's recordings.
 """
 
-_JSON_PATHS: Final = frozenset(entry.partition(" ")[2] for entry in PROXIED if entry.startswith("POST "))
+JSON_PATHS: Final = frozenset(entry.partition(" ")[2] for entry in PROXIED if entry.startswith("POST "))
+"""Paths by default whose answers are JSON or a stream, never empty."""
 
 ENTRY: Final = re.compile(r"[A-Z]+ (?:/(?:\*|(?!\.\.?(?:/|$))[A-Za-z0-9._~-]+))+")
 """Syntax of an entry: a method, a space and a path without dot segments."""
@@ -69,7 +70,7 @@ def path_of(raw_path: bytes, query: bytes) -> str:
 def is_form(path: str, headers: Headers) -> bool:
     """Return whether a request to one of the operator's additional paths has a form, which the gateway does not read."""
     kinds = {value.partition(b";")[0].strip().lower() for name, value in headers if name == b"content-type"}
-    return path not in _JSON_PATHS and kinds == {b"multipart/form-data"}
+    return path not in JSON_PATHS and kinds == {b"multipart/form-data"}
 
 
 class Paths:

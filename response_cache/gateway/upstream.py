@@ -3,8 +3,9 @@
 What was not answered may be sent again: a generation has no effect but its answer. So a request whose body is at hand goes
 
 - to the same engine on a new connection, if a kept one broke: the engine had closed it while it was idle;
-- else to the next engine, if the connection was refused, timed out or broke before an answer, or if the answer is one of
-  `REFUSALS`. A request that ends engines must not end all of them, so at most `SENDS` get it.
+- else to the next engine, if the connection was refused, timed out or broke before the first byte of an answer's body, or if
+  the answer is an error that another engine may not give (`REFUSALS`, `FULL`, `DOUBTFUL`). A request that ends engines must not
+  end all of them, so at most `SENDS` get it.
 
 A connection that times out says little about the engine: on a busy machine the gateway itself may be late. So before the client
 gets an error, the engine that answered last is asked once more, with patience.
@@ -12,9 +13,11 @@ gets an error, the engine that answered last is asked once more, with patience.
 
 import asyncio
 import contextlib
+import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any, Final
 
 import httpx
@@ -23,11 +26,20 @@ from lpc.wire.headers import Headers
 from response_cache.gateway.engines import Engine, Engines
 from response_cache.gateway.errors import GatewayError
 from response_cache.gateway.metrics import Metrics
+from response_cache.gateway.targets import JSON_PATHS
 
 REFUSALS: Final = frozenset((502, 503))
 """Answers of an engine that is overloaded or ending, and of a proxy before an engine that does not answer."""
+FULL: Final = 429
+"""Answer of an engine without room for a request. It is up."""
+DOUBTFUL: Final = frozenset((500, 504))
+"""Answers for which the engine or the request may be the reason: the engine, if another one answers the request. vLLM answers
+500 as its core dies, and a proxy 504 for an engine that does not answer."""
 SENDS: Final = 3
 """Engines that get the same request."""
+SENDS_AFTER_TIMEOUT: Final = 2
+"""The same after a 504, since each engine may have worked in vain for as long as the proxy waits."""
+_ERROR_EVENT: Final = b'data: {"error":'
 REFUSAL_BYTES: Final = 64 * 2**10
 REFUSAL_S: Final = 2.0
 """A refusal's body up to this size and time is kept until another engine has answered."""
@@ -64,6 +76,7 @@ class Request:
     Attributes:
         target: path and query as received; the path has been checked.
         sent: engines that have got it.
+        cut: whether an engine has closed the connection while it received the body.
     """
 
     method: str
@@ -71,18 +84,29 @@ class Request:
     headers: Headers
     body: Body
     sent: list[str] = field(default_factory=list)
+    cut: bool = False
+
+    @property
+    def needs_body(self) -> bool:
+        """Whether an answer 200 has a body."""
+        return self.method == "POST" and self.target.partition(b"?")[0].decode("latin-1") in JSON_PATHS
+
+
+class BodyCut(httpx.WriteError):
+    """An engine has closed the connection while it received a body: often because that is larger than it permits."""
 
 
 class Connection:
-    """Notes, as a trace of httpcore, whether a request opened a connection."""
+    """Notes, as a trace of httpcore, whether a request opened a connection, and whether its body was cut off."""
 
     def __init__(self) -> None:
-        self.opened = False
+        self.opened = self.cut = False
 
     async def __call__(self, event: str, info: dict[str, Any]) -> None:
         """Note an event."""
         del info
         self.opened |= event.startswith("connection.connect_")
+        self.cut |= event.endswith("send_request_body.failed")
 
 
 class Upstream:
@@ -132,14 +156,20 @@ class Upstream:
         """Return the first answer that is not a refusal, else the last refusal. Raises GatewayError."""
         refusal: httpx.Response | None = None
         late: list[Engine] = []
+        doubted: list[Engine] = []
+        sends = SENDS
         attempts: list[tuple[Engine, float | None]] = [(engine, None) for engine in engines]
-        while attempts and self._may_send(request):
+        while attempts and _may_send(request, sends):
+            # One that has gone down since is tried last.
+            attempts.sort(key=lambda attempt: not attempt[0].ready)
             engine, patience_s = attempts.pop(0)
             async with contextlib.AsyncExitStack() as attempt:
                 attempt.enter_context(engine.serving())
                 began = self._clock()
                 try:
                     response = await self._send(request, engine, patience_s)
+                    attempt.push_async_callback(response.aclose)
+                    response, status = await _begun(response, request.needs_body)
                 except httpx.ConnectTimeout:
                     self._count(engine, "unreachable")
                     if engine.answered_at < began:
@@ -150,21 +180,32 @@ class Upstream:
                     engine.failed(f"it accepts no connection ({error})", reachable=False)
                 except httpx.LocalProtocolError:
                     raise GatewayError(400, "the request has a header field that cannot be sent: leave it out") from None
+                except BodyCut:
+                    # Says little about the engine, and a client could take all down by long bodies.
+                    self._count(engine, "cut")
+                    request.cut = True
                 except httpx.TransportError as error:
                     self._count(engine, "broken")
                     engine.failed(f"it closed a connection without an answer ({type(error).__name__})")
                 else:
-                    self._count(engine, f"{response.status_code // 100}xx")
-                    attempt.push_async_callback(response.aclose)
-                    if response.status_code not in REFUSALS:
+                    self._count(engine, f"{status // 100}xx")
+                    if status == HTTPStatus.GATEWAY_TIMEOUT:
+                        sends = SENDS_AFTER_TIMEOUT
+                    if status in REFUSALS:
+                        engine.failed(f"it answers {status}")
+                    elif status in DOUBTFUL:
+                        doubted.append(engine)
+                    elif status != FULL:
                         engine.answered()
-                    else:
-                        engine.failed(f"it answers {response.status_code}")
-                        if attempts and self._may_send(request):
-                            refusal = await _kept(response)
-                            continue
-                    stack.push_async_exit(attempt.pop_all())
-                    return response
+                        for other in doubted:
+                            other.failed("it answers 500 or 504 where another engine answers")
+                        stack.push_async_exit(attempt.pop_all())
+                        return response
+                    if not attempts or not _may_send(request, sends):
+                        stack.push_async_exit(attempt.pop_all())
+                        return response
+                    refusal = await _kept(response)
+                    continue
             if not attempts and patience_s is None:
                 attempts = [(engine, PATIENCE_S) for engine in self._engines.alive(late)]
         if refusal is not None:
@@ -199,19 +240,59 @@ class Upstream:
             response = await http.send(message, stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout):
             raise
-        except httpx.TransportError:
+        except httpx.TransportError as error:
             request.sent.append(engine.url)
+            if connection.cut:
+                raise BodyCut(str(error)) from error
             raise
         request.sent.append(engine.url)
         return response
 
-    @staticmethod
-    def _may_send(request: Request) -> bool:
-        """Return whether another engine may get a request."""
-        return not request.body.begun and (request.body.at_hand or not request.sent) and len(set(request.sent)) < SENDS
-
     def _count(self, engine: Engine, status: str) -> None:
         self._metrics.engine_requests.labels(engine.name, status).inc()
+
+
+def _may_send(request: Request, most: int) -> bool:
+    """Return whether another engine may get a request, of at most ``most``."""
+    return not request.body.begun and (request.body.at_hand or not request.sent) and len(set(request.sent)) < most
+
+
+class _Begun(httpx.AsyncByteStream):
+    """The body of an answer whose first bytes were received."""
+
+    def __init__(self, first: bytes, rest: AsyncIterator[bytes], close: Callable[[], Awaitable[None]]) -> None:
+        self._first, self._rest, self._close = first, rest, close
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        if self._first:
+            yield self._first
+        async for part in self._rest:
+            yield part
+
+    async def aclose(self) -> None:
+        await self._close()
+
+
+async def _begun(response: httpx.Response, needs_body: bool) -> tuple[httpx.Response, int]:
+    """Return an answer when its body has begun, and its status.
+
+    Raises TransportError if the connection breaks before that, or if a body is missing that the path's answers have.
+
+    Engines send the header fields of a stream before they have computed anything. The status of one that begins with an error
+    is the error's.
+    """
+    if response.status_code != HTTPStatus.OK:
+        return response, response.status_code
+    rest = response.aiter_raw()
+    first = await anext(rest, b"")
+    if not first and needs_body:
+        raise httpx.RemoteProtocolError("an answer without a body")
+    status = int(HTTPStatus.OK)
+    if first.startswith(_ERROR_EVENT):
+        with contextlib.suppress(ValueError, LookupError, TypeError):
+            code = json.loads(first.partition(b"\n")[0].removeprefix(b"data:"))["error"]["code"]
+            status = code if type(code) is int and 500 <= code < 600 else status
+    return httpx.Response(HTTPStatus.OK, headers=response.headers.raw, stream=_Begun(first, rest, response.aclose)), status
 
 
 async def _kept(response: httpx.Response) -> httpx.Response:
@@ -233,6 +314,12 @@ async def _kept(response: httpx.Response) -> httpx.Response:
 
 def _no_answer(request: Request, engines: Sequence[Engine]) -> GatewayError:
     names = ", ".join(engine.name for engine in engines)
+    if request.cut:
+        return GatewayError(
+            502,
+            f"engines close the connection while they receive the body (of: {names}): send a shorter one, or look into their "
+            "logs and those of proxies before them",
+        )
     if request.sent:
         return GatewayError(
             502,

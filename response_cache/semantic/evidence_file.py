@@ -7,6 +7,7 @@
 import json
 import logging
 import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,9 @@ from response_cache.semantic.threshold import JudgeError
 log = logging.getLogger(__name__)
 
 VERSION: Final = 1
+PARTS: Final = 1000
+"""Tenants of one divided client whose verdicts are kept, the latest ones."""
+_PART: Final = " part of "
 MOST: Final = 2**40
 """Largest count of a file: sums of all counts of a window stay below 2^63."""
 
@@ -27,7 +31,8 @@ MOST: Final = 2**40
 class Verdicts:
     """Numbers that only grow and that an emptied Redis must not undo, by Redis key of the evidence. Thread-safe.
 
-    Several sidecars on one machine may share the file: a change is read and written with its lock held.
+    Several sidecars on one machine may share the file: a change is read and written with its lock held. A client that divides
+    itself into tenants has verdicts of `PARTS` of them, else it could fill the disk.
 
     Args:
         path: path of the file; None to store nothing on disk.
@@ -39,6 +44,8 @@ class Verdicts:
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._numbers: dict[str, dict[str, int]] = {}
+        self._names: dict[str, str] = {}
+        self._parts: dict[str, OrderedDict[str, None]] = {}
         self._lock = threading.Lock()
         self._unwritten = True
         if path is not None:
@@ -54,12 +61,17 @@ class Verdicts:
 
     def of(self, key: str) -> dict[str, int]:
         """Return the numbers of a key."""
-        return dict(self._numbers.get(key, {}))
-
-    def grow(self, key: str, numbers: Mapping[str, int]) -> bool:
-        """Store the numbers that are new or larger than before in memory; return whether :meth:`write` has something to do."""
         with self._lock:
-            self._unwritten |= self._grow(key, numbers)
+            return dict(self._numbers.get(self._name(key), {}))
+
+    def grow(self, key: str, numbers: Mapping[str, int], part_of: str = "") -> bool:
+        """Store the numbers that are new or larger than before in memory; return whether :meth:`write` has something to do.
+
+        ``part_of``: the client of which the key's tenant is a part.
+        """
+        with self._lock:
+            name = f"{key}{_PART}{part_of}" if part_of and key not in self._numbers else key
+            self._unwritten |= self._grow(name, numbers)
             return self._unwritten and self._path is not None
 
     def write(self) -> None:
@@ -76,8 +88,10 @@ class Verdicts:
         with locked(path):
             found = _read_verdicts(path)
             with self._lock:
-                for key, numbers in found.items():
-                    self._grow(key, numbers)
+                # Those in memory are the latest ones.
+                own, self._numbers, self._names, self._parts = self._numbers, {}, {}, {}
+                for name, numbers in (*found.items(), *own.items()):
+                    self._grow(name, numbers)
                 text, self._unwritten = json.dumps(self._numbers, indent=1) + "\n", False
             try:
                 write_text(path, text, 0o640)
@@ -85,13 +99,28 @@ class Verdicts:
                 self._unwritten = True
                 raise
 
-    def _grow(self, key: str, numbers: Mapping[str, int]) -> bool:
-        """Raise the numbers of a key in memory; return whether any is larger than before."""
-        known = self._numbers.get(key, {})
-        larger = {name: value for name, value in numbers.items() if value > known.get(name, 0)}
-        if larger:
-            self._numbers[key] = {**known, **larger}
-        return bool(larger)
+    def _name(self, key: str) -> str:
+        """Return the name under which the numbers of a key are stored."""
+        return self._names.get(key, key)
+
+    def _grow(self, name: str, numbers: Mapping[str, int]) -> bool:
+        """Raise the numbers under a name in memory; return whether any is larger than before."""
+        key, _, client = name.partition(_PART)
+        known = self._numbers.get(name, {})
+        if client and known:
+            self._parts[client].move_to_end(name)
+        larger = {field: value for field, value in numbers.items() if value > known.get(field, 0)}
+        if not larger:
+            return False
+        self._numbers[name] = {**known, **larger}
+        if client and not known:
+            self._names[key] = name
+            names = self._parts.setdefault(client, OrderedDict())
+            names[name] = None
+            if len(names) > PARTS:
+                oldest, _ = names.popitem(last=False)
+                del self._numbers[oldest], self._names[oldest.partition(_PART)[0]]
+        return True
 
 
 class EvidenceError(LpcError):

@@ -50,6 +50,7 @@ class Tenant:
         tier: the tier.
         owner: whose limits apply to it: the client of which it may be a part.
         place: location of its evidence in Redis: judge and tenant.
+        part_of: name in Redis of the client of which it is a part; empty: it is none.
         rules: gate and judge.
         shared_at: time of the last exchange of evidence, monotonic seconds.
         used_at: time of the last request, monotonic seconds.
@@ -59,6 +60,7 @@ class Tenant:
     owner: bytes
     place: str
     rules: Rules
+    part_of: str = ""
     shared_at: float = -np.inf
     used_at: float = 0.0
 
@@ -147,7 +149,8 @@ class ScopesInUse:
         if tenant is None:
             rules = self._rules(scope.settings, tier)
             place = ":".join((rules.judged_by, layout.text(name), *([] if tier == "semantic" else [tier])))
-            tenant = scope.tenants[name, tier] = Tenant(tier, owner, place, rules)
+            part_of = "" if owner == name else layout.text(owner)
+            tenant = scope.tenants[name, tier] = Tenant(tier, owner, place, rules, part_of)
         tenant.used_at = asyncio.get_running_loop().time()
         return tenant
 
@@ -250,7 +253,7 @@ class ScopesInUse:
         gate = tenant.gate
         pending = gate.pending()
         try:
-            fields = await self._evidence.exchange(scope.scope, tenant.place, pending)
+            fields = await self._evidence.exchange(scope.scope, tenant.place, pending, tenant.part_of)
         except RedisFailed:
             gate.restore(pending)
             raise

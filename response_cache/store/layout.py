@@ -15,6 +15,7 @@
 | `lpc:rc:{S}:d:<day>` | hash | counts of a day: look-ups by result, tokens, seconds |
 | `lpc:rc:{S}:x` | stream | ids added (`a`) and removed (`d`): synchronises the sidecars' indexes |
 | `lpc:rc:{S}:t:<encoder>:<judge>:<tenant>` | string | evidence, with a MAC; <judge> is empty if it cannot err |
+| `lpc:rc:{S}:ot:<name>` | zset | the parts of a gateway's client that have evidence, oldest first |
 | `lpc:rc:{S}:k:<encoder>:<judge>:<tenant>`, `...:old` | hash | clusters of entries with one meaning, labels of each |
 | `lpc:rc:{S}:f:<id>` | string, PX | a flight: token of the caller that waits for the engine |
 | `lpc:rc:{S}:q:<id>` | string, PX | this question has had a hit of another question |

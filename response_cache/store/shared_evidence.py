@@ -1,7 +1,8 @@
 """The evidence of semantic tiers in Redis, which all sidecars share: labels, clusters of questions, and resets by drift.
 
 It consists of integers: one record of counts and a hash of clusters. A sidecar adds its changes once. After one sidecar resets
-the evidence, changes that the others collected before the reset are discarded.
+the evidence, changes that the others collected before the reset are discarded. A gateway's client that divides itself into
+tenants keeps the evidence of `PARTS` of them in a scope, those that learnt last.
 
 A program that writes to this Redis cannot forge evidence: a record has a MAC under the operator's key and a version. A record
 with a wrong MAC, or with an earlier version than this process has seen, counts as forged and is treated as absent, so that the
@@ -36,6 +37,8 @@ from response_cache.store.store import ERASING_S
 CLUSTERED: Final = 100_000
 """Fields of 50 bytes in a scope's clusters; then a new hash begins, and the one before the current is dropped."""
 
+PARTS: Final = 1000
+"""Parts of one client in one scope whose evidence is kept."""
 TRIES: Final = 10
 """Attempts of an exchange while others write."""
 MAC_BYTES: Final = NAME_BYTES
@@ -48,16 +51,28 @@ return redis.call('GET', KEYS[1])
 """
 """A key of another type, or a larger value than any, reads as a forged record."""
 
-_WRITE: Final = """
+_WRITE: Final = f"""{layout.READ}
 local size = redis.pcall('STRLEN', KEYS[1])
 local found = 'x'
 if type(size) == 'number' and size <= 1048576 then found = redis.call('GET', KEYS[1]) end
 if string.sub(found or '', 1, 16) ~= ARGV[1] then return 0 end
 if ARGV[4] == '1' then redis.call('DEL', KEYS[2], KEYS[3]) end
 redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])
+local parts, prefix, part, most = KEYS[4], ARGV[5], ARGV[6], ARGV[7]
+if parts then
+  local newest = tonumber(read('ZREVRANGE', parts, 0, 0, 'WITHSCORES')[2]) or 0
+  redis.call('ZADD', parts, newest + 1, part)
+  redis.call('EXPIRE', parts, ARGV[3])
+  local surplus = math.min(redis.call('ZCARD', parts) - most, 10)
+  for _, old in ipairs(surplus > 0 and redis.call('ZRANGE', parts, 0, surplus - 1) or {{}}) do
+    redis.call('ZREM', parts, old)
+    redis.call('DEL', prefix .. 't:' .. old, prefix .. 'k:' .. old, prefix .. 'k:' .. old .. ':old')
+  end
+end
 return 1
 """
-"""Replaces the record if its MAC is still the one that the sidecar has read."""
+"""Replaces the record if its MAC is still the one that the sidecar has read. If the tenant is a part of a client with too many
+parts, the evidence of those that learnt longest ago is deleted."""
 
 _CLUSTER: Final = f"""{layout.READ}
 local now, old = KEYS[1], KEYS[2]
@@ -121,6 +136,7 @@ class SharedEvidence:
         ranking: digest of the ranking, to whose scores the evidence belongs.
         verdicts: resets that must survive an emptied Redis.
         forged: called for each forged record.
+        parts: parts of one client whose evidence is kept.
     """
 
     def __init__(
@@ -131,6 +147,7 @@ class SharedEvidence:
         ranking: str = "",
         verdicts: Verdicts | None = None,
         forged: Callable[[], object] = lambda: None,
+        parts: int = PARTS,
     ) -> None:
         self._redis = redis
         self._namer = namer
@@ -138,15 +155,23 @@ class SharedEvidence:
         self._ranking = ranking
         self._verdicts = verdicts or Verdicts()
         self._forged = forged
+        self._parts = parts
         self._seen: dict[str, int] = {}
 
-    async def exchange(self, scope: Scope, judged_by: str, pending: Pending) -> dict[str, int]:
+    async def exchange(self, scope: Scope, judged_by: str, pending: Pending, part_of: str = "") -> dict[str, int]:
         """Add a gate's changes to the evidence; return all of it. Raises RedisFailed if the changes may have been added or not.
 
-        ``judged_by`` is the id of judge and tenant, because evidence of one judge does not apply to another.
+        Args:
+            scope: name of the scope.
+            judged_by: id of judge and tenant, because evidence of one judge does not apply to another.
+            pending: the changes.
+            part_of: name of the client of which the tenant is a part; empty: it is none.
         """
         keys = self._keys(scope, judged_by)
-        await self._note_lasting(keys[0], pending.sets)
+        of_client = [layout.key(scope, "ot", part_of)] if part_of else []
+        prefix = layout.key(scope, "t", "").removesuffix("t:")
+        client = (prefix, keys[0].removeprefix(f"{prefix}t:"), self._parts) if part_of else ()
+        await self._note_lasting(keys[0], pending.sets, part_of)
         for _ in range(TRIES):
             found: bytes | None = await self._redis.run(_READ, keys[:1])
             kept = self._opened(keys[0], found)
@@ -155,20 +180,20 @@ class SharedEvidence:
                 fields |= kept
             forget = pending.forget and pending.turned in (None, fields.get(RESETS, 0))
             fields = _merged(fields, pending, forget=forget)
-            await self._note_lasting(keys[0], fields)
+            await self._note_lasting(keys[0], fields, part_of)
             if not forget and {**fields, _VERSION: kept.get(_VERSION)} == kept:
                 await self._redis.ask(lambda client: client.expire(keys[0], layout.EVIDENCE_S))
                 return fields
             version = max(kept.get(_VERSION, 0), self._seen.get(keys[0], 0)) + 1
             arguments = ((found or b"")[:MAC_BYTES], self._sealed(keys[0], {**fields, _VERSION: version}), layout.EVIDENCE_S)
-            if await self._redis.run(_WRITE, keys, *arguments, int(forget)):
+            if await self._redis.run(_WRITE, [*keys, *of_client], *arguments, int(forget), *client):
                 self._note(keys[0], version)
                 return fields
         raise RedisRefused("too many concurrent changes of the evidence: the sidecar tries again later")
 
-    async def _note_lasting(self, key: str, fields: Mapping[str, int]) -> None:
+    async def _note_lasting(self, key: str, fields: Mapping[str, int], part_of: str) -> None:
         """Store what an emptied Redis must not undo, in a thread, because another sidecar may hold the file's lock."""
-        if self._verdicts.grow(key, _lasting(fields)):
+        if self._verdicts.grow(key, _lasting(fields), part_of):
             await asyncio.to_thread(self._verdicts.write)
 
     def _sealed(self, key: str, fields: Mapping[str, int]) -> bytes:

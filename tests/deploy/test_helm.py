@@ -29,6 +29,7 @@ from tests.deploy.test_kubernetes import (
     pods,
     render,
     rendered,
+    saved_states,
     secret_data,
 )
 from tests.dockerfile import ROOT
@@ -47,6 +48,18 @@ def test_chart_and_overlay_are_the_same_objects(overlay: str) -> None:
     assert set(ours) - OF_THE_CHART_ALONE == set(theirs)
     for name in theirs:
         assert ours[name] == theirs[name], name
+
+
+def test_on_a_folder_of_the_node_the_old_sidecar_goes_before_the_new_one_comes() -> None:
+    objects = charted("node", "--set", "cache.volume.hostPath.path=/x")
+    rolling = named(objects, "DaemonSet", "lpc-predictor")["spec"]["updateStrategy"]["rollingUpdate"]
+    assert rolling == {"maxUnavailable": 1, "maxSurge": 0}
+    assert [volume["hostPath"] for volume in saved_states(objects)] == [{"path": "/x"}]
+
+
+def test_no_value_of_the_chart_makes_pods_share_a_saved_state() -> None:
+    volumes = list(saved_states(charted("everything")))
+    assert volumes and all({"emptyDir", "ephemeral"} & volume.keys() for volume in volumes)
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -98,6 +111,10 @@ def test_the_operators_schema_accepts_the_pod_monitors_and_the_rules() -> None:
         ("redis.mode=external,redis.external.url=redis://:x@h:1", "holds a password, and a ConfigMap would show it"),
         ("redis.mode=cluster,redis.tls.enabled=true", "redis.tls is of redis.mode: embedded, not of cluster"),
         ("kind=DaemonSet,autoscaling.enabled=true", "a DaemonSet has a sidecar on every node"),
+        ("cache.volume.persistentVolumeClaim.claimName=x", "each sidecar needs a folder of its own"),
+        ("kind=DaemonSet,cache.volume.persistentVolumeClaim.claimName=x", "each sidecar needs a folder of its own"),
+        ("cache.volume.nfs.server=x", "each sidecar needs a folder of its own"),
+        ("cache.volume.hostPath.path=/x", "each sidecar needs a folder of its own"),
         ("redis.mode=external", "redis.mode: external needs redis.external.url"),
         ("gateway.enabled=true", "gateway.enabled needs gateway.engines"),
         (

@@ -267,6 +267,28 @@ def test_the_jobs_commands_are_lpcs(overlay: str) -> None:
     assert sorted(seen) == sorted(["serve", *more.get(overlay, [])])
 
 
+def saved_states(objects: list[Object]) -> Iterator[Object]:
+    """Yield the volume of each container's LPC_STATE."""
+    data = {o["metadata"]["name"]: o["data"] for o in objects if o["kind"] == "ConfigMap"}
+    for _, pod in pods(objects):
+        volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", [])}
+        for container in containers(pod):
+            values: dict[str, str] = {}
+            for source in container.get("envFrom", []):
+                values |= data.get(source.get("configMapRef", {}).get("name"), {})
+            values |= {one["name"]: one.get("value", "") for one in container.get("env", [])}
+            if state := values.get("LPC_STATE"):
+                mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+                yield volumes[mounts[max((path for path in mounts if f"{state}/".startswith(f"{path}/")), key=len)]]
+
+
+def test_each_pod_has_a_saved_state_of_its_own(objects: list[Object]) -> None:
+    """A second sidecar on one folder does not start: neither a second replica nor the new pod of an upgrade."""
+    volumes = list(saved_states(objects))
+    assert all("emptyDir" in volume for volume in volumes)
+    assert volumes or not any(o["metadata"]["name"] == "lpc-predictor" for o in objects)
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_labels_are_logged_and_learnt_from_where_the_operator_chose_it(overlay: str) -> None:
     objects = rendered(overlay)

@@ -131,6 +131,28 @@ def test_a_full_memory_labels_old_turns_correctly_and_new_ones_not() -> None:
     assert sidecar.outcomes()[4] is False
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_flood_of_turns_without_label_pushes_out_no_other_clients_turns(late: bool) -> None:
+    sidecar = Sidecar(capacity=6)
+    for n in range(6):
+        sidecar.ask(chat(f"first {n}"), at=0, client="loud")
+
+    def arrive(client: str, n: int, at: float) -> Turn:
+        turns = chat(f"{client} {n}")
+        return sidecar.tracker.arrive(turns, identity_of(turns, f"{client} {n}"), at, client=client)
+
+    quiet = [arrive("quiet", n, 1.0) for n in range(2)]
+    loud = [arrive("loud", n, 2.0) for n in range(50)]
+    if late:
+        sidecar.tracker.expire(3 * HORIZON)
+    for n, turn in enumerate(quiet):
+        again = sidecar.tracker.arrive(
+            chat(f"quiet {n}", "next"), identity_of(chat(f"quiet {n}", "next"), f"quiet {n}"), 400.0, client="quiet"
+        )
+        assert again.arrival.past.history.number == 1 and turn.next_at == 400.0
+    assert sum(turn in sidecar.tracker._late or turn in sidecar.tracker._unlabelled_turns for turn in loud) <= 4
+
+
 def flooded(sidecar: Sidecar, rates: dict[str, float], horizons: int) -> Counter[str]:
     """Let each client send so many turns per second, each of a conversation of its own; return the labels by client."""
     sent = Counter[str]()

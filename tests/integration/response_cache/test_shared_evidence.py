@@ -1,5 +1,6 @@
 """All sidecars, also after restarts, decide by the same evidence: gates that share a real Redis."""
 
+import contextlib
 import random
 from collections.abc import AsyncIterator
 
@@ -165,3 +166,29 @@ async def test_a_cluster_has_the_record_of_its_entries_by_score(shared: SharedEv
     assert found[0] == found[1] == Cluster(layout.text(one), 2, 1)
     assert found[2] == Cluster(layout.text(alone))
     assert await shared.clusters(SCOPE, "another judge", [one]) == [Cluster(layout.text(one))]
+
+
+async def test_a_client_that_divides_itself_keeps_the_evidence_of_its_latest_parts_and_others_keep_theirs(
+    redis_server: RedisServer,
+) -> None:
+    reach = RedisReach(Connection(redis_server.url, timeout_s=5.0), "of the test")
+    shared = SharedEvidence(reach, NAMER, parts=3)
+
+    async def learn(place: str, part_of: str) -> None:
+        gate = Gate()
+        misses(gate, 1, place)
+        await shared.label(SCOPE, place, EntryId(b"e" * 16), NEAR, same=True, joins=EntryId(place.encode().ljust(16)))
+        await shared.exchange(SCOPE, place, gate.pending(), part_of)
+
+    for place in (":quiet", ":client"):
+        await learn(place, "")
+    await learn(":quiet's part", "quiet")
+    for number in range(20):
+        await learn(f":part {number}", "loud")
+        await learn(":part 0", "loud")
+    with contextlib.closing(redis_server.client()) as client:
+        left = {key.decode().rpartition(":")[2] for key in client.scan_iter("lpc:rc:*:t:*")}
+        clusters = {key.decode().rpartition(":")[2] for key in client.scan_iter("lpc:rc:*:k:*")}
+        assert all(client.pttl(key) > 0 for key in client.scan_iter("lpc:rc:*:ot:*"))
+    assert left == clusters == {"quiet", "client", "quiet's part", "part 0", "part 18", "part 19"}
+    await reach.close()

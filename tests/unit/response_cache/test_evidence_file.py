@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lpc.files import LockedError, locked
+from response_cache.semantic import evidence_file
 from response_cache.semantic.evidence import Evidence
 from response_cache.semantic.evidence_file import EvidenceError, Verdicts, read_evidence, read_judge_error, write_evidence
 from tests.eventually import patiently
@@ -50,6 +51,35 @@ def test_a_number_that_could_not_be_written_is_written_later(tmp_path: Path, cap
     verdicts.write()
     assert not verdicts.grow("k", {"turned": 1})
     assert Verdicts(path).of("k") == {"turned": 1}
+
+
+def test_a_client_that_divides_itself_does_not_fill_the_file_and_its_latest_verdicts_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence_file, "PARTS", 3)
+    path = tmp_path / "verdicts.json"
+    one, other = Verdicts(path), Verdicts(path)
+    one.grow("quiet", {"turned": 1})
+    one.grow("quiet's part", {"turned": 2}, "quiet")
+    for number in range(20):
+        for verdicts in (one, other):
+            verdicts.grow(f"part {number}", {"turned": number + 1}, "loud")
+            verdicts.grow("part 0", {"turned": 1}, "loud")
+            verdicts.write()
+    for verdicts in (one, other, Verdicts(path)):
+        known = {key: verdicts.of(key) for key in ("quiet", "quiet's part", "part 0", "part 17", "part 18", "part 19")}
+        turned = {key: numbers.get("turned") for key, numbers in known.items()}
+        assert turned == {"quiet": 1, "quiet's part": 2, "part 0": 1, "part 17": None, "part 18": 19, "part 19": 20}
+    assert len(json.loads(path.read_text())) == 5
+
+
+def test_a_verdict_of_an_earlier_release_grows(tmp_path: Path) -> None:
+    path = tmp_path / "verdicts.json"
+    path.write_text('{"part": {"turned": 1}}')
+    verdicts = Verdicts(path)
+    assert verdicts.grow("part", {"turned": 2}, "client")
+    verdicts.write()
+    assert Verdicts(path).of("part") == {"turned": 2} and len(json.loads(path.read_text())) == 1
 
 
 def test_a_lock_that_another_process_holds_ends_in_a_clear_error(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ async def test_a_body_that_grows_when_it_is_decoded_is_refused_when_it_exceeds_t
                 bomb = compress(json.dumps(chat("{}")).encode().replace(b"{}", b"0" * zeros))
                 answer = await gateway.client.post(CHAT, content=bomb, headers={"content-encoding": coding})
                 assert answer.status_code == (200 if zeros == 2**20 else 413)
-        assert len(engine.received) == 2
+        assert len(engine.completions) == 2
         assert await gateway.metric("lpc_gateway_held_bytes") == 0
 
 

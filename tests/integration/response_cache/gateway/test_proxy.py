@@ -195,6 +195,9 @@ async def test_the_engine_never_gets_a_clients_token(tmp_path: Path) -> None:
         assert (await client.post(CHAT, json=chat("x"), headers=known | others)).status_code == 200
         assert engine.received[0].header("authorization") == "Bearer of-the-engine"
         assert "sesame" not in str(engine.received[0].headers)
+        asked = f"{CHAT}?api_key=sesame&beta=true&access_token=sesame"
+        assert (await client.post(asked, json=chat("x"), headers=known)).status_code == 200
+        assert engine.received[1].target == f"{CHAT}?beta=true"
         for scope, status in (("faq", 200), ("default", 200), ("code", 403)):
             answer = await client.post(CHAT, json=chat("x"), headers={**known, "x-lpc-scope": scope})
             assert answer.status_code == status

@@ -4,7 +4,7 @@ import pytest
 
 from response_cache.gateway.clients import ANONYMOUS, REFUSED_HEADERS, Tenants
 from response_cache.gateway.errors import GatewayError
-from response_cache.gateway.headers import ENGINE_KEYS, for_engine
+from response_cache.gateway.headers import ENGINE_KEYS, for_engine, without_credentials
 
 CREDENTIALS = (
     *("authorization", "proxy-authorization", "api-key", "x-api-key", "x-goog-api-key", "x-apikey", "xi-api-key", "apikey"),
@@ -55,3 +55,23 @@ def test_no_tenant_can_name_an_engine_or_its_blocks_in_a_header_field(name: byte
     assert refused.value.status == 400
     Tenants.check_headers("t", headers[:1])
     Tenants.check_headers(ANONYMOUS, headers)
+
+
+@pytest.mark.parametrize(
+    "name",
+    (
+        *("api_key", "api-key", "API_KEY", "apikey", "key", "access_token", "token", "auth", "password", "client_secret"),
+        *("x-amz-signature", "sig", "api%5Fkey", "%61pi_key", "api_key[]", "auth.token", "+api_key", "subscription-key"),
+    ),
+)
+def test_a_credential_in_the_query_never_reaches_an_engine(name: str) -> None:
+    one = f"{name}=secret".encode()
+    assert without_credentials(one) == b""
+    assert without_credentials(b"a=1&" + one) == b"a=1"
+    assert without_credentials(one + b"&a=1&&b") == b"a=1&&b"
+    assert without_credentials(b"a=1;" + one + b";b=2") == b"a=1;b=2"
+
+
+@pytest.mark.parametrize("query", [b"", b"&", b"a", b"api-version=1&max_tokens=2", b"q=api_key%3D1&cache_key=2", b"beta=true&"])
+def test_any_other_query_stays_as_it_is(query: bytes) -> None:
+    assert without_credentials(query) == query
