@@ -20,7 +20,8 @@ from lpc.logs.chats.otel import LEVELS
 from lpc.logs.datasets.conversations import conversation_parser
 from lpc.logs.datasets.published import is_published
 from lpc.logs.records import DAMAGED, DatasetError, Record, TraceError, WrongRecord, json_lines, unpacked
-from lpc.logs.traces.request import ids_of, seconds, tokens
+from lpc.logs.traces.aiperf import is_aiperf
+from lpc.logs.traces.request import ids_of, milliseconds, tokens
 
 ENOUGH: Final = 100
 """Records with a known shape that decide, of all files together."""
@@ -93,7 +94,9 @@ def _is_read(record: Record, shape: str) -> bool:
             return True
         if shape in READERS:
             return any(not isinstance(found, WrongRecord) for found in READERS[shape].read(record))
-        ids_of(record, "hash_ids"), tokens(record, "input_length", 1), seconds(record, "timestamp")
+        if shape == "aiperf":
+            return True
+        ids_of(record, "hash_ids"), tokens(record, "input_length", 1), milliseconds(record, "timestamp")
         return True
     except WrongRecord:
         return False
@@ -167,6 +170,7 @@ def _conversation(record: Record) -> bool:
 
 SHAPES: Final[dict[str, Callable[[Record], bool]]] = {
     "qwen": lambda record: _hashed(record) and "chat_id" in record,
+    "aiperf": is_aiperf,
     "mooncake": _hashed,
     "otel": _otel,
     "litellm": _litellm,

@@ -33,6 +33,7 @@ ODD: list[Json | str | bytes] = ["", "{", "[1, 2]", "null", '"text"', b"\xff\xfe
 RECORDS: dict[str, tuple[str, Callable[[int], Json | str | bytes]]] = {
     **FORMS,
     "mooncake": ("mooncake", lambda turn: mooncake(turn, *range(turn + 1))),
+    "aiperf": ("aiperf", lambda turn: {"session_id": "a", "input_length": 300, "output_length": 9, "timestamp": turn}),
     "qwen": ("qwen", lambda turn: qwen(turn, turn)),
     "conversations": ("conversations", lambda turn: {"id": turn, "messages": [user("hi")]}),
     "wildchat": (

@@ -181,7 +181,7 @@ GOOD = {"mooncake": mooncake(0, 1, 2), "qwen": qwen(1, 0), "chat": chat(0, "hell
     ("format", "wrong", "reason"),
     [
         ("mooncake", "{", "not JSON"),
-        ("mooncake", GOOD["mooncake"] | {"timestamp": 10**400}, "timestamp is not a number from 0 to 1e+14"),
+        ("mooncake", GOOD["mooncake"] | {"timestamp": 10**400}, "timestamp is not a number of milliseconds"),
         ("mooncake", GOOD["mooncake"] | {"input_length": 0}, "input_length is not a whole number from 1"),
         ("mooncake", GOOD["mooncake"] | {"output_length": True}, "output_length is not a whole number from 0"),
         ("mooncake", GOOD["mooncake"] | {"hash_ids": "1, 2"}, "hash_ids is not a list of whole numbers"),
