@@ -230,7 +230,7 @@ def test_no_message_repeats_a_line(read: Read) -> None:
 
 
 def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="use one of mooncake, qwen, agents, chat, litellm, langfuse, otel, nginx"):
+    with pytest.raises(UsageError, match="use one of mooncake, aiperf, qwen, agents, chat, litellm, langfuse, otel, nginx"):
         open_trace(write(tmp_path, GOOD["qwen"]), "csv")
 
 
