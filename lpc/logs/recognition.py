@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import IO, Final
 
 from lpc.errors import UsageError
-from lpc.logs.chats import READERS, nginx
+from lpc.logs.chats import READERS, nginx, vllm
 from lpc.logs.chats.chat import TIMES
 from lpc.logs.chats.fields import object_of, snake
 from lpc.logs.chats.otel import LEVELS
 from lpc.logs.datasets.conversations import conversation_parser
 from lpc.logs.datasets.published import is_published
 from lpc.logs.records import DAMAGED, DatasetError, Record, TraceError, WrongRecord, json_lines, unpacked
-from lpc.logs.traces.request import ids_of, seconds, tokens
+from lpc.logs.traces.aiperf import is_aiperf
+from lpc.logs.traces.request import ids_of, milliseconds, tokens
 
 ENOUGH: Final = 100
 """Records with a known shape that decide, of all files together."""
@@ -50,6 +51,10 @@ def recognise(files: Sequence[Path]) -> str:
             found.setdefault(known, file)
     if not found:
         name = files[0].name if len(files) == 1 else f"{len(files)} files"
+        if (result := next(filter(None, map(_result_of, files)), None)) is not None:
+            raise UsageError(
+                f"{name} is {result}: it has figures of requests, but no prompts. Give the log or the trace that was sent"
+            )
         raise UsageError(
             f"the format of {name} is not recognised: give --format, or write one JSON object per line as on the page "
             "log formats"
@@ -67,7 +72,7 @@ def _format_of(path: Path, enough: int) -> str | None:
             if _is_tar(file):
                 return "agents"
         kept, found = Counter[str](), Counter[str]()
-        for _, record in islice(json_lines(path, nginx.repair), MOST):
+        for _, record in islice(json_lines(path, _repair), MOST):
             try:
                 shape = shape_of(record) if isinstance(record, dict) else None
                 if shape is None or not isinstance(record, dict):
@@ -85,6 +90,10 @@ def _format_of(path: Path, enough: int) -> str | None:
     return next((counts.most_common(1)[0][0] for counts in (kept, found) if counts.total()), None)
 
 
+def _repair(line: bytes) -> bytes:
+    return vllm.repair(line) if vllm.has_body(line) else nginx.repair(line)
+
+
 def _is_read(record: Record, shape: str) -> bool:
     """Return whether the reader of a format keeps a record of its shape."""
     try:
@@ -93,7 +102,9 @@ def _is_read(record: Record, shape: str) -> bool:
             return True
         if shape in READERS:
             return any(not isinstance(found, WrongRecord) for found in READERS[shape].read(record))
-        ids_of(record, "hash_ids"), tokens(record, "input_length", 1), seconds(record, "timestamp")
+        if shape == "aiperf":
+            return True
+        ids_of(record, "hash_ids"), tokens(record, "input_length", 1), milliseconds(record, "timestamp")
         return True
     except WrongRecord:
         return False
@@ -106,6 +117,26 @@ def _is_tar(file: IO[bytes]) -> bool:
             return archive.next() is not None
     except tarfile.TarError:
         return False
+
+
+RESULTS: Final = (
+    ("a result of GuideLLM", {"benchmarks", "metadata"}),
+    ("a result of vLLM's benchmark", {"tokenizer_id", "num_prompts"}),
+    ("a result of vLLM's benchmark", {"request_throughput", "mean_ttft_ms", "num_prompts"}),
+    ("a result of SGLang's benchmark", {"dataset_name", "request_throughput", "mean_ttft_ms"}),
+    ("AIPerf's profile_export.jsonl", {"metadata", "metrics"}),
+    ("a result of AIPerf", {"aiperf_version"}),
+    ("a result of AIPerf", {"request_throughput", "time_to_first_token"}),
+)
+"""Results of load generators, by the fields of their records."""
+
+
+def _result_of(path: Path) -> str | None:
+    """Return what a file is whose first object is of a load generator's result."""
+    with suppress(OSError, DatasetError):
+        first = next((record for _, record in islice(json_lines(path), ENOUGH) if isinstance(record, dict)), {})
+        return next((name for name, fields in RESULTS if fields <= first.keys()), None)
+    return None
 
 
 def shape_of(record: Record) -> str | None:
@@ -158,7 +189,11 @@ def _hashed(record: Record) -> bool:
 
 
 def _asks(record: Record) -> bool:
-    return any(name in record for name in ("messages", "input", "prompt", "contents", "conversations"))
+    return any(name in record for name in ("messages", "input", "prompt", "contents", "conversations", "text_input", "payload"))
+
+
+def _chat(record: Record) -> bool:
+    return bool(object_of(record.get("request"))) or (_asks(record) and any(name in record for name in (*TIMES, "delay")))
 
 
 def _conversation(record: Record) -> bool:
@@ -167,12 +202,14 @@ def _conversation(record: Record) -> bool:
 
 SHAPES: Final[dict[str, Callable[[Record], bool]]] = {
     "qwen": lambda record: _hashed(record) and "chat_id" in record,
+    "aiperf": is_aiperf,
     "mooncake": _hashed,
+    "vllm": vllm.is_vllm,
     "otel": _otel,
     "litellm": _litellm,
     "langfuse": _langfuse,
     "nginx": _nginx,
-    "chat": lambda record: bool(object_of(record.get("request"))) or (_asks(record) and any(name in record for name in TIMES)),
+    "chat": _chat,
     "wildchat": lambda record: "conversation_hash" in record and "conversation" in record,
     "conversations": lambda record: _conversation(record) or is_published(record),
 }

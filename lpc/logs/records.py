@@ -39,6 +39,10 @@ SKIP_SHARE: Final = 0.9
 """Share of a log's records that may be damaged: one odd record in two still leaves a log."""
 SKIP_ALWAYS: Final = 10
 """Records that may be damaged in a log of any size."""
+MISFIT_SHARE: Final = 0.2
+"""Share of requests that may be misfits: what decides the result is not judged from a remainder."""
+MISFIT_ALWAYS: Final = 2
+"""Misfits in a log of any size."""
 LONGEST_LINE: Final = 128 << 20
 """Bytes of the longest record that is read; images inside a request may have tens of MiB."""
 MOST_VALUES: Final = 1 << 23
@@ -70,12 +74,20 @@ class WrongRecord(Exception):
     """A record does not match its format. The message is the reason, equal for all records with the same fault."""
 
 
+class Misfit(WrongRecord):
+    """A request without what decides the result of all: a time, or ids for each of its blocks."""
+
+
 class TooLarge(ValueError):
     """A JSON text has more than MOST_VALUES values."""
 
 
 class OtherRecord(WrongRecord):
     """A record is readable, but no prompt that an engine computed: an embedding, a failed call, an answer from a cache."""
+
+
+class NotSampled(OtherRecord):
+    """A record outside of the sample."""
 
 
 @dataclass
@@ -97,6 +109,10 @@ class Skipped:
         """Location of the first record by reason."""
         return {reason: places[0] for reason, places in self.places.items()}
 
+    def named(self) -> str:
+        """Return the reasons with numbers and first locations, for a message."""
+        return "; ".join(f"{reason}: {count} (first: {self.first[reason]})" for reason, count in self.counts.items())
+
     def reading(self) -> dict[str, dict[str, Any]]:
         """Return number and first location by reason, as JSON."""
         return {reason: {"records": number, "first": self.places[reason][0]} for reason, number in self.counts.items()}
@@ -117,34 +133,48 @@ def read_records(
         repair: makes JSON of a line that is not.
 
     Raises:
-        TraceError: the file cannot be read, has no valid record, or more than SKIP_SHARE and SKIP_ALWAYS are damaged.
+        TraceError: the file cannot be read, has no valid record, more than SKIP_SHARE and SKIP_ALWAYS are damaged, or more
+            than MISFIT_SHARE and MISFIT_ALWAYS are misfits.
     """
-    good = damaged = 0
-    reasons = Skipped()
+    good = damaged = others = 0
+    reasons, misfits = Skipped(), Skipped()
     try:
         for place, record in json_lines(path, repair):
             try:
                 for found in [record] if isinstance(record, WrongRecord) else parse(record):
                     if isinstance(found, WrongRecord):
-                        damaged += _note(found, place, reasons, skipped)
+                        others += isinstance(found, NotSampled)
+                        damaged += _note(found, place, reasons, skipped, *([misfits] if isinstance(found, Misfit) else []))
                     else:
                         good += 1
                         yield place, found
             except WrongRecord as wrong:
-                damaged += _note(wrong, place, reasons, skipped)
+                others += isinstance(wrong, NotSampled)
+                damaged += _note(wrong, place, reasons, skipped, *([misfits] if isinstance(wrong, Misfit) else []))
             except RecursionError:
                 damaged += _note(WrongRecord("nested too deeply"), place, reasons, skipped)
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
     except DatasetError as error:
         raise TraceError(str(error)) from error
-    named = "; ".join(f"{reason}: {count} (first: {reasons.first[reason]})" for reason, count in reasons.counts.items())
+    named = reasons.named()
     if not good:
         raise TraceError(f"{path} has no request of this format ({named or 'it is empty'}): check the file and --format")
+    refuse_remainder(path, good + others, misfits)
     if damaged > max(SKIP_ALWAYS, SKIP_SHARE * (good + damaged)):
         raise TraceError(
             f"{damaged} of {good + damaged} records of {path} are wrong, more than {SKIP_SHARE:.0%} and {SKIP_ALWAYS}: "
             f"{named}. Fix the file, or check --format"
+        )
+
+
+def refuse_remainder(path: Path, good: int, misfits: Skipped) -> None:
+    """Raise TraceError if too many requests of a log are misfits: figures of the others would not be the log's."""
+    wrong = sum(misfits.counts.values())
+    if wrong > max(MISFIT_ALWAYS, MISFIT_SHARE * (good + wrong)):
+        raise TraceError(
+            f"{wrong} of {good + wrong} requests of {path} are left out, more than {MISFIT_SHARE:.0%}, so the others do not "
+            f"show the log's hits: {misfits.named()}. Fix the file, or check --format"
         )
 
 

@@ -23,7 +23,9 @@ Precision = Annotated[
 ]
 Provider = Literal["auto", "cpu", "cuda"]
 
-FormatName = Literal["mooncake", "qwen", "agents", "chat", "litellm", "langfuse", "otel", "nginx", "wildchat", "conversations"]
+FormatName = Literal[
+    "mooncake", "aiperf", "qwen", "agents", "chat", "litellm", "langfuse", "otel", "nginx", "vllm", "wildchat", "conversations"
+]
 LogFormat = Annotated[FormatName | None, typer.Option("--format", help="Format of the log; default: recognised.")]
 Embeddings = Annotated[Path | None, typer.Option(help="Folder of embeddings, written by `lpc embed`.")]
 Head = Annotated[Path | None, typer.Option(help="File of the head, written by `lpc train`.")]

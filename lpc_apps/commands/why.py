@@ -110,7 +110,7 @@ def _of_hashes(log: "Log") -> "tuple[Analysis, dict[str, Any]]":
     from lpc_apps.why.hashed import analyse_hashes
 
     trace = log.trace()
-    return analyse_hashes(trace, is_named=log.format != NAMELESS, decodes=log.format != NAMELESS), trace.reading()
+    return analyse_hashes(trace, is_named=log.format != NAMELESS, decodes=trace.decodes), trace.reading()
 
 
 def _of_text(log: "Log") -> "tuple[Analysis, dict[str, Any]]":

@@ -120,7 +120,7 @@ def _build(spec: WorkloadSpec, changed: tuple[tuple[Path, int], ...]) -> tuple[W
         start = spec.count_from
         if start is None:
             start = LEARN_S if trace.duration > 1.9 * LEARN_S else trace.duration / 2
-        workload = from_trace(trace, count_from=_within(start, trace.duration), decodes=spec.format != "mooncake")
+        workload = from_trace(trace, count_from=_within(start, trace.duration), decodes=trace.decodes)
     if spec.sessions is not None:
         workload = closed_loop(workload, spec.sessions, spec.requests, spec.seed)
         workload.name = f"{workload.name}, {spec.sessions} sessions at a time"

@@ -136,3 +136,25 @@ def test_a_call_that_two_instrumentations_log_is_one(tmp_path: Path, child_first
     for format_, rows in (("otel", spans), ("langfuse", observations)):
         trace = read(tmp_path, *rows, format=format_)
         assert (len(trace.requests), trace.skipped.counts) == (10, {"the same call, of another instrumentation": 10})
+
+
+@pytest.mark.parametrize("format", ["chat", "litellm", "langfuse", "nginx"])
+def test_names_of_conversations_do_not_make_equal_prompts_one_call(tmp_path: Path, format: str) -> None:  # noqa: A002
+    """Most names that come again have different prompts, so the field names conversations: repeated prompts are requests."""
+    other = [{"role": "user", "content": "something else"}]
+    field = {"chat": "messages", "litellm": "messages", "langfuse": "input"}.get(format)
+    rows = []
+    for at in range(4):
+        first = ROWS[format](10 * at, f"conversation {at}")
+        later = ROWS[format](10 * at + 2, f"conversation {at}")
+        later.update({field: other} if field else {"body": {"messages": other}})
+        rows += [first, {**ROWS[format](10 * at + 1, f"conversation {at}")}, *([later] if at else [])]
+    trace = read(tmp_path, *rows, format=format)
+    assert (len(trace.requests), trace.skipped.counts) == (11, {})
+
+
+def test_a_name_of_different_prompts_among_names_of_calls_is_not_a_call(tmp_path: Path) -> None:
+    rows = [chat(at, f"call {at}") for at in range(6)]
+    other = {"messages": [{"role": "user", "content": "something else"}]}
+    trace = read(tmp_path, *rows, *rows, chat(20, "conversation"), chat(21, "conversation"), chat(22, "conversation", **other))
+    assert (len(trace.requests), trace.skipped.counts) == (9, {"logged twice": 6})

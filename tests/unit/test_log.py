@@ -33,7 +33,15 @@ ODD: list[Json | str | bytes] = ["", "{", "[1, 2]", "null", '"text"', b"\xff\xfe
 RECORDS: dict[str, tuple[str, Callable[[int], Json | str | bytes]]] = {
     **FORMS,
     "mooncake": ("mooncake", lambda turn: mooncake(turn, *range(turn + 1))),
+    "aiperf": ("aiperf", lambda turn: {"session_id": "a", "input_length": 300, "output_length": 9, "timestamp": turn}),
     "qwen": ("qwen", lambda turn: qwen(turn, turn)),
+    "vllm": (
+        "vllm",
+        lambda turn: (
+            f"(APIServer pid=7) DEBUG 11-28 21:44:{turn % 60:02} [entrypoints/.../utils/request_logger.py:74] "
+            f'Request r{turn} JSON body: {{"messages": [{{"role": "user", "content": "hi {turn}"}}], "model": "m"}}'
+        ),
+    ),
     "conversations": ("conversations", lambda turn: {"id": turn, "messages": [user("hi")]}),
     "wildchat": (
         "wildchat",

@@ -135,4 +135,4 @@ def test_a_sample_is_refused_where_the_load_or_the_draw_decides(rest: list[str],
     path = log(tmp_path / "log", chats)
     found = CliRunner().invoke(app, ["simulate", str(path), "--sample", "2", *rest])
     assert found.exit_code == 2
-    assert "--sample is for logs of mooncake, qwen" in " ".join(found.output.split())
+    assert "--sample is for logs of mooncake, aiperf, qwen" in " ".join(found.output.split())

@@ -3,13 +3,14 @@
 `read_chats` yields the requests of any of these logs in one form (`lpc.logs.chats.request`).
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
-from lpc.logs.chats import chat, langfuse, litellm, nginx, otel, wildchat
+from lpc.logs.chats import chat, langfuse, litellm, nginx, otel, vllm, wildchat
 from lpc.logs.chats.request import LoggedRequest
 from lpc.logs.records import OtherRecord, Record, Skipped, WrongRecord, read_records
 
@@ -33,6 +34,7 @@ READERS: Final = {
     "langfuse": Reader(langfuse.read),
     "otel": Reader(otel.read),
     "nginx": Reader(nginx.read, nginx.repair),
+    "vllm": Reader(vllm.read, vllm.repair),
     "wildchat": Reader(wildchat.read),
 }
 
@@ -54,7 +56,7 @@ def read_chats(
         TraceError: see `lpc.logs.records.read_records`.
     """
     reader = READERS[format]
-    calls = _Calls()
+    calls = _Calls(lambda: _several(path, reader))
 
     def parse(record: Record) -> Iterator[LoggedRequest | WrongRecord]:
         for request in reader.read(record):
@@ -73,7 +75,11 @@ def read_chats(
 class _Calls:
     """The calls of a log, of which each counts once."""
 
-    def __init__(self) -> None:
+    def __init__(self, several: Callable[[], tuple[set[str], set[str]]]) -> None:
+        """``several`` returns the names, and the fields of names, of several calls each."""
+        self._several = several
+        self._unsure: tuple[set[str], set[str]] | None = None
+        """What ``several`` found, once a call has come again."""
         self._seen: set[bytes] = set()
         self._names: set[str] = set()
         self._around: set[str] = set()
@@ -86,9 +92,32 @@ class _Calls:
         if request.parent in self._names or not self._around.isdisjoint(request.ids):
             raise OtherRecord("the same call, of another instrumentation")
         prompt = repr((request.scope, request.tools, request.messages)).encode("utf-8", "replace")
-        names = {blake2b(name.encode() + b"\0" + prompt, digest_size=16).digest() for name in request.ids}
-        if not self._seen.isdisjoint(names):
-            raise OtherRecord("logged twice")
-        self._seen |= names
+        names = {blake2b(name.encode() + b"\0" + prompt, digest_size=16).digest(): name for name in request.ids}
+        if again := [name for digest, name in names.items() if digest in self._seen]:
+            self._unsure = unsure, fields = self._unsure or self._several()
+            if any(name not in unsure and name.partition(":")[0] not in fields for name in again):
+                raise OtherRecord("logged twice")
+        self._seen.update(names)
         self._names.update(request.ids)
         self._around.add(request.parent)
+
+
+def _several(path: Path, reader: Reader) -> tuple[set[str], set[str]]:
+    """Return the names that different prompts have, and the fields of which most names that come again are such.
+
+    These are names of conversations, not of calls: an equal prompt with one of them is another request.
+    """
+    prompts: dict[str, bytes] = {}
+    again, several = set[str](), set[str]()
+    for _, request in read_records(path, reader.read, Skipped(), reader.repair):
+        prompt = repr((request.scope, request.tools, request.messages)).encode("utf-8", "replace")
+        digest = blake2b(prompt, digest_size=16).digest()
+        for name in request.ids:
+            if name in prompts:
+                again.add(name)
+                if prompts[name] != digest:
+                    several.add(name)
+            prompts.setdefault(name, digest)
+    fields = Counter(name.partition(":")[0] for name in again)
+    different = Counter(name.partition(":")[0] for name in several)
+    return several, {field for field, number in different.items() if 2 * number > fields[field]}

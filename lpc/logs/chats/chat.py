@@ -4,6 +4,7 @@ Fields: a time (TIMES), and those of `lpc.logs.chats.body`, in the record or in 
 reply's text, its message, or a whole response), `session_id`, `user`, `usage` (`prompt_tokens`, `completion_tokens`, or
 Anthropic's), `category`. Of the APIs' own fields `conversation` (responses) is a session, and `metadata.user_id` (Anthropic) a
 user: https://platform.openai.com/docs/api-reference/responses/create, https://docs.anthropic.com/en/api/messages.
+Rows of AIPerf's traces with text (`messages`, `text_input` or `payload`, and `output_length`) have their times in milliseconds.
 """
 
 from collections.abc import Iterator
@@ -13,23 +14,33 @@ from lpc.logs.chats.body import prompt_of, reply_of
 from lpc.logs.chats.fields import moment, name_of, object_of, tokens_of
 from lpc.logs.chats.outcome import ids_of, refuse_uncomputed
 from lpc.logs.chats.request import LoggedRequest
-from lpc.logs.records import Record, WrongRecord
+from lpc.logs.records import Misfit, Record, WrongRecord
 
 TIMES: Final = ("time", "timestamp", "ts", "@timestamp", "created_at", "start_time", "startTime", "created")
 """Names of the time of a record; the last resort is the response's own."""
 
+EPOCH_S: Final = 1e9
+"""Times from here on have their own unit: seconds since the epoch from 2001 on, or parts of them."""
+
 
 def read(record: Record) -> Iterator[LoggedRequest]:
     """Yield the request of a record. Raises WrongRecord."""
-    inside = _body(record.get("request"))
+    inside = _body(record.get("request")) or object_of(record.get("payload"))
     body = record | inside
+    if "text_input" in body:
+        body["prompt"] = body["text_input"]
     response = _response(record.get("response"))
     answer = response if isinstance(response, dict) else {}
     times = [*(record.get(name) for name in TIMES), *(inside.get(name) for name in TIMES), answer.get("created")]
-    time = moment(next((value for value in times if value not in (None, "")), answer.get("created_at")))
     reply = reply_of(response)
     refuse_uncomputed(record, object_of(record.get("response")), answer, object_of(record.get("metadata")), replied=bool(reply))
     prompt = prompt_of(body)
+    if is_aiperf(record):
+        time = _aiperf_time(record)
+        if "text_input" in record and record.get("session_id") is not None:
+            raise Misfit("text_input of a session continues replies that are not in the log")
+    else:
+        time = moment(next((value for value in times if value not in (None, "")), answer.get("created_at")))
     if not isinstance(response, str | list | dict | None):
         raise WrongRecord("response is neither text nor a message")
     usage = record.get("usage")
@@ -55,6 +66,24 @@ def read(record: Record) -> Iterator[LoggedRequest]:
         left_out=prompt.left_out,
         ids=ids_of(record, answer),
     )
+
+
+def is_aiperf(record: Record) -> bool:
+    """Return whether a record is a row of AIPerf's trace with its text: times are milliseconds, also from the trace's start."""
+    return (
+        not {"timestamp", "delay"}.isdisjoint(record)
+        and not {"output_length", "delay", "text_input", "payload"}.isdisjoint(record)
+        and not {"messages", "text_input", "payload"}.isdisjoint(record)
+        and {"response", "usage", "request"}.isdisjoint(record)
+    )
+
+
+def _aiperf_time(record: Record) -> float:
+    value = record.get("timestamp")
+    if value is None and record.get("delay") is not None:
+        raise Misfit("delay without timestamp: the time depends on the server's answers")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return moment(value / 1000 if is_number and 0 <= value < EPOCH_S else value)
 
 
 def _body(value: object) -> Record:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, Final
 
-from lpc.logs.records import Record, WrongRecord, loads
+from lpc.logs.records import Misfit, Record, loads
 
 UNITS: Final = ((1e11, 1.0), (1e14, 1e3), (1e17, 1e6), (1e20, 1e9))
 """Highest time stamp and its units per second: seconds, milliseconds, microseconds and nanoseconds until the year 5138."""
@@ -26,7 +26,7 @@ def moment(value: object) -> float:
             offset; or nginx's `$time_local`.
 
     Raises:
-        WrongRecord: it is not a time, or one before 1970 or after 5138.
+        Misfit: it is not a time, or one before 1970 or after 5138.
     """
     if isinstance(value, str):
         value = value.strip()
@@ -34,7 +34,7 @@ def moment(value: object) -> float:
             return _date(value)
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < UNITS[-1][0]:
-        raise WrongRecord("time is neither a number of seconds nor ISO 8601" if value is not None else "no time")
+        raise Misfit("time is neither a number of seconds nor ISO 8601" if value is not None else "no time")
     return float(next(value / unit for latest, unit in UNITS if value < latest))
 
 
@@ -46,9 +46,9 @@ def _date(text: str) -> float:
         found = datetime.fromisoformat(text.removesuffix(" UTC"))
         seconds = (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
-        raise WrongRecord("time is not ISO 8601") from None
+        raise Misfit("time is not ISO 8601") from None
     if not 0 <= seconds < UNITS[0][0]:
-        raise WrongRecord("time is before 1970")
+        raise Misfit("time is before 1970")
     return seconds
 
 

@@ -10,6 +10,7 @@ from lpc.errors import UsageError
 from lpc.logs.chats import READERS
 from lpc.logs.records import TraceError
 from lpc.logs.traces.agents import ACTIVE_SESSIONS, read_agent_sessions
+from lpc.logs.traces.aiperf import read_aiperf
 from lpc.logs.traces.chat import read_chat
 from lpc.logs.traces.mooncake import read_mooncake
 from lpc.logs.traces.qwen import read_qwen
@@ -18,7 +19,7 @@ from lpc.logs.traces.sample import WHOLE, Sample
 
 __all__ = ["FORMATS", "Trace", "TraceError", "TracedRequest", "open_trace"]
 
-FORMATS: Final = ("mooncake", "qwen", "agents", *READERS)
+FORMATS: Final = ("mooncake", "aiperf", "qwen", "agents", *READERS)
 SAMPLED: Final = tuple(name for name in FORMATS if name != "agents")
 """Formats of which a sample can be read."""
 
@@ -46,6 +47,8 @@ def open_trace(
     match format:
         case "mooncake":
             return read_mooncake(path, sample)
+        case "aiperf":
+            return read_aiperf(path, sample)
         case "qwen":
             return read_qwen(path, sample)
         case "agents":

@@ -1,7 +1,7 @@
 """The size of a trace's blocks, which its records do not name: found by the lengths of prompts and their numbers of ids."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -27,13 +27,18 @@ def block_tokens_of(path: Path, published: int, arrival: Callable[[dict[str, Any
     A prompt of L tokens with n ids has blocks of more than L / (n + 1) and fewer than L / (n - 1) tokens: its last, partial
     block may have an id or not. Of equally good sizes it is ``published``, or the one that the highest power of two divides.
     """
-    changes = Counter[int]()
 
     def parse(record: dict[str, Any]) -> list[tuple[float, int, int, int | None]]:
         return [(arrival(record), *_lengths(record))]
 
     kept = in_order(islice(read_records(path, parse, Skipped()), SIZED_BY), lambda found: found[:1], Skipped())
-    for _, length, count, named in kept:
+    return fitting_size((found[1:] for found in kept), published)
+
+
+def fitting_size(lengths: Iterable[tuple[int, int, int | None]], published: int) -> int:
+    """Return the tokens of a block that fit most prompts: their tokens, numbers of ids, and tokens of a block if known."""
+    changes = Counter[int]()
+    for length, count, named in lengths:
         if named is not None:
             return named
         low, high = length // (count + 1) + 1, -(-length // (count - 1)) if count > 1 else LARGEST + 1

@@ -115,7 +115,7 @@ def _lines(
     """Return the requests of a log in order of time, what was skipped, and what was learnt about media."""
     skipped, reading = Skipped(), _Reading()
     placed = ((place, reading.line(request)) for place, request in read_chats(path, format, skipped, check))
-    return skipped, reading, in_order(placed, lambda line: (line.time,), skipped)
+    return skipped, reading, in_order(placed, lambda line: (line.time,), skipped, path)
 
 
 def _parts(request: LoggedRequest) -> Iterator[object]:
@@ -136,7 +136,7 @@ def chat_conversations(path: Path, skipped: Skipped | None = None) -> Iterator[C
     skipped = skipped if skipped is not None else Skipped()
     reading = _Reading()
     placed = ((place, (reading.line(request), request)) for place, request in read_chats(path, "chat", skipped))
-    lines = in_order(placed, lambda found: (found[0].time,), skipped)
+    lines = in_order(placed, lambda found: (found[0].time,), skipped, path)
     places = _Conversations()
     longest: dict[str, LoggedRequest] = {}
     latest: dict[str, float] = {}

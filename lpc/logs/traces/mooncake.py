@@ -22,16 +22,19 @@ threshold from 8 to 32 moves that number by less than 1%.
 """
 
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby, islice, pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from lpc.logs.records import Skipped, read_records
-from lpc.logs.traces.block_size import block_tokens_of
-from lpc.logs.traces.request import BlockIds, Trace, TracedRequest, hashed_blocks, read_lines, seconds, tokens
+from lpc.logs.records import Skipped, TraceError, read_records
+from lpc.logs.traces.aiperf import is_aiperf, read_aiperf
+from lpc.logs.traces.block_size import SIZED_BY, block_tokens_of
+from lpc.logs.traces.request import BlockIds, Trace, TracedRequest, hashed_blocks, milliseconds, read_lines, tokens, turn_bucket
 from lpc.logs.traces.sample import WHOLE, Sample
 
 PUBLISHED_TOKENS: Final = 512
+EPOCH_S: Final = 1e9, 1e10
+"""Seconds since the epoch from 2001 to 2286. In milliseconds, a trace would begin at least 11 days after its start."""
 SHARED_AFTER: Final = 16
 """A block with more different successors counts as shared by many conversations; forks of one user are fewer."""
 
@@ -54,7 +57,9 @@ class _Place:
 
 
 def read_mooncake(path: Path, sample: Sample = WHOLE) -> Trace:
-    """Read a Mooncake trace, or a sample of it. Raises TraceError, as `read_lines`."""
+    """Read a Mooncake trace, or a sample of it. AIPerf's sessions are read as such. Raises TraceError, as `read_lines`."""
+    if any(found for _, found in islice(read_records(path, lambda record: [is_aiperf(record)], Skipped()), SIZED_BY)):
+        return read_aiperf(path, sample)
     skipped = Skipped()
     size = block_tokens_of(path, PUBLISHED_TOKENS, lambda record: _lengths(record)[0])
     ids = BlockIds()
@@ -70,6 +75,8 @@ def read_mooncake(path: Path, sample: Sample = WHOLE) -> Trace:
 
     lines = read_lines(path, parse, skipped, lambda line: (line.arrival,))
     first = lines[0].arrival
+    if EPOCH_S[0] <= first * 1000 < EPOCH_S[1]:
+        raise TraceError(f"the timestamps of {path} look like seconds since the epoch: the format has milliseconds")
     conversations = _Conversations()
     requests = []
     for _, together in groupby(lines, key=lambda line: line.arrival):
@@ -86,14 +93,7 @@ def read_mooncake(path: Path, sample: Sample = WHOLE) -> Trace:
             )
             for line, place in conversations.add(list(together))
         ]
-    return Trace(path.name, size, requests, skipped=skipped)
-
-
-def turn_bucket(turn: int) -> str:
-    """Return the class of a turn number for traces without classes: turn1, turn2, turn3-4, turn5-8, turn9+."""
-    if turn <= 2:
-        return f"turn{turn}"
-    return "turn3-4" if turn <= 4 else "turn5-8" if turn <= 8 else "turn9+"
+    return Trace(path.name, size, requests, decodes=False, skipped=skipped)
 
 
 class _Conversations:
@@ -139,7 +139,7 @@ class _Conversations:
 def _lengths(record: dict[str, Any]) -> tuple[float, int, int]:
     """Return arrival, tokens of the prompt, and tokens of the reply. Raises WrongRecord."""
     input_tokens = tokens(record, "input_length", 1)
-    return seconds(record, "timestamp") / 1000, input_tokens, tokens(record, "output_length")
+    return milliseconds(record, "timestamp"), input_tokens, tokens(record, "output_length")
 
 
 def _parse(record: dict[str, Any], ids: BlockIds, block_tokens: int) -> _Line:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from lpc.logs.chats.fields import MOST_TOKENS
-from lpc.logs.records import Record, Skipped, WrongRecord, read_records
+from lpc.logs.chats.fields import MOST_TOKENS, UNITS
+from lpc.logs.records import Misfit, Record, Skipped, WrongRecord, read_records, refuse_remainder
 
 LATEST: Final = 1e14
 """The highest time stamp, in any unit: milliseconds since the epoch stay below it for a thousand years."""
@@ -69,6 +69,7 @@ class Trace:
         requests: in order of arrival; the first arrives at 0.
         start: seconds since the epoch of the first request; None if unknown.
         skipped: skipped records.
+        decodes: whether its engines decode, so that replies are cached. Mooncake's only prefill.
         estimated: number of parts by kind whose tokens are estimated or which are not in the blocks.
     """
 
@@ -76,6 +77,7 @@ class Trace:
     block_tokens: int
     requests: list[TracedRequest]
     start: float | None = None
+    decodes: bool = True
     skipped: Skipped = field(default_factory=Skipped, compare=False)
     estimated: dict[str, int] = field(default_factory=dict, compare=False)
 
@@ -159,20 +161,39 @@ def read_lines(path: Path, parse: Callable[[Record], T], skipped: Skipped, key: 
     Raises:
         TraceError: see `lpc.logs.records.read_records`.
     """
-    return in_order(read_records(path, lambda record: [parse(record)], skipped), key, skipped)
+    return in_order(read_records(path, lambda record: [parse(record)], skipped), key, skipped, path)
 
 
-def in_order(found: Iterable[tuple[str, T]], key: Callable[[T], tuple[float, ...]], skipped: Skipped) -> list[T]:
-    """Return placed results in order, without those whose time is absurd: more than FAR_S from the median."""
+def in_order(
+    found: Iterable[tuple[str, T]], key: Callable[[T], tuple[float, ...]], skipped: Skipped, path: Path | None = None
+) -> list[T]:
+    """Return placed results in order, without those whose time is absurd: more than FAR_S from the median.
+
+    Args:
+        path: the log, to refuse it if many are absurd.
+
+    Raises:
+        TraceError: too many times are absurd, so two units or clocks are in the log.
+    """
     ordered = sorted(found, key=lambda item: key(item[1]))
     median = key(ordered[len(ordered) // 2][1])[0]
-    kept = []
+    kept, far = [], Skipped()
     for place, item in ordered:
         if abs(key(item)[0] - median) > FAR_S:
             skipped.note(FAR_AWAY, place)
+            far.note(FAR_AWAY, place)
         else:
             kept.append(item)
+    if path is not None:
+        refuse_remainder(path, len(kept), far)
     return kept
+
+
+def turn_bucket(turn: int) -> str:
+    """Return the class of a turn number for traces without classes: turn1, turn2, turn3-4, turn5-8, turn9+."""
+    if turn <= 2:
+        return f"turn{turn}"
+    return "turn3-4" if turn <= 4 else "turn5-8" if turn <= 8 else "turn9+"
 
 
 def whole(record: dict[str, Any], name: str, at_least: int, at_most: int = 2**63) -> int:
@@ -191,11 +212,21 @@ def tokens(record: dict[str, Any], name: str, at_least: int = 0) -> int:
 
 
 def seconds(record: dict[str, Any], name: str) -> float:
-    """Return a field that is a number from 0 to LATEST. Raises WrongRecord."""
+    """Return a field that is a number from 0 to LATEST. Raises Misfit."""
     value = record.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LATEST:
-        raise WrongRecord(f"{name} is not a number from 0 to {LATEST:.0e}")
+        raise Misfit(f"{name} is not a number from 0 to {LATEST:.0e}")
     return float(value)
+
+
+def milliseconds(record: dict[str, Any], name: str) -> float:
+    """Return seconds of a field in milliseconds; from 1e14 on in microseconds or nanoseconds since the epoch. Raises Misfit."""
+    value = record.get(name)
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 20:
+        value = int(value)  # as LMBench's trace has its nanoseconds
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < UNITS[-1][0]:
+        raise Misfit(f"{name} is not a number of milliseconds")
+    return float(next(value / unit for latest, unit in UNITS[1:] if value < latest))
 
 
 def ids_of(record: dict[str, Any], name: str) -> list[int]:
@@ -213,9 +244,9 @@ def hashed_blocks(record: dict[str, Any], input_tokens: int, block_tokens: int) 
     """
     ids = ids_of(record, "hash_ids")
     if "block_size" in record and record["block_size"] != block_tokens:
-        raise WrongRecord("block_size is not the first record's")
+        raise Misfit("block_size is not the first record's")
     if "block_size" in record and len(ids) <= -(-input_tokens // block_tokens):
         return ids
     if len(ids) not in (input_tokens // block_tokens, -(-input_tokens // block_tokens)):
-        raise WrongRecord(f"hash_ids does not cover input_length in blocks of {block_tokens}")
+        raise Misfit(f"hash_ids does not cover input_length in blocks of {block_tokens}")
     return ids

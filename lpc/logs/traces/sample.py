@@ -13,7 +13,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from lpc.logs.records import DAMAGED, OtherRecord, log_files, unpacked
+from lpc.logs.records import DAMAGED, NotSampled, log_files, unpacked
 
 MOST_REQUESTS: Final = 1_000_000
 """Requests of a log that is read as a whole; they take about 2 GB."""
@@ -36,7 +36,7 @@ class Sample:
     seed: int = 0
 
     def checker(self, first: Callable[[], Iterable[Prompt]]) -> Callable[[Prompt], None]:
-        """Return a function that raises OtherRecord for a prompt outside the sample.
+        """Return a function that raises NotSampled for a prompt outside the sample.
 
         Args:
             first: returns the log's prompts, of which the first SHARED_BY show what many share.
@@ -47,7 +47,7 @@ class Sample:
 
         def check(prompt: Prompt) -> None:
             if families.of(prompt) % self.every:
-                raise OtherRecord(f"not in the sample of 1 in {self.every}")
+                raise NotSampled(f"not in the sample of 1 in {self.every}")
 
         return check
 
