@@ -10,7 +10,7 @@ A prompt that no cache could have served has no finding, because losses are meas
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -37,7 +37,8 @@ REPORTED: Final = 0.002
 CANDIDATES: Final = 8
 """Earlier requests of which the closest one is taken."""
 CONTINUES: Final = 0.5
-"""Share of the shorter one's messages that a request has in common with the one that it continues: not with a helper's."""
+"""Share of the shorter one's messages that a request has in common with the one that it continues: not with a helper's.
+A message in another form at the same place is in common."""
 EXAMPLES: Final = 2
 VALUES: Final = frozenset({"time", "id", "number", "space", "keys"})
 """Causes that also count between the first messages of different conversations."""
@@ -205,7 +206,7 @@ def _link(prompts: Sequence[Prompt]) -> list[_Linked]:
         own = prompt.units[prompt.head :]
         if before is not None:
             known = linked[before]
-            history = history_pieces(own, (*known.prompt.units[known.prompt.head :], *known.prompt.reply))
+            history = history_pieces(own, _with_reply(known.prompt))
             replaced = known.family is not first
         elif own:
             opening, history = _opening(prompt, own, openings)
@@ -228,7 +229,7 @@ def _opening(prompt: Prompt, own: tuple[Unit, ...], openings: Families) -> tuple
 
 
 class _Earlier:
-    """Finds the request that a prompt continues: by session, else by messages that both have."""
+    """Finds the request that a prompt continues: by session, else by messages that both have, and by their places."""
 
     def __init__(self) -> None:
         self._by_session: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
@@ -237,7 +238,7 @@ class _Earlier:
 
     def add(self, number: int, prompt: Prompt) -> None:
         """Add a request."""
-        own = (*prompt.units[prompt.head :], *prompt.reply)
+        own = _with_reply(prompt)
         self._prompts.append(prompt)
         if prompt.session is not None:
             latest = self._by_session[*prompt.scope, prompt.session]
@@ -264,8 +265,8 @@ class _Earlier:
             candidates = sorted(found)
         best, most = None, 0.0
         for number in candidates:
-            links, length = _links(self._prompts[number])
-            common = sum(unit.length for unit in own if unit.link in links)
+            places, length = _places(self._prompts[number])
+            common = _common(own, self._prompts[number], places, named=prompt.session is not None)
             if common < CONTINUES * min(length, sum(unit.length for unit in own)):
                 continue
             if common and common >= most:
@@ -277,10 +278,36 @@ _compared = lru_cache(maxsize=4096)(head_pieces)
 
 
 @lru_cache(maxsize=4096)
-def _links(prompt: Prompt) -> tuple[frozenset[str], int]:
-    """Return the links of a request's messages and reply, and their characters."""
-    own = (*prompt.units[prompt.head :], *prompt.reply)
-    return frozenset(unit.link for unit in own), sum(unit.length for unit in own)
+def _places(prompt: Prompt) -> tuple[dict[str, int], int]:
+    """Return the places of a request's messages and reply by their links, and their characters."""
+    own = _with_reply(prompt)
+    return {unit.link: place for place, unit in enumerate(own)}, sum(unit.length for unit in own)
+
+
+def _with_reply(prompt: Prompt) -> tuple[Unit, ...]:
+    return (*prompt.units[prompt.head :], *prompt.reply)
+
+
+def _common(own: Sequence[Unit], earlier: Prompt, places: Mapping[str, int], *, named: bool) -> int:
+    """Return the characters of messages that an earlier request has as well, or has in another form at the same place.
+
+    Args:
+        named: both are of one session. Then a reply behind equal messages is the same one, however it is changed.
+    """
+    others = _with_reply(earlier)
+    found, place = 0, -1
+    for unit in own:
+        linked = places.get(unit.link)
+        if linked is not None:
+            found, place = found + unit.length, linked
+            continue
+        place += 1
+        other = others[place] if place < len(others) else None
+        if other is None or other.role != unit.role:
+            place = len(others)
+        elif (named and place and unit.role == "assistant") or unit_changes(unit, other, unit.role) is not None:
+            found += unit.length
+    return found
 
 
 def _replay(linked: Sequence[_Linked], fixed: "Collection[Key] | None", units: Prompts) -> list[int]:
@@ -301,7 +328,7 @@ def _replay(linked: Sequence[_Linked], fixed: "Collection[Key] | None", units: P
         else:
             assert each.before is not None
             other_head, base = kept[each.before]
-            history = without(each.history, base, fixed, units, (*before.units[before.head :], *before.reply))
+            history = without(each.history, base, fixed, units, _with_reply(before))
             needed[each.before] -= 1
             if not needed[each.before]:
                 del kept[each.before]

@@ -22,7 +22,7 @@ CAUSES: Final = (
 )
 """Values of a text, texts, tools, histories, media; ``start``: a change at one place, in a log without text."""
 SIMILAR: Final = 0.5
-"""Share of a message that another one has as well, from which on it is the same message with edits."""
+"""Share of one of two messages that the other one has as well, from which on they are the same message with edits."""
 
 
 class Key(NamedTuple):
@@ -235,7 +235,7 @@ def _replaced(
 def _key_of(added: tuple[Unit, ...], dropped: tuple[Unit, ...], at: int, *, whole: bool) -> Key:
     if whole:
         return Key("text", "system", "message")
-    if dropped and not added and not any(unit.without_thoughts for unit in dropped):
+    if dropped and not added and any(unit.thoughts for unit in dropped) and not any(unit.without_thoughts for unit in dropped):
         return Key("reasoning", "history")
     if not added and dropped and (at == 0 or len(dropped) > 1):
         return Key("truncated", "history")
@@ -256,15 +256,13 @@ def unit_changes(own: Unit, other: Unit, where: str) -> tuple[Change, ...] | Non
     found: list[Change] = []
     parts, others = own.parts, other.parts
     start = common(own.text, other.text)
-    if [part.kind for part in parts] != [part.kind for part in others] or _thoughts(parts) != _thoughts(others):
-        found.append(Change(Key("reasoning", "history"), start, sum(len(text) for text in _thoughts(parts))))
-        parts, others = own.without_thoughts, other.without_thoughts
-        if [part.kind for part in parts] != [part.kind for part in others] or not parts:
+    if [part.kind for part in parts] != [part.kind for part in others] or own.thoughts != other.thoughts:
+        if not (own.thoughts or other.thoughts):
             return None
-        if parts != others:
-            return None
-        return tuple(found)
-    at = different = 0
+        found.append(Change(Key("reasoning", "history"), start, sum(map(len, own.thoughts))))
+        kept, before = _stripped(own.without_thoughts), _stripped(other.without_thoughts)
+        return tuple(found) if kept and kept == before else None
+    at = different = others_different = 0
     for number, (part, before) in enumerate(zip(parts, others, strict=True)):
         length = MEDIA_TOKENS.get(part.kind, 0) * CHARS_PER_TOKEN or len(part.text)
         if part == before:
@@ -276,12 +274,14 @@ def unit_changes(own: Unit, other: Unit, where: str) -> tuple[Change, ...] | Non
                 size = edit.end - edit.start
                 cause = _cause(edit.value, where)
                 pattern = "" if edit.value in ("text", "lines", "keys") else edit.pattern
-                different += max(size, len(edit.other)) if edit.value in ("text", "lines") else 0
+                if edit.value in ("text", "lines"):
+                    different, others_different = different + size, others_different + len(edit.other)
                 size = 0 if edit.value == "keys" else size
                 text = part.text[edit.start : edit.end]
                 found.append(Change(Key(cause, where, pattern), at + edit.start, size, text, edit.other, number, edit.start))
         at += length
-    if different > (1 - SIMILAR) * max(own.length, other.length) and where not in ("system", TOOLS):
+    kept = max(1 - different / max(own.length, 1), 1 - others_different / max(other.length, 1))
+    if kept < SIMILAR and where not in ("system", TOOLS):
         return None
     # Only the first change's place in the rendered text is known.
     return tuple(change._replace(at=start + change.at - found[0].at) for change in found)
@@ -294,8 +294,9 @@ def _cause(value: str, where: str) -> Cause:
     return value
 
 
-def _thoughts(parts: Sequence[Part]) -> list[str]:
-    return [part.text for part in parts if part.kind == "reasoning"]
+def _stripped(parts: Sequence[Part]) -> list[Part]:
+    """Return the parts without white space at their ends, which servers and clients cut behind thoughts."""
+    return [Part(part.kind, part.text.strip()) if part.kind == "text" else part for part in parts]
 
 
 def entries_of(groups: Groups) -> list[Entry]:

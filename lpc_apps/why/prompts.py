@@ -9,6 +9,7 @@ from typing import Final
 
 from lpc.logs.chats.request import MEDIA_TOKENS, LoggedMessage, LoggedRequest, Part, rendered
 from lpc.logs.traces.chat import BLOCK_CHARS, BLOCK_TOKENS, BLOCK_TOKENS_RANGE, CHARS_PER_TOKEN, SURE_TOKENS
+from lpc_apps.why.thoughts import apart
 from lpc_apps.why.values import masked
 
 INSTRUCTIONS: Final = frozenset({"system", "developer"})
@@ -37,13 +38,23 @@ class Unit:
 
     @cached_property
     def link(self) -> str:
-        """What stays if times, ids, numbers and white space change."""
-        return masked(self.text[:_LINKED])
+        """What stays if thoughts are left out, and times, ids, numbers and white space change."""
+        kept = self.without_thoughts
+        text = self.text if kept == self.parts else rendered(LoggedMessage(self.role, kept), _filler)
+        return masked(text[:_LINKED])
+
+    @cached_property
+    def thoughts(self) -> tuple[str, ...]:
+        """The thoughts, as parts of their own or in the text of a reply."""
+        found = (apart(self.role, part)[0] for part in self.parts)
+        return tuple(text for texts in found for text in texts)
 
     @cached_property
     def without_thoughts(self) -> tuple[Part, ...]:
         """The parts that are not thoughts."""
-        return tuple(part for part in self.parts if part.kind != "reasoning")
+        if not self.thoughts:
+            return self.parts
+        return tuple(part for part in (apart(self.role, part)[1] for part in self.parts) if part is not None)
 
     @cached_property
     def canonical(self) -> str:

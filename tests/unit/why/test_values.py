@@ -1,5 +1,7 @@
 """Edits of texts: they are complete, and a value keeps its kind."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +54,91 @@ def test_a_value_that_changes_has_a_kind_and_a_pattern_without_its_text(
 ) -> None:
     (edit,) = edits(text, other)
     assert (edit.value, edit.pattern) == (value, pattern)
+
+
+NAMED = {
+    "time": [
+        ("今天是2026年11月28日。", "今天是2026年11月27日。"),
+        ("今天是2026年11月28日 星期六 下午2:30。", "今天是2026年11月27日 星期五 上午9:05。"),
+        ("今天是星期六。", "今天是星期五。"),
+        ("現在14時30分です", "現在14時31分です"),
+        ("2026年11月28日(土) 14:30", "2026年11月29日(日) 14:31"),
+        ("令和8年11月28日", "令和8年11月27日"),
+        ("오늘은 2026년 11월 28일 토요일", "오늘은 2026년 11월 27일 금요일"),
+        ("le samedi 28 novembre 2026 à Lyon", "le lundi 7 décembre 2026 à Lyon"),
+        ("Samstag, 28. November 2026, 14:30", "Freitag, 4. Dezember 2026, 14:31"),
+        ("28 de noviembre de 2026", "1 de diciembre de 2026"),
+        ("sábado, 28 de novembro de 2026", "quinta-feira, 3 de dezembro de 2026"),
+        ("суббота, 28 ноября 2026 г.", "пятница, 4 декабря 2026 г."),
+        ("28 พฤศจิกายน 2569", "29 ธันวาคม 2569"),
+        ("28 نوفمبر 2026", "29 ديسمبر 2026"),
+        ("ngày 28 tháng 11 năm 2026", "ngày 2 tháng 12 năm 2026"),
+        ("on 28.11.2026", "on 27.11.2026"),
+        ("on 28/11/26", "on 27/11/26"),
+        ("at 20261128T143000Z", "at 20261128T143001Z"),
+        ("on 20261128", "on 20261129"),
+        ("in 2026-W48", "in 2026-W49"),
+        ("at 1764155000123 ms", "at 1764155000124 ms"),
+        ("是1764155000秒", "是1764155001秒"),
+        ("at 3pm today", "at 4pm today"),
+        ("à 14h30", "à 14h31"),
+        ("2026-11-28是今天", "2026-11-27是今天"),
+    ],
+    "id": [
+        ("cch=eb6c6; x", "cch=a41f0; x"),
+        ("cch=eb6c6; x", "cch=84512; x"),
+        ("cch=eb6c6; x", "cch=abcde; x"),
+        ("cc_version=2.1.153.eb6; x", "cc_version=2.1.153.1f4; x"),
+        ("cc_version=2.1.153.123; x", "cc_version=2.1.153.1f4; x"),
+        ("user a8Kx02LmQ9 here", "user Qw7Lm2aP0z here"),
+        ("user a8Kx02LmQ9 here", "user abcdefg123 here"),
+        ("at 3f2a9c1 of", "at 9bb0d42 of"),
+        ("at 3f2a9c1 of", "at 1234567 of"),
+        ("at 9fceb02d0ae598e95dc970b74767f19372d61af8", "at 1b2a36c4d5e6f708192a3b4c5d6e7f8091a2b3c4"),
+        ("d41d8cd98f00b204e9800998ecf8427e", "0cc175b9c0f1b6a831c399e269772661"),
+        ("01ARZ3NDEKTSV4RRFFQ69G5FAV", "01BX5ZZKBKACTAV9WEVGEMMVRZ"),
+        ("V1StGXR8_Z5jdHi6B-myT", "aB3-5_dHi6BmyTStGXR8Z"),
+        ("0ujtsYcgvSTl8PAuAdqWYSMnLOv", "0ujzPyRiIAffKhBux4PvQdDqMHY"),
+        ("snowflake 123456789012345678", "snowflake 223456789012345679"),
+        ("sess-4f2a go", "sess-9b1c go"),
+    ],
+    "number": [
+        ("version 2.1.153 on", "version 2.1.154 on"),
+        ("version 2.1.53 on", "version 2.1.54 on"),
+        ("v1.2.24 on", "v1.2.25 on"),
+        ("at 10.12.15.22 now", "at 10.12.15.23 now"),
+        ("at 192.10.12.15 now", "at 192.10.12.16 now"),
+        ("an iphone15pro here", "an iphone16pro here"),
+        ("gpt4 here", "gpt5 here"),
+        ("the 10th time", "the 11th time"),
+        ("in 100ms now", "in 90ms now"),
+        ("of 1.5GB now", "of 1.6GB now"),
+        ("marble 5 here", "marble 6 here"),
+        ("decide 5 here", "decide 6 here"),
+        ("以下3点", "以下4点"),
+    ],
+    "text": [("an iphone15pro here", "a galaxy24ultra here"), ("你好张三先生", "你好李四先生")],
+}
+
+
+@pytest.mark.parametrize(("value", "text", "other"), [(value, *pair) for value, pairs in NAMED.items() for pair in pairs])
+def test_a_value_that_changes_is_named_for_what_it_is(value: str, text: str, other: str) -> None:
+    for one, two in ((text, other), (other, text)):
+        assert {edit.value for edit in edits(one, two)} == {value}
+        assert applied(one, two) == two
+
+
+@pytest.mark.parametrize(("text", "other"), NAMED["time"])
+def test_the_form_of_a_time_has_none_of_its_digits_and_names(text: str, other: str) -> None:
+    for edit in edits(text, other):
+        digits = {c for c in edit.pattern if c.isdigit()}
+        assert digits <= {"9"}
+        assert {*re.findall(r"[^\W\d_]{3,}", edit.pattern)} <= {"Name"}
+
+
+def test_a_chinese_text_is_masked_word_by_word_and_found_by_its_sentences() -> None:
+    assert masked("你好，今天是2026年11月28日。请回答3个问题。") == masked("你好，今天是2026年1月2日。请回答5个问题。")
+    assert masked("今天是2026年。请回答。") != masked("今天是2026年。请提问。")
 
 
 def test_texts_that_differ_in_values_only_are_equal_when_masked() -> None:
