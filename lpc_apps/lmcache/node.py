@@ -78,7 +78,7 @@ class Node:
 
     async def _answer(self, method: str, path: str, body: dict[str, Any] | None) -> bytes:
         async with self._client.stream(method, f"{self._base}{path}", json=body, timeout=TIMEOUT_S) as response:
-            if not response.is_success:  # redirects, too: they are not followed
+            if not response.is_success:  # also a redirect, which is not followed
                 # The response text is left out: it can repeat the request body.
                 raise NodeError(f"HTTP {response.status_code} to {method} {path}")
             found = bytearray()
