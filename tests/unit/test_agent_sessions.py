@@ -70,3 +70,17 @@ def test_a_damaged_sub_agent_or_an_unknown_scope_is_counted(tmp_path: Path) -> N
         "requests is not a list of objects": 2,
         "hash_id_scope is neither local nor global": 1,
     }
+
+
+def test_the_block_size_of_most_sessions_counts_and_two_sizes_are_refused(tmp_path: Path) -> None:
+    call_ = {"t": 1.0, "in": 130, "out": 3, "hash_ids": [1, 2], "stop": "end"}
+    odd = {"id": "odd", "block_size": 32, "requests": [call_ | {"hash_ids": [1, 2, 3, 4]}]}
+    rest = [{"id": f"s{at}", "block_size": 64, "requests": [call_]} for at in range(6)]
+    trace = read_agent_sessions(tar_of(tmp_path, [odd, *rest]))
+    assert (trace.block_tokens, len(trace.requests), trace.skipped.counts) == (
+        64,
+        6,
+        {"block_size is not that of most sessions": 1},
+    )
+    with pytest.raises(TraceError, match="3 of 9 requests"):
+        read_agent_sessions(tar_of(tmp_path, [odd, {**odd, "id": "b"}, {**odd, "id": "c"}, *rest]))
