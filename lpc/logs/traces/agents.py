@@ -20,6 +20,7 @@ from lpc.logs.records import (
     DAMAGED,
     LONGEST_LINE,
     MOST_VALUES,
+    Misfit,
     Record,
     Skipped,
     TooLarge,
@@ -96,6 +97,7 @@ def read_agent_sessions(path: Path, *, active: int = ACTIVE_SESSIONS, seed: int 
 def _sessions(path: Path, skipped: Skipped) -> list[_Session]:
     found: list[tuple[str, _Session]] = []
     seen: dict[str, list[bytes]] = {}
+    misfits = Skipped()
     files = log_files(path)
     for file in files:
         name = name_of(file, path)
@@ -110,6 +112,8 @@ def _sessions(path: Path, skipped: Skipped) -> list[_Session]:
                         raise WrongRecord("session that is there twice")
                 except WrongRecord as wrong:
                     skipped.note(str(wrong), f"{name}:{place}")
+                    if isinstance(wrong, Misfit):
+                        misfits.note(str(wrong), f"{name}:{place}")
                 except TooLarge:
                     skipped.note(f"more than {MOST_VALUES:,} values", f"{name}:{place}")
                 except (ValueError, RecursionError):
@@ -129,6 +133,7 @@ def _sessions(path: Path, skipped: Skipped) -> list[_Session]:
     if not found:
         reasons = skipped.named()
         raise TraceError(f"{path} holds no agent sessions" + (f" ({reasons})" if reasons else ""))
+    refuse_remainder(path, len(found), misfits)
     return _of_one_size(path, found, skipped)
 
 
