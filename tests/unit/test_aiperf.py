@@ -168,3 +168,24 @@ def test_ids_of_a_cached_prefix_only_are_refused(tmp_path: Path, session: bool) 
     rows = [row | ({"session_id": f"{at}"} if session else {}) for at, row in enumerate(prefixes())]
     with open_log(write(tmp_path, *rows)) as log, pytest.raises(TraceError, match="hash_ids"):
         log.trace()
+
+
+def test_a_time_that_is_absurd_and_sessions_without_one_are_counted(tmp_path: Path) -> None:
+    rows = sessions(20, 2)
+    rows[0] = rows[0] | {"timestamp": 10**13}
+    rows[2] = {name: value for name, value in rows[2].items() if name != "timestamp"}
+    trace = open_trace(write(tmp_path, *rows), "aiperf")
+    assert len(trace.requests) == 36
+    assert trace.skipped.counts == {
+        "the session's first row has no timestamp, which others have": 2,
+        "time is more than 10 years from the others'": 2,
+    }
+    timeless = [{k: v for k, v in row.items() if k != "timestamp"} if at < 20 else row for at, row in enumerate(rows)]
+    with pytest.raises(TraceError, match="are left out, more than 20%"):
+        open_trace(write(tmp_path, *timeless), "aiperf")
+
+
+def test_prompts_that_would_fill_the_memory_are_refused(tmp_path: Path) -> None:
+    rows = [{"session_id": "a", "input_length": 10**8, "output_length": 10**8, "delay": 1} for _ in range(40)]
+    with pytest.raises(TraceError, match="too many for memory"):
+        open_trace(write(tmp_path, *rows), "aiperf")

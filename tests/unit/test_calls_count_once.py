@@ -67,6 +67,20 @@ UNCOMPUTED: list[tuple[str, Row, str]] = [
     ("chat", {"cacheStatus": "HIT"}, "answered by a cache"),
     ("chat", {"metadata": {"cache_hit": "True"}}, "answered by a cache"),
     ("chat", {"x-lpc-cache": "exact"}, "answered by a cache"),
+    ("chat", {"success": False}, "failed call"),
+    ("chat", {"state": "failed"}, "failed call"),
+    ("chat", {"response_status_code": "504"}, "failed call"),
+    ("chat", {"response": {"choices": [{"finish_reason": "error", "message": {"content": ""}}]}}, "failed call"),
+    ("chat", {"http": {"status": "503"}}, "failed call"),
+    ("chat", {"status": "503 Service Unavailable"}, "failed call"),
+    ("chat", {"status": "HTTP/1.1 429"}, "failed call"),
+    ("chat", {"response_headers": {"X-Cache": "HIT from edge"}}, "answered by a cache"),
+    ("chat", {"response": {"headers": {"x-cache": "HIT"}, "body": {"choices": [{"message": SAID}]}}}, "answered by a cache"),
+    ("chat", {"cache": {"hit": True}}, "answered by a cache"),
+    ("chat", {"cache": {"status": "HIT"}}, "answered by a cache"),
+    ("chat", {"properties": {"Helicone-Cache": "hit"}}, "answered by a cache"),
+    ("chat", {"cache_hit": 1}, "answered by a cache"),
+    ("chat", {"cache_hit": "yes"}, "answered by a cache"),
     ("litellm", {"status": "failure"}, "failed call"),
     ("litellm", {"status_code": 429}, "failed call"),
     ("litellm", {"cached": True}, "answered by a cache"),
@@ -91,6 +105,8 @@ def test_a_call_that_no_engine_computed_is_named(tmp_path: Path, format: str, fi
 
 
 SOUND: list[tuple[str, Row]] = [
+    ("chat", {"success": True, "http": {"status": 200}, "cache": {"hit": False}, "status": "200 OK", "state": "done"}),
+    ("chat", {"headers": {"x-cache": "MISS", "status": "200"}, "cached": 1, "metadata": {"error": None}}),
     ("chat", {"status": 200, "error": None, "cache_hit": False, "cached": "false", "cache_status": "MISS"}),
     ("chat", {"status": "success", "usage": {"prompt_tokens": 170, "prompt_tokens_details": {"cached_tokens": 160}}}),
     ("litellm", {"status": "success", "cache_hit": "None", "error_str": None}),
@@ -158,3 +174,25 @@ def test_a_name_of_different_prompts_among_names_of_calls_is_not_a_call(tmp_path
     other = {"messages": [{"role": "user", "content": "something else"}]}
     trace = read(tmp_path, *rows, *rows, chat(20, "conversation"), chat(21, "conversation"), chat(22, "conversation", **other))
     assert (len(trace.requests), trace.skipped.counts) == (9, {"logged twice": 6})
+
+
+NAMES = ["requestId", "x-request-id", "X-Request-ID", "_id", "log_id", "uuid", "generation_id"]
+
+
+@pytest.mark.parametrize(
+    ("field", "place"),
+    [*((name, place) for name in NAMES for place in (None, "request")), *((n, "metadata") for n in NAMES[:3])],
+)
+def test_other_names_of_calls_count_once(tmp_path: Path, field: str, place: str | None) -> None:
+    rows: list[Row] = []
+    for at in (0, 1, 2, 1):
+        row: Row = {"time": at, "messages": ASKED}
+        if place == "request":
+            row = {"time": at, "request": {"messages": ASKED, field: f"n{at}"}}
+        elif place == "metadata":
+            row["metadata"] = {field: f"n{at}"}
+        else:
+            row[field] = f"n{at}"
+        rows.append(row)
+    trace = read(tmp_path, *rows)
+    assert (len(trace.requests), trace.skipped.counts) == (3, {"logged twice": 1})

@@ -64,7 +64,7 @@ def read(record: Record) -> Iterator[LoggedRequest]:
         category=_name(record, "category") or "chat",
         scope=prompt.scope,
         left_out=prompt.left_out,
-        ids=ids_of(record, answer),
+        ids=ids_of(inside | record, answer),
     )
 
 

@@ -16,7 +16,7 @@ from typing import Final
 from lpc.logs.chats.body import prompt_of
 from lpc.logs.chats.fields import moment, name_of, object_of
 from lpc.logs.chats.request import LoggedRequest
-from lpc.logs.records import Misfit, OtherRecord, Record, WrongRecord, loads
+from lpc.logs.records import MOST_VALUES, Misfit, OtherRecord, Record, TooLarge, WrongRecord, loads
 
 _BODY: Final = re.compile(r"\bRequest (\S+) JSON body: (.*)", re.DOTALL)
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
@@ -57,7 +57,11 @@ def read(record: Record) -> Iterator[LoggedRequest]:
         raise OtherRecord("not a line of a request's body")
     try:
         body = loads(found[2])
-    except (ValueError, RecursionError):
+    except TooLarge:
+        raise WrongRecord(f"more than {MOST_VALUES:,} values") from None
+    except RecursionError:
+        raise WrongRecord("nested too deeply") from None
+    except ValueError:
         raise Misfit("the body is cut off: see --max-log-len") from None
     if not isinstance(body, dict):
         raise WrongRecord("the body is not an object")

@@ -9,6 +9,7 @@ reply; it is the category of the next request.
 
 import random
 import tarfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -19,6 +20,7 @@ from lpc.logs.records import (
     DAMAGED,
     LONGEST_LINE,
     MOST_VALUES,
+    Misfit,
     Record,
     Skipped,
     TooLarge,
@@ -27,11 +29,13 @@ from lpc.logs.records import (
     loads,
     log_files,
     name_of,
+    refuse_remainder,
     unpacked,
 )
 from lpc.logs.traces.request import BlockIds, Trace, TracedRequest, ids_of, seconds, tokens
 
 ACTIVE_SESSIONS: Final = 20
+OTHER_SIZE: Final = "block_size is not that of most sessions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +95,9 @@ def read_agent_sessions(path: Path, *, active: int = ACTIVE_SESSIONS, seed: int 
 
 
 def _sessions(path: Path, skipped: Skipped) -> list[_Session]:
-    sessions: list[_Session] = []
+    found: list[tuple[str, _Session]] = []
     seen: dict[str, list[bytes]] = {}
+    misfits = Skipped()
     files = log_files(path)
     for file in files:
         name = name_of(file, path)
@@ -105,10 +110,10 @@ def _sessions(path: Path, skipped: Skipped) -> list[_Session]:
                     digest = blake2b(content, digest_size=16).digest()
                     if digest in seen.setdefault(session.name, []):
                         raise WrongRecord("session that is there twice")
-                    if sessions and session.block_tokens != sessions[0].block_tokens:
-                        raise WrongRecord("block_size is not the first session's")
                 except WrongRecord as wrong:
                     skipped.note(str(wrong), f"{name}:{place}")
+                    if isinstance(wrong, Misfit):
+                        misfits.note(str(wrong), f"{name}:{place}")
                 except TooLarge:
                     skipped.note(f"more than {MOST_VALUES:,} values", f"{name}:{place}")
                 except (ValueError, RecursionError):
@@ -119,16 +124,30 @@ def _sessions(path: Path, skipped: Skipped) -> list[_Session]:
                         skipped.note("request without blocks: a retry", f"{name}:{place}")
                     if (number := len(seen[session.name])) > 1:  # another session with this id
                         session = replace(session, name=f"{session.name} ({number})")
-                    sessions += [session] if any(session.conversations) else []
+                    found += [(f"{name}:{place}", session)] if any(session.conversations) else []
         except (OSError, *DAMAGED, tarfile.TarError) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or "it is not a tar archive, or damaged"
             if len(files) == 1:
                 raise TraceError(f"cannot read {path}: {reason}") from error
             skipped.note(f"file that cannot be read: {reason}", name)
-    if not sessions:
-        reasons = "; ".join(f"{reason}: {n} (first: {skipped.first[reason]})" for reason, n in skipped.counts.items())
+    if not found:
+        reasons = skipped.named()
         raise TraceError(f"{path} holds no agent sessions" + (f" ({reasons})" if reasons else ""))
-    return sessions
+    refuse_remainder(path, len(found), misfits)
+    return _of_one_size(path, found, skipped)
+
+
+def _of_one_size(path: Path, found: list[tuple[str, _Session]], skipped: Skipped) -> list[_Session]:
+    """Return the sessions with the block size of most. Raises TraceError if too many have others."""
+    size = Counter(session.block_tokens for _, session in found).most_common(1)[0][0]
+    others = Skipped()
+    for place, session in found:
+        if session.block_tokens != size:
+            skipped.note(OTHER_SIZE, place)
+            others.note(OTHER_SIZE, place)
+    kept = [session for _, session in found if session.block_tokens == size]
+    refuse_remainder(path, len(kept), others)
+    return kept
 
 
 def _members(file: Path) -> Iterator[tuple[str, bytes]]:

@@ -20,15 +20,27 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from lpc.logs.records import MISFIT_SHARE, Misfit, Skipped, TraceError, WrongRecord, read_records
+from lpc.logs.records import MISFIT_SHARE, Misfit, Skipped, TraceError, WrongRecord, read_records, refuse_remainder
 from lpc.logs.traces.block_size import fitting_size
-from lpc.logs.traces.request import BlockIds, Trace, TracedRequest, hashed_blocks, ids_of, milliseconds, tokens, turn_bucket
+from lpc.logs.traces.request import (
+    BlockIds,
+    Trace,
+    TracedRequest,
+    hashed_blocks,
+    ids_of,
+    in_order,
+    milliseconds,
+    tokens,
+    turn_bucket,
+)
 from lpc.logs.traces.sample import WHOLE, Sample
 
 PUBLISHED_TOKENS: Final = 512
 """Of a block in AIPerf, unless `--isl-block-size` differs."""
 SIZES: Final = (16, 32, 64, 128, 256)
 MOST_BLOCKS: Final = 20_000_000
+MOST_BLOCKS_WHOLE: Final = 5 * MOST_BLOCKS
+"""Blocks of the ids' size, of which more would fill the memory."""
 PREFILL_TOKENS_S: Final = 20_000.0
 REPLY_TOKEN_S: Final = 0.01
 """Nominal rates, those of the simulator."""
@@ -73,17 +85,25 @@ def read_aiperf(path: Path, sample: Sample = WHOLE) -> Trace:
     is_whole = _are_whole(path, sessions)
     timed = any(session[0].time is not None for session in sessions.values())
     check = sample.checker(lambda: (session[0].ids for session in sessions.values()))
-    kept: dict[str, list[_Prompt]] = {}
+    read: dict[str, list[_Prompt]] = {}
+    misfits = Skipped()
     for name, session in sessions.items():
         try:
             check(session[0].ids)
-            kept[name] = list(_prompts(session, timed=timed, is_whole=is_whole))
+            read[name] = list(_prompts(session, timed=timed, is_whole=is_whole))
         except WrongRecord as wrong:
             for row in session:
                 skipped.note(str(wrong), row.place)
-    if not kept:
+                if isinstance(wrong, Misfit):
+                    misfits.note(str(wrong), row.place)
+    if not read:
         raise TraceError(f"{path} has no session that can be read: {', '.join(skipped.counts)}")
+    refuse_remainder(path, len(rows) - sum(misfits.counts.values()), misfits)
+    starts = ((prompt.row.place, (session[0].arrival, name)) for name, session in read.items() for prompt in session)
+    kept = {name: read[name] for _, name in in_order(starts, lambda found: found[:1], skipped, path)}
     total = sum(prompt.input_tokens + prompt.row.output_tokens for session in kept.values() for prompt in session)
+    if total // size > MOST_BLOCKS_WHOLE:
+        raise TraceError(f"the prompts of {path} have {total:,} tokens: too many for memory. Read a part of it, or --sample")
     fine = next((one for one in SIZES if size % one == 0 and total // one <= MOST_BLOCKS), size)
     requests = sorted(_requests(kept, size, fine, is_whole=is_whole), key=lambda request: request.arrival)
     return Trace(path.name, fine, requests, skipped=skipped)
