@@ -9,6 +9,7 @@
         │   ├── UnknownServedModel    the model's tokenizer is neither configured nor offered
         │   ├── TokenizerLoading      the tokenizer is being received or loaded
         │   ├── TokenizerFailed       the tokenizer cannot be loaded
+        │   ├── UnreadTemplate        the ids are of a chat, and the tokenizer has no usable chat template
         │   └── ForeignTokenIds       the ids are of another vocabulary (also an InvalidRequest)
         ├── Unauthenticated       the token is missing or unknown
         ├── Forbidden             the caller is known but lacks permission
@@ -57,6 +58,12 @@ class TokenizerFailed(UnreadPrompt):
     """The tokenizer cannot be loaded; loading is repeated after some minutes."""
 
     reason = "failed"
+
+
+class UnreadTemplate(UnreadPrompt):
+    """The prompt has markers of a chat, and the tokenizer has no template that shows which of them mark user messages."""
+
+    reason = "template"
 
 
 class ForeignTokenIds(UnreadPrompt, InvalidRequest):

@@ -512,7 +512,7 @@ class PredictorClient:
     def _note_unread(self) -> None:
         with self._lock:
             self._counts["unread"] += 1
-        if self._offer is None or self._unread:
+        if self._offer is None or self._unread or self._offer.is_read_in_part:
             return
         if self._offer.state == "ready":
             self._log(

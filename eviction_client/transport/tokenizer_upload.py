@@ -101,11 +101,13 @@ class Offer:
     Attributes:
         served_model: name under which the engine serves.
         state: the latest answer to an offer.
+        is_read_in_part: whether the sidecar has the tokenizer, but reads only some of its prompts.
     """
 
     def __init__(self, served_model: str, find: FindFiles, log: LogOnce) -> None:
         self.served_model = as_name(served_model)
         self.state: TokenizerState = "unknown"
+        self.is_read_in_part = False
         self._find = find
         self._log = log
         self._files: TokenizerFiles | None = None
@@ -171,7 +173,10 @@ class Offer:
         if state == "refused" and self._files is None:
             state = "none"
         self.state = state
-        if state == "ready":
+        self.is_read_in_part = state == "ready" and bool(status.message)
+        if self.is_read_in_part:
+            self._log("in part", logging.WARNING, "the predictor reads %s in part: %s", self.served_model, status.message)
+        elif state == "ready":
             self._log("ready", logging.INFO, "the predictor reads the prompts of %s", self.served_model)
         elif state == "loading" and status.message:
             self._log(

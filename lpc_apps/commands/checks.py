@@ -292,6 +292,8 @@ def _judged(answer: pb.Prediction | str, known: pb.KnownTokenizer, *, takes_offe
     name, finding = known.served_model or "any model", partial(Finding, "token request")
     if isinstance(answer, str):
         return finding("fail", f"{name}: {answer}", "set LPC_SERVED_MODELS in the sidecar, or see its log")
+    if known.status.state == pb.TOKENIZER_STATE_READY and known.status.message:
+        return finding("warn", f"{name}: {known.status.message}", "see docs/reference/vllm.md#models-without-a-jinja-template")
     if not answer.unread:
         origin = f"offered by an engine, {known.digest[:12]}" if known.digest else "of LPC_SERVED_MODELS"
         return finding("ok", f"{name}: token ids were read (tokenizer {origin}), probability {answer.probability:.3f}")

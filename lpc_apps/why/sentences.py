@@ -10,7 +10,7 @@ from lpc_apps.why.values import masked
 
 ALIKE: Final = 0.3
 """Share of the shorter head that two heads of a family have in common."""
-_END: Final = re.compile(r"\n+|(?<=[.!?;,])\s+|(?<=[。！？；，、])")
+_END: Final = re.compile(r"\n+|(?<=[.!?;,])\s+|(?<=[\u3002\uff01\uff1f\uff1b\uff0c\u3001])")
 
 
 class Families:

@@ -10,7 +10,7 @@ _PAIRS: Final = (
         (f"<{name}>", f"</{name}>")
         for name in ("think", "thinking", "thought", "thoughts", "reasoning", "seed:think", "mm:think")
     ),
-    *((f"<{name}>", f"</{name}>") for name in ("think_fast", "think_faster", "longcat_think", "reflection", "scratchpad")),
+    *((f"<{name}>", f"</{name}>") for name in ("seed:think", "mm:think", "longcat_think", "reflection", "scratchpad")),
     *(("[THINK]", "[/THINK]"), ("◁think▷", "◁/think▷"), ("<|START_THINKING|>", "<|END_THINKING|>")),
     *(("<|begin_of_thought|>", "<|end_of_thought|>"), ("<|thinking|>", "<|/thinking|>"), ("<|think|>", "<|/think|>")),
     *(("<|inner_prefix|>", "<|inner_suffix|>"), ("<unused94>thought", "<unused95>"), ("<|channel>thought", "<channel|>")),

@@ -13,69 +13,8 @@ from difflib import SequenceMatcher
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-_MONTHS: Final = """
-    january february march april may june july august september october november december
-    jan feb mar apr jun jul aug sep sept oct nov dec
-    januar jänner februar märz mai juni juli oktober dezember mär okt dez
-    janvier février mars avril juin juillet août septembre octobre novembre décembre janv févr avr juil déc
-    enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre ene abr dic
-    gennaio febbraio aprile maggio giugno luglio settembre ottobre dicembre
-    janeiro fevereiro março maio junho julho setembro outubro novembro dezembro
-    januari februari maart mei augustus mrt
-    stycznia lutego marca kwietnia maja czerwca lipca sierpnia września października listopada grudnia
-    января февраля марта апреля мая июня июля августа сентября октября ноября декабря
-    ocak şubat mart nisan mayıs haziran temmuz ağustos eylül ekim kasım aralık
-"""
-_DAYS: Final = """
-    mon monday tue tues tuesday wed wednesday thu thur thurs thursday fri friday sat saturday sun sunday
-    montag dienstag mittwoch donnerstag freitag samstag sonnabend sonntag lundi mercredi jeudi vendredi samedi dimanche
-    lunes miércoles jueves viernes sábado lunedì martedì mercoledì giovedì venerdì sabato domenica
-    segunda-feira terça-feira quarta-feira quinta-feira sexta-feira
-    maandag dinsdag woensdag donderdag vrijdag zaterdag zondag
-    poniedziałek wtorek środa czwartek piątek niedziela
-    понедельник вторник среда четверг пятница суббота воскресенье
-"""
+from lpc_apps.why.dates import TIME, UNITS
 
-
-def _any_of(names: str) -> str:
-    return "(?:" + "|".join(sorted(names.split(), key=len, reverse=True)) + ")"
-
-
-_MONTH: Final = _any_of(_MONTHS) + r"(?![^\W\d_])\.?"
-_DAY: Final = _any_of(_DAYS) + r"(?!\w)"
-_END: Final = r"(?![a-z0-9_])"
-"""Not ``\\b``: in Chinese and Japanese a word follows without a blank."""
-_CLOCK: Final = r"\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d{1,9})?)?(?:\s?[ap]\.?m\b\.?)?"
-_ZONE: Final = r"(?:\s?(?:Z|UTC|GMT|[+-]\d{2}:?\d{2})(?![\w:]))?"
-_YEAR: Final = r"(?:19|20)\d{2}"
-_OF: Final = r"\s(?:de[l]?\s|of\s)?"
-_KANJI_DAY: Final = r"(?:星期|周|週|礼拜|禮拜)[一二三四五六日天]|[日月火水木金土]曜日?"
-_KANJI_CLOCK: Final = (
-    rf"(?:上午|下午|午前|午後|凌晨|早上|中午|晚上)?\s?(?:{_CLOCK}|\d{{1,2}}[点點时時](?:\d{{1,2}}分)?(?:\d{{1,2}}秒)?)"
-)
-_HANGUL_CLOCK: Final = rf"(?:오전|오후)?\s?(?:{_CLOCK}|\d{{1,2}}시(?:\s?\d{{1,2}}분)?(?:\s?\d{{1,2}}초)?)"
-_TIME: Final = rf"""
-    {_YEAR}[-/.]\d{{1,2}}[-/.]\d{{1,2}}{_END}(?:,?\s{_CLOCK}{_ZONE})?
-  | {_YEAR}[-/.]\d{{1,2}}[-/.]\d{{1,2}}T{_CLOCK}{_ZONE}
-  | {_YEAR}-(?:0[1-9]|1[0-2]|W\d{{2}}(?:-\d)?)(?![\w-])
-  | {_YEAR}(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])(?:T\d{{4,6}}{_ZONE}|{_END})
-  | (?:\d{{1,2}}(?P<sign>[-/])\d{{1,2}}(?P=sign)(?:{_YEAR}|\d{{2}})|\d{{1,2}}\.\d{{1,2}}\.{_YEAR}|(?:0[1-9]|[12]\d|3[01])\.(?:0[1-9]|1[0-2])\.\d{{2}})
-    {_END}(?!\.\d)(?:,?\s{_CLOCK}{_ZONE})?
-  | (?:{_DAY},?\s)?\d{{1,2}}(?:st|nd|rd|th|\.)?{_OF}{_MONTH},?(?:{_OF}\d{{4}})?(?!\w)(?:,?\s(?:at\s)?{_CLOCK}{_ZONE})?
-  | (?:{_DAY},?\s)?{_MONTH}\s\d{{1,2}}(?:st|nd|rd|th)?(?!\w)(?:,?\s\d{{4}})?(?:,?\s(?:at\s)?{_CLOCK}{_ZONE})?
-  | {_MONTH}{_OF}{_YEAR}(?!\w)
-  | \d{{1,2}}\s[^\x00-\x7f]{{2,15}}\s(?:\d{{4}})(?!\w)
-  | ngày\s\d{{1,2}}\stháng\s\d{{1,2}}(?:\snăm\s\d{{4}})?
-  | (?:\d{{1,4}}年)?\d{{1,2}}月\d{{1,2}}[日号號](?:\s?[（(]?(?:{_KANJI_DAY}|[日月火水木金土])[)）]?)?(?:\s?{_KANJI_CLOCK})?
-  | \d{{4}}年(?:\d{{1,2}}月)?
-  | (?:\d{{4}}년\s?)?\d{{1,2}}월\s?\d{{1,2}}일(?:\s?[(]?[월화수목금토일](?:요일)?[)]?)?(?:\s{_HANGUL_CLOCK})?
-  | {_KANJI_DAY} | \d{{1,2}}[点點时時]\d{{1,2}}分(?:\d{{1,2}}秒)? | [월화수목금토일]요일
-  | \d{{1,2}}시(?:\s?\d{{1,2}}분)
-  | \b{_DAY}
-  | {_CLOCK}{_ZONE}
-  | \d{{1,2}}h\d{{2}}(?!\w) | \d{{1,2}}\s?[ap]\.?m\b\.?
-  | (?<!\.)1[4-9]\d{{8}}(?:\.\d{{1,9}}|\d{{3}}|\d{{6}}|\d{{9}})?{_END}
-"""
 _ID: Final = r"""
     [0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}
   | (?-i:(?=[\w-]*[A-Z])(?=[\w-]*[a-z])(?=[\w-]*\d)[A-Za-z0-9_-]{21}(?![\w-]))
@@ -93,7 +32,7 @@ _CODE: Final = r"""
 _HAN: Final = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 """Scripts without blanks between words: each character is a token."""
 _TOKEN: Final = re.compile(
-    rf"(?P<email>[\w.+-]+@[\w-]+(?:\.[\w-]+)+)|(?P<time>(?<![a-z0-9_])(?<!\d\.)(?:{_TIME}))|(?P<id>(?<![a-z0-9])(?:{_ID}))"
+    rf"(?P<email>[\w.+-]+@[\w-]+(?:\.[\w-]+)+)|(?P<time>(?<![a-z0-9_])(?<!\d\.)(?:{TIME}))|(?P<id>(?<![a-z0-9])(?:{_ID}))"
     rf"|(?P<code>(?<![a-z0-9])(?:{_CODE}))|(?P<number>\d+(?:[.,](?!(?=\d*[a-f])[0-9a-f]{{3,4}}(?![a-z0-9]))\d+)*)"
     rf"|(?P<space>\s+)|(?P<word>[^\W\d{_HAN}]+|.)",
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
@@ -106,8 +45,7 @@ _APART: Final = r"""\s"'{}\[\](),;=<>\u3000-\u9fff\uf900-\ufaff\uff00-\uff65"""
 _WITH_DIGIT: Final = re.compile(f"[^{_APART}\\d]*\\d[^{_APART}]*")
 _DIGIT: Final = re.compile(r"\d")
 _SHORT: Final = re.compile(r"(?<!9)99?(?!9)")
-_UNITS: Final = "年月日号號点點时時分秒년월일시분초（）"
-_NAME: Final = re.compile(rf"(?:[A-Za-z]*[^\x00-\x7f\s\d{_UNITS}][^\x00-\x40\s\d]*|[A-Za-z]{{3,}})\.?")
+_NAME: Final = re.compile(rf"(?:[A-Za-z]*[^\x00-\x7f\s\d{UNITS}][^\x00-\x40\s\d]*|[A-Za-z]{{3,}})\.?")
 _LONG: Final = 40
 """Characters of a pattern."""
 _MOST_TOKENS: Final = 3_000

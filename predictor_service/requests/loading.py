@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import count
@@ -167,8 +168,10 @@ def _first_line(error: BaseException) -> str:
 def _markup_of(values: dict[str, Any] | None) -> UserMarkup | None:
     if values is None:
         return None
-    pieces = tuple(Piece(*piece) for piece in values["pieces"])
-    return UserMarkup(**{**values, "pieces": pieces, "tool_starts": tuple(values["tool_starts"])})
+    values |= {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+    values["pieces"] = tuple(Piece(*piece) for piece in values["pieces"])
+    values["tools"] = tuple((before, behind) for before, behind in values["tools"])
+    return UserMarkup(**values)
 
 
 # The code below runs in the process that loads a tokenizer.
@@ -179,7 +182,7 @@ def renderer(tokenizer: Any) -> Render:
     dates = ("1987-06-05", "2034-12-21")
     number = count()
 
-    def render(messages: Messages, tools: Messages | None = None) -> str | None:
+    def render(messages: Messages, tools: Messages | None = None, options: Mapping[str, Any] | None = None) -> str | None:
         awaits_reply = messages[-1]["role"] != "assistant"
         try:
             # What a template writes of the current date must not become a part of the markup.
@@ -190,6 +193,7 @@ def renderer(tokenizer: Any) -> Render:
                 chat_template=today + tokenizer.get_chat_template(tools=tools),
                 tokenize=False,
                 add_generation_prompt=awaits_reply,
+                **(options or {}),
             )
         except Exception:  # templates can raise anything
             return None

@@ -67,6 +67,10 @@ class MarkingTokenizer:
         """Return the id of the added token that a mark stands for."""
         return self._marker_ids[ord(mark) - MARK]
 
+    def unmarked(self, text: str) -> str:
+        """Return marked text as :meth:`decode` returns it: with the added tokens that are not special."""
+        return "".join(self.decode(np.array([self.token_of(c)])) if is_mark(c) else c for c in text)
+
     def decode(self, ids: NDArray[np.int64]) -> str:
         """Return the text of ids, without special tokens."""
         if len(ids) < UNLOCKED_FROM:

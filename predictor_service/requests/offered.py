@@ -63,7 +63,7 @@ class Known(NamedTuple):
     Attributes:
         name: name of the served model.
         digest: digest of an offered tokenizer; empty: it is configured.
-        failure: why loading failed; empty if it did not.
+        failure: why loading failed, or what of its prompts is not read; empty: nothing.
         vocabulary: all ids are below it; 0: it is not loaded.
     """
 
@@ -240,6 +240,9 @@ class OfferedTokenizers:
                 entry.retry_at - entry.used_at,
             )
             return
+        if model.unread:
+            log.warning("prompts of served model %s are read in part: %s", upload.name, model.unread)
+            return
         if model.markup is None:
             log.warning("served model %s has no usable chat template: its prompts count as one user turn", upload.name)
         log.info("prompts of served model %s can be read (tokenizer %s from client %s)", upload.name, short, upload.client)
@@ -317,7 +320,8 @@ def _note(entry: _Entry, client: str, name: str) -> None:
 def _known(entry: _Entry, client: str) -> Known:
     name = entry.names.get(client) or next(iter(entry.names.values()))
     failure = _failure(name, entry.failure) if entry.failure else ""
-    return Known(name, entry.digest, "failed" if failure else "ready", failure, entry.vocabulary)
+    unread = "" if entry.model is None else entry.model.unread
+    return Known(name, entry.digest, "failed" if failure else "ready", failure or unread, entry.vocabulary)
 
 
 def _failure(name: str, reason: str) -> str:

@@ -5,10 +5,13 @@ text and markup separately, a user who types `<|im_start|>` gets ordinary tokens
 rendered text as a whole, or if a template's markers are plain text (Zephyr's `<|user|>`), a forged marker cannot be
 distinguished from a real one.
 
+What the template writes next to a user text, such as instructions about tools or `/nothink`, is left out.
+
 Not recovered are white space around a user text, and the border between system prompt and first user text in templates that
 join them (Mistral, Llama 2, Gemma): there the system prompt counts as part of the first user text.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -19,10 +22,16 @@ from tokenizers import Tokenizer
 
 from lpc.errors import InvalidRequest
 from lpc.model.conversation import NO_TEXT, UserTurns, from_prompt
-from predictor_service.errors import ForeignTokenIds
+from predictor_service.errors import ForeignTokenIds, UnreadTemplate
 from predictor_service.requests.chat_template import MAX_TOOL_BYTES, UserMarkup
 from predictor_service.requests.marked_text import MarkingTokenizer, unmarked
 
+NO_TEMPLATE: Final = (
+    "its tokenizer has no usable Jinja chat template, so prompts of chats are not read: put a chat_template.jinja into the "
+    "model's folder, or name a folder with one in LPC_SERVED_MODELS"
+)
+_CHAT_MARKER: Final = re.compile("user|assistant|human|header|role|turn|im_start|inst]", re.IGNORECASE)
+"""Added tokens that a chat's prompt has and a completion's has not."""
 MARKUP_TOKENS: Final = 24
 """Tokens after an added token in which the name of a role is searched."""
 REACH: Final = MARKUP_TOKENS + MAX_TOOL_BYTES
@@ -48,6 +57,13 @@ class ServedModel:
         self.markup = markup
         self._tokenizer = MarkingTokenizer(backend)
         self._lengths = lengths
+        added = backend.get_added_tokens_decoder() if markup is None else {}
+        self._chat_markers = [i for i, token in added.items() if _CHAT_MARKER.search(token.content)]
+
+    @property
+    def unread(self) -> str:
+        """What of its prompts cannot be read, and the remedy; empty: nothing."""
+        return NO_TEMPLATE if self._chat_markers else ""
 
     @property
     def vocabulary(self) -> int:
@@ -65,7 +81,9 @@ class ServedModel:
         A prompt without chat markup (of a completions API) counts as one user turn.
 
         Raises:
-            ForeignTokenIds: an id is outside the vocabulary. InvalidRequest: the prompt has too much text.
+            ForeignTokenIds: an id is outside the vocabulary.
+            UnreadTemplate: the prompt is a chat's, and there is no usable template.
+            InvalidRequest: the prompt has too much text.
         """
         array = np.asarray(ids, np.int64)
         outside = np.flatnonzero((array < 0) | (array >= self._tokenizer.vocabulary))
@@ -83,6 +101,8 @@ class ServedModel:
         turns = None
         if markup is not None:
             turns = self._by_ids(array, markup, window) if markup.pieces else self._by_text(array, markup, window)
+        elif self._chat_markers and np.isin(array, self._chat_markers).any():
+            raise UnreadTemplate(f"{self.name}: {NO_TEMPLATE}")
         if turns is None:
             return from_prompt(self._tokenizer.decode(array))
         return turns if turns.prompts else replace(turns, prompts=NO_TEXT, told_apart=False)
@@ -127,7 +147,7 @@ class ServedModel:
         kept = i = 0
         for i in range(len(spans) - 1, -1, -1):
             start, end = spans[i]
-            texts[i] = self._tokenizer.decode(ids[start:end]).lstrip()[role:].strip()
+            texts[i] = markup.own_text(self._tokenizer.decode(ids[start:end]).lstrip()[role:].strip())
             kept += bool(texts[i])
             if kept == window:
                 # Older messages are only counted, blank ones included: only decoding could exclude them.
@@ -162,7 +182,7 @@ class ServedModel:
                 else:
                     begin = at
                 found = True
-                if prompt := unmarked(text[start:end]).strip():
+                if prompt := markup.own_text(unmarked(text[start:end]).strip()):
                     prompts.append(prompt)
                 close = end
             at = text.find(markup.opening, end)

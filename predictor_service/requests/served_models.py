@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from predictor_service.errors import TokenizerFailed, TokenizerLoading, UnknownServedModel, UnreadPrompt
+from predictor_service.errors import TokenizerFailed, TokenizerLoading, UnknownServedModel, UnreadPrompt, UnreadTemplate
 from predictor_service.requests.loading import TokenizerError, TokenizerLoader
 from predictor_service.requests.offered import RETRY_S, Known, OfferedTokenizers, State
 from predictor_service.requests.served_model import ServedModel
@@ -104,16 +104,16 @@ class ServedModels:
         if name not in self._configured and self.offered.needs(client, name, digest):
             return self._unknown(name)
         try:
-            self.get(name, digest)
+            model = self.get(name, digest)
         except UnreadPrompt as error:
             return error
-        return None
+        return UnreadTemplate(model.unread) if model.unread else None
 
     def known(self, client: str = "") -> list[Known]:
         """Return all known tokenizers: the configured ones, then the offered ones. ``client``: whose names are returned."""
         with self._lock:
             configured = [
-                Known(e.name, "", e.state, e.failure, 0 if e.model is None else e.model.vocabulary)
+                Known(e.name, "", e.state, *(e.failure, 0) if e.model is None else (e.model.unread, e.model.vocabulary))
                 for e in self._configured.values()
             ]
         return configured + self.offered.known(client)
@@ -163,6 +163,9 @@ class ServedModels:
             entry.retry_at = self._clock() + RETRY_S
         if model is None:
             log.error("%s. Its prompts cannot be read. Tried again after %g s; or set LPC_SERVED_MODELS", failure, RETRY_S)
+            return
+        if model.unread:
+            log.warning("prompts of served model %s are read in part: %s", name, model.unread)
             return
         if model.markup is None:
             log.warning("served model %s has no usable chat template: its prompts count as one user turn", name)

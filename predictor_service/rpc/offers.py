@@ -9,7 +9,7 @@ from lpc.errors import InvalidRequest, LpcError
 from lpc.v1 import predictor_pb2 as pb
 from lpc.wire.names import MAX_NAME, is_name
 from lpc.wire.tokenizer_files import LEAST_CHUNK_BYTES, MAX_BYTES, NAMES, NEEDED, is_digest
-from predictor_service.errors import TokenizerFailed, UnknownServedModel, UnreadPrompt
+from predictor_service.errors import TokenizerFailed, UnknownServedModel, UnreadPrompt, UnreadTemplate
 from predictor_service.metrics import Metrics
 from predictor_service.requests.offered import Known, OfferWaits, State
 from predictor_service.requests.served_models import ServedModels
@@ -178,6 +178,8 @@ def message_of(known: Known) -> pb.KnownTokenizer:
 def _status(error: UnreadPrompt | None) -> pb.TokenizerStatus:
     if error is None:
         return pb.TokenizerStatus(state=pb.TOKENIZER_STATE_READY)
+    if isinstance(error, UnreadTemplate):
+        return pb.TokenizerStatus(state=pb.TOKENIZER_STATE_READY, message=str(error))
     if isinstance(error, TokenizerFailed):
         return pb.TokenizerStatus(state=pb.TOKENIZER_STATE_FAILED, message=str(error))
     return pb.TokenizerStatus(state=pb.TOKENIZER_STATE_LOADING)

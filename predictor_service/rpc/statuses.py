@@ -16,6 +16,7 @@ from predictor_service.errors import (
     Unauthenticated,
     Unavailable,
     UnknownServedModel,
+    UnreadTemplate,
 )
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ STATUSES: Final[dict[type[Exception], grpc.StatusCode]] = {
     UnknownServedModel: grpc.StatusCode.NOT_FOUND,
     TokenizerLoading: grpc.StatusCode.UNAVAILABLE,
     TokenizerFailed: grpc.StatusCode.FAILED_PRECONDITION,
+    UnreadTemplate: grpc.StatusCode.FAILED_PRECONDITION,
     Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     Forbidden: grpc.StatusCode.PERMISSION_DENIED,
     Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
