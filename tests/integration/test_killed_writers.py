@@ -35,7 +35,7 @@ def test_a_command_that_is_killed_before_any_file_operation_leaves_whole_version
     """Promote, roll back, unpin, prune, export, and the publication of a retrained head."""
     for version in ("v1", "v2"):
         build_tiny_artifact(tmp_path / "models", version=version)
-    command = [sys.executable, "-m", "tests.faults.killed_commands", str(tmp_path / "models"), "1" if LONG else "9"]
+    command = [sys.executable, "-m", "tests.faults.killed_commands", str(tmp_path / "models"), "1" if LONG else "15"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
