@@ -38,7 +38,7 @@ DOUBTFUL: Final = frozenset((500, 504))
 SENDS: Final = 3
 """Engines that get the same request."""
 SENDS_AFTER_TIMEOUT: Final = 2
-"""The same after a 504, since each engine may have worked in vain for as long as the proxy waits."""
+"""The same after a 504, since each engine may have worked for as long as the proxy waits."""
 _ERROR_EVENT: Final = b'data: {"error":'
 REFUSAL_BYTES: Final = 64 * 2**10
 REFUSAL_S: Final = 2.0
