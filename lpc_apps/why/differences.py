@@ -260,8 +260,8 @@ def unit_changes(own: Unit, other: Unit, where: str) -> tuple[Change, ...] | Non
         if not (own.thoughts or other.thoughts):
             return None
         found.append(Change(Key("reasoning", "history"), start, sum(map(len, own.thoughts))))
-        kept, before = _stripped(own.without_thoughts), _stripped(other.without_thoughts)
-        return tuple(found) if kept and kept == before else None
+        rest = _stripped(own.without_thoughts)
+        return tuple(found) if rest and rest == _stripped(other.without_thoughts) else None
     at = different = others_different = 0
     for number, (part, before) in enumerate(zip(parts, others, strict=True)):
         length = MEDIA_TOKENS.get(part.kind, 0) * CHARS_PER_TOKEN or len(part.text)
