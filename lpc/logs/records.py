@@ -41,7 +41,7 @@ SKIP_ALWAYS: Final = 10
 """Records that may be damaged in a log of any size."""
 MISFIT_SHARE: Final = 0.2
 """Share of requests that may be misfits: what decides the result is not judged from a remainder."""
-MISFIT_ALWAYS: Final = 2
+MISFIT_ALWAYS: Final = 3
 """Misfits in a log of any size."""
 LONGEST_LINE: Final = 128 << 20
 """Bytes of the longest record that is read; images inside a request may have tens of MiB."""

@@ -76,18 +76,18 @@ def test_a_damaged_sub_agent_or_an_unknown_scope_is_counted(tmp_path: Path) -> N
 
 
 def test_the_block_size_of_most_sessions_counts_and_two_sizes_are_refused(tmp_path: Path) -> None:
-    odd = [session(f"odd {at}", call(0, 1, 2), block_size=32) for at in range(3)]
+    odd = [session(f"odd {at}", call(0, 1, 2), block_size=32) for at in range(4)]
     rest = [session(f"s{at}", call(0, 1, 2)) for at in range(6)]
     trace = read(tmp_path, odd[0], *rest)
     assert (trace.block_tokens, len(trace.requests)) == (64, 6)
     assert trace.skipped.counts == {"block_size is not that of most sessions": 1}
-    with pytest.raises(TraceError, match="3 of 9 requests"):
+    with pytest.raises(TraceError, match="4 of 10 requests"):
         read(tmp_path, *odd, *rest)
 
 
 def test_many_sessions_that_cannot_be_read_are_not_left_out(tmp_path: Path) -> None:
     rest = [session(f"s{at}", call(0, 1, 2)) for at in range(6)]
-    timeless = [session(f"t{at}", call(0, 1, 2) | {"t": None}) for at in range(3)]
+    timeless = [session(f"t{at}", call(0, 1, 2) | {"t": None}) for at in range(4)]
     assert len(read(tmp_path, timeless[0], {"manifest": 1}, *rest).requests) == 6
     with pytest.raises(TraceError, match="t is not a number from 0"):
         read(tmp_path, *timeless, *rest)

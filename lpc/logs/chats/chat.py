@@ -82,8 +82,9 @@ def _aiperf_time(record: Record) -> float:
     value = record.get("timestamp")
     if value is None and record.get("delay") is not None:
         raise Misfit("delay without timestamp: the time depends on the server's answers")
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return moment(value / 1000 if is_number and 0 <= value < EPOCH_S else value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < EPOCH_S:
+        return moment(value / 1000)
+    return moment(value)
 
 
 def _body(value: object) -> Record:
