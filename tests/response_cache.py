@@ -119,9 +119,7 @@ class Caches:
             client_scopes=client_scopes,
             clock=self.clock,
         )
-        self.upkeep = Upkeep(
-            *(self.keys, self.store, self.scopes, self.semantic, frequent, self.metrics, self.days)
-        )
+        self.upkeep = Upkeep(*(self.keys, self.store, self.scopes, self.semantic, frequent, self.metrics, self.days))
 
     async def close(self) -> None:
         await self.redis.close()

@@ -263,7 +263,7 @@ class Policy(Generic[H]):
             *(request, blocks, prompt_blocks, now),
             facts=facts,
             arrival=arrival,
-            parts=self._monitor.parts_now(arrival, blocks),
+            parts=self._monitor.parts_now(arrival, length),
             done_from=length if done_from is None else done_from,
             log_odds=self._turn_odds[turn] if log_odds is None else log_odds,
             mean_gap_s=gap_s,

@@ -141,6 +141,7 @@ class Arrival:
     Attributes:
         gap_spans: of its full blocks, from the start.
         parts: the gap spans, joined where their features are equal; ``part_of``: by gap span, the number of its part.
+        deepest: the deepest block of each part.
         blocks: number of its full blocks.
         old: depth of its first new block.
         new_blocks: number of new blocks.
@@ -151,6 +152,7 @@ class Arrival:
     gap_spans: Sequence[GapSpan] = ()
     parts: Sequence[Part] = ()
     part_of: Sequence[int] = ()
+    deepest: Sequence[Any] = ()
     blocks: int = 0
     old: int = 0
     new_blocks: int = 0
@@ -272,25 +274,26 @@ class ReuseMonitor(Generic[H]):
                 found.turn, own = deepest.use.turn + 1, deepest.use.only
         found.conversation = own = self._new_conversation() if own is None else own
         found.parts, found.part_of = _parts(spans, own)
+        found.deepest = [prompt[part.end - 1] for part in found.parts]
         return found
 
     def _new_conversation(self) -> int:
         self._conversations += 1
         return self._conversations
 
-    def parts_now(self, arrival: Arrival, blocks: Sequence[H]) -> Sequence[Part]:
+    def parts_now(self, arrival: Arrival, length: int) -> Sequence[Part]:
         """Return the parts of a request that ends now, and the part of the blocks behind them. From any thread.
 
         Requests that ended since its arrival have shared some of its blocks, or made other claims on them. Only the deepest
         block of each part is looked up. Those before it may be held by more conversations.
 
         Args:
-            blocks: its computed blocks, which may be fewer than at its arrival.
+            length: number of its computed blocks.
         """
-        length, get, own = len(blocks), self._uses.get, arrival.conversation
+        get, own = self._uses.get, arrival.conversation
         found = []
-        for part in arrival.parts:
-            use = get(blocks[min(part.end, length) - 1]) if part.gap and length else None
+        for part, deepest in zip(arrival.parts, arrival.deepest, strict=True):
+            use = get(deepest) if part.gap else None
             shared = part.shared if use is None else _if_shared(use, own)
             found.append(part if shared is part.shared else part._replace(shared=shared))
         found.append(Part(length, 0, 0, None))

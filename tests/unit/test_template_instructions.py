@@ -16,6 +16,7 @@ from predictor_service.requests.served_model import ServedModel
 from predictor_service.requests.served_models import ServedModels
 from predictor_service.rpc.offers import _status, message_of
 from tests.chat_templates import Style, tokenizer_of
+from tests.eventually import patiently
 from tests.unit.test_chat_template import build_served_model, calls, chat
 
 IM = ("<|im_start|>", "<|im_end|>", "<think>", "</think>")
@@ -159,7 +160,7 @@ def test_a_tokenizer_of_a_base_model_is_read_without_a_word() -> None:
 def test_engine_log_and_doctor_report_a_tokenizer_without_a_template(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     models = ServedModels({"m": saved(tmp_path / "m", "")})
-    models.wait(120)
+    models.wait(patiently(120.0))
     status = _status(models.look("engine", "m", ""))
     assert status.state == predictor_pb2.TOKENIZER_STATE_READY and "chat_template.jinja" in status.message
     assert not any("can be read" in record.message for record in caplog.records)
