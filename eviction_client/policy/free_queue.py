@@ -170,16 +170,17 @@ class FreeQueue(FreeList[B]):
         self._oldest: list[Run | None] = [None] * self._numbers
         self._newest: list[Run | None] = self._oldest.copy()
         self._as_of = -math.inf
-        self._least: dict[int, tuple[float, int, Run]] = {}
-        """By class with blocks, the end with the lower value: value, number of the run, run."""
-        self._worst: list[tuple[float, int, Run]] = []
+        self._least: dict[int, tuple[float, float, int, Run]] = {}
+        """By class with blocks, the end with the lower value: value, number of the run, its id, run. Numbers of ended runs are
+        given again (:meth:`_move`), and runs cannot be compared."""
+        self._worst: list[tuple[float, float, int, Run]] = []
         """Heap of present and past entries of ``_least``."""
         self._stale: set[int] = set()
         self._going: tuple[Run, float | None] | None = None
         """The run of the latest eviction, and the price of its blocks, while its next block is evicted next: until a run begins
         or ends, values change, a block without content comes, or a request waits. A step that decodes takes single blocks."""
-        self._retained: list[tuple[float, int, Run, int]] = []
-        """Heap of the retained runs: end of retention, number, run, class afterwards."""
+        self._retained: list[tuple[float, float, int, Run, int]] = []
+        """Heap of the retained runs: end of retention, number, id, run, class afterwards."""
         self._swept_from = _SWEPT_FROM
         self._branches: dict[int, list[Run]] = {}
         """By id of a block, runs that continue it and were not freed with it; ended runs do not count."""
@@ -270,9 +271,9 @@ class FreeQueue(FreeList[B]):
         return run
 
     def _retain(self, run: Run, reuse_class: int, until: float) -> None:
-        heapq.heappush(self._retained, (until, run[_NUMBER], run, reuse_class))
+        heapq.heappush(self._retained, (until, run[_NUMBER], id(run), run, reuse_class))
         if len(self._retained) > self._swept_from:
-            self._retained = [entry for entry in self._retained if entry[2][_NEXT] is not None]
+            self._retained = [entry for entry in self._retained if entry[3][_NEXT] is not None]
             heapq.heapify(self._retained)
             self._swept_from = max(_SWEPT_FROM, 2 * len(self._retained))
 
@@ -312,7 +313,7 @@ class FreeQueue(FreeList[B]):
             return False
         now = self._clock()
         while budget > 0 and self._retained and self._retained[0][0] <= now:
-            _, _, run, reuse_class = heapq.heappop(self._retained)
+            _, _, _, run, reuse_class = heapq.heappop(self._retained)
             budget -= 1
             if run[_NEXT] is not None and run[_CLASS] == HINTED:
                 self._move(run, reuse_class, now)
@@ -431,7 +432,7 @@ class FreeQueue(FreeList[B]):
             self._pop_from(empty, behind, n, popped)
         moves = 0
         while (got := len(popped)) < n:
-            value, _, worst = self._lowest()
+            value, worst = self._lowest()
             # Each move raises a run's value. The bound only guards the engine against a bug here.
             found = self._next_of(worst, value) if moves <= len(self._run_of) else worst
             if found is None:
@@ -555,17 +556,17 @@ class FreeQueue(FreeList[B]):
         self.renew()
         self._lowest()
         last: dict[Waiter, list[B]] = {}
-        ends: list[tuple[float, int, Run, Run, Run]] = []
+        ends: list[tuple[float, float, int, Run, Run, Run]] = []
         for least in self._least.values():
-            if least[2][_CLASS] != NEEDED_BY_WAITING:
-                value, number, run = least
+            value, number, _, run = least
+            if run[_CLASS] != NEEDED_BY_WAITING:
                 oldest, newest = self._oldest[run[_CLASS]], self._newest[run[_CLASS]]
                 assert oldest is not None and newest is not None
-                ends.append((value, number, run, oldest, newest))
+                ends.append((value, number, id(run), run, oldest, newest))
         heapq.heapify(ends)
         walk = _Walk(self, may_go)
         while ends:
-            value, _, run, oldest, newest = heapq.heappop(ends)
+            value, _, _, run, oldest, newest = heapq.heappop(ends)
             for block in walk.reach(run, value):
                 owner = self._first_that_needs(block)
                 if owner is None:
@@ -582,7 +583,7 @@ class FreeQueue(FreeList[B]):
             if oldest[_NUMBER] in passed:
                 continue
             run = self._lower(oldest, newest)
-            heapq.heappush(ends, (run[_VALUE], run[_NUMBER], run, oldest, newest))
+            heapq.heappush(ends, (run[_VALUE], run[_NUMBER], id(run), run, oldest, newest))
         yield from walk.held_back()
         for waiter in reversed(self._waiters.values()):
             if waiter.run is not None and waiter.run[_NEXT] is not None:
@@ -616,7 +617,7 @@ class FreeQueue(FreeList[B]):
             self.renew()
             run: Run | None = None
             while run is None:
-                value, _, worst = self._lowest()
+                value, worst = self._lowest()
                 run = self._next_of(worst, value)
             block = run[_HEAD]
         found: B = block
@@ -686,8 +687,8 @@ class FreeQueue(FreeList[B]):
             self._move(run, deeper[_CLASS], deeper[_USED], deeper)
         return True
 
-    def _lowest(self) -> tuple[float, int, Run]:
-        """Return value, number and run of the next eviction. The queue has a run."""
+    def _lowest(self) -> tuple[float, Run]:
+        """Return value and run of the next eviction. The queue has a run."""
         self._going = None
         if self._as_of == -math.inf:
             self.renew()
@@ -698,9 +699,9 @@ class FreeQueue(FreeList[B]):
             self._worst = list(self._least.values())
             heapq.heapify(self._worst)
         worst = self._worst
-        while self._least.get(worst[0][2][_CLASS]) is not worst[0]:
+        while self._least.get(worst[0][3][_CLASS]) is not worst[0]:
             heapq.heappop(worst)
-        return worst[0]
+        return worst[0][0], worst[0][3]
 
     def renew(self) -> None:
         """Recalculate all values for now, O(C). An engine calls this once per step, before it allocates."""
@@ -735,8 +736,8 @@ class FreeQueue(FreeList[B]):
             self._value(run)
         else:
             run = self._lower(oldest, newest)
-        if before is None or before[2] is not run or before[0] != run[_VALUE] or before[1] != run[_NUMBER]:
-            self._least[number] = least = run[_VALUE], run[_NUMBER], run
+        if before is None or before[3] is not run or before[0] != run[_VALUE] or before[1] != run[_NUMBER]:
+            self._least[number] = least = run[_VALUE], run[_NUMBER], id(run), run
             heapq.heappush(self._worst, least)
 
     def _lower(self, oldest: Run, newest: Run) -> Run:

@@ -430,3 +430,18 @@ def test_a_prefix_that_moves_within_its_class_is_valued_again() -> None:
     queue.insert([prefix], 0, clock.now)
     assert ids(list(queue.eviction_order())) == [2, 3, 1]
     assert ids(queue.popleft_n(3)) == [2, 3, 1]
+
+
+def test_a_prefix_follows_the_same_retained_run_again_after_it_was_used() -> None:
+    queue = queue_of(clock := Clock())
+    prefix, retained = Block(0), Block(1)
+    queue.continues(prefix, queue.retain([retained], 0, clock.now + 600.0))  # type: ignore[arg-type]
+    for number in range(2, 5):
+        queue.insert([prefix], 0, clock.now)
+        queue.insert([Block(number)], 0, clock.now)
+        assert ids(queue.popleft_n(1)) == [number]
+        queue.remove(prefix)
+    queue.insert([prefix], 0, clock.now)
+    clock.now += 600.0
+    assert not queue.expire(4)
+    assert ids(queue.popleft_n(2)) == [1, 0]
