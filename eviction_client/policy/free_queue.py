@@ -77,7 +77,7 @@ _EXPIRED_PER_STEP: Final = 16
 _SWEPT_FROM: Final = 1024
 """Number of retentions at which those that ended early are removed from the heap; and of blocks with branches likewise."""
 _COMPACTED_FROM: Final = 16
-"""Number of branches of a block at which ended ones are removed."""
+"""Number of branches of a block at which ended ones are removed, at the earliest: later at twice those that then remained."""
 
 # A run is a list. Making a list takes a fifth of the time of making an instance, and every free makes one.
 Run = list[Any]
@@ -95,6 +95,17 @@ _VALUED: Final = 8  # number of the renewal for which the value was calculated
 Need = list[Any]
 _BLOCK: Final = 0
 _FIRST: Final = 1
+
+
+class Branches(list[Run]):
+    """Runs that continue a block. ``compacted_from``: number of them at which ended ones are removed."""
+
+    __slots__ = ("compacted_from",)
+
+    def __init__(self, runs: Iterable[Run]) -> None:
+        super().__init__(runs)
+        self.compacted_from = max(_COMPACTED_FROM, 2 * len(self))
+
 
 Table = Sequence[float]
 """A class's retention value at `lpc.model.curve.KNOTS`."""
@@ -182,9 +193,14 @@ class FreeQueue(FreeList[B]):
         self._retained: list[tuple[float, float, int, Run, int]] = []
         """Heap of the retained runs: end of retention, number, id, run, class afterwards."""
         self._swept_from = _SWEPT_FROM
-        self._branches: dict[int, list[Run]] = {}
+        self._branches: dict[int, Branches] = {}
         """By id of a block, runs that continue it and were not freed with it; ended runs do not count."""
         self._branches_swept_from = _SWEPT_FROM
+        self._path: list[Run] = []
+        """The run that the order reached last, what continues it, what continues this, and so on: the end goes first. Empty
+        after a change by others than evictions."""
+        self._firm = 0
+        """Place in the path of the first run that does not move, because what continues it goes first at any value."""
         self._parted: tuple[B, B] | None = None
         """The block that was removed last, and the one that continues it in its run, until it is removed or noted."""
         self._needed: dict[int, Need] = {}
@@ -287,16 +303,15 @@ class FreeQueue(FreeList[B]):
         branches = self._branches
         runs = branches.get(block.block_id)
         if runs is None:
-            branches[block.block_id] = [run]
+            branches[block.block_id] = Branches((run,))
             if len(branches) > self._branches_swept_from:
-                self._branches = {number: live for number, runs in branches.items() if (live := _live(runs))}
+                self._branches = {number: Branches(live) for number, runs in branches.items() if (live := _live(runs))}
                 self._branches_swept_from = max(_SWEPT_FROM, 2 * len(self._branches))
             return
         if runs[-1] is not run:
             runs.append(run)
-            count = len(runs)
-            if count >= _COMPACTED_FROM and not count & (count - 1):
-                runs[:] = _live(runs)
+            if len(runs) >= runs.compacted_from:
+                branches[block.block_id] = Branches(_live(runs))
 
     def step(self) -> bool:
         """Prepare a step of the engine: end a few expired retentions and renew the values.
@@ -332,7 +347,7 @@ class FreeQueue(FreeList[B]):
         if newest is None:
             self._oldest[reuse_class] = run
         self._stale.add(reuse_class)
-        self._going = None
+        self._going, self._path = None, []
         return run
 
     def _move(self, run: Run, reuse_class: int, last_use: float, after: Run | None = None) -> None:
@@ -341,6 +356,7 @@ class FreeQueue(FreeList[B]):
         before, last = first.prev_free_block, behind.prev_free_block
         before.next_free_block, behind.prev_free_block = behind, before
         self._forget(run)
+        self._path = []
         previous = after or self._newest[reuse_class] or self._end[_PREVIOUS]
         number: float
         if after is None:
@@ -661,19 +677,35 @@ class FreeQueue(FreeList[B]):
         return self._branch_of(run[_HEAD]) if self._branches else None
 
     def _next_of(self, run: Run, value: float) -> Run | None:
-        """Return the run to evict where the order reaches a run: itself, or what continues it; None: a run has moved."""
+        """Return the run to evict where the order reaches a run: the last that continues it, or itself; None: it has moved.
+
+        Runs that lie before a branch of higher value move behind it, from the last one to the first, so that each moves once.
+        """
+        path = self._path if self._path and self._path[0] is run else [run]
+        while path[-1][_NEXT] is None:
+            path.pop()
+        known = len(path) if path is self._path else 0
+        firm = self._firm if self._firm + 1 < known else len(self._run_of)
         for _ in repeat(None, len(self._run_of)):
-            deeper = self._continuation(run)
+            last = path[-1]
+            deeper = self._continuation(last)
             if deeper is None:
-                return run
-            if deeper is run[_DEEPER] or run[_CLASS] == UNNEEDED:
-                value = math.inf  # all that continues the run goes first
-            elif self._value_of(deeper) > value:
-                if self._follow(run, deeper):
+                break
+            if deeper is last[_DEEPER] or last[_CLASS] == UNNEEDED:
+                firm = min(firm, len(path) - 1)  # all that continues it goes first
+            path.append(deeper)
+        moved = False
+        if len(path) > max(known, 1):
+            for at in range(min(firm, len(path) - 1) - 1, -1, -1):
+                before, deeper = path[at], path[at + 1]
+                moved = self._value_of(deeper) > (self._value_of(before) if at else value) and self._follow(before, deeper)
+                if not moved and at < known:
+                    break
+            else:
+                if moved:
                     return None
-                value = math.inf
-            run = deeper
-        return run
+        self._path, self._firm = path, firm
+        return path[-1]
 
     def _follow(self, run: Run, deeper: Run) -> bool:
         """Move a run behind a run that continues it; False: it may not be retained as that one is."""
@@ -715,7 +747,7 @@ class FreeQueue(FreeList[B]):
         else:
             return
         self._renewals += 1
-        self._going = None
+        self._going, self._path = None, []
         changed = [*self._least, *self._stale]
         self._stale.clear()
         self._least = {}
@@ -773,6 +805,7 @@ class FreeQueue(FreeList[B]):
 
     def _behead(self, block: B, after: Any) -> None:
         """Update a run that has lost its head, which preceded ``after``."""
+        self._going, self._path = None, []
         run = self._run_of.pop(block.block_id)
         if run[_DEEPER] is not None and (deeper := self._continuation(run)) is not None:
             self.continues(block, deeper)
@@ -821,6 +854,8 @@ class _Walk(Generic[B]):
         """By number of a run: its first block that was not visited."""
         self._behind: dict[float, list[Run]] = {}
         """By number of a run, runs that follow it."""
+        self._branches_left: dict[int, int] = {}
+        """By id of a block, the number of its branches behind which all were visited."""
 
     def reach(self, run: Run, value: float) -> Iterator[B]:
         """Iterate over the blocks that are evicted where the order reaches a run with this value."""
@@ -890,6 +925,11 @@ class _Walk(Generic[B]):
         return deeper
 
     def _branch_of(self, block: Any) -> Run | None:
-        """Return the latest branch not visited that continues a block."""
-        runs = self._queue._branches.get(block.block_id, ()) if self._queue._branches else ()
-        return next((run for run in reversed(runs) if run[_NEXT] is not None and run[_NUMBER] not in self._visited), None)
+        branches = self._queue._branches
+        if not branches or (runs := branches.get(block.block_id)) is None:
+            return None
+        left = self._branches_left.get(block.block_id, len(runs))
+        while left and (runs[left - 1][_NEXT] is None or runs[left - 1][_NUMBER] in self._visited):
+            left -= 1
+        self._branches_left[block.block_id] = left
+        return runs[left - 1] if left else None

@@ -2,16 +2,19 @@
 
 import math
 import random
+from collections.abc import Callable
 from itertools import islice, pairwise
+from typing import Any
 
 import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from eviction_client.policy import free_queue
 from eviction_client.policy.free_list import Block
 from eviction_client.policy.free_queue import COPY, DONE, PREEMPTED, RENEWED_S, FreeQueue
-from lpc.model.curve import EDGES, INTERVALS, interval_of, value_at, values
+from lpc.model.curve import EDGES, INTERVALS, KNOTS, interval_of, value_at, values
 from tests.clock import Clock
 
 CLASSES = 4
@@ -445,3 +448,77 @@ def test_a_prefix_follows_the_same_retained_run_again_after_it_was_used() -> Non
     clock.now += 600.0
     assert not queue.expire(4)
     assert ids(queue.popleft_n(2)) == [1, 0]
+
+
+def rising() -> list[float]:
+    """Return the table of a class whose value rises with age."""
+    return [1.0 + place / 100.0 for place in range(len(KNOTS))]
+
+
+@pytest.mark.parametrize("tables", [None, [rising()] * CLASSES, [decreasing(0.1)] * CLASSES])
+def test_a_chain_whose_starts_were_used_one_by_one_is_evicted_in_steps_that_grow_with_its_length(
+    tables: list[list[float]] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = queue_of(clock := Clock())
+    queue.set_tables(tables)
+    length, steps = 300, 0
+    blocks = [Block(number) for number in range(length)]
+    queue.insert(blocks[::-1], 0, clock.now)
+    for used in range(length - 1, 0, -1):
+        clock.now += 1.0
+        for block in blocks[:used]:
+            queue.remove(block)
+        queue.insert(blocks[:used][::-1], 0, clock.now)
+    assert queue.num_runs == length
+
+    def counted(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            nonlocal steps
+            steps += 1
+            return method(*arguments)
+
+        return call
+
+    for name in ("_continuation", "_move", "_next_of", "_value_ends"):
+        monkeypatch.setattr(queue, name, counted(getattr(queue, name)))
+    assert [queue.popleft().block_id for _ in range(length)] == list(range(length - 1, -1, -1))
+    assert length < steps < 10 * length
+
+
+@pytest.mark.parametrize("count", [255, 256, 257])
+def test_a_prefix_that_many_continue_costs_a_free_no_search_of_them_all(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = queue_of(clock := Clock())
+    looked_at = 0
+    live = free_queue._live
+
+    def counted(runs: list[Any]) -> list[Any]:
+        nonlocal looked_at
+        looked_at += len(runs)
+        return live(runs)
+
+    monkeypatch.setattr(free_queue, "_live", counted)
+    prefix, ends = Block(0), [Block(number + 1) for number in range(count)]
+    for end in ends:
+        queue.continues(prefix, queue.insert([end], 0, clock.now))
+    for _ in range(20):
+        for end in ends:
+            queue.remove(end)
+            queue.continues(prefix, queue.insert([end], 0, clock.now))
+    assert count < looked_at < 4 * 21 * count
+    assert len(queue._branches[0]) <= 2 * count
+    queue.insert([prefix], DONE, clock.now)
+    assert ids(list(queue.eviction_order())) == ids(queue.popleft_n(count + 1)) == [*range(1, count + 1), 0]
+
+
+def test_a_prefix_that_nobody_waits_for_any_more_goes_after_all_that_continues_it_at_once() -> None:
+    queue = queue_of(clock := Clock())
+    queue.set_tables([rising()] * CLASSES)
+    prefix, middle, end, other = map(Block, range(4))
+    queue.insert([other], 0, clock.now)
+    queue.continues(middle, queue.insert([end], 1, clock.now - 3000.0))
+    queue.continues(prefix, queue.insert([middle], 2, clock.now))
+    queue.insert([prefix], DONE, clock.now)
+    queue.wait("r", [0])
+    queue.set_aside([prefix])
+    queue.served("r")
+    assert ids(list(queue.eviction_order())) == ids(queue.popleft_n(4)) == [2, 1, 0, 3]
