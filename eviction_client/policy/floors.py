@@ -159,6 +159,7 @@ class FlooredQueue(FreeQueue[B]):
         """Remove and return the first block that a tenant has set aside."""
         number, block = floor.aside.popitem(last=False)
         del self._floor_of[number]
+        self._needed.pop(number, None)
         floor.held -= 1
         self._aside -= 1
         self.num_free_blocks -= 1

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from vllm.v1.request import RequestStatus
 
 from benchmarks.bare_scheduler import BLOCK, Engine
 from eviction_client.background import AtOnce
@@ -40,3 +41,23 @@ def test_a_tenant_has_its_floor_after_a_flood_and_without_one_nothing(
         assert hooks.plugin.failures == 0
         counted = {label: held for (name, label), held in values_of(hooks).items() if name == "lpc_tenant_blocks"}
         assert counted.keys() == floors.keys() and all(20 <= held <= 50 for held in counted.values())
+
+
+def test_a_floor_protects_what_its_blocks_continue_also_when_a_preempted_request_frees_it() -> None:
+    engine = Engine(BLOCKS, rule="lru", background=AtOnce, tenant_floors={digest_of("mine"): 0.5})
+    scheduler, pool = engine.scheduler, engine.pool
+    shared = MINE[: 8 * BLOCK]
+    long = engine.add("ends", [*shared, *MINE[10 * BLOCK : 18 * BLOCK]], 1, salt="mine")
+    other = engine.add("stops", [*shared, 5, 6, 7], 60, salt="mine")
+    while long.request_id in scheduler.requests:
+        engine.step()
+    names = [bytes(name) + bytes(4) for name in long.block_hashes]
+    scheduler.running.remove(other)
+    scheduler._preempt_request(other, engine.now)
+    scheduler.finish_requests("stops", RequestStatus.FINISHED_ABORTED)
+    for number in range(8):
+        tokens = [9 + (number * 37 + place * (number + 3)) % 240 for place in range(20 * BLOCK)]
+        served(engine, f"flood {number}", tokens, "other")
+        cached = [pool.cached_block_hash_to_block.get_one_block(name) is not None for name in names]
+        assert cached == sorted(cached, reverse=True)
+    assert all(cached)

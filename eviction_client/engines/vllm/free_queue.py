@@ -223,6 +223,12 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
 class FlooredFreeQueue(FlooredQueue[KVCacheBlock], LearnedFreeQueue):
     """The free queue with floors of tenants."""
 
+    def free(self, free: Callable[[Iterable[KVCacheBlock]], None], blocks: Sequence[KVCacheBlock]) -> None:
+        """As :meth:`LearnedFreeQueue.free`. Blocks that others use are the tenant's as well: what continues them is protected."""
+        if self._ended is not None:
+            self.own((block for block in blocks if block.ref_cnt > 1 and block.block_hash is not None), self._ended.tenant)
+        super().free(free, blocks)
+
     def append_n(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Add blocks with content that were just used, ``blocks[0]`` to be evicted first."""
         if self._ended is not None:
