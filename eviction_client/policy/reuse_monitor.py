@@ -90,17 +90,22 @@ class Use:
         only: number of the only conversation that has used the blocks; None: several have.
         claims: of these conversations, the highest first; never empty.
         predicted: whether the sidecar predicted one of the claims.
+        prompt: number of blocks of the prompt with which they were used. Who branches off before its end is another
+            conversation.
     """
 
-    __slots__ = ("at", "claims", "only", "place", "predicted", "turn", "uses")
+    __slots__ = ("at", "claims", "only", "place", "predicted", "prompt", "turn", "uses")
 
-    def __init__(self, at: float, turn: int, uses: int, place: int, only: int | None, claims: tuple[Claim, ...]) -> None:
+    def __init__(
+        self, at: float, turn: int, uses: int, place: int, only: int | None, claims: tuple[Claim, ...], prompt: int = 0
+    ) -> None:
         self.at = at
         self.turn = turn
         self.uses = uses
         self.place = place
         self.only = only
         self.claims = claims
+        self.prompt = prompt
         self.predicted = any(claim.predicted for claim in claims)
 
 
@@ -271,7 +276,8 @@ class ReuseMonitor(Generic[H]):
             if deepest.end < depth:
                 self._extended.put(end, extended + 1)
             if extended < SHARED_FROM:
-                found.turn, own = deepest.use.turn + 1, deepest.use.only
+                found.turn = deepest.use.turn + 1
+                own = deepest.use.only if deepest.end >= deepest.use.prompt else None
         found.conversation = own = self._new_conversation() if own is None else own
         found.parts, found.part_of = _parts(spans, own)
         found.deepest = [prompt[part.end - 1] for part in found.parts]
@@ -340,7 +346,7 @@ class ReuseMonitor(Generic[H]):
             end = min(end, length)
             if end <= start:
                 continue
-            latest = self._set_uses(chain[start:end], use, before, claim, turn, latest)
+            latest = self._set_uses(chain[start:end], use, before, claim, turn, prompt, latest)
             if gap:
                 if number != following or end == length:
                     self._watch(chain[end - 1], number, now, newest=False)
@@ -352,21 +358,22 @@ class ReuseMonitor(Generic[H]):
 
     def _continued(self, chain: Sequence[H]) -> int | None:
         """Return the only conversation that has used the deepest known block of a chain; None: several, or none is known."""
-        for block in reversed(chain):
-            use = self._uses.get(block)
+        for depth in range(len(chain), 0, -1):
+            use = self._uses.get(chain[depth - 1])
             if use is not None:
-                return use.only if (self._extended.get(block) or 0) < SHARED_FROM else None
+                shared = depth < use.prompt or (self._extended.get(chain[depth - 1]) or 0) >= SHARED_FROM
+                return None if shared else use.only
         return None
 
     def _set_uses(
-        self, blocks: Sequence[H], known: Use | None, before: int, claim: Claim, turn: int, latest: Use | None
+        self, blocks: Sequence[H], known: Use | None, before: int, claim: Claim, turn: int, prompt: int, latest: Use | None
     ) -> Use | None:
         """Set and return the latest use of consecutive blocks.
 
         Args:
             known: their latest use when the request arrived; ``before``: number of uses then that are not forgotten.
             claim: of the request's conversation.
-            turn: of the request.
+            turn: of the request; ``prompt``: number of blocks of its prompt.
             latest: that of the blocks before them, which equal ones share.
         """
         get, put = self._uses.get, self._uses.put
@@ -376,20 +383,20 @@ class ReuseMonitor(Generic[H]):
                 use = get(block) or known  # of requests that have ended since
                 if first or use is not former:
                     former, first = use, False
-                    new = self._next_use(use, before if use is known else None, claim, turn)
+                    new = self._next_use(use, before if use is known else None, claim, turn, prompt)
                     if latest is None or not _equal(latest, new):
                         latest = new
                 put(block, latest)  # type: ignore[arg-type]  # set at the first block
         return latest
 
-    def _next_use(self, use: Use | None, before: int | None, claim: Claim, turn: int) -> Use:
+    def _next_use(self, use: Use | None, before: int | None, claim: Claim, turn: int, prompt: int) -> Use:
         """Return the use after another one. ``before``: number of uses so far; None: as many as the other one has."""
         if use is None:
-            return Use(claim.at, turn, 1, self._used, claim.conversation, (claim,))
+            return Use(claim.at, turn, 1, self._used, claim.conversation, (claim,), prompt)
         uses = min((use.uses if before is None else before) + 1, MOST_USES)
         if use.only == claim.conversation:
-            return Use(claim.at, use.turn, uses, self._used, use.only, (claim,))
-        return Use(claim.at, use.turn, uses, self._used, None, self._pooled(use.claims, claim))
+            return Use(claim.at, use.turn, uses, self._used, use.only, (claim,), prompt)
+        return Use(claim.at, use.turn, uses, self._used, None, self._pooled(use.claims, claim), prompt)
 
     def _pooled(self, claims: Sequence[Claim], new: Claim) -> tuple[Claim, ...]:
         """Return claims with a conversation's new one in place of its earlier one: the highest MOST_CLAIMS, in order."""

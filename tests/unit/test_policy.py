@@ -585,6 +585,17 @@ def test_the_first_turn_of_a_new_conversation_leaves_the_prefix_the_highest_prob
     assert odds_by_depth(bench.serve(["s0", "s1", "other"], log_odds=logit(0.05))) == {2: 2.94, 3: -2.94}
 
 
+@pytest.mark.parametrize("place", range(4))
+def test_the_first_few_that_share_a_prefix_leave_it_the_highest_probability(place: int) -> None:
+    bench = Bench(rule="lpc")
+    for user in range(5):
+        found = bench.serve(["s0", "s1", f"own {user}"], log_odds=logit(0.95 if user == place else 0.05))
+        if user >= place > 0 or user > place:
+            assert odds_by_depth(found)[2] == 2.94
+    following = bench.serve(["s0", "s1", f"own {place}", "reply", "next"], log_odds=logit(0.05))
+    assert following.arrival.turn > 1 and odds_by_depth(following)[2] == -2.94
+
+
 @pytest.mark.parametrize("rule", ["lpc", "value", "auto"])
 def test_many_first_turns_do_not_hide_the_one_conversation_that_goes_on(rule: str) -> None:
     bench = shared_by_early_requests(rule)

@@ -224,7 +224,7 @@ class FlooredFreeQueue(FlooredQueue[KVCacheBlock], LearnedFreeQueue):
     """The free queue with floors of tenants."""
 
     def free(self, free: Callable[[Iterable[KVCacheBlock]], None], blocks: Sequence[KVCacheBlock]) -> None:
-        """As :meth:`LearnedFreeQueue.free`. Blocks that others use are the tenant's as well: what continues them is protected."""
+        """As :meth:`LearnedFreeQueue.free`. Blocks that others use are the tenant's as well, as is what continues them."""
         if self._ended is not None:
             self.own((block for block in blocks if block.ref_cnt > 1 and block.block_hash is not None), self._ended.tenant)
         super().free(free, blocks)
