@@ -154,6 +154,21 @@ class Retained(Generic[B]):
         self.granted += sum(sizes.values())
         return True
 
+    def follow(self, blocks: Iterable[Any], until: float, now: float) -> bool:
+        """As :meth:`hold`, for blocks that a hinted request's blocks continue; they are looked at up to the limit only.
+
+        The eviction order asks again whenever it reaches them, so a refusal does not count.
+        """
+        if abs(now - self._swept_at) >= SWEEP_S:
+            self._sweep(now)
+        known, room, found = self._until, self.limit - self.held, {}
+        for block in blocks:
+            room -= block not in known
+            if room < 0:
+                return False
+            found[block] = 1
+        return self.hold(found, until, now)
+
     def fits(self, sizes: Mapping[Any, int], now: float) -> bool:
         """Return whether these blocks can be retained."""
         if abs(now - self._swept_at) >= SWEEP_S:

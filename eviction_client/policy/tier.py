@@ -192,7 +192,7 @@ class ChunkTier(Tier[Chunk]):
 
     def _may_retain(self, blocks: Iterable[Chunk], until: float) -> bool:
         """See :meth:`FreeQueue.may_retain`."""
-        return self.retained.hold({chunk.content: 1 for chunk in blocks}, until, self._clock())
+        return self.retained.follow((chunk.content for chunk in blocks), until, self._clock())
 
     @property
     def decides(self) -> bool:

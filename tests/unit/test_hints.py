@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eviction_client.policy.hints import MOST_UNRECORDED, NO_HINTS, Hints, Owners
+from eviction_client.policy.hints import MOST_UNRECORDED, NO_HINTS, Hints, Owners, Retained
 from eviction_client.stores import BlockHash
 
 
@@ -87,3 +87,14 @@ def test_owners_of_blocks_in_use_are_remembered_and_the_memory_is_bounded() -> N
         uses(owners, f"s{number}", chain("system", f"s{number}"))
         assert sum(len(part) for table in owners._users for part in table) <= 24
     assert uses(owners, "s1", chain("system", "new")) == 1
+
+
+def test_what_a_hinted_request_continues_is_looked_at_up_to_the_limit_and_its_refusal_does_not_count() -> None:
+    retained: Retained[int] = Retained(4)
+    assert retained.hold({1: 1}, 60.0, 0.0)
+    prefix = iter(range(2, 1000))
+    assert not retained.follow(prefix, 60.0, 0.0)
+    assert next(prefix) <= 8 and (retained.held, retained.refused) == (1, 0)
+    assert retained.follow(iter((1, 2, 3, 4)), 60.0, 0.0)
+    assert (retained.held, retained.granted) == (4, 5) and not retained.follow((5,), 70.0, 59.0)
+    assert retained.follow((5,), 120.0, 61.0) and retained.held == 1

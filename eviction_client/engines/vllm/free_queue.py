@@ -155,7 +155,7 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
 
     def may_retain(self, blocks: Iterable[KVCacheBlock], until: float) -> bool:
         """Return whether blocks may be retained because a hint retains what continues them; they count as that hint's."""
-        return self.retained.hold({block.block_id: 1 for block in blocks}, until, self._clock())
+        return self.retained.follow((block.block_id for block in blocks), until, self._clock())
 
     def append(self, block: KVCacheBlock) -> None:
         """As :meth:`append_n`."""
