@@ -512,10 +512,12 @@ class FreeQueue(FreeList[B]):
                 del needed[need[_BLOCK]]
         run = waiter.run
         if run is not None and run[_NEXT] is not None:
-            first, behind = run[_HEAD], run[_NEXT][_HEAD]
-            kept: list[B] = []
-            self._pop_from(first, behind, self.num_free_blocks, kept)
-            del self._run_of[first.block_id]
+            kept = list(self._blocks_of(run))
+            before, behind = kept[0].prev_free_block, run[_NEXT][_HEAD]
+            before.next_free_block, behind.prev_free_block = behind, before  # type: ignore[union-attr]  # heads are linked
+            for block in kept:
+                block.prev_free_block = block.next_free_block = None
+            del self._run_of[kept[0].block_id]
             self._forget(run)
             self._keep(kept)
 

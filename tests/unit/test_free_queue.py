@@ -522,3 +522,18 @@ def test_a_prefix_that_nobody_waits_for_any_more_goes_after_all_that_continues_i
     queue.set_aside([prefix])
     queue.served("r")
     assert ids(list(queue.eviction_order())) == ids(queue.popleft_n(4)) == [2, 1, 0, 3]
+
+
+def test_blocks_that_no_request_needs_any_more_stay_together_if_others_continue_one_of_them() -> None:
+    queue = queue_of(Clock())
+    chain = [Block(3), Block(2), Block(1)]
+    queue.insert(chain, 0, 10.0)
+    queue.insert([Block(9)], 0, 20.0)
+    queue.wait("request", [1, 2, 3])
+    assert ids(queue.popleft_n(1)) == [9]
+    branch = queue.insert([Block(5)], 1, 30.0)
+    queue.continues(chain[1], branch)
+    queue.insert([Block(7)], 0, 40.0)
+    queue.served("request")
+    assert [block.block_id for block in queue.eviction_order()] == [3, 5, 2, 1, 7]
+    assert ids(queue.popleft_n(5)) == [3, 5, 2, 1, 7]
