@@ -172,10 +172,10 @@ def test_skipped_records_do_not_decide_the_size_of_blocks(
         return {**row(at, at), "input_length": length, "hash_ids": [*range(-(-length // size))], **rest}
 
     for named in ({}, {"block_size": 16}):
-        kept = [sized(at, 64) for at in range(1, 6)]
+        kept = [sized(at, 64) for at in range(1, 6 if wrong == {"timestamp": 9e13} else 3)]
         path = tmp_path / "trace"
         others = {"chat_id": 90} if row is qwen else {}
-        odd = [sized(at, 16, **{**others, **wrong, **named}) for at in range(4 if wrong == {"timestamp": 9e13} else 20)]
+        odd = [sized(at, 16, **{**others, **wrong, **named}) for at in range(3)]
         path.write_text("".join(json.dumps(one) + "\n" for one in (*kept[:1], *odd, *kept[1:])))
         with open_log(path) as log:
             trace = log.trace()

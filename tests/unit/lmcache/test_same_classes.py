@@ -46,6 +46,7 @@ class Both:
         world.service.plan()
         conversation = world.conversation(prompt)
         world.service.answered(conversation, conversation.turns, prediction)
+        odds = list(world.service.policy._turn_odds)  # both fit at their own times, and a request without a prediction has these
         world.service.plan()
         world.refit()
         chain, after = conversation.chunks(), world.now + END_AFTER_S
@@ -54,6 +55,7 @@ class Both:
         world.now = looked_up_at if known else ended_at  # without a look-up, the store is the first that LMCache reports
         self.plugin.started(str(ended_at), blocks)
         world.now = ended_at
+        self.plugin.policy._turn_odds = odds
         finished = self.plugin.finished(str(ended_at), completed=True, blocks=blocks, prompt_blocks=known + 1)
         world.now = after
         ends, classes = [0, *(span.end for span in finished.spans)], [span.reuse_class for span in finished.spans]
