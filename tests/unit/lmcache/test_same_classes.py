@@ -46,9 +46,7 @@ class Both:
         world.service.plan()
         conversation = world.conversation(prompt)
         world.service.answered(conversation, conversation.turns, prediction)
-        odds = list(
-            world.service.policy._turn_odds
-        )  # both fit at other times; requests without a prediction have these
+        odds = list(world.service.policy._turn_odds)  # both fit at other times; requests without a prediction have these
         world.service.plan()
         world.refit()
         chain, after = conversation.chunks(), world.now + END_AFTER_S
