@@ -72,7 +72,7 @@ class RepeatedText:
         """Return what an earlier prompt had of a prompt's tokens from a block on; None: too little, or it was not changed.
 
         Args:
-            depth: the prompt's first unknown block.
+            depth: the prompt's first unknown block, which may lack tokens and then is not in ``prompt``.
             in_history: its conversation had another block there.
             start: where the tokens begin; None: with that block. If they begin later, an earlier prompt had the block's
                 tokens, and another token after them that its hash covers.
@@ -80,7 +80,8 @@ class RepeatedText:
         size = self._block_tokens
         start = depth * size if start is None else start
         follower = self._followers.get(prompt[depth - 1]) if depth else None
-        if (depth and follower is None) or self._followers.get(prompt[depth]) is not None:
+        known_block = depth < len(prompt) and self._followers.get(prompt[depth]) is not None
+        if (depth and follower is None) or known_block:
             return None  # it appends to an earlier prompt, or its blocks are known, and only others have forgotten them
         if start == depth * size and follower is not None and follower == hash(tuple(tokens[start : start + size])):
             return Repeated("media", len(tokens) - start)
