@@ -100,8 +100,9 @@ class Server:
             if ended is not None or time.monotonic() > deadline:
                 self.kill()
                 why = f"did not serve within {self.start_s:g} s" if ended is None else f"ended with exit code {ended}"
-                last = self.log.strip().rpartition("\n")[2]
-                raise BenchmarkError(f"{self._command[0]} {why}; its last line: {last or 'none'}")
+                lines = self.log.strip().splitlines()
+                last = next((line for line in lines if line.startswith("lpc: ")), lines[-1] if lines else "none")
+                raise BenchmarkError(f"{self._command[0]} {why}: {last}")
             time.sleep(POLL_S)
         return self
 

@@ -55,6 +55,13 @@ class TokenizerError(LpcError):
     """A tokenizer cannot be loaded. The message contains the reason."""
 
 
+class LoaderClosed(TokenizerError):
+    """The loader was closed before the tokenizer was loaded: no fault, so it is not logged."""
+
+    def __init__(self) -> None:
+        super().__init__("the sidecar is stopping")
+
+
 class Loaded(NamedTuple):
     """The parts of a tokenizer that the sidecar uses.
 
@@ -92,7 +99,7 @@ class TokenizerLoader:
         self._closed = False
 
     def load(self, source: str, *, offered: bool) -> Loaded:
-        """Load a tokenizer from a folder or a hub, which takes seconds. Raises TokenizerError.
+        """Load a tokenizer from a folder or a hub, which takes seconds. Raises TokenizerError; LoaderClosed after ``close``.
 
         Args:
             offered: whether an engine has sent it.
@@ -139,7 +146,7 @@ class TokenizerLoader:
         null = subprocess.DEVNULL
         with self._lock:
             if self._closed:
-                raise TokenizerError("the sidecar is stopping")
+                raise LoaderClosed
             process = subprocess.Popen(command, env=environment, stdin=null, stdout=null, stderr=null)
             self._running.add(process)
         seconds = self._limits.offered_s if offered else self._limits.configured_s
@@ -152,6 +159,9 @@ class TokenizerLoader:
             process.wait()
             with self._lock:
                 self._running.discard(process)
+                closed = self._closed
+        if closed:
+            raise LoaderClosed
         if status:
             with suppress(OSError), Path(target, REASON).open(errors="replace") as file:
                 if reason := shown(file.read(MAX_REASON))[:MAX_REASON]:  # empty: the disk is full

@@ -23,7 +23,7 @@ from typing import Final, Literal, NamedTuple
 from lpc.errors import LpcError
 from lpc.wire.tokenizer_files import MAX_BYTES
 from predictor_service.errors import TokenizerFailed, TokenizerLoading
-from predictor_service.requests.loading import TokenizerError, TokenizerLoader
+from predictor_service.requests.loading import LoaderClosed, TokenizerError, TokenizerLoader
 from predictor_service.requests.served_model import ServedModel
 from predictor_service.requests.upload import Upload
 
@@ -215,6 +215,9 @@ class OfferedTokenizers:
         try:
             loaded = self._loader.load(str(upload.folder), offered=True)
             model = ServedModel(f"the offered tokenizer {short}", loaded.backend, loaded.markup, loaded.lengths)
+        except LoaderClosed:
+            self._end(upload)
+            return
         except TokenizerError as error:
             failure = str(error)
         except Exception as error:  # record any failure, so that not every offer repeats the load

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from predictor_service.errors import TokenizerFailed, TokenizerLoading, UnknownServedModel, UnreadPrompt, UnreadTemplate
-from predictor_service.requests.loading import TokenizerError, TokenizerLoader
+from predictor_service.requests.loading import LoaderClosed, TokenizerError, TokenizerLoader
 from predictor_service.requests.offered import RETRY_S, Known, OfferedTokenizers, State
 from predictor_service.requests.served_model import ServedModel
 
@@ -154,6 +154,8 @@ class ServedModels:
         try:
             loaded = self._loader.load(entry.source, offered=False)
             model = ServedModel(name, loaded.backend, loaded.markup, loaded.lengths)
+        except LoaderClosed:
+            return
         except TokenizerError as error:
             failure = f"{failed}: {error}"
         except Exception as error:  # record any failure, so that not every request repeats the load

@@ -123,6 +123,16 @@ def test_a_template_that_never_ends_is_killed(folder: Path) -> None:
         loader.load(str(folder), offered=True)
 
 
+def test_a_load_that_the_end_of_the_sidecar_interrupts_is_not_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loader = TokenizerLoader()
+    served = ServedModels({"m": str(folder)}, loader=loader)
+    until(lambda: loader._running)
+    loader.close()
+    served.wait(patiently())
+    served.close()
+    assert not caplog.records
+
+
 def test_no_code_of_a_tokenizer_is_run(folder: Path, tmp_path: Path) -> None:
     proof = tmp_path / "proof"
     (folder / "code.py").write_text(f"open({str(proof)!r}, 'w')\nclass Evil: pass\n")
