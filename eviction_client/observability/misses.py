@@ -84,7 +84,7 @@ class HitUnit(NamedTuple):
         parts: tokens of the parts of blocks that the engine can hit; 0: none.
         lookahead: tokens after a block that its hash covers; the same.
         beyond: the dropped tokens may be the prompt's last ones, which are always computed.
-        replayed: tokens at the end of a hit that are computed again. A hit that is no longer is none.
+        replayed: tokens at the end of a hit that are computed again. A hit that is not longer than this does not count.
     """
 
     tokens: int

@@ -72,7 +72,7 @@ class PrefillSpeed:
         """Seconds of the steps since the last prompt in which prompts were held back."""
 
     def paused(self) -> None:
-        """Forget steps without a prompt: the engine had none to compute."""
+        """Drop the steps without a prompt: the engine had none to compute."""
         self._held.clear()
 
     def note(self, tokens: int, seconds: float) -> None:

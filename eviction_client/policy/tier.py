@@ -298,7 +298,7 @@ class ChunkTier(Tier[Chunk]):
                 self._place(ended, contents)
 
     def clear(self) -> None:
-        """Forget all chunks, and those of the ghost caches when the background next sees a request."""
+        """Remove all chunks, and those of the ghost caches when the background next observes a request."""
         with self._turn:
             self._catch_up()
             self._emptied = True

@@ -99,9 +99,9 @@ CHANNEL_OPTIONS: Final = (
 )
 
 _HTTP: Final = re.compile(r"Received http2 header with status: (\d{3})")
-"""What gRPC says if something on the way answers with an HTTP error, and not the sidecar."""
+"""gRPC's message if a proxy on the way answers with an HTTP error, and not the sidecar."""
 _OVER_LIMIT: Final = "larger than max"
-"""What gRPC says of a message above the sidecar's limit."""
+"""gRPC's message about a request above the sidecar's limit."""
 TOO_LARGE: Final = "too_large"
 """Cause of a failure: a proxy, the sidecar or the protocol takes no message of this size."""
 

@@ -58,7 +58,7 @@ class Node:
                 raise NodeError("the node could not delete the objects")
             count = answer.get("skipped", 0)
             if type(count) is not int or not 0 <= count <= len(keys):
-                raise NodeError("the answer does not say how many objects were skipped")
+                raise NodeError("the answer lacks the number of skipped objects")
             skipped += count
         return skipped
 

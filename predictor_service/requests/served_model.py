@@ -82,7 +82,7 @@ class ServedModel:
 
         Raises:
             ForeignTokenIds: an id is outside the vocabulary.
-            UnreadTemplate: the prompt is a chat's, and there is no usable template.
+            UnreadTemplate: the prompt is a chat's, and no template is usable.
             InvalidRequest: the prompt has too much text.
         """
         array = np.asarray(ids, np.int64)

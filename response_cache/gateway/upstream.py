@@ -7,7 +7,7 @@ What was not answered may be sent again: a generation has no effect but its answ
   the answer is an error that another engine may not give (`REFUSALS`, `FULL`, `DOUBTFUL`). A request that ends engines must not
   end all of them, so at most `SENDS` get it.
 
-A connection that times out says little about the engine: on a busy machine the gateway itself may be late. So before the client
+A connection that times out is weak evidence about the engine: on a busy machine the gateway itself may be late. So before the client
 gets an error, the engine that answered last is asked once more, with patience.
 """
 
@@ -181,7 +181,7 @@ class Upstream:
                 except httpx.LocalProtocolError:
                     raise GatewayError(400, "the request has a header field that cannot be sent: leave it out") from None
                 except BodyCut:
-                    # Says little about the engine, and a client could take all down by long bodies.
+                    # Weak evidence about the engine; and a client could take all of them down with long bodies.
                     self._count(engine, "cut")
                     request.cut = True
                 except httpx.TransportError as error:

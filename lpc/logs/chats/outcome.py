@@ -48,7 +48,7 @@ def refuse_uncomputed(*records: Mapping[str, Any], replied: bool) -> None:
     """Raise OtherRecord for a failed attempt, or an answer of a cache.
 
     Args:
-        records: the record, and objects in it that may say so.
+        records: the record, and objects in it that may contain these fields.
         replied: whether there is a reply, so that an error is a note on a call that was computed.
     """
     for fields in (found for record in records for found in _with_inner(record)):

@@ -12,7 +12,7 @@ Kubernetes does not take, is changed and gets a digest, so that two of them stay
 {{- $fit -}}
 {{- end -}}
 
-{{/* Tells the pods of one release, or of one alias inside another chart, from those of others. */}}
+{{/* Labels that only the pods of one release, or of one alias inside another chart, have. */}}
 {{- define "lpc.instance" -}}
 {{- ternary .Release.Name (include "lpc.prefix" .) .Chart.IsRoot -}}
 {{- end -}}
