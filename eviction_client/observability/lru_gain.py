@@ -11,8 +11,6 @@ that the engine can hit, a request that may not read the cache hits nothing, and
 Ghost caches hold a sample of the blocks. Between two depths the sampled blocks are counted, so neither side is favoured.
 """
 
-import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 

@@ -4,8 +4,8 @@ The nodes are the fused ones of ONNX Runtime (`com.microsoft`: attention, bias a
 no optimiser has to find them in a traced graph, and PyTorch is not needed. `lpc_apps.training.reference` computes the same in
 NumPy. A head is never quantised: it costs nothing and decides.
 
-In int8 each token has a scale of its own. ONNX Runtime's `quantize_dynamic` has one for a whole batch, so that an answer depends
-on the other texts in the batch: probabilities by 0.004 on average. A scale for each token takes 2% more time, and is closer to fp32.
+In int8 each token has a scale of its own. ONNX Runtime's `quantize_dynamic` has one for a whole batch, so an answer depends on
+the other texts in it: probabilities by 0.004 on average. A scale for each token takes 4% more time and is closer to fp32.
 """
 
 from collections.abc import Sequence

@@ -18,7 +18,11 @@ pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="the gain
 
 Sent = tuple[list[int], bool]
 """A prompt, and whether its request may read the cache: not with `prompt_logprobs`."""
-IN_FORCE: dict[str, dict[str, Any]] = {"lru": {"rule": "lru"}, "own": {"rule": "own"}, "dry run": {"rule": "own", "shadow": True}}
+IN_FORCE: dict[str, dict[str, Any]] = {
+    "lru": {"rule": "lru"},
+    "own": {"rule": "own"},
+    "dry run": {"rule": "own", "shadow": True},
+}
 
 
 def gain(engine: Engine) -> float:
@@ -68,9 +72,7 @@ def branches(rng: random.Random) -> Iterator[Sent]:
 @pytest.mark.parametrize(
     ("case", "order"), [*((case, "own") for case in HITS), ("one kind of layers", "lru"), ("one kind of layers", "dry run")]
 )
-@pytest.mark.parametrize(
-    "traffic", [same_prompt, growing_chat, every_second_with_log_probabilities, whole_blocks, branches]
-)
+@pytest.mark.parametrize("traffic", [same_prompt, growing_chat, every_second_with_log_probabilities, whole_blocks, branches])
 def test_without_evictions_nothing_is_gained_or_lost(
     traffic: Callable[[random.Random], Iterator[Sent]], case: str, order: str
 ) -> None:

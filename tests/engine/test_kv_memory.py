@@ -108,7 +108,6 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "mamba_d_conv": 4,
         "mamba_expand": 2,
         "mamba_dt_rank": 16,
-        **RECURRENT,
     },
     "Falcon-H1": {
         "architectures": ["FalconH1ForCausalLM"],

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from lpc.model.conversation import UserTurns
-from lpc.model.features import FeatureEncoder, FeatureSettings, Features
+from lpc.model.features import FeatureEncoder, Features, FeatureSettings
 from lpc.model.inference import graph_inputs
 from lpc_apps.training.encoders import load_encoder, source_of
 from lpc_apps.training.graph import PRECISIONS, Precision, write_onnx
