@@ -10,7 +10,7 @@ from vllm.v1.request import RequestStatus
 from benchmarks.bare_scheduler import BLOCK, Engine, conversations, oracle
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm.metrics import values_of
-from eviction_client.transport.predictor import Prediction
+from eviction_client.transport.messages import Prediction
 from eviction_client.transport.scripted_predictor import CONTINUES
 from tests.engine.test_hit_units import HITS, words
 
