@@ -147,21 +147,3 @@ def test_a_rule_that_is_worse_than_lru_loses() -> None:
     worse = engine.run(made).hit_rate() - Engine(200, learned=False).run(made).hit_rate()
     assert worse < -2.0
     assert gain(engine) == pytest.approx(worse, abs=3.0)
-
-
-def test_what_lru_is_forced_to_hold_is_counted_from_then_on(tmp_path: Any) -> None:
-    """Blocks used before are compared with the ghost cache, blocks used since are not."""
-    made = conversations(3, 150)
-    switch = tmp_path / "lru"
-    engine = Engine(130, background=AtOnce, rule="own", lru_file=switch)
-    plugin = engine.scheduler.lpc.plugin
-    for step, _ in enumerate(engine.steps(made)):
-        if step == 700:
-            assert any(plugin.misses.hit_by_one.values())
-            switch.touch()
-            plugin._obey()
-            plugin._note_order()
-        if step == 2000:
-            before = dict(plugin.misses.hit_by_one)
-    assert step > 2200
-    assert plugin.misses.hit_by_one == before
