@@ -10,6 +10,7 @@ of its class, the first age at which the class's value falls below the price of 
 """
 
 import logging
+import math
 import time
 from bisect import bisect_left
 from collections import OrderedDict, deque
@@ -17,6 +18,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from eviction_client.background import TICK_S, BackgroundThread, StartBackground
+from eviction_client.observability.lru_gain import under_lru
 from eviction_client.observability.misses import HitUnit, Misses
 from eviction_client.observability.rule_log import RuleLog
 from eviction_client.observability.thrash_log import ThrashLog
@@ -158,9 +160,14 @@ class Plugin:
         self._appended = self._handled = 0
         self._dropped = False
         """Whether events have been dropped that the background has not noticed."""
+        self._unserved: dict[Hashable, Sequence[BlockHash]] = {}
+        """Prompts of kept requests until they are served. Only the background uses it."""
         self._arrivals: OrderedDict[Hashable, Arrival] = OrderedDict()
         """What was known of running requests. Only the background writes it."""
         self.policy = self._new_policy()
+        self._lru_since = -math.inf
+        """Time since which LRU has been in force in the cache and its tiers; infinite: it is not."""
+        self._note_order()
         self._rule_log = RuleLog(self.policy.in_force, shadow=settings.shadow)
         self._thrash_log = ThrashLog()
         self._retain_s: Sequence[float] = [0.0] * self.policy.classes
@@ -434,6 +441,7 @@ class Plugin:
             if at - self._ticked_at >= TICK_S:
                 self._ticked_at = at
                 self._obey()
+                self._note_order()
                 for callback in self.on_tick:
                     callback()
             if self.store is not None and at - self._trimmed_at >= TRIM_EVERY_S:
@@ -463,6 +471,8 @@ class Plugin:
                 if isinstance(event, _Started):
                     self._arrive(event)
                 elif isinstance(event, _Served):
+                    if (prompt := self._unserved.pop(event.request_id, None)) is not None:
+                        self._explain(self._compare, event.request_id, prompt)
                     self.misses.served(event.request_id, event.cached)
                 elif isinstance(event, _Reset):
                     self.policy.ghosts.clear()
@@ -488,6 +498,9 @@ class Plugin:
             for tier in self.tiers:
                 tier.ghosts.wait(admitted.request_id, admitted.prompt, above=above)
             self.policy.ghosts.wait(admitted.request_id, admitted.prompt)
+            self._unserved[admitted.request_id] = admitted.prompt
+        else:
+            self._explain(self._compare, admitted.request_id, admitted.prompt)
         if len(self._arrivals) > MAX_RUNNING:
             self._forget_oldest()
         if admitted.cached is not None:
@@ -497,6 +510,25 @@ class Plugin:
             if arrival.new_blocks:  # another engine may know the first unknown block
                 self._lately.append(admitted.prompt[arrival.old])
             self._to_ask = True
+
+    def _compare(self, request_id: Hashable, prompt: Sequence[BlockHash]) -> None:
+        """Look up what LRU would hold of a prompt that the engine looks up now."""
+        held = under_lru(
+            *(prompt, self._arrivals[request_id]),
+            pool=self.policy.ghosts,
+            tiers=[tier.ghosts for tier in self.tiers],
+            since=self._lru_since,
+            reset_at=self.misses.reset_at,
+        )
+        self.misses.compared(request_id, held)
+
+    def _note_order(self) -> None:
+        """Note since when LRU has been in force."""
+        others = () if self.settings.shadow or self.lru_forced else (self.policy.in_force, *(tier.rule for tier in self.tiers))
+        if any(rule != "lru" for rule in others):
+            self._lru_since = math.inf
+        elif self._lru_since == math.inf:
+            self._lru_since = self.now()
 
     def _end(self, ended: FinishedRequest[BlockHash]) -> None:
         if self._owners is not None:
@@ -516,6 +548,7 @@ class Plugin:
         self.policy.learn(ended)
         self._explain(self.misses.judge, ended.tenant, ghosts.latest_asked, ghosts.latest)
         self._served(ended.request_id)
+        self._note_order()
         if self.store is not None and ended.blocks:
             name = self._conversations.name(ended.session, ended.blocks)
             start = 0
@@ -547,6 +580,7 @@ class Plugin:
             self.failed(error)
 
     def _served(self, request_id: Hashable) -> None:
+        self._unserved.pop(request_id, None)
         for ghosts in (self.policy.ghosts, *(tier.ghosts for tier in self.tiers)):
             ghosts.served(request_id)
 
@@ -590,6 +624,8 @@ class Plugin:
         for tier in self.tiers:
             tier.distrust(self.policy)
         self._arrivals.clear()
+        self._unserved.clear()
+        self._note_order()
 
     def _new_policy(self) -> Policy[BlockHash]:
         return Policy(self._capacity, block_tokens=self._block_tokens, clock=self.now, rule=self.settings.rule)

@@ -46,6 +46,7 @@ def values_of_plugin(plugin: Plugin) -> Values:
     values["lpc_hit_tokens", ""] = misses.hits.needed
     values["lpc_repeated_prefill", ""] = misses.repeated_prefill.share
     values |= {("lpc_prompt_tokens", source): tokens for source, tokens in misses.tokens.items()}
+    values |= {("lpc_hit_by_one_tokens", who): tokens for who, tokens in misses.hit_by_one.items()}
     values |= {("lpc_evicted_tokens", unused): tokens for unused, tokens in misses.unused.items()}
     values |= {("lpc_evicted_blocks", cache): blocks for cache, blocks in misses.followed.items()}
     values |= {("lpc_missed_blocks", size): blocks for size, blocks in misses.sizes.missed.items()}

@@ -52,6 +52,11 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge], str, str]]] = {
     "lpc_tier_rule": (Gauge, "1 for the rule that orders an offload tier, else 0.", "tier,rule"),
     "lpc_fallback_share": (Gauge, "Share of the completed requests that ended without a prediction.", ""),
     "lpc_prompt_tokens": (Counter, "Prompt tokens: cached, or why they were not.", "source"),
+    "lpc_hit_by_one_tokens": (
+        Counter,
+        "Prompt tokens that only the engine hit, and those that only LRU would have hit in its place, by a sample.",
+        "who",
+    ),
     "lpc_hit_tokens": (Gauge, "Tokens that a prompt must have in common with an earlier one for a hit.", ""),
     "lpc_tenant_prompt_tokens": (
         Counter,

@@ -15,13 +15,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from eviction_client.observability.lru_gain import ENGINE, LRU, UnderLru, sampled_depths
 from eviction_client.observability.part_blocks import LEAST_UNIT, PartBlocks
 from eviction_client.observability.repeated_text import CHANGES, RepeatedText
 from eviction_client.observability.sizes import CacheSizes
-from eviction_client.pace import PIECE, in_pieces
 from eviction_client.policy.features import GAPS
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.ghosts import GhostCache, sampled
+from eviction_client.policy.ghosts import GhostCache
 from eviction_client.policy.prefill import RepeatedPrefill
 from eviction_client.policy.reuse_monitor import Arrival, GapSpan
 from eviction_client.policy.rules import RULES
@@ -140,6 +140,8 @@ class Misses:
         unused: evicted tokens by the time since their last use; see `UNUSED`.
         changed: tokens of ``changed`` by how the prompt was changed (`CHANGES`), and by position; see `CHANGED_FROM`.
         followed: sampled evicted blocks: ``all``, and those that a cache under each rule would have had.
+        reset_at: time at which the engine last emptied its cache, seconds on the clock of uses.
+        hit_by_one: tokens that only the ENGINE hit, and that only LRU would have hit in its place.
         sizes: what LRU caches of other sizes would miss.
         tenants: by digest of the cache salt, at most MOST_TENANTS and OTHERS.
         repeated_prefill: share of the lately computed prompt tokens that the cache had before; any thread may read it.
@@ -150,6 +152,7 @@ class Misses:
         self.unused = dict.fromkeys(UNUSED, 0)
         self.changed = {(change, str(bound)): 0 for change in CHANGES for bound in CHANGED_FROM}
         self.followed = dict.fromkeys(("all", *RULES), 0)
+        self.hit_by_one = {ENGINE: 0, LRU: 0}
         self.sizes = CacheSizes(capacity, every=every)
         self.tenants: dict[str, Tenant] = {}
         self.repeated_prefill = RepeatedPrefill(capacity * block_tokens)
@@ -158,8 +161,9 @@ class Misses:
         remembers = self.hits.tokens >= LEAST_UNIT or self.hits.lookahead > 0
         self._parts = PartBlocks(self.hits.tokens, block_tokens, self.hits.lookahead) if remembers else None
         self._every = every
-        self._reset_at = -math.inf
+        self.reset_at = -math.inf
         self._arrived: dict[Hashable, Sequence[GapSpan]] = {}
+        self._under_lru: dict[Hashable, UnderLru] = {}
         self._cached: dict[Hashable, int] = {}
         self._sessions: OrderedDict[str, _Chain] = OrderedDict()
         self._texts = RepeatedText(block_tokens)
@@ -170,6 +174,11 @@ class Misses:
         """Record what is known of a prompt's blocks."""
         self._arrived[request_id] = arrival.gap_spans
 
+    def compared(self, request_id: Hashable, under_lru: UnderLru) -> None:
+        """Record what LRU would hold of a prompt that has arrived, when the engine looks for it in its cache."""
+        if request_id in self._arrived:
+            self._under_lru[request_id] = under_lru
+
     def served(self, request_id: Hashable, cached: int) -> None:
         """Record the number of cached tokens of a request that is served."""
         if request_id in self._arrived:
@@ -177,13 +186,13 @@ class Misses:
 
     def reset(self, at: float) -> None:
         """Note that the engine has emptied its cache, seconds on the clock of uses."""
-        self._reset_at = at
+        self.reset_at = at
         self.sizes.clear()
 
     def forget(self, request_id: Hashable) -> None:
         """Forget a request that has not ended."""
-        self._arrived.pop(request_id, None)
-        self._cached.pop(request_id, None)
+        for known in (self._arrived, self._under_lru, self._cached):
+            known.pop(request_id, None)
 
     def ended(
         self,
@@ -201,9 +210,13 @@ class Misses:
             in_use: blocks that requests hold, on average.
         """
         pieces, cached = self._arrived.pop(ended.request_id, None), self._cached.pop(ended.request_id, None)
+        under_lru = self._under_lru.pop(ended.request_id, None)
         prompt = ended.blocks[: ended.prompt_blocks]
         if pieces is not None and cached is not None and ended.prompt_tokens:
-            self._count(ended, prompt, pieces, min(cached, ended.prompt_tokens), ghosts, elsewhere)
+            cached = min(cached, ended.prompt_tokens)
+            evicted = self._count(ended, prompt, pieces, cached, ghosts, elsewhere)
+            if under_lru is not None:
+                self._compare(under_lru, prompt, ended.prompt_tokens, cached, evicted)
         self.sizes.observe(ended.blocks, ended.prompt_blocks, in_use)
         self._remember(ended, prompt)
 
@@ -224,7 +237,8 @@ class Misses:
         cached: int,
         ghosts: Mapping[str, GhostCache[BlockHash]],
         elsewhere: Mapping[BlockHash, float],
-    ) -> None:
+    ) -> tuple[int, int]:
+        """Count a prompt's tokens by source; return the first of the evicted tokens and the one behind the last."""
         size, unit = self.block_tokens, self.hits.tokens
         # The last token of a prompt is always computed, and with it its unit.
         most_blocks = (ended.prompt_tokens - 1) // size * size
@@ -239,7 +253,7 @@ class Misses:
                 if ended.reads_cache:
                     have = min(max(ended.some_layers, done), known)
                     counts["other_layers"] += have - done
-                    if known > have and use is not None and use.at <= self._reset_at:
+                    if known > have and use is not None and use.at <= self.reset_at:
                         counts["reset"] += known - have
                     elif known > have:
                         evicted_from = have if evicted_to == cached else evicted_from
@@ -275,6 +289,26 @@ class Misses:
             self._tenant(ended.tenant).tokens.update(counts)
         if evicted_to > evicted_from:
             self._follow(prompt, evicted_from // size, evicted_to // size, ghosts)
+        return evicted_from, evicted_to
+
+    def _compare(
+        self, under_lru: UnderLru, prompt: Sequence[BlockHash], prompt_tokens: int, cached: int, evicted: tuple[int, int]
+    ) -> None:
+        """Count what only the engine hit, and what only LRU would have hit.
+
+        Args:
+            evicted: the first of the evicted tokens, and the one behind the last.
+        """
+        size, (start, end) = self.block_tokens, evicted
+        held = start // size if end > start else max(under_lru.known, cached // size)
+        by_lru = under_lru.depth(held)
+        if by_lru == held:
+            return
+        hit = end if by_lru >= under_lru.known else self.hits.usable(by_lru * size, prompt_tokens)
+        depths, _ = sampled_depths(prompt, self._every)
+        for who, first, last in ((ENGINE, hit, cached), (LRU, start, min(hit, end))):
+            blocks = bisect_left(depths, last // size) - bisect_left(depths, first // size)
+            self.hit_by_one[who] += max(blocks, 0) * self._every * size
 
     def _repeated_from_start(
         self, ended: FinishedRequest[BlockHash], prompt: Sequence[BlockHash], pieces: Sequence[GapSpan]
@@ -331,13 +365,7 @@ class Misses:
 
     def _follow(self, prompt: Sequence[BlockHash], start: int, end: int, ghosts: Mapping[str, GhostCache[BlockHash]]) -> None:
         """Count which caches would have had the blocks in [start, end)."""
-        depths: list[int] = []
-        blocks: list[BlockHash] = []
-        for number, piece in enumerate(in_pieces(prompt)):
-            for depth, block in enumerate(piece, number * PIECE):
-                if sampled(block, self._every):
-                    depths.append(depth)
-                    blocks.append(block)
+        depths, blocks = sampled_depths(prompt, self._every)
         before = bisect_left(depths, start)
         within = bisect_left(depths, end) - before
         self.followed["all"] += within

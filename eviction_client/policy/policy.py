@@ -92,6 +92,7 @@ class Policy(Generic[H]):
         classes: number of classes, for queues; ``plain``: that of blocks of which nothing is known.
         combined: the numbers of the classes that combine the features of all rules but `lpc`.
         ghosts: one ghost cache per rule; ``choosable``: the rules that its guard may put in force.
+        turn_odds: log-odds of the continuation by turn group, for requests without a prediction; each fit sets them.
         refits: number of fits; ``seen``: classes with counts, as of the last one.
     """
 
@@ -138,8 +139,7 @@ class Policy(Generic[H]):
         self._life_s = LIFE_S
         self._odds: dict[int, float] = {}
         """Running mean of the predicted log-odds of a class's requests."""
-        self._turn_odds = [0.0] * TURN_GROUPS
-        """Log-odds of the continuation by turn group, for requests without a prediction."""
+        self.turn_odds: Sequence[float] = [0.0] * TURN_GROUPS
         self._sample = sample
         self._clock = clock
         self.choosable: Sequence[str] = CHOOSABLE if rule == AUTO else (rule,)
@@ -265,7 +265,7 @@ class Policy(Generic[H]):
             arrival=arrival,
             parts=self._monitor.parts_now(arrival, length),
             done_from=length if done_from is None else done_from,
-            log_odds=self._turn_odds[turn] if log_odds is None else log_odds,
+            log_odds=self.turn_odds[turn] if log_odds is None else log_odds,
             mean_gap_s=gap_s,
             tenant=tenant,
             **more,
@@ -425,7 +425,7 @@ class Policy(Generic[H]):
         yield from emptied(counts)
         own = yield from _tables(of_own)
         found = yield from _tables(of_classes)
-        self._turn_odds = yield from _turn_odds(newest)
+        self.turn_odds = yield from _turn_odds(newest)
         self._learn_rates(seconds)
         yield from self._publishing(cells, own, found, newest)
         self.refits += 1
@@ -433,7 +433,7 @@ class Policy(Generic[H]):
     def _features_of(self, number: int) -> Features:
         """Return the features of a class; its log-odds are the running mean of its requests', or of a new one its group's."""
         key = self.combined.keys[number]
-        unseen = log_odds_of(key.odds) if key.odds else self._turn_odds[key.turn]
+        unseen = log_odds_of(key.odds) if key.odds else self.turn_odds[key.turn]
         return Features(0, *key[:7], self._odds.get(number, unseen))
 
     def _newest_by_request(

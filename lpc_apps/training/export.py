@@ -30,7 +30,7 @@ from lpc_apps.training.graph import Precision, write_onnx
 from lpc_apps.training.head_file import DEFAULT_HEAD, MODELS, HeadFile
 from lpc_apps.training.prompts import PROMPTS
 
-GRAPH: Final = 3
+GRAPH: Final = 4
 """Version of `lpc_apps.training.graph`; increased if the same input yields another graph."""
 MADE_WITH: Final = (np, onnx, ort, tokenizers)
 

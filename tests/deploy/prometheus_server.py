@@ -19,6 +19,7 @@ from prometheus_client import REGISTRY, Counter, generate_latest
 
 from benchmarks.processes import free_port
 from eviction_client.observability.metrics import METRICS, EngineMetrics
+from eviction_client.observability.misses import SOURCES
 from eviction_client.policy.rules import RULES
 from tests.eventually import patiently
 
@@ -94,7 +95,8 @@ vllm:request_prefill_time_seconds_sum{{engine="0",model_name="m"}} {queries}
 def vllm_metrics(*, failing: bool = False) -> Iterator[str]:
     """Serve metrics under vLLM's names, half of whose tokens hit; yield their address.
 
-    The rule `value` is in force: its ghost caches hit 45%, those of `own` 41%, of LRU 30%.
+    The rule `value` is in force: its ghost caches hit 45%, those of `own` 41%, of LRU 30%. Of the prompt tokens only the engine
+    hit 25%, and only LRU would have hit 5%.
     A failing plug-in counts an exception per scrape.
     """
     scrapes = iter(range(1, 10**9))
@@ -116,7 +118,9 @@ def vllm_metrics(*, failing: bool = False) -> Iterator[str]:
             values |= {("lpc_tenant_ghost_blocks", f"x,{cache}"): share * queries for cache, share in ghosts.items()}
             missed = {"asked": 1.0, "0.5": 0.8, "1": 0.7, "2": 0.4, "4": 0.3, "8": 0.3}
             values |= {("lpc_missed_blocks", size): share * queries for size, share in missed.items()}
-            values["lpc_prompt_tokens", "part_block"] = 0.1 * queries
+            del values["lpc_prompt_tokens", "x"], values["lpc_hit_by_one_tokens", "x"]
+            values |= {("lpc_prompt_tokens", source): 0.1 * queries for source in SOURCES[:10]}
+            values |= {("lpc_hit_by_one_tokens", who): share * queries for who, share in (("engine", 0.25), ("lru", 0.05))}
             plug_in.update(values)
             ours = generate_latest(REGISTRY).decode().split("# HELP ")
             shown = "".join(f"# HELP {part}" for part in ours if part.startswith("lpc_"))

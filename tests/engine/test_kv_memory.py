@@ -93,6 +93,22 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "mamba_expand": 2,
         **RECURRENT,
     },
+    "Jamba": {
+        "architectures": ["JambaForCausalLM"],
+        "model_type": "jamba",
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 1,
+        "attn_layer_period": 4,
+        "attn_layer_offset": 2,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+        "mamba_d_state": 16,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "mamba_dt_rank": 16,
+    },
 }
 
 
