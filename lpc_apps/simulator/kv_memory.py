@@ -156,6 +156,7 @@ def _state_bytes(model: str, config: Mapping[str, Any], ranks: int) -> int:
     elif config.get("model_type") == "jamba":  # Mamba 1
         channels, kernel = _expanded(config), count(config, "mamba_d_conv")
         cells = channels * count(config, "mamba_d_state")
+        config = {}  # vLLM reads no type of numbers for its states
     else:
         raise unknown(model, "it has recurrent layers of an unknown kind")
     wide = BYTES.get(str(config.get("mamba_ssm_dtype") or config.get("mamba_ssm_cache_dtype")), 2)
