@@ -33,7 +33,7 @@ def contents_of(cache: BlockCache[Piece]) -> set[int]:
 
 def test_segments_end_where_prompts_diverge_and_where_they_end() -> None:
     turns = [use_of([1, 2, 3, 4]), use_of([1, 2, 5]), use_of([1, 2, 3, 4, 6, 7])]
-    paths = Paths(turns)
+    paths = Paths(turns, 16)
 
     assert [[segment.contents for segment in paths.of(turn)] for turn in turns] == [
         [(1, 2), (3, 4)],
