@@ -40,6 +40,11 @@ class Segment:
         self.depth = depth
         self.size = len(contents)
 
+    @property
+    def origin(self) -> "Segment":
+        """The segment in the paths of turns: the one that a copy repeats, or this one."""
+        return self
+
 
 class Copy(Segment):
     """A block that a request computes although it is cached: one of a reply, or the last one of a prompt.
@@ -47,15 +52,20 @@ class Copy(Segment):
     Its content id is its own and negative, so that it differs from the first block of this content.
 
     Attributes:
-        origin, index: the block is the one at ``index`` of the segment ``origin``.
+        index: place of the block in `origin`.
     """
 
-    __slots__ = ("index", "origin")
+    __slots__ = ("_origin", "index")
 
     def __init__(self, content: int, origin: Segment, index: int) -> None:
         super().__init__((content,), origin.depth + index)
-        self.origin = origin
+        self._origin = origin
         self.index = index
+
+    @property
+    def origin(self) -> Segment:
+        """The segment that has the block."""
+        return self._origin
 
 
 Path = tuple[Segment, ...]

@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,29 +13,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.v1.request import RequestStatus
 
-from benchmarks.bare_scheduler import BLOCK, Engine
+from benchmarks.bare_scheduler import BLOCK, STEP_S, Engine
 from lpc.logs.traces import open_trace
 from lpc_apps.simulator.engine import simulate
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
-from lpc_apps.simulator.workload import from_trace
+from lpc_apps.simulator.workload import Cost, from_trace
 from tests.nightly import LONG
 
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="the simulator's blocks")
 
-APART_S = 1e6
+APART_S = 60.0
+"""Between requests that do not overlap."""
 MOST_CAPACITY = 40
 """Blocks."""
 
 
 @dataclass
 class Asked:
-    """A request as it was served. ``hit``: tokens from the cache. ``parent``: number of the one that it continues."""
+    """A request as it was served. ``hit``: tokens from the cache. ``parent``: number of the one that it continues.
+    ``most``: tokens of its reply."""
 
     tokens: list[int]
     reply: list[int]
     hit: int
     parent: int
     arrival: float
+    most: int
     shows_reply: bool
 
 
@@ -81,43 +84,73 @@ STEPS = st.lists(
 HEADS = [[], [7] * 32, [9] * 40]
 
 
-def in_vllm(steps: Sequence[Step], blocks: int, *, asynchronous: bool) -> list[Asked]:
-    """Serve the requests one after the other; those that the cache cannot hold are left out."""
-    engine = Engine(blocks + 1, learned=False, asynchronous=asynchronous)  # one is vLLM's null block
-    fresh = itertools.count(10_000)
-    latest: dict[int, int] = {}
-    served: list[Asked] = []
-    for step in steps:
-        number = latest.get(step.session, -1)
-        text = [next(fresh) for _ in range(step.text)]
+class Served:
+    """Requests in vLLM, in order of arrival. ``log``: those that the cache can hold."""
+
+    def __init__(self, blocks: int, *, asynchronous: bool, max_overlap: int) -> None:
+        self.log: list[Asked] = []
+        self._blocks = blocks
+        self._asynchronous = asynchronous
+        self._max_overlap = max_overlap
+        self._engine = Engine(blocks + 1, learned=False, asynchronous=asynchronous)  # one is vLLM's null block
+        self._fresh = itertools.count(10_000)
+        self._latest: dict[int, int] = {}
+        self._running: dict[int, tuple[Any, bool]] = {}
+        """By number: request, and whether its client leaves."""
+
+    def ask(self, step: Step) -> None:
+        """Add a request after its conversation's last one has ended, and some steps later."""
+        number = self._latest.get(step.session, -1)
+        while number in self._running or len(self._running) >= self._max_overlap:
+            self.step()
+        for _ in range(step.text % 5):
+            self.step()
+        self._engine.now += APART_S * (self._max_overlap == 1)
+        text = [next(self._fresh) for _ in range(step.text)]
         if number < 0 or step.kind == "new":
             number, tokens = -1, HEADS[step.head] + text
-        elif step.kind == "on":
-            tokens = served[number].tokens + served[number].reply + text
-        elif step.kind == "again":
-            tokens = served[number].tokens
         else:
-            tokens = served[number].tokens + text
-            if not served[number].shows_reply and len(text) >= len(served[number].reply):
-                continue  # nothing shows that the reply is not there
-        if -(-(len(tokens) + step.reply - 1) // BLOCK) > blocks:
-            continue
+            before = self.log[number]
+            tokens = before.tokens + before.reply * (step.kind == "on") + text * (step.kind != "again")
+            if step.kind == "dropped" and not before.shows_reply and len(text) >= len(before.reply):
+                return  # nothing shows that the reply is not there
+        if -(-(len(tokens) + step.reply - 1) // BLOCK) > self._blocks:
+            return
         # Of an asynchronous scheduler the next step is under way when the client leaves, and may have taken a block.
-        aborted = step.aborted and not (asynchronous and (len(tokens) + step.reply - 1) % BLOCK == 0)
-        before = engine.outcome.cached
-        request = engine.add(f"{len(served)}", tokens, step.reply + 50 * aborted)
-        while len(request.output_token_ids) < step.reply:
-            engine.step()
-        if aborted:
-            engine.scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
-        while engine.scheduler.has_unfinished_requests() or engine._flying:
-            engine.step()
-        reply = list(request.output_token_ids)[: step.reply]
-        latest[step.session] = len(served)
-        served.append(Asked(tokens, reply, engine.outcome.cached - before, number, len(served) * APART_S, step.shows_reply))
-    for number, asked in enumerate(served):
-        asked.shows_reply = asked.shows_reply or not _is_elsewhere(served, number)
-    return served
+        leaves = step.aborted and not (self._asynchronous and (len(tokens) + step.reply - 1) % BLOCK == 0)
+        name = len(self.log)
+        request = self._engine.add(f"{name}", tokens, step.reply + 50 * leaves)
+        self._latest[step.session] = name
+        self._running[name] = request, leaves
+        self.log.append(Asked(tokens, [], 0, number, self._engine.now + name / 1e6, step.reply, step.shows_reply))
+
+    def step(self) -> None:
+        """Let vLLM schedule once."""
+        self._engine.step()
+        for name, (request, leaves) in [*self._running.items()]:
+            asked = self.log[name]
+            if leaves and len(request.output_token_ids) >= asked.most:
+                self._engine.scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
+            if f"{name}" not in self._engine.scheduler.requests:
+                asked.reply = list(request.output_token_ids)[: asked.most]
+                asked.hit = self._engine.outcome.hits[f"{name}"]
+                del self._running[name]
+
+    def end(self) -> list[Asked]:
+        """Return the requests when all have ended."""
+        while self._running:
+            self.step()
+        for number, asked in enumerate(self.log):
+            asked.shows_reply = asked.shows_reply or not _is_elsewhere(self.log, number)
+        return self.log
+
+
+def in_vllm(steps: Sequence[Step], blocks: int, *, asynchronous: bool, max_overlap: int = 1) -> list[Asked]:
+    """Serve requests, at most ``max_overlap`` at a time."""
+    served = Served(blocks, asynchronous=asynchronous, max_overlap=max_overlap)
+    for step in steps:
+        served.ask(step)
+    return served.end()
 
 
 def _is_elsewhere(served: Sequence[Asked], number: int) -> bool:
@@ -171,6 +204,7 @@ def in_simulator(served: Sequence[Asked], blocks: int) -> list[int]:
         workload,
         blocks * BLOCK,
         lambda capacity: REGISTRY["lru"](capacity, workload, PolicySettings()),
+        cost=Cost(prefill_tokens_s=1e9, output_token_s=STEP_S),
         on_start=lambda _, tokens: hits.append(tokens),
     )
     return hits
@@ -183,3 +217,11 @@ def test_each_request_hits_what_it_hits_in_vllm(asynchronous: bool, steps: list[
     served = in_vllm(steps, blocks, asynchronous=asynchronous)
     if served:
         assert in_simulator(served, blocks) == [asked.hit for asked in served]
+
+
+@settings(max_examples=400 if LONG else 30, deadline=None)
+@given(steps=STEPS)
+def test_requests_that_overlap_hit_what_they_hit_in_vllm_while_nothing_is_evicted(steps: list[Step]) -> None:
+    served = in_vllm(steps, 1000, asynchronous=False, max_overlap=3)
+    if served:
+        assert in_simulator(served, 1000) == [asked.hit for asked in served]
