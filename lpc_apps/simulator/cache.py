@@ -43,7 +43,7 @@ class BlockCache(Generic[B]):
         self.evicted = 0
         self._held: dict[Segment, Held[B]] = {}
         self._copies: dict[Segment, dict[int, list[Copy]]] = {}
-        """Cached copies of a segment's blocks by index, the oldest first. Blocks that the segment lacks are then copies, too."""
+        """Cached copies of a segment's blocks by index, the oldest first. All blocks that it lacks are copies then."""
         self._copy_of: dict[int, Copy] = {}
         """Cached copies by content id."""
         self._copied = 0
@@ -87,6 +87,8 @@ class BlockCache(Generic[B]):
         Args:
             servable: blocks of its prompt that the cache may serve.
         """
+        if not path or not (self._copies or path[-1].depth >= servable):
+            return path
         at = len(path)
         while at and path[at - 1].depth >= servable:
             at -= 1

@@ -5,8 +5,8 @@ continuing its conversation's earlier one has lost at most the tokens of both, a
 prompt is continued later, a shorter one is a branch (an agent's helper), not a change.
 
 - ``compacted``: the prompt has at most half of the earlier one; ``truncated``: less than the earlier prompt and its reply.
-- ``reply``: the prompt continues the earlier one, but not with its reply: the blocks differ there, or the prompt is too short to
-  hold it. Thoughts that are not sent back make replies such. If another prompt has the reply, it is a branch.
+- ``reply``: the prompt continues the earlier one, but not with its reply: the blocks differ there, or the prompt is too short
+  for it. Thoughts that are not sent back are such a reply. If another prompt has the reply, it is a branch.
 - ``start``: many conversations change at the same block: a value in the system prompt, tools in another order.
 - ``edited``: any other change.
 

@@ -48,8 +48,8 @@ class Step:
 
     Attributes:
         session: of three.
-        kind: ``on``: history, reply and a new text; ``again``: the session's last prompt; ``dropped``: the last prompt and a new
-            text, without the reply; ``new``: another conversation.
+        kind: ``on``: history, reply and a new text; ``again``: the session's last prompt; ``dropped``: the last prompt and a
+            new text, without the reply; ``new``: another conversation.
         head: system prompt of a new conversation.
         text: tokens of the new text.
         reply: tokens of the reply.
@@ -188,9 +188,7 @@ class Log:
             yield json.dumps(record | ({"reply_hash_ids": both[full:]} if asked.shows_reply else {}))
 
     def _blocks(self, tokens: Sequence[int]) -> list[int]:
-        return [
-            self._ids.setdefault(tuple(tokens[: at + BLOCK]), len(self._ids)) for at in range(0, len(tokens), BLOCK)
-        ]
+        return [self._ids.setdefault(tuple(tokens[: at + BLOCK]), len(self._ids)) for at in range(0, len(tokens), BLOCK)]
 
 
 def in_simulator(served: Sequence[Asked], blocks: int) -> list[int]:
