@@ -66,6 +66,8 @@ class Outcome:
     cached: int = 0
     prompt: int = 0
     preempted: int = 0
+    hits: dict[str, int] = field(default_factory=dict)
+    """Cached tokens of each request when it first started."""
     course: list[tuple[int, int]] = field(default_factory=list)
     """Cached and prompt tokens so far, at each finish."""
 
@@ -196,6 +198,7 @@ class Engine:
         planned = scheduler.schedule()
         for request in planned.scheduled_new_reqs:
             self.outcome.cached += request.num_computed_tokens
+            self.outcome.hits.setdefault(request.req_id, request.num_computed_tokens)
         idle = not planned.total_num_scheduled_tokens
         if not idle:
             self._flying.append(planned)

@@ -27,6 +27,10 @@ CAUSES: Final = {
     "truncated": ("history truncated", "drop old messages rarely, and many at a time"),
     "compacted": ("history compacted", "compact rarely; keep nothing behind the summary that was before it"),
     "reasoning": ("reasoning dropped", "send reasoning back, or use a template that keeps it"),
+    "reply": (
+        "reply not sent back as it was",
+        "send replies back whole, with their reasoning, or use a template that keeps it",
+    ),
     "media": ("another image, audio, video or document", "send the same bytes or the same address in every turn"),
     "start": ("change at one place of many conversations", "look for times, ids and the order of tools at this place"),
 }

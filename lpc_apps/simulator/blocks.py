@@ -5,9 +5,9 @@ from copy import copy
 from typing import Any, Final, Generic, Self, TypeVar
 
 from eviction_client.policy.free_list import Block
-from lpc_apps.simulator.segments import Segment
+from lpc_apps.simulator.segments import EDGE_ID, Segment
 
-EDGE: Final = Segment((-1,), 0)
+EDGE: Final = Segment((EDGE_ID,), 0)
 """Segment of the sentinels of queues."""
 
 
@@ -114,6 +114,10 @@ class Held(Generic[B]):
                 break
             at += piece.size
         return at
+
+    def indices(self) -> set[int]:
+        """Return the indices of the cached blocks in the segment."""
+        return {index for piece in self.pieces for index in range(piece.start, piece.start + piece.size)}
 
     def fill(self, segment: Segment, make: Callable[[Segment, int, int], B]) -> None:
         """Add the missing blocks."""

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lpc.files import writing
-from lpc_apps.simulator.workload import Turn, Workload
+from lpc_apps.simulator.workload import Turn, Workload, computed_tokens
 
 ThinkTimes = Literal["exponential", "lognormal"]
 BLOCK_TOKENS: Final = 16
@@ -163,7 +163,7 @@ def _turns(conversation: ConversationTokens, number: int, gaps: NDArray[np.float
             tokens,
             reply,
             _blocks(shared, number, tokens),
-            _blocks(shared, number, tokens + reply),
+            _blocks(shared, number, computed_tokens(tokens, reply)),
             gap=float(gaps[i]) if conversation.waits[i] else 0.0,
             probability=conversation.probability[i],
         )

@@ -22,11 +22,11 @@ import numpy as np
 
 from lpc_apps.simulator.cache import BlockCache
 from lpc_apps.simulator.policy import Policy
-from lpc_apps.simulator.segments import Path
+from lpc_apps.simulator.segments import EDGE_ID, Path
 from lpc_apps.simulator.sessions import PAUSE_S, Sessions
 from lpc_apps.simulator.sources import Sources
 from lpc_apps.simulator.waiting import Fcfs, Queueing, SGLangs, WarmFirst
-from lpc_apps.simulator.workload import Cost, Turn, Workload
+from lpc_apps.simulator.workload import Cost, Turn, Workload, computed_tokens
 
 
 @dataclass
@@ -165,6 +165,7 @@ def simulate(
     cost: Cost | None = None,
     queueing: Queueing = FCFS,
     on_evict: Callable[[float, Sequence[int]], None] | None = None,
+    on_start: Callable[[Turn, int], None] | None = None,
 ) -> Result:
     """Replay a workload.
 
@@ -172,7 +173,8 @@ def simulate(
         capacity_tokens: capacity of the cache.
         policy: called once.
         queueing: order and retention of the waiting queue.
-        on_evict: called with the time and the content ids of every eviction.
+        on_evict: called with the time and the content ids of every eviction, without those of copies.
+        on_start: called with every request that starts, and the tokens of its prompt in the cache.
 
     Raises:
         ValueError: the capacity is below one block.
@@ -209,18 +211,26 @@ def simulate(
     upcoming = iter(workload.arrivals if sessions is None else sessions.first())
     following = next(upcoming, None)
 
+    def needs(turn: Turn) -> int:
+        """Return the blocks that a request needs."""
+        tokens = computed_tokens(turn.input_tokens, turn.output_tokens if workload.decodes else 0)
+        return -(-tokens // size)
+
     def start(turn: Turn, now: float) -> bool:
         nonlocal sequence, served, counted_from, counted_until
-        blank = -(-(turn.input_tokens + turn.output_tokens) // size) - len(turn.all_contents)
+        blank = max(needs(turn) - len(turn.all_contents), 0)
         path = engine.cache.policy.path(turn)
-        servable = _servable(turn, size)
+        servable = turn.servable(size)
         hits = min(engine.cache.hit_blocks(path), servable)
-        evicted = engine.cache.allocate(path, blank, now)
+        placed = engine.cache.placed(path, servable)
+        evicted = engine.cache.allocate(placed, blank, now)
         if evicted is None:
             return False
         engine.cache.start(turn, now)
         if evicted and on_evict is not None:
-            on_evict(now, list(chain.from_iterable(evicted)))
+            on_evict(now, [content for content in chain.from_iterable(evicted) if content > EDGE_ID])
+        if on_start is not None:
+            on_start(turn, hits * size)
         served += 1
         counted = workload.count_from <= turn.arrival < workload.until if loop is None else served > loop.warm_up
         missed = turn.input_tokens - hits * size
@@ -252,7 +262,7 @@ def simulate(
             counted_until = max(counted_until, engine.prefilled_at)
         sequence += 1
         due, kind = (engine.prefilled_at, PREFILLED) if in_turn else (now + prefill + decode, END)
-        heapq.heappush(events, (due, kind, sequence, turn, path, blank))
+        heapq.heappush(events, (due, kind, sequence, turn, placed, blank))
         return True
 
     def begin_reply(turn: Turn, path: Path, blank: int, now: float) -> None:
@@ -315,7 +325,7 @@ def simulate(
         last = now
         counted = workload.count_from <= turn.arrival if loop is None else served >= loop.warm_up
         engine.cache.policy.arrive(turn, now)
-        if turn.input_tokens + turn.output_tokens > engine.cache.capacity * size:
+        if needs(turn) > engine.cache.capacity:
             refused += 1
             result.refused += counted
             if sessions is not None:
@@ -346,9 +356,4 @@ def _missing_tokens(cache: BlockCache[Any], size: int, turn: Turn) -> int:
 
 
 def _hit_tokens(cache: BlockCache[Any], size: int, turn: Turn) -> int:
-    return min(cache.hit_blocks(cache.policy.path(turn)), _servable(turn, size)) * size
-
-
-def _servable(turn: Turn, size: int) -> int:
-    """Return how many of the prompt's blocks a cache may serve. As in vLLM, at least one prompt token is computed."""
-    return min((turn.input_tokens - 1) // size, len(turn.contents))
+    return min(cache.hit_blocks(cache.policy.path(turn)), turn.servable(size)) * size

@@ -2,11 +2,12 @@
 
 Most requests extend a chain, so a prompt of a thousand blocks has a few dozen segments. Every request with a block of a segment
 has all of its blocks, so a cache of segments behaves like a cache of blocks. Segments are computed once per workload, as a
-radix tree that is split where prompts diverge and where a prompt or reply ends.
+radix tree that is split where prompts diverge, where a prompt or reply ends, and before the last block of a prompt of whole
+blocks, which is computed although it is cached.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 
 class Chained(Protocol):
@@ -14,6 +15,13 @@ class Chained(Protocol):
 
     contents: Sequence[int]
     all_contents: Sequence[int]
+
+    def servable(self, block_tokens: int) -> int:
+        """Return how many of the prompt's blocks a cache may serve."""
+
+
+EDGE_ID: Final = -1
+"""Content id of the sentinels of queues; those of copies are below it, all others above."""
 
 
 class Segment:
@@ -32,15 +40,43 @@ class Segment:
         self.depth = depth
         self.size = len(contents)
 
+    @property
+    def origin(self) -> "Segment":
+        """The segment in the paths of turns: the one that a copy repeats, or this one."""
+        return self
+
+
+class Copy(Segment):
+    """A block that a request computes although it is cached: one of a reply, or the last one of a prompt.
+
+    Its content id is its own and negative, so that it differs from the first block of this content.
+
+    Attributes:
+        index: place of the block in `origin`.
+    """
+
+    __slots__ = ("_origin", "index")
+
+    def __init__(self, content: int, origin: Segment, index: int) -> None:
+        super().__init__((content,), origin.depth + index)
+        self._origin = origin
+        self.index = index
+
+    @property
+    def origin(self) -> Segment:
+        """The segment that has the block."""
+        return self._origin
+
 
 Path = tuple[Segment, ...]
 """A request's segments, from the start of its prompt to the end of its reply's full blocks."""
 
 
 class Paths:
-    """The paths of a workload's turns."""
+    """The paths of a workload's turns, in blocks of ``block_tokens`` tokens."""
 
-    def __init__(self, turns: Iterable[Chained]) -> None:
+    def __init__(self, turns: Iterable[Chained], block_tokens: int) -> None:
+        self._block_tokens = block_tokens
         self._starting: dict[int, Segment] = {}
         """By content id of the first block."""
         self._known: set[int] = set()
@@ -55,6 +91,9 @@ class Paths:
             self._add(tuple(turn.all_contents))
             if turn.contents is not turn.all_contents:
                 self._add(tuple(turn.contents))
+            servable = turn.servable(self._block_tokens)
+            if servable < len(turn.contents):
+                self._add(tuple(turn.contents[:servable]))
         self._of.update((turn, self._walk(turn.all_contents)) for turn in found)
 
     def of(self, turn: Chained) -> Path:

@@ -3,11 +3,15 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from itertools import count, islice
+from typing import Any, Final
 
 from lpc.logs.traces import Trace, TracedRequest
 from lpc_apps.simulator.compute import DEFAULT, Compute
 from lpc_apps.simulator.segments import Paths
+
+UNKNOWN_FROM: Final = 1 << 47
+"""Content ids of blocks whose text a trace lacks: above those of traces, and below `lpc_apps.simulator.sessions.ROUND`."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,14 @@ class Cost:
         return self.step_s + (self.batch_tokens / self.prefill_tokens_s if self.batch_tokens else 0.0)
 
 
+def computed_tokens(input_tokens: int, output_tokens: int) -> int:
+    """Return the tokens of prompt and reply that an engine computes and can cache: all but the reply's last one.
+
+    That token is sampled and sent, but the model never reads it (vLLM's ``Request.num_computed_tokens`` at the end).
+    """
+    return input_tokens + max(output_tokens - 1, 0)
+
+
 @dataclass(slots=True, eq=False)
 class Turn:
     """One request. Only the engine and the bounds may read `next`.
@@ -51,7 +63,8 @@ class Turn:
         conversation, turn, category: name of the conversation, number of the turn from 1, and category.
         input_tokens, output_tokens: tokens of the prompt including history, and of the reply.
         contents: content ids of the full prompt blocks.
-        all_contents: content ids of the full blocks of prompt and reply, as far as the log has them.
+        all_contents: content ids of all full blocks that an engine computes (`computed_tokens`): of the prompt and, if it
+            decodes, of the reply. Blocks whose text the log lacks have ids of their own.
         index: index in a trace; -1 in other workloads.
         arrival: seconds; in a closed workload set at the end of the previous turn.
         gap: seconds from the end of the previous turn to this arrival (closed workloads).
@@ -77,6 +90,10 @@ class Turn:
     reply_end: str = ""
     user: str = ""
     tenant: str = ""
+
+    def servable(self, block_tokens: int) -> int:
+        """Return how many of the prompt's blocks a cache may serve. As in vLLM, at least one prompt token is computed."""
+        return min((self.input_tokens - 1) // block_tokens, len(self.contents))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +154,7 @@ class Workload:
     @cached_property
     def paths(self) -> Paths:
         """The turns' blocks as segments. Turns and their contents must not change after the first use."""
-        return Paths(self.turns())
+        return Paths(self.turns(), self.block_tokens)
 
     def working_set_tokens(self) -> int:
         """Return the tokens of all distinct prompt blocks, which an infinite cache would contain."""
@@ -148,7 +165,8 @@ def from_trace(trace: Trace, *, count_from: float | None = None, decodes: bool =
     """Return a trace as a workload with the trace's arrival times.
 
     An engine that decodes caches the full blocks of replies. Their ids come from the trace if it has the text; else from the
-    conversation's next prompt, if that continues this prompt: the reply is assumed to follow the prompt there.
+    conversation's next prompt, if that continues this prompt and is long enough to hold the reply, which is assumed to follow
+    the prompt there. All other blocks of a reply get ids that no prompt has: they take room, and nothing hits them.
 
     Args:
         count_from: seconds; default: half of the trace.
@@ -178,8 +196,9 @@ def from_trace(trace: Trace, *, count_from: float | None = None, decodes: bool =
         latest[request.conversation] = turn
         turns.append(turn)
     if decodes:
+        unknown = count(UNKNOWN_FROM)
         for turn, request in zip(turns, trace.requests, strict=True):
-            turn.all_contents = _with_reply(turn, request, trace.block_tokens)
+            turn.all_contents = _with_reply(turn, request, trace.block_tokens, unknown)
     start = trace.duration / 2 if count_from is None else count_from
     return Workload(
         trace.name,
@@ -194,11 +213,20 @@ def from_trace(trace: Trace, *, count_from: float | None = None, decodes: bool =
     )
 
 
-def _with_reply(turn: Turn, request: TracedRequest, block_tokens: int) -> Sequence[int]:
-    """Return the content ids of the full blocks of prompt and reply, as far as the trace has them."""
+def _with_reply(turn: Turn, request: TracedRequest, block_tokens: int, unknown: Iterator[int]) -> Sequence[int]:
+    """Return the content ids of the full blocks of prompt and reply. ``unknown``: yields those of blocks without text."""
     prompt = tuple(turn.contents)
-    known = request.with_reply
-    if known is None and turn.next is not None and tuple(turn.next.contents[: len(prompt)]) == prompt:
-        known = tuple(turn.next.contents)
-    full = (turn.input_tokens + turn.output_tokens) // block_tokens
-    return prompt if known is None or full <= len(prompt) else prompt + known[len(prompt) : full]
+    full = computed_tokens(turn.input_tokens, turn.output_tokens) // block_tokens
+    if full <= len(prompt):
+        return turn.contents
+    known = request.with_reply or ()
+    following = turn.next
+    if (
+        request.with_reply is None
+        and following is not None
+        and following.input_tokens >= turn.input_tokens + turn.output_tokens
+        and tuple(following.contents[: len(prompt)]) == prompt
+    ):
+        known = tuple(following.contents)
+    found = prompt + known[len(prompt) : full]
+    return (*found, *islice(unknown, full - len(found)))

@@ -18,9 +18,9 @@ Cause = str
 """One of `CAUSES`."""
 CAUSES: Final = (
     *("time", "id", "number", "space", "keys", "text", "lines"),
-    *("tool_order", "tools", "edited", "truncated", "compacted", "reasoning", "media", "start"),
+    *("tool_order", "tools", "edited", "truncated", "compacted", "reasoning", "reply", "media", "start"),
 )
-"""Values of a text, texts, tools, histories, media; ``start``: a change at one place, in a log without text."""
+"""Values of a text, texts, tools, histories, media; ``start``, ``reply``: in a log without text."""
 SIMILAR: Final = 0.5
 """Share of one of two messages that the other one has as well, from which on they are the same message with edits."""
 

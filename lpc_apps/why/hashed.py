@@ -5,6 +5,8 @@ continuing its conversation's earlier one has lost at most the tokens of both, a
 prompt is continued later, a shorter one is a branch (an agent's helper), not a change.
 
 - ``compacted``: the prompt has at most half of the earlier one; ``truncated``: less than the earlier prompt and its reply.
+- ``reply``: the prompt continues the earlier one, but not with its reply: the blocks differ there, or the prompt is too short
+  for it. Thoughts that are not sent back are such a reply. If another prompt has the reply, it is a branch.
 - ``start``: many conversations change at the same block: a value in the system prompt, tools in another order.
 - ``edited``: any other change.
 
@@ -29,7 +31,7 @@ LEAST_CONVERSATIONS: Final = 3
 START: Final = -1
 """Stands for the beginning of a prompt among block ids."""
 
-Form = Literal["whole", "truncated", "compacted"]
+Form = Literal["whole", "truncated", "compacted", "reply"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ def analyse_hashes(trace: Trace, *, is_named: bool, decodes: bool) -> Analysis:
     conversations: defaultdict[str, list[tuple[Turn, int]]] = defaultdict(list)
     for turn, hit in zip(turns, hits, strict=True):
         conversations[turn.conversation].append((turn, hit))
-    changes = [change for each in conversations.values() if is_named for change in _changes(each, size, decodes)]
+    changes = [change for each in conversations.values() if is_named for change in _changes(each)]
     keys = _keys(changes)
     tokens = sum(turn.input_tokens for turn in turns)
     total_hits = sum(hits) * size
@@ -104,7 +106,7 @@ def _hits(turns: Sequence[Turn]) -> list[int]:
     return hits
 
 
-def _changes(turns: Sequence[tuple[Turn, int]], size: int, decodes: bool) -> Iterator[_Change]:
+def _changes(turns: Sequence[tuple[Turn, int]]) -> Iterator[_Change]:
     """Yield the prompts of a conversation that do not continue an earlier one. ``turns``: with their hits."""
     last_use = {block: number for number, (turn, _) in enumerate(turns) for block in turn.contents}
     latest: dict[int, Turn] = {}
@@ -113,10 +115,15 @@ def _changes(turns: Sequence[tuple[Turn, int]], size: int, decodes: bool) -> Ite
         own = next((depth for depth in range(hit, 0, -1) if contents[depth - 1] in latest), 0)
         earlier = latest.get(contents[own - 1] if own else START)
         latest.update(dict.fromkeys((START, *contents), turn))
-        # The last block of an earlier prompt may be a part of a block.
-        if earlier is None or own + 1 >= min(len(earlier.contents), len(contents)):
+        if earlier is None:
             continue
-        whole = (earlier.input_tokens + earlier.output_tokens) // size if decodes else len(earlier.contents)
+        whole = len(earlier.all_contents)
+        # The last block of an earlier prompt, or of a reply, may be a part of a block.
+        if own + 1 >= min(len(earlier.contents), len(contents)):
+            could = min(whole, len(contents))
+            if own >= len(earlier.contents) and hit + 1 < could and earlier.all_contents[-1] not in last_use:
+                yield _Change(turn.conversation, own, hit, could, "reply")
+            continue
         form: Form = "whole"
         if len(contents) < whole:
             form = "compacted" if len(contents) <= len(earlier.contents) / 2 else "truncated"
@@ -129,16 +136,17 @@ def _keys(changes: Sequence[_Change]) -> list[Key]:
     conversations: defaultdict[int, set[str]] = defaultdict(set)
     forms: defaultdict[int, Counter[Form]] = defaultdict(Counter)
     for change in changes:
-        conversations[change.at].add(change.conversation)
-        forms[change.at][change.form] += 1
-    every = len({change.conversation for change in changes})
+        if change.form != "reply":
+            conversations[change.at].add(change.conversation)
+            forms[change.at][change.form] += 1
+    every = len({change.conversation for change in changes if change.form != "reply"})
     least = max(SAME_PLACE * every, LEAST_CONVERSATIONS)
     common = {depth: forms[depth].most_common(1)[0][0] for depth, names in conversations.items() if len(names) >= least}
     found = []
     for change in changes:
-        form = common.get(change.at, change.form)
+        form = change.form if change.form == "reply" else common.get(change.at, change.form)
         if form != "whole":
-            found.append(Key(form, "history"))
+            found.append(Key(form, "assistant" if form == "reply" else "history"))
         else:
             found.append(Key("start", "system") if change.at in common else Key("edited", "history"))
     return found

@@ -13,7 +13,7 @@ from typing import Final
 from lpc.model.probability import logit
 from lpc_apps.simulator.blocks import Piece
 from lpc_apps.simulator.policy import KeyedPolicy, PolicySettings, register
-from lpc_apps.simulator.segments import Segment
+from lpc_apps.simulator.segments import Copy, Segment
 from lpc_apps.simulator.workload import Turn, Workload
 
 GIVEN_UP_S: Final = 600.0
@@ -120,11 +120,12 @@ class Lpc(KeyedPolicy[ScoredPiece]):
         """Insert pieces with the scores of all conversations that used them since they were last free."""
         super().free(pieces, turn, now)
         for piece in pieces:
-            self._in_use.pop(piece.segment, None)
+            if not isinstance(piece.segment, Copy):
+                self._in_use.pop(piece.segment, None)
 
     def key(self, piece: ScoredPiece, turn: Turn, now: float) -> float:
         """Return the highest score of the conversations that share the piece."""
-        piece.scores.update(self._in_use[piece.segment])
+        piece.scores.update(self._in_use[piece.segment.origin])
         return max(piece.scores.values())
 
     def probability(self, turn: Turn) -> float:

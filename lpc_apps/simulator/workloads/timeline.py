@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from lpc.logs.traces import Trace, TracedRequest
-from lpc_apps.simulator.workload import Cost, Turn, Workload
+from lpc_apps.simulator.workload import Cost, Turn, Workload, computed_tokens
 
 WARM_UP_REQUESTS: Final = 500
 """Hits are counted after this number of requests."""
@@ -116,7 +116,7 @@ class Timeline:
             tenant: identifies the cache salt; empty without one.
             probability: predicted that the conversation continues; None without a prediction.
         """
-        blocks = text.blocks(input_tokens + output_tokens)
+        blocks = text.blocks(computed_tokens(input_tokens, output_tokens))
         self._requests.append(
             _Request(
                 *(at, conversation, turn, category, input_tokens, output_tokens, blocks, linked, reply_end, user, tenant),

@@ -20,7 +20,7 @@ POLICIES = sorted(REGISTRY)
 
 
 def use_of(contents: Sequence[int]) -> Turn:
-    return Turn("a", 1, "", 16 * len(contents), 0, contents, contents)
+    return Turn("a", 1, "", 16 * len(contents) + 1, 0, contents, contents)
 
 
 def path_of(cache: BlockCache[Piece], contents: Sequence[int]) -> Path:
@@ -33,7 +33,7 @@ def contents_of(cache: BlockCache[Piece]) -> set[int]:
 
 def test_segments_end_where_prompts_diverge_and_where_they_end() -> None:
     turns = [use_of([1, 2, 3, 4]), use_of([1, 2, 5]), use_of([1, 2, 3, 4, 6, 7])]
-    paths = Paths(turns)
+    paths = Paths(turns, 16)
 
     assert [[segment.contents for segment in paths.of(turn)] for turn in turns] == [
         [(1, 2), (3, 4)],
@@ -41,6 +41,13 @@ def test_segments_end_where_prompts_diverge_and_where_they_end() -> None:
         [(1, 2), (3, 4), (6, 7)],
     ]
     assert paths.prompt_blocks() == 7
+
+
+def test_segments_end_before_the_last_block_of_a_prompt_of_whole_blocks_which_is_always_computed() -> None:
+    turns = [Turn("a", 1, "", 48, 0, (1, 2, 3), (1, 2, 3)), Turn("b", 1, "", 49, 20, (5, 6, 7), (5, 6, 7, 8))]
+    paths = Paths(turns, 16)
+
+    assert [[segment.contents for segment in paths.of(turn)] for turn in turns] == [[(1, 2), (3,)], [(5, 6, 7), (8,)]]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

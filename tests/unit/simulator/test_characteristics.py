@@ -12,8 +12,10 @@ from lpc_apps.simulator.workload import from_trace
 HOUR = 3600.0
 
 
-def request(arrival: float, conversation: str, turn: int, blocks: tuple[int, ...], user: str = "") -> TracedRequest:
-    return TracedRequest(arrival, 16 * len(blocks), 16, blocks, conversation, turn, "chat", user=user)
+def request(
+    arrival: float, conversation: str, turn: int, blocks: tuple[int, ...], user: str = "", reply: int = 16
+) -> TracedRequest:
+    return TracedRequest(arrival, 16 * len(blocks), reply, blocks, conversation, turn, "chat", user=user)
 
 
 def of(*requests: TracedRequest, start: float | None = 0.0) -> dict[str, object]:
@@ -71,7 +73,7 @@ def test_hits_by_position_are_those_of_an_infinite_cache() -> None:
 
 
 def test_a_reply_in_the_next_prompt_is_a_hit() -> None:
-    first, second = request(0.0, "a", 1, (1, 2)), request(1.0, "a", 2, (1, 2, 3, 4))
+    first, second = request(0.0, "a", 1, (1, 2), reply=17), request(1.0, "a", 2, (1, 2, 3, 4))
     assert of(first, second)["hits_by_position"] == [1 / 2, 0.0, 1.0, 0.0, 0.0, 1 / 2, 0.0, 0.0, 0.0, 0.0]
 
 

@@ -9,7 +9,7 @@ import pytest
 from lpc.logs.traces import Trace, TracedRequest
 from lpc_apps.simulator.engine import Result, simulate
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
-from lpc_apps.simulator.workload import Cost, Turn, Workload, from_trace
+from lpc_apps.simulator.workload import UNKNOWN_FROM, Cost, Turn, Workload, from_trace
 from tests.unit.simulator.replay import make
 
 SIZE = 16
@@ -116,8 +116,73 @@ def test_a_reply_has_the_blocks_that_the_conversation_s_next_prompt_has_in_its_p
     first = TracedRequest(0.0, 40, 45, (0, 1), "a", 1, "")
     goes_on = TracedRequest(9.0, 100, 5, (0, 1, 2, 3, 4, 5), "a", 2, "")
 
-    # 85 tokens: five full blocks. The last reply is not seen again.
+    # 85 tokens: five full blocks. The last reply ends in a block of its own.
     assert replies(first, goes_on) == [[2, 3, 4], []]
-    assert replies(first, replace(goes_on, blocks=(0, 9, 10, 11, 12, 13))) == [[], []]
-    assert replies(first, replace(goes_on, input_tokens=50, blocks=(0, 1, 2))) == [[2], []]
     assert replies(first, goes_on, decodes=False) == [[], []]
+    # The last token of a reply is never computed, so 81 tokens have five full blocks and 80 have four.
+    assert replies(replace(first, output_tokens=41), goes_on) == [[2, 3, 4], []]
+    assert replies(replace(first, output_tokens=40), goes_on) == [[2, 3], []]
+
+
+def test_blocks_of_a_reply_that_no_text_shows_are_like_no_others() -> None:
+    first = TracedRequest(0.0, 40, 45, (0, 1), "a", 1, "")
+    edited = TracedRequest(9.0, 100, 60, (0, 9, 10, 11, 12, 13), "a", 2, "")
+    short = TracedRequest(9.0, 84, 5, (0, 1, 2, 3, 4, 5), "a", 2, "")
+    # The second prompt is another one, or has not the tokens of the first one and its reply.
+    for following, own in ((edited, 3), (short, 0)):
+        found = replies(first, following)
+        assert [len(blocks) for blocks in found] == [3, own]
+        ids = [block for blocks in found for block in blocks]
+        assert len(set(ids)) == len(ids) and min(ids) >= UNKNOWN_FROM
+    # The text of a part of a reply is known.
+    assert replies(replace(first, with_reply=(0, 1, 7)))[0][0] == 7
+
+
+def ten_in_turn(rounds: int = 3) -> list[TracedRequest]:
+    """Ten prompts of 161 tokens with replies of 160, one after the other."""
+    return [
+        TracedRequest(60.0 * (10 * again + n), 161, 160, tuple(range(100 * n, 100 * n + 10)), f"{again}.{n}", 1, "")
+        for again in range(rounds)
+        for n in range(10)
+    ]
+
+
+def hit_tokens(requests: Sequence[TracedRequest], capacity: int) -> list[int]:
+    """Return the tokens from an LRU cache of ``capacity`` tokens, by request."""
+    made = from_trace(Trace("t", SIZE, list(requests)), count_from=0.0)
+    hits: list[int] = []
+    simulate(made, capacity, lambda blocks: make("lru", blocks), on_start=lambda _, tokens: hits.append(tokens))
+    return hits
+
+
+def test_a_reply_without_text_takes_room_after_its_end() -> None:
+    # Ten prompts and their replies have 3,200 tokens in full blocks.
+    assert hit_tokens(ten_in_turn(), 2400) == [0] * 30
+    assert hit_tokens(ten_in_turn(), 3216) == [0] * 10 + [160] * 20
+
+
+def test_a_reply_that_the_next_prompt_cannot_hold_is_not_in_it() -> None:
+    first = TracedRequest(0.0, 160, 1600, tuple(range(10)), "a", 1, "")
+    assert hit_tokens([first, TracedRequest(60.0, 320, 1, tuple(range(20)), "a", 2, "")], 4000) == [0, 160]
+    assert hit_tokens([first, TracedRequest(60.0, 1760, 1, tuple(range(110)), "a", 2, "")], 4000) == [0, 1744]
+
+
+def test_the_last_token_of_a_reply_is_not_cached() -> None:
+    second = TracedRequest(60.0, 48, 1, (0, 1, 2), "a", 2, "")
+    assert hit_tokens([TracedRequest(0.0, 24, 8, (0,), "a", 1, ""), second], 1600) == [0, 16]
+    assert hit_tokens([TracedRequest(0.0, 24, 9, (0,), "a", 1, ""), second], 1600) == [0, 32]
+
+
+def test_a_block_that_is_computed_again_takes_room_twice() -> None:
+    """A prompt of three whole blocks comes twice. Its last block has two copies then, which leave no room."""
+    other = TracedRequest(0.0, 17, 1, (9,), "other", 1, "")
+    twice = [TracedRequest(60.0 * n, 48, 1, (0, 1, 2), f"{n}", 1, "") for n in (1, 2)]
+    assert hit_tokens([other, *twice, replace(other, arrival=300.0)], 64) == [0, 0, 32, 0]
+
+
+def test_an_engine_that_only_prefills_has_no_room_for_replies() -> None:
+    requests = [TracedRequest(60.0 * n, 33, 160, (n % 2, 10 + n % 2), f"{n}", 1, "") for n in range(4)]
+    made = from_trace(Trace("t", SIZE, requests, decodes=False), count_from=0.0, decodes=False)
+    hits: list[int] = []
+    simulate(made, 5 * SIZE, lambda blocks: make("lru", blocks), on_start=lambda _, tokens: hits.append(tokens))
+    assert hits == [0, 0, 32, 32]

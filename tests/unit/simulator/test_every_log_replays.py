@@ -144,7 +144,7 @@ def test_blocks_of_sessions_that_were_repeated_many_times_have_a_hash() -> None:
 def test_a_session_with_an_empty_name_has_a_history_of_its_own() -> None:
     sources = Sources(16)
     turn = Turn("", 1, "", 32, 0, (0, 1), (0, 1))
-    paths = Paths([turn])
+    paths = Paths([turn], 16)
     for hits in (0, 2):
         sources.start(turn, paths.of(turn), hits, 2, 0.0, counted=True)
     assert (sources.tokens["own"], sources.tokens["shared"]) == (32, 0)

@@ -91,6 +91,37 @@ def test_hashes_of_a_clean_log_and_hashes_without_conversations_have_no_causes(t
         assert ("no names of conversations" in found.output) == (form == "mooncake")
 
 
+def test_hashes_show_replies_that_the_next_prompt_cannot_hold(tmp_path: Path) -> None:
+    """Of 1,600 tokens of a reply the next prompt has room for 160, and ten are a new text."""
+    records = []
+    for number in range(20):
+        ids = range(1000 * number, 1000 * number + 20)
+        for turn, (tokens, reply) in enumerate([(160, 1600), (320, 10)]):
+            records.append(
+                {
+                    "chat_id": 2 * number + turn,
+                    "parent_chat_id": 2 * number if turn else -1,
+                    "timestamp": 600.0 * number + 60 * turn,
+                    "input_length": tokens,
+                    "output_length": reply,
+                    "type": "text",
+                    "turn": turn + 1,
+                    "hash_ids": list(ids[: tokens // 16]),
+                }
+            )
+    write(tmp_path / "trace.jsonl", records)
+    found = figures(tmp_path / "trace.jsonl")
+    assert [(each["cause"], each["place"]) for each in found["causes"]] == [("reply", "assistant's message")]
+    assert found["hit_rate"] == pytest.approx(1 / 3)
+    assert found["hit_rate_without_causes"] == pytest.approx(2 / 3)
+    # A prompt that holds the reply has no cause.
+    for record in records[1::2]:
+        record["input_length"] = 1770
+        record["hash_ids"] = [*record["hash_ids"][:10], *(record["chat_id"] * 1000 + n for n in range(500, 601))]
+    write(tmp_path / "whole.jsonl", records)
+    assert figures(tmp_path / "whole.jsonl")["causes"] == []
+
+
 def test_every_cause_has_a_name_and_advice() -> None:
     assert set(KINDS) == set(CAUSES)
 
