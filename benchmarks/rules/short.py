@@ -106,18 +106,18 @@ def build(part: Part, requests: int = REQUESTS) -> Workload:
 def aiperf_sessions(file: Path, seed: int, requests: int) -> Path:
     """Write sessions in AIPerf's format: new tokens per row, tool calls and users between them; return the file.
 
-    Parameters are assumptions: one of four tool sets of 4 to 16 blocks, a repository of 4 to 60, turns of 300 to 8,000 new
-    tokens, a third of the gaps those of users (median 40 s), the rest those of tools (2 s); 8 turns on average.
+    Parameters are assumptions: one of four tool sets of 1 to 4 blocks, files of 1 to 12, turns of 300 to 8,000
+    new tokens, a third of the gaps those of users (median 40 s), the rest those of tools (2 s); 8 turns on average.
     """
     random = np.random.default_rng(seed)
-    tools = [(1_000_000 * (1 + kind), int(random.integers(4, 17))) for kind in range(4)]
+    tools = [(1_000_000 * (1 + kind), int(random.integers(1, 5))) for kind in range(4)]
     fresh, rows, at, session = 10_000_000, [], 0.0, 0
     while len(rows) < requests:
         session += 1
         at += float(random.exponential(4_000.0))
         begin, blocks = tools[int(random.choice(4, p=(0.5, 0.3, 0.15, 0.05)))]
         ids = list(range(begin, begin + blocks))
-        own = int(random.integers(4, 61))
+        own = int(random.integers(1, 13))
         ids += range(fresh, fresh + own)
         fresh += own
         row: dict[str, Any] = {"session_id": f"s{session}", "timestamp": round(at)}
@@ -141,7 +141,10 @@ def run_one(part: Part, policy: str, size: float) -> Row:
     result = simulate(workload, capacity, lambda blocks: REGISTRY[policy](blocks, workload, settings))
     figures = result.figures()
     return {
-        **{"workload": part.name, "share": size, "seed": part.seed, "label": policy},
+        "workload": part.name,
+        "share": size,
+        "seed": part.seed,
+        "label": policy,
         **{name: figures[name] for name in ("hit_rate", "whole_hit_rate", "requests", "refused")},
     }
 
@@ -171,17 +174,15 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
 def report(rows: Sequence[Row]) -> Iterator[str]:
     """Yield the lines of the tables."""
     found = summary(rows)
-    yield f"The first {REQUESTS} requests: hit rate, % of prompt tokens, after the first {WARM_UP_REQUESTS}. Code {code_digest()}."
+    yield f"{REQUESTS} requests a log: hit rate after the first {WARM_UP_REQUESTS}, % of prompt tokens. Code {code_digest()}."
     yield ""
-    rates = {(row["workload"], row["share"], row["label"]): row for row in rows}
+    found_at = {(row["workload"], row["share"], row["label"]): row for row in rows}
     lines = []
     for name, size in dict.fromkeys((row["workload"], row["share"]) for row in rows):
-        each = [100 * rates[name, size, label]["hit_rate"] for label in POLICIES]
-        whole = [100 * rates[name, size, label]["whole_hit_rate"] for label in (POLICIES[0], PLUGIN)]
-        lines.append(
-            [f"{name} {size_name(size)}", *(f"{one:.2f}" for one in each)]
-            + [f"{each[-1] - each[0]:+.2f}", f"{whole[1] - whole[0]:+.2f}"]
-        )
+        each = [100 * found_at[name, size, label]["hit_rate"] for label in POLICIES]
+        whole = [100 * found_at[name, size, label]["whole_hit_rate"] for label in (POLICIES[0], PLUGIN)]
+        distances = [f"{rates[-1] - rates[0]:+.2f}" for rates in (each, whole)]
+        lines.append([f"{name} {size_name(size)}", *(f"{one:.2f}" for one in each), *distances])
     yield table(["log, cache", *POLICIES, f"{PLUGIN} - lru", "from the first request"], lines)
     yield ""
     yield (
