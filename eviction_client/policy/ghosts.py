@@ -286,19 +286,19 @@ class Ghosts(Generic[H]):
 
         Args:
             prompt: the full blocks of its prompt.
-            chain: all its blocks.
+            chain: all its blocks, those of the prompt first.
             spans: their classes, by rule, and under CHOSEN in the real cache's queue.
             request: its name in :meth:`start`.
             above: cache with priority. Its hits count as hits of all.
         """
-        asked = self.sample(prompt)
         pieces: dict[int, int] = {}
         followed: list[H] = []
         start = 0
-        for end in sorted({span.end for of_rule in spans.values() for span in of_rule}):
+        for end in sorted({len(prompt), *(span.end for of_rule in spans.values() for span in of_rule)}):
             followed += self.sample(chain[start:end])
             pieces[end] = len(followed)
             start = end
+        asked = followed[: pieces[len(prompt)]]
         caches = {**self.caches, CHOSEN: self.chosen}
         if self._inclusive is not None:
             self.chosen.room = self.caches[self.guard.in_force].room
