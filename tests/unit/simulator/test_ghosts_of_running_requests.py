@@ -1,4 +1,4 @@
-"""Ghost caches beside a cache that running requests share: their hits, and the room that these leave."""
+"""Ghost caches of a cache that running requests share: their hits, and the room that these leave."""
 
 from collections.abc import Sequence
 from typing import Any
