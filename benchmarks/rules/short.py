@@ -111,7 +111,8 @@ def aiperf_sessions(file: Path, seed: int, requests: int) -> Path:
     """
     random = np.random.default_rng(seed)
     tools = [(1_000_000 * (1 + kind), int(random.integers(1, 5))) for kind in range(4)]
-    fresh, rows, at, session = 10_000_000, [], 0.0, 0
+    fresh, at, session = 10_000_000, 0.0, 0
+    rows: list[dict[str, Any]] = []
     while len(rows) < requests:
         session += 1
         at += float(random.exponential(4_000.0))
