@@ -298,6 +298,29 @@ def bench_rules_trace(
     report(lambda: trace_rules.run(trace, trace_format, jobs=jobs, stored=stored), output)
 
 
+@app.command("rules-short")
+def bench_rules_short(
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of Mooncake's trace, agents' sessions and conversations; missing ones are left out.")
+    ],
+    starts: Annotated[str, typer.Option(help="First requests of the parts of Mooncake's trace.")] = "0,2000,5000,8000",
+    seeds: Annotated[str, typer.Option(help="Seeds of the logs that are drawn.")] = "0",
+    workloads: Annotated[str, typer.Option(help="Generated workloads as well, names with commas.")] = "",
+    sizes: Annotated[str, typer.Option(help="Shares of the working set.")] = "1%,2%,3%,5%,8%,20%",
+    jobs: SimulatorJobs = 1,
+    output: Output = None,
+) -> None:
+    """Simulate the plug-in and classic rules on logs of 4,000 requests; compare each single run with LRU.
+
+    Hits are counted after 500 requests, and from the first request on.
+    """
+    from benchmarks.rules import short
+    from lpc_apps.simulator.amounts import parse_capacity
+
+    parts = short.parts_of(folder, _numbers(starts), _seeds(seeds), [name for name in workloads.split(",") if name])
+    report(lambda: short.run(parts, [parse_capacity(size) for size in sizes.split(",")], jobs=jobs), output)
+
+
 @app.command("rules-chat")
 def bench_rules_chat(
     conversations: Annotated[Path, typer.Argument(help='Conversations without times: {"messages": [...]} per line.')],
@@ -399,10 +422,14 @@ def bench_rules_agents(
 
 
 def _seeds(text: str) -> list[int]:
+    return _numbers(text, "seeds")
+
+
+def _numbers(text: str, what: str = "numbers") -> list[int]:
     try:
-        return [int(part) for part in text.split(",")]
+        return [int(part) for part in text.split(",") if part]
     except ValueError:
-        raise UsageError(f"{text!r:.40} is not a list of seeds: give whole numbers with commas, such as 100,101") from None
+        raise UsageError(f"{text!r:.40} is not a list of {what}: give whole numbers with commas, such as 100,101") from None
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from eviction_client.operators_file import OperatorsFile
 from eviction_client.pace import pause
 from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.free_queue import DONE, Table
+from eviction_client.policy.ghosts import IN_USE_FOLLOWS
 from eviction_client.policy.hints import MAX_RETAIN_S, NO_HINTS, Hints, Owners, Retained
 from eviction_client.policy.policy import HOMES, Policy
 from eviction_client.policy.reuse_monitor import UNKNOWN, Arrival
@@ -54,8 +55,6 @@ ROUND_S: Final = 1.0
 TRIM_EVERY_S: Final = 100.0
 MOST_FAILURES: Final = 3
 """Failures of the background after which LRU applies until the engine restarts."""
-IN_USE_FOLLOWS: Final = 0.02
-"""Weight of each request in the running mean of blocks in use."""
 NOTICEABLE_S: Final = 1.0
 """A pooled time changes the class only if it is later than the own one by at least this."""
 
@@ -493,6 +492,7 @@ class Plugin:
         arrival = self.policy.arrived(admitted.prompt, admitted.at)
         self._arrivals[admitted.request_id] = arrival
         self._explain(self.misses.arrived, admitted.request_id, arrival)
+        self.policy.ghosts.start(admitted.request_id, admitted.prompt)
         if admitted.kept:
             above = self.policy.ghosts.caches[self.rule]
             for tier in self.tiers:
@@ -586,7 +586,7 @@ class Plugin:
 
     def _refit(self, now: float) -> None:
         policy = self.policy
-        policy.ghosts.resize(self._capacity - self._in_use)
+        policy.ghosts.resize(self._capacity, in_use=self._in_use)
         for _ in policy.refitting(now):
             pause()
         for tier in self.tiers:

@@ -3,7 +3,8 @@
 A ghost cache holds block hashes without content. All hold the same sample of the blocks, chosen by hash, and the same share of
 the capacity, so that their hit rates estimate those of full caches. They use the real queue
 (:mod:`eviction_client.policy.free_queue`) with their rule's classes and tables. Requests take no time in them, so all blocks
-are always free.
+are always free. A request's hits are counted when it starts, as in the real cache, and its blocks are inserted when it ends.
+The new blocks of running requests are not in them, so they have that much less room than the real cache.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -21,6 +22,8 @@ S = TypeVar("S", bound=bytes)
 FEWEST_BLOCKS: Final = 2048
 """Smallest ghost cache that is sampled, blocks. Of smaller ones a rule's gain over LRU is biased: with 64 blocks by up to 10
 points, with 1,024 by up to 2.0, with 2,048 by 0.05 on average and 0.75 at most."""
+IN_USE_FOLLOWS: Final = 0.02
+"""Weight of each request in running means: of the real cache's blocks in use, and of the requests' new blocks."""
 CHOSEN: Final = "chosen"
 """Name, next to those of the rules, of whichever rule the guard has chosen."""
 
@@ -175,6 +178,10 @@ class Ghosts(Generic[H]):
         self.asked = self.latest_asked = 0
         self.hits = dict.fromkeys((*self.caches, CHOSEN), 0)
         self.latest = dict.fromkeys((*self.caches, CHOSEN), 0)
+        self._started: dict[Hashable, dict[str, int]] = {}
+        """Hits of running requests by cache."""
+        self._chain = self._hit = 0.0
+        """Running means of a request's sampled blocks, and of those that the chosen cache hit."""
 
     def renewed(self, choosable: Sequence[str]) -> "Ghosts[H]":
         """Return empty ghost caches with the counters of these, and a new guard, under which `lru` is in force at the start."""
@@ -207,12 +214,20 @@ class Ghosts(Generic[H]):
         rule = self.guard.in_force if rule == CHOSEN else rule
         return above if self._inclusive is None or rule == "lru" else None
 
-    def resize(self, capacity: float) -> None:
-        """Set the capacity to that of the real cache for free blocks now. The sampling follows it while nothing is held."""
+    def resize(self, capacity: float, *, in_use: float = 0.0) -> None:
+        """Set the capacity to that of the real cache. The sampling follows it while nothing is held.
+
+        Args:
+            capacity: blocks, those in use included.
+            in_use: mean number of blocks in use. The share of them that requests hit is in the ghost caches as well; the rest
+                takes room from them.
+        """
+        room = capacity - in_use * (1.0 - self._hit / self._chain if self._chain else 1.0)
         if not any(map(len, self.caches.values())):
-            self.every = sampling_of(capacity)
+            self.every = sampling_of(room)
+            self._started.clear()
         for cache in (*self.caches.values(), self.chosen):
-            cache.room = max(int(capacity) // self.every, 1)
+            cache.room = max(int(room) // self.every, 1)
 
     def set_tables(self, tables: Mapping[str, Sequence[Table] | None], of_queue: Mapping[str, Sequence[Table] | None]) -> None:
         """Set the tables of each rule's classes, and by rule those of the real cache's classes (none for `lru`)."""
@@ -232,19 +247,29 @@ class Ghosts(Generic[H]):
         """Return the blocks in the sample."""
         return self._sample(blocks, self.every)
 
+    def start(self, request: Hashable, prompt: Sequence[Any]) -> None:
+        """Count the hits of a request that starts. One that is not counted here is counted when it ends.
+
+        Requests that end in between add blocks that this one could not hit, and it seems to use its blocks later than it does.
+        """
+        asked = self.sample(prompt)
+        self._started[request] = {rule: cache.hits(asked) for rule, cache in (*self.caches.items(), (CHOSEN, self.chosen))}
+
     def wait(self, request: Hashable, prompt: Sequence[Any], *, above: GhostCache[H] | None = None) -> None:
-        """Retain the blocks that a waiting request will hit, as the real cache does.
+        """Retain the blocks that a waiting request will hit, as the real cache does. Its hits are counted when it ends.
 
         Args:
             prompt: its full blocks.
             above: cache with priority. Blocks in it are not retained here.
         """
+        self._started.pop(request, None)
         followed = self.sample(prompt)
         for rule, cache in (*self.caches.items(), (CHOSEN, self.chosen)):
             cache.wait(request, followed, self._above(rule, above))
 
     def served(self, request: Hashable) -> None:
         """Release the blocks retained for a request, which has ended."""
+        self._started.pop(request, None)
         for cache in (*self.caches.values(), self.chosen):
             cache.queue.served(request)
 
@@ -254,28 +279,36 @@ class Ghosts(Generic[H]):
         chain: Sequence[Any],
         spans: Mapping[str, Sequence[ClassSpan]],
         *,
+        request: Hashable = None,
         above: GhostCache[H] | None = None,
     ) -> str:
         """Apply a finished request to all caches; return the rule that should be in force.
 
         Args:
             prompt: the full blocks of its prompt.
-            chain: all its blocks.
+            chain: all its blocks, those of the prompt first.
             spans: their classes, by rule, and under CHOSEN in the real cache's queue.
+            request: its name in :meth:`start`.
             above: cache with priority. Its hits count as hits of all.
         """
-        asked = self.sample(prompt)
         pieces: dict[int, int] = {}
         followed: list[H] = []
         start = 0
-        for end in sorted({span.end for of_rule in spans.values() for span in of_rule}):
+        for end in sorted({len(prompt), *(span.end for of_rule in spans.values() for span in of_rule)}):
             followed += self.sample(chain[start:end])
             pieces[end] = len(followed)
             start = end
+        asked = followed[: pieces[len(prompt)]]
         caches = {**self.caches, CHOSEN: self.chosen}
         if self._inclusive is not None:
             self.chosen.room = self.caches[self.guard.in_force].room
-        hits = {rule: cache.hits(asked, self._above(rule, above)) for rule, cache in caches.items()}
+        started = self._started.pop(request, None)
+        if started is None:
+            hits = {rule: cache.hits(asked, self._above(rule, above)) for rule, cache in caches.items()}
+        else:
+            hits = {rule: min(count, len(asked)) for rule, count in started.items()}
+        self._chain += IN_USE_FOLLOWS * (len(followed) - self._chain)
+        self._hit += IN_USE_FOLLOWS * (hits[CHOSEN] - self._hit)
         for rule, cache in caches.items():
             cache.use(followed, [(pieces[end], number) for end, number in spans[rule]])
         self.latest_asked, self.latest = len(asked), hits

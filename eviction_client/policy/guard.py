@@ -44,6 +44,9 @@ points less on the same records.
 Measured with exact ghost caches and a cache that switches, on 693 runs of seeds that nothing was tuned on (11 generated
 workloads, 7 sizes, 3 seeds; without a sidecar, predictions as learned and inverted), after 500 requests: 2.96 points above LRU
 on average, worst run -0.30. With the hits of the rule in force instead of the extra cache's: 2.97, -0.50. Always `value`: -7.0.
+These runs have 5,000 to 11,000 requests. The allowance does not depend on a log's length, so a shorter one can lose more: of
+4,000 requests the worst single runs are -0.30 (`chat-exponential`) and -0.52 (a log of others, before the ghost caches counted
+hits at a request's start), of 1,000 requests -2.4 (Mooncake, 8%). See docs/benchmarks/simulator.md, short logs.
 Chatbot Arena, 20K to 160K tokens, 20 seeds, against the better of LRU and turn priority at each size: -0.15 to +2.7.
 """
 

@@ -206,6 +206,7 @@ class BlockCache(Generic[B]):
 
     def release(self, path: Path, blank: int, turn: Turn, now: float) -> None:
         """End a request's use of its blocks."""
+        self.policy.in_use(self.capacity - self.room)
         self.policy.finish(turn, now)
         held_of = self._held
         freed: list[B] = []

@@ -73,6 +73,9 @@ class Policy(ABC, Generic[B]):
         """Return a turn's segments."""
         return self.workload.paths.of(turn)
 
+    def in_use(self, blocks: int) -> None:
+        """Called when a request ends, before :meth:`finish`, with the number of blocks in use, its own included."""
+
     def finish(self, turn: Turn, now: float) -> None:
         """Called when a request ends, before its blocks are freed."""
 

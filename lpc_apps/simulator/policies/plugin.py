@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.free_queue import FreeQueue
-from eviction_client.policy.ghosts import sampled
+from eviction_client.policy.ghosts import IN_USE_FOLLOWS, sampled
 from eviction_client.policy.policy import Policy as Core
 from eviction_client.policy.reuse_monitor import REMEMBERED, UNKNOWN, Arrival, Use
 from lpc.model.probability import logit
@@ -33,7 +33,7 @@ class Plugin(Policy[Piece]):
 
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
-        self._now = 0.0
+        self._now = self._in_use = 0.0
         self._sampled: dict[tuple[Segment, int], tuple[int, ...]] = {}
         self.core: Final[Core[Segment]] = Core(
             capacity,
@@ -57,9 +57,12 @@ class Plugin(Policy[Piece]):
         to have missed their next use, and be evicted just before it.
         """
         self._now = now
-        self._arrivals[turn] = self.core.arrived(prompt_of(turn, self.workload.paths.of(turn)), now)
+        prompt = prompt_of(turn, self.workload.paths.of(turn))
+        self._arrivals[turn] = self.core.arrived(prompt, now)
+        self.core.ghosts.start(turn, prompt)
         if self.core.refit_due(now):
             self._ask(now)
+            self.core.ghosts.resize(self.capacity, in_use=self._in_use)
             self.core.refit(now)
         self._follow()
 
@@ -67,6 +70,10 @@ class Plugin(Policy[Piece]):
         """Also retain the request's blocks in the ghost caches."""
         self._now = now
         self.core.ghosts.wait(turn, prompt_of(turn, self.workload.paths.of(turn)))
+
+    def in_use(self, blocks: int) -> None:
+        """Record the number of blocks in use, as the plug-in does in an engine."""
+        self._in_use += IN_USE_FOLLOWS * (blocks - self._in_use)
 
     def finish(self, turn: Turn, now: float) -> None:
         """Set the blocks' classes; let the policy learn from the request."""
