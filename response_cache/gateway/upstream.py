@@ -7,8 +7,8 @@ What was not answered may be sent again: a generation has no effect but its answ
   the answer is an error that another engine may not give (`REFUSALS`, `FULL`, `DOUBTFUL`). A request that ends engines must not
   end all of them, so at most `SENDS` get it.
 
-A connection that times out is weak evidence about the engine: on a busy machine the gateway itself may be late. So before the client
-gets an error, the engine that answered last is asked once more, with patience.
+A connection that times out is weak evidence about the engine: on a busy machine the gateway itself may be late. So before the
+client gets an error, the engine that answered last is asked once more, with patience.
 """
 
 import asyncio

@@ -6,7 +6,7 @@
 - ``kv_cache_manager.pop_blocks_for_free`` becomes :meth:`Hooks.pop_blocks_for_free`. There a free begins that vLLM puts off
   while a step in flight may still write the blocks: the list that vLLM keeps is a :class:`FreedLater`, which brings the
   request's classes to ``block_pool.free_blocks``, now :meth:`Hooks.free_blocks`;
-- ``block_pool.reset_prefix_cache`` becomes :meth:`Hooks.reset_prefix_cache`, which also empties the plug-in's records of the pool;
+- ``block_pool.reset_prefix_cache`` becomes :meth:`Hooks.reset_prefix_cache`, which empties the plug-in's records as well;
 - the scheduler's ``add_request`` calls :meth:`Hooks.admitted` once vLLM has taken the request; ``schedule`` becomes
   :meth:`Steps.schedule`, which calls :meth:`Hooks.step` and :meth:`Hooks.started`; ``shutdown`` closes the plug-in last. From
   its admission to its start a request waits, and what it will hit is kept (:class:`WaitingPrefixes`).
