@@ -26,6 +26,8 @@ from typing import Any, Final, NamedTuple
 
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.requests.possibly import beginning, of_claude_code
+from lpc.requests.rules import ANY
+from lpc.requests.surely import chat
 from lpc.wire.headers import Headers
 from response_cache.bodies import question
 from response_cache.gateway.clients import NAMES, SALT, Tenants, text_at
@@ -90,11 +92,13 @@ class Reader:
         tenants: salts and names of conversations.
         max_values: limit on the JSON values of one body.
         arguments: field of a body in which the engines take hints; None: hints are not forwarded.
+        rules: by which the engines read two bodies alike (`lpc.requests.rules.sure`).
     """
 
     tenants: Tenants
     max_values: int
     arguments: str | None = None
+    rules: frozenset[str] = ANY
 
     async def read(self, path: str, headers: Headers, body: bytes, query: str, tenant: str, scope: str | None) -> Reading:
         """Read a body. ``scope`` is that of the caches; None if they are not asked. Raises GatewayError (400, 413, 415)."""
@@ -111,7 +115,7 @@ class Reader:
         others = None if known_to_engines else names_in_other_fields(fields, headers)
         name = known_to_engines if others is None else others.conversation
         session = None if others is None else self.tenants.session(tenant, others.conversation)
-        asked = None if scope is None else question_of(path, fields, query, tenant, scope)
+        asked = None if scope is None else question_of(path, fields, query, tenant, scope, self.rules)
         sent = self.tenants.apply(tenant, *self._with_hints(fields, body, name))
         key = affinity(fields, known_to_engines if others is None else others.engine, tenant)
         continues = None if known_to_engines else text_at(fields, ("previous_response_id",))
@@ -191,13 +195,18 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(name)
 
 
-def question_of(path: str, fields: Mapping[str, Any], query: str, tenant: str, scope: str) -> pb.Request | None:
+def question_of(
+    path: str, fields: Mapping[str, Any], query: str, tenant: str, scope: str, rules: frozenset[str] = ANY
+) -> pb.Request | None:
     """Return the caches' request for a completion with messages or one text; None for any other request.
 
-    The query is part of it, because it may contain a key or choose a model.
+    A chat is in the form of its engines, so that bodies that they read alike are one request. The sidecar applies the rules of
+    `ANY` itself. The query is part of it, because it may contain a key or choose a model.
     """
     if not (fields.get("messages") if path == CHAT else path == COMPLETIONS and isinstance(fields.get("prompt"), str)):
         return None
+    if path == CHAT and rules != ANY:
+        fields = chat(fields, rules)
     # The engine may accept a body that the caches cannot represent.
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
         return question({**fields, "url_query": query} if query else fields, scope=scope, tenant=tenant)

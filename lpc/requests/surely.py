@@ -1,0 +1,101 @@
+"""The parts of a chat's body in a form that is equal only for bodies which an engine reads alike on every template.
+
+Each function takes the names of the rules that hold (`lpc.requests.rules.sure`), and changes nothing else: what has another
+shape than expected stays as it is.
+"""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+MARK: Final = "cache_control"
+_TOOL: Final = ("type", "function", "defer_loading")
+_FUNCTION: Final = ("name", "description", "parameters", "strict", "defer_loading")
+"""Keys that engines read, in the order in which vLLM prints them."""
+_NULL: Final = ("strict", "defer_loading")
+
+
+def chat(fields: Mapping[str, Any], rules: Collection[str]) -> dict[str, Any]:
+    """Return the body of a chat in its sure form."""
+    found = dict(fields)
+    if isinstance(messages := fields.get("messages"), list):
+        found["messages"] = [message(one, rules) if isinstance(one, dict) else one for one in messages]
+    if isinstance(listed := fields.get("tools"), list):
+        found["tools"] = tools(listed, rules)
+        if listed and "tool_choice" in rules and fields.get("tool_choice") == "auto":
+            del found["tool_choice"]
+    return found
+
+
+def message(one: Mapping[str, Any], rules: Collection[str]) -> dict[str, Any]:
+    """Return a message in its sure form."""
+    found = dict(one)
+    if isinstance(content := one.get("content"), list):
+        parts = [part(each) if "part_mark" in rules else each for each in content]
+        found["content"] = parts
+        role = one.get("role")
+        if len(parts) == 1 and ("any_text_part" in rules or ("text_part" in rules and role in ("user", "system"))):
+            text = text_of(parts[0])
+            found["content"] = parts if text is None else text
+    if one.get("role") == "assistant":
+        if "reasoning" in rules and isinstance(found.get("reasoning_content"), str):
+            thoughts = found.pop("reasoning_content")
+            if found.get("reasoning") is None:
+                found["reasoning"] = thoughts
+        if "arguments" in rules and isinstance(calls := found.get("tool_calls"), list):
+            found["tool_calls"] = [_call(call) for call in calls]
+    return found
+
+
+def part(one: Any) -> Any:
+    """Return a content part; a text part without its mark."""
+    if isinstance(one, dict) and MARK in one and one.get("type") == "text":
+        return {name: value for name, value in one.items() if name != MARK}
+    return one
+
+
+def text_of(one: Any) -> str | None:
+    """Return the text of a part that is nothing else; else None."""
+    is_text = isinstance(one, dict) and one.keys() == {"type", "text"} and one["type"] == "text"
+    return one["text"] if is_text and isinstance(one["text"], str) else None
+
+
+def tools(listed: Sequence[Any], rules: Collection[str]) -> list[Any]:
+    """Return tools in their sure form."""
+    return [tool(one, rules) for one in listed]
+
+
+def tool(one: Any, rules: Collection[str]) -> Any:
+    """Return the definition of a tool of a chat in its sure form."""
+    if not (isinstance(one, dict) and isinstance(function := one.get("function"), dict)):
+        return one
+    if "tool_keys" in rules:
+        one, function = _known(one, _TOOL), _known(function, _FUNCTION)
+    if "tool_order" in rules:
+        one = {name: one[name] for name in sorted(one, reverse=True)}  # `type` first
+    if "null_in_function" in rules:
+        function = {name: value for name, value in function.items() if value is not None or name == "name"}
+    if "function_order" in rules:
+        others = [name for name in function if name not in _FUNCTION]
+        function = {name: function[name] for name in (*_FUNCTION, *others) if name in function}
+    return {**one, "function": function}
+
+
+def _known(one: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in one.items() if name in names and not (value is None and name in _NULL)}
+
+
+def _call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    text = function.get("arguments") if isinstance(function, dict) else None
+    if not isinstance(text, str):
+        return call
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": json.dumps(value)}}
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(name)
