@@ -47,6 +47,7 @@ RULES: Final = (
     Rule("part_mark", "`cache_control` on a text part", _BOTH),
     Rule("tool_keys", "unknown keys, `cache_control`, `strict: null` and `defer_loading: null` on a tool", _BOTH),
     Rule("tool_order", "the order of keys of a tool outside `function`", _BOTH),
+    Rule("call_order", "the order of keys of a tool call", _BOTH),
     Rule("tool_choice", "`tool_choice: auto`, and none, with tools", _BOTH),
     Rule("any_text_part", "one text part of any message, and its text as a string", _VLLM),
     Rule("function_order", "the order of keys in `function`", _VLLM),
@@ -85,3 +86,18 @@ def _covers(versions: tuple[str, ...], version: str) -> bool:
 
 
 ANY: Final = sure("any")
+
+NULL_REFUSED: Final = frozenset(
+    (
+        *("add_generation_prompt", "add_special_tokens", "bad_words", "continue_final_message", "echo", "frequency_penalty"),
+        *("ignore_eos", "include_reasoning", "include_stop_str_in_output", "length_penalty", "logprobs", "max_tokens"),
+        *("min_p", "min_tokens", "mm_payload", "n", "no_stop_trim", "parallel_tool_calls", "presence_penalty"),
+        *("repetition_penalty", "return_cached_tokens_details", "return_flat_raw_output_top_logprobs"),
+        *("return_flat_raw_top_logprobs_b64", "return_hidden_states", "return_input_ids_in_sglext", "return_meta_info"),
+        *("return_output_ids_in_sglext", "return_prompt_token_ids", "return_routed_experts", "return_sampling_mask"),
+        *("return_spec_tokens_details", "return_token_ids", "routed_experts_prompt_start", "routed_experts_start_len"),
+        *("separate_reasoning", "skip_special_tokens", "spaces_between_special_tokens", "stream", "stream_reasoning"),
+        *("temperature", "top_k", "top_p", "use_audio_in_video", "use_beam_search"),
+    )
+)
+"""Parameters for which an engine refuses null (400). Any other one is absent if it is null."""

@@ -4,6 +4,7 @@ Each function takes the names of the rules that hold (`lpc.requests.rules.sure`)
 shape than expected stays as it is.
 """
 
+import contextlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
@@ -27,6 +28,12 @@ def chat(fields: Mapping[str, Any], rules: Collection[str]) -> dict[str, Any]:
     return found
 
 
+def without_nulls(one: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message without null fields. vLLM refuses a null name, and null calls of others than assistants."""
+    kept = ("name",) if one.get("role") == "assistant" else ("name", "tool_calls")
+    return {name: value for name, value in one.items() if value is not None or name in kept}
+
+
 def message(one: Mapping[str, Any], rules: Collection[str]) -> dict[str, Any]:
     """Return a message in its sure form."""
     found = dict(one)
@@ -42,8 +49,8 @@ def message(one: Mapping[str, Any], rules: Collection[str]) -> dict[str, Any]:
             thoughts = found.pop("reasoning_content")
             if found.get("reasoning") is None:
                 found["reasoning"] = thoughts
-        if "arguments" in rules and isinstance(calls := found.get("tool_calls"), list):
-            found["tool_calls"] = [_call(call) for call in calls]
+        if isinstance(calls := found.get("tool_calls"), list):
+            found["tool_calls"] = [_call(call, rules) for call in calls]
     return found
 
 
@@ -85,16 +92,16 @@ def _known(one: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     return {name: value for name, value in one.items() if name in names and not (value is None and name in _NULL)}
 
 
-def _call(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
-    text = function.get("arguments") if isinstance(function, dict) else None
-    if not isinstance(text, str):
+def _call(call: Any, rules: Collection[str]) -> Any:
+    if not (isinstance(call, dict) and isinstance(function := call.get("function"), dict)):
         return call
-    try:
-        value = json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return call
-    return {**call, "function": {**function, "arguments": json.dumps(value)}}
+    text = function.get("arguments")
+    if "arguments" in rules and isinstance(text, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            function = {**function, "arguments": json.dumps(json.loads(text, parse_constant=_refuse))}
+    if "call_order" in rules:
+        call, function = ({name: one[name] for name in sorted(one)} for one in (call, function))
+    return {**call, "function": function}
 
 
 def _refuse(name: str) -> float:

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple, NewType
 
 from lpc.errors import InvalidRequest
 from lpc.requests import surely
-from lpc.requests.rules import ANY
+from lpc.requests.rules import ANY, NULL_REFUSED
 from response_cache.semantic.normal import normal_form
 from response_cache.semantic.vetoes import language_of
 
@@ -261,8 +261,8 @@ _dump: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    message = surely.message(message, ANY)
-    found = {name: message[name] for name in sorted(message) if message[name] is not None}
+    message = surely.without_nulls(surely.message(message, ANY))
+    found = {name: message[name] for name in sorted(message)}
     if isinstance(found.get("content"), list):
         found["content"] = [_part(part) for part in found["content"]]
     return found
@@ -280,7 +280,11 @@ def _url(value: Any) -> Any:
 
 
 def _parameters(parameters: Mapping[str, Any], *, has_tools: bool) -> dict[str, Any]:
-    found = {name: parameters[name] for name in sorted(parameters) if name not in IGNORED and parameters[name] is not None}
+    found = {
+        name: parameters[name]
+        for name in sorted(parameters)
+        if name not in IGNORED and (parameters[name] is not None or name in NULL_REFUSED)
+    }
     found |= {name: _number(found[name]) for name in SAMPLING & found.keys()}
     if has_tools and found.get("tool_choice") == "auto" and "tool_choice" in ANY:
         del found["tool_choice"]
