@@ -16,11 +16,12 @@ Body = dict[str, Any]
 TEMPLATES = {
     # Prints all that a template of strings can see, so that equal tokens are equal on every such template.
     "all": "{{ messages | tojson }}{{ tools | tojson }}",
-    # Text parts in a list, thoughts, calls and tools, as templates of multimodal models print them.
+    # Text parts of users in a list, as templates of multimodal models print them, and a reply as it comes.
     "parts": (
         "{% for message in messages %}<{{ message.role }} {{ message.name }} {{ message.tool_call_id }}>"
-        "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
-        "{% for part in message['content'] or [] %}[{{ part.type }} {{ part.text }}]{% endfor %}{% endif %}"
+        "{% if message.role == 'assistant' or message['content'] is string %}{{ message['content'] }}{% else %}"
+        "{% for part in message['content'] %}{% if part.type == 'text' %}{{ part.text }}{% endif %}"
+        "{% if not loop.last %}|{% endif %}{% endfor %}{% endif %}"
         "{{ message.reasoning_content }}{{ (message.tool_calls or []) | tojson }}{% endfor %}{{ tools | tojson }}"
     ),
     # White space and names that some templates drop.

@@ -44,7 +44,7 @@ _SGLANG: Final = {"sglang": SGLANG}
 
 RULES: Final = (
     Rule("text_part", "one text part of a user or a system message, and its text as a string", _BOTH),
-    Rule("part_mark", "`cache_control` on a text part", _BOTH),
+    Rule("part_mark", "`cache_control` on a text part of a user, a system or a tool message", _BOTH),
     Rule("tool_keys", "unknown keys, `cache_control`, `strict: null` and `defer_loading: null` on a tool", _BOTH),
     Rule("tool_order", "the order of keys of a tool outside `function`", _BOTH),
     Rule("call_order", "the order of keys of a tool call", _BOTH),

@@ -10,6 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 MARK: Final = "cache_control"
+MARKED: Final = ("user", "system", "tool")
+"""Roles in which no template prints a mark. Some print a reply's parts as they come."""
 _TOOL: Final = ("type", "function", "defer_loading")
 _FUNCTION: Final = ("name", "description", "parameters", "strict", "defer_loading")
 """Keys that engines read, in the order in which vLLM prints them."""
@@ -38,9 +40,9 @@ def message(one: Mapping[str, Any], rules: Collection[str]) -> dict[str, Any]:
     """Return a message in its sure form."""
     found = dict(one)
     if isinstance(content := one.get("content"), list):
-        parts = [part(each) if "part_mark" in rules else each for each in content]
-        found["content"] = parts
         role = one.get("role")
+        parts = [part(each) if "part_mark" in rules and role in MARKED else each for each in content]
+        found["content"] = parts
         if len(parts) == 1 and ("any_text_part" in rules or ("text_part" in rules and role in ("user", "system"))):
             text = text_of(parts[0])
             found["content"] = parts if text is None else text
