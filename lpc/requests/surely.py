@@ -15,6 +15,16 @@ MARKED: Final = ("user", "system", "tool")
 _TOOL: Final = ("type", "function", "defer_loading")
 _FUNCTION: Final = ("name", "description", "parameters", "strict", "defer_loading")
 """Keys that engines read, in the order in which vLLM prints them."""
+_PLAIN: Final = frozenset(
+    tuple(name for name in _FUNCTION if name in names)
+    for names in (
+        {"name", "description", "parameters"},
+        {"name", "parameters"},
+        {"name", "description"},
+        {"name", "description", "parameters", "strict"},
+    )
+)
+"""Keys of most functions: in order, and all known."""
 _NULL: Final = ("strict", "defer_loading")
 
 
@@ -77,6 +87,8 @@ def tools(listed: Sequence[Any], rules: Collection[str]) -> list[Any]:
 def tool(one: Any, rules: Collection[str]) -> Any:
     """Return the definition of a tool of a chat in its sure form."""
     if not (isinstance(one, dict) and isinstance(function := one.get("function"), dict)):
+        return one
+    if tuple(one) == _TOOL[:2] and tuple(function) in _PLAIN and None not in function.values():
         return one
     if "tool_keys" in rules:
         one, function = _known(one, _TOOL), _known(function, _FUNCTION)
