@@ -2,13 +2,17 @@
 
 import asyncio
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from vllm.config import ModelConfig, VllmConfig
+from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.renderers.hf import HfRenderer
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.tokenizers.registry import cached_tokenizer_from_config
@@ -17,6 +21,7 @@ from benchmarks.tiny_llama import build
 from lpc.requests.rules import NULL_REFUSED, RULES
 from response_cache.keys.canonical import IGNORED
 from tests.as_read import ROWS, TEMPLATES, USER, Body, body, key, pairs
+from tests.client_behaviours import BEHAVIOURS, MESSAGES, RESPONSES
 
 HARMONY = "harmony"
 """gpt-oss has no template in vLLM."""
@@ -55,6 +60,21 @@ class Renderer:
         except Exception:  # an answer 400 or 500 of the server
             return REFUSED
         return found[1][0]["prompt_token_ids"] if isinstance(found, tuple) else REFUSED
+
+    def prompt(self, path: str, one: Body, template: str) -> list[int]:
+        """Return the prompt's tokens of a body of any API."""
+        online = self._by_template[template]
+        if path == RESPONSES:
+            rendered = asyncio.run(online.render_responses(ResponsesRequest.model_validate(one)))
+            return list(rendered.engine_input["prompt_token_ids"])
+        if path == MESSAGES:
+            messages = AnthropicMessagesRequest.model_validate({"max_tokens": 1, **one})
+            request = AnthropicServingMessages.to_chat_completion_request(messages)
+        else:
+            request = ChatCompletionRequest.model_validate(one)
+        found = asyncio.run(online.render_chat(request))
+        assert isinstance(found, tuple), found
+        return list(found[1][0]["prompt_token_ids"])
 
     def alike(self, one: Body, other: Body) -> dict[str, bool]:
         """Return by template whether two bodies have the same tokens."""
@@ -101,6 +121,21 @@ def test_null_is_absent_for_each_parameter_but_those_named(kind: Any, least: Bod
         except ValueError:
             refused.add(name)
     assert refused and refused <= NULL_REFUSED
+
+
+APART = {
+    *(name for name in BEHAVIOURS if name.endswith("compacted")),
+    *("several parts", "system in several blocks"),  # joined by a line end, and by nothing
+    "name: null",  # refused
+}
+"""Behaviours whose turns vLLM reads apart on the template: they do not move either, because another template joins them."""
+
+
+@pytest.mark.parametrize("behaviour", [name for name in BEHAVIOURS if name not in APART])
+def test_turns_that_do_not_move_continue_each_others_prompt(renderer: Renderer, behaviour: str) -> None:
+    prompts = [renderer.prompt(*BEHAVIOURS[behaviour](1, turn)[:2], "trimmed") for turn in range(3)]
+    for before, prompt in pairwise(prompts):
+        assert prompt[: len(before)] == before and len(prompt) > len(before)
 
 
 def test_requests_with_one_key_have_the_same_tokens(renderer: Renderer) -> None:
