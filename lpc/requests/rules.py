@@ -87,7 +87,7 @@ def _covers(versions: tuple[str, ...], version: str) -> bool:
 
 ANY: Final = sure("any")
 
-NULL_REFUSED: Final = frozenset(
+NULL_COUNTS: Final = frozenset(
     (
         *("add_generation_prompt", "add_special_tokens", "bad_words", "continue_final_message", "echo", "frequency_penalty"),
         *("ignore_eos", "include_reasoning", "include_stop_str_in_output", "length_penalty", "logprobs", "max_tokens"),
@@ -98,6 +98,7 @@ NULL_REFUSED: Final = frozenset(
         *("return_spec_tokens_details", "return_token_ids", "routed_experts_prompt_start", "routed_experts_start_len"),
         *("separate_reasoning", "skip_special_tokens", "spaces_between_special_tokens", "stream", "stream_reasoning"),
         *("temperature", "top_k", "top_p", "use_audio_in_video", "use_beam_search"),
+        "tool_choice",  # vLLM does not look for calls then
     )
 )
-"""Parameters for which an engine refuses null (400). Any other one is absent if it is null."""
+"""Parameters for which an engine refuses null (400), or reads it as another value. Any other one is absent if it is null."""

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple, NewType
 
 from lpc.errors import InvalidRequest
 from lpc.requests import surely
-from lpc.requests.rules import ANY, NULL_REFUSED
+from lpc.requests.rules import ANY, NULL_COUNTS
 from response_cache.semantic.normal import normal_form
 from response_cache.semantic.vetoes import language_of
 
@@ -283,7 +283,7 @@ def _parameters(parameters: Mapping[str, Any], *, has_tools: bool) -> dict[str, 
     found = {
         name: parameters[name]
         for name in sorted(parameters)
-        if name not in IGNORED and (parameters[name] is not None or name in NULL_REFUSED)
+        if name not in IGNORED and (parameters[name] is not None or name in NULL_COUNTS)
     }
     found |= {name: _number(found[name]) for name in SAMPLING & found.keys()}
     if has_tools and found.get("tool_choice") == "auto" and "tool_choice" in ANY:
