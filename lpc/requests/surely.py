@@ -47,8 +47,10 @@ def without_nulls(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def message(one: Mapping[str, Any], rules: Collection[str]) -> dict[str, Any]:
-    """Return a message in its sure form."""
+    """Return a message in its sure form. One with a null name stays: vLLM then reads the parts of a tool's result otherwise."""
     found = dict(one)
+    if "name" in one and one["name"] is None:
+        return found
     if isinstance(content := one.get("content"), list):
         role = one.get("role")
         parts = [part(each) if "part_mark" in rules and role in MARKED else each for each in content]

@@ -20,7 +20,7 @@ from vllm.tokenizers.registry import cached_tokenizer_from_config
 from benchmarks.tiny_llama import build
 from lpc.requests.rules import NULL_COUNTS, RULES
 from response_cache.keys.canonical import IGNORED
-from tests.as_read import ROWS, TEMPLATES, USER, Body, body, key, pairs
+from tests.as_read import ROWS, TEMPLATES, TOOL, USER, Body, body, calling, in_part, key, pairs, result
 from tests.client_behaviours import BEHAVIOURS, MESSAGES, RESPONSES
 
 HARMONY = "harmony"
@@ -121,6 +121,12 @@ def test_null_is_absent_for_each_parameter_but_those_named(kind: Any, least: Bod
         except ValueError:
             refused.add(name)
     assert refused and refused <= NULL_COUNTS
+
+
+def test_a_null_name_changes_how_parts_of_a_result_are_read(renderer: Renderer) -> None:
+    results = [{**form, "name": None} for form in (result(), in_part(result()))]
+    one, other = (body(USER, calling(), each, tools=[TOOL]) for each in results)
+    assert not renderer.alike(one, other)[HARMONY] and key(one, "vllm") != key(other, "vllm")
 
 
 APART = {
