@@ -110,4 +110,4 @@ def test_requests_with_one_key_have_the_same_tokens(renderer: Renderer) -> None:
                 joined += one != other
                 assert all(renderer.alike(one, other).values()), (one, other)
                 break
-    assert joined > 50
+    assert joined > 30
