@@ -37,7 +37,7 @@ def question(body: Mapping[str, Any], *, scope: str = "", tenant: str = "") -> p
         model=model,
         parameters_json=compact(parameters),
         messages=[_message(message) for message in body.get("messages") or ()],
-        tools_json=compact(tools) if tools else b"",
+        tools_json=b"" if tools is None else compact(tools),
         scope=scope or DEFAULT_SCOPE,
         prompt=body.get("prompt"),
         tenant=tenant,

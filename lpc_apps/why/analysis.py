@@ -40,7 +40,7 @@ CONTINUES: Final = 0.5
 """Share of the shorter one's messages that a request has in common with the one that it continues: not with a helper's.
 A message in another form at the same place is in common."""
 EXAMPLES: Final = 2
-VALUES: Final = frozenset({"time", "id", "number", "space", "keys"})
+VALUES: Final = frozenset({"time", "id", "number", "space", "keys", "role", "parts"})
 """Causes that also count between the first messages of different conversations."""
 VARIANTS: Final = frozenset({"text", "lines", "tools"})
 """Causes that count only if they keep changing: a prompt in a few forms, for tenants, is computed once for each."""

@@ -10,7 +10,8 @@ from typing import Final, Literal, NamedTuple
 
 from lpc.logs.chats.request import MEDIA_TOKENS, Part
 from lpc.logs.traces.chat import CHARS_PER_TOKEN
-from lpc_apps.why.prompts import INSTRUCTIONS, TOOLS, Prompts, Unit
+from lpc.requests.possibly import INSTRUCTIONS
+from lpc_apps.why.prompts import TOOLS, Prompts, Unit
 from lpc_apps.why.replay import Entry
 from lpc_apps.why.values import common, edits
 
@@ -18,9 +19,10 @@ Cause = str
 """One of `CAUSES`."""
 CAUSES: Final = (
     *("time", "id", "number", "space", "keys", "text", "lines"),
-    *("tool_order", "tools", "edited", "truncated", "compacted", "reasoning", "reply", "media", "start"),
+    *("tool_order", "tools", "edited", "truncated", "compacted", "reasoning", "media", "role", "parts", "start", "reply"),
 )
-"""Values of a text, texts, tools, histories, media; ``start``, ``reply``: in a log without text."""
+"""Values of a text, texts, tools, histories, media; another role, other parts of the same text; ``start``, ``reply``: in a log
+without text."""
 SIMILAR: Final = 0.5
 """Share of one of two messages that the other one has as well, from which on they are the same message with edits."""
 
@@ -252,7 +254,11 @@ def _where(unit: Unit) -> str:
 def unit_changes(own: Unit, other: Unit, where: str) -> tuple[Change, ...] | None:
     """Return what a unit has differently; None: it is another message."""
     if own.role != other.role:
-        return None
+        # The texts are equal from the role on, so the other prompt lacks the role only.
+        same = {own.role, other.role} == INSTRUCTIONS and own.parts == other.parts
+        return (Change(Key("role", where), 0, len(own.role)),) if same else None
+    if len(own.parts) != len(other.parts) and _whole(own.parts) == _whole(other.parts):
+        return (Change(Key("parts", where), common(own.text, other.text), 0),)
     found: list[Change] = []
     parts, others = own.parts, other.parts
     start = common(own.text, other.text)
@@ -292,6 +298,18 @@ def _cause(value: str, where: str) -> Cause:
         found = "text" if value == "email" else value
         return "tools" if where == TOOLS else found if where == "system" else "edited"
     return value
+
+
+def _whole(parts: Sequence[Part]) -> list[Part]:
+    """Return the parts with adjacent texts as one, without white space."""
+    found: list[Part] = []
+    for part in parts:
+        text = "".join(part.text.split()) if part.kind == "text" else part.text
+        if found and part.kind == found[-1].kind == "text":
+            found[-1] = Part("text", found[-1].text + text)
+        else:
+            found.append(Part(part.kind, text))
+    return found
 
 
 def _stripped(parts: Sequence[Part]) -> list[Part]:

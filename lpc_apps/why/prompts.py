@@ -9,10 +9,12 @@ from typing import Final
 
 from lpc.logs.chats.request import MEDIA_TOKENS, LoggedMessage, LoggedRequest, Part, rendered
 from lpc.logs.traces.chat import BLOCK_CHARS, BLOCK_TOKENS, BLOCK_TOKENS_RANGE, CHARS_PER_TOKEN, SURE_TOKENS
+from lpc.requests.possibly import INSTRUCTIONS
+from lpc.requests.rules import Kind
+from lpc_apps.why.as_read import messages_as_read, tools_as_read
 from lpc_apps.why.thoughts import apart
 from lpc_apps.why.values import masked
 
-INSTRUCTIONS: Final = frozenset({"system", "developer"})
 _LINKED: Final = 512
 """Characters of a message by which it is found again."""
 
@@ -40,8 +42,9 @@ class Unit:
     def link(self) -> str:
         """What stays if thoughts are left out, and times, ids, numbers and white space change."""
         kept = self.without_thoughts
-        text = self.text if kept == self.parts else rendered(LoggedMessage(self.role, kept), _filler)
-        return masked(text[:_LINKED])
+        role = "system" if self.role in INSTRUCTIONS else self.role
+        text = rendered(LoggedMessage(role, kept), _filler) if role != self.role or kept != self.parts else self.text
+        return masked(text[:_LINKED].replace("\\n", ""))
 
     @cached_property
     def thoughts(self) -> tuple[str, ...]:
@@ -100,6 +103,11 @@ class Prompt:
     input_tokens: int | None
     has_media: bool
 
+    def is_read_as(self, other: "Prompt") -> bool:
+        """Return whether both are equal, read by two kinds of engines."""
+        mine, theirs = ([(unit.role, unit.text) for unit in (*each.units, *each.reply)] for each in (self, other))
+        return mine == theirs
+
     @property
     def length(self) -> int:
         """Characters."""
@@ -108,25 +116,30 @@ class Prompt:
 
 @dataclass
 class Prompts:
-    """Reads prompts, and holds each different unit once.
+    """Reads prompts as an engine reads them, and holds each different unit once.
 
     Attributes:
+        kind: of the engine; any: what engines of both kinds read alike.
         chars: of the different units.
     """
 
+    kind: Kind = "any"
     chars: int = 0
     _units: dict[tuple[str, str], Unit] = field(default_factory=dict)
+    _texts: dict[str, str] = field(default_factory=dict)
+    """Texts of units, which readers for several engines share."""
 
     def prompt(self, request: LoggedRequest) -> Prompt:
         """Return the prompt of a request."""
-        tools = [self._unit(TOOLS, (tool,), f"tool {tool.text}\n") for tool in request.tools]
-        messages = [self._message(message) for message in request.messages]
+        model = request.scope[0] if request.scope else ""
+        tools = [self._unit(TOOLS, (tool,), f"tool {tool.text}\n") for tool in tools_as_read(request, self.kind)]
+        messages = [self._message(message) for message in messages_as_read(request.messages, model, self.kind)]
         own = next((i for i, unit in enumerate(messages) if unit.role not in INSTRUCTIONS), len(messages))
         return Prompt(
             request.time,
             (*tools, *messages),
             len(tools) + own,
-            tuple(self._message(message) for message in request.reply),
+            tuple(self._message(message) for message in messages_as_read(request.reply, model, self.kind)),
             request.scope,
             request.session,
             request.user,
@@ -140,9 +153,14 @@ class Prompts:
     def _unit(self, role: str, parts: tuple[Part, ...], text: str) -> Unit:
         found = self._units.get((role, text))
         if found is None:
+            self.chars += 0 if text in self._texts else len(text)
+            text = self._texts.setdefault(text, text)
             found = self._units[role, text] = Unit(role, parts, text)
-            self.chars += len(text)
         return found
+
+    def with_kind(self, kind: Kind) -> "Prompts":
+        """Return a reader for another kind of engine, which shares the texts."""
+        return Prompts(kind, _texts=self._texts)
 
     def unit_of(self, role: str, parts: tuple[Part, ...]) -> Unit:
         """Return a unit by its parts."""

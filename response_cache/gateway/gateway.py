@@ -8,7 +8,7 @@ except hop-by-hop header fields. Paths below /lpc/ are the gateway's own.
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from functools import partial
 from http import HTTPStatus
 from typing import Final
@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.wire.headers import Headers, end_to_end
 from lpc.wire.raw_path import BadTarget, check_framing
+from response_cache.gateway.answered import Answered, Conversation
 from response_cache.gateway.cached import Cached, Found
 from response_cache.gateway.clients import SESSION_HEADERS, Client, Clients, scope_of
 from response_cache.gateway.errors import CLOSE, GatewayError
@@ -28,7 +29,7 @@ from response_cache.gateway.metrics import Metrics
 from response_cache.gateway.recording import Recording, ahead, replay
 from response_cache.gateway.request import SESSION_HEADER, Reader, Reading, digest
 from response_cache.gateway.settings import GatewaySettings
-from response_cache.gateway.targets import CHAT, COMPLETIONS, FREQUENT, OWN, Paths, is_form, path_of
+from response_cache.gateway.targets import CHAT, COMPLETIONS, FREQUENT, OWN, RESPONSES, Paths, is_form, path_of
 from response_cache.gateway.upstream import Upstream
 
 BODILESS: Final = ("GET", "HEAD", "OPTIONS")
@@ -75,6 +76,7 @@ class Gateway:
         self._upstream = upstream
         self._metrics = metrics
         self._clock = clock
+        self._answered = Answered()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -174,7 +176,9 @@ class Gateway:
             reading = await self._reader.read(
                 path, exchange.headers, body, exchange.query.decode("ascii"), client.tenant, scope if cached else None
             )
-            if path not in (CHAT, COMPLETIONS):
+            if path == RESPONSES:
+                await self._respond(exchange, client, reading)
+            elif path not in (CHAT, COMPLETIONS):
                 await self._forward(exchange, client, reading.body, reading.affinity, reading.session)
             else:
                 await self._complete(exchange, client, scope, directives, reading)
@@ -254,6 +258,28 @@ class Gateway:
             # Also if the client or the engine has disconnected. Clients disconnect as soon as they have read [DONE], which is
             # before the end of the stream; the recording is complete by then.
             settle(ended=exchange.complete)
+
+    async def _respond(self, exchange: Exchange, client: Client, reading: Reading) -> None:
+        """Forward a request of the responses API, to the engine that has the answer which it continues."""
+        known = self._answered.find(client.tenant, reading.continues)
+        conversation = known or Conversation(reading.affinity, reading.session)
+        headers = self._for_engine(exchange, client, conversation.session)
+        request = exchange.method, exchange.target, headers, reading.body, conversation.affinity
+        async with self._upstream.answer(*request) as answer:
+            noted = self._noted(client.tenant, conversation, answer.aiter_raw())
+            async with contextlib.aclosing(noted) as chunks:
+                await self._relay(exchange, answer, chunks, "none")
+
+    async def _noted(
+        self, tenant: str, conversation: Conversation, chunks: AsyncIterator[bytes]
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield an answer, and remember its conversation."""
+        begun = False
+        async for data in chunks:
+            if not begun:
+                self._answered.add(tenant, data, conversation)
+            begun = True
+            yield data
 
     async def _forward(
         self,

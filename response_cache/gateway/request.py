@@ -22,9 +22,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from lpc.cache.v1 import response_cache_pb2 as pb
+from lpc.requests.possibly import beginning, of_claude_code
+from lpc.requests.rules import ANY
+from lpc.requests.surely import chat
 from lpc.wire.headers import Headers
 from response_cache.bodies import question
 from response_cache.gateway.clients import NAMES, SALT, Tenants, text_at
@@ -34,8 +37,13 @@ from response_cache.gateway.targets import CHAT, COMPLETIONS
 
 SESSION_HEADER: Final = b"x-session-id"
 """Names the conversation to vLLM."""
-PROMPT_BEGINNING: Final = 2048
-"""Characters or token ids of a plain prompt that choose its engine. Later turns only append to them."""
+CLAUDE_SESSION: Final = b"x-claude-code-session-id"
+"""Header field of a session of Claude Code, which its agents share."""
+OTHER_SESSIONS: Final = (
+    *(b"x-dynamo-session-id", b"x-multi-turn-session-id", b"x-session-affinity"),  # Dynamo, TensorRT-LLM and OpenCode
+    *(b"session_id", b"session-id", b"conversation_id"),  # Codex
+)
+"""Header fields in which clients name a conversation, other than vLLM's."""
 MAX_DEPTH: Final = 100
 """Nesting depth up to which a body is read."""
 _JSON_TYPE: Final = re.compile(rb"application/[a-z0-9!#$&^_.+-]+\+json")
@@ -65,6 +73,7 @@ class Reading:
         session: name of the conversation for X-Session-ID, if the client sent it in a field that engines do not read.
         question: request to the caches; None: they are not asked.
         streamed: whether the client requests a stream.
+        continues: id of the answer that the request continues.
     """
 
     body: bytes
@@ -72,6 +81,7 @@ class Reading:
     session: str | None = None
     question: pb.Request | None = None
     streamed: bool = False
+    continues: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +92,13 @@ class Reader:
         tenants: salts and names of conversations.
         max_values: limit on the JSON values of one body.
         arguments: field of a body in which the engines take hints; None: hints are not forwarded.
+        rules: by which the engines read two bodies alike (`lpc.requests.rules.sure`).
     """
 
     tenants: Tenants
     max_values: int
     arguments: str | None = None
+    rules: frozenset[str] = ANY
 
     async def read(self, path: str, headers: Headers, body: bytes, query: str, tenant: str, scope: str | None) -> Reading:
         """Read a body. ``scope`` is that of the caches; None if they are not asked. Raises GatewayError (400, 413, 415)."""
@@ -100,11 +112,14 @@ class Reader:
         # Chats have no token ids.
         fields = parse(body, self.max_values) if path == CHAT else parse(body, self.max_values, token_ids=True)
         known_to_engines = session_of(fields, headers)
-        name = known_to_engines or name_in_other_fields(fields, headers)
-        session = None if name is None or known_to_engines else self.tenants.session(tenant, name)
-        asked = None if scope is None else question_of(path, fields, query, tenant, scope)
+        others = None if known_to_engines else names_in_other_fields(fields, headers)
+        name = known_to_engines if others is None else others.conversation
+        session = None if others is None else self.tenants.session(tenant, others.conversation)
+        asked = None if scope is None else question_of(path, fields, query, tenant, scope, self.rules)
         sent = self.tenants.apply(tenant, *self._with_hints(fields, body, name))
-        return Reading(sent, affinity(fields, name, tenant), session, asked, fields.get("stream") is True)
+        key = affinity(fields, known_to_engines if others is None else others.engine, tenant)
+        continues = None if known_to_engines else text_at(fields, ("previous_response_id",))
+        return Reading(sent, key, session, asked, fields.get("stream") is True, continues)
 
     def _with_hints(self, fields: Mapping[str, Any], body: bytes, name: str | None) -> tuple[Mapping[str, Any], bytes]:
         """Return fields and body with the hints that other APIs' fields amount to, and the user. The client's own stay.
@@ -180,13 +195,18 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(name)
 
 
-def question_of(path: str, fields: Mapping[str, Any], query: str, tenant: str, scope: str) -> pb.Request | None:
+def question_of(
+    path: str, fields: Mapping[str, Any], query: str, tenant: str, scope: str, rules: frozenset[str] = ANY
+) -> pb.Request | None:
     """Return the caches' request for a completion with messages or one text; None for any other request.
 
-    The query is part of it, because it may contain a key or choose a model.
+    A chat is in the form of its engines, so that bodies that they read alike are one request. The sidecar applies the rules of
+    `ANY` itself. The query is part of it, because it may contain a key or choose a model.
     """
     if not (fields.get("messages") if path == CHAT else path == COMPLETIONS and isinstance(fields.get("prompt"), str)):
         return None
+    if path == CHAT and rules != ANY:
+        fields = chat(fields, rules)
     # The engine may accept a body that the caches cannot represent.
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
         return question({**fields, "url_query": query} if query else fields, scope=scope, tenant=tenant)
@@ -195,19 +215,7 @@ def question_of(path: str, fields: Mapping[str, Any], query: str, tenant: str, s
 
 def affinity(fields: Mapping[str, Any], session: str | None, tenant: str) -> bytes:
     """Return the key that chooses the engine: the conversation's name, else its beginning, which all its turns share."""
-    return digest("session", tenant, session) if session is not None else digest("beginning", tenant, *_beginning(fields))
-
-
-def _beginning(fields: Mapping[str, Any]) -> list[object]:
-    """Return the model and what all turns of a conversation begin with, up to the user's first message."""
-    content = fields.get("messages") or fields.get("input") or fields.get("prompt")
-    begins = content[:PROMPT_BEGINNING] if isinstance(content, str) else content
-    if isinstance(content, list) and content and isinstance(content[0], int):
-        begins = content[:PROMPT_BEGINNING]
-    elif isinstance(content, list):
-        until_user = (i for i, item in enumerate(content) if not isinstance(item, dict) or item.get("role") == "user")
-        begins = content[: next(until_user, len(content)) + 1]
-    return [*map(fields.get, ("model", "system", "instructions")), begins]
+    return digest("session", tenant, session) if session is not None else digest("beginning", tenant, beginning(fields))
 
 
 def session_of(fields: Mapping[str, Any], headers: Headers) -> str | None:
@@ -217,25 +225,46 @@ def session_of(fields: Mapping[str, Any], headers: Headers) -> str | None:
     return next((name for name in names if name), None)
 
 
-def name_in_other_fields(fields: Mapping[str, Any], headers: Headers) -> str | None:
-    """Return a name from the fields of other engines and APIs, in hexadecimal digits, because it is sent in a header field.
+class Names(NamedTuple):
+    """Names of a conversation that a client has sent in fields which engines do not read, in hexadecimal digits.
 
-    Many conversations may share a `prompt_cache_key`, so their first messages distinguish them.
+    Attributes:
+        engine: chooses the engine. The agents of one session of Claude Code share it.
+        conversation: the conversation's own.
+    """
+
+    engine: str
+    conversation: str
+
+
+def names_in_other_fields(fields: Mapping[str, Any], headers: Headers) -> Names | None:
+    """Return the names from the fields of other engines, APIs and clients; None if there is none.
+
+    Many conversations may share a `prompt_cache_key`, and agents a session of Claude Code, so what they begin with
+    distinguishes them: as the engines read it, so that no turn of a conversation has another name.
     """
     names = (
         *(text_at(fields, path) for path in (("conversation",), ("conversation", "id"), *NAMES) if path[-1] != SALT),
-        *(first(headers, name) for name in (b"x-dynamo-session-id", b"x-multi-turn-session-id")),
+        *(first(headers, name) for name in OTHER_SESSIONS),
     )
     conversation = next((name for name in names if name), None)
     if conversation is not None:
-        return digest("conversation", conversation).hex()
+        name = digest("conversation", conversation).hex()
+        return Names(name, name)
+    _, session = of_claude_code(text_at(fields, ("metadata", "user_id")))
+    if session := first(headers, CLAUDE_SESSION) or session:
+        return Names(digest("session", session).hex(), digest("agent", session, beginning(fields)).hex())
     key = text_at(fields, ("prompt_cache_key",))
-    return None if key is None else digest("key", key, *_beginning(fields)).hex()
+    if key is None:
+        return None
+    name = digest("key", key, beginning(fields)).hex()
+    return Names(name, name)
 
 
 def user_of(fields: Mapping[str, Any]) -> str | None:
     """Return the name of the user in a body, from the fields of OpenAI's APIs and of Anthropic's."""
-    return next((name for path in USER_FIELDS if (name := text_at(fields, path))), None)
+    name = next((name for path in USER_FIELDS if (name := text_at(fields, path))), None)
+    return of_claude_code(name)[0]
 
 
 def digest(kind: str, *values: object) -> bytes:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from eviction_client.settings import ClientSettings
+from lpc.requests.rules import sure
 from lpc.wire.access import access_of, is_loopback
 from lpc.wire.addresses import with_port
 from lpc.wire.background import Background, lost_errors
@@ -113,7 +114,7 @@ async def running(
             cached,
             Upstream(kept, fresh, engines, metrics),
             metrics,
-            Reader(tenants, bounds.max_values, ARGUMENTS.get(settings.gateway_hints)),
+            Reader(tenants, bounds.max_values, ARGUMENTS.get(settings.gateway_hints), sure(settings.engine_kind)),
             load,
             bounds.max_answer_bytes,
             clock,

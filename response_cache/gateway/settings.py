@@ -100,6 +100,11 @@ class GatewaySettings(ServerSettings):
         description="Kind of engine, vllm or sglang, to which the gateway forwards how long a client wants its prompt cached "
         "(cache_control, prompt_cache_options, prompt_cache_retention). The engine limits the effect by LPC_HINTS_SHARE.",
     )
+    gateway_engine_kind: Literal["any", "vllm", "sglang"] = Field(
+        "any",
+        description="Kind of all engines: the caches then also give one answer to requests that only this kind reads alike. "
+        "any: of both kinds, or unknown, unless LPC_GATEWAY_HINTS names one.",
+    )
     gateway_scopes: dict[str, tuple[str, ...]] = Field(
         default_factory=dict,
         description='JSON: scopes that each client may name in x-lpc-scope, {"client": ["faq"], "*": ["code"]}; "*" means all '
@@ -195,6 +200,13 @@ class GatewaySettings(ServerSettings):
         if self.gateway_max_held_bytes < self.max_request_bytes:
             raise ValueError("gateway_max_held_bytes must be at least max_request_bytes")
         return self
+
+    @property
+    def engine_kind(self) -> Literal["any", "vllm", "sglang"]:
+        """The kind of all engines, as far as the settings name it."""
+        if self.gateway_engine_kind == "any" and self.gateway_hints != "off":
+            return self.gateway_hints
+        return self.gateway_engine_kind
 
     def scopes_of(self, client: str) -> tuple[str, ...]:
         """Return the scopes that a client may name."""

@@ -12,6 +12,7 @@ from response_cache.gateway.errors import GatewayError
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
+RESPONSES: Final = "/v1/responses"
 OWN: Final = "/lpc/"
 """Prefix of the gateway's own paths."""
 FREQUENT: Final = "/lpc/v1/frequent"
@@ -20,7 +21,7 @@ FREQUENT: Final = "/lpc/v1/frequent"
 PROXIED: Final = (
     f"POST {CHAT}",
     f"POST {COMPLETIONS}",
-    "POST /v1/responses",
+    f"POST {RESPONSES}",
     "POST /v1/messages",
     "POST /v1/messages/count_tokens",
     "POST /v1/embeddings",

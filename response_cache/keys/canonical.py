@@ -6,8 +6,11 @@ parameter therefore changes the name and never causes a false hit.
 
 A stream and a body have one name, because an answer is served in either form (`store.forms`).
 
-The canonical form is JSON. The fields of request and messages are sorted; 1.0 is written as 1; fields that are null or at
-their documented default are left out. Text is not normalised, because composed and decomposed Unicode have different tokens.
+The canonical form is JSON. The fields of request and messages are sorted; fields that are null or at their documented default
+are left out. What no engine reads apart on any template is one (`lpc.requests`): one text part and a string, marks of caches,
+unknown keys of tools. A gateway that knows its engines' kind leaves out more before it asks. Numbers stay as sent, because
+templates print 1 and 1.0 apart; only parameters of sampling are compared by value.
+Text is not normalised, because composed and decomposed Unicode have different tokens.
 The order within a parameter or tool is kept: a model answers a schema's properties in their order. temperature, top_p, top_k,
 min_p, repetition_penalty and the length have no default here, because vLLM takes theirs from the model's generation_config.
 """
@@ -21,6 +24,8 @@ from hashlib import sha256
 from typing import Any, Final, NamedTuple, NewType
 
 from lpc.errors import InvalidRequest
+from lpc.requests import surely
+from lpc.requests.rules import ANY, NULL_COUNTS
 from response_cache.semantic.normal import normal_form
 from response_cache.semantic.vetoes import language_of
 
@@ -57,6 +62,14 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "stream": False,
 }
 """Default values of parameters in the OpenAI API and in vLLM."""
+SAMPLING: Final = frozenset(
+    (
+        *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+        *("length_penalty", "n", "best_of", "seed", "max_tokens", "max_completion_tokens", "min_tokens"),
+        *("logprobs", "top_logprobs", "prompt_logprobs"),
+    )
+)
+"""Parameters that an engine reads as numbers: 1 and 1.0 are one."""
 SHOWN: Final = ("echo", "return_token_ids", "return_prompt_text")
 """With these parameters an answer quotes the question, so that it cannot answer another one."""
 
@@ -69,7 +82,7 @@ class Request:
         model: the model's or LoRA adapter's name at the engine.
         parameters: fields of the body without model, messages, tools and prompt, as sent.
         messages: JSON objects, oldest first; a digest may replace a data: URL.
-        tools: JSON objects, as sent.
+        tools: JSON objects, as sent; None: there are none. An engine may refuse an empty list.
         prompt: prompt of /v1/completions; None for a chat.
         scope: name of the scope, as sent.
         tenant: opaque name of the client's own client.
@@ -79,7 +92,7 @@ class Request:
     model: str
     parameters: Mapping[str, Any]
     messages: Sequence[Mapping[str, Any]] = ()
-    tools: Sequence[Any] = ()
+    tools: Sequence[Any] | None = None
     prompt: str | None = None
     scope: str = ""
     tenant: str = ""
@@ -98,8 +111,8 @@ class Request:
         if not self.messages or self.messages[-1].get("role") != "user":
             return None
         content = self.messages[-1].get("content")
-        if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
-            content = content[0].get("text") if content[0].get("type") == "text" and len(content[0]) == 2 else None
+        if isinstance(content, list) and len(content) == 1:
+            content = surely.text_of(surely.part(content[0]))
         return content if isinstance(content, str) and content.strip() else None
 
     def user_texts(self) -> list[str]:
@@ -217,9 +230,9 @@ def _canonical(request: Request, without_last_turn: bool) -> bytes:
         "model": request.model,
         "tenant": request.tenant,
         "messages": messages,
-        "tools": list(request.tools),
+        "tools": None if request.tools is None else surely.tools(request.tools, ANY),
         "prompt": prompt,
-        "parameters": _parameters(request.parameters),
+        "parameters": _parameters(request.parameters, has_tools=bool(request.tools)),
     }
     return _dump(form).encode()
 
@@ -229,7 +242,7 @@ def read_json(data: bytes, what: str, kind: type[dict[str, Any]] | type[list[Any
     if not data:
         return kind()
     try:
-        value = json.loads(data, parse_float=_number, parse_constant=_refuse_constant)
+        value = json.loads(data, parse_float=_finite, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         # Without the parser's message, which may quote the request.
         raise InvalidRequest(f"{what} is not JSON: send the body that the engine accepts") from None
@@ -248,7 +261,8 @@ _dump: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: message[name] for name in sorted(message) if message[name] is not None}
+    message = surely.without_nulls(surely.message(message, ANY))
+    found = {name: message[name] for name in sorted(message)}
     if isinstance(found.get("content"), list):
         found["content"] = [_part(part) for part in found["content"]]
     return found
@@ -265,8 +279,15 @@ def _url(value: Any) -> Any:
     return digest_of(value) if isinstance(value, str) and value.startswith("data:") else value
 
 
-def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: parameters[name] for name in sorted(parameters) if name not in IGNORED and parameters[name] is not None}
+def _parameters(parameters: Mapping[str, Any], *, has_tools: bool) -> dict[str, Any]:
+    found = {
+        name: parameters[name]
+        for name in sorted(parameters)
+        if name not in IGNORED and (parameters[name] is not None or name in NULL_COUNTS)
+    }
+    found |= {name: _number(found[name]) for name in SAMPLING & found.keys()}
+    if has_tools and found.get("tool_choice") == "auto" and "tool_choice" in ANY:
+        del found["tool_choice"]
     if isinstance(found.get("stop"), str):
         found["stop"] = [found["stop"]]
     if found.get("stream") is True:
@@ -288,11 +309,16 @@ def _without_usage(options: Any) -> Any:
     return {name: value for name, value in options.items() if name != "include_usage"}
 
 
-def _number(text: str) -> int | float:
+def _number(value: Any) -> Any:
+    """Return a whole number for a float that is one, also for -0.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
+
+
+def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
         raise ValueError("too large")
-    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+    return value
 
 
 def _refuse_constant(text: str) -> float:

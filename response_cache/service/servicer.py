@@ -230,7 +230,7 @@ def request_of(request: pb.Request) -> Request:
         model=request.model,
         parameters=read_json(request.parameters_json, "parameters_json", dict),
         messages=messages,
-        tools=read_json(request.tools_json, "tools_json", list),
+        tools=read_json(request.tools_json, "tools_json", list) if request.tools_json else None,
         prompt=request.prompt if request.HasField("prompt") else None,
         scope=request.scope,
         tenant=request.tenant,

@@ -138,7 +138,11 @@ def body_of(request: Request) -> bytes | None:
     left_out = {*IGNORED, "stream", "stream_options"}
     fields: dict[str, Any] = {"model": request.model}
     fields |= {name: value for name, value in request.parameters.items() if name not in left_out}
-    wanted: Mapping[str, Any] = {"messages": list(request.messages), "tools": list(request.tools), "prompt": request.prompt}
+    wanted: Mapping[str, Any] = {
+        "messages": list(request.messages),
+        "tools": list(request.tools or ()),
+        "prompt": request.prompt,
+    }
     fields |= {name: value for name, value in wanted.items() if value}
     body = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
     return body if len(body) <= LONGEST else None

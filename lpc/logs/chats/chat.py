@@ -2,8 +2,9 @@
 
 Fields: a time (TIMES), and those of `lpc.logs.chats.body`, in the record or in its field `request`. Optional: `response` (the
 reply's text, its message, or a whole response), `session_id`, `user`, `usage` (`prompt_tokens`, `completion_tokens`, or
-Anthropic's), `category`. Of the APIs' own fields `conversation` (responses) is a session, and `metadata.user_id` (Anthropic) a
-user: https://platform.openai.com/docs/api-reference/responses/create, https://docs.anthropic.com/en/api/messages.
+Anthropic's), `category`, `server` (`vllm` or `sglang`). Of the APIs' own fields `conversation` (responses) is a session, and
+`metadata.user_id` (Anthropic) a user: https://platform.openai.com/docs/api-reference/responses/create,
+https://docs.anthropic.com/en/api/messages.
 Rows of AIPerf's traces with text (`messages`, `text_input` or `payload`, and `output_length`) have their times in milliseconds.
 """
 
@@ -14,6 +15,7 @@ from lpc.logs.chats.body import prompt_of, reply_of
 from lpc.logs.chats.fields import moment, name_of, object_of, tokens_of
 from lpc.logs.chats.outcome import ids_of, refuse_uncomputed
 from lpc.logs.chats.request import LoggedRequest
+from lpc.logs.chats.server import server_of
 from lpc.logs.records import Misfit, Record, WrongRecord
 
 TIMES: Final = ("time", "timestamp", "ts", "@timestamp", "created_at", "start_time", "startTime", "created")
@@ -65,6 +67,7 @@ def read(record: Record) -> Iterator[LoggedRequest]:
         scope=prompt.scope,
         left_out=prompt.left_out,
         ids=ids_of(inside | record, answer),
+        server=server_of(answer, record.get("server"), record.get("engine")),
     )
 
 

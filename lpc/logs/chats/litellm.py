@@ -11,6 +11,7 @@ from lpc.logs.chats.body import prompt_of, refuse_operation, reply_of
 from lpc.logs.chats.fields import count_of, decoded, first_of, moment, name_of, object_of
 from lpc.logs.chats.outcome import ids_of, refuse_uncomputed
 from lpc.logs.chats.request import LoggedRequest
+from lpc.logs.chats.server import server_of
 from lpc.logs.records import OtherRecord, Record
 
 
@@ -46,6 +47,7 @@ def read(record: Record) -> Iterator[LoggedRequest]:
         scope=prompt.scope,
         left_out=prompt.left_out,
         ids=ids_of(record, response),
+        server=server_of(response, record.get("custom_llm_provider")),
     )
 
 

@@ -14,6 +14,7 @@ from lpc.logs.chats.body import prompt_of, refuse_operation, reply_of
 from lpc.logs.chats.fields import decoded, first_of, moment, name_of, object_of, tokens_of
 from lpc.logs.chats.outcome import ids_of, refuse_uncomputed
 from lpc.logs.chats.request import LoggedRequest
+from lpc.logs.chats.server import server_of
 from lpc.logs.records import OtherRecord, Record, WrongRecord, loads
 
 _ESCAPED: Final = re.compile(rb"(?:\\x[0-9A-Fa-f]{2})+")
@@ -63,4 +64,5 @@ def read(record: Record) -> Iterator[LoggedRequest]:
         scope=prompt.scope,
         left_out=prompt.left_out,
         ids=ids_of(record, answer),
+        server=server_of(answer),
     )

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
+from lpc.logs.chats.server import Server
+
 Kind = Literal["text", "reasoning", "call", "tool", "image", "audio", "video", "document", "data"]
 
 MEDIA_TOKENS: Final[dict[str, int]] = {"image": 1024, "audio": 512, "video": 4096, "document": 2048}
@@ -71,6 +73,7 @@ class LoggedRequest:
         left_out: what is not in the parts, in fixed words.
         ids: names of the call, each with its field. A record with one of these and the same prompt is the same call.
         parent: the name of the call around this one, as in its ids; empty: none.
+        server: kind of the engine, ``vllm`` or ``sglang``; empty: not logged.
     """
 
     time: float
@@ -87,6 +90,7 @@ class LoggedRequest:
     left_out: tuple[str, ...] = ()
     ids: tuple[str, ...] = ()
     parent: str = ""
+    server: Server = ""
 
     @property
     def salt(self) -> str:

@@ -78,6 +78,7 @@ def read(record: Record) -> Iterator[LoggedRequest]:
         scope=prompt.scope,
         left_out=prompt.left_out,
         ids=() if name is None else (f"request_id:{name}",),
+        server="vllm",
     )
 
 

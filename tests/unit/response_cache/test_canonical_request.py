@@ -85,16 +85,8 @@ def test_an_unknown_parameter_counts(parameters: dict[str, Any], name: str, valu
 
 
 def _plain(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return parameters without null, and with 1 for 1.0."""
-    return {name: _number(value) for name, value in parameters.items() if value is not None}
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    if isinstance(value, list):
-        return [_number(inner) for inner in value]
-    return {name: _number(inner) for name, inner in value.items()} if isinstance(value, dict) else value
+    """Return parameters without null."""
+    return {name: value for name, value in parameters.items() if value is not None}
 
 
 @pytest.mark.parametrize(
@@ -107,6 +99,8 @@ def _number(value: Any) -> Any:
         ({}, {"stream": True, "stream_options": {"include_usage": True}}),
         ({"stream": True, "stream_options": {}}, {"stream": True, "stream_options": {"include_usage": False}}),
         ({"temperature": 0}, {"temperature": 0.0}),
+        ({"temperature": 0}, {"temperature": -0.0}),
+        ({"max_tokens": 100}, {"max_tokens": 1e2}),
     ],
 )
 def test_requests_with_the_same_meaning_share_an_answer(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -122,6 +116,12 @@ def test_requests_with_the_same_meaning_share_an_answer(one: dict[str, Any], oth
         ({}, {"stream": 1}),
         ({}, {"stream": True, "stream_options": {"continuous_usage_stats": True}}),
         ({"stream": True}, {"stream": True, "stream_options": {"include_usage": 1}}),
+        ({"a": 1}, {"a": 1.0}),  # templates print both, and so does a schema
+        ({"chat_template_kwargs": {"a": 100}}, {"chat_template_kwargs": {"a": 1e2}}),
+        ({"chat_template_kwargs": {"a": 0.0}}, {"chat_template_kwargs": {"a": -0.0}}),
+        ({"response_format": {"minimum": 0}}, {"response_format": {"minimum": 0.0}}),
+        ({"temperature": 1}, {"temperature": True}),
+        ({}, {"ignore_eos": None}),  # vLLM refuses it
         ({"a": 1}, {"a": True}),
         ({"a": 0}, {"a": False}),
         ({"n": 1}, {"n": True}),
@@ -162,3 +162,59 @@ def test_invalid_json_is_refused_without_quoting_it(data: bytes) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read_json(data, "parameters_json", dict)
     assert "[[[" not in str(caught.value)
+
+
+TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"minimum": 1}}}
+MARK = {"cache_control": {"type": "ephemeral"}}
+
+
+def asked(tools: Any = None, content: Any = "q", role: str = "user", **others: Any) -> bytes:
+    messages = json.loads(json.dumps([{"role": "user", "content": "hi"}, {"role": role, "content": content}]))
+    return canonical(Request("m", others, messages, tools=tools))
+
+
+def test_what_no_engine_reads_apart_is_one_request() -> None:
+    text = {"type": "text", "text": "q"}
+    for role in ("user", "system"):
+        assert asked(role=role) == asked(content=[text], role=role) == asked(content=[{**text, **MARK}], role=role)
+    two = [text, {"type": "text", "text": "r"}]
+    assert asked(content=two) == asked(content=[text, {**two[1], **MARK}])
+
+    function = TOOL["function"]
+    for same in (
+        {**TOOL, **MARK},
+        {**TOOL, "strict": None},
+        {**TOOL, "function": {**function, "strict": None, "own": 1}},
+        dict(reversed(TOOL.items())),
+    ):
+        assert asked([TOOL]) == asked([same])
+    assert asked([TOOL]) == asked([TOOL], tool_choice="auto")
+    assert len({asked([TOOL], tool_choice=choice) for choice in ("auto", "none", None)}) == 3
+
+
+def test_what_an_engine_may_read_apart_is_two_requests() -> None:
+    def tool(**function: Any) -> list[Any]:
+        return [{**TOOL, "function": {**TOOL["function"], **function}}]
+
+    text = {"type": "text", "text": "q"}
+    unlike = [
+        asked(),
+        asked([]),  # vLLM refuses it
+        asked([TOOL]),
+        asked(tool(parameters={"minimum": 1.0})),
+        asked(tool(parameters={"minimum": -0.0})),
+        asked(tool(parameters={"minimum": 0.0})),
+        asked(tool(parameters={"minimum": 0})),
+        asked(tool(strict=True)),
+        asked([{**TOOL, "function": dict(reversed(TOOL["function"].items()))}]),
+        asked(content=[text, text]),
+        asked(content=[{**text, "own": 1}]),
+        asked(content="q\nq"),
+        asked(role="assistant"),
+        asked(content=[text], role="assistant"),
+        asked(role="system"),
+        asked(role="developer"),
+    ]
+    assert len(set(unlike)) == len(unlike)
+    numbers = [read_json(number, "tools_json", list) for number in (b"[1]", b"[1.0]", b"[1e0]", b"[100]", b"[1e2]")]
+    assert [asked(number) for number in numbers].count(asked([1])) == 1 and asked(numbers[1]) == asked(numbers[2])

@@ -101,7 +101,8 @@ def _shuffled_keys(rng: random.Random, number: int, record: Record) -> Record:
         keys = rng.sample(list(value), len(value))
         return {key: shuffled(value[key]) for key in keys}
 
-    return {**record, "tools": [shuffled(each) for each in record["tools"]]}
+    # No engine reads the order outside of the function.
+    return {**record, "tools": [{**each, "function": shuffled(each["function"])} for each in record["tools"]]}
 
 
 def _other_tools(rng: random.Random, number: int, record: Record) -> Record:

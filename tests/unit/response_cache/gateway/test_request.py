@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from lpc.cache.v1 import response_cache_pb2 as pb
+from lpc.requests.rules import sure
 from response_cache.gateway.request import affinity, question_of, session_of
 from response_cache.gateway.targets import CHAT, COMPLETIONS
 from response_cache.keys.canonical import Namer
@@ -69,6 +70,31 @@ def test_requests_that_differ_in_query_or_stream_options_share_no_answer() -> No
         names.add(exact_name(messages=USER, stream=True, stream_options=options))
     assert len(names) == 4
     assert exact_name(messages=USER, stream=False) == exact_name(messages=USER) == exact_name(messages=USER, stream=True)
+
+
+def test_what_engines_of_one_kind_read_alike_is_one_request_to_them() -> None:
+    function = {"name": "f", "parameters": {}}
+    tool = {"type": "function", "function": function}
+    said: dict[str, Any] = {"role": "assistant", "content": "a"}
+    call: dict[str, Any] = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+    spaced = {**call, "function": {"name": "f", "arguments": '{"a": 1}'}}
+
+    def name(kind: Any, *messages: Any, **body: Any) -> bytes:
+        question = question_of(CHAT, {"model": "m", "messages": [*USER, *messages], **body}, "", "t", "faq", sure(kind))
+        assert question is not None
+        return Namer(b"k" * 32).names("c", request_of(question)).exact
+
+    for kind in ("vllm", "sglang", "any"):
+        in_vllm = [
+            (name(kind, tools=[tool]), name(kind, tools=[{**tool, "function": dict(reversed(function.items()))}])),
+            (name(kind, tools=[tool]), name(kind, tools=[{**tool, "function": {**function, "description": None}}])),
+            (name(kind, said), name(kind, {**said, "content": [{"type": "text", "text": "a"}]})),
+            (name(kind, {**said, "reasoning": "r"}), name(kind, {**said, "reasoning_content": "r"})),
+        ]
+        assert {one == other for one, other in in_vllm} == {kind == "vllm"}
+        calls = [name(kind, {**said, "tool_calls": [one]}) for one in (call, spaced)]
+        assert (calls[0] == calls[1]) == (kind == "sglang")
+        assert name(kind, tools=[tool]) == name(kind, tools=[tool], tool_choice="auto") != name(kind, tools=[])
 
 
 def test_null_and_empty_content_are_different_requests() -> None:

@@ -1,0 +1,155 @@
+"""The rules of what vLLM reads of a chat, run through its own preprocessing: a release that changes one is noticed."""
+
+import asyncio
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.config import ModelConfig, VllmConfig
+from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.renderers.hf import HfRenderer
+from vllm.renderers.online_renderer import OnlineRenderer
+from vllm.tokenizers.registry import cached_tokenizer_from_config
+
+from benchmarks.tiny_llama import build
+from lpc.requests.rules import NULL_COUNTS, RULES
+from response_cache.keys.canonical import IGNORED
+from tests.as_read import ROWS, TEMPLATES, TOOL, USER, Body, body, calling, in_part, key, pairs, result
+from tests.client_behaviours import BEHAVIOURS, MESSAGES, RESPONSES
+
+HARMONY = "harmony"
+"""gpt-oss has no template in vLLM."""
+ALL = (*TEMPLATES, HARMONY)
+REFUSED = "refused"
+IN_VLLM = [rule for rule in RULES if "vllm" in rule.versions]
+
+
+class Renderer:
+    """vLLM's preprocessing of chats, without a model."""
+
+    def __init__(self, folder: Path) -> None:
+        model = ModelConfig(model=str(build(folder, shape={"max_position_embeddings": 100_000})))
+        renderer = HfRenderer(VllmConfig(model_config=model), cached_tokenizer_from_config(model))
+        self._by_template = {name: self._online(model, renderer, template) for name, template in TEMPLATES.items()}
+        self._by_template[HARMONY] = self._online(model, renderer, None)
+        self._by_template[HARMONY].use_harmony = True
+
+    @staticmethod
+    def _online(model: Any, renderer: Any, template: str | None) -> OnlineRenderer:
+        return OnlineRenderer(
+            model,
+            renderer,
+            request_logger=None,
+            chat_template=template,
+            chat_template_content_format="auto",
+            enable_auto_tools=True,
+            tool_parser="hermes",
+        )
+
+    def tokens(self, one: Body, template: str) -> list[int] | str:
+        """Return the prompt's tokens, or `REFUSED`."""
+        try:
+            request = ChatCompletionRequest.model_validate(json.loads(json.dumps(one)))
+            found = asyncio.run(self._by_template[template].render_chat(request))
+        except Exception:  # an answer 400 or 500 of the server
+            return REFUSED
+        return found[1][0]["prompt_token_ids"] if isinstance(found, tuple) else REFUSED
+
+    def prompt(self, path: str, one: Body, template: str) -> list[int]:
+        """Return the prompt's tokens of a body of any API."""
+        online = self._by_template[template]
+        if path == RESPONSES:
+            rendered = asyncio.run(online.render_responses(ResponsesRequest.model_validate(one)))
+            return list(rendered.engine_input["prompt_token_ids"])
+        if path == MESSAGES:
+            messages = AnthropicMessagesRequest.model_validate({"max_tokens": 1, **one})
+            request = AnthropicServingMessages.to_chat_completion_request(messages)
+        else:
+            request = ChatCompletionRequest.model_validate(one)
+        found = asyncio.run(online.render_chat(request))
+        assert isinstance(found, tuple), found
+        return list(found[1][0]["prompt_token_ids"])
+
+    def alike(self, one: Body, other: Body) -> dict[str, bool]:
+        """Return by template whether two bodies have the same tokens."""
+        return {name: self.tokens(one, name) == self.tokens(other, name) for name in ALL}
+
+
+@pytest.fixture(scope="module")
+def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    return Renderer(tmp_path_factory.mktemp("model"))
+
+
+def test_a_change_of_text_is_seen(renderer: Renderer) -> None:
+    one, other = (body({"role": "user", "content": text}) for text in "ab")
+    assert not any(renderer.alike(one, other).values())
+    assert renderer.tokens({**one, "tools": []}, "all") == REFUSED != renderer.tokens(one, "all")
+
+
+@pytest.mark.parametrize("rule", IN_VLLM, ids=lambda rule: rule.name)
+def test_each_row_holds_on_its_templates(renderer: Renderer, rule: Any) -> None:
+    found = [renderer.alike(one, other) for one, other in ROWS[rule.name]]
+    assert all(renderer.tokens(one, name) != REFUSED for one, _ in ROWS[rule.name] for name in TEMPLATES)
+    if rule.templates == "all":
+        assert all(all(alike.values()) for alike in found), found
+    else:
+        seen = {result for alike in found for result in alike.values()}
+        assert seen == {True, False} or rule.name == "developer", found
+
+
+def test_rows_that_vllm_reads_apart_are_not_claimed(renderer: Renderer) -> None:
+    for rule in RULES:
+        if "vllm" not in rule.versions:
+            assert not all(renderer.alike(*ROWS[rule.name][0]).values()), rule
+
+
+@pytest.mark.parametrize(
+    ("kind", "least"), [(ChatCompletionRequest, body(USER)), (CompletionRequest, {"model": "m", "prompt": "a"})]
+)
+def test_null_is_absent_for_each_parameter_but_those_named(kind: Any, least: Body) -> None:
+    """Of fields that no answer depends on, none is in a key."""
+    refused = set()
+    for name in kind.model_fields.keys() - least.keys() - IGNORED:
+        try:
+            kind.model_validate({**least, name: None})
+        except ValueError:
+            refused.add(name)
+    assert refused and refused <= NULL_COUNTS
+
+
+def test_a_null_name_changes_how_parts_of_a_result_are_read(renderer: Renderer) -> None:
+    results = [{**form, "name": None} for form in (result(), in_part(result()))]
+    one, other = (body(USER, calling(), each, tools=[TOOL]) for each in results)
+    assert not renderer.alike(one, other)[HARMONY] and key(one, "vllm") != key(other, "vllm")
+
+
+APART = {
+    *(name for name in BEHAVIOURS if name.endswith("compacted")),
+    *("several parts", "system in several blocks"),  # joined by a line end, and by nothing
+    "name: null",  # refused
+}
+"""Behaviours whose turns vLLM reads apart on the template: they do not move either, because another template joins them."""
+
+
+@pytest.mark.parametrize("behaviour", [name for name in BEHAVIOURS if name not in APART])
+def test_turns_that_do_not_move_continue_each_others_prompt(renderer: Renderer, behaviour: str) -> None:
+    prompts = [renderer.prompt(*BEHAVIOURS[behaviour](1, turn)[:2], "trimmed") for turn in range(3)]
+    for before, prompt in pairwise(prompts):
+        assert prompt[: len(before)] == before and len(prompt) > len(before)
+
+
+def test_requests_with_one_key_have_the_same_tokens(renderer: Renderer) -> None:
+    joined = 0
+    for one, other in pairs(seed=0, count=400):
+        for kind in ("vllm", "any"):
+            if key(one, kind) == key(other, kind):  # type: ignore[arg-type]
+                joined += one != other
+                assert all(renderer.alike(one, other).values()), (one, other)
+                break
+    assert joined > 30

@@ -1,0 +1,113 @@
+"""The rules of what SGLang reads of a chat, run through its own preprocessing: a release that changes one is noticed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sglang.srt.entrypoints.openai import serving_chat
+from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
+from sglang.srt.parser.jinja_template_utils import detect_jinja_template_content_format
+from transformers import AutoTokenizer
+
+from benchmarks.tiny_llama import build
+from lpc.requests.rules import NULL_COUNTS, RULES
+from response_cache.keys.canonical import IGNORED
+from tests.as_read import ROWS, TEMPLATES, USER, Body, body, key, pairs
+
+REFUSED = "refused"
+
+
+class Absent:
+    """Stands for objects of a server: an attribute that is not given is None."""
+
+    def __init__(self, **given: Any) -> None:
+        self.__dict__.update(given)
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+class Renderer:
+    """SGLang's preprocessing of chats, without a server."""
+
+    def __init__(self, folder: Path) -> None:
+        model = Absent(
+            get_default_sampling_params=dict, hf_config=Absent(model_type="llama", architectures=["LlamaForCausalLM"])
+        )
+        self._by_template = {}
+        for name, template in TEMPLATES.items():
+            tokenizer = AutoTokenizer.from_pretrained(str(build(folder / name)))
+            tokenizer.chat_template = template
+            form = detect_jinja_template_content_format(template)
+            self._by_template[name] = serving_chat.OpenAIServingChat(
+                Absent(config_value=lambda name: None, model_config=model, tokenizer=tokenizer),
+                Absent(jinja_template_content_format=form),
+            )
+
+    def tokens(self, one: Body, template: str) -> list[int] | str:
+        """Return the prompt's tokens, or `REFUSED`."""
+        try:
+            request = ChatCompletionRequest.model_validate(json.loads(json.dumps(one)))
+            found = self._by_template[template]._process_messages(request, False)
+        except Exception:  # an answer 400 or 500 of the server
+            return REFUSED
+        return list(found.prompt_ids)
+
+    def alike(self, one: Body, other: Body) -> dict[str, bool]:
+        """Return by template whether two bodies have the same tokens."""
+        return {name: self.tokens(one, name) == self.tokens(other, name) for name in TEMPLATES}
+
+
+@pytest.fixture(scope="module")
+def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serving_chat, "get_serving", Absent)
+        return Renderer(tmp_path_factory.mktemp("model"))
+
+
+def test_a_change_of_text_is_seen(renderer: Renderer) -> None:
+    one, other = (body({"role": "user", "content": text}) for text in "ab")
+    assert not any(renderer.alike(one, other).values())
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if "sglang" in rule.versions], ids=lambda rule: rule.name)
+def test_each_row_holds_on_its_templates(renderer: Renderer, rule: Any) -> None:
+    found = [renderer.alike(one, other) for one, other in ROWS[rule.name]]
+    assert all(renderer.tokens(one, name) != REFUSED for one, _ in ROWS[rule.name] for name in TEMPLATES)
+    if rule.templates == "all":
+        assert all(all(alike.values()) for alike in found), found
+    else:
+        assert any(any(alike.values()) for alike in found), found
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if "sglang" not in rule.versions], ids=lambda rule: rule.name)
+def test_rows_that_sglang_reads_apart_are_not_claimed(renderer: Renderer, rule: Any) -> None:
+    if rule.name == "arguments_text":
+        pytest.skip("the rule `arguments` says it of SGLang")
+    assert any(not all(renderer.alike(*row).values()) for row in ROWS[rule.name])
+
+
+@pytest.mark.parametrize(
+    ("kind", "least"), [(ChatCompletionRequest, body(USER)), (CompletionRequest, {"model": "m", "prompt": "a"})]
+)
+def test_null_is_absent_for_each_parameter_but_those_named(kind: Any, least: Body) -> None:
+    refused = set()
+    for name in kind.model_fields.keys() - least.keys() - IGNORED:
+        try:
+            kind.model_validate({**least, name: None})
+        except ValueError:
+            refused.add(name)
+    assert refused and refused <= NULL_COUNTS
+
+
+def test_requests_with_one_key_have_the_same_tokens(renderer: Renderer) -> None:
+    joined = 0
+    for one, other in pairs(seed=0, count=400):
+        for kind in ("sglang", "any"):
+            if key(one, kind) == key(other, kind):  # type: ignore[arg-type]
+                joined += one != other
+                assert all(renderer.alike(one, other).values()), (one, other)
+                break
+    assert joined > 30
