@@ -9,7 +9,7 @@ import pytest
 from lpc_apps.simulator.engine import simulate
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
 from lpc_apps.simulator.sessions import chain
-from lpc_apps.simulator.workload import Turn, Workload
+from lpc_apps.simulator.workload import Turn, Workload, computed_tokens
 from lpc_apps.simulator.workloads import WORKLOADS
 from lpc_apps.simulator.workloads.timeline import WARM_UP_REQUESTS, Timeline
 
@@ -72,7 +72,7 @@ def test_a_prompt_has_an_id_for_each_full_block_and_an_id_stands_for_all_before_
     for turn in turns_of(workload):
         assert turn.input_tokens > 0 and turn.output_tokens > 0
         assert len(turn.contents) == turn.input_tokens // size
-        assert len(turn.all_contents) == (turn.input_tokens + turn.output_tokens) // size
+        assert len(turn.all_contents) == computed_tokens(turn.input_tokens, turn.output_tokens) // size
         assert tuple(turn.all_contents[: len(turn.contents)]) == tuple(turn.contents)
         for last, content in zip((None, *turn.all_contents), turn.all_contents, strict=False):
             assert before.setdefault(content, last) == last
