@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lpc.logs.chats import read_chats
-from lpc.logs.records import Skipped
+from lpc.logs.records import MISFIT_ALWAYS, Skipped
 from lpc.logs.traces import TraceError, open_trace
 from tests.nightly import EXAMPLES
 from tests.unit.test_chat_logs import FORMS, LONG, as_bytes, asked, call, picture, shared, user
@@ -122,7 +122,7 @@ def odd_line(good: Any, draw: random.Random) -> bytes:
 
 @pytest.mark.parametrize("name", FORMS)
 @settings(max_examples=EXAMPLES, deadline=None)
-@given(seed=st.integers(0, 2**32), count=st.integers(1, 6))
+@given(seed=st.integers(0, 2**32), count=st.integers(1, MISFIT_ALWAYS))
 def test_good_records_are_read_whatever_stands_between_them(name: str, seed: int, count: int) -> None:
     draw = random.Random(seed)
     format, record = FORMS[name]  # noqa: A001
