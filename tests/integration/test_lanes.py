@@ -50,8 +50,15 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: str(root / name) for name in ("m", "long")}
 
 
-@pytest.mark.parametrize("batch", [False, True], ids=["one call each", "one batch"])
-@pytest.mark.parametrize("compressed", [False, True], ids=["plain", "compressed"])
+@pytest.mark.parametrize(
+    ("compressed", "batch"),
+    [
+        pytest.param(False, False, id="plain-one call each"),
+        pytest.param(True, True, id="compressed-one batch"),
+        pytest.param(False, True, id="plain-one batch", marks=pytest.mark.nightly),
+        pytest.param(True, False, id="compressed-one call each", marks=pytest.mark.nightly),
+    ],
+)
 @pytest.mark.parametrize("form", FORMS)
 async def test_short_conversations_overtake_long_ones_that_are_being_read(
     tiny_models: Path, served: dict[str, str], form: str, compressed: bool, batch: bool

@@ -74,8 +74,7 @@ def test_the_front_of_lmcache_names_them(kind: str, tmp_path: Path) -> None:
     assert explains(str(refusal.value), kind)
 
 
-@pytest.mark.parametrize("kind", ["tekken", "SentencePiece", "tiktoken"])
-@pytest.mark.parametrize("offered", [True, False])
+@pytest.mark.parametrize(("kind", "offered"), [("tekken", True), ("SentencePiece", False), ("tiktoken", True)])
 def test_the_sidecar_names_them(kind: str, offered: bool, tmp_path: Path) -> None:
     with pytest.raises(TokenizerError) as refusal:
         TokenizerLoader().load(str(folder_of(kind, tmp_path / "model")), offered=offered)
