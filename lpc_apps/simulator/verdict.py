@@ -12,22 +12,27 @@ FIT: Final = 0.9995
 """Share of the requests below which it is reported that others are larger than the cache."""
 IDLE: Final = 0.5
 """Utilisation of the prefill server below which it does not limit throughput."""
+MODEL: Final = "Llama 3.1 8B"
+BYTES: Final = 2 * 32 * 8 * 128 * 2
+"""Of the model's KV cache for a token: keys and values of 32 layers with 8 heads of 128 numbers of two bytes."""
 TIMES: Final = dict(zip(UNUSED, ("under 10 s", "10 s to 1 min", "1 to 5 min", "5 to 20 min", "over 20 min"), strict=True))
 """Time unused in words."""
 
 
-def verdict(rows: Rows, choices: list[Pair], at: int) -> str:
+def verdict(rows: Rows, choices: list[Pair], at: int, *, assumed: bool = False) -> str:
     """Return the paragraph, with emphasis between pairs of asterisks.
 
     Args:
         rows: from `lpc_apps.simulator.summary.derived`, of one workload with fixed arrivals.
         choices: LRU and the plug-in by size, or LRU twice if the plug-in did not run.
         at: index of the cache's size.
+        assumed: whether nobody gave this size.
     """
     lru, ours = choices[at]
+    place = [*(_assumed(lru) if assumed else ()), _place(lru)]
     if ours is lru:
-        return _place(lru)
-    said = [_place(lru), sentence((lru, ours))]
+        return " ".join(place)
+    said = [*place, sentence((lru, ours))]
     if ours["policy"] == OURS:
         size = lru["capacity_tokens"]
         alone = next((row for row in rows if (row["policy"], row["capacity_tokens"]) == (ALONE, size)), None)
@@ -40,6 +45,16 @@ def verdict(rows: Rows, choices: list[Pair], at: int) -> str:
     if lru["think_time_s"] is not None:
         said.append("Times between requests were drawn, so this compares policies and does not predict your gain.")
     return " ".join(filter(None, said))
+
+
+def _assumed(lru: dict[str, Any]) -> list[str]:
+    """Return that the size was assumed, and how to give one."""
+    size = lru["capacity_tokens"]
+    return [
+        f"**No cache size was given**, so this is about {tokens(size)} tokens, the middle of the sizes that were run "
+        f"({size * BYTES / 2**30:.1f} GiB of KV cache for {MODEL}). Give yours: `--cache` with the tokens that vLLM logs as "
+        "`GPU KV cache size`, or `--model` and `--gpu-gib`."
+    ]
 
 
 def _place(lru: dict[str, Any]) -> str:

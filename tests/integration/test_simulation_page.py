@@ -83,7 +83,7 @@ def test_the_page_has_curves_in_words_sources_what_was_skipped_and_the_command(p
     for policy in REGISTRY.values():
         assert policy.title in text
     assert page.count("<polyline") == 2 * len(REGISTRY)  # in the drawing and in its key
-    assert "cached: own conversation" in text and "An infinite cache would serve" in text
+    assert "cached: shared prefixes" in text and "An infinite cache would serve" in text
     assert "Records skipped" in text and "lpc simulate '" in text and "--policies all" in text
 
 

@@ -216,3 +216,11 @@ def test_sizes_in_tokens_and_in_shares_are_one_curve() -> None:
     )
     (ours,) = (r for r in found if (r["policy"], r["capacity_tokens"]) == ("plugin", 150_000))
     assert ours["capacity_saved"] == pytest.approx(1 - 100_000 / 150_000) and not ours["capacity_saved_at_least"]
+
+
+def test_a_size_that_nobody_gave_is_named_in_tokens_and_gib_of_a_model() -> None:
+    found = rows((0.1, 0.2, 0.4), (0.2, 0.205, 0.4))
+    given, assumed = (verdict(found, pairs(found), 1, assumed=one) for one in (False, True))
+    assert assumed.endswith(given) and "`--cache`" in assumed and "`GPU KV cache size`" in assumed
+    size = pairs(found)[1][0]["capacity_tokens"]
+    assert assumed.startswith("**No cache size was given**") and f"({size / 2**13:.1f} GiB" in assumed
