@@ -310,6 +310,8 @@ FOUND = {
 )
 def test_real_vllm_with_a_hybrid_model_has_evicted_nothing(case: str, tmp_path: Path) -> None:
     given, options, hits, expected, needed = FOUND[case]
+    if given is GATED and not torch.cpu._is_avx512_bf16_supported():
+        pytest.skip("this CPU's states are bfloat16, so blocks have another size")
     model = build(tmp_path / "tiny")
     config = json.loads((model / "config.json").read_text()) | given
     (model / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
