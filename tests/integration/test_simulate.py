@@ -34,7 +34,7 @@ RUN = CliRunner()
 def qwen_file(path: Path) -> Path:
     lines = []
     names: dict[str, int] = {}
-    for number, r in enumerate(trace(300).requests):
+    for number, r in enumerate(trace(120).requests):
         parent = names.get(r.conversation, -1)
         names[r.conversation] = number
         lines.append(
@@ -107,16 +107,16 @@ def test_a_description_tells_reuse_skew_turns_and_the_ideal(qwen: Path, tmp_path
     assert done.exit_code == 0, done.output
     found = json.loads((tmp_path / "d.json").read_text())
     assert found["classes"]["text"]["reuse_time_p50_s"] > 0
-    assert found["turns"]["1"] == 300
+    assert found["turns"]["1"] == 120
     assert sum(int(turns) * count for turns, count in found["conversations_by_turns"].items()) == found["requests"]
     returns = found["returns"]
     assert list(returns["within_s"].values()) == sorted(returns["within_s"].values())
-    assert returns["count"] == found["requests"] - 300
-    once = trace(300)
+    assert returns["count"] == found["requests"] - 120
+    once = trace(120)
     by_hand = describe(once, from_trace(once))
     assert by_hand["working_set_tokens"] == found["working_set_tokens"]
     assert by_hand["repeated_requests"] == 0
-    twice = trace(300)
+    twice = trace(120)
     twice.requests.extend(twice.requests[:10])
     assert describe(twice, from_trace(twice))["repeated_requests"] == pytest.approx(10 / len(twice.requests))
 
@@ -444,7 +444,7 @@ def test_a_log_needs_no_option_and_may_come_by_standard_input(qwen: Path, tmp_pa
     for arguments, data in (([str(qwen)], None), (["--trace", str(qwen)], None), (["-"], gzip.compress(qwen.read_bytes()))):
         done = RUN.invoke(app, ["simulate", *arguments, "--capacity", "5%,20%", "--policies", "lru,mq", "--json"], input=data)
         assert done.exit_code == 0, done.output
-        assert "1,659 requests, format qwen (recognised)" in done.stderr
+        assert "714 requests, format qwen (recognised)" in done.stderr
         answers.append(json.loads(done.stdout))
     assert [answer["log"]["file"] for answer in answers] == ["qwen.jsonl", "qwen.jsonl", "standard input"]
     assert answers[0]["summary"] == answers[1]["summary"]
