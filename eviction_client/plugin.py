@@ -492,7 +492,6 @@ class Plugin:
         arrival = self.policy.arrived(admitted.prompt, admitted.at)
         self._arrivals[admitted.request_id] = arrival
         self._explain(self.misses.arrived, admitted.request_id, arrival)
-        self.policy.ghosts.start(admitted.request_id, admitted.prompt)
         if admitted.kept:
             above = self.policy.ghosts.caches[self.rule]
             for tier in self.tiers:
@@ -500,6 +499,7 @@ class Plugin:
             self.policy.ghosts.wait(admitted.request_id, admitted.prompt)
             self._unserved[admitted.request_id] = admitted.prompt
         else:
+            self.policy.ghosts.start(admitted.request_id, admitted.prompt)
             self._explain(self._compare, admitted.request_id, admitted.prompt)
         if len(self._arrivals) > MAX_RUNNING:
             self._forget_oldest()

@@ -4,7 +4,7 @@
 # all others coarse. It is so per batch and not per row also with per_channel=True, which is about the weights.
 #
 # An embedding server that batches whatever waits therefore gives one text different vectors at different times. Seen: a row
-# alone, and beside a row that is 50 times as large: cosine 0.978 (0.974 with per_channel). In float32 1.000.
+# alone, and with a row that is 50 times as large: cosine 0.978 (0.974 with per_channel). In float32 1.000.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -30,12 +30,12 @@ graph = helper.make_graph(
 model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 onnx.save(model, "float.onnx")
 row = draw.normal(size=(1, 64)).astype(np.float32)
-beside = np.concatenate([row, 50 * draw.normal(size=(1, 64)).astype(np.float32)])
+pair = np.concatenate([row, 50 * draw.normal(size=(1, 64)).astype(np.float32)])
 
 
 def cosine(path):
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    alone, together = (session.run(None, {"rows": rows})[0][0] for rows in (row, beside))
+    alone, together = (session.run(None, {"rows": rows})[0][0] for rows in (row, pair))
     return float(alone @ together / np.linalg.norm(alone) / np.linalg.norm(together))
 
 
@@ -44,7 +44,7 @@ for per_channel in (False, True):
     quantize_dynamic("float.onnx", "int8.onnx", per_channel=per_channel)
     found[f"int8, per_channel={per_channel}"] = cosine("int8.onnx")
 for name, value in found.items():
-    print(f"{name}: cosine of a row alone and beside a large one {value:.4f}")
+    print(f"{name}: cosine of a row alone and with a large one {value:.4f}")
 print("onnxruntime", onnxruntime.__version__, "onnx", onnx.__version__)
 float32, *quantised = found.values()
 assert float32 > 0.999999

@@ -3,15 +3,17 @@
 import json
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final, Protocol
 
 from lpc.requests.rules import Kind, sure
 from response_cache.gateway.request import question_of
 from response_cache.gateway.targets import CHAT
-from response_cache.keys.canonical import canonical
+from response_cache.keys.canonical import IGNORED, canonical
 from response_cache.service.servicer import request_of
 
 Body = dict[str, Any]
+REFUSED: Final = "refused"
+"""In place of the tokens of a body that an engine refuses."""
 
 TEMPLATES = {
     # Prints all that a template of strings can see, so that equal tokens are equal on every such template.
@@ -212,3 +214,32 @@ def pairs(seed: int, count: int) -> Iterator[tuple[Body, Body]]:
         for _ in range(chance.randint(1, 2)):
             other = changed(other, chance)
         yield one, other
+
+
+class Renderer(Protocol):
+    """An engine's preprocessing of chats."""
+
+    def alike(self, one: Body, other: Body) -> dict[str, bool]:
+        """Return by template whether two bodies have the same tokens."""
+
+
+def joined_alike(renderer: Renderer, kind: Kind) -> int:
+    """Assert that chats with one key have the same tokens on each template; return how many different ones have one key."""
+    joined = 0
+    kinds: tuple[Kind, ...] = (kind, "any")
+    for one, other in pairs(seed=0, count=400):
+        if any(key(one, each) == key(other, each) for each in kinds):
+            joined += one != other
+            assert all(renderer.alike(one, other).values()), (one, other)
+    return joined
+
+
+def refuses_null(request: Any, least: Body) -> set[str]:
+    """Return the fields in keys that an engine's class of requests refuses if they are null. ``least``: a valid body."""
+    refused = set()
+    for name in request.model_fields.keys() - least.keys() - IGNORED:
+        try:
+            request.model_validate({**least, name: None})
+        except ValueError:
+            refused.add(name)
+    return refused

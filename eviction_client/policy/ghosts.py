@@ -275,8 +275,8 @@ class Ghosts(Generic[H]):
 
     def observe(
         self,
-        prompt: Sequence[Any],
         chain: Sequence[Any],
+        prompt: int,
         spans: Mapping[str, Sequence[ClassSpan]],
         *,
         request: Hashable = None,
@@ -285,8 +285,8 @@ class Ghosts(Generic[H]):
         """Apply a finished request to all caches; return the rule that should be in force.
 
         Args:
-            prompt: the full blocks of its prompt.
             chain: all its blocks, those of the prompt first.
+            prompt: number of full blocks of its prompt.
             spans: their classes, by rule, and under CHOSEN in the real cache's queue.
             request: its name in :meth:`start`.
             above: cache with priority. Its hits count as hits of all.
@@ -294,11 +294,11 @@ class Ghosts(Generic[H]):
         pieces: dict[int, int] = {}
         followed: list[H] = []
         start = 0
-        for end in sorted({len(prompt), *(span.end for of_rule in spans.values() for span in of_rule)}):
+        for end in sorted({prompt, *(span.end for of_rule in spans.values() for span in of_rule)}):
             followed += self.sample(chain[start:end])
             pieces[end] = len(followed)
             start = end
-        asked = followed[: pieces[len(prompt)]]
+        asked = followed[: pieces[prompt]]
         caches = {**self.caches, CHOSEN: self.chosen}
         if self._inclusive is not None:
             self.chosen.room = self.caches[self.guard.in_force].room

@@ -376,7 +376,8 @@ class Policy(Generic[H]):
         # As in the queue: also in the class in which another engine's conversations hold a block.
         spans[CHOSEN] = joined(shortened(finished.spans, length))
         chain = finished.blocks[:length]
-        return ghosts.observe(chain[: finished.prompt_blocks], chain, spans, request=finished.request_id, above=above)
+        prompt = min(finished.prompt_blocks, length)
+        return ghosts.observe(chain, prompt, spans, request=finished.request_id, above=above)
 
     def set_sidecar_curves(self, epoch: str, hazards: Mapping[int, Sequence[float]]) -> None:
         """Set the sidecar's hazards [INTERVALS] by its groups. In the background.

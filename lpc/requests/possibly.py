@@ -71,11 +71,16 @@ def _pieces(content: object, *, system: bool, most: int | None = None) -> Iterat
     for part in content if isinstance(content, list) else [content]:
         text = part.get("text") if isinstance(part, dict) else part
         if isinstance(text, str):
-            if system and text.startswith(BILLING):
-                text = text.partition("\n")[2]
+            if system:
+                text = unbilled(text)
             yield text[:most].strip().encode("utf-8", "surrogatepass").translate(None, _WHITE)
         elif isinstance(part, dict):
             yield from _pieces(part["content"], system=False, most=most) if "content" in part else _medium(part)
+
+
+def unbilled(text: str) -> str:
+    """Return a system prompt without Claude Code's billing line, with which it begins."""
+    return text.partition("\n")[2] if text.startswith(BILLING) else text
 
 
 def _medium(part: Mapping[str, Any]) -> Iterator[bytes]:

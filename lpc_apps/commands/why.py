@@ -3,10 +3,9 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -18,13 +17,6 @@ if TYPE_CHECKING:
     from lpc.requests.rules import Kind as EngineKind
     from lpc_apps.why.analysis import Analysis, Finding
     from lpc_apps.why.differences import Key
-
-
-class Engine(StrEnum):
-    """A kind of engine."""
-
-    vllm = "vllm"
-    sglang = "sglang"
 
 
 CAUSES: Final = {
@@ -93,7 +85,7 @@ def why(
         ),
     ] = None,
     engine: Annotated[
-        Engine | None,
+        Literal["vllm", "sglang"] | None,
         typer.Option(help="Read prompts as this engine does. Default: the log's server, else both.", case_sensitive=False),
     ] = None,
     output: Output = None,
@@ -104,11 +96,7 @@ def why(
     A log with text shows the cause: a time stamp in the system prompt, an edited history, and others. A log of block hashes
     with conversations shows the place. No text is printed without --show-text.
     """
-    figures = report(
-        lambda: explained(log, log_format, show_text=show_text, engine=None if engine is None else engine.value),
-        output,
-        as_json=as_json,
-    )
+    figures = report(lambda: explained(log, log_format, show_text=show_text, engine=engine), output, as_json=as_json)
     if fail_on is not None and figures["causes"] and figures["lost_share"] * 100 >= fail_on:
         note(f"the causes lose {figures['lost_share']:.1%} of the prompt tokens, and --fail-on is {fail_on:g}")
         raise typer.Exit(FINDINGS)
@@ -122,7 +110,7 @@ def explained(
     from lpc_apps.commands.simulation_tables import print_reading
 
     with open_log(source, log_format) as log:
-        found, reading = _of_text(log, engine) if log.has_text else (_of_hashes(log.with_times()))
+        found, reading = _of_text(log, engine) if log.has_text else _of_hashes(log.with_times())
         reading = {**reading, "format": log.format, "recognised": log.recognised}
     print_reading(reading)
     figures = _figures(found, show_text=show_text)
@@ -217,8 +205,8 @@ def _of_text(log: "Log", engine: "EngineKind | None") -> "tuple[Found, dict[str,
         reader.kind if len(readers) > 1 or engine else "": analyse([prompts[number] for prompts in ordered], reader)
         for number, reader in enumerate(readers)
     }
-    sorted_ = dict(sorted(by_engine.items(), key=lambda item: item[1].hit_rate))
-    return Found(sorted_, warnings_of([prompts[0] for prompts in ordered])), reading
+    worst_first = sorted(by_engine.items(), key=lambda item: item[1].hit_rate)
+    return Found(dict(worst_first), warnings_of([prompts[0] for prompts in ordered])), reading
 
 
 def _figures(found: Found, *, show_text: bool) -> dict[str, Any]:
@@ -284,10 +272,8 @@ def _show(found: Found, figures: dict[str, Any], *, show_text: bool) -> None:
     screen = console()
     analysis, causes = found.first, found.causes()
     for engine, each in found.by_engine.items():
-        read_by = f" by {ENGINES[engine]}" if engine else ""
-        rate = (
-            f"An infinite cache hits {each.hit_rate:.1%} of {each.tokens:,} prompt tokens{f' read{read_by}' if read_by else ''}"
-        )
+        read_by = f" read by {ENGINES[engine]}" if engine else ""
+        rate = f"An infinite cache hits {each.hit_rate:.1%} of {each.tokens:,} prompt tokens{read_by}"
         without = f"; without these causes {each.fixed:.1%}." if each.findings else ". No cause of misses was found."
         screen.print(rate + without, highlight=False)
     if causes:

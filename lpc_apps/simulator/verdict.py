@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from eviction_client.observability.misses import UNUSED
 from lpc_apps.simulator.amounts import about, percent, tokens
+from lpc_apps.simulator.compute import DEFAULT
 from lpc_apps.simulator.summary import ALONE, BASELINE, OURS, SAME, Pair, Rows, sentence, size_for
 
 PAYS: Final = 0.01
@@ -12,9 +13,8 @@ FIT: Final = 0.9995
 """Share of the requests below which it is reported that others are larger than the cache."""
 IDLE: Final = 0.5
 """Utilisation of the prefill server below which it does not limit throughput."""
-MODEL: Final = "Llama 3.1 8B"
 BYTES: Final = 2 * 32 * 8 * 128 * 2
-"""Of the model's KV cache for a token: keys and values of 32 layers with 8 heads of 128 numbers of two bytes."""
+"""Of the KV cache of `compute.DEFAULT` for a token: keys and values of 32 layers with 8 heads of 128 numbers of two bytes."""
 TIMES: Final = dict(zip(UNUSED, ("under 10 s", "10 s to 1 min", "1 to 5 min", "5 to 20 min", "over 20 min"), strict=True))
 """Time unused in words."""
 
@@ -29,10 +29,10 @@ def verdict(rows: Rows, choices: list[Pair], at: int, *, assumed: bool = False) 
         assumed: whether nobody gave this size.
     """
     lru, ours = choices[at]
-    place = [*(_assumed(lru) if assumed else ()), _place(lru)]
+    place = f"{_assumed(lru)} {_place(lru)}" if assumed else _place(lru)
     if ours is lru:
-        return " ".join(place)
-    said = [*place, sentence((lru, ours))]
+        return place
+    said = [place, sentence((lru, ours))]
     if ours["policy"] == OURS:
         size = lru["capacity_tokens"]
         alone = next((row for row in rows if (row["policy"], row["capacity_tokens"]) == (ALONE, size)), None)
@@ -47,14 +47,14 @@ def verdict(rows: Rows, choices: list[Pair], at: int, *, assumed: bool = False) 
     return " ".join(filter(None, said))
 
 
-def _assumed(lru: dict[str, Any]) -> list[str]:
+def _assumed(lru: dict[str, Any]) -> str:
     """Return that the size was assumed, and how to give one."""
     size = lru["capacity_tokens"]
-    return [
+    return (
         f"**No cache size was given**, so this is about {tokens(size)} tokens, the middle of the sizes that were run "
-        f"({size * BYTES / 2**30:.1f} GiB of KV cache for {MODEL}). Give yours: `--cache` with the tokens that vLLM logs as "
-        "`GPU KV cache size`, or `--model` and `--gpu-gib`."
-    ]
+        f"({size * BYTES / 2**30:.1f} GiB of KV cache for {DEFAULT.model}). Give yours: `--cache` with the tokens that vLLM "
+        "logs as `GPU KV cache size`, or `--model` and `--gpu-gib`."
+    )
 
 
 def _place(lru: dict[str, Any]) -> str:

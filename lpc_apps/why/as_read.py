@@ -7,7 +7,7 @@ from typing import Any, Final
 from lpc.logs.chats.fields import as_json
 from lpc.logs.chats.request import LoggedMessage, LoggedRequest, Part
 from lpc.requests.families import drops_billing, has_developer, separator
-from lpc.requests.possibly import BILLING, INSTRUCTIONS
+from lpc.requests.possibly import BILLING, INSTRUCTIONS, unbilled
 from lpc.requests.rules import Kind, sure
 from lpc.requests.surely import tool
 
@@ -66,6 +66,4 @@ def _message(message: LoggedMessage, between: str, *, drops: bool, apart: bool) 
 
 
 def _unbilled(part: Part) -> Part:
-    if part.kind != "text" or not part.text.startswith(BILLING):
-        return part
-    return Part("text", part.text.partition("\n")[2])
+    return Part("text", unbilled(part.text)) if part.kind == "text" else part

@@ -28,7 +28,7 @@ class Answered:
         self._most = most
         self._known: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
 
-    def add(self, tenant: str, begins: bytes, conversation: Conversation) -> None:
+    def add(self, tenant: str, conversation: Conversation, begins: bytes) -> None:
         """Remember the conversation of an answer that ``begins`` so, in a body or a stream. One without an id is ignored."""
         found = _ID.search(begins[:_SEARCHED])
         if found is None:

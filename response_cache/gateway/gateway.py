@@ -8,7 +8,7 @@ except hop-by-hop header fields. Paths below /lpc/ are the gateway's own.
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from http import HTTPStatus
 from typing import Final
@@ -263,23 +263,8 @@ class Gateway:
         """Forward a request of the responses API, to the engine that has the answer which it continues."""
         known = self._answered.find(client.tenant, reading.continues)
         conversation = known or Conversation(reading.affinity, reading.session)
-        headers = self._for_engine(exchange, client, conversation.session)
-        request = exchange.method, exchange.target, headers, reading.body, conversation.affinity
-        async with self._upstream.answer(*request) as answer:
-            noted = self._noted(client.tenant, conversation, answer.aiter_raw())
-            async with contextlib.aclosing(noted) as chunks:
-                await self._relay(exchange, answer, chunks, "none")
-
-    async def _noted(
-        self, tenant: str, conversation: Conversation, chunks: AsyncIterator[bytes]
-    ) -> AsyncGenerator[bytes, None]:
-        """Yield an answer, and remember its conversation."""
-        begun = False
-        async for data in chunks:
-            if not begun:
-                self._answered.add(tenant, data, conversation)
-            begun = True
-            yield data
+        noted = partial(self._answered.add, client.tenant, conversation)
+        await self._forward(exchange, client, reading.body, conversation.affinity, conversation.session, noted=noted)
 
     async def _forward(
         self,
@@ -289,18 +274,34 @@ class Gateway:
         key: bytes,
         session: str | None = None,
         label: str = "none",
+        noted: Callable[[bytes], None] | None = None,
     ) -> None:
-        """Forward a request whose answer is not recorded. ``session`` is that of `Reading`."""
+        """Forward a request whose answer is not recorded. ``session`` is that of `Reading`; ``noted``: see :meth:`_relay`."""
         headers = self._for_engine(exchange, client, session)
         async with self._upstream.answer(exchange.method, exchange.target, headers, content or None, key) as answer:
-            await self._relay(exchange, answer, answer.aiter_raw(), label)
+            await self._relay(exchange, answer, answer.aiter_raw(), label, noted)
 
-    async def _relay(self, exchange: Exchange, answer: httpx.Response, chunks: AsyncIterator[bytes], label: str) -> None:
-        """Send an engine's answer to the client as it arrives. ``label``: the result of a look-up; ``none``: not looked up."""
+    async def _relay(
+        self,
+        exchange: Exchange,
+        answer: httpx.Response,
+        chunks: AsyncIterator[bytes],
+        label: str,
+        noted: Callable[[bytes], None] | None = None,
+    ) -> None:
+        """Send an engine's answer to the client as it arrives.
+
+        Args:
+            label: the result of a look-up; ``none``: not looked up.
+            noted: called with the beginning of the answer.
+        """
         extra = [] if label == "none" else [(b"x-lpc-cache", label.encode())]
         await exchange.start(answer.status_code, [*end_to_end(answer.headers.raw), *extra])
         self._metrics.first_byte_seconds.labels(label).observe(time.perf_counter() - exchange.began)
         async for data in chunks:
+            if noted is not None:
+                noted(data)
+                noted = None
             await exchange.write(data)
         await exchange.end()
 

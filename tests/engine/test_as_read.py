@@ -19,14 +19,26 @@ from vllm.tokenizers.registry import cached_tokenizer_from_config
 
 from benchmarks.tiny_llama import build
 from lpc.requests.rules import NULL_COUNTS, RULES
-from response_cache.keys.canonical import IGNORED
-from tests.as_read import ROWS, TEMPLATES, TOOL, USER, Body, body, calling, in_part, key, pairs, result
+from tests.as_read import (
+    REFUSED,
+    ROWS,
+    TEMPLATES,
+    TOOL,
+    USER,
+    Body,
+    body,
+    calling,
+    in_part,
+    joined_alike,
+    key,
+    refuses_null,
+    result,
+)
 from tests.client_behaviours import BEHAVIOURS, MESSAGES, RESPONSES
 
 HARMONY = "harmony"
 """gpt-oss has no template in vLLM."""
 ALL = (*TEMPLATES, HARMONY)
-REFUSED = "refused"
 IN_VLLM = [rule for rule in RULES if "vllm" in rule.versions]
 
 
@@ -114,12 +126,7 @@ def test_rows_that_vllm_reads_apart_are_not_claimed(renderer: Renderer) -> None:
 )
 def test_null_is_absent_for_each_parameter_but_those_named(kind: Any, least: Body) -> None:
     """Of fields that no answer depends on, none is in a key."""
-    refused = set()
-    for name in kind.model_fields.keys() - least.keys() - IGNORED:
-        try:
-            kind.model_validate({**least, name: None})
-        except ValueError:
-            refused.add(name)
+    refused = refuses_null(kind, least)
     assert refused and refused <= NULL_COUNTS
 
 
@@ -145,11 +152,4 @@ def test_turns_that_do_not_move_continue_each_others_prompt(renderer: Renderer, 
 
 
 def test_requests_with_one_key_have_the_same_tokens(renderer: Renderer) -> None:
-    joined = 0
-    for one, other in pairs(seed=0, count=400):
-        for kind in ("vllm", "any"):
-            if key(one, kind) == key(other, kind):  # type: ignore[arg-type]
-                joined += one != other
-                assert all(renderer.alike(one, other).values()), (one, other)
-                break
-    assert joined > 30
+    assert joined_alike(renderer, "vllm") > 30

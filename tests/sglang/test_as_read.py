@@ -12,10 +12,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.tiny_llama import build
 from lpc.requests.rules import NULL_COUNTS, RULES
-from response_cache.keys.canonical import IGNORED
-from tests.as_read import ROWS, TEMPLATES, USER, Body, body, key, pairs
-
-REFUSED = "refused"
+from tests.as_read import REFUSED, ROWS, TEMPLATES, USER, Body, body, joined_alike, refuses_null
 
 
 class Absent:
@@ -85,7 +82,7 @@ def test_each_row_holds_on_its_templates(renderer: Renderer, rule: Any) -> None:
 @pytest.mark.parametrize("rule", [rule for rule in RULES if "sglang" not in rule.versions], ids=lambda rule: rule.name)
 def test_rows_that_sglang_reads_apart_are_not_claimed(renderer: Renderer, rule: Any) -> None:
     if rule.name == "arguments_text":
-        pytest.skip("the rule `arguments` says it of SGLang")
+        pytest.skip("the rule `arguments` covers it for SGLang")
     assert any(not all(renderer.alike(*row).values()) for row in ROWS[rule.name])
 
 
@@ -93,21 +90,9 @@ def test_rows_that_sglang_reads_apart_are_not_claimed(renderer: Renderer, rule: 
     ("kind", "least"), [(ChatCompletionRequest, body(USER)), (CompletionRequest, {"model": "m", "prompt": "a"})]
 )
 def test_null_is_absent_for_each_parameter_but_those_named(kind: Any, least: Body) -> None:
-    refused = set()
-    for name in kind.model_fields.keys() - least.keys() - IGNORED:
-        try:
-            kind.model_validate({**least, name: None})
-        except ValueError:
-            refused.add(name)
+    refused = refuses_null(kind, least)
     assert refused and refused <= NULL_COUNTS
 
 
 def test_requests_with_one_key_have_the_same_tokens(renderer: Renderer) -> None:
-    joined = 0
-    for one, other in pairs(seed=0, count=400):
-        for kind in ("sglang", "any"):
-            if key(one, kind) == key(other, kind):  # type: ignore[arg-type]
-                joined += one != other
-                assert all(renderer.alike(one, other).values()), (one, other)
-                break
-    assert joined > 30
+    assert joined_alike(renderer, "sglang") > 30

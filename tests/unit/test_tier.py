@@ -105,7 +105,7 @@ def test_the_tiers_ghost_caches_keep_what_the_pools_does_not_have() -> None:
     bench = Bench()
     ghosts = bench.tier.ghosts
     whole = ClassSpan(4, 0)
-    ghosts.observe(chain("a", 4), chain("a", 4), {rule: [whole] for rule in (*RULES, CHOSEN)})
+    ghosts.observe(chain("a", 4), 4, {rule: [whole] for rule in (*RULES, CHOSEN)})
     above: GhostCache[BlockHash] = GhostCache(10, 2, clock=lambda: bench.now)
     above.use(chain("a", 2), [ClassSpan(2, 0)])
     ghosts.wait("waits", chain("a", 6), above=above)

@@ -5,6 +5,7 @@ from typing import Final, Literal
 from lpc.logs.records import Record
 
 Server = Literal["", "vllm", "sglang"]
+_NAMED: Final[tuple[Server, ...]] = ("vllm", "sglang")
 _VLLM: Final = frozenset({"prompt_logprobs", "kv_transfer_params", "prompt_token_ids"})
 _VLLM_CHOICE: Final = frozenset({"stop_reason", "token_ids"})
 _SGLANG: Final = frozenset({"sglext"})
@@ -18,9 +19,9 @@ def server_of(answer: object, *said: object) -> Server:
         said: texts of the record that may name it, as LiteLLM's `custom_llm_provider`.
     """
     for text in said:
-        for name in ("vllm", "sglang"):
+        for name in _NAMED:
             if isinstance(text, str) and name in text.lower():
-                return "vllm" if name == "vllm" else "sglang"
+                return name
     if not isinstance(answer, dict):
         return ""
     choices = answer.get("choices")

@@ -1,4 +1,4 @@
-"""Prompts as each engine reads them: a difference that an engine does not read is no cause in it."""
+"""Prompts as each engine reads them: a difference that an engine does not read does not count as a cause for it."""
 
 import json
 from collections.abc import Callable
@@ -136,9 +136,9 @@ def test_what_templates_do_to_appended_text_is_a_warning(tmp_path: Path) -> None
         {"role": "assistant", "content": [{"type": "thinking", "thinking": "Search."}, call]},
         {"role": "user", "content": [result]},
     ]
-    beside = [*loop[:-1], {"role": "user", "content": [result, {"type": "text", "text": "Hurry."}]}]
+    hurried = [*loop[:-1], {"role": "user", "content": [result, {"type": "text", "text": "Hurry."}]}]
     late = [*loop, {"role": "system", "content": "It is late."}]
-    for messages, names in ((loop, []), (beside, ["ended_loop"]), (late, ["late_system"])):
+    for messages, names in ((loop, []), (hurried, ["ended_loop"]), (late, ["late_system"])):
         path = tmp_path / "log.jsonl"
         write(path, [{"time": 1.7e9, "model": "m", "system": "You are an agent.", "messages": messages}])
         found = explained([path], None, show_text=False)
