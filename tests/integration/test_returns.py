@@ -9,6 +9,7 @@ import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import numpy as np
@@ -23,8 +24,8 @@ from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service import server
 from predictor_service.errors import StartError
 from predictor_service.process import Addresses
+from predictor_service.returns.learning import ReturnLearning
 from predictor_service.server import Parts, running
-from tests.eventually import eventually
 from tests.full_disk import fill
 from tests.integration.test_server import _scrape
 from tests.tuned import TINY, tuned
@@ -44,7 +45,7 @@ class InstantModel(Model):
 
 @dataclass
 class Sidecar:
-    """A sidecar whose clock stands still until it is set, and whose refits are asked for."""
+    """A sidecar whose clock stands still until it is set, and whose refits are asked for: a slow machine learns the same."""
 
     now: float = START
     asked: int = 0
@@ -52,10 +53,15 @@ class Sidecar:
     stub: rpc.ContinuationPredictorStub = field(init=False)
     addresses: Addresses = field(init=False)
     model: ReturnModel = field(init=False)
+    learning: ReturnLearning = field(init=False)
 
     def learn_from(self, turns: int) -> ReturnModel:
         self.model = ReturnModel(turns)
         return self.model
+
+    def learning_of(self, *args: Any, **changes: Any) -> ReturnLearning:
+        self.learning = ReturnLearning(*args, **changes)
+        return self.learning
 
     async def ask(self, *conversations: pb.Conversation) -> list[int]:
         """Return the groups of conversations, asked at once."""
@@ -66,8 +72,7 @@ class Sidecar:
     async def traffic(self, minutes: int) -> None:
         """Conversations with long prompts come back after 30 s or so, up to three times; those with short ones never do."""
         waiting: list[tuple[float, str, int]] = []
-        end = self.now + 60.0 * minutes
-        while self.now < end:
+        for _ in range(12 * minutes):
             self.now += 5.0
             due = [turn for turn in waiting if turn[0] <= self.now]
             waiting = [turn for turn in waiting if turn[0] > self.now]
@@ -79,7 +84,7 @@ class Sidecar:
             waiting += [
                 (self.now + 15.0 + self.draw.expovariate(1 / 15.0), name, turn + 1) for _, name, turn in due if turn < 4
             ]
-        self.model.refit(self.now)
+        await self.learning.learn()
 
     async def groups_of_both(self) -> list[int]:
         """Return the groups of a conversation with a long prompt and of one with a short prompt."""
@@ -99,7 +104,7 @@ class Sidecar:
 async def sidecar(models: Path, start: float = START, **changes: object) -> AsyncIterator[Sidecar]:
     made = Sidecar(start)
     values = {"models": models, **TINY, "client_rate": 0, **changes}
-    parts = Parts(clock=lambda: made.now, load=InstantModel, returns=made.learn_from)
+    parts = Parts(clock=lambda: made.now, load=InstantModel, returns=made.learn_from, learning=made.learning_of)
     async with (
         running(*tuned(values, parts)) as made.addresses,
         grpc.aio.insecure_channel(f"127.0.0.1:{made.addresses.port}") as channel,
@@ -130,7 +135,7 @@ async def test_returning_and_ending_conversations_get_groups_with_different_curv
 async def test_learning_survives_a_clock_that_steps_by_a_day(
     tiny_models: Path, step: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with sidecar(tiny_models, refit_s=0.05) as running_:
+    async with sidecar(tiny_models) as running_:
         await running_.traffic(4)
         for by in (step, -step):
             running_.now += by
@@ -295,7 +300,7 @@ async def test_a_bug_in_the_return_model_does_not_fail_predictions(tiny_models: 
 
 
 async def test_an_answer_says_for_how_long_a_request_is_worth_its_room(tiny_models: Path) -> None:
-    async with sidecar(tiny_models, refit_s=0.05) as running_:
+    async with sidecar(tiny_models) as running_:
 
         async def retained(chars: int, evicted_age_s: float) -> float | None:
             running_.asked += 1
@@ -303,18 +308,16 @@ async def test_an_answer_says_for_how_long_a_request_is_worth_its_room(tiny_mode
             prediction = (await running_.stub.Predict(request)).prediction
             return prediction.retain_s if prediction.HasField("retain_s") else None
 
-        async def both_known() -> bool:
-            return None not in [await retained(chars, 60.0) for chars in (LONG, SHORT)]
-
         assert await retained(LONG, 60.0) is None
-        await running_.traffic(4)
-        await eventually(both_known)
+        for _ in range(6):
+            await running_.traffic(1)
+        assert await running_.tells_them_apart()
+        await running_.learning.learn()  # publishes the curves of groups that have just been made
         assert await retained(LONG, 0.0) is None
         long, short = [[await retained(chars, age) or 0.0 for age in (30.0, 120.0, 600.0)] for chars in (LONG, SHORT)]
         for age in (-1.0, math.inf, math.nan):
             with pytest.raises(grpc.aio.AioRpcError, match="evicted_age_s"):
                 await retained(LONG, age)
-    # The longer the cache keeps blocks, the less its room is worth.
-    assert long == sorted(long) and long[1] > 120.0 and long[2] <= EDGES[-1]
-    # At 600 s nearly nothing returns any more, in either class: there only the order is certain.
-    assert short[:2] == [0.0, 0.0] and short[2] < long[2]
+    # The longer the cache keeps blocks, the less its room is worth; at 600 s nearly nothing returns any more.
+    assert 30.0 < long[0] < long[1] and long[1] > 120.0 and max(long) <= EDGES[-1]
+    assert all(of_short < of_long for of_short, of_long in zip(short, long, strict=True)) and short[:2] == [0.0, 0.0]
