@@ -147,7 +147,7 @@ def simulate(
             place = nearest(choices, own)
             page["at"] = list({row["policy"]: row for row in choices[place]}.values())
             print_sources(page["at"])
-            page["said"].append(verdict(of_workload, choices, place, assumed=own is None))
+            page["said"].append(verdict(of_workload, choices, place, assumed=own is None and len(sizes) > 1))
         if memory is not None:
             page["said"].append(capacity_in_words(of_workload, memory, marks, conversation))
         for text in page["said"]:

@@ -258,6 +258,13 @@ def test_damaged_agent_sessions_are_skipped_and_named(tmp_path: Path) -> None:
     assert "canaryzebra" not in done.output
 
 
+@pytest.mark.parametrize(("sizes", "assumed"), [("50%", False), ("20%,50%,80%", True)])
+def test_the_answer_says_that_its_size_was_assumed_unless_one_size_was_given(qwen: Path, sizes: str, assumed: bool) -> None:
+    done = RUN.invoke(app, ["simulate", str(qwen), "--format", "qwen", "--policies", "lru", "--capacity", sizes])
+    assert done.exit_code == 0, done.output
+    assert ("No cache size was given" in " ".join(done.output.split())) == assumed
+
+
 def test_what_was_read_and_skipped_is_printed_once_and_is_in_the_json(tmp_path: Path) -> None:
     image = {"type": "image_url", "image_url": {"url": "https://x/1.png"}}
     lines = [
