@@ -5,8 +5,8 @@ BIN    := $(VENV)/bin
 ENGINE := .venv-engine
 ENGINE_TESTS = OMP_NUM_THREADS=1 $(ENGINE)/bin/python -m pytest --confcutdir=tests/engine -o filterwarnings=default \
   --numprocesses 2 --dist loadfile --max-worker-restart 0
-# One thread for each of the two: else their pools wait for each other.
-TWO     = OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile --max-worker-restart 0
+# Three workers for two cores, since tests of processes wait. One thread for each: else their pools wait for each other.
+TESTS   = OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist loadfile --max-worker-restart 0
 # Both halves of the tests run, also if the first fails; then the first failure's exit code.
 BOTH    = @first=0; second=0; $(1) || first=$$?; $(2) || second=$$?; \
   [ $$first = 0 ] || echo "== the tests outside the engine failed with exit code $$first"; \
@@ -51,16 +51,21 @@ lint: setup
 	$(BIN)/mypy
 
 quick: lint ## lint, types, imports and the unit tests, in two minutes: at each save
-	$(TWO) tests/unit
+	$(TESTS) tests/unit
 
-test: lint engine redis-server deploy-tools ## lint, types, wire contract, all tests but the nightly ones, also with real vLLM
-	$(call BOTH,$(TWO),$(ENGINE_TESTS) tests/engine)
+# What the tests need, two things at a time: both environments unpack for minutes.
+.PHONY: test-setup
+test-setup:
+	@$(MAKE) --no-print-directory --jobs 2 lint engine deploy-tools
+
+test: test-setup ## lint, types, wire contract, all tests but the nightly ones, also with real vLLM
+	$(call BOTH,$(TESTS),$(ENGINE_TESTS) tests/engine)
 
 .PHONY: test-nightly
 # LPC_TEST_LONG also makes other tests longer: tests/nightly.py.
-test-nightly: lint engine redis-server deploy-tools ## all tests, with Monte Carlo, faults, load, fuzzing, dying clusters, real vLLM (hours)
+test-nightly: test-setup ## all tests, with Monte Carlo, faults, load, fuzzing, dying clusters, real vLLM (hours)
 	@test -d models/default || $(BIN)/lpc export --models models
-	$(call BOTH,LPC_TEST_LONG=1 $(TWO) -o timeout=900,LPC_TEST_LONG=1 $(ENGINE_TESTS) tests/engine)
+	$(call BOTH,LPC_TEST_LONG=1 $(TESTS) -o timeout=900,LPC_TEST_LONG=1 $(ENGINE_TESTS) tests/engine)
 
 .PHONY: redis-server
 redis-server:
@@ -142,8 +147,8 @@ engine: $(ENGINE)/.installed ## build .venv-engine: vLLM for CPU with the plug-i
 $(ENGINE)/.installed: requirements/engine.txt requirements/cuda.txt pyproject.toml
 	@echo "== installing vLLM for CPU into $(ENGINE) (a few minutes the first time)"
 	$(PYTHON) -m venv $(ENGINE)
-	$(ENGINE)/bin/pip $(LOCKED) --quiet -r requirements/engine.txt
-	@$(ENGINE)/bin/python -c "import torch" 2>/dev/null || $(ENGINE)/bin/pip $(LOCKED) --quiet -r requirements/cuda.txt
+	$(ENGINE)/bin/pip $(LOCKED) --no-compile --quiet -r requirements/engine.txt
+	@$(ENGINE)/bin/python -c "import torch" 2>/dev/null || $(ENGINE)/bin/pip $(LOCKED) --no-compile --quiet -r requirements/cuda.txt
 	$(ENGINE)/bin/pip install --disable-pip-version-check --quiet --no-deps --editable .
 	@info=$$(echo $(ENGINE)/lib/python*/site-packages)/vllm-0.32.0+cpu.dist-info; mkdir -p $$info; \
 	  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > $$info/METADATA
@@ -220,7 +225,7 @@ audit: setup ## known vulnerabilities of the images' packages (asks PyPI; AUDIT=
 	$(BIN)/python requirements/audit.py $(AUDIT)
 
 # What checks the deployment files: promtool and a Prometheus, docker-compose (for its `config`), kubectl (for kustomize), helm.
-deploy-tools: setup $(BIN)/kubectl $(BIN)/helm
+deploy-tools: setup $(BIN)/kubectl $(BIN)/helm | redis-server
 	@for tool in prometheus docker-compose; do command -v $$tool >/dev/null || { echo "== installing $$tool"; \
 	  $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends $$tool; } || \
 	  { echo "$$tool is needed by the tests: install it with your system's package manager"; exit 1; }; done

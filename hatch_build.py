@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -55,20 +56,28 @@ class GenerateStubs(BuildHookInterface):  # type: ignore[type-arg]
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 (the interface's)
-        """Write the stubs and name them as part of the build."""
+        """Write the stubs and name them as part of the build.
+
+        Each file is replaced as a whole, since `make test` builds two environments at a time.
+        """
         root = Path(self.root)
         protos = sorted(str(p.relative_to(root / "proto")) for p in (root / "proto").rglob("*.proto"))
-        subprocess.run(
-            [
-                *(sys.executable, "-m", "grpc_tools.protoc", f"-I{root / 'proto'}"),
-                *(f"--python_out={root}", f"--grpc_python_out={root}"),
-                *(f"--mypy_out={root}", f"--mypy_grpc_out={root}"),
-                *protos,
-            ],
-            # protoc finds its plug-in beside Python, where the build has no environment of its own.
-            env={**os.environ, "PATH": os.pathsep.join([os.environ["PATH"], str(Path(sys.executable).parent)])},
-            check=True,
-        )
-        for package in sorted({str(Path(proto).parent) for proto in protos}):
-            (root / package / "__init__.py").write_text(f'"""Generated from proto/{package}; see hatch_build.py."""\n')
-            build_data["artifacts"].append(f"/{package}/*.py*")
+        with TemporaryDirectory(dir=root, prefix=".stubs-") as folder:
+            subprocess.run(
+                [
+                    *(sys.executable, "-m", "grpc_tools.protoc", f"-I{root / 'proto'}"),
+                    *(f"--python_out={folder}", f"--grpc_python_out={folder}"),
+                    *(f"--mypy_out={folder}", f"--mypy_grpc_out={folder}"),
+                    *protos,
+                ],
+                # protoc finds its plug-in beside Python, where the build has no environment of its own.
+                env={**os.environ, "PATH": os.pathsep.join([os.environ["PATH"], str(Path(sys.executable).parent)])},
+                check=True,
+            )
+            for package in sorted({str(Path(proto).parent) for proto in protos}):
+                made = Path(folder, package)
+                (made / "__init__.py").write_text(f'"""Generated from proto/{package}; see hatch_build.py."""\n')
+                (root / package).mkdir(parents=True, exist_ok=True)
+                for stub in made.iterdir():
+                    stub.replace(root / package / stub.name)
+                build_data["artifacts"].append(f"/{package}/*.py*")

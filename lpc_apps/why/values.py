@@ -7,7 +7,7 @@ still common to both.
 import json
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import lru_cache
@@ -84,9 +84,10 @@ class Edit:
     pattern: str
 
 
-def tokens(text: str) -> list[Token]:
+@lru_cache(maxsize=64)  # a line is compared with several others in a row
+def tokens(text: str) -> tuple[Token, ...]:
     """Return the tokens of a text; joined they are the text."""
-    return [Token(match[0], match.lastgroup or "word") for match in _TOKEN.finditer(text)]
+    return tuple(Token(match[0], match.lastgroup or "word") for match in _TOKEN.finditer(text))
 
 
 @lru_cache(maxsize=100_000)
@@ -196,7 +197,14 @@ def _line_edits(text: str, other: str) -> list[Edit]:
 def _alike(line: str, other: str) -> bool:
     if masked(line) == masked(other) or _shape(line) == _shape(other):
         return True
-    return SequenceMatcher(None, tokens(line), tokens(other), autojunk=False).ratio() >= ALIKE
+    a, b = tokens(line), tokens(other)
+    # Equal ends count as they are: a matcher takes the square of their length.
+    start = next((at for at, (one, two) in enumerate(zip(a, b, strict=False)) if one != two), min(len(a), len(b)))
+    rest = min(len(a), len(b)) - start
+    end = next((at for at in range(rest) if a[-1 - at] != b[-1 - at]), rest)
+    between = SequenceMatcher(None, a[start : len(a) - end], b[start : len(b) - end], autojunk=False)
+    equal = start + end + sum(block.size for block in between.get_matching_blocks())
+    return 2 * equal >= ALIKE * (len(a) + len(b))
 
 
 def _shape(line: str) -> list[str]:
@@ -233,7 +241,7 @@ def _common_end(text: str, other: str) -> int:
     return common(text[::-1], other[::-1])
 
 
-def _edits(start: int, own: list[Token], other: list[Token]) -> Iterator[Edit]:
+def _edits(start: int, own: Sequence[Token], other: Sequence[Token]) -> Iterator[Edit]:
     """Yield the edits of a span: one per token if the tokens correspond, else one."""
     if len(own) == len(other) and all(a.value == b.value != "word" for a, b in zip(own, other, strict=True)):
         for a, b in zip(own, other, strict=True):
@@ -258,7 +266,7 @@ def _edits(start: int, own: list[Token], other: list[Token]) -> Iterator[Edit]:
     yield Edit(start, start + len(text), rest, value, pattern_of(text, value))
 
 
-def _kinds(span: list[Token]) -> set[str]:
+def _kinds(span: Sequence[Token]) -> set[str]:
     """Return the kinds of tokens. The signs inside an id count with it."""
     found = {("word" if _WORDY.search(token.text) else "id") if token.value == "code" else token.value for token in span}
     words = {token.text for token in span if token.value == "word"}

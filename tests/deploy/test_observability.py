@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import subprocess
 import time
@@ -78,7 +79,8 @@ NEVER_SEEN = {
 
 
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["promtool", *arguments], capture_output=True, text=True)
+    environment = {**os.environ, "GOGC": "800"}  # a third less time than with Go's own pace of collections
+    return subprocess.run(["promtool", *arguments], env=environment, capture_output=True, text=True)
 
 
 def metrics_of(expression: str) -> set[str]:

@@ -72,7 +72,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("what", ["its core", "all of it"])
+@pytest.mark.parametrize("what", ["its core", pytest.param("all of it", marks=pytest.mark.nightly)])
 def test_no_client_sees_that_an_engine_dies_while_it_computes_answers(pair: Pair, what: str) -> None:
     dying = pair.engines[0]
     enough = threading.Event()

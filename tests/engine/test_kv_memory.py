@@ -34,6 +34,8 @@ page = sum(len(group.layer_names) for group in found.kv_cache_groups) * found.kv
 print(json.dumps({"groups": groups, "tokens": tokens, "bytes": found.num_blocks * page}))
 """
 RECURRENT = {"mamba_ssm_dtype": "float32"}  # vLLM on a CPU has no other
+ALWAYS = ("latent", "sliding window in five of six layers")
+"""The other configurations are in nightly tests: each starts vLLM."""
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "grouped": {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3},
     "no groups, head size of the hidden size": {"num_attention_heads": 2, "num_key_value_heads": None, "head_dim": None},
@@ -131,6 +133,7 @@ def row(name: str, kv_dtype: str) -> Any:
         pytest.mark.skipif(needs_wide and not wide, reason="this CPU's states are bfloat16"),
         pytest.mark.skipif(name == "Jamba" and wide, reason="vLLM makes all states of this CPU float32"),
         pytest.mark.skipif(kv_dtype == "fp8" and not torch.cpu._is_avx512_supported(), reason="FP8 takes AVX-512"),
+        *([] if name in ALWAYS else [pytest.mark.nightly]),
     ]
     return pytest.param(name, kv_dtype, marks=marks)
 

@@ -19,6 +19,7 @@ def words(text: str) -> str:
     return " ".join(re.sub(r"[\u2500-\u257f]", " ", text).split())
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_the_commands_print_what_the_tutorial_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.only import ROOT
 
-NEEDS = ("lint", "engine", "redis-server", "deploy-tools")
+NEEDS = ("test-setup",)
 
 
 @pytest.mark.parametrize("target", ["test", "test-nightly"])
@@ -16,7 +16,7 @@ def test_a_failure_outside_the_engine_does_not_hide_the_engines_half(
     target: str, outside: int, inside: int, code: int, tmp_path: Path
 ) -> None:
     (tmp_path / "models/default").mkdir(parents=True)  # else the nightly tests would build it
-    halves = [f"TWO=sh -c 'echo outside; exit {outside}'", f"ENGINE_TESTS=sh -c 'echo inside; exit {inside}'"]
+    halves = [f"TESTS=sh -c 'echo outside; exit {outside}'", f"ENGINE_TESTS=sh -c 'echo inside; exit {inside}'"]
     command = [
         "make",
         "--no-print-directory",

@@ -24,7 +24,14 @@ async def run(url: str, folder: Path, share: float, ending: Ending, seed: int, c
     return outcome
 
 
-@pytest.mark.parametrize("ending", ["tool_calls", "length", "content_filter", "error", "empty", "aborted", "never"])
+SOME = ("tool_calls", "aborted", "never")
+"""Endings of an engine's answer; the others in nightly tests."""
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [*SOME, *(pytest.param(ending, marks=pytest.mark.nightly) for ending in ("length", "content_filter", "error", "empty"))],
+)
 async def test_wrong_answers_count_even_if_the_engines_answer_is_not_stored(
     redis_server: RedisServer, tmp_path: Path, ending: Ending
 ) -> None:
