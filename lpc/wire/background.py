@@ -46,7 +46,7 @@ class Background:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _rounds(self, interval_s: float, name: str, run: Callable[[], Awaitable[object]]) -> None:
-        while True:
+        while not self._closed:  # before Python 3.12 `wait_for`, which redis-py calls, may swallow a cancellation
             await asyncio.sleep(interval_s)
             try:
                 await run()

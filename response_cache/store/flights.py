@@ -192,6 +192,7 @@ class Flights:
         finally:
             wait.waiting -= 1
             if not wait.waiting:
+                wait.outcome.cancel()  # ends the poll as well if redis-py swallows the poll's cancellation
                 wait.poll.cancel()
                 if self._waits.get(request) is wait:
                     del self._waits[request]

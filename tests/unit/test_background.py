@@ -1,6 +1,7 @@
 """Background tasks: a failed round is logged and counted and does not end the task; errors that nobody takes are logged too."""
 
 import asyncio
+import contextlib
 import gc
 import logging
 import threading
@@ -9,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from lpc.wire.background import Background, lost_errors
-from tests.eventually import eventually
+from tests.eventually import eventually, patiently
 
 SECRET = "my secret prompt"
 
@@ -42,6 +43,21 @@ async def test_a_failed_round_is_logged_and_counted_and_the_next_one_runs(
     assert caplog.text.count("bug in the task 'labels'") == 1
     assert "in fails_twice" in caplog.text
     assert SECRET not in caplog.text
+
+
+async def test_closing_ends_a_task_whose_round_swallows_the_cancellation(failures: Counter) -> None:
+    background, begun = Background(failures), asyncio.Event()
+
+    async def swallows() -> None:
+        begun.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+    background.every(0.001, "swallows", swallows)
+    await begun.wait()
+    async with asyncio.timeout(patiently()):
+        await background.close()
+    assert count(failures, "swallows") == 0
 
 
 async def test_a_watched_task_that_ends_before_its_time_is_logged_and_counted(
