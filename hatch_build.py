@@ -70,7 +70,7 @@ class GenerateStubs(BuildHookInterface):  # type: ignore[type-arg]
                     *(f"--mypy_out={folder}", f"--mypy_grpc_out={folder}"),
                     *protos,
                 ],
-                # protoc finds its plug-in beside Python, where the build has no environment of its own.
+                # If the build has no environment of its own, protoc finds its plug-in in the folder of Python.
                 env={**os.environ, "PATH": os.pathsep.join([os.environ["PATH"], str(Path(sys.executable).parent)])},
                 check=True,
             )

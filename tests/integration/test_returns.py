@@ -318,6 +318,7 @@ async def test_an_answer_says_for_how_long_a_request_is_worth_its_room(tiny_mode
         for age in (-1.0, math.inf, math.nan):
             with pytest.raises(grpc.aio.AioRpcError, match="evicted_age_s"):
                 await retained(LONG, age)
-    # The longer the cache keeps blocks, the less its room is worth; at 600 s nearly nothing returns any more.
-    assert 30.0 < long[0] < long[1] and long[1] > 120.0 and max(long) <= EDGES[-1]
-    assert all(of_short < of_long for of_short, of_long in zip(short, long, strict=True)) and short[:2] == [0.0, 0.0]
+    # The longer the cache keeps blocks, the less its room is worth.
+    assert long == sorted(long) and long[1] > 120.0 and long[2] <= EDGES[-1]
+    # At 600 s nearly nothing returns any more, in either class: there only the order is certain.
+    assert short[:2] == [0.0, 0.0] and short[2] < long[2]
