@@ -609,9 +609,13 @@ class FreeQueue(FreeList[B]):
             yield from last.get(waiter, ())
 
     def set_aside(self, kept: Sequence[B]) -> None:
-        """Move blocks that an iteration has passed over to the end, so that later ones do not meet them: O(1) each."""
+        """Move blocks that an iteration has passed over to the end, so that later ones do not meet them: O(1) each.
+
+        The blocks before them in the order must be evicted next. So what is left of their runs does not continue them.
+        """
         for block in kept:
             self.remove(block)
+            self._parted = None
         self.num_free_blocks += len(kept)
         self._keep(kept)
 

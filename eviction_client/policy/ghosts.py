@@ -85,10 +85,12 @@ class GhostCache(Generic[H]):
         return depth
 
     def wait(self, request: Hashable, prompt: Sequence[H], above: "GhostCache[H] | None" = None) -> None:
-        """Retain the blocks that a waiting request will hit here and not in the cache above."""
-        hit = in_pieces(prompt[: self.hits(prompt, above)])
+        """Retain the blocks here that a waiting request will hit, unless the cache above has all that it will hit."""
+        hit = prompt[: self.hits(prompt, above)]
         held, more = self._blocks, above._blocks if above is not None else ()
-        self.queue.wait(request, [held[block].block_id for piece in hit for block in piece if block not in more])
+        if all(block in more for piece in in_pieces(hit) for block in piece):
+            hit = ()
+        self.queue.wait(request, [held[block].block_id for piece in in_pieces(hit) for block in piece if block in held])
 
     def use(self, chain: Sequence[H], spans: Sequence[tuple[int, int]]) -> None:
         """Insert a finished request's blocks, by class from the chain's start, and evict as the rule says."""
@@ -260,7 +262,7 @@ class Ghosts(Generic[H]):
 
         Args:
             prompt: its full blocks.
-            above: cache with priority. Blocks in it are not retained here.
+            above: cache with priority. If it has all that the request will hit, nothing is retained here.
         """
         self._started.pop(request, None)
         followed = self.sample(prompt)

@@ -316,7 +316,7 @@ class ChunkTier(Tier[Chunk]):
         return (chunk.content for chunk in self.queue.eviction_order())
 
     def choose(self, n: int, may_go: Callable[[Any], bool]) -> list[Any] | None:
-        """Return the first n chunks in eviction order that ``may_go`` accepts. Removes nothing.
+        """Return the first n chunks in eviction order that ``may_go`` accepts. Removes nothing: the caller evicts them.
 
         Chunks that waiting requests need are skipped only once: the call moves them to the end of the order.
 
@@ -330,8 +330,10 @@ class ChunkTier(Tier[Chunk]):
             kept: list[Chunk] = []
             may = self.queue.eviction_order(kept, lambda chunk: may_go(chunk.content))
             chosen = [chunk.content for chunk in islice(may, n)]
+            if len(chosen) < n:
+                return None
             self.queue.set_aside(kept)
-        return chosen if len(chosen) == n else None
+        return chosen
 
     def evicted(self, contents: Sequence[Content], *, by: str) -> None:
         """Called after these chunks were evicted ``by`` the order here (``plugin``) or the tier's own (``lru``)."""

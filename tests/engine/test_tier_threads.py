@@ -149,7 +149,8 @@ def test_the_scheduler_never_waits_for_an_eviction_in_another_thread_and_changes
     assert point.wait(patiently())
     # Each of these would wait forever if it waited for the thread.
     before = list(tier.queue.eviction_order())
-    found = policy.find(chain, 2)
+    assert policy.find(chain, 2) == [key_of(block) for block in chain]
+    found = [key_of(chain[2])]
     policy.wait("r", found)
     tier.ended(FinishedRequest("other", chain, 4, side.now, [ClassSpan(4, 2)]))
     assert policy.step(), "work is left"

@@ -1,7 +1,9 @@
 """A tier's chunks in the reuse classes of the requests that used them."""
 
+import random
 from collections import Counter
 from collections.abc import Sequence
+from itertools import takewhile
 
 import pytest
 
@@ -101,7 +103,88 @@ def test_what_a_waiting_request_will_load_goes_last_and_then_next() -> None:
     assert bench.order()[2:] == ["b1", "b0", "c1", "c0"], "b0 has to wait for b1, which continues it"
 
 
-def test_the_tiers_ghost_caches_keep_what_the_pools_does_not_have() -> None:
+class Tree(Bench):
+    """A tier of 40 chunks for a tree of texts: requests load and store their chunks, wait, and end with any classes."""
+
+    ROOM = 40
+
+    def __init__(self, rule: str, seed: int) -> None:
+        super().__init__(rule, hints_share=0.1)
+        self.random = random.Random(seed)
+        self.cached: set[BlockHash] = set()
+        self.users: Counter[BlockHash] = Counter()
+        self.running: list[list[BlockHash]] = []
+        self.gone = 0
+
+    def path(self) -> list[BlockHash]:
+        """Return the chunks of a text, each named by the whole text before it."""
+        text = "".join(self.random.choice("001") for _ in range(self.random.randrange(1, 9)))
+        return [BlockHash(text[: place + 1].encode()) for place in range(len(text))]
+
+    def start(self) -> None:
+        path = self.path()
+        hits = list(takewhile(self.cached.__contains__, path))
+        self.users.update(hits)
+        new = [chunk for chunk in path if chunk not in self.cached]
+        excess = len(self.cached) + len(new) - self.ROOM
+        chosen = self.tier.choose(excess, lambda chunk: not self.users[chunk]) if excess > 0 else []
+        if chosen is None and not self.tier.decides:
+            chosen = [chunk for chunk in self.order_of_own() if not self.users[chunk]][:excess]
+        if chosen is None or len(chosen) < excess:
+            self.users.subtract(hits)
+            return
+        for chunk in chosen:
+            self.cached.remove(chunk)
+            deeper = [chunk + more for more in (b"0", b"1")]
+            assert not self.cached.intersection(deeper), "what continues it is stored"
+        self.tier.evicted(chosen, by="plugin")
+        self.gone += len(chosen)
+        for chunk in path:
+            if chunk not in self.cached and len(self.cached) < self.ROOM:
+                self.tier.store(chunk)
+                self.cached.add(chunk)
+        self.users.update(path[len(hits) :])
+        if self.random.random() < 0.5:
+            self.tier.touch([chunk for chunk in reversed(path) if chunk in self.cached])
+        self.running.append(path)
+
+    def order_of_own(self) -> list[BlockHash]:
+        return list(self.tier.order())  # type: ignore[arg-type]
+
+    def end(self) -> None:
+        path = self.running.pop(self.random.randrange(len(self.running)))
+        self.users.subtract(path)
+        cut, first = self.random.randrange(len(path)), self.random.choice((LOW, HIGH, LOW, HIGH, DONE))
+        spans = [ClassSpan(cut, first)] if cut else []
+        spans.append(ClassSpan(len(path), self.random.choice((LOW, HIGH))))
+        retain_s = self.random.choice((0.0, 0.0, 0.0, 5.0))
+        request = str(self.random.random())
+        if self.random.random() < 0.9:
+            self.tier.ended(FinishedRequest(request, path, len(path), self.now, spans, retain_s=retain_s), ordered=True)
+        self.tier.used(request, [chunk for chunk in reversed(path) if chunk in self.cached])
+
+
+@pytest.mark.parametrize("rule", ["mq", "lru"])
+def test_a_chunk_is_evicted_after_all_that_continues_it_also_while_requests_wait(rule: str) -> None:
+    for seed in range(40):
+        tree = Tree(rule, seed)
+        rng = tree.random
+        for _ in range(300):
+            tree.now += rng.choice((0.0, 0.3, 5.0, 80.0))
+            tree.tier.step()
+            if rng.random() < 0.2:
+                tree.tier.wait(rng.randrange(7), list(takewhile(tree.cached.__contains__, tree.path())))
+            if rng.random() < 0.2:
+                tree.tier.served(rng.randrange(7))
+            if rng.random() < 0.6:
+                tree.start()
+            if tree.running and (len(tree.running) > 4 or rng.random() < 0.5):
+                tree.end()
+            assert set(tree.order_of_own()) == tree.cached
+        assert tree.gone > 50
+
+
+def test_the_tiers_ghost_caches_keep_a_hit_unless_the_pools_has_all_of_it() -> None:
     bench = Bench()
     ghosts = bench.tier.ghosts
     whole = ClassSpan(4, 0)
@@ -110,7 +193,10 @@ def test_the_tiers_ghost_caches_keep_what_the_pools_does_not_have() -> None:
     above.use(chain("a", 2), [ClassSpan(2, 0)])
     ghosts.wait("waits", chain("a", 6), above=above)
     queue = ghosts.caches["lru"].queue
-    assert len(queue._needed) == 2
+    assert len(queue._needed) == 4, "with the two that the pool has: the others continue them"
+    ghosts.wait("waits", chain("a", 2), above=above)
+    assert not queue.keeps
+    ghosts.wait("waits", chain("a", 6), above=above)
     ghosts.served("waits")
     assert not queue.keeps
 

@@ -90,12 +90,17 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
     def find(self, chain: Sequence[bytes], above: int) -> list[OffloadKey]:
         """Return the stored chunks that continue a chain without a gap after its first ``above`` hashes, for each group.
 
+        If there are any, those before them come first: without these they could not be reached once the pool loses its copies.
         Another thread may store and evict at the same time: :meth:`wait` ignores what is gone.
         """
         found: list[OffloadKey] = []
+        get = self.lru.get
         for group, scale in self._groups if self._tier is not None else ():
-            ends = range((above // scale + 1) * scale - 1, len(chain), scale)
-            found.extend(takewhile(self.lru.get, (make_offload_key(chain[end], group) for end in ends)))
+            keys = [make_offload_key(chain[end], group) for end in range(scale - 1, len(chain), scale)]
+            first = above // scale
+            if beyond := list(takewhile(get, keys[first:])):
+                found += filter(get, keys[:first])
+                found += beyond
         return found
 
     def wait(self, request: Hashable, keys: Sequence[OffloadKey]) -> None:
