@@ -63,7 +63,10 @@ class GhostCache(Generic[H]):
 
     Attributes:
         evicted: number of evicted blocks, until somebody resets it.
+        count: returns the number of blocks in a chain.
     """
+
+    count: Callable[[Sequence[Any]], int] = staticmethod(len)
 
     def __init__(self, room: int, classes: int, *, clock: Callable[[], float]) -> None:
         self.room = room
@@ -147,6 +150,7 @@ class Ghosts(Generic[H]):
         classes: number of classes by rule; the first rule is `lru`. Under CHOSEN, that of the real cache's queue.
         choosable: rules that the guard may put in force; ``homes``: see :class:`Guard`.
         sample: as :func:`sample_of`.
+        make: creates a cache.
 
     Attributes:
         every: one block in this many is sampled.
@@ -165,13 +169,14 @@ class Ghosts(Generic[H]):
         choosable: Sequence[str],
         homes: Sequence[str],
         sample: Callable[[Sequence[Any], int], list[Any]] = sample_of,
+        make: type[GhostCache[Any]] = GhostCache,
         clock: Callable[[], float],
     ) -> None:
-        self._made_of = capacity, classes, sample, clock
+        self._made_of = capacity, classes, sample, make, clock
         self.every = sampling_of(capacity)
         room = max(capacity // self.every, 1)
         self._sample = sample
-        self.caches: dict[str, GhostCache[H]] = {rule: GhostCache(room, n, clock=clock) for rule, n in classes.items()}
+        self.caches: dict[str, GhostCache[H]] = {rule: make(room, n, clock=clock) for rule, n in classes.items()}
         self.chosen = self.caches.pop(CHOSEN)
         self.guard = Guard(tuple(self.caches), homes=homes, choosable=choosable)
         self._tables: Mapping[str, Sequence[Table] | None] = {}
@@ -187,8 +192,8 @@ class Ghosts(Generic[H]):
 
     def renewed(self, choosable: Sequence[str]) -> "Ghosts[H]":
         """Return empty ghost caches with the counters of these, and a new guard, under which `lru` is in force at the start."""
-        capacity, classes, sample, clock = self._made_of
-        fresh: Ghosts[H] = Ghosts(capacity, classes, choosable=choosable, homes=("lru",), sample=sample, clock=clock)
+        capacity, classes, sample, make, clock = self._made_of
+        fresh: Ghosts[H] = Ghosts(capacity, classes, choosable=choosable, homes=("lru",), sample=sample, make=make, clock=clock)
         fresh.asked, fresh.hits = self.asked, self.hits
         if self._inclusive is not None:
             fresh.stand_for_both(self._inclusive * self.every)
@@ -301,6 +306,7 @@ class Ghosts(Generic[H]):
             pieces[end] = len(followed)
             start = end
         asked = followed[: pieces[prompt]]
+        blocks_asked = self.chosen.count(asked)
         caches = {**self.caches, CHOSEN: self.chosen}
         if self._inclusive is not None:
             self.chosen.room = self.caches[self.guard.in_force].room
@@ -308,17 +314,17 @@ class Ghosts(Generic[H]):
         if started is None:
             hits = {rule: cache.hits(asked, self._above(rule, above)) for rule, cache in caches.items()}
         else:
-            hits = {rule: min(count, len(asked)) for rule, count in started.items()}
-        self._chain += IN_USE_FOLLOWS * (len(followed) - self._chain)
+            hits = {rule: min(count, blocks_asked) for rule, count in started.items()}
+        self._chain += IN_USE_FOLLOWS * (self.chosen.count(followed) - self._chain)
         self._hit += IN_USE_FOLLOWS * (hits[CHOSEN] - self._hit)
         for rule, cache in caches.items():
             cache.use(followed, [(pieces[end], number) for end, number in spans[rule]])
-        self.latest_asked, self.latest = len(asked), hits
+        self.latest_asked, self.latest = blocks_asked, hits
         if asked:
-            self.asked += len(asked)
+            self.asked += blocks_asked
             for rule, count in hits.items():
                 self.hits[rule] += count
             *of_rules, served = hits.values()
-            self.guard.observe(of_rules, len(asked), served)
+            self.guard.observe(of_rules, blocks_asked, served)
             self._follow()
         return self.guard.in_force

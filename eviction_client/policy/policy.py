@@ -84,7 +84,7 @@ class Policy(Generic[H]):
         rule: one of `rules.RULES`, or AUTO: the guard chooses.
         uses: table of the blocks' latest uses; None: a new one.
         size_of: see :class:`ReuseMonitor`.
-        sample: selects the ghost caches' blocks, as `eviction_client.policy.ghosts.sample_of`.
+        sample: selects the ghost caches' blocks, as `eviction_client.policy.ghosts.sample_of`; ``ghost``: creates such a cache.
         clock: seconds; never goes back. Only the ghost caches' queues read it.
 
     Attributes:
@@ -107,13 +107,22 @@ class Policy(Generic[H]):
         uses: Uses[H] | None = None,
         size_of: Callable[[Sequence[H]], int] = len,
         sample: Callable[[Sequence[Any], int], list[Any]] = sample_of,
+        ghost: type[GhostCache[Any]] = GhostCache,
     ) -> None:
         if rule != AUTO and rule not in rules.RULES:
             raise ValueError(f"unknown rule {rule!r}: one of {', '.join((AUTO, *rules.RULES))}")
         self.rule = rule
         self.block_tokens = block_tokens
         self._again = partial(
-            Policy, capacity, block_tokens=block_tokens, clock=clock, rule=rule, prior=prior, size_of=size_of, sample=sample
+            Policy,
+            capacity,
+            block_tokens=block_tokens,
+            clock=clock,
+            rule=rule,
+            prior=prior,
+            size_of=size_of,
+            sample=sample,
+            ghost=ghost,
         )
         self.refits = 0
         self._homes = HOMES if rule == AUTO else (rule,)
@@ -140,7 +149,7 @@ class Policy(Generic[H]):
         self._odds: dict[int, float] = {}
         """Running mean of the predicted log-odds of a class's requests."""
         self.turn_odds: Sequence[float] = [0.0] * TURN_GROUPS
-        self._sample = sample
+        self._sample, self._ghost = sample, ghost
         self._clock = clock
         self.choosable: Sequence[str] = CHOOSABLE if rule == AUTO else (rule,)
         self._ghost_tables: Mapping[str, Sequence[Table] | None] = {}
@@ -155,7 +164,13 @@ class Policy(Generic[H]):
         classes = {rule: MOST_CLASSES if rule in self._combined else rules.classes_of(rule) for rule in rules.RULES}
         classes[CHOSEN] = self.classes
         ghosts: Ghosts[Any] = Ghosts(
-            capacity, classes, choosable=self.choosable, homes=self._homes, sample=self._sample, clock=self._clock
+            capacity,
+            classes,
+            choosable=self.choosable,
+            homes=self._homes,
+            sample=self._sample,
+            make=self._ghost,
+            clock=self._clock,
         )
         self.set_tables_of(ghosts)
         return ghosts

@@ -9,15 +9,16 @@ from typing import Any, Final
 
 from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.free_queue import FreeQueue
-from eviction_client.policy.ghosts import IN_USE_FOLLOWS, sampled
+from eviction_client.policy.ghosts import IN_USE_FOLLOWS
 from eviction_client.policy.policy import Policy as Core
 from eviction_client.policy.reuse_monitor import REMEMBERED, UNKNOWN, Arrival, Use
 from lpc.model.probability import logit
 from lpc.model.returns.groups import CurveGroups
 from lpc_apps.simulator.blocks import EDGE, Piece
+from lpc_apps.simulator.ghosts import Samples, SegmentGhostCache
 from lpc_apps.simulator.policy import Policy, PolicySettings, register
 from lpc_apps.simulator.segments import Path, Segment
-from lpc_apps.simulator.sidecar import block_hash, curves_of
+from lpc_apps.simulator.sidecar import curves_of
 from lpc_apps.simulator.workload import Turn, Workload
 
 
@@ -34,7 +35,6 @@ class Plugin(Policy[Piece]):
     def __init__(self, capacity: int, workload: Workload, settings: PolicySettings) -> None:
         super().__init__(capacity, workload, settings)
         self._now = self._in_use = 0.0
-        self._sampled: dict[tuple[Segment, int], tuple[int, ...]] = {}
         self.core: Final[Core[Segment]] = Core(
             capacity,
             block_tokens=workload.block_tokens,
@@ -42,7 +42,8 @@ class Plugin(Policy[Piece]):
             rule=settings.rule,
             uses=SegmentUses(REMEMBERED * capacity),
             size_of=size_of,
-            sample=self._sample,
+            sample=Samples().of,
+            ghost=SegmentGhostCache,
         )
         self.queue: FreeQueue[Piece] = FreeQueue(Piece(EDGE, 0, 0), Piece(EDGE, 0, 0), self.core.classes, clock=self._clock)
         self._follow()
@@ -138,17 +139,6 @@ class Plugin(Policy[Piece]):
 
     def _clock(self) -> float:
         return self._now
-
-    def _sample(self, path: Sequence[Segment], every: int) -> list[int]:
-        """Return the blocks of segments in the ghost caches' sample of one in ``every``."""
-        out: list[int] = []
-        for segment in path:
-            chosen = self._sampled.get((segment, every))
-            if chosen is None:
-                chosen = tuple(content for content in segment.contents if every == 1 or sampled(block_hash(content), every))
-                self._sampled[segment, every] = chosen
-            out += chosen
-        return out
 
 
 @register
