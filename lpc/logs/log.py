@@ -23,6 +23,7 @@ from lpc.logs.records import Skipped
 from lpc.logs.traces import FORMATS as WITH_TIMES
 from lpc.logs.traces import Trace, open_trace
 from lpc.logs.traces.agents import ACTIVE_SESSIONS
+from lpc.logs.untimed import untimed_requests, with_pace
 
 CONVERSATIONS: Final = "conversations"
 """Format of conversations without times."""
@@ -76,16 +77,23 @@ class Log:
 
 
 @contextmanager
-def open_log(source: Path | str | Sequence[Path], format: str | None = None) -> Iterator[Log]:  # noqa: A002
+def open_log(
+    source: Path | str | Sequence[Path],
+    format: str | None = None,  # noqa: A002
+    *,
+    rate: float | None = None,
+) -> Iterator[Log]:
     """Yield a log. A stream is copied to a file that only this user can read, because a log is read more than once.
 
     Args:
         source: a file, which may be compressed with gzip or Zstandard, a folder of them, a named pipe, or `-`, standard input.
             Several of these are one log, such as rotated files.
         format: one of FORMATS; None: recognise it.
+        rate: requests per second of a log of requests without times, whose order counts; None: the requests have times.
 
     Raises:
-        UsageError: the format is unknown or not recognised, the files have several, or a file is there twice.
+        UsageError: the format is unknown or not recognised, the files have several, a file is there twice, or requests have
+            no times.
         TraceError: the log cannot be read.
     """
     sources = [Path(source)] if isinstance(source, Path | str) else source
@@ -93,8 +101,18 @@ def open_log(source: Path | str | Sequence[Path], format: str | None = None) -> 
         raise UsageError(f"unknown log format {format!r:.40}: use one of {', '.join(FORMATS)}")
     with TemporaryDirectory(prefix="lpc-") as folder:
         files = files_of(sources, Path(folder))
+        known = format or recognise(files)
+        if rate is not None:
+            files = with_pace(files, Path(folder), rate)
+            sources, known = files, "chat"
+        elif format is None and known == CONVERSATIONS and (shown := untimed_requests(files)) is not None:
+            raise UsageError(
+                f"{files[0].name} has requests without times ({shown}), which are no conversations: write the time of each in "
+                "a field `time`, give --rate with requests per second to take their order at that pace, or, if each record is "
+                "a whole conversation, --format conversations"
+            )
         if len(files) == 1:
             path = files[0]
         else:
             path = Path(os.path.abspath(sources[0])) if len(sources) == 1 else linked(files, Path(folder))  # noqa: PTH100
-        yield Log(path, format or recognise(files), recognised=format is None)
+        yield Log(path, known, recognised=format is None)

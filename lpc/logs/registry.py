@@ -9,8 +9,9 @@ from lpc.errors import UsageError
 from lpc.logs.datasets.conversation import Conversation
 from lpc.logs.datasets.conversations import load_conversations
 from lpc.logs.datasets.sharegpt import load_sharegpt, sharegpt_path
-from lpc.logs.records import DatasetError, Skipped, TraceError
+from lpc.logs.records import DatasetError, Skipped, TraceError, log_files
 from lpc.logs.traces.chat import chat_conversations
+from lpc.logs.untimed import untimed_requests
 
 
 def _chat(path: Path, skipped: Skipped) -> Iterator[Conversation]:
@@ -46,9 +47,24 @@ def load(name: str, path: Path | None = None, skipped: Skipped | None = None) ->
         if name != "sharegpt":
             raise UsageError(f"the dataset {name} does not come with this package: give its file or folder")
         path = sharegpt_path()
+    if name == "conversations":
+        _refuse_requests(path)
     conversations = LOADERS[name](path, skipped if skipped is not None else Skipped())
     # Read the first one here, because the caller may work for minutes before it iterates.
     first = next(conversations, None)
     if first is None:
         raise DatasetError(f"{path} has no whole conversation of the dataset {name}")
     return chain([first], conversations)
+
+
+def _refuse_requests(path: Path) -> None:
+    """Raise DatasetError if a file of conversations has requests: each but the last would look like a user who left."""
+    try:
+        files = log_files(path) if path.exists() else []
+    except DatasetError:  # the loader says more
+        return
+    if (shown := untimed_requests(files, by_fields=False)) is not None:
+        raise DatasetError(
+            f"{path} has requests and not conversations ({shown}): write the time of each in a field `time` and use "
+            "the dataset chat, or keep only the last request of each conversation"
+        )

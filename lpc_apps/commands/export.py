@@ -11,7 +11,7 @@ import typer
 
 from lpc.errors import UsageError
 from lpc.files import replaceable, writing_output
-from lpc_apps.commands.options import Encoder, Head, JsonOutput, LogFormat, Models, Output, Precision, Recipe
+from lpc_apps.commands.options import Encoder, Head, JsonOutput, LogFormat, Models, Output, Precision, Rate, Recipe
 from lpc_apps.commands.outcome import report
 
 TRACE = "A log as an anonymous trace"
@@ -32,6 +32,7 @@ def export(
         typer.Option("--as", help="Format of the trace; default: qwen, of a Mooncake trace mooncake.", rich_help_panel=TRACE),
     ] = None,
     log_format: LogFormat = None,
+    rate: Rate = None,
     models: Models = Path("models"),
     model: Annotated[
         str | None, typer.Option(help="Name of the model in the repository; default: default, of the recipe lpc e5-small.")
@@ -56,7 +57,7 @@ def export(
             raise UsageError("a log is exported without its text only: give --anonymous and --to FILE")
         source, target = log, to
         with contextlib.redirect_stdout(sys.stderr) if replaceable(to) is None else contextlib.nullcontext():
-            report(lambda: _trace(source, log_format, target, trace_format), output, to, as_json=as_json)
+            report(lambda: _trace(source, log_format, rate, target, trace_format), output, to, as_json=as_json)
         return
     if anonymous or to is not None or trace_format is not None or log_format is not None:
         raise UsageError("--anonymous, --to, --as and --format export a log: name it")
@@ -84,13 +85,15 @@ def export(
     report(exported, output, as_json=as_json)
 
 
-def _trace(log: Sequence[Path], log_format: str | None, to: Path, form: Literal["mooncake", "qwen"] | None) -> dict[str, Any]:
+def _trace(
+    log: Sequence[Path], log_format: str | None, rate: float | None, to: Path, form: Literal["mooncake", "qwen"] | None
+) -> dict[str, Any]:
     """Write a log's trace; return what was written. Raises UsageError, TraceError."""
     from lpc.logs.log import open_log
     from lpc.logs.traces.anonymous import anonymous
     from lpc.wire.terminal import console
 
-    with open_log(log, log_format) as opened:
+    with open_log(log, log_format, rate=rate) as opened:
         trace = opened.with_times().trace()
         form = form or ("mooncake" if opened.format == "mooncake" else "qwen")
     with writing_output(to) as file:

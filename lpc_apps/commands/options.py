@@ -27,6 +27,10 @@ FormatName = Literal[
     "mooncake", "aiperf", "qwen", "agents", "chat", "litellm", "langfuse", "otel", "nginx", "vllm", "wildchat", "conversations"
 ]
 LogFormat = Annotated[FormatName | None, typer.Option("--format", help="Format of the log; default: recognised.")]
+Rate = Annotated[
+    float | None,
+    typer.Option("--rate", help="Requests per second of a log whose requests have no times: their order counts.", min=0.001),
+]
 Embeddings = Annotated[Path | None, typer.Option(help="Folder of embeddings, written by `lpc embed`.")]
 Head = Annotated[Path | None, typer.Option(help="File of the head, written by `lpc train`.")]
 

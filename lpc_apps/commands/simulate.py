@@ -10,7 +10,7 @@ import typer
 
 from lpc.distribution import install
 from lpc.errors import UsageError
-from lpc_apps.commands.options import Jobs, JsonOutput, LogFormat, Output, Seed
+from lpc_apps.commands.options import Jobs, JsonOutput, LogFormat, Output, Rate, Seed
 from lpc_apps.commands.outcome import fail, report
 
 LOG, CLOSED, CACHE, MEMORY, COST, RESULT = (
@@ -35,6 +35,7 @@ def simulate(
     ] = None,
     trace: Annotated[Path | None, _option(LOG, "The same as LOG.")] = None,
     log_format: LogFormat = None,
+    rate: Rate = None,
     count_from: Annotated[float | None, _option(LOG, "Count hits from this second of a trace on; default: 1800.")] = None,
     workload: Annotated[
         str | None,
@@ -185,7 +186,7 @@ def simulate(
         raise UsageError("--overtake-s bounds warm first: add --schedule warm-first")
 
     def measure() -> dict[str, Any]:
-        with open_log(source, log_format) if source is not None else nullcontext() as opened:
+        with open_log(source, log_format, rate=rate) if source is not None else nullcontext() as opened:
             if (head is not None or held_out) and (opened is None or opened.format != CONVERSATIONS):
                 raise UsageError("--head and --held-out read text: give them with a log of the format conversations")
             recognised = opened is not None and opened.recognised

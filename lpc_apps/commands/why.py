@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from lpc_apps.commands.options import JsonOutput, LogFormat, Output
+from lpc_apps.commands.options import JsonOutput, LogFormat, Output, Rate
 from lpc_apps.commands.outcome import FINDINGS, note, report
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def why(
         list[Path], typer.Argument(metavar="LOG...", help="A log of requests: files, or their folder; -: standard input.")
     ],
     log_format: LogFormat = None,
+    rate: Rate = None,
     show_text: Annotated[
         bool, typer.Option("--show-text", help="Show examples of what changes, which is text of prompts.")
     ] = False,
@@ -96,20 +97,25 @@ def why(
     A log with text shows the cause: a time stamp in the system prompt, an edited history, and others. A log of block hashes
     with conversations shows the place. No text is printed without --show-text.
     """
-    figures = report(lambda: explained(log, log_format, show_text=show_text, engine=engine), output, as_json=as_json)
+    figures = report(lambda: explained(log, log_format, rate=rate, show_text=show_text, engine=engine), output, as_json=as_json)
     if fail_on is not None and figures["causes"] and figures["lost_share"] * 100 >= fail_on:
         note(f"the causes lose {figures['lost_share']:.1%} of the prompt tokens, and --fail-on is {fail_on:g}")
         raise typer.Exit(FINDINGS)
 
 
 def explained(
-    source: Sequence[Path], log_format: str | None, *, show_text: bool, engine: "EngineKind | None" = None
+    source: Sequence[Path],
+    log_format: str | None,
+    *,
+    show_text: bool,
+    engine: "EngineKind | None" = None,
+    rate: float | None = None,
 ) -> dict[str, Any]:
-    """Analyse a log; print the tables; return the figures. ``engine``: see `why`. Raises UsageError, TraceError."""
+    """Analyse a log; print the tables; return the figures. ``engine``, ``rate``: see `why`. Raises UsageError, TraceError."""
     from lpc.logs.log import open_log
     from lpc_apps.commands.simulation_tables import print_reading
 
-    with open_log(source, log_format) as log:
+    with open_log(source, log_format, rate=rate) as log:
         found, reading = _of_text(log, engine) if log.has_text else _of_hashes(log.with_times())
         reading = {**reading, "format": log.format, "recognised": log.recognised}
     print_reading(reading)

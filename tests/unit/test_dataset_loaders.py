@@ -99,7 +99,14 @@ def test_an_odd_record_of_these_is_skipped(record: Row, tmp_path: Path) -> None:
 
 def test_a_log_of_requests_instead_of_conversations_is_refused(tmp_path: Path) -> None:
     turns = [f"m{i}" for i in range(60)]
-    message = refusal(lines(tmp_path / "log.jsonl", *[conversation("one", *turns[: 2 * i + 1]) for i in range(30)]))
+    log = lines(tmp_path / "log.jsonl", *[conversation("one", *turns[: 2 * i + 1]) for i in range(30)])
+    assert "requests and not conversations (their prompts grow: record log.jsonl:2 continues record log.jsonl:1)" in refusal(
+        log
+    )
+
+
+def test_a_conversation_in_several_records_is_refused(tmp_path: Path) -> None:
+    message = refusal(lines(tmp_path / "log.jsonl", *[conversation("one", f"m{i}", "answer") for i in range(30)]))
     assert "29 of 30 records are wrong" in message
     assert "id repeated (write one record per conversation, with all its messages): 29 (first: log.jsonl:2)" in message
 
