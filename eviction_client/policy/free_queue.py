@@ -628,6 +628,9 @@ class FreeQueue(FreeList[B]):
 
     def first(self) -> B:
         """Return the first block in eviction order without removing it. Raises ValueError if there is none."""
+        if self._going is not None:
+            going: B = self._going[0][_HEAD]
+            return going
         if not self.num_free_blocks:
             raise ValueError("no block is free")
         if self._needed:

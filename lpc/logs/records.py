@@ -86,19 +86,29 @@ class OtherRecord(WrongRecord):
     """A record is readable, but no prompt that an engine computed: an embedding, a failed call, an answer from a cache."""
 
 
+class WithoutPrompt(OtherRecord):
+    """A request that an engine computed, whose prompt the log does not have."""
+
+
 class NotSampled(OtherRecord):
     """A record outside of the sample."""
 
 
 @dataclass
 class Skipped:
-    """Skipped records: counts and first locations by reason."""
+    """Skipped records: counts and first locations by reason.
+
+    ``others``: reasons of records that are no requests, so that nothing is lost with them.
+    """
 
     counts: dict[str, int] = field(default_factory=dict)
     places: dict[str, list[str]] = field(default_factory=dict)
+    others: set[str] = field(default_factory=set)
 
-    def note(self, reason: str, where: str) -> None:
-        """Count a record."""
+    def note(self, reason: str, where: str, *, other: bool = False) -> None:
+        """Count a record. ``other``: it is no request."""
+        if other:
+            self.others.add(reason)
         self.counts[reason] = self.counts.get(reason, 0) + 1
         named = self.places.setdefault(reason, [])
         if len(named) < NAMED:
@@ -114,8 +124,11 @@ class Skipped:
         return "; ".join(f"{reason}: {count} (first: {self.first[reason]})" for reason, count in self.counts.items())
 
     def reading(self) -> dict[str, dict[str, Any]]:
-        """Return number and first location by reason, as JSON."""
-        return {reason: {"records": number, "first": self.places[reason][0]} for reason, number in self.counts.items()}
+        """Return number, first location, and whether requests are lost, by reason, as JSON."""
+        return {
+            reason: {"records": number, "first": self.places[reason][0], "lost": reason not in self.others}
+            for reason, number in self.counts.items()
+        }
 
 
 def read_records(
@@ -180,8 +193,9 @@ def refuse_remainder(path: Path, good: int, misfits: Skipped) -> None:
 
 def _note(wrong: WrongRecord, where: str, *counts: Skipped) -> int:
     """Count a record; return whether it is damaged."""
+    other = isinstance(wrong, OtherRecord) and not isinstance(wrong, WithoutPrompt)
     for count in counts:
-        count.note(str(wrong), where)
+        count.note(str(wrong), where, other=other)
     return not isinstance(wrong, OtherRecord)
 
 

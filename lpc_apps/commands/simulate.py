@@ -243,4 +243,5 @@ def simulate(
                 recognised=recognised,
             )
 
-    report(measure, output, picture, html, as_json=as_json)
+    if report(measure, output, picture, html, as_json=as_json).get("stopped"):
+        raise KeyboardInterrupt

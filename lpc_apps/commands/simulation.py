@@ -27,7 +27,8 @@ from lpc_apps.commands.simulation_tables import (
     print_sizes,
     print_sources,
 )
-from lpc_apps.simulator.amounts import SimulationError, parse_capacity
+from lpc_apps.simulator.amounts import SimulationError, in_tokens, parse_capacity, percent, tokens
+from lpc_apps.simulator.beginning import ERROR, FIRST, Beginning
 from lpc_apps.simulator.capacity import capacity_in_words, conversation_tokens
 from lpc_apps.simulator.conversation_log import read_conversations
 from lpc_apps.simulator.conversations import save_sample
@@ -35,9 +36,9 @@ from lpc_apps.simulator.describe import describe as figures_of
 from lpc_apps.simulator.kv_memory import Mark, Memory
 from lpc_apps.simulator.picture import draw_hit_rates, write_png
 from lpc_apps.simulator.policies import REGISTRY
-from lpc_apps.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, build, sweep
-from lpc_apps.simulator.summary import BASELINE, derived, nearest, pairs
-from lpc_apps.simulator.verdict import verdict
+from lpc_apps.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, build, run_one, sweep
+from lpc_apps.simulator.summary import ALONE, BASELINE, OURS, derived, nearest, pairs, sentence
+from lpc_apps.simulator.verdict import left_out_of, verdict
 from lpc_apps.simulator.workloads import EVERYDAY, WORKLOADS
 
 if TYPE_CHECKING:
@@ -127,13 +128,22 @@ def simulate(
             for size in sizes
         ]
         answers = _Answers(runs, recognised)
-        # One workload: LRU's curve first, in this process, while others would still start.
+        # One workload: the size that matters first, in this process, while others would still start; then LRU's curve.
         alone = len(runs) == len(names) * len(sizes) and sessions is None
-        first = [run for run in runs if run.policy == BASELINE] if alone else []
-        rest = [run for run in runs if run not in first] if first else runs
-        sweep(first, 1, lambda place, row: answers.add(first[place], row))
-        sweep(rest, jobs, lambda place, row: answers.add(rest[place], row), cluster=cluster)
-    rows = [answers.rows[run] for run in runs]
+        plan = _Plan(runs, own, everything=policies is not None) if alone else None
+        stopped = False
+        try:
+            if plan is not None:
+                answers.await_(plan.runs)
+                plan.begin(answers)
+            left = [run for run in (runs if plan is None else plan.runs) if run not in answers.rows]
+            sweep(left, jobs, lambda place, row: answers.add(left[place], row), cluster=cluster)
+        except KeyboardInterrupt:
+            if not answers.rows:
+                raise
+            note(f"stopped after {len(answers.rows)} runs; what follows is from these")
+            stopped = True
+    rows = [answers.rows[run] for run in runs if run in answers.rows]
     summary = derived(rows)
     said: dict[str, str] = {}
     pages: list[dict[str, Any]] = []
@@ -147,7 +157,8 @@ def simulate(
             place = nearest(choices, own)
             page["at"] = list({row["policy"]: row for row in choices[place]}.values())
             print_sources(page["at"])
-            page["said"].append(verdict(of_workload, choices, place, assumed=own is None and len(sizes) > 1))
+            assumed = own is None and len(sizes) > 1
+            page["said"].append(verdict(of_workload, choices, place, assumed=assumed, left_out=left_out_of(answers.log)))
         if memory is not None:
             page["said"].append(capacity_in_words(of_workload, memory, marks, conversation))
         for text in page["said"]:
@@ -173,7 +184,62 @@ def simulate(
         }
     if answers.log is not None:
         found["log"] = answers.log
+    if stopped:
+        found["stopped"] = True
     return found
+
+
+class _Plan:
+    """The runs of one workload in an order in which the answers that matter come first.
+
+    Args:
+        own: size of the cache; None: the middle one of those that are run.
+        everything: run every policy at every size; else the plug-in without a sidecar at the cache's size alone.
+
+    Attributes:
+        runs: LRU and the plug-in at the cache's size, LRU's curve, then the others, at this size first.
+    """
+
+    def __init__(self, runs: Sequence[Run], own: int | float | None, *, everything: bool) -> None:
+        self._workload, working_set = build(runs[0].workload)
+        sizes = sorted({run.capacity for run in runs}, key=lambda size: in_tokens(size, working_set))
+        at = sizes[(len(sizes) - 1) // 2] if own is None else own
+        if not everything:
+            runs = [run for run in runs if run.policy != ALONE or run.capacity == at]
+        first = {run.policy: run for run in runs if run.capacity == at}
+        self._lru, self._ours = first.get(BASELINE), first.get(ALONE, first.get(OURS))
+        self._at = at
+        self.runs = sorted(runs, key=self._place)
+
+    def _place(self, run: Run) -> tuple[bool, bool, bool]:
+        return run not in (self._lru, self._ours), run.policy != BASELINE, run.capacity != self._at
+
+    def begin(self, answers: "_Answers") -> None:
+        """Run LRU, and the plug-in at the cache's size, in this process; print the first answers."""
+        lru, ours = self._lru, self._ours
+        if lru is not None and ours is not None:
+            requests = sum(1 for _ in self._workload.turns())
+            seen = Beginning(FIRST), Beginning(FIRST, lambda: self._estimate(answers, seen, requests))
+            answers.add(lru, run_one(lru, seen[0]))
+            answers.add(ours, run_one(ours, seen[1] if requests >= 2 * FIRST else None))
+            if len(self.runs) > 2:
+                print_paragraph(
+                    f"First answer: {sentence(pairs(derived([answers.rows[lru], answers.rows[ours]]), ours.policy)[0])}"
+                )
+        for run in self.runs:
+            if run.policy == BASELINE and run not in answers.rows:
+                answers.add(run, run_one(run))
+
+    def _estimate(self, answers: "_Answers", seen: tuple[Beginning, Beginning], requests: int) -> None:
+        assert self._lru is not None
+        lru = answers.rows[self._lru]
+        gain = seen[1].hit_rate - seen[0].hit_rate
+        serves = percent(min(max(lru["hit_rate"] + gain, 0.0), 1.0))
+        print_paragraph(
+            f"First estimate, from {FIRST:,} of {requests:,} requests: with a cache of "
+            f"**{tokens(lru['capacity_tokens'])} tokens** the plug-in serves about **{serves}** of prompt tokens from the "
+            f"cache instead of LRU's {percent(lru['hit_rate'])}, within about {100 * ERROR:.0f} points."
+        )
 
 
 class _Answers:
@@ -188,8 +254,14 @@ class _Answers:
         self.rows: dict[Run, dict[str, Any]] = {}
         self.log: dict[str, Any] | None = None
         self._recognised = recognised
-        self._left = Counter(map(self._curve, runs))
+        self._left: Counter[tuple[Any, ...]] = Counter()
+        self.await_(runs)
         self._titled: set[Any] = set()
+
+    def await_(self, runs: Sequence[Run]) -> None:
+        """Set the runs whose rows will come."""
+        self._left = Counter(map(self._curve, runs))
+        self._sizes = max(self._left.values(), default=0)
 
     def add(self, run: Run, row: dict[str, Any]) -> None:
         """Add the row of a run."""
@@ -207,7 +279,10 @@ class _Answers:
         self._left[curve] -= 1
         if self._left[curve] or run.workload.sessions is not None:
             return
-        rows = derived([row for run, row in self.rows.items() if self._curve(run) == curve])
+        of_curve = [row for run, row in self.rows.items() if self._curve(run) == curve]
+        if len(of_curve) < self._sizes:  # a policy that runs at one size is in the table of that size
+            return
+        rows = derived(of_curve)
         with tqdm.external_write_mode():
             if run.workload.workload not in self._titled:
                 self._titled.add(run.workload.workload)

@@ -26,7 +26,7 @@ from lpc.logs.chats.body import Prompt
 from lpc.logs.chats.request import MEDIA_TOKENS, LoggedMessage, Part
 from lpc.logs.datasets.conversation import conversation_key, split_of
 from lpc.logs.datasets.conversations import conversation_parser
-from lpc.logs.records import OtherRecord, Record, Skipped, read_records
+from lpc.logs.records import OtherRecord, Record, Skipped, WithoutPrompt, read_records
 from lpc.logs.traces.request import BlockIds
 from lpc.model.conversation import Message, TurnReader, UserTurns
 from lpc_apps.simulator.conversations import BLOCK_TOKENS, MAX_CONTEXT, Conversations, ConversationTokens, requests_within
@@ -195,7 +195,7 @@ class _Reading:
             replies.append(max(sum(len(next(ids)) for _ in turn.reply), 1))
         kept = requests_within(prompts, replies)
         if not kept:
-            raise OtherRecord(f"first request longer than {MAX_CONTEXT:,} tokens")
+            raise WithoutPrompt(f"first request longer than {MAX_CONTEXT:,} tokens")
         self._note(prompt, turns[:kept], len(turns) - kept)
         blocks = [
             blake2b(repr(opening[at : at + BLOCK_TOKENS]).encode(), digest_size=16).digest()

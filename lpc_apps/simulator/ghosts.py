@@ -127,16 +127,14 @@ class SegmentGhostCache(GhostCache[Sampled]):
         self.evicted += excess
         self._size -= excess
         queue = self.queue
+        queue.renew()
         while excess:
-            kept: list[GhostBlock[Sampled]] = []
-            block: Any = next(queue.eviction_order(kept)) if queue.keeps else queue.first()
-            if kept:
-                queue.set_aside(kept)
+            block: Any = queue.first()
             if block.size > excess:
                 block.size -= excess
                 return
             excess -= block.size
-            queue.remove(block)
+            queue.popleft()
             del self._held[block.content]
 
     def clear(self) -> None:

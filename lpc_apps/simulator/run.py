@@ -24,7 +24,7 @@ from lpc_apps.simulator.policies import REGISTRY, PolicySettings
 from lpc_apps.simulator.sessions import REQUESTS, closed_loop
 from lpc_apps.simulator.spread import parts_for, processes, spread
 from lpc_apps.simulator.waiting import Queueing
-from lpc_apps.simulator.workload import Workload, from_trace
+from lpc_apps.simulator.workload import Turn, Workload, from_trace
 from lpc_apps.simulator.workloads import EVERYDAY, WORKLOADS
 
 LEARN_S: Final = 1800.0
@@ -146,8 +146,8 @@ def _within(start: float, duration: float) -> float:
     return start
 
 
-def run_one(run: Run) -> dict[str, Any]:
-    """Return one row of the result."""
+def run_one(run: Run, on_start: Callable[[Turn, int], None] | None = None) -> dict[str, Any]:
+    """Return one row of the result. ``on_start``: see `lpc_apps.simulator.engine.simulate`."""
     workload, working_set = build(run.workload)
     if workload.loop is None and not run.queueing.in_turn and run.queueing != FCFS:
         raise SimulationError(
@@ -170,6 +170,7 @@ def run_one(run: Run) -> dict[str, Any]:
         lambda blocks: policy(blocks, workload, run.settings),
         cost=run.settings.cost,
         queueing=run.queueing,
+        on_start=on_start,
     )
     figures = result.figures()
     figures["prefill_load"] *= sample

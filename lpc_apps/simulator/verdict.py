@@ -1,5 +1,7 @@
 """One paragraph about simulated runs: where a cache is, what the plug-in would change, and when it would not pay."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from eviction_client.observability.misses import UNUSED
@@ -11,6 +13,9 @@ PAYS: Final = 0.01
 """Least difference of hit rates, one point, that is worth a plug-in."""
 FIT: Final = 0.9995
 """Share of the requests below which it is reported that others are larger than the cache."""
+NAMED_FROM: Final = 0.01
+FIRST_FROM: Final = 0.1
+"""Shares of a log's requests that were not read from which the paragraph names them, and begins with them."""
 IDLE: Final = 0.5
 """Utilisation of the prefill server below which it does not limit throughput."""
 BYTES: Final = 2 * 32 * 8 * 128 * 2
@@ -19,7 +24,30 @@ TIMES: Final = dict(zip(UNUSED, ("under 10 s", "10 s to 1 min", "1 to 5 min", "5
 """Time unused in words."""
 
 
-def verdict(rows: Rows, choices: list[Pair], at: int, *, assumed: bool = False) -> str:
+@dataclass(frozen=True)
+class LeftOut:
+    """Requests of a log that are in no figure: ``records`` of ``all``, most for ``reason``."""
+
+    records: int
+    all: int
+    reason: str
+
+    @property
+    def share(self) -> float:
+        """Share of the log's requests."""
+        return self.records / self.all
+
+    def in_words(self) -> str:
+        """Return two sentences."""
+        share = about(self.share)
+        said = (
+            f"{self.records:,} of {self.all:,} records of the log ({share}) were not read, most for this reason: {self.reason}."
+        )
+        said += " No figure counts them."
+        return f"**{said}**" if self.share >= FIRST_FROM else said
+
+
+def verdict(rows: Rows, choices: list[Pair], at: int, *, assumed: bool = False, left_out: LeftOut | None = None) -> str:
     """Return the paragraph, with emphasis between pairs of asterisks.
 
     Args:
@@ -27,12 +55,15 @@ def verdict(rows: Rows, choices: list[Pair], at: int, *, assumed: bool = False) 
         choices: LRU and the plug-in by size, or LRU twice if the plug-in did not run.
         at: index of the cache's size.
         assumed: whether nobody gave this size.
+        left_out: requests of the log that are in no figure.
     """
     lru, ours = choices[at]
     place = f"{_assumed(lru)} {_place(lru)}" if assumed else _place(lru)
+    missing = "" if left_out is None or left_out.share < NAMED_FROM else left_out.in_words()
+    before, after = (missing, "") if left_out is not None and left_out.share >= FIRST_FROM else ("", missing)
     if ours is lru:
-        return place
-    said = [place, sentence((lru, ours))]
+        return " ".join(filter(None, (before, place, after)))
+    said = [before, place, sentence((lru, ours))]
     if ours["policy"] == OURS:
         size = lru["capacity_tokens"]
         alone = next((row for row in rows if (row["policy"], row["capacity_tokens"]) == (ALONE, size)), None)
@@ -44,7 +75,18 @@ def verdict(rows: Rows, choices: list[Pair], at: int, *, assumed: bool = False) 
     said += [_when_not(choices, at), *_idle(lru)]
     if lru["think_time_s"] is not None:
         said.append("Times between requests were drawn, so this compares policies and does not predict your gain.")
-    return " ".join(filter(None, said))
+    return " ".join(filter(None, [*said, after]))
+
+
+def left_out_of(log: Mapping[str, Any] | None) -> LeftOut | None:
+    """Return the requests that were not read of a log (`Workload.reading`); None: there are none."""
+    reasons = {} if log is None else {reason: found for reason, found in log["skipped"].items() if found["lost"]}
+    if log is None or not reasons:
+        return None
+    records = sum(found["records"] for found in reasons.values())
+    reason = max(reasons, key=lambda each: reasons[each]["records"])
+    kept = log.get("conversations", log["requests"])
+    return LeftOut(records, records + kept, reason)
 
 
 def _assumed(lru: dict[str, Any]) -> str:

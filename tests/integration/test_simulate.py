@@ -287,7 +287,7 @@ def test_what_was_read_and_skipped_is_printed_once_and_is_in_the_json(tmp_path: 
     done = RUN.invoke(app, [*asked, "--jobs", "2"])
 
     assert done.exit_code == 0, done.output
-    skipped = {"not JSON": {"records": 1, "first": "log.jsonl:10"}}
+    skipped = {"not JSON": {"records": 1, "first": "log.jsonl:10", "lost": True}}
     figures = json.loads(done.stdout)
     assert figures["log"] == {
         "file": "log.jsonl",
@@ -554,7 +554,7 @@ def test_conversations_without_times_are_drawn_by_seed(conversations: Path, tmp_
         "recognised": False,
         "conversations": 12,
         "requests": 30,
-        "skipped": {"not JSON": {"records": 1, "first": "mine.jsonl:1"}},
+        "skipped": {"not JSON": {"records": 1, "first": "mine.jsonl:1", "lost": True}},
         "estimated": {},
     }
     assert "mine.jsonl: 12 conversations, 30 requests" in done.stderr
@@ -610,3 +610,79 @@ def test_the_help_lists_every_policy_and_workload() -> None:
     assert set(re.findall(r"[a-z0-9-]+", policies)) == set(REGISTRY)
     assert default == ",".join(DEFAULT_POLICIES) + "."
     assert set(re.findall(r"[a-z-]+", options["workload"].partition(":")[2])) == set(WORKLOADS)
+
+
+def test_the_size_that_matters_comes_first_and_the_plugin_alone_runs_there_only(qwen: Path, tmp_path: Path) -> None:
+    asked = [
+        "simulate",
+        str(qwen),
+        "--cache",
+        "8%",
+        "--capacity",
+        "2%,5%,20%",
+        "--jobs",
+        "1",
+        "--output",
+        str(tmp_path / "s.json"),
+    ]
+    done = RUN.invoke(app, asked)
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.stdout.split())
+    rows = json.loads((tmp_path / "s.json").read_text())["rows"]
+    sizes = {policy: [row["capacity_fraction"] for row in rows if row["policy"] == policy] for policy in DEFAULT_POLICIES}
+    assert {policy: len(found) for policy, found in sizes.items()} == {**dict.fromkeys(DEFAULT_POLICIES, 4), "plugin": 1}
+    assert sizes["plugin"] == [pytest.approx(0.08, rel=0.01)]
+    at = {row["policy"]: row for row in rows if row["capacity_fraction"] == sizes["plugin"][0]}
+    first = said.index("First answer: With a cache of")
+    assert first < said.index("an infinite cache would serve")
+    assert f"{at['plugin']['hit_rate']:.1%}" in said[first : first + 200]
+    assert "First estimate" not in said, "a short log needs none"
+    assert f"Without the sidecar it serves {at['plugin']['hit_rate']:.1%}" in said
+    assert not re.search(r"^plugin ", done.stdout, re.MULTILINE), "one size is no curve"
+
+
+def test_a_long_log_is_answered_from_its_beginning_while_it_runs(tmp_path: Path) -> None:
+    done = RUN.invoke(app, ["simulate", "--workload", "chat-exponential", "--capacity", "2%", "--policies", "lru,plugin"])
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.stdout.split())
+    estimated = re.search(
+        r"First estimate, from 2,500 of 8,000 requests: with a cache of \S+ tokens the plug-in serves about ([\d.]+)% of "
+        r"prompt tokens from the cache instead of LRU's ([\d.]+)%, within about 3 points",
+        said,
+    )
+    assert estimated is not None
+    curves = {words[0]: float(words[1].rstrip("%")) for line in done.stdout.splitlines() if len(words := line.split()) == 2}
+    assert float(estimated[2]) == curves["lru"] and abs(float(estimated[1]) - curves["plugin"]) <= 3.0
+
+
+def test_ctrl_c_ends_with_what_is_known(qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(simulation, "sweep", interrupted)
+    done = RUN.invoke(app, ["simulate", str(qwen), "--cache", "5%", "--output", str(tmp_path / "s.json")])
+    assert done.exit_code == 130
+    said = " ".join(done.output.split())
+    assert "stopped after 8 runs; what follows is from these" in said
+    assert "With a cache of" in said and "Without the sidecar" not in said and "Traceback" not in said
+    found = json.loads((tmp_path / "s.json").read_text())
+    assert found["stopped"] and {row["policy"] for row in found["rows"]} == {"lru", "plugin"}
+    assert found["answer"]
+
+
+@pytest.mark.parametrize(("wrong", "begins"), [(3, None), (20, False), (90, True)])
+def test_requests_that_were_not_read_are_in_the_answer(qwen: Path, tmp_path: Path, wrong: int, begins: bool | None) -> None:
+    lines = qwen.read_text().splitlines()
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(f"{line}\n" for line in [*lines[:400], *["{ no JSON"] * wrong, *lines[400:]]))
+    done = RUN.invoke(
+        app, ["simulate", str(log), "--capacity", "5%", "--policies", "lru,plugin", "--output", str(tmp_path / "s.json")]
+    )
+    assert done.exit_code == 0, done.output
+    (answer,) = json.loads((tmp_path / "s.json").read_text())["answer"].values()
+    named = f"{wrong} of {len(lines) + wrong} records of the log ({100 * wrong / (len(lines) + wrong):.1f}%) were not read"
+    if begins is None:
+        assert "were not read" not in answer
+    else:
+        assert answer.startswith(named) if begins else named in answer and not answer.startswith(named)
+        assert "most for this reason: not JSON. No figure counts them" in answer

@@ -14,7 +14,7 @@ from typing import Final
 from lpc.logs.chats.fields import decoded, first_of, name_of
 from lpc.logs.chats.parts import message_of, messages_of, text_message, tools_of
 from lpc.logs.chats.request import LoggedMessage, Part
-from lpc.logs.records import OtherRecord, Record, WrongRecord
+from lpc.logs.records import OtherRecord, Record, WithoutPrompt, WrongRecord
 
 OPERATIONS: Final = (
     *("embedding", "rerank", "moderation", "transcription", "speech", "image_generation", "image_edit", "image_variation"),
@@ -76,7 +76,7 @@ def prompt_of(body: Record) -> Prompt:
         raise WrongRecord("no message with content")
     texts = [message.text for message in found]
     if any(text in REDACTED for text in texts):
-        raise OtherRecord("text redacted")
+        raise WithoutPrompt("text redacted")
     left_out = [
         name for name in ("response_format", "previous_response_id", "images") if body.get(name) not in (None, "", {}, [])
     ]

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final
 
@@ -13,6 +14,8 @@ UNITS: Final = ((1e11, 1.0), (1e14, 1e3), (1e17, 1e6), (1e20, 1e9))
 """Highest time stamp and its units per second: seconds, milliseconds, microseconds and nanoseconds until the year 5138."""
 MOST_TOKENS: Final = 10**8
 """Higher token counts are errors of the log."""
+_LONG_NAME: Final = 64
+"""Characters of a field's name from which its form is not remembered."""
 _NUMBER: Final = re.compile(r"\d{1,20}(\.\d{1,20})?")
 _COMMON_LOG: Final = re.compile(r"(\d\d)/([A-Z][a-z]{2})/(\d{4}):(\d\d:\d\d:\d\d) ([+-]\d{4})")
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -138,8 +141,13 @@ def snake(record: Record) -> Record:
     """Return a record whose field names are in snake case instead of camel case. Equal names: the last one that is not null."""
     found: Record = {}
     for name, value in record.items():
-        word = "".join(f"_{b.lower()}" if b.isupper() and not a.isupper() else b.lower() for a, b in pairwise(f"_{name}"))
-        word = word.removeprefix("_") if name[:1] != "_" else word
+        word = _in_snake_case(name) if len(name) <= _LONG_NAME else _in_snake_case.__wrapped__(name)
         if value is not None or word not in found:
             found[word] = value
     return found
+
+
+@lru_cache(maxsize=1024)
+def _in_snake_case(name: str) -> str:
+    word = "".join(f"_{b.lower()}" if b.isupper() and not a.isupper() else b.lower() for a, b in pairwise(f"_{name}"))
+    return word.removeprefix("_") if name[:1] != "_" else word

@@ -11,7 +11,7 @@ from lpc.logs.chats.body import prompt_of, reply_of
 from lpc.logs.chats.fields import decoded, first_of, moment, name_of, object_of, snake, tokens_of
 from lpc.logs.chats.outcome import ids_of, refuse_uncomputed
 from lpc.logs.chats.request import LoggedRequest
-from lpc.logs.records import OtherRecord, Record, WrongRecord
+from lpc.logs.records import OtherRecord, Record, WithoutPrompt, WrongRecord
 
 
 def read(record: Record) -> Iterator[LoggedRequest | WrongRecord]:
@@ -56,7 +56,7 @@ def _request(row: Record) -> LoggedRequest:
         raise OtherRecord("failed call")
     refuse_uncomputed(row, object_of(row.get("metadata")), object_of(row.get("output")), replied=bool(reply))
     if asked in (None, "", "null", [], {}):
-        raise OtherRecord("no input")
+        raise WithoutPrompt("no input")
     model = first_of(row, "provided_model_name", "model")
     body = {"tools": object_of(row.get("model_parameters")).get("tools"), "model": model}
     if not isinstance(asked, dict):

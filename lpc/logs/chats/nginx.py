@@ -15,7 +15,7 @@ from lpc.logs.chats.fields import decoded, first_of, moment, name_of, object_of,
 from lpc.logs.chats.outcome import ids_of, refuse_uncomputed
 from lpc.logs.chats.request import LoggedRequest
 from lpc.logs.chats.server import server_of
-from lpc.logs.records import OtherRecord, Record, WrongRecord, loads
+from lpc.logs.records import Record, WithoutPrompt, WrongRecord, loads
 
 _ESCAPED: Final = re.compile(rb"(?:\\x[0-9A-Fa-f]{2})+")
 _MISSING: Final = re.compile(rb'(?<!\\)":[ ]*-?[ ]*(?=[,}])')
@@ -38,7 +38,7 @@ def read(record: Record) -> Iterator[LoggedRequest]:
     refuse_uncomputed(record, replied=True)
     found = first_of(record, "body", "request_body")
     if found in (None, "-"):
-        raise OtherRecord("no body: not a chat, or larger than client_body_buffer_size")
+        raise WithoutPrompt("no body: not a chat, or larger than client_body_buffer_size")
     try:
         body = loads(found) if isinstance(found, str) else found
     except (ValueError, RecursionError):

@@ -15,7 +15,7 @@ from lpc.logs.chats.body import prompt_of, refuse_operation, reply_of
 from lpc.logs.chats.fields import count_of, decoded, first_of, moment, name_of, tokens_of
 from lpc.logs.chats.outcome import CACHED, STATUS, refuse_uncomputed
 from lpc.logs.chats.request import LoggedRequest
-from lpc.logs.records import OtherRecord, Record, WrongRecord
+from lpc.logs.records import OtherRecord, Record, WithoutPrompt, WrongRecord
 
 LEVELS: Final = (
     *("resourceSpans", "resource_spans", "scopeSpans", "scope_spans", "instrumentationLibrarySpans", "spans"),
@@ -97,7 +97,7 @@ def _request(span: Record) -> LoggedRequest:
     last = {name.rpartition(".")[2]: value for name, value in found.items()}
     refuse_uncomputed({name: last[name] for name in (*STATUS, *CACHED) if name in last}, replied=True)
     if not body.get("messages"):
-        raise OtherRecord("no messages: record the content of messages")
+        raise WithoutPrompt("no messages: record the content of messages")
     prompt = prompt_of(body)
     usage = {name.rpartition(".")[2]: v for name, v in found.items() if name.startswith(("gen_ai.usage.", "llm.usage."))}
     usage |= {f"{name}_tokens": found.get(f"llm.token_count.{name}") for name in ("prompt", "completion") if not usage}

@@ -121,7 +121,7 @@ def _sessions(path: Path, skipped: Skipped) -> list[_Session]:
                 else:
                     seen[session.name].append(digest)
                     for _ in range(session.retries):
-                        skipped.note("request without blocks: a retry", f"{name}:{place}")
+                        skipped.note("request without blocks: a retry", f"{name}:{place}", other=True)
                     if (number := len(seen[session.name])) > 1:  # another session with this id
                         session = replace(session, name=f"{session.name} ({number})")
                     found += [(f"{name}:{place}", session)] if any(session.conversations) else []

@@ -1,8 +1,8 @@
 """Logs of chats (`lpc.logs.chats`) as traces and as conversations.
 
-- **Blocks** are chained hashes of the rendered prompt in blocks of 64 characters. The prompt is the tool definitions and all
-  messages with all parts, so a turn's blocks are a prefix of the next turn's. A medium is as long as its tokens. Prompts of
-  different models, or with different cache salts, share nothing.
+- **Blocks** are chained hashes of the rendered prompt in blocks of 64 characters (64 bits, with a key of the process). The
+  prompt is the tool definitions and all messages with all parts, so a turn's blocks are a prefix of the next turn's. A medium
+  is as long as its tokens. Prompts of different models, or with different cache salts, share nothing.
 - **Tokens** come from the log if it has them, else from the estimate. A block has 16 tokens, 4 characters each, unless the
   counted prompts show other tokens per character: then the median of the prompts of at least SURE_TOKENS tokens decides.
 - **Media** have estimated tokens. If the log has the prompt's tokens, what is left after text and known media is shared among
@@ -16,7 +16,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -24,7 +23,7 @@ from typing import Final
 from lpc.logs.chats import read_chats
 from lpc.logs.chats.request import MEDIA_TOKENS, LoggedMessage, LoggedRequest, Part, rendered
 from lpc.logs.datasets.conversation import Conversation
-from lpc.logs.records import OtherRecord, Skipped
+from lpc.logs.records import Skipped, WithoutPrompt
 from lpc.logs.traces.request import FAR_AWAY, BlockIds, Trace, TracedRequest, in_order
 from lpc.logs.traces.sample import WHOLE, Sample
 from lpc.model.conversation import Message
@@ -70,7 +69,7 @@ def read_chat(path: Path, format: str = "chat", sample: Sample = WHOLE) -> Trace
 
     def check(request: LoggedRequest) -> None:
         if not between[0] <= request.time <= between[1]:
-            raise OtherRecord(FAR_AWAY)
+            raise WithoutPrompt(FAR_AWAY)
         in_sample(_parts(request))
 
     skipped, reading, lines = _lines(path, format, check)
@@ -176,14 +175,14 @@ class _Reading:
         replies = [rendered(message, self._filler) for message in request.reply]
         prompt = "".join([*(f"tool {tool.text}\n" for tool in request.tools), *texts])
         # A history has the reply without its thoughts.
-        digests = [_digest(self._said(message, text)) for message, text in zip(messages, texts, strict=True)]
+        said = [hash(self._said(message, text)) for message, text in zip(messages, texts, strict=True)]
         answer = None
         if replies:
-            answer = _digest("".join(self._said(*reply) for reply in zip(request.reply, replies, strict=True)))
-        blocks = _block_digests(prompt)
+            answer = hash("".join(self._said(*reply) for reply in zip(request.reply, replies, strict=True)))
+        blocks = _block_hashes(prompt)
         full = len(prompt) // BLOCK_CHARS
-        with_reply = blocks[:full] + _block_digests(prompt[full * BLOCK_CHARS :] + "".join(replies))
-        chained = self._prefixes.chain([*digests, answer] if answer else digests, within=request.user)
+        with_reply = blocks[:full] + _block_hashes(prompt[full * BLOCK_CHARS :] + "".join(replies))
+        chained = self._prefixes.chain(said if answer is None else [*said, answer], within=request.user)
         return _Line(
             request.time,
             self._blocks.chain(blocks, within=request.scope),
@@ -192,8 +191,8 @@ class _Reading:
             sum(len(part.text) for message in request.reply for part in message.parts),
             bool(media),
             sum(message.is_user_turn for message in messages),
-            chained[: len(digests)],
-            chained[-1] if answer else None,
+            chained[: len(said)],
+            chained[-1] if answer is not None else None,
             request.session,
             request.group,
             request.input_tokens,
@@ -279,9 +278,5 @@ def _tokens(chars: int, block_tokens: int) -> int:
     return -(-chars * block_tokens // BLOCK_CHARS)
 
 
-def _block_digests(text: str) -> list[bytes]:
-    return [_digest(text[at : at + BLOCK_CHARS]) for at in range(0, len(text), BLOCK_CHARS)]
-
-
-def _digest(text: str) -> bytes:
-    return blake2b(text.encode(), digest_size=16).digest()
+def _block_hashes(text: str) -> list[int]:
+    return [hash(text[at : at + BLOCK_CHARS]) for at in range(0, len(text), BLOCK_CHARS)]

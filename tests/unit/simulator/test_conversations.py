@@ -121,7 +121,7 @@ def test_wrong_records_change_nothing_but_the_report(tmp_path: Path) -> None:
     assert mixed.found == plain.found
     assert mixed.reading is not None
     assert mixed.reading["skipped"] == {
-        reason: {"records": 1, "first": f"mixed.jsonl:{number}"} for number, reason in enumerate(WRONG, 2)
+        reason: {"records": 1, "first": f"mixed.jsonl:{number}", "lost": True} for number, reason in enumerate(WRONG, 2)
     }
     assert CANARY not in repr(mixed.reading)
 
