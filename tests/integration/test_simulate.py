@@ -17,7 +17,7 @@ from lpc.logs.datasets.conversation import split_of
 from lpc_apps.commands import simulation
 from lpc_apps.commands.cli import app
 from lpc_apps.simulator import run
-from lpc_apps.simulator.amounts import SimulationError, parse_capacity
+from lpc_apps.simulator.amounts import SimulationError, about, parse_capacity
 from lpc_apps.simulator.conversations import load_sample
 from lpc_apps.simulator.describe import describe
 from lpc_apps.simulator.policies import REGISTRY
@@ -680,7 +680,7 @@ def test_requests_that_were_not_read_are_in_the_answer(qwen: Path, tmp_path: Pat
     )
     assert done.exit_code == 0, done.output
     (answer,) = json.loads((tmp_path / "s.json").read_text())["answer"].values()
-    named = f"{wrong} of {len(lines) + wrong} records of the log ({100 * wrong / (len(lines) + wrong):.1f}%) were not read"
+    named = f"{wrong} of {len(lines) + wrong} records of the log ({about(wrong / (len(lines) + wrong))}) were not read"
     if begins is None:
         assert "were not read" not in answer
     else:
