@@ -42,5 +42,5 @@ def test_the_commands_print_what_the_tutorial_has(tmp_path: Path, monkeypatch: p
         else:
             compared += 1
             assert words(command) in printed
-    assert compared == 8
+    assert compared == 9
     assert "An infinite cache would serve" in (tmp_path / "page.html").read_text()
