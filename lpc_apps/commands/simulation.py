@@ -18,6 +18,7 @@ from lpc.wire.terminal import console
 from lpc_apps.commands.outcome import note
 from lpc_apps.commands.simulation_page import write_page
 from lpc_apps.commands.simulation_tables import (
+    naming_left_out,
     print_closed_loop,
     print_curve,
     print_description,
@@ -328,10 +329,12 @@ def describe(spec: WorkloadSpec, *, recognised: bool, log: Log | None, models: P
         raise SimulationError("conversations have no times to describe: leave out --describe")
     workload, _ = build(spec)
     assert workload.trace is not None
+    reading = workload.trace.reading()
     if spec.trace is not None:
-        print_reading({"format": spec.format, "recognised": recognised, **workload.trace.reading()})
+        print_reading({"format": spec.format, "recognised": recognised, **reading})
     found = figures_of(workload.trace, workload)
-    print_description(found)
+    with naming_left_out(reading):
+        print_description(found)
     if log is not None and log.has_text:
         found["repetition"] = _repetition(log, models)
         print_repetition(found["repetition"])

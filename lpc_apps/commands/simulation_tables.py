@@ -1,6 +1,7 @@
 """What `lpc simulate` prints: what was read, hit rates, and properties of a trace."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import typer
@@ -12,7 +13,7 @@ from lpc.wire.terminal import console, shown
 from lpc_apps.simulator.amounts import about, percent, seconds, tokens
 from lpc_apps.simulator.policies import REGISTRY
 from lpc_apps.simulator.summary import OURS, Rows
-from lpc_apps.simulator.verdict import FIT, TIMES
+from lpc_apps.simulator.verdict import FIRST_FROM, FIT, NAMED_FROM, TIMES, left_out_of
 
 NAME: Final = 28
 CELL: Final = 9
@@ -115,6 +116,17 @@ def print_reading(log: dict[str, Any]) -> None:
         named = ", ".join(f"{kind} ({number:,})" for kind, number in log["estimated"].items())
         lines.append(f"  tokens estimated or left out: {named}")
     typer.echo("\n".join(map(shown, lines)), err=True)
+
+
+@contextmanager
+def naming_left_out(log: dict[str, Any]) -> Iterator[None]:
+    """Print, before or after what is printed inside, the requests of a log that no figure counts, if they are many."""
+    left_out = left_out_of(log)
+    if left_out is not None and left_out.share >= FIRST_FROM:
+        print_paragraph(left_out.in_words())
+    yield
+    if left_out is not None and NAMED_FROM <= left_out.share < FIRST_FROM:
+        print_paragraph(left_out.in_words())
 
 
 def print_description(found: dict[str, Any]) -> None:

@@ -113,14 +113,15 @@ def explained(
 ) -> dict[str, Any]:
     """Analyse a log; print the tables; return the figures. ``engine``, ``rate``: see `why`. Raises UsageError, TraceError."""
     from lpc.logs.log import open_log
-    from lpc_apps.commands.simulation_tables import print_reading
+    from lpc_apps.commands.simulation_tables import naming_left_out, print_reading
 
     with open_log(source, log_format, rate=rate) as log:
         found, reading = _of_text(log, engine) if log.has_text else _of_hashes(log.with_times())
         reading = {**reading, "format": log.format, "recognised": log.recognised}
     print_reading(reading)
     figures = _figures(found, show_text=show_text)
-    _show(found, figures, show_text=show_text)
+    with naming_left_out(reading):
+        _show(found, figures, show_text=show_text)
     if log.format == NAMELESS:
         note(NO_CAUSES)
     return {**figures, "log": reading}

@@ -137,3 +137,29 @@ def test_conversations_without_times_are_refused(
     found = lpc(command[0], "log.jsonl", *command[1:])
     assert found.exit_code == 2
     assert "without times" in found.output
+
+
+@pytest.mark.parametrize("command", [("why",), ("simulate", "--describe")])
+@pytest.mark.parametrize(("wrong", "before"), [(0, None), (4, False), (12, True)])
+def test_requests_that_were_not_read_are_named_with_the_figures(
+    command: tuple[str, ...], wrong: int, before: bool | None, stamped: Path, tmp_path: Path
+) -> None:
+    lines = stamped.read_text().splitlines(keepends=True)[:40]
+    (tmp_path / "some.jsonl").write_text("".join([*lines[:20], *["damaged\n"] * wrong, *lines[20:]]))
+    found = lpc(command[0], tmp_path / "some.jsonl", *command[1:])
+    assert found.exit_code == 0
+    said = " ".join(found.stdout.split())
+    at = said.find(f"{wrong} of {40 + wrong} records of the log")
+    if before is None:
+        assert "were not read" not in said
+    else:
+        assert at == 0 if before else at > 100
+        assert "most for this reason: not JSON. No figure counts them." in said
+
+
+def test_records_that_are_no_requests_are_not_lost(stamped: Path, tmp_path: Path) -> None:
+    lines = stamped.read_text().splitlines(keepends=True)
+    failed = [json.dumps(json.loads(line) | {"status": 503}) + "\n" for line in lines[:20]]
+    (tmp_path / "some.jsonl").write_text("".join([*failed, *lines]))
+    found = lpc("why", tmp_path / "some.jsonl")
+    assert "failed call" in found.stderr and "were not read" not in found.output
