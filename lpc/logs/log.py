@@ -107,7 +107,7 @@ def open_log(
             sources, known = files, "chat"
         elif format is None and known == CONVERSATIONS and (shown := untimed_requests(files)) is not None:
             raise UsageError(
-                f"{files[0].name} has requests without times ({shown}), which are no conversations: write the time of each in "
+                f"{files[0].name} has requests without times ({shown}) and not conversations: write the time of each in "
                 "a field `time`, give --rate with requests per second to take their order at that pace, or, if each record is "
                 "a whole conversation, --format conversations"
             )

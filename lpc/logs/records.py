@@ -98,7 +98,7 @@ class NotSampled(OtherRecord):
 class Skipped:
     """Skipped records: counts and first locations by reason.
 
-    ``others``: reasons of records that are no requests, so that nothing is lost with them.
+    ``others``: reasons of records other than requests, with which nothing is lost.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class Skipped:
     others: set[str] = field(default_factory=set)
 
     def note(self, reason: str, where: str, *, other: bool = False) -> None:
-        """Count a record. ``other``: it is no request."""
+        """Count a record. ``other``: nothing is lost with it."""
         if other:
             self.others.add(reason)
         self.counts[reason] = self.counts.get(reason, 0) + 1
