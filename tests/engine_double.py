@@ -32,6 +32,10 @@ class Received:
         return json.loads(self.body)
 
 
+KINDS = ("/version", "/model_info", "/get_model_info", "/server_info")
+"""Paths by which an engine says what it is."""
+
+
 @dataclass
 class EngineDouble:
     """An ASGI application, served by `served`.
@@ -44,6 +48,7 @@ class EngineDouble:
         hold_after: number of chunks of a stream, including [DONE], after which it waits for `further`.
         seconds: duration of an answer.
         refuse: answer every completion with an error.
+        says: its answers to KINDS, which are not among the requests received.
     """
 
     words: list[str] | None = None
@@ -57,6 +62,7 @@ class EngineDouble:
     url: str = ""
     seconds: float = 0.0
     refuse: bool = False
+    says: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.go.set()
@@ -85,6 +91,10 @@ class EngineDouble:
             await answering
 
     async def _answer(self, request: Received, path: str, send: Send) -> None:
+        if path in KINDS:
+            answer = self.says.get(path)
+            await whole(send, 404 if answer is None else 200, json.dumps(answer).encode())
+            return
         # No await before the wait for `go`: a test that sees the request and then clears `go` does not hold this request.
         self.received.append(request)
         if path == "/health":

@@ -20,6 +20,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from lpc.requests.rules import ANY
+from response_cache.gateway.kinds import EngineKind, kind_of
 from response_cache.gateway.metrics import Metrics
 from response_cache.gateway.settings import GatewaySettings
 
@@ -38,6 +40,8 @@ PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 30.0
 CALM_S: Final = 60.0
 """Seconds without a failed request after which a good probe is enough. Longer than the longest pause."""
+ASKED_S: Final = 60.0
+"""Seconds after which an engine is asked again what it is."""
 
 
 class Engine:
@@ -56,6 +60,7 @@ class Engine:
         in_flight: number of requests in progress.
         up: whether it answers, as far as known.
         answered_at: time of the last answer to a request or a probe, at first of its creation.
+        kind: what it says that it is; None: not known, or it was down since.
     """
 
     def __init__(self, url: str, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
@@ -66,6 +71,8 @@ class Engine:
         self.in_flight = 0
         self.up = True
         self.answered_at = clock()
+        self.kind: EngineKind | None = None
+        self.asked_at = -math.inf
         self._clock = clock
         self._failures = 0
         self._try_at = self._failed_at = -math.inf
@@ -121,6 +128,8 @@ class Engine:
             )
         self.up = up
         self._up.set(up)
+        if not up:  # it may come back as another release
+            self.kind, self.asked_at = None, -math.inf
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
@@ -137,15 +146,58 @@ class Engines:
 
     Args:
         idle_s: seconds without an answer after which an engine that is up is probed.
+        key: of the engines; empty: they have none.
         clock: monotonic seconds.
     """
 
     def __init__(
-        self, urls: Sequence[str], metrics: Metrics, idle_s: float = 5.0, clock: Callable[[], float] = time.monotonic
+        self,
+        urls: Sequence[str],
+        metrics: Metrics,
+        idle_s: float = 5.0,
+        key: str = "",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.all = [Engine(url, metrics, clock) for url in urls]
         self._idle_s = idle_s
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._clock = clock
+        self._kinds = metrics.engine_kind
+        self._labelled: dict[str, EngineKind] = {}
+        self._said = ""
+
+    @property
+    def rules(self) -> frozenset[str]:
+        """Names of the rules by which all engines surely read two requests alike."""
+        kinds = [engine.kind for engine in self.all]
+        known = [kind.rules for kind in kinds if kind is not None]
+        return frozenset.intersection(*known) if len(known) == len(kinds) else ANY.intersection(*known)
+
+    async def identify(self, http: httpx.AsyncClient) -> None:
+        """Ask the engines that are up what they are, each once in `ASKED_S`, and after it was down."""
+        before = self._clock() - ASKED_S
+        asked = [engine for engine in self.all if engine.up and engine.asked_at <= before]
+        await asyncio.gather(*(self._identify(engine, http) for engine in asked))
+        said = ", ".join(f"{engine.name} is {engine.kind or 'of no known kind'}" for engine in self.all)
+        if asked and said != self._said:
+            self._said = said
+            log.info("%s", said)
+            for kind in sorted({str(engine.kind) for engine in self.all if engine.kind is not None and not engine.kind.rules}):
+                log.warning("in %s no row of what engines read was run: the caches compare requests as they are", kind)
+            if len({engine.kind for engine in self.all}) > 1:
+                log.warning("the engines differ: the caches give one answer only to requests that all of them read alike")
+
+    async def _identify(self, engine: Engine, http: httpx.AsyncClient) -> None:
+        try:
+            found = await kind_of(http, engine.url, self._headers)
+        except httpx.HTTPError:
+            return  # it is asked again with the next probe
+        engine.kind, engine.asked_at = found, self._clock()
+        if (before := self._labelled.pop(engine.name, None)) is not None:
+            self._kinds.remove(engine.name, *before)
+        if found is not None:
+            self._kinds.labels(engine.name, *found).set(1)
+            self._labelled[engine.name] = found
 
     def ranked(self, key: bytes) -> list[Engine]:
         """Return the engines in the order in which requests of a key try them, engines that are down last."""

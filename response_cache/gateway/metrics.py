@@ -60,6 +60,9 @@ class Metrics:
             ["engine"],
             registry=registry,
         )
+        self.engine_kind = Gauge(
+            "lpc_gateway_engine_kind", "1: what an engine says that it is.", ["engine", "kind", "version"], registry=registry
+        )
         self.engine_in_flight = Gauge(
             "lpc_gateway_engine_in_flight", "Requests in progress in an engine.", ["engine"], registry=registry
         )

@@ -19,7 +19,7 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
@@ -92,13 +92,13 @@ class Reader:
         tenants: salts and names of conversations.
         max_values: limit on the JSON values of one body.
         arguments: field of a body in which the engines take hints; None: hints are not forwarded.
-        rules: by which the engines read two bodies alike (`lpc.requests.rules.sure`).
+        rules: returns those by which the engines read two bodies alike (`lpc.requests.rules.sure`).
     """
 
     tenants: Tenants
     max_values: int
     arguments: str | None = None
-    rules: frozenset[str] = ANY
+    rules: Callable[[], frozenset[str]] = lambda: ANY
 
     async def read(self, path: str, headers: Headers, body: bytes, query: str, tenant: str, scope: str | None) -> Reading:
         """Read a body. ``scope`` is that of the caches; None if they are not asked. Raises GatewayError (400, 413, 415)."""
@@ -115,7 +115,7 @@ class Reader:
         others = None if known_to_engines else names_in_other_fields(fields, headers)
         name = known_to_engines if others is None else others.conversation
         session = None if others is None else self.tenants.session(tenant, others.conversation)
-        asked = None if scope is None else question_of(path, fields, query, tenant, scope, self.rules)
+        asked = None if scope is None else question_of(path, fields, query, tenant, scope, self.rules())
         sent = self.tenants.apply(tenant, *self._with_hints(fields, body, name))
         key = affinity(fields, known_to_engines if others is None else others.engine, tenant)
         continues = None if known_to_engines else text_at(fields, ("previous_response_id",))

@@ -107,14 +107,23 @@ async def running(
         stack.push_async_callback(cached.close)
         kept, fresh = [await stack.enter_async_context(http) for http in http_clients(settings, bounds.connect_timeout_s)]
         load = Load(settings, bounds.body_timeout_s, metrics)
-        engines = Engines(settings.gateway_engines, metrics, bounds.idle_s)
+        key = settings.gateway_engine_key
+        engines = Engines(
+            settings.gateway_engines, metrics, bounds.idle_s, "" if key is None else key.get_secret_value().strip()
+        )
+        kind = settings.engine_kind
         gateway = Gateway(
             settings,
             clients,
             cached,
             Upstream(kept, fresh, engines, metrics),
             metrics,
-            Reader(tenants, bounds.max_values, ARGUMENTS.get(settings.gateway_hints), sure(settings.engine_kind)),
+            Reader(
+                tenants,
+                bounds.max_values,
+                ARGUMENTS.get(settings.gateway_hints),
+                (lambda: engines.rules) if kind == "auto" else (lambda: sure(kind)),
+            ),
             load,
             bounds.max_answer_bytes,
             clock,
@@ -125,6 +134,8 @@ async def running(
         background = Background(metrics.task_failures)
         background.watch("server", serving)
         background.every(bounds.probe_interval_s, "probe", partial(engines.probe, fresh))
+        if kind == "auto" and settings.gateway_cache:
+            background.every(bounds.probe_interval_s, "identify", partial(engines.identify, fresh))
         background.every(REFRESH_S, "tokens", partial(asyncio.to_thread, clients.refresh))
         if tls is not None:
             background.every(REFRESH_S, "certificates", partial(asyncio.to_thread, tls.refresh))

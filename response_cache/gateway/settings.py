@@ -100,10 +100,10 @@ class GatewaySettings(ServerSettings):
         description="Kind of engine, vllm or sglang, to which the gateway forwards how long a client wants its prompt cached "
         "(cache_control, prompt_cache_options, prompt_cache_retention). The engine limits the effect by LPC_HINTS_SHARE.",
     )
-    gateway_engine_kind: Literal["any", "vllm", "sglang"] = Field(
-        "any",
+    gateway_engine_kind: Literal["auto", "any", "vllm", "sglang"] = Field(
+        "auto",
         description="Kind of all engines: the caches then also give one answer to requests that only this kind reads alike. "
-        "any: of both kinds, or unknown, unless LPC_GATEWAY_HINTS names one.",
+        "auto: what LPC_GATEWAY_HINTS names, else what the engines say; any: both kinds, or unknown.",
     )
     gateway_scopes: dict[str, tuple[str, ...]] = Field(
         default_factory=dict,
@@ -202,9 +202,9 @@ class GatewaySettings(ServerSettings):
         return self
 
     @property
-    def engine_kind(self) -> Literal["any", "vllm", "sglang"]:
-        """The kind of all engines, as far as the settings name it."""
-        if self.gateway_engine_kind == "any" and self.gateway_hints != "off":
+    def engine_kind(self) -> Literal["auto", "any", "vllm", "sglang"]:
+        """The kind of all engines; `auto`: they are asked."""
+        if self.gateway_engine_kind == "auto" and self.gateway_hints != "off":
             return self.gateway_hints
         return self.gateway_engine_kind
 

@@ -56,6 +56,31 @@ async def test_the_engine_answers_the_same_question_once(caches: ResponseCaches)
         assert await gateway.metric("lpc_gateway_cache_up") == 1
 
 
+async def test_what_only_one_kind_of_engine_reads_alike_shares_an_answer_once_all_say_that_they_are_of_it(
+    caches: ResponseCaches,
+) -> None:
+    function = {"name": "look_up", "parameters": {"type": "object"}, "description": "d"}
+    tools = [{"type": "function", "function": function}]
+    other = [{"type": "function", "function": dict(reversed(function.items()))}]
+    for number, says, expected in (
+        (1, {"/version": {"version": "0.32.0"}}, "exact"),
+        (2, {"/model_info": {"model_path": "m", "is_generation": True}, "/server_info": {"version": "0.5.23"}}, "miss"),
+    ):
+        engine = EngineDouble(says=says)
+        async with serve_double(engine), a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
+            kind, version = ("vllm", "0.32.0") if number == 1 else ("sglang", "0.5.23")
+            name = engine.url.removeprefix("http://")
+            line = f'lpc_gateway_engine_kind{{engine="{name}",kind="{kind}",version="{version}"}}'
+            await eventually(lambda line=line: _is(gateway, line, 1.0))  # type: ignore[misc]
+            await gateway.ask(chat(f"Question {number}?", tools=tools))
+            await stored(gateway, 1)
+            assert cache_of(await gateway.ask(chat(f"Question {number}?", tools=other))) == expected
+
+
+async def _is(gateway: Running, line: str, value: float) -> bool:
+    return await gateway.metric(line) == value
+
+
 async def completion(client: openai.AsyncOpenAI, question: str, options: dict[str, Any]) -> str:
     asked: Any = {"model": "m", "messages": [{"role": "user", "content": question}], "temperature": 0, **options}
     if "stream" not in options:
