@@ -89,7 +89,8 @@ def simulate(
     workloads = _workloads(spec.workload)
     at_a_time = _sessions(sessions, spec)
     drawn = spec.trace is None and spec.workload is None
-    sizes = [parse_capacity(part) for part in _parts(capacity or (DEFAULT_SIZES if drawn else DEFAULT_SHARES))]
+    asked = _parts(capacity or (DEFAULT_SIZES if drawn else DEFAULT_SHARES))
+    sizes = list(dict.fromkeys(map(parse_capacity, asked)))
     own = parse_capacity(cache) if cache else None
     if own is not None and own not in sizes:
         sizes.append(own)
@@ -392,7 +393,7 @@ def _names(policies: str | None) -> list[str]:
 
 
 def _parts(text: str) -> list[str]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
+    parts = [*dict.fromkeys(part.strip() for part in text.split(",") if part.strip())]
     if not parts:
         raise SimulationError("an empty list was given where at least one value is needed")
     return parts
