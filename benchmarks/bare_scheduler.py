@@ -27,11 +27,11 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from benchmarks.tiny_llama import build
 from eviction_client.background import BackgroundThread, StartBackground
 from eviction_client.engines.vllm import LearnedScheduler
 from eviction_client.settings import ClientSettings
 from eviction_client.transport.scripted_predictor import CONTINUES, OVER, Script, ScriptedPredictor
+from lpc_apps.tiny_llama import build
 
 BLOCK = 16
 STEP_S = 0.05

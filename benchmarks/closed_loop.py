@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
-from benchmarks.tiny_llama import BLOCK
 from benchmarks.trace_replay import Replay
+from lpc_apps.tiny_llama import BLOCK
 
 APART_S: Final = 1.0
 """Virtual seconds between the starts of the first sessions. Copied from the simulator, which vLLM's environment lacks."""

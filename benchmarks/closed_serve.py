@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from benchmarks.closed_loop import LONGEST_REPLY, ClosedLoop, Prompts
 from benchmarks.engine_replay import admit, clocked_engine
-from benchmarks.tiny_llama import BLOCK
 from benchmarks.trace_replay import Replay, number_of
 from benchmarks.virtual_clock import VirtualClock
 from eviction_client.transport.predictor import Predictor
+from lpc_apps.tiny_llama import BLOCK
 
 DECODE_S: Final = 0.012
 """Virtual seconds per decoded token of the log."""

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.engine_trace import coarser, rows_of
-from benchmarks.tiny_llama import BLOCK
 from lpc.errors import UsageError
 from lpc.logs.traces import Trace, TracedRequest, open_trace
 from lpc_apps.simulator.sessions import PAUSE_S, Sessions, chain, closed_loop
 from lpc_apps.simulator.workload import Turn, Workload, from_trace
 from lpc_apps.simulator.workloads import WORKLOADS
+from lpc_apps.tiny_llama import BLOCK
 
 DRAWN: Final = "cliff"
 MOST_TOKENS: Final = 2**18

@@ -53,7 +53,7 @@ def check_engine() -> None:
 def tiny_model(folder: Path) -> Path:
     """Write the tiny Llama with its weights; return its folder. Raises BenchmarkError."""
     made = folder / "tiny"
-    program = f"from pathlib import Path; from benchmarks.tiny_llama import build; build(Path({str(made)!r}), weights=True)"
+    program = f"from pathlib import Path; from lpc_apps.tiny_llama import build; build(Path({str(made)!r}), weights=True)"
     _python(["-c", program])
     return made
 

@@ -19,8 +19,8 @@ from benchmarks import BenchmarkError
 from benchmarks.closed_sessions import MOST_BLOCKS, Course
 from benchmarks.engine import check_engine
 from benchmarks.engine_trace import Places, placed, run_all, run_side
-from benchmarks.tiny_llama import BLOCK
 from lpc.wire.terminal import console
+from lpc_apps.tiny_llama import BLOCK
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def service(*, device: Literal["cpu", "cuda"], models: str, model: str) -> dict[
 
 def build_model(*, folder: str, shape: Mapping[str, Any]) -> dict[str, Any]:
     """Write a Llama with random weights; return its folder."""
-    from benchmarks.tiny_llama import build
+    from lpc_apps.tiny_llama import build
 
     return {"model": str(build(Path(folder), weights=True, shape=shape))}
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 
 from benchmarks import BenchmarkError
 from benchmarks.processes import Server, free_port
-from benchmarks.tiny_llama import BLOCK, build
+from lpc_apps.tiny_llama import BLOCK, build
 
 ENVIRONMENT: Final = Path(os.environ.get("LPC_TEST_LMCACHE") or ".venv-lmcache")
 MODEL: Final = "tiny"

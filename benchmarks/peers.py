@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from benchmarks.tiny_llama import build
+from lpc_apps.tiny_llama import build
 
 LOGS_OF_TESTS: Final[Any] = import_module("tests.unit.test_chat_logs")
 TRAFFIC: Final[Any] = import_module("tests.unit.why.traffic")

@@ -27,11 +27,11 @@ from benchmarks.engine_trace import (
     virtual_sidecar,
 )
 from benchmarks.sglang_run import BLOCK
-from benchmarks.tiny_llama import build
 from benchmarks.virtual_clock import VirtualClock
 from lpc.logs.traces import Trace
 from lpc.wire.terminal import console
 from lpc_apps.simulator.workload import from_trace
+from lpc_apps.tiny_llama import build
 
 ROOT: Final = Path(__file__).parents[1]
 PYTHON: Final = ROOT / ".venv-sglang" / "bin" / "python"

@@ -9,9 +9,9 @@ from typing import Any
 
 from vllm import LLM
 
-from benchmarks.tiny_llama import BLOCK
 from eviction_client.engines.vllm import LearnedScheduler
 from eviction_client.engines.vllm.metrics import values_of
+from lpc_apps.tiny_llama import BLOCK
 
 
 class TinyEngine:

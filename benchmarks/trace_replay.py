@@ -15,9 +15,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from benchmarks.tiny_llama import BLOCK, SPECIAL
 from eviction_client.transport.predictor_client import PredictorClient
 from eviction_client.transport.scripted_predictor import CONTINUES, OVER, ScriptedPredictor
+from lpc_apps.tiny_llama import BLOCK, SPECIAL
 
 PRINTABLE: Final = range(len(SPECIAL), len(SPECIAL) + 94)
 """Token ids of the printable ASCII characters in the tiny model's vocabulary, so that the sidecar decodes text."""

@@ -11,7 +11,7 @@ From the pins in the file itself, which a person chooses:
     engine.txt, lmcache.txt, lmcache-newest.txt, sglang.txt, client.txt, kubectl.txt
 
 torch has the hashes of PyPI's build, for CUDA, and of PyTorch's own build for CPUs. What only the
-build for CUDA needs is in cuda.txt.
+build for CUDA needs to be imported is in cuda.txt; nothing here runs PyTorch on a GPU.
 """
 
 import os
@@ -42,6 +42,8 @@ NAMED = {
 CHOSEN = ("engine.txt", "lmcache.txt", "lmcache-newest.txt", "sglang.txt", "client.txt", "kubectl.txt")
 _ENTRY = r"(?m)^(?:%s).*\n(?:    .*\n)*"
 CUDA = re.compile(_ENTRY % "nvidia-|cuda-|triton==")
+UNUSED = re.compile(_ENTRY % "cuda-|nvidia-cusolver==|triton==")
+"""What PyPI's build of torch names as its requirement, and loads on a GPU only: 1 GB in each environment."""
 ELSEWHERE = re.compile(_ENTRY % r"[^ #]+ ; (?:.* and )?sys_platform == '(?:win32|darwin|emscripten)'")
 TORCH = re.compile(r"(?m)^torch==2\.13\.0( ;.*)? \\\n")
 TORCH_FOR_CPUS = (
@@ -91,7 +93,8 @@ def main(upgrade: bool) -> None:
     for name, selection in LOCKED.items():
         text = lock(name, "pyproject.toml", *options, *selection)
         if TORCH.search(text):
-            write("cuda.txt", "# Made by `make lock`: what PyPI's build of torch needs besides.\n", "".join(CUDA.findall(text)))
+            found = UNUSED.sub("", "".join(CUDA.findall(text)))
+            write("cuda.txt", "# Made by `make lock`: what PyPI's build of torch needs to be imported.\n", found)
             text = CUDA.sub("", text)
         write(name, "# Made by `make lock`.\n", text)
     for name, names in NAMED.items():

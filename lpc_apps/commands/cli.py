@@ -25,6 +25,7 @@ from lpc_apps.commands.report import report
 from lpc_apps.commands.secrets import secrets
 from lpc_apps.commands.serve import serve
 from lpc_apps.commands.simulate import simulate
+from lpc_apps.commands.tiny_model import tiny_model
 from lpc_apps.commands.train import train
 from lpc_apps.commands.why import why
 from response_cache.commands import cache
@@ -82,7 +83,22 @@ def lpc(
     """Learned prefix caching for LLM engines."""
 
 
-for command in (serve, gateway, secrets, demo, predict, doctor, report, embed, train, evaluate, simulate, why, export):
+for command in (
+    serve,
+    gateway,
+    secrets,
+    demo,
+    tiny_model,
+    predict,
+    doctor,
+    report,
+    embed,
+    train,
+    evaluate,
+    simulate,
+    why,
+    export,
+):
     app.command()(command)
 cache.app.command("calibrate")(calibrate)
 cache.app.command("warm")(warm)

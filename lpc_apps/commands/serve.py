@@ -64,11 +64,11 @@ async def run(settings: "ServiceSettings", parts: "Parts | None" = None) -> None
 
 
 def _make_default(models: Path, name: str) -> None:
-    """Export a bundled model, in a process of its own because it needs 2 GB of memory."""
+    """Export a bundled model, in a process of its own: its 0.6 GB of memory are free again when the sidecar loads the model."""
     from lpc_apps.training.head_file import MODELS
 
     recipe = next(recipe for recipe, model in MODELS.items() if model == name)
-    typer.echo(f"lpc: {models.resolve()} has no model: exporting the bundled one, once (half a minute)", err=True)
+    typer.echo(f"lpc: {models.resolve()} has no model: exporting the bundled one, once (some seconds)", err=True)
     export = [sys.executable, "-m", "lpc_apps", "export", "--models", str(models), "--recipe", recipe]
     done = subprocess.run(export, stdout=subprocess.DEVNULL, check=False)
     if done.returncode:

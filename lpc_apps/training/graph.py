@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from lpc_apps.training.encoders import Encoder
-from lpc_apps.training.encoders.encoder import WORDS
+from lpc_apps.training.encoders.encoder import ROWS, WORDS
 from lpc_apps.training.head_file import HeadFile
 
 Precision = Literal["fp32", "fp16", "int8"]
@@ -132,8 +132,12 @@ def _words(graph: _Graph, encoder: Encoder, precision: Precision) -> str:
     table = encoder.weights[WORDS]
     if precision != "int8":
         return graph.add("Gather", [graph.constant(WORDS, table.astype(DTYPES[precision])), "input_ids"], "words")
-    scale = np.maximum(np.abs(table).max(axis=1, keepdims=True) / 127, np.finfo(np.float32).tiny)
-    steps = np.rint(table / scale).astype(np.int8)
+    largest = np.maximum(table.max(axis=1, keepdims=True), -table.min(axis=1, keepdims=True))
+    scale = np.maximum(largest / 127, np.finfo(np.float32).tiny)
+    steps = np.empty(table.shape, np.int8)
+    for first in range(0, len(table), ROWS):
+        rows = slice(first, first + ROWS)
+        steps[rows] = np.rint(table[rows] / scale[rows])
     found = graph.add("Gather", [graph.constant(WORDS, steps), "input_ids"], "words.steps")
     scales = graph.add("Gather", [graph.constant(f"{WORDS}.scale", scale), "input_ids"], "words.scale")
     return graph.add("Mul", [graph.add("Cast", [found], "words.float", to=TensorProto.FLOAT), scales], "words")

@@ -22,7 +22,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.tiny_llama import BLOCK, build
+from lpc_apps.tiny_llama import BLOCK, build
 from tests.containers.engines import IMAGE, Machine, ended, missing, pip_settings, run
 from tests.dockerfile import ROOT
 from tests.eventually import until

@@ -15,11 +15,11 @@ from vllm import SamplingParams
 from vllm.inputs import TokensPrompt
 
 from benchmarks.tiny_engine import TinyEngine
-from benchmarks.tiny_llama import SPECIAL
 from eviction_client.background import AtOnce
 from eviction_client.settings import ClientSettings
 from eviction_client.transport.predictor import Predictor
 from eviction_client.transport.scripted_predictor import CONTINUES, OVER, ScriptedPredictor
+from lpc_apps.tiny_llama import SPECIAL
 
 STEP_S: Final = 0.05
 REPLY: Final = 24

@@ -17,8 +17,8 @@ from vllm.renderers.hf import HfRenderer
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.tokenizers.registry import cached_tokenizer_from_config
 
-from benchmarks.tiny_llama import build
 from lpc.requests.rules import NULL_COUNTS, RULES
+from lpc_apps.tiny_llama import build
 from tests.as_read import (
     REFUSED,
     ROWS,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.tiny_llama import build
+from lpc_apps.tiny_llama import build
 from tests.nightly import LONG
 
 pytest.importorskip("vllm.v1.kv_offload.cpu.policies.lru", reason="vLLM before 0.31 has no such tier")

@@ -18,7 +18,7 @@ import openai
 import pytest
 
 from benchmarks.processes import RedisServer, free_port
-from benchmarks.tiny_llama import build
+from lpc_apps.tiny_llama import build
 from tests.engine.test_serve import ROOT, Sidecar, VllmServer
 from tests.eventually import patiently, until
 

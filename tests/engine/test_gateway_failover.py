@@ -14,7 +14,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from benchmarks.processes import free_port
-from benchmarks.tiny_llama import build
+from lpc_apps.tiny_llama import build
 from tests.engine.test_serve import ROOT, Sidecar, VllmServer
 from tests.eventually import patiently, until
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.tiny_llama import build
 from lpc_apps.simulator.kv_memory import kv_memory
+from lpc_apps.tiny_llama import build
 
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="bytes of KV cache by the model's configuration")
 

@@ -17,8 +17,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.processes import RedisServer, free_port
-from benchmarks.tiny_llama import build
 from eviction_client.policy.rules import RULES
+from lpc_apps.tiny_llama import build
 from tests.eventually import patiently, until
 
 pytestmark = pytest.mark.supports(

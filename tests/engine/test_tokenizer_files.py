@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.tiny_llama import build
 from eviction_client.engines.vllm.scheduler import finder_of
 from eviction_client.transport.tokenizer_upload import NoTokenizer, hash_files
+from lpc_apps.tiny_llama import build
 
 
 def config(source: Path | str, revision: str | None = None, download_dir: Path | None = None) -> SimpleNamespace:

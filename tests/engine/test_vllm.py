@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.tiny_llama import build
+from lpc_apps.tiny_llama import build
 from tests.nightly import LONG
 
 pytestmark = pytest.mark.supports(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.tiny_llama import build
+from lpc_apps.tiny_llama import build
 
 pytestmark = [
     pytest.mark.nightly,

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from benchmarks import BenchmarkError
 from benchmarks.processes import RedisServer, Sidecar
-from benchmarks.tiny_llama import build
 from eviction_client.plugin import Plugin
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash
@@ -24,6 +23,7 @@ from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
 from eviction_client.transport.predictor_client import PredictorClient
 from lpc.wire.redis_connection import Connection
+from lpc_apps.tiny_llama import build
 from tests.eventually import patiently
 
 SERVED_MODEL: Final = "llama"
@@ -47,7 +47,7 @@ def until(condition: Callable[[], object], seconds: float = BACK_S) -> bool:
 
 
 def prompts() -> list[list[int]]:
-    """Return token ids of conversations of one to five user turns, in the vocabulary of `benchmarks.tiny_llama`."""
+    """Return token ids of conversations of one to five user turns, in the vocabulary of `lpc_apps.tiny_llama`."""
     user, assistant, end, first_byte = 2, 3, 5, 6
     rng = random.Random(0)
     found = []

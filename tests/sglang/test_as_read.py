@@ -10,8 +10,8 @@ from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, Comple
 from sglang.srt.parser.jinja_template_utils import detect_jinja_template_content_format
 from transformers import AutoTokenizer
 
-from benchmarks.tiny_llama import build
 from lpc.requests.rules import NULL_COUNTS, RULES
+from lpc_apps.tiny_llama import build
 from tests.as_read import REFUSED, ROWS, TEMPLATES, USER, Body, body, joined_alike, refuses_null
 
 

@@ -39,3 +39,11 @@ def test_starlette_is_one_that_does_not_build_its_path_from_the_host_header() ->
             assert Version(pin) >= Version("1.0.1"), lock.name
     pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.yaml")]
     assert not [page for page in pages if re.search(r"pip install.*\bstarlette (?!>)", page.read_text())]
+
+
+def test_pytorch_is_installed_without_what_it_loads_on_a_gpu_only() -> None:
+    """A gigabyte in each environment that has PyPI's build: Triton, and the solver that only tensors on a GPU use."""
+    names = {path.name: set(re.findall(r"(?m)^([\w.-]+)==", path.read_text())) for path in LOCKS}
+    assert names["cuda.txt"] and all(name.startswith("nvidia-") for name in names["cuda.txt"])
+    assert "nvidia-cusolver" not in names["cuda.txt"]
+    assert {name for name, pins in names.items() if "triton" in pins} == {"sglang.txt"}

@@ -12,6 +12,8 @@ from tokenizers import Tokenizer
 from lpc.errors import LpcError
 
 WORDS: Final = "embeddings.word_embeddings.weight"
+ROWS: Final = 8192
+"""Words that are converted at once: each fp32 copy of a whole table of 250,037 words takes up to 384 MB."""
 
 
 class EncoderError(LpcError):

