@@ -19,7 +19,7 @@ from lpc.logs.chats import READERS, read_chats
 from lpc.logs.chats.request import LoggedRequest
 from lpc.logs.files import files_of, linked
 from lpc.logs.recognition import recognise
-from lpc.logs.records import Skipped
+from lpc.logs.records import Skipped, TraceError
 from lpc.logs.traces import FORMATS as WITH_TIMES
 from lpc.logs.traces import Trace, open_trace
 from lpc.logs.traces.agents import ACTIVE_SESSIONS
@@ -55,17 +55,16 @@ class Log:
             skipped: counts the records that are left out, by reason.
 
         Raises:
-            UsageError: the format has no text.
-            TraceError: see `lpc.logs.records.read_records`.
+            TraceError: the format has no text, or see `lpc.logs.records.read_records`.
         """
         if not self.has_text:
-            raise UsageError(f"a log of the format {self.format} has no text of requests: use one of {', '.join(READERS)}")
+            raise TraceError(f"a log of the format {self.format} has no text of requests: use one of {', '.join(READERS)}")
         return read_chats(self.path, self.format, skipped)
 
     def with_times(self) -> "Log":
-        """Return this log. Raises UsageError if its requests have no times, and so no order."""
+        """Return this log. Raises TraceError if its requests have no times, and so no order."""
         if self.format == CONVERSATIONS:
-            raise UsageError(
+            raise TraceError(
                 f"{self.path.name} has conversations without times, so its requests have no order: give a log of requests"
             )
         return self
@@ -85,8 +84,8 @@ def open_log(source: Path | str | Sequence[Path], format: str | None = None) -> 
         format: one of FORMATS; None: recognise it.
 
     Raises:
-        UsageError: the format is unknown or not recognised, the files have several, or a file is there twice.
-        TraceError: the log cannot be read.
+        UsageError: the format is unknown, or a file is there twice.
+        TraceError: the log cannot be read, is empty, its format is not recognised, or its files have several.
     """
     sources = [Path(source)] if isinstance(source, Path | str) else source
     if format is not None and format not in FORMATS:

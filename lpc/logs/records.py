@@ -133,13 +133,14 @@ def read_records(
         repair: makes JSON of a line that is not.
 
     Raises:
-        TraceError: the file cannot be read, has no valid record, more than SKIP_SHARE and SKIP_ALWAYS are damaged, or more
-            than MISFIT_SHARE and MISFIT_ALWAYS are misfits.
+        TraceError: the file cannot be read, is empty, has no valid record, more than SKIP_SHARE and SKIP_ALWAYS are damaged,
+            or more than MISFIT_SHARE and MISFIT_ALWAYS are misfits.
     """
-    good = damaged = others = 0
+    read = good = damaged = others = 0
     reasons, misfits = Skipped(), Skipped()
     try:
         for place, record in json_lines(path, repair):
+            read += 1
             try:
                 for found in [record] if isinstance(record, WrongRecord) else parse(record):
                     if isinstance(found, WrongRecord):
@@ -157,9 +158,11 @@ def read_records(
         raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
     except DatasetError as error:
         raise TraceError(str(error)) from error
+    if not read:
+        raise TraceError(f"{path} is empty: it has no requests")
     named = reasons.named()
     if not good:
-        raise TraceError(f"{path} has no request of this format ({named or 'it is empty'}): check the file and --format")
+        raise TraceError(f"{path} has no request of this format ({named or 'no record has one'}): check the file and --format")
     refuse_remainder(path, good + others, misfits)
     if damaged > max(SKIP_ALWAYS, SKIP_SHARE * (good + damaged)):
         raise TraceError(

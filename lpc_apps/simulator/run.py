@@ -11,7 +11,7 @@ import numpy as np
 from tqdm import tqdm
 
 from lpc.logs.log import CONVERSATIONS
-from lpc.logs.records import log_files
+from lpc.logs.records import TraceError, log_files
 from lpc.logs.traces import open_trace
 from lpc.logs.traces.agents import ACTIVE_SESSIONS
 from lpc.logs.traces.sample import Sample
@@ -155,7 +155,7 @@ def run_one(run: Run) -> dict[str, Any]:
             "and --keep-waiting"
         )
     if not working_set:
-        raise SimulationError(f"no prompt has a full block of {workload.block_tokens} tokens, so a cache cannot hit anything")
+        raise TraceError(f"no prompt has a full block of {workload.block_tokens} tokens, so a cache cannot hit anything")
     capacity, sample = in_tokens(run.capacity, working_set), run.workload.sample
     policy = REGISTRY[run.policy]
     if capacity // sample < workload.block_tokens:

@@ -69,7 +69,7 @@ def read_pairs(path: Path) -> list[Pair]:
             raise PairsError(f'{path}, line {number}: expected {{"a": "...", "b": "...", "label": true or false}}')
         pairs.append(Pair(pair.a.strip(), pair.b.strip(), bool(pair.same)))
     if not pairs:
-        raise PairsError(f"{path} has no pairs")
+        raise PairsError(f"{path} is empty: it has no pairs")
     return pairs
 
 

@@ -188,7 +188,7 @@ def test_a_log_without_a_full_block_is_described_and_not_simulated(texts: list[s
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout, parse_constant=pytest.fail)["blocks_used_once"] == 0
     done = RUN.invoke(app, asked)
-    assert done.exit_code == 2 and "no prompt has a full block" in done.stderr, done.output
+    assert done.exit_code == 1 and "no prompt has a full block" in done.stderr, done.output
 
 
 def test_no_progress_is_shown_before_an_error(tmp_path: Path) -> None:
@@ -460,7 +460,7 @@ def test_a_log_needs_no_option_and_may_come_by_standard_input(qwen: Path, tmp_pa
     assert both.exit_code == 2 and "give one log" in both.stderr
     (tmp_path / "notes.txt").write_text("canaryzebra\n")
     unknown = RUN.invoke(app, ["simulate", str(tmp_path / "notes.txt")])
-    assert unknown.exit_code == 2 and "the format of notes.txt is not recognised: give --format" in unknown.stderr
+    assert unknown.exit_code == 1 and "the format of notes.txt is not recognised: give --format" in unknown.stderr
     assert "canaryzebra" not in unknown.output
 
 
