@@ -9,11 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from lpc.errors import ArtifactError
 from lpc.logs.log import CONVERSATIONS, Log
 from lpc.logs.records import Skipped
+from lpc.progress import apart
 from lpc.wire.terminal import console
 from lpc_apps.commands.outcome import note
 from lpc_apps.commands.simulation_page import write_page
@@ -197,7 +196,7 @@ class _Answers:
         sample = row["sample"]
         if log is not None and self.log is None:
             self.log = {"format": run.workload.format, "recognised": self._recognised, **log}
-            with tqdm.external_write_mode():
+            with apart():
                 print_reading(self.log)
                 if sample > 1:
                     note(f"1 in {sample} conversations is simulated, with 1/{sample} of each cache size; --sample changes that")
@@ -208,7 +207,7 @@ class _Answers:
         if self._left[curve] or run.workload.sessions is not None:
             return
         rows = derived([row for run, row in self.rows.items() if self._curve(run) == curve])
-        with tqdm.external_write_mode():
+        with apart():
             if run.workload.workload not in self._titled:
                 self._titled.add(run.workload.workload)
                 print_sizes(rows)
