@@ -33,7 +33,7 @@ def spread(tasks: Sequence[Task], jobs: int | None = 1) -> Iterator[tuple[int, A
     from joblib import Parallel, delayed
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-    work = (delayed(numbered)(place, *task) for place, task in enumerate(tasks))
+    work = (delayed(_in_worker)(place, *task) for place, task in enumerate(tasks))
     found: Generator[tuple[int, Any]] | None = None
     try:
         with _without_signals():
@@ -49,7 +49,7 @@ def spread(tasks: Sequence[Task], jobs: int | None = 1) -> Iterator[tuple[int, A
 
 @contextmanager
 def _without_signals() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait. Processes that start in the block never get them: this process ends them."""
+    """Let Ctrl-C and SIGTERM wait. Processes that start in the block do not get them: this process ends them."""
     from joblib.externals.loky.backend import resource_tracker as of_joblib
 
     for trackers in (resource_tracker, of_joblib):
@@ -59,6 +59,12 @@ def _without_signals() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _in_worker(place: int, run: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[int, Any]:
+    """Run a task in a process that SIGTERM ends again, since its imports are done."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    return numbered(place, run, arguments)
 
 
 def parts_for(jobs: int | None) -> int:

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tarfile
@@ -22,7 +23,7 @@ from lpc_apps.simulator.conversations import load_sample
 from lpc_apps.simulator.describe import describe
 from lpc_apps.simulator.policies import REGISTRY
 from lpc_apps.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, build, sweep
-from lpc_apps.simulator.spread import WorkerError, spread
+from lpc_apps.simulator.spread import Task, WorkerError, spread
 from lpc_apps.simulator.workload import from_trace
 from lpc_apps.simulator.workloads import WORKLOADS
 from tests.eventually import patiently
@@ -96,9 +97,10 @@ def test_the_same_seed_gives_the_same_rows_whatever_the_parallelism(qwen: Path) 
     assert sweep(runs) == alone
 
 
-def test_a_process_that_dies_ends_the_run_with_the_cause() -> None:
+@pytest.mark.parametrize("task", [(os._exit, (1,)), (signal.raise_signal, (signal.SIGTERM,))], ids=["exits", "is killed"])
+def test_a_process_that_dies_ends_the_run_with_the_cause(task: Task) -> None:
     with pytest.raises(WorkerError, match="a worker process died"):
-        list(spread([(os._exit, (1,)), (os._exit, (1,))], 2))
+        list(spread([task, task], 2))
 
 
 def test_a_description_tells_reuse_skew_turns_and_the_ideal(qwen: Path, tmp_path: Path) -> None:
