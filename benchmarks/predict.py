@@ -21,7 +21,6 @@ from typing import Any, Final
 
 import grpc.aio
 import numpy as np
-from rich.progress import track
 from rich.table import Table
 
 from benchmarks.processes import Sidecar
@@ -30,6 +29,7 @@ from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.model.session import InferenceSettings
 from lpc.model.versions import served_folder
+from lpc.progress import each
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.terminal import console
@@ -74,7 +74,7 @@ def _measure(models: Path, model: str, *, quick: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="lpc-") as run_folder, Sidecar(Path(run_folder), models, model) as sidecar:
         address = sidecar.address
         drawn = list(enumerate(conversations(count, rounds)))
-        for seed, turns in track(drawn, "bench predict", console=screen, transient=True):
+        for seed, turns in each(drawn, "bench predict", "draws"):
             features = [session.encode(t) for t in turns]
             requests = [pb.PredictRequest(conversation=request(t)) for t in turns]
 

@@ -47,8 +47,17 @@ COMMANDS = """# Commands
 `make reference` writes this page from the command line's own help. A test fails if it is stale. Every command also has
 `--help`, which lists the formats and policies of today.
 
-Exit codes: 0 done; 1 it could not be done, or a check failed; 2 wrong usage or input; 130 interrupted. `--json` prints the
-result as JSON on standard output.
+| Exit code | |
+|---|---|
+| 0 | Done. A server that Ctrl-C or SIGTERM ended has drained. |
+| 1 | It could not be done. An input is missing, empty or unreadable, a service does not answer, or a check failed. |
+| 2 | An option, an argument or a setting is invalid, alone or for this input. |
+| 3 | `lpc why --fail-on` found causes. |
+| 130, 143 | Ctrl-C or SIGTERM ended the command. |
+
+`--json` prints the result as JSON on standard output. A file is written only into a folder that exists.
+Long work shows a bar on a terminal. Elsewhere it writes a line to standard error every ten seconds: what is done, of how much,
+and about how long the rest takes.
 
 """
 METRICS_HEAD = """# Metrics and alerts

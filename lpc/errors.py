@@ -1,8 +1,9 @@
 """The tree of errors that a user, a caller or an operator can cause. Commands print them as one line without a traceback.
 
     LpcError
-    ├── UsageError              an option, an argument or a setting is invalid; exit code 2 (all others: 1)
+    ├── UsageError              an option, an argument or a setting is invalid; exit code 2 (all others: 1, also of inputs)
     │   └── SimulationError     lpc_apps.simulator.amounts: the options of a simulation are invalid
+    ├── ModelConfigError        lpc_apps.simulator.model_config: the configuration of a model cannot be used
     ├── InvalidRequest          a request that can never succeed
     ├── LockedError             lpc.files: another process changes the same file
     ├── ArtifactError           a model artefact is missing, corrupted or incompatible
@@ -12,7 +13,7 @@
     ├── DatasetError            lpc.logs.records: a dataset cannot be read
     ├── ServiceError            predictor_service.errors, with a tree of its own: a call to the sidecar failed
     ├── StartError              predictor_service.errors: the sidecar cannot start
-    ├── ForeignFolder           predictor_service.own_folder: another user owns a folder that the sidecar must own
+    ├── ForeignFolder           predictor_service.own_folder: another user owns a folder that must be this user's
     ├── TokenizerError          predictor_service.requests.loading: a tokenizer cannot be read
     ├── OfferRefused            predictor_service.rpc.offers: a tokenizer offered by an engine was rejected
     ├── OfferWaits              predictor_service.requests.offered: an offered tokenizer is accepted later

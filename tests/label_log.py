@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from lpc.model.artifact import Manifest, read_manifest
 from lpc.model.label_rows import FILES, read, write
 from lpc.model.returns.facts import Facts
 from lpc.model.returns.memory import Arrival
+from lpc.progress import each
 from predictor_service.labels.turn import Sent, Turn
 
 END_MS = int(datetime(2026, 11, 20, tzinfo=UTC).timestamp() * 1000)
@@ -111,7 +111,7 @@ def write_sharegpt(embeddings: Path, version: Path, folder: Path, rows_per_file:
         "conversation": data.conversation,
     }
     order = np.argsort(asked_at)
-    for i, start in enumerate(tqdm(range(0, len(order), rows_per_file), "writing", unit=" file")):
+    for i, start in enumerate(each(range(0, len(order), rows_per_file), "writing", "files")):
         part = order[start : start + rows_per_file]
         write_file(folder / f"labels-{i:05d}.npz", manifest, {name: values[part] for name, values in rows.items()})
     return len(order)

@@ -15,13 +15,13 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from benchmarks.paper.data import Data
 from benchmarks.paper.texts import Vectors
 from benchmarks.rules.runs import code_digest
 from lpc.logs.datasets.conversation import Conversation, conversation_key, split_of
 from lpc.model.conversation import is_user_turn
+from lpc.progress import each
 from lpc_apps.training.embedding import Embedded, joined, split_of_few
 from lpc_apps.training.head import Head
 from lpc_apps.training.quality import best_threshold, figures
@@ -154,7 +154,7 @@ def measure(
     for (name, kind), part in sorted(embedded.items()):
         digest.update(f"{name} {kind}".encode() + part.embedding.tobytes() + part.continues.tobytes())
     rows: list[dict[str, Any]] = []
-    for seed in tqdm(seeds, "training", unit=" seeds"):
+    for seed in each(seeds, "training", "seeds"):
         key = f"{digest.hexdigest()[:16]} {seed}"
         if key not in known:
             known[key] = _of_seed(sets, embedded, seed)

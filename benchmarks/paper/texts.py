@@ -10,11 +10,11 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
-from tqdm import tqdm
 
 from lpc.model.artifact import read_manifest
 from lpc.model.conversation import UserTurns
 from lpc.model.features import FeatureEncoder, Features, FeatureSettings
+from lpc.progress import progress
 from lpc_apps.training.embedding import embeddings_of
 
 TEXT_TOKENS: Final = 128
@@ -49,11 +49,11 @@ def embed_texts(texts: Iterable[str], artifact: Path, stored: Path) -> Vectors:
             options.intra_op_num_threads = 1
             session = ort.InferenceSession(str(artifact / "model.onnx"), options)
             unused = (0.0,) * len(manifest.features.scalars)  # of the artefact's head
-            with tqdm(total=len(missing), desc="embedding", unit=" texts", delay=1) as progress:
+            with progress("embedding", len(missing), "texts") as done:
                 for at in range(0, len(missing), AT_ONCE):
                     part = missing[at : at + AT_ONCE]
                     _store(file, [keys[text] for text in part], [_features(encoder, text, unused) for text in part], session)
-                    progress.update(len(part))
+                    done.update(len(part))
         rows = {key: (blob, tokens) for key, tokens, blob in file.execute("select key, tokens, embedding from texts")}
     return {text: (np.frombuffer(rows[key][0], "<f2").astype(np.float32), rows[key][1]) for text, key in keys.items()}
 

@@ -19,7 +19,7 @@ from lpc.logs.chats import READERS, read_chats
 from lpc.logs.chats.request import LoggedRequest
 from lpc.logs.files import files_of, linked
 from lpc.logs.recognition import recognise
-from lpc.logs.records import Skipped
+from lpc.logs.records import Skipped, TraceError
 from lpc.logs.traces import FORMATS as WITH_TIMES
 from lpc.logs.traces import Trace, open_trace
 from lpc.logs.traces.agents import ACTIVE_SESSIONS
@@ -56,17 +56,16 @@ class Log:
             skipped: counts the records that are left out, by reason.
 
         Raises:
-            UsageError: the format has no text.
-            TraceError: see `lpc.logs.records.read_records`.
+            TraceError: the format has no text, or see `lpc.logs.records.read_records`.
         """
         if not self.has_text:
-            raise UsageError(f"a log of the format {self.format} has no text of requests: use one of {', '.join(READERS)}")
+            raise TraceError(f"a log of the format {self.format} has no text of requests: use one of {', '.join(READERS)}")
         return read_chats(self.path, self.format, skipped)
 
     def with_times(self) -> "Log":
-        """Return this log. Raises UsageError if its requests have no times, and so no order."""
+        """Return this log. Raises TraceError if its requests have no times, and so no order."""
         if self.format == CONVERSATIONS:
-            raise UsageError(
+            raise TraceError(
                 f"{self.path.name} has conversations without times, so its requests have no order: give a log of requests"
             )
         return self
@@ -92,9 +91,9 @@ def open_log(
         rate: requests per second of a log of requests without times, whose order counts; None: the requests have times.
 
     Raises:
-        UsageError: the format is unknown or not recognised, the files have several, a file is there twice, or requests have
-            no times.
-        TraceError: the log cannot be read.
+        UsageError: the format is unknown, a file is there twice, or a rate is given for requests with times.
+        TraceError: the log cannot be read, is empty, its format is not recognised, its files have several, or its requests
+            have no times.
     """
     sources = [Path(source)] if isinstance(source, Path | str) else source
     if format is not None and format not in FORMATS:
@@ -106,7 +105,7 @@ def open_log(
             files = with_pace(files, Path(folder), rate)
             sources, known = files, "chat"
         elif format is None and known == CONVERSATIONS and (shown := untimed_requests(files)) is not None:
-            raise UsageError(
+            raise TraceError(
                 f"{files[0].name} has requests without times ({shown}) and not conversations: write the time of each in "
                 "a field `time`, give --rate with requests per second to take their order at that pace, or, if each record is "
                 "a whole conversation, --format conversations"

@@ -12,7 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Final
 
-from lpc.errors import UsageError
 from lpc.logs.chats import READERS, nginx, vllm
 from lpc.logs.chats.chat import TIMES
 from lpc.logs.chats.fields import object_of, snake
@@ -41,8 +40,8 @@ def recognise(files: Sequence[Path]) -> str:
     """Return the format of a log's files, one of `lpc.logs.log.FORMATS`. Files without a record of a known format do not count.
 
     Raises:
-        TraceError: a file cannot be read.
-        UsageError: no record has the shape of a known format, or files have different formats.
+        TraceError: a file cannot be read, all are empty, no record has the shape of a known format, or files have different
+            formats.
     """
     found: dict[str, Path] = {}
     for file in files:
@@ -52,16 +51,18 @@ def recognise(files: Sequence[Path]) -> str:
     if not found:
         name = files[0].name if len(files) == 1 else f"{len(files)} files"
         if (result := next(filter(None, map(_result_of, files)), None)) is not None:
-            raise UsageError(
+            raise TraceError(
                 f"{name} is {result}: it has figures of requests, but no prompts. Give the log or the trace that was sent"
             )
-        raise UsageError(
+        if all(next(json_lines(file), None) is None for file in files):
+            raise TraceError(f"{name} is empty: it has no requests")
+        raise TraceError(
             f"the format of {name} is not recognised: give --format, or write one JSON object per line as on the page "
             "log formats"
         )
     if len(found) > 1:
         named = ", ".join(f"{file} is {known}" for known, file in found.items())
-        raise UsageError(f"the files have different formats ({named}): give those of one, or --format")
+        raise TraceError(f"the files have different formats ({named}): give those of one, or --format")
     return next(iter(found))
 
 

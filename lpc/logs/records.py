@@ -15,7 +15,7 @@ import math
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -24,11 +24,14 @@ from typing import Any, BinaryIO, Final, Literal, TypeAlias, TypeVar
 
 from lpc.distribution import install
 from lpc.errors import LpcError
+from lpc.progress import BYTES, progress
 
 Record = dict[str, Any]
 _Reader: TypeAlias = Any
 """A buffered reader with `peek`: of a plain file, of gzip or of Zstandard."""
 T = TypeVar("T")
+_Count: TypeAlias = Callable[[float], object]
+"""Is called with each number of bytes that were read of a file."""
 
 SUFFIXES: Final = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
 NAMED: Final = 20
@@ -60,6 +63,10 @@ _SPACE: Final = b" \t\r\n"
 _QUOTE, _LIST = ord('"'), ord("[")
 _OPENING: Final = frozenset(b"{[")
 _TOKEN: Final = re.compile(rb"[{}\[\]]|" + _STRING.pattern, re.DOTALL)
+
+
+def _uncounted(size: float) -> None:
+    """Count nothing."""
 
 
 class DatasetError(LpcError):
@@ -146,13 +153,14 @@ def read_records(
         repair: makes JSON of a line that is not.
 
     Raises:
-        TraceError: the file cannot be read, has no valid record, more than SKIP_SHARE and SKIP_ALWAYS are damaged, or more
-            than MISFIT_SHARE and MISFIT_ALWAYS are misfits.
+        TraceError: the file cannot be read, is empty, has no valid record, more than SKIP_SHARE and SKIP_ALWAYS are damaged,
+            or more than MISFIT_SHARE and MISFIT_ALWAYS are misfits.
     """
-    good = damaged = others = 0
+    read = good = damaged = others = 0
     reasons, misfits = Skipped(), Skipped()
     try:
-        for place, record in json_lines(path, repair):
+        for place, record in _reported(path, log_files(path), lambda count: json_lines(path, repair, count)):
+            read += 1
             try:
                 for found in [record] if isinstance(record, WrongRecord) else parse(record):
                     if isinstance(found, WrongRecord):
@@ -170,15 +178,26 @@ def read_records(
         raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
     except DatasetError as error:
         raise TraceError(str(error)) from error
+    if not read:
+        raise TraceError(f"{path} is empty: it has no requests")
     named = reasons.named()
     if not good:
-        raise TraceError(f"{path} has no request of this format ({named or 'it is empty'}): check the file and --format")
+        raise TraceError(f"{path} has no request of this format ({named or 'no record has one'}): check the file and --format")
     refuse_remainder(path, good + others, misfits)
     if damaged > max(SKIP_ALWAYS, SKIP_SHARE * (good + damaged)):
         raise TraceError(
             f"{damaged} of {good + damaged} records of {path} are wrong, more than {SKIP_SHARE:.0%} and {SKIP_ALWAYS}: "
             f"{named}. Fix the file, or check --format"
         )
+
+
+def _reported(
+    path: Path, files: Sequence[Path], read: Callable[[_Count], Iterator[tuple[str, Record | WrongRecord]]]
+) -> Iterator[tuple[str, Record | WrongRecord]]:
+    """Yield what ``read`` yields, and report how much of the files is read."""
+    size = sum(file.stat().st_size for file in files)
+    with progress(f"reading {path.name}", size, BYTES) as done:
+        yield from read(done.update)
 
 
 def refuse_remainder(path: Path, good: int, misfits: Skipped) -> None:
@@ -213,11 +232,17 @@ def records_of(path: Path) -> Iterator[tuple[str, Record | WrongRecord]]:
         is_folder = path.is_dir()
     except OSError as error:
         raise DatasetError(f"cannot read {path}: {error.strerror}") from error
+    yield from _reported(path, files, lambda count: _records_of(path, files, count, is_folder=is_folder))
+
+
+def _records_of(
+    path: Path, files: Sequence[Path], count: _Count, *, is_folder: bool
+) -> Iterator[tuple[str, Record | WrongRecord]]:
     for file in files:
         name = file.relative_to(path).as_posix() if is_folder else file.name
         empty = True
         try:
-            for where, record in _array(file) if _kind(file) == ".json" else _records_of_file(file):
+            for where, record in _array(file, count) if _kind(file) == ".json" else _records_of_file(file, count=count):
                 empty = False
                 yield f"{name}:{where}", record
         except OSError as error:
@@ -255,7 +280,9 @@ def _kind(file: Path) -> str:
     return "".join(file.suffixes[-2:] if file.suffix.lower() == ".gz" else file.suffixes[-1:]).lower()
 
 
-def json_lines(path: Path, repair: Callable[[bytes], bytes] | None = None) -> Iterator[tuple[str, Record | WrongRecord]]:
+def json_lines(
+    path: Path, repair: Callable[[bytes], bytes] | None = None, count: _Count = _uncounted
+) -> Iterator[tuple[str, Record | WrongRecord]]:
     """Yield the location and the object of every non-blank line of a log, whose files may be compressed.
 
     A file of one JSON array, or of objects that span lines, gives its objects, numbered from 1. UTF-16 and UTF-32 are read.
@@ -263,10 +290,11 @@ def json_lines(path: Path, repair: Callable[[bytes], bytes] | None = None) -> It
     Args:
         path: as in `log_files`.
         repair: makes JSON of a line that is not.
+        count: see _Count.
     """
     for file in log_files(path):
         name = name_of(file, path)
-        for where, record in _records_of_file(file, repair):
+        for where, record in _records_of_file(file, repair, count):
             yield f"{name}:{where}", record
 
 
@@ -289,12 +317,14 @@ def name_of(file: Path, log: Path) -> str:
     return file.name if file == log else file.relative_to(log).as_posix()
 
 
-def _records_of_file(path: Path, repair: Callable[[bytes], bytes] | None = None) -> Iterator[tuple[str, Record | WrongRecord]]:
+def _records_of_file(
+    path: Path, repair: Callable[[bytes], bytes] | None = None, count: _Count = _uncounted
+) -> Iterator[tuple[str, Record | WrongRecord]]:
     """Yield the number, from 1, and the object of every non-blank line of a file."""
     try:
-        with unpacked(path) as file:
+        with unpacked(path, count) as file:
             if file.peek(4).startswith(b"PAR1"):
-                yield from _parquet(path)
+                yield from _parquet(path, count)
                 return
             encoding = _encoding(file.peek(_PEEK)[:_PEEK])
             layout = _layout(file) if encoding.startswith("utf-8") else "lines"
@@ -308,16 +338,34 @@ def _records_of_file(path: Path, repair: Callable[[bytes], bytes] | None = None)
         yield "the end", WrongRecord("file cut off")
 
 
+class _Counted(io.FileIO):
+    """A file that counts the bytes that are read of it."""
+
+    def __init__(self, path: Path, count: _Count) -> None:
+        super().__init__(path)
+        self._count = count
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Read into a buffer."""
+        size = super().readinto(buffer)
+        self._count(size or 0)
+        return size
+
+
 @contextmanager
-def unpacked(path: Path) -> Iterator[_Reader]:
+def unpacked(path: Path, count: _Count = _uncounted) -> Iterator[_Reader]:
     """Yield a reader of a file's contents, unpacked if its first bytes are those of gzip or Zstandard.
+
+    Args:
+        path: the file.
+        count: see _Count.
 
     Raises:
         OSError: the file cannot be read.
         DAMAGED: the packed contents are cut off or damaged.
         DatasetError: the package that unpacks Zstandard is missing.
     """
-    with io.BufferedReader(io.FileIO(path), _PEEK) as file:
+    with io.BufferedReader(_Counted(path, count), _PEEK) as file:
         start = file.peek(4)
         if start.startswith(b"\x1f\x8b"):
             yield gzip.GzipFile(fileobj=file)
@@ -551,7 +599,7 @@ def _row(batch: Any) -> Record | WrongRecord:
     return _object(text.encode() + b"\n")
 
 
-def _parquet(path: Path) -> Iterator[tuple[str, Record | WrongRecord]]:
+def _parquet(path: Path, count: _Count) -> Iterator[tuple[str, Record | WrongRecord]]:
     """Yield the rows of a Parquet file as a JSON file has them: times as text.
 
     Raises:
@@ -573,15 +621,16 @@ def _parquet(path: Path) -> Iterator[tuple[str, Record | WrongRecord]]:
                     for at in range(batch.num_rows):
                         number += 1
                         yield f"record {number}", _row(batch.slice(at, 1))
+                count(path.stat().st_size / file.num_row_groups)
     except (OSError, pyarrow.ArrowException):
         # Not `from error`: its message may contain values.
         raise DatasetError(f"{path} is a damaged Parquet file after record {number}: fetch it again") from None
 
 
-def _array(path: Path) -> Iterator[tuple[str, Record | WrongRecord]]:
+def _array(path: Path, count: _Count) -> Iterator[tuple[str, Record | WrongRecord]]:
     """Yield the objects of an array. A truncated file yields its complete objects and one wrong record."""
     position = -1
-    with path.open("rb") as file:
+    with io.BufferedReader(_Counted(path, count), _PEEK) as file:
         first = _first_character(file)
         if not first:
             return

@@ -6,8 +6,9 @@ A command imports its dependencies when it runs, because the base install (the c
 import importlib.metadata
 import os
 import re
+import signal
 import traceback
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -19,7 +20,7 @@ from lpc_apps.commands.doctor import doctor
 from lpc_apps.commands.embed import embed
 from lpc_apps.commands.evaluate import evaluate
 from lpc_apps.commands.export import export
-from lpc_apps.commands.outcome import end_with, fail
+from lpc_apps.commands.outcome import end_with, fail, note
 from lpc_apps.commands.predict import predict
 from lpc_apps.commands.report import report
 from lpc_apps.commands.secrets import secrets
@@ -34,6 +35,9 @@ from response_cache.commands.gateway import gateway
 from response_cache.commands.warm import warm
 
 INTERRUPTED: Final = 130
+TERMINATED: Final = 143
+ENDED: Final[dict[object, str]] = {INTERRUPTED: "interrupted", TERMINATED: "terminated"}
+"""Exit codes of commands that a signal ended, in words."""
 EXTRAS: Final = ("tls", "server", "sim", "picture", "cache", "lmcache", "train")
 """The first that contains a missing package is recommended."""
 DISTRIBUTIONS: Final = {
@@ -125,12 +129,19 @@ def _normal(name: str) -> str:
 
 
 def main() -> None:
-    """Run the command. Ctrl-C exits with 130."""
+    """Run the command. Ctrl-C exits with 130 and SIGTERM with 143, after the command has removed what it began."""
+    signal.signal(signal.SIGTERM, _terminate)
     # Otherwise transformers recommends installing PyTorch when it is imported.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         app()
     except SystemExit as end:
-        if end.code == INTERRUPTED:
-            typer.echo("lpc: interrupted", err=True)
+        if end.code in ENDED:
+            note(ENDED[end.code])
         raise
+
+
+def _terminate(number: int, _frame: object) -> NoReturn:
+    """End the command as Ctrl-C does. A second SIGTERM ends the process at once."""
+    signal.signal(number, signal.SIG_DFL)
+    raise SystemExit(TERMINATED)

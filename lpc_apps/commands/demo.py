@@ -13,6 +13,7 @@ import typer
 
 from lpc.distribution import install
 from lpc.wire.addresses import with_port
+from lpc_apps.commands.outcome import writable
 from lpc_apps.commands.settings import client_settings, service_settings
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from predictor_service.process import Addresses
     from predictor_service.settings import ServiceSettings
 
+PICTURE = Path("out/gain.png")
+"""The default, whose folder is created."""
 TIMEOUT_S = 60.0
 """Of each prediction."""
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.08)
@@ -45,9 +48,11 @@ SAMPLES = {
 
 
 def demo(
-    picture: Annotated[Path, typer.Option(help="PNG to write: hit rates of the simulation.")] = Path("out/gain.png"),
+    picture: Annotated[Path, typer.Option(help="PNG to write: hit rates of the simulation.")] = PICTURE,
 ) -> None:
     """Export the model, simulate a small cache with and without the plug-in, start the sidecar and score conversations."""
+    if picture != PICTURE:
+        writable(picture)
     settings = service_settings(None, log_format="text")
     _run(settings, picture)
 

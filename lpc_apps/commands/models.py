@@ -73,14 +73,13 @@ def prune_versions(
 
 def _list(models: Path, name: str) -> dict[str, Any]:
     """Print the versions as a table; return them."""
-    from tqdm import tqdm
-
     from lpc.errors import ArtifactError
     from lpc.model.versions import examine, newest_first, read_promotion, served_folder
+    from lpc.progress import each
     from lpc.wire.terminal import console
 
     folder = models / name
-    found = [examine(version) for version in tqdm(newest_first(folder), "checksums", unit=" version", leave=False, delay=1)]
+    found = [examine(version) for version in each(newest_first(folder), "comparing checksums", "versions")]
     note = promoted = None
     try:
         promotion = read_promotion(folder)

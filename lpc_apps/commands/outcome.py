@@ -1,6 +1,13 @@
 """Results and errors of commands.
 
-Exit codes: 0, success; 1, failure; 2, an option, an argument or a setting is invalid; 3, `lpc why --fail-on` found causes.
+Exit codes:
+
+- 0: success. A server that Ctrl-C or SIGTERM ended has drained.
+- 1: failure. This includes an input that is missing, empty or unreadable, a place that cannot be written, a service that does
+  not answer, and a check of `lpc doctor` that fails.
+- 2: an option, an argument or a setting is invalid, alone or for this input. A settings file counts as settings.
+- 3: `lpc why --fail-on` found causes.
+- 130, 143: Ctrl-C or SIGTERM ended the command.
 """
 
 import contextlib
@@ -45,7 +52,7 @@ def report(
     """
     for file in (output, *writes):
         if file is not None:
-            _writable(file)
+            writable(file)
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         figures = measure()
     text = json.dumps(_finite(figures), indent=2, allow_nan=False)
@@ -66,7 +73,8 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _writable(file: Path) -> None:
+def writable(file: Path) -> None:
+    """Exit with one line if a file cannot be written. Its folder must exist: a new one may be a mistyped name."""
     try:
         if file.is_dir():
             raise IsADirectoryError(errno.EISDIR, "Is a directory")
@@ -74,7 +82,8 @@ def _writable(file: Path) -> None:
             if not os.access(file, os.W_OK):
                 raise PermissionError(errno.EACCES, "Permission denied")
             return
-        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.parent.exists():
+            fail(f"cannot write {file}: there is no folder {target.parent}: create it, or name another")
         with tempfile.TemporaryFile(dir=target.parent):
             pass
     except OSError as error:

@@ -15,6 +15,7 @@ import typer
 
 from lpc.errors import UsageError
 from lpc.files import writing
+from predictor_service.own_folder import ForeignFolder
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -72,7 +73,7 @@ def secrets(
 def _close(folder: Path, *parts: Path) -> None:
     """Take away other users' access: to write to the folder, and any to its parts and their files.
 
-    Raises UsageError if another user may have put something there: its secrets could be known.
+    Raises ForeignFolder if another user may have put something there: its secrets could be known.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _restrict(folder.resolve(), 0o022, roots=True)
@@ -91,7 +92,7 @@ def _restrict(path: Path, mode: int, *, roots: bool = False) -> None:
         return
     if stat.S_ISLNK(found.st_mode) or found.st_uid != user:
         what = "is a symbolic link" if stat.S_ISLNK(found.st_mode) else f"belongs to user {found.st_uid}, not to user {user}"
-        raise UsageError(f"{path} {what}: someone else may know the secrets in it; remove it, or choose another folder")
+        raise ForeignFolder(f"{path} {what}: someone else may know the secrets in it; remove it, or choose another folder")
     if found.st_mode & mode and not (roots and found.st_mode & stat.S_ISVTX):
         path.chmod(stat.S_IMODE(found.st_mode) & ~mode)
 

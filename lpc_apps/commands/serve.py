@@ -70,6 +70,12 @@ def _make_default(models: Path, name: str) -> None:
     recipe = next(recipe for recipe, model in MODELS.items() if model == name)
     typer.echo(f"lpc: {models.resolve()} has no model: exporting the bundled one, once (some seconds)", err=True)
     export = [sys.executable, "-m", "lpc_apps", "export", "--models", str(models), "--recipe", recipe]
-    done = subprocess.run(export, stdout=subprocess.DEVNULL, check=False)
-    if done.returncode:
+    with subprocess.Popen(export, stdout=subprocess.DEVNULL) as process:
+        try:
+            failed = process.wait()
+        except BaseException:  # a signal: let it remove what it began
+            process.terminate()
+            process.wait()
+            raise
+    if failed:
         fail("the export failed: run `lpc export` to see why")

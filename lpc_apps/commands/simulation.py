@@ -9,11 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from lpc.errors import ArtifactError
 from lpc.logs.log import CONVERSATIONS, Log
 from lpc.logs.records import Skipped
+from lpc.progress import apart, progress
 from lpc.wire.terminal import console
 from lpc_apps.commands.outcome import note
 from lpc_apps.commands.simulation_page import write_page
@@ -219,29 +218,36 @@ class _Plan:
     def begin(self, answers: "_Answers") -> None:
         """Run LRU, and the plug-in at the cache's size, in this process; print the first answers."""
         lru, ours = self._lru, self._ours
-        if lru is not None and ours is not None:
-            requests = sum(1 for _ in self._workload.turns())
-            seen = Beginning(FIRST), Beginning(FIRST, lambda: self._estimate(answers, seen, requests))
-            answers.add(lru, run_one(lru, seen[0]))
-            answers.add(ours, run_one(ours, seen[1] if requests >= 2 * FIRST else None))
-            if len(self.runs) > 2:
-                print_paragraph(
-                    f"First answer: {sentence(pairs(derived([answers.rows[lru], answers.rows[ours]]), ours.policy)[0])}"
-                )
-        for run in self.runs:
-            if run.policy == BASELINE and run not in answers.rows:
+        first = [] if lru is None or ours is None else [lru, ours]
+        rest = [run for run in self.runs if run.policy == BASELINE and run not in first]
+        with progress("simulating", len(first) + len(rest), "runs") as simulated:
+            if lru is not None and ours is not None:
+                requests = sum(1 for _ in self._workload.turns())
+                seen = Beginning(FIRST), Beginning(FIRST, lambda: self._estimate(answers, seen, requests))
+                answers.add(lru, run_one(lru, seen[0]))
+                simulated.update()
+                answers.add(ours, run_one(ours, seen[1] if requests >= 2 * FIRST else None))
+                simulated.update()
+                if len(self.runs) > 2:
+                    rows = derived([answers.rows[lru], answers.rows[ours]])
+                    with apart():
+                        print_paragraph(f"First answer: {sentence(pairs(rows, ours.policy)[0])}")
+            for run in rest:
                 answers.add(run, run_one(run))
+                simulated.update()
 
     def _estimate(self, answers: "_Answers", seen: tuple[Beginning, Beginning], requests: int) -> None:
         assert self._lru is not None
         lru = answers.rows[self._lru]
         gain = seen[1].hit_rate - seen[0].hit_rate
         serves = percent(min(max(lru["hit_rate"] + gain, 0.0), 1.0))
-        print_paragraph(
+        text = (
             f"First estimate, from {FIRST:,} of {requests:,} requests: with a cache of "
             f"**{tokens(lru['capacity_tokens'])} tokens** the plug-in serves about **{serves}** of prompt tokens from the "
             f"cache instead of LRU's {percent(lru['hit_rate'])}, within about {100 * ERROR:.0f} points."
         )
+        with apart():
+            print_paragraph(text)
 
 
 class _Answers:
@@ -271,7 +277,7 @@ class _Answers:
         sample = row["sample"]
         if log is not None and self.log is None:
             self.log = {"format": run.workload.format, "recognised": self._recognised, **log}
-            with tqdm.external_write_mode():
+            with apart():
                 print_reading(self.log)
                 if sample > 1:
                     note(f"1 in {sample} conversations is simulated, with 1/{sample} of each cache size; --sample changes that")
@@ -285,7 +291,7 @@ class _Answers:
         if len(of_curve) < self._sizes:  # a policy that runs at one size is in the table of that size
             return
         rows = derived(of_curve)
-        with tqdm.external_write_mode():
+        with apart():
             if run.workload.workload not in self._titled:
                 self._titled.add(run.workload.workload)
                 print_sizes(rows)

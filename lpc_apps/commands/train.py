@@ -39,11 +39,13 @@ def train(
         if embeddings:
             raise UsageError("give --from (a label log) or --embeddings (the output of `lpc embed`), not both")
         report(
-            lambda: _retrain(log, models, model, encoder=encoder, recipe=recipe, seed=seed, head=head), output, as_json=as_json
+            lambda: _retrain(log, models, model, encoder=encoder, recipe=recipe, seed=seed, head=head),
+            *(output, head),
+            as_json=as_json,
         )
         return
     source, place = embeddings or [Path("data/sharegpt")], head or Path("data/heads") / recipe / "head.safetensors"
-    report(lambda: _train(source, place, recipe=recipe, seed=seed), output, as_json=as_json)
+    report(lambda: _train(source, place, recipe=recipe, seed=seed), output, head, as_json=as_json)
 
 
 def _train(embeddings: list[Path], head: Path, *, recipe: "RecipeName", seed: int) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def compute_of(model: str) -> Compute:
         model: as for `lpc_apps.simulator.model_config.read_config`.
 
     Raises:
-        SimulationError: the configuration cannot be read, or has layers that are not modelled.
+        ModelConfigError: the configuration cannot be read, or has layers that are not modelled.
         OSError: it cannot be read.
     """
     config = read_config(model)

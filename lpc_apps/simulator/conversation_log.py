@@ -20,8 +20,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Protocol
 
-from tqdm import tqdm
-
 from lpc.logs.chats.body import Prompt
 from lpc.logs.chats.request import MEDIA_TOKENS, LoggedMessage, Part
 from lpc.logs.datasets.conversation import conversation_key, split_of
@@ -107,7 +105,7 @@ def read_conversations(path: Path, scorer: Scorer | None = None, *, held_out: bo
     pending: list[UserTurns] = []
     probabilities: list[float] = []
     records = read_records(path, conversation, skipped)
-    for _, (counted, turns) in tqdm(records, "reading", unit=" conversations", delay=1, disable=scorer is not None):
+    for _, (counted, turns) in records:
         found.append(counted)
         pending += turns
         if scorer is not None and len(pending) >= SCORED_AT_ONCE:

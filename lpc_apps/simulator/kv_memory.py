@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lpc_apps.simulator.amounts import SimulationError
 from lpc_apps.simulator.model_config import (
     FULL,
     PARALLEL,
     RECURRENT,
     WINDOWED,
+    ModelConfigError,
     count,
     heads_of,
     layers_of,
@@ -98,7 +98,7 @@ def kv_memory(model: str, *, tensor_parallel: int = 1, kv_dtype: str = "auto") -
         kv_dtype: one of `BYTES`, or auto: that of the model (in float32, as in engines, bfloat16).
 
     Raises:
-        SimulationError: the configuration cannot be read, or has layers that are not modelled.
+        ModelConfigError: the configuration cannot be read, or has layers that are not modelled.
         OSError: it cannot be read.
     """
     config = read_config(model)
@@ -127,7 +127,7 @@ def kv_memory(model: str, *, tensor_parallel: int = 1, kv_dtype: str = "auto") -
         else:
             raise unknown(model, f"it has layers of type {kind!r:.40}")
     if not full + sum(windows.values()) + recurrent:
-        raise SimulationError(f"{model:.200}: the sizes of this configuration leave no KV cache")
+        raise ModelConfigError(f"{model:.200}: the sizes of this configuration leave no KV cache")
     return KvMemory(model_name(model), tensor_parallel, full, tuple(sorted(windows.items())), recurrent)
 
 

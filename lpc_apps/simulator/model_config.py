@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
-from lpc_apps.simulator.amounts import SimulationError
+from lpc.errors import LpcError
 
 NESTED: Final = ("text_config", "llm_config", "language_config", "thinker_config")
 """Where configurations of models with images or audio have that of the language model."""
@@ -30,6 +30,10 @@ EVERY_LAYER: Final = frozenset({"mistral", "phi3", "starcoder2"})
 MOST_LAYERS: Final = 10_000
 
 
+class ModelConfigError(LpcError):
+    """The configuration of a model is missing, cannot be read, or is of a model that is not known here."""
+
+
 def read_config(model: str) -> dict[str, Any]:
     """Return the configuration of a language model.
 
@@ -37,7 +41,7 @@ def read_config(model: str) -> dict[str, Any]:
         model: a config.json, a folder with one, or a name on the Hugging Face Hub.
 
     Raises:
-        SimulationError: the configuration cannot be read, or has layers that are not modelled.
+        ModelConfigError: the configuration cannot be read, or has layers that are not modelled.
         OSError: it cannot be read.
     """
     config = _language_model(_read(model))
@@ -61,14 +65,14 @@ def _read(model: str) -> dict[str, Any]:
         path /= "config.json"
     elif not path.is_file():
         if model.endswith(".json"):
-            raise SimulationError(f"{model:.200}: no such file")
+            raise ModelConfigError(f"{model:.200}: no such file")
         path = _from_hub(model)
     try:
         found = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise SimulationError(f"{path}: not the configuration of a model: give its config.json")
+        raise ModelConfigError(f"{path}: not the configuration of a model: give its config.json")
     return found
 
 
@@ -78,7 +82,7 @@ def _from_hub(name: str) -> Path:
         from huggingface_hub import hf_hub_download, try_to_load_from_cache
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ModuleNotFoundError:
-        raise SimulationError(
+        raise ModelConfigError(
             f"{name!r:.80} is not a file, and huggingface_hub, which finds models by name, is not installed: give a config.json"
         ) from None
     try:
@@ -86,7 +90,7 @@ def _from_hub(name: str) -> Path:
         return Path(cached if isinstance(cached, str) else hf_hub_download(name, "config.json"))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = type(error).__name__
-        raise SimulationError(f"{name!r:.80}: no config.json by this name ({reason}): give the file's path") from error
+        raise ModelConfigError(f"{name!r:.80}: no config.json by this name ({reason}): give the file's path") from error
 
 
 def _language_model(config: dict[str, Any]) -> dict[str, Any]:
@@ -112,10 +116,10 @@ def _language_model(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def layers_of(model: str, config: Mapping[str, Any]) -> Sequence[str]:
-    """Return the type of each layer, of FULL, WINDOWED or RECURRENT. Raises SimulationError."""
+    """Return the type of each layer, of FULL, WINDOWED or RECURRENT. Raises ModelConfigError."""
     number = count(config, "num_hidden_layers", "n_layer", "n_layers")
     if number > MOST_LAYERS:
-        raise SimulationError(f"{model:.200}: {number:,} layers are more than {MOST_LAYERS:,}")
+        raise ModelConfigError(f"{model:.200}: {number:,} layers are more than {MOST_LAYERS:,}")
     kinds = config.get("layer_types")
     if config.get("model_type") == "falcon_h1":
         return [PARALLEL] * number
@@ -126,7 +130,7 @@ def layers_of(model: str, config: Mapping[str, Any]) -> Sequence[str]:
         return ["attention" if layer % period == offset else "mamba" for layer in range(number)]
     if isinstance(kinds, list):
         if len(kinds) < number or not all(isinstance(kind, str) for kind in kinds):
-            raise SimulationError(f"{model:.200}: layer_types has not a type for each of {number} layers")
+            raise ModelConfigError(f"{model:.200}: layer_types has not a type for each of {number} layers")
         return cast(list[str], kinds[:number])
     if (key := next((key for key in config if key.startswith(WITH_STATE) and config[key]), None)) is not None:
         raise unknown(model, f"it has {key} and no layer_types")
@@ -140,23 +144,23 @@ def layers_of(model: str, config: Mapping[str, Any]) -> Sequence[str]:
 
 
 def count(config: Mapping[str, Any], *names: str) -> int:
-    """Return the first of these values. Raises SimulationError."""
+    """Return the first of these values. Raises ModelConfigError."""
     value = next((config[name] for name in names if config.get(name)), None)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 32:
         missing = f"the configuration of the model has {names[0]} {value!r:.40}"
         hint = "an installed transformers adds missing values, or give --cache in tokens"
-        raise SimulationError(f"{missing}, which is not a positive whole number: {hint}")
+        raise ModelConfigError(f"{missing}, which is not a positive whole number: {hint}")
     return value
 
 
-def unknown(model: str, reason: str) -> SimulationError:
+def unknown(model: str, reason: str) -> ModelConfigError:
     """Return the error for a model that is not modelled."""
     hint = "leave out --model, and give --cache in tokens, as vLLM logs it at start (GPU KV cache size)"
-    return SimulationError(f"{model:.200}: the KV cache of this model is not known here, because {reason}: {hint}")
+    return ModelConfigError(f"{model:.200}: the KV cache of this model is not known here, because {reason}: {hint}")
 
 
 def heads_of(config: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Return the heads of a layer with attention, its KV heads, and the size of a head. Raises SimulationError."""
+    """Return the heads of a layer with attention, its KV heads, and the size of a head. Raises ModelConfigError."""
     heads = count(config, "num_attention_heads", "n_head", "n_heads")
     names = ("num_attention_groups", "n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num")
     kv_heads = count(config, *names) if any(config.get(name) for name in names) else heads

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from tqdm import tqdm
 
 from lpc.logs.log import CONVERSATIONS
-from lpc.logs.records import log_files
+from lpc.logs.records import TraceError, log_files
 from lpc.logs.traces import open_trace
 from lpc.logs.traces.agents import ACTIVE_SESSIONS
 from lpc.logs.traces.sample import Sample
+from lpc.progress import progress
 from lpc_apps.simulator.amounts import SimulationError, in_tokens
 from lpc_apps.simulator.cluster import spread_on
 from lpc_apps.simulator.conversation_log import read_conversations
@@ -155,7 +155,7 @@ def run_one(run: Run, on_start: Callable[[Turn, int], None] | None = None) -> di
             "and --keep-waiting"
         )
     if not working_set:
-        raise SimulationError(f"no prompt has a full block of {workload.block_tokens} tokens, so a cache cannot hit anything")
+        raise TraceError(f"no prompt has a full block of {workload.block_tokens} tokens, so a cache cannot hit anything")
     capacity, sample = in_tokens(run.capacity, working_set), run.workload.sample
     policy = REGISTRY[run.policy]
     if capacity // sample < workload.block_tokens:
@@ -222,9 +222,9 @@ def sweep(
     rows: list[dict[str, Any]] = [{} for _ in runs]
     tasks = [(_run_part, ([runs[i] for i in part],)) for part in parts]
     found_by_part = spread(tasks, jobs) if cluster is None else spread_on(cluster, tasks, sorted(_files(runs)))
-    with tqdm(total=len(runs), desc="simulating", unit=" runs", delay=1, disable=None) as progress:
+    with progress("simulating", len(runs), "runs") as simulated:
         for number, found in found_by_part:
-            progress.update(len(found))
+            simulated.update(len(found))
             for i, row in zip(parts[number], found, strict=True):
                 rows[i] = row
                 if done is not None:

@@ -1,6 +1,10 @@
 """Runs tasks on processes of this machine."""
 
-from collections.abc import Callable, Iterator, Sequence
+import signal
+import warnings
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from typing import Any, Final
 
 from lpc.errors import LpcError
@@ -29,11 +33,38 @@ def spread(tasks: Sequence[Task], jobs: int | None = 1) -> Iterator[tuple[int, A
     from joblib import Parallel, delayed
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-    work = (delayed(numbered)(place, *task) for place, task in enumerate(tasks))
+    work = (delayed(_in_worker)(place, *task) for place, task in enumerate(tasks))
+    found: Generator[tuple[int, Any]] | None = None
     try:
-        yield from Parallel(n_jobs=processes(jobs), return_as="generator_unordered", batch_size=1)(work)
+        with _without_signals():
+            found = Parallel(n_jobs=processes(jobs), return_as="generator_unordered", batch_size=1)(work)
+        yield from found
     except TerminatedWorkerError as error:
         raise WorkerError("a worker process died, probably of too little memory: give fewer --jobs") from error
+    finally:
+        if found is not None:
+            with warnings.catch_warnings(action="ignore"):  # it warns that it ends the tasks that are left
+                found.close()
+
+
+@contextmanager
+def _without_signals() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait. Processes that start in the block do not get them: this process ends them."""
+    from joblib.externals.loky.backend import resource_tracker as of_joblib
+
+    for trackers in (resource_tracker, of_joblib):
+        trackers.ensure_running()  # else they start in the block, and let the signals through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _in_worker(place: int, run: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[int, Any]:
+    """Run a task in a process that SIGTERM ends again, since its imports are done."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    return numbered(place, run, arguments)
 
 
 def parts_for(jobs: int | None) -> int:

@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
-from tqdm import tqdm
 
 from lpc.errors import LpcError
 from lpc.files import replacing, write_text
@@ -26,6 +25,7 @@ from lpc.model.artifact import read_manifest
 from lpc.model.features import SCALARS, FeatureEncoder, Features
 from lpc.model.inference import graph_inputs
 from lpc.model.label_rows import COUNTS
+from lpc.progress import progress
 
 EXAMPLES_PER_SHARD: Final = 2048
 BATCH_TOKENS: Final = 8192
@@ -108,22 +108,18 @@ def embed(
     }
     _claim(out, description)
     shards = _shards(
-        [
-            example
-            for conversation in tqdm(conversations, "reading", unit=" conversations", delay=1)
-            for example in examples_of(conversation, settings.prompt_window)
-        ]
+        [example for conversation in conversations for example in examples_of(conversation, settings.prompt_window)]
     )
     count = sum(map(len, shards))
     encoder = FeatureEncoder(Tokenizer.from_file(str(artifact / "tokenizer.json")), settings)
     session = ort.InferenceSession(str(artifact / "model.onnx"))
-    with tqdm(total=count, desc="embedding", unit=" turns", delay=1) as progress:
+    with progress("embedding", count, "turns") as done:
         for number, shard in enumerate(shards):
             path = out / f"part-{number:05d}.parquet"
             if not path.exists():
                 with replacing(path) as partial:
                     pq.write_table(_table(encoder, session, shard), partial, compression="zstd")
-            progress.update(len(shard))
+            done.update(len(shard))
     return count
 
 

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from tqdm import tqdm
 
 from lpc.model.label_rows import COUNTS
+from lpc.progress import each
 from lpc_apps.training.embedding import Embedded, load_embedded
 from lpc_apps.training.head import Head
 from lpc_apps.training.head_file import HeadError
@@ -66,7 +66,7 @@ def evaluate(embeddings: Path, heads: dict[str, Path]) -> Evaluation:
         judged[name] = _head(data, head)
         judged[f"{name}, {FEW_LABELS} labels"] = _head(data, head, FEW_LABELS)
     found: dict[str, Any] = {}
-    for name, (probability, threshold) in tqdm(judged.items(), "bootstrap", leave=False, delay=1):
+    for name, (probability, threshold) in each(judged.items(), "evaluating", "predictors"):
         found[name] = figures(probability, evaluation.continues, threshold)
         found[name]["intervals"] = intervals(probability, evaluation.continues, threshold, evaluation.conversation)
     return Evaluation(str(data.description["dataset"]), found)

@@ -16,7 +16,6 @@ import onnx
 import onnxruntime as ort
 import tokenizers
 from threadpoolctl import threadpool_limits
-from tqdm import tqdm
 
 from lpc.errors import ArtifactError, LpcError, UsageError
 from lpc.files import naming, owned, sync, write_text
@@ -24,6 +23,7 @@ from lpc.model.artifact import FILES, MANIFEST, Manifest, file_sha256, verify
 from lpc.model.features import FeatureEncoder, FeatureSettings
 from lpc.model.inference import graph_inputs
 from lpc.model.versions import publish
+from lpc.progress import each, progress
 from lpc_apps.training import reference
 from lpc_apps.training.encoders import Encoder, load_encoder, source_of
 from lpc_apps.training.graph import Precision, write_onnx
@@ -99,12 +99,12 @@ def export(
     with contextlib.suppress(ArtifactError):  # it is missing, or damaged: then it is replaced when the new one is complete
         verify(place)
         return place
-    with _scratch(place) as folder, tqdm(delay=1, total=3, desc=f"export {name} {precision}", unit=" step") as progress:
+    with _scratch(place) as folder, progress(f"exporting {name} {precision}", 3, "steps") as steps:
         write_text(folder / "tokenizer.json", source.tokenizer.to_str(pretty=True))
         write_onnx(source, trained, precision, folder / "model.onnx")
-        progress.update()
+        steps.update()
         report = compare(folder / "model.onnx", source, trained, settings)
-        progress.update()
+        steps.update()
         _refuse_beyond(BOUNDS[precision], report, precision)
         manifest = Manifest(
             name=name,
@@ -125,7 +125,7 @@ def export(
             sync(file)
         sync(folder)
         publish(folder, place)
-        progress.update()
+        steps.update()
     return place
 
 
@@ -161,7 +161,7 @@ def compare(model: Path, encoder: Encoder, head: HeadFile, settings: FeatureSett
     session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     features = FeatureEncoder(encoder.tokenizer, settings)
     cosines, differences = [], []
-    for turns in tqdm(PROMPTS, "comparing with fp32", unit=" prompts", leave=False, delay=1):
+    for turns in each(PROMPTS, "comparing with fp32", "prompts"):
         inputs = features.encode(turns)
         # One thread: on a loaded machine NumPy's threads wait for each other a hundred times as long as they compute.
         with threadpool_limits(1):

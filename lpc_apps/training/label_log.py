@@ -16,12 +16,12 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from lpc.errors import LpcError
 from lpc.model import label_rows
 from lpc.model.artifact import Manifest
 from lpc.model.label_rows import COUNTS, EMBEDDING, FILES
+from lpc.progress import each
 from lpc_apps.training.embedding import FEWEST_EXAMPLES, Embedded
 
 DAY: Final = np.timedelta64(24, "h")
@@ -162,7 +162,7 @@ def _other(metadata: Mapping[str, Any], live: Manifest) -> str:
 def _read(files: Mapping[Path, dict[str, Any]], share: float, damaged: list[str], notes: list[str]) -> Iterator[_Turns]:
     unusable = ahead = gone = 0
     latest = np.datetime64(datetime.now(UTC).replace(tzinfo=None), "ms") + AHEAD
-    for path, metadata in tqdm(files.items(), "reading", unit=" file", leave=False, delay=1):
+    for path, metadata in each(files.items(), "reading the label log", "files"):
         try:
             turns = _turns(label_rows.read(path), str(metadata["model_version"]), share)
         except FileNotFoundError:

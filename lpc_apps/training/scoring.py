@@ -7,7 +7,6 @@ import numpy as np
 import onnxruntime as ort
 import torch
 from tokenizers import Tokenizer
-from tqdm import tqdm
 
 from lpc.model.artifact import read_manifest
 from lpc.model.conversation import UserTurns
@@ -74,7 +73,6 @@ class HeadScorer:
         self._session = ort.InferenceSession(str(artifact / "model.onnx"))
         # The artefact's graph has a head of its own. Its scalars do not change the embedding.
         self._unused = (0.0,) * len(manifest.features.scalars)
-        self._progress = tqdm(desc="predicting", unit=" requests", delay=1)
 
     def probabilities(self, turns: Sequence[UserTurns]) -> list[float]:
         """Return the probability that another user turn follows, for each request."""
@@ -84,6 +82,5 @@ class HeadScorer:
         scalars = np.array([one.scalars for one in features], np.float32)
         with torch.inference_mode():
             odds = self._head(torch.from_numpy(embedding), torch.from_numpy(scalars))
-        self._progress.update(len(turns))
         found: list[float] = torch.sigmoid(odds).tolist()
         return found

@@ -26,11 +26,11 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from lpc.files import write_text
 from lpc.model.features import SCALARS
 from lpc.model.recalibration import Floats, Platt, fit_platt, fit_scale
+from lpc.progress import each, progress
 from lpc_apps.training.embedding import FEWEST_EXAMPLES, FOLDS, Embedded, EmbeddingError, fold_of, load_embedded
 from lpc_apps.training.head import Head
 from lpc_apps.training.head_file import RecipeName
@@ -156,18 +156,20 @@ def choose(data: Embedded, candidates: tuple[Recipe, ...], *, seed: int) -> Reci
     part = data.take(data.split != "evaluation")
     fold = fold_of(part.conversation)
     losses = []
-    for recipe in tqdm(candidates, "choosing", unit=" recipe", delay=1):
-        side = _side(part, recipe.scalars)
-        total = 0.0
-        for k in range(FOLDS):
-            held_out = torch.from_numpy(fold == k)
-            train, rest = side.take(~held_out), side.take(held_out)
-            head = fit(recipe, train, rest, seed=seed, quiet=True)
-            slope, offsets = _scale(head, rest)
-            log_odds = slope * _log_odds(head, rest) + offsets[rest.dataset.numpy()]
-            loss = np.logaddexp(0, np.where(_labels(rest), -log_odds, log_odds))
-            total += float((loss * rest.weight().numpy()).sum())
-        losses.append(total)
+    with progress("choosing a recipe", len(candidates) * FOLDS, "trainings") as done:
+        for recipe in candidates:
+            side = _side(part, recipe.scalars)
+            total = 0.0
+            for k in range(FOLDS):
+                held_out = torch.from_numpy(fold == k)
+                train, rest = side.take(~held_out), side.take(held_out)
+                head = fit(recipe, train, rest, seed=seed, quiet=True)
+                slope, offsets = _scale(head, rest)
+                log_odds = slope * _log_odds(head, rest) + offsets[rest.dataset.numpy()]
+                loss = np.logaddexp(0, np.where(_labels(rest), -log_odds, log_odds))
+                total += float((loss * rest.weight().numpy()).sum())
+                done.update()
+            losses.append(total)
     return candidates[int(np.argmin(losses))]
 
 
@@ -198,7 +200,8 @@ def fit(recipe: Recipe, train: Side, validation: Side, *, seed: int, quiet: bool
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps) if recipe.decay else None
     order = torch.Generator().manual_seed(seed)
     best_loss, best = float("inf"), head.state_dict()
-    for _ in tqdm(range(recipe.epochs), "training", unit=" epoch", disable=quiet, delay=1):
+    epochs = range(recipe.epochs)
+    for _ in epochs if quiet else each(epochs, "training", "epochs"):
         head.train()
         for batch in torch.randperm(len(train.label), generator=order).split(recipe.batch):  # type: ignore[no-untyped-call]
             optimizer.zero_grad()

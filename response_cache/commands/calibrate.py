@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lpc.errors import UsageError
 from lpc_apps.commands.options import JsonOutput, ModelName, Models, Output
 from lpc_apps.commands.outcome import report
 
@@ -44,10 +45,10 @@ def calibrate(
     def calibrated() -> dict[str, Any]:
         from response_cache.semantic.calibration import Embeddings
         from response_cache.semantic.evidence import Evidence
-        from response_cache.semantic.evidence_file import EvidenceError, write_evidence
+        from response_cache.semantic.evidence_file import write_evidence
 
         if pairs is None and answers is None:
-            raise EvidenceError("nothing to count: give --pairs (labelled questions), --answers (labelled answers), or both")
+            raise UsageError("nothing to count: give --pairs (labelled questions), --answers (labelled answers), or both")
         vectors, evidence = Embeddings(models, model), Evidence()
         figures: dict[str, Any] = {}
         if pairs is not None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from lpc.errors import LpcError, UsageError
-from lpc.wire.tokens import token_in
+from lpc.wire.certificates import CertificateError
+from lpc.wire.tokens import TokenFileError, token_in
 from lpc_apps.commands.options import JsonOutput
 from lpc_apps.commands.outcome import report
 
@@ -105,19 +106,19 @@ def _line(figures: dict[str, int]) -> str:
 
 
 def _client(gateway: str, token_file: Path | None, ca: Path | None) -> "httpx.AsyncClient":
-    """Return a client of the gateway. Raises UsageError."""
+    """Return a client of the gateway. Raises UsageError, and CertificateError and TokenFileError for the files."""
     import httpx
 
     from response_cache.gateway.warming import TIMEOUT_S
 
     try:
-        headers = {} if token_file is None else {"authorization": f"Bearer {token_in(token_file, UsageError)}"}
+        headers = {} if token_file is None else {"authorization": f"Bearer {token_in(token_file, TokenFileError)}"}
         verify = True if ca is None else ssl.create_default_context(cafile=ca)
         return httpx.AsyncClient(base_url=gateway, headers=headers, verify=verify, timeout=TIMEOUT_S, trust_env=False)
     except ssl.SSLError:
-        raise UsageError(f"{ca} has no certificate in PEM") from None
+        raise CertificateError(f"{ca} has no certificate in PEM: give the authority of the gateway's certificate") from None
     except OSError as error:
-        raise UsageError(f"cannot read {error.filename or ca}: {error.strerror}") from error
+        raise CertificateError(f"cannot read {error.filename or ca}: {error.strerror}") from error
     except (ValueError, httpx.InvalidURL):
         raise UsageError("invalid --gateway or token: use http://HOST:PORT, and a file with the token alone") from None
 

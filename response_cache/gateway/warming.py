@@ -62,6 +62,8 @@ def read_requests(path: Path, warmed: Warmed) -> Iterator[dict[str, Any]]:
     """Yield the request bodies in a file of JSON lines, and count other lines in ``warmed``. Raises WarmError."""
     try:
         with path.open("rb") as lines:
+            if not lines.peek(1):
+                raise WarmError(f"{path} is empty: write one request body per line")
             while line := lines.readline(LONGEST + 1):
                 if len(line) > LONGEST:
                     while line and not line.endswith(b"\n"):

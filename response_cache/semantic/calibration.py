@@ -11,7 +11,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.progress import track
 
 from lpc.errors import LpcError
 from lpc.model.artifact import verify
@@ -19,7 +18,7 @@ from lpc.model.conversation import UserTurns
 from lpc.model.inference import Model
 from lpc.model.session import InferenceSettings
 from lpc.model.versions import served_folder
-from lpc.wire.terminal import console
+from lpc.progress import each
 from response_cache.semantic.normal import alike
 from response_cache.semantic.ranking import Cluster, candidates, shipped
 from response_cache.semantic.vetoes import language_of
@@ -69,7 +68,7 @@ def read_pairs(path: Path) -> list[Pair]:
             raise PairsError(f'{path}, line {number}: expected {{"a": "...", "b": "...", "label": true or false}}')
         pairs.append(Pair(pair.a.strip(), pair.b.strip(), bool(pair.same)))
     if not pairs:
-        raise PairsError(f"{path} has no pairs")
+        raise PairsError(f"{path} is empty: it has no pairs")
     return pairs
 
 
@@ -114,7 +113,7 @@ class Embeddings:
         texts = sorted(set(some), key=len)
         vectors: dict[str, NDArray[np.float64]] = {}
         model = Model(self._folder, InferenceSettings(provider="cpu", threads=1))
-        for start in track(range(0, len(texts), BATCH), f"embedding {len(texts):,}", console=console(), transient=True):
+        for start in each(range(0, len(texts), BATCH), f"embedding {len(texts):,} texts", f"batches of {BATCH}"):
             batch = texts[start : start + BATCH]
             _, found = model.run_with_embeddings([model.encode(UserTurns((text,), 1)) for text in batch])
             vectors |= {

@@ -1,5 +1,6 @@
 """The `lpc` command: its output and its exit code; a process where signals, a terminal or a shell take part."""
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -18,7 +19,7 @@ import pytest
 
 from benchmarks.processes import free_port
 from tests.command import lpc
-from tests.eventually import patiently
+from tests.eventually import patiently, until
 
 LPC = [sys.executable, "-m", "lpc_apps"]
 
@@ -208,6 +209,70 @@ def test_ctrl_c_says_so_and_leaves_nothing(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert rest.endswith(b"lpc: interrupted\n") and b"Traceback" not in rest
     assert not list(tmp_path.iterdir())
+
+
+def running_in(session: int) -> list[str]:
+    """Return the command lines of a session's processes that have not ended."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, _, of = file.read_text().rpartition(")")[2].split()[:4]
+            if int(of) == session and state != "Z":
+                found.append((file.parent / "cmdline").read_text())
+    return found
+
+
+def rest_of(process: subprocess.Popen[bytes]) -> bytes:
+    """Return what the first process of a session writes to standard error until it ends. End the session."""
+    try:
+        return process.communicate(timeout=patiently())[1]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+
+
+@pytest.mark.parametrize("to", [os.kill, os.killpg], ids=["alone", "with its workers"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_neither_files_nor_processes(
+    tmp_path: Path, number: signal.Signals, to: Callable[[int, int], None]
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    flags = ["--workload", "batch-scan", "--policies", "lru,plugin,mq,plugin-sidecar", "--jobs", "2"]
+    with subprocess.Popen(
+        [*LPC, "simulate", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
+        start_new_session=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    ) as process:
+        until(lambda: sum("LokyProcess" in one for one in running_in(process.pid)) == 2 or process.poll() is not None)
+        to(process.pid, number)
+        said = rest_of(process)
+    assert process.returncode == 128 + number
+    assert said.decode() == f"lpc: {'interrupted' if number == signal.SIGINT else 'terminated'}\n"
+    until(lambda: not running_in(process.pid))
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_sidecar_that_is_ended_while_it_exports_its_model_ends_the_export(tmp_path: Path, number: signal.Signals) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("LPC_")}
+    with subprocess.Popen(
+        [*LPC, "serve"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        env={**env, "PYTHONPATH": str(Path.cwd())},
+        start_new_session=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    ) as process:
+        until(lambda: list(tmp_path.glob("models/default/.*")) or process.poll() is not None)
+        process.send_signal(number)
+        said = rest_of(process)
+    assert process.returncode == 128 + number
+    assert b"Traceback" not in said
+    assert not running_in(process.pid)
+    assert not [path for path in tmp_path.glob("models/default/*") if path.is_dir()]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tarfile
@@ -22,7 +23,7 @@ from lpc_apps.simulator.conversations import load_sample
 from lpc_apps.simulator.describe import describe
 from lpc_apps.simulator.policies import REGISTRY
 from lpc_apps.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, build, sweep
-from lpc_apps.simulator.spread import WorkerError, spread
+from lpc_apps.simulator.spread import Task, WorkerError, spread
 from lpc_apps.simulator.workload import from_trace
 from lpc_apps.simulator.workloads import WORKLOADS
 from tests.eventually import patiently
@@ -96,9 +97,10 @@ def test_the_same_seed_gives_the_same_rows_whatever_the_parallelism(qwen: Path) 
     assert sweep(runs) == alone
 
 
-def test_a_process_that_dies_ends_the_run_with_the_cause() -> None:
+@pytest.mark.parametrize("task", [(os._exit, (1,)), (signal.raise_signal, (signal.SIGTERM,))], ids=["exits", "is killed"])
+def test_a_process_that_dies_ends_the_run_with_the_cause(task: Task) -> None:
     with pytest.raises(WorkerError, match="a worker process died"):
-        list(spread([(os._exit, (1,)), (os._exit, (1,))], 2))
+        list(spread([task, task], 2))
 
 
 def test_a_description_tells_reuse_skew_turns_and_the_ideal(qwen: Path, tmp_path: Path) -> None:
@@ -188,7 +190,7 @@ def test_a_log_without_a_full_block_is_described_and_not_simulated(texts: list[s
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout, parse_constant=pytest.fail)["blocks_used_once"] == 0
     done = RUN.invoke(app, asked)
-    assert done.exit_code == 2 and "no prompt has a full block" in done.stderr, done.output
+    assert done.exit_code == 1 and "no prompt has a full block" in done.stderr, done.output
 
 
 def test_no_progress_is_shown_before_an_error(tmp_path: Path) -> None:
@@ -460,7 +462,7 @@ def test_a_log_needs_no_option_and_may_come_by_standard_input(qwen: Path, tmp_pa
     assert both.exit_code == 2 and "give one log" in both.stderr
     (tmp_path / "notes.txt").write_text("canaryzebra\n")
     unknown = RUN.invoke(app, ["simulate", str(tmp_path / "notes.txt")])
-    assert unknown.exit_code == 2 and "the format of notes.txt is not recognised: give --format" in unknown.stderr
+    assert unknown.exit_code == 1 and "the format of notes.txt is not recognised: give --format" in unknown.stderr
     assert "canaryzebra" not in unknown.output
 
 

@@ -18,6 +18,7 @@ from lpc.errors import UsageError
 from lpc.logs.log import FORMATS, open_log
 from lpc.logs.records import Skipped, TraceError
 from lpc.logs.traces.block_size import block_tokens_of
+from lpc_apps.simulator.conversation_log import read_conversations
 from tests.unit.test_chat_logs import FORMS, chat, collector, otel, span, user, written
 from tests.unit.test_traces import mooncake, qwen
 
@@ -132,11 +133,25 @@ def test_a_given_format_overrides_and_an_unknown_one_is_refused(tmp_path: Path) 
         pass
 
 
-@pytest.mark.parametrize("text", ["", "\n\n", "time,prompt\n1,canaryzebra\n", '{"canaryzebra": 1}\n', "[]", "{", "\0" * 99_999])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\n\n", b"[]", gzip.compress(b"", mtime=0), zstd.compress(b" \n")],
+    ids=["no bytes", "lines", "array", "gzip", "zstd"],
+)
+@pytest.mark.parametrize("format", [None, *FORMATS])
+def test_an_empty_log_is_said_to_be_empty_by_every_reader(data: bytes, format: str | None, tmp_path: Path) -> None:  # noqa: A002
+    (tmp_path / "log").write_bytes(data)
+    if format == "agents" and data:
+        return  # no tar archive
+    with pytest.raises(TraceError, match=r"log(: it)? is empty"), open_log(tmp_path / "log", format) as log:
+        read_conversations(log.path) if format == "conversations" else log.trace()
+
+
+@pytest.mark.parametrize("text", ["time,prompt\n1,canaryzebra\n", '{"canaryzebra": 1}\n', "{", "\0" * 99_999])
 def test_a_log_of_no_known_format_is_refused_without_its_text(text: str, tmp_path: Path) -> None:
     (tmp_path / "log").write_text(text)
     with (
-        pytest.raises(UsageError, match="the format of log is not recognised: give --format") as caught,
+        pytest.raises(TraceError, match="the format of log is not recognised: give --format") as caught,
         open_log(tmp_path / "log"),
     ):
         pass
@@ -200,7 +215,7 @@ def test_only_logs_with_text_give_messages(tmp_path: Path) -> None:
         found = list(log.requests(skipped))
     assert [place for place, _ in found] == ["log:1", "log:3"]
     assert skipped.counts == {"not JSON": 1}
-    with open_log(written(tmp_path / "log", mooncake(0, 1))) as log, pytest.raises(UsageError, match="has no text of requests"):
+    with open_log(written(tmp_path / "log", mooncake(0, 1))) as log, pytest.raises(TraceError, match="has no text of requests"):
         log.requests(Skipped())
 
 

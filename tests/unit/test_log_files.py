@@ -128,7 +128,7 @@ def test_a_file_that_is_there_twice_is_refused(twice: str, tmp_path: Path, monke
 def test_files_of_different_formats_are_refused_by_name_unless_one_is_given(tmp_path: Path) -> None:
     written(tmp_path / "a.jsonl", *(chat(turn) for turn in range(20)))
     written(tmp_path / "b.jsonl", mooncake(0, 1))
-    with pytest.raises(UsageError, match=r"a\.jsonl is chat, .*b\.jsonl is mooncake\): give those of one, or --format"):
+    with pytest.raises(TraceError, match=r"a\.jsonl is chat, .*b\.jsonl is mooncake\): give those of one, or --format"):
         trace_of(tmp_path)
     assert len(trace_of(tmp_path, format="chat").requests) == 20
 
@@ -139,7 +139,7 @@ def test_a_folder_without_a_log_is_refused(tmp_path: Path) -> None:
         trace_of(tmp_path)
     for name in ("a", "b"):
         (tmp_path / name).write_text("canaryzebra\n")
-    with pytest.raises(UsageError, match="the format of 2 files is not recognised") as caught:
+    with pytest.raises(TraceError, match="the format of 2 files is not recognised") as caught:
         trace_of(tmp_path)
     assert "canaryzebra" not in str(caught.value)
     with pytest.raises(TraceError, match=r"no request of this format \(not JSON: 2 \(first: a:1\)\)"):

@@ -52,6 +52,28 @@ def commands(log: Path, to: Path) -> dict[str, list[str]]:
 KINDS = ["trace", "page", "picture", "figures"]
 
 
+def commands_without_log(to: Path) -> dict[str, list[str]]:
+    return {
+        "head": ["train", "--embeddings", "/nowhere", "--head", str(to)],
+        "new head": ["train", "--from", "/nowhere", "--head", str(to)],
+        "evidence": ["cache", "calibrate", "--pairs", "/nowhere", "--evidence", str(to)],
+        "picture of caches": ["cache", "report", "--picture", str(to), "--address", "127.0.0.1:1"],
+        "picture of the demo": ["demo", "--picture", str(to)],
+        **{
+            name: [*command.split(), "--output", str(to)]
+            for name, command in {
+                "findings": "doctor --address 127.0.0.1:1",
+                "report": "report --engine http://127.0.0.1:1",
+                "answers": "predict /nowhere",
+                "causes": "why /nowhere",
+                "evaluation": "evaluate --embeddings /nowhere",
+                "embedded": "embed --dataset chat --source /nowhere",
+                "versions": "models list --models /nowhere",
+            }.items()
+        },
+    }
+
+
 def lpc(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
 
@@ -138,3 +160,12 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(log: Path, tm
     to = tmp_path / "log.jsonl" / file if file.startswith("no") else tmp_path / file
     result = lpc(*commands(log, to)["page"])
     assert result.exit_code == 1 and f"cannot write {to}: " in result.output and "hit" not in result.output
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *commands_without_log(Path())])
+def test_no_folder_is_created_for_a_file_and_the_error_names_it_before_the_work(log: Path, tmp_path: Path, kind: str) -> None:
+    to = tmp_path / "new" / "result"
+    result = lpc(*{**commands(log, to), **commands_without_log(to)}[kind])
+    assert result.exit_code == 1
+    assert result.output == f"lpc: cannot write {to}: there is no folder {to.parent}: create it, or name another\n"
+    assert not to.parent.exists()

@@ -240,7 +240,7 @@ def test_files_that_are_missing_empty_or_of_another_format_are_refused(tmp_path:
         open_trace(tmp_path / "none", format)
     with pytest.raises(TraceError, match="cannot read"):
         open_trace(tmp_path, format)
-    with pytest.raises(TraceError, match="it is empty"):
+    with pytest.raises(TraceError, match=r"trace\.jsonl is empty: it has no requests"):
         open_trace(write(tmp_path, ""), format)
     with pytest.raises(TraceError, match="check the file and --format"):
         open_trace(write(tmp_path, {"another": "format"}), format)

@@ -9,7 +9,7 @@ import pytest
 
 from lpc.errors import UsageError
 from lpc.logs.log import open_log
-from lpc.logs.records import DatasetError, Skipped
+from lpc.logs.records import DatasetError, Skipped, TraceError
 from lpc.logs.registry import load
 
 Rows = list[dict[str, Any]]
@@ -42,7 +42,7 @@ def written(path: Path, rows: Rows) -> Path:
 def test_prompts_that_grow_are_requests_without_a_time(tmp_path: Path) -> None:
     log = written(tmp_path / "log.jsonl", requests(5, 3))
     with (
-        pytest.raises(UsageError, match=r"record log\.jsonl:6 continues record log\.jsonl:1\).*--rate.*--format conversations"),
+        pytest.raises(TraceError, match=r"record log\.jsonl:6 continues record log\.jsonl:1\).*--rate.*--format conversations"),
         open_log(log),
     ):
         pass
@@ -53,7 +53,7 @@ def test_prompts_that_grow_are_requests_without_a_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize("more", [{"response": "Yes."}, {"usage": {"prompt_tokens": 9}}, {"temperature": 0.5}])
 def test_so_are_single_prompts_with_an_answer_or_settings(tmp_path: Path, more: dict[str, Any]) -> None:
     log = written(tmp_path / "log.jsonl", [row | more for row in requests(6, 1)])
-    with pytest.raises(UsageError, match=r"requests without times .they have a prompt and its answer"), open_log(log):
+    with pytest.raises(TraceError, match=r"requests without times .they have a prompt and its answer"), open_log(log):
         pass
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from lpc.errors import UsageError
 from lpc.logs.log import open_log
 from lpc.logs.records import TraceError
 from lpc.logs.traces.request import Trace
@@ -100,5 +99,5 @@ RESULTS: dict[str, list[dict[str, Any]]] = {
 def test_a_load_generator_s_result_is_named(name: str, indent: int | None, tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text("".join(json.dumps(record, indent=indent) + "\n" for record in RESULTS[name]))
-    with pytest.raises(UsageError, match=f"{name}.*no prompts. Give the log or the trace that was sent"), open_log(path):
+    with pytest.raises(TraceError, match=f"{name}.*no prompts. Give the log or the trace that was sent"), open_log(path):
         pass

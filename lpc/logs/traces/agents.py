@@ -126,7 +126,8 @@ def _sessions(path: Path, skipped: Skipped) -> list[_Session]:
                         session = replace(session, name=f"{session.name} ({number})")
                     found += [(f"{name}:{place}", session)] if any(session.conversations) else []
         except (OSError, *DAMAGED, tarfile.TarError) as error:
-            reason = (error.strerror if isinstance(error, OSError) else None) or "it is not a tar archive, or damaged"
+            broken = "it is not a tar archive, or damaged" if file.stat().st_size else "it is empty"
+            reason = (error.strerror if isinstance(error, OSError) else None) or broken
             if len(files) == 1:
                 raise TraceError(f"cannot read {path}: {reason}") from error
             skipped.note(f"file that cannot be read: {reason}", name)

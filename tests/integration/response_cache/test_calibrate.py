@@ -63,7 +63,7 @@ def test_the_judges_error_is_stored_with_the_evidence(tmp_path: Path, tiny_model
     ("kind", "lines", "message"),
     [
         ("answers", answers(0), "no pair of different answers"),
-        ("pairs", [], "has no pairs"),
+        ("pairs", [], "is empty: it has no pairs"),
         ("pairs", [*questions(True, 1), {"a": "private", "label": 1}], "line 2: expected"),
         ("pairs", [{"a": "private", "b": " ", "label": 1}], "line 1: expected"),
         ("pairs", [{"a": "private", "b": 7, "label": 1}], "line 1: expected"),

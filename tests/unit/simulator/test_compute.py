@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpc_apps.simulator.amounts import SimulationError
 from lpc_apps.simulator.compute import DEFAULT, Compute, compute_of
+from lpc_apps.simulator.model_config import ModelConfigError
 from lpc_apps.simulator.workload import Cost, Turn
 from tests.unit.simulator.replay import BLOCK_TOKENS, make, workload
 
@@ -115,7 +115,7 @@ def test_windows_limit_the_keys_and_recurrent_layers_have_none(tmp_path: Path) -
     ],
 )
 def test_a_configuration_without_its_sizes_is_one_error(tmp_path: Path, config: dict[str, Any], message: str) -> None:
-    with pytest.raises(SimulationError, match=message):
+    with pytest.raises(ModelConfigError, match=message):
         compute(tmp_path, config)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lpc_apps.simulator.amounts import SimulationError
 from lpc_apps.simulator.kv_memory import GIB, KvMemory, Mark, Memory, kv_memory
+from lpc_apps.simulator.model_config import ModelConfigError
 
 LLAMA_8B = {
     "model_type": "llama",
@@ -67,7 +67,7 @@ def test_a_missing_layer_pattern_comes_from_transformers_or_is_refused(tmp_path:
     kv = of(gemma, tmp_path)
     assert kv.windows == ((512, 5 * kv.per_token),)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(SimulationError, match="sliding_window and no layer_types"):
+    with pytest.raises(ModelConfigError, match="sliding_window and no layer_types"):
         of(gemma, tmp_path)
     assert of(LLAMA_8B | {"model_type": "mistral", "sliding_window": 4096}, tmp_path).windows == ((4096, 128 * 1024),)
     assert of(LLAMA_8B | {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False}, tmp_path).uniform
@@ -116,15 +116,15 @@ def test_a_configuration_that_is_odd_or_not_modelled_is_one_error(config: Any, r
     if reason is None:
         assert of(config, tmp_path).per_token == 128 * 1024
         return
-    with pytest.raises(SimulationError, match=reason):
+    with pytest.raises(ModelConfigError, match=reason):
         of(config, tmp_path)
 
 
 def test_nested_brackets_are_one_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[" * 100_000)
-    with pytest.raises(SimulationError, match="not the configuration"):
+    with pytest.raises(ModelConfigError, match="not the configuration"):
         kv_memory(str(tmp_path))
-    with pytest.raises(SimulationError, match="no such file"):
+    with pytest.raises(ModelConfigError, match="no such file"):
         kv_memory(str(tmp_path / "none.json"))
 
 
@@ -136,7 +136,7 @@ def test_a_name_is_read_from_the_local_cache_without_a_network(tmp_path: Path, m
     kv = kv_memory("someone/llama")
     assert (kv.model, kv.per_token) == ("someone/llama", 128 * 1024)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(SimulationError, match="huggingface_hub, which finds models by name, is not installed"):
+    with pytest.raises(ModelConfigError, match="huggingface_hub, which finds models by name, is not installed"):
         kv_memory("someone/llama")
 
 
@@ -216,5 +216,5 @@ def test_models_that_name_their_layers_by_other_keys(
     ],
 )
 def test_layers_that_are_told_by_unknown_keys_are_refused(config: Any, tmp_path: Path) -> None:
-    with pytest.raises(SimulationError):
+    with pytest.raises(ModelConfigError):
         of(config, tmp_path)

@@ -135,7 +135,7 @@ def test_conversations_without_times_are_refused(
         tmp_path / "log.jsonl", [{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}]
     )
     found = lpc(command[0], "log.jsonl", *command[1:])
-    assert found.exit_code == 2
+    assert found.exit_code == 1
     assert "without times" in found.output
 
 

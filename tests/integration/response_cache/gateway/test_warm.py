@@ -211,20 +211,23 @@ async def test_the_command_warms_a_file_and_shows_no_text_of_it(gateway: Running
     assert (await command(path)).output == "asked 0, cached 1, failed 0, skipped 1\n"
     done = await command("--yesterday")
     assert (done.exit_code, done.output) == (0, "asked 0, cached 0, failed 0, skipped 0\n")
-    for words, message in (
-        ([], "FILE or --yesterday"),
-        ([path, "--yesterday"], "FILE or --yesterday"),
-        ([path, "--daily", "25:00"], "HH:MM"),
-        ([tmp_path / "absent"], "cannot read"),
-        ([path, "--ca", path], "PEM"),
+    (tmp_path / "empty").touch()
+    for words, code, message in (
+        ([], 2, "FILE or --yesterday"),
+        ([path, "--yesterday"], 2, "FILE or --yesterday"),
+        ([path, "--daily", "25:00"], 2, "HH:MM"),
+        ([tmp_path / "absent"], 1, "cannot read"),
+        ([tmp_path / "empty"], 1, "empty is empty: write one request body per line"),
+        ([path, "--ca", path], 1, "PEM"),
+        ([path, "--ca", tmp_path / "absent"], 1, "cannot read"),
     ):
         done = await command(*words)
-        assert done.exit_code in (1, 2) and message in done.output, done.output
+        assert done.exit_code == code and message in done.output, done.output
         assert "canary" not in done.output
     for content, message in ((b"\n", "is empty: write the token into it"), (b"\xff", "it is not text")):
         token.write_bytes(content)
         done = await command(path)
-        assert done.exit_code == 2 and message in done.output, done.output
+        assert done.exit_code == 1 and message in done.output, done.output
 
 
 async def test_the_daily_command_runs_at_once_then_waits_and_ends_at_sigterm(gateway: Running, tmp_path: Path) -> None:
