@@ -227,7 +227,7 @@ def policy_of(engine: Any) -> Any:
 
 
 def test_one_flag_enables_pool_and_tier(tiered: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, "eviction_client.engines.vllm.scheduler")
     engine = tiered(connector(50))
     assert policy_of(engine).tier is engine.scheduler.lpc.plugin.tiers[0]
     assert "also on in the CPU offload tier, 50 chunks" in caplog.text
