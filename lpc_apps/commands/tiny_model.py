@@ -1,5 +1,6 @@
 """`lpc tiny-model`: a language model for a rehearsal."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -19,4 +20,5 @@ def tiny_model(folder: Annotated[Path, typer.Argument(help="New folder to write.
         write(folder)
     except ModuleNotFoundError as error:
         raise UsageError(f"this command needs the package {error.name}: run it in vLLM's environment, which has it") from error
-    typer.echo(f"{folder}: a Llama with two layers and random weights. Serve it on a CPU or a GPU: vllm serve {folder}")
+    typer.echo(f"{folder}: a Llama with two layers and random weights. Serve it on a CPU:")
+    typer.echo(f"vllm serve {shlex.quote(str(folder))} --enforce-eager --kv-cache-memory-bytes 256M")
