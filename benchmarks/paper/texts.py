@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from lpc.model.artifact import read_manifest
 from lpc.model.conversation import UserTurns
 from lpc.model.features import FeatureEncoder, Features, FeatureSettings
+from lpc.model.onnx_runtime import ort
 from lpc.progress import progress
 from lpc_apps.training.embedding import embeddings_of
 

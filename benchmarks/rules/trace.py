@@ -31,7 +31,7 @@ def run(trace: Path, trace_format: str, sizes: Sequence[float] = SIZES, *, jobs:
     whole = from_the_first(rows)
     print("\n".join(report(whole, "from the first request on")))
     print()
-    print("\n".join(report(rows, "after half an hour, or half of a log of less than an hour")))
+    print("\n".join(report(rows, "from second 1,800 on, or from the middle of a log of less than 57 minutes")))
     return {"code": code_digest(), "summary": summary(whole), "after_warm_up": summary(rows), "rows": rows, "log": log}
 
 

@@ -1,4 +1,6 @@
-"""Writes the log of the tutorial "Will it pay?" to standard output: an hour of three made-up applications on one engine.
+"""Writes the log of the tutorial "Will it pay?" to standard output: two hours of three made-up applications on one engine.
+
+New users and documents come in the first hour, and users ask again until the end of the second.
 
 - `support`: a chat with a long system prompt, whose users return after about three minutes and mostly ask again.
 - `summary`: long documents, each sent once, which push the chats out of a least-recently-used cache.

@@ -10,10 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-import onnxruntime as ort
-
 from lpc.distribution import install
 from lpc.errors import LpcError
+from lpc.model.onnx_runtime import ort
 
 log = logging.getLogger(__name__)
 

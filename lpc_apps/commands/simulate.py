@@ -36,7 +36,10 @@ def simulate(
     trace: Annotated[Path | None, _option(LOG, "The same as LOG.")] = None,
     log_format: LogFormat = None,
     rate: Rate = None,
-    count_from: Annotated[float | None, _option(LOG, "Count hits from this second of a trace on; default: 1800.")] = None,
+    count_from: Annotated[
+        float | None,
+        _option(LOG, "Count hits from this second of a log on; default: 1800, or its middle if it has less than 57 minutes."),
+    ] = None,
     workload: Annotated[
         str | None,
         _option(

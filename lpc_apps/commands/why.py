@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
+from lpc.progress import progress
 from lpc_apps.commands.options import JsonOutput, LogFormat, Output, Rate
 from lpc_apps.commands.outcome import FINDINGS, note, report
 
@@ -54,6 +55,7 @@ WARNINGS: Final = {
     ),
 }
 """Name of each warning, and what to do. Whether a prompt misses depends on the model's template."""
+SEARCH: Final = "looking for causes"
 ENGINES: Final = {"vllm": "vLLM", "sglang": "SGLang"}
 SNIFFED: Final = 100
 """Requests among which one may show the log's server."""
@@ -175,7 +177,8 @@ def _of_hashes(log: "Log") -> "tuple[Found, dict[str, Any]]":
     from lpc_apps.why.hashed import analyse_hashes
 
     trace = log.trace()
-    found = analyse_hashes(trace, is_named=log.format != NAMELESS, decodes=trace.decodes)
+    with progress(SEARCH, 1, "logs"):
+        found = analyse_hashes(trace, is_named=log.format != NAMELESS, decodes=trace.decodes)
     return Found({"": found}), trace.reading()
 
 
@@ -208,10 +211,12 @@ def _of_text(log: "Log", engine: "EngineKind | None") -> "tuple[Found, dict[str,
     reading = {"file": log.path.name, "requests": len(ordered), "skipped": skipped.reading(), "estimated": {}}
     if len(readers) > 1 and all(one.is_read_as(other) for one, other in ordered):
         readers = readers[:1]
-    by_engine = {
-        reader.kind if len(readers) > 1 or engine else "": analyse([prompts[number] for prompts in ordered], reader)
-        for number, reader in enumerate(readers)
-    }
+    by_engine: dict[str, Analysis] = {}
+    with progress(SEARCH, len(readers), "engines") as done:
+        for number, reader in enumerate(readers):
+            name = reader.kind if len(readers) > 1 or engine else ""
+            by_engine[name] = analyse([prompts[number] for prompts in ordered], reader)
+            done.update()
     worst_first = sorted(by_engine.items(), key=lambda item: item[1].hit_rate)
     return Found(dict(worst_first), warnings_of([prompts[0] for prompts in ordered])), reading
 

@@ -43,8 +43,8 @@ class WorkloadSpec:
         think_time, law, active, seed: parameters of conversations; active and seed also of agent sessions, seed also of
             generated workloads.
         sample: of a trace with times, 1 in so many families (`lpc.logs.traces.sample`), for so small a cache; 1: all.
-        count_from: second of a trace from which hits are counted; None: after half an hour, in a trace of less than about an
-            hour after its first half, in a generated workload after 500 requests.
+        count_from: second of a trace from which hits are counted; None: from LEARN_S on, in a trace of up to
+            1.9 times that (57 minutes) from its middle on, in a generated workload after 500 requests.
         sessions: concurrent sessions of a closed loop; None: requests arrive at the log's times.
         requests: number of requests after which a closed loop ends.
     """

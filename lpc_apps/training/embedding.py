@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import onnxruntime as ort
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
@@ -25,6 +24,7 @@ from lpc.model.artifact import read_manifest
 from lpc.model.features import SCALARS, FeatureEncoder, Features
 from lpc.model.inference import graph_inputs
 from lpc.model.label_rows import COUNTS
+from lpc.model.onnx_runtime import ort
 from lpc.progress import progress
 
 EXAMPLES_PER_SHARD: Final = 2048

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import tokenizers
 from threadpoolctl import threadpool_limits
 
@@ -22,6 +21,7 @@ from lpc.files import naming, owned, sync, write_text
 from lpc.model.artifact import FILES, MANIFEST, Manifest, file_sha256, verify
 from lpc.model.features import FeatureEncoder, FeatureSettings
 from lpc.model.inference import graph_inputs
+from lpc.model.onnx_runtime import ort
 from lpc.model.versions import publish
 from lpc.progress import each, progress
 from lpc_apps.training import reference

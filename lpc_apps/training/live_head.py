@@ -6,10 +6,10 @@ from typing import Final
 import numpy as np
 import onnx
 import onnx.utils
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from lpc.model.artifact import read_manifest
+from lpc.model.onnx_runtime import ort
 from lpc.model.probability import P_MIN
 from lpc_apps.training.embedding import Embedded
 

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 import torch
 from tokenizers import Tokenizer
 
 from lpc.model.artifact import read_manifest
 from lpc.model.conversation import UserTurns
 from lpc.model.features import FeatureEncoder, Features, FeatureSettings
+from lpc.model.onnx_runtime import ort
 from lpc_apps.training.embedding import embeddings_of
 from lpc_apps.training.encoders import STATIC, load_encoder, source_of
 from lpc_apps.training.export import export

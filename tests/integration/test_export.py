@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from lpc.model.artifact import verify
 from lpc.model.conversation import UserTurns
 from lpc.model.features import FeatureEncoder, FeatureSettings
 from lpc.model.inference import Model, graph_inputs
+from lpc.model.onnx_runtime import ort
 from lpc.model.session import InferenceSettings
 from lpc_apps.training import export as exporting
 from lpc_apps.training import reference

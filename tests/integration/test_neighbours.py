@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +13,7 @@ from tokenizers import Tokenizer
 from lpc.model.conversation import UserTurns
 from lpc.model.features import FeatureEncoder, Features, FeatureSettings
 from lpc.model.inference import graph_inputs
+from lpc.model.onnx_runtime import ort
 from lpc_apps.training.encoders import load_encoder, source_of
 from lpc_apps.training.graph import PRECISIONS, Precision, write_onnx
 from lpc_apps.training.head_file import SHIPPED_HEADS, HeadFile

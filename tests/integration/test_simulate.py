@@ -352,6 +352,21 @@ def test_the_sample_is_whole_conversations_of_the_evaluation_half() -> None:
     assert all(0 < p < 1 for row in found for p in row.probability)
 
 
+def test_hits_are_counted_from_the_second_that_the_help_names(tmp_path: Path) -> None:
+    help_ = " ".join(RUN.invoke(app, ["simulate", "--help"], env={"COLUMNS": "400", "TERM": "dumb"}).stdout.split())
+    assert "default: 1800, or its middle if it has less than 57 minutes" in help_
+    for minutes, second in ((119, 1800), (58, 1800), (56, 56 * 30)):
+        log = tmp_path / f"{minutes}.jsonl"
+        times = (0, minutes * 60)
+        log.write_text(
+            "".join(
+                json.dumps({"timestamp": 1000 * at, "input_length": 512, "output_length": 1, "hash_ids": [1]}) + "\n"
+                for at in times
+            )
+        )
+        assert build(WorkloadSpec(trace=log, format="mooncake"))[0].count_from == second
+
+
 @pytest.mark.parametrize(("text", "value"), [("160K", 160_000), ("2M", 2_000_000), ("2%", 0.02), ("512", 512), ("1.5k", 1500)])
 def test_capacities_are_tokens_or_shares(text: str, value: float) -> None:
     assert parse_capacity(text) == value

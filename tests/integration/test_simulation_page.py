@@ -113,12 +113,16 @@ def test_a_cache_in_gib_has_marks_on_the_curve_and_a_paragraph(tmp_path: Path) -
         (["--model", "m", "--gpu-gib", "1", "--gpu-hour-price", "1", "--closed"], "leave out --gpu-hour-price"),
         (["--describe", "--html", "a.html"], "leave out --html"),
         (["--gpu-gib", "nan", "--model", "m"], "gpu-gib"),
-        (["--model", "none.json", "--gpu-gib", "1"], "no such file"),
     ],
 )
 def test_options_that_do_not_fit_are_one_error(words: list[str], reason: str) -> None:
     done = lpc("simulate", "--workload", "loop", *words)
     assert done.returncode == 2 and reason in done.err, done.err
+
+
+def test_the_configuration_of_a_model_that_is_missing_fails() -> None:
+    done = lpc("simulate", "--workload", "loop", "--model", "none.json", "--gpu-gib", "1")
+    assert done.returncode == 1 and "no such file" in done.err, done.err
 
 
 def stamped(path: Path, records: list[Record]) -> Path:
@@ -154,6 +158,11 @@ def test_the_page_has_the_causes_of_lpc_why_without_text(explained: tuple[str, d
     row = [f"{cause['lost_share']:.1%}", f"{cause['hit_rate_without_it']:.1%}"]
     assert cause["lost_share"] > 0.2 and all(number in text for number in row), text
     assert f"without these causes {found['hit_rate_without_causes']:.1%}" in text
+    # Two figures of an infinite cache, each with what it counts.
+    assert f"An infinite cache serves {found['hit_rate']:.1%} of the prompt tokens of the whole log, with the warm-up" in text
+    assert (
+        "Infinite cache, after the warm-up" in text and "The requests of the warm-up, in which policies learn, are not" in text
+    )
     assert "zebra" not in page and "maple" not in page
 
 
