@@ -76,11 +76,19 @@ def own_address() -> str | None:
     return None if address.startswith("127.") else address
 
 
-def placed(part: Part, root: Path, mounts: Mapping[str, Path]) -> Part:
-    """Return a container's command and settings with its mounts below a folder, where they are links."""
+def placed(part: Part, root: Path, mounts: Mapping[str, Path], *, as_folders: bool = False) -> Part:
+    """Return a container's command and settings with its mounts below a folder, where they are links.
+
+    Args:
+        as_folders: the places are folders and the empty sources links, since `lpc secrets` writes into no link.
+    """
     for inside, source in mounts.items():
         place = root / inside.lstrip("/")
         place.parent.mkdir(parents=True, exist_ok=True)
+        if as_folders:
+            source.rmdir()
+            place.mkdir()
+            source, place = place, source
         place.symlink_to(source, target_is_directory=True)
     tops = "|".join(sorted({re.escape(parent) for mount in mounts for parent in _with_parents(mount)}, key=len, reverse=True))
     pattern = re.compile(rf"(?<![\w./])({tops})(?![\w.-])") if mounts else re.compile("(?!)")
@@ -100,9 +108,9 @@ def from_compose(folder: Path, models: Path, address: str) -> Rendered:
     """Run the profile's one-shot service and return its other parts."""
     services = {name: one for name, one in configured().items() if "gateway" in one.get("profiles", [])}
 
-    def part(name: str, *, image: bool = True) -> Part:
+    def part(name: str, *, image: bool = True, writes: bool = False) -> Part:
         service = services[name]
-        mounts = {"/models": models}
+        mounts = {} if writes else {"/models": models}
         for volume in service.get("volumes", []):
             source, inside = volume.split(":")[:2]
             mounts[inside] = folder / "volumes" / source
@@ -113,9 +121,11 @@ def from_compose(folder: Path, models: Path, address: str) -> Rendered:
         settings = {**(IMAGE.env() if image else {}), **service.get("environment", {})}
         settings.pop("PATH", None)
         command = [word.replace("$$", "$") for word in service.get("command", IMAGE.command("CMD"))]
-        return placed(Part(command, {key: str(value) for key, value in settings.items()}), folder / name, mounts)
+        return placed(
+            Part(command, {key: str(value) for key, value in settings.items()}), folder / name, mounts, as_folders=writes
+        )
 
-    secrets = part("secrets")
+    secrets = part("secrets", writes=True)
     command = [sys.executable, "-m", "lpc_apps", *secrets.command, "--name", address]
     # As `docker compose up` does each time.
     for _ in range(2):

@@ -15,9 +15,9 @@ import pytest
 
 from tests.eventually import patiently
 from tests.integration.test_extras import installed
-from tests.integration.test_wheel import wheel
+from tests.integration.test_wheel import checkout, wheel
 
-__all__ = ["wheel"]
+__all__ = ["checkout", "wheel"]
 
 SWEEP = ["--workload", "few-shot", "--policies", "fifo,mq,arc,gdsf", "--capacity", "2%,4%,8%,16%"]
 
@@ -115,7 +115,7 @@ def test_a_cluster_that_cannot_run_the_sweep_is_one_error(cluster: Cluster, tmp_
     assert "no Dask scheduler answers at" in cluster.fails(*SWEEP, address="nonsense://x")
     cluster.worker()
     worker = cluster.worker(path=without_package(tmp_path))
-    assert "lacks the package: install" in cluster.fails(*SWEEP)
+    assert "lacks the package: pip install" in cluster.fails(*SWEEP)
     worker.kill()
     worker.wait()
     worker = cluster.worker(path=other_version(cluster, tmp_path))
