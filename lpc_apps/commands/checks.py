@@ -264,13 +264,18 @@ def _health_advice(code: grpc.StatusCode, settings: ClientSettings) -> str:
 def _token_requests(channel: grpc.Channel, access: Access, info: pb.GetModelInfoResponse, wanted: str) -> Iterator[Finding]:
     """Send a prompt for each of the sidecar's tokenizers, or for that of one served model.
 
+    Without a tokenizer none is sent, because the sidecar would count and log it as an engine's.
+
     Args:
         info: the sidecar's description of itself.
         wanted: the served model; empty: all.
     """
     known = [one for one in info.tokenizers if not wanted or one.served_model == wanted][:MOST]
-    for one in known or [pb.KnownTokenizer(served_model=wanted)]:
-        yield _judged(_ask_tokens(channel, access, one), one, takes_offers=info.limits.max_tokenizer_bytes > 0)
+    takes_offers = info.limits.max_tokenizer_bytes > 0
+    for one in known:
+        yield _judged(_ask_tokens(channel, access, one), one, takes_offers=takes_offers)
+    if not known:
+        yield _judged(pb.Prediction(unread=True), pb.KnownTokenizer(served_model=wanted), takes_offers=takes_offers)
 
 
 def _ask_tokens(channel: grpc.Channel, access: Access, known: pb.KnownTokenizer) -> pb.Prediction | str:
@@ -297,7 +302,7 @@ def _judged(answer: pb.Prediction | str, known: pb.KnownTokenizer, *, takes_offe
     if not answer.unread:
         origin = f"offered by an engine, {known.digest[:12]}" if known.digest else "of LPC_SERVED_MODELS"
         return finding("ok", f"{name}: token ids were read (tokenizer {origin}), probability {answer.probability:.3f}")
-    answered = f"{name}: token ids were not read; the answer used lengths and times alone"
+    answered = f"{name}: token ids are not read; answers use lengths and times alone"
     if known.status.state == pb.TOKENIZER_STATE_FAILED:
         advice = "correct LPC_SERVED_MODELS, or the engine's tokenizer"
         return finding("fail", f"{answered}: {known.status.message}", advice)

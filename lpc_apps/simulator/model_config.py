@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
+from lpc.distribution import install
 from lpc.errors import LpcError
 
 NESTED: Final = ("text_config", "llm_config", "language_config", "thinker_config")
@@ -83,7 +84,8 @@ def _from_hub(name: str) -> Path:
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ModuleNotFoundError:
         raise ModelConfigError(
-            f"{name!r:.80} is not a file, and huggingface_hub, which finds models by name, is not installed: give a config.json"
+            f"{name!r:.80} is not a file, and huggingface_hub, which finds models by name, is not installed: give a "
+            f"config.json, or {install('server')}"
         ) from None
     try:
         cached = try_to_load_from_cache(name, "config.json")

@@ -192,7 +192,8 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         if isinstance(error, TokenizerLoading) or (name, error.reason) in logged or len(logged) >= MAX_LOGGED:
             return
         logged.add((name, error.reason))
-        log.warning("cannot read prompts of served model %s: %s (counted in lpc_unread_prompts_total)", name, error)
+        whose = f"of served model {name}" if name else "without a served model"
+        log.warning("cannot read prompts %s: %s (counted in lpc_unread_prompts_total)", whose, error)
 
     def _deadline(self, context: Context) -> float:
         remaining = context.time_remaining()

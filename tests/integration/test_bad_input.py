@@ -158,3 +158,11 @@ async def test_invalid_requests_are_refused_without_their_text(
         for conversation in (chat(CANARY), pb.Conversation(prompt=CANARY)):
             await stub.Predict(one(conversation))
     assert CANARY not in "\n".join(record.getMessage() for record in caplog.records if not record.name.startswith("asyncio"))
+
+
+async def test_token_ids_without_a_served_model_are_logged_as_such(tiny_models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with sidecar(tiny_models) as (stub, _):
+        request = pb.PredictRequest(conversation=pb.Conversation(tokens=pb.TokenIds(ids=[1, 2])), accept_unread=True)
+        assert (await stub.Predict(request)).prediction.unread
+    (line,) = [line for line in caplog.messages if "cannot read prompts" in line]
+    assert line.startswith("cannot read prompts without a served model: no tokenizer is configured")

@@ -23,12 +23,13 @@ from tests.chat_templates import STYLES, tokenizer_of
 from tests.eventually import patiently
 from tests.integration.test_server import sidecar
 from tests.integration.test_tls import of, tls_sidecar
+from tests.integration.test_tokenizer_offer import metrics_of
 from tests.only import ROOT, base_install, hide_all_but
 
 
 async def looked(**settings: object) -> dict[str, Finding]:
     findings = await asyncio.to_thread(examine, ClientSettings(**settings))  # type: ignore[arg-type]
-    return {finding.check: finding for finding in findings if not finding.check.startswith("engine ")}
+    return {finding.check: finding for finding in findings if not finding.check.startswith("engine")}
 
 
 def at_redis(url: str, **settings: object) -> dict[str, Finding]:
@@ -57,6 +58,21 @@ async def test_a_sidecar_that_is_well(
     assert "4096 messages" in found["limits"].found
     assert found["response caches"].found == "off in this sidecar (LPC_CACHE_REDIS_URL)"
     assert found["token request"].found.startswith("m: token ids were read (tokenizer of LPC_SERVED_MODELS), probability 0.")
+
+
+@pytest.mark.parametrize(("served_model", "name"), [("", "any model"), ("m", "m")])
+async def test_without_a_tokenizer_no_prompt_is_sent_that_the_sidecar_would_count_and_log(
+    tiny_models: Path, caplog: pytest.LogCaptureFixture, served_model: str, name: str
+) -> None:
+    async with sidecar(tiny_models) as (_, addresses):
+        found = await looked(predictor_address=f"127.0.0.1:{addresses.port}", served_model=served_model)
+        counted = await metrics_of(addresses)
+    assert found["token request"].status == "warn"
+    assert found["token request"].found == (
+        f"{name}: token ids are not read; answers use lengths and times alone: no engine has offered a tokenizer yet"
+    )
+    assert not [line for line in caplog.messages if "cannot read prompts" in line]
+    assert not [value for key, value in counted.items() if key.startswith("lpc_unread_prompts_total") and value]
 
 
 async def test_response_caches_whose_redis_is_there_or_not(tiny_models: Path, tmp_path: Path) -> None:

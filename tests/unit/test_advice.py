@@ -1,13 +1,18 @@
 """What the command line advises where a package is missing, and where LMCache's settings are wrong."""
 
 import socket
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from lpc.distribution import install
-from lpc_apps.commands.cli import EXTRAS, _advice, app
+from lpc_apps.commands.cli import EXTRAS, NEEDS, _advice, app
+from tests.command import lpc
+from tests.only import ROOT
 
 
 @pytest.mark.parametrize(
@@ -23,7 +28,43 @@ from lpc_apps.commands.cli import EXTRAS, _advice, app
 )
 def test_a_missing_package_is_advised_by_the_extra_that_has_it(package: str, extra: str) -> None:
     assert _advice(package) == install(extra) and extra in EXTRAS
-    assert (_advice("elsewhere.part"), _advice("grpc.aio")) == ("pip install elsewhere", "pip install grpcio")
+    assert (_advice("elsewhere.part"), _advice("grpc.aio")) == ("pip install elsewhere", install())
+
+
+@pytest.mark.parametrize(
+    ("command", "package", "extra"),
+    [
+        ("gateway", "h11", "cache"),  # of uvicorn
+        ("gateway", "numpy", "cache"),
+        ("cache", "onnxruntime", "server"),
+        ("demo", "numpy", "demo"),
+        ("demo", "matplotlib.figure", "demo"),
+        ("serve", "numpy", "server"),
+        ("serve", "safetensors", "server"),
+        ("simulate", "numpy", "sim"),
+        ("simulate", "matplotlib", "picture"),
+        ("why", "pytz", "sim"),
+        ("train", "numpy", "train"),
+        ("secrets", "cryptography", "tls"),
+        ("lmcache", "starlette", "lmcache"),
+        ("predict", "google.protobuf", ""),
+    ],
+)
+def test_a_command_advises_its_own_extra_also_for_what_its_packages_need(command: str, package: str, extra: str) -> None:
+    assert _advice(package, command) == install(extra)
+
+
+def test_every_command_that_needs_an_extra_exists() -> None:
+    assert set(NEEDS) <= set(get_command(app).commands)  # type: ignore[attr-defined]
+    assert set(NEEDS.values()) <= set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+
+
+def test_a_package_that_is_missing_is_one_line_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("uvicorn", "response_cache")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    done = lpc("gateway")
+    assert (done.returncode, done.err) == (1, f"lpc: this command needs the package uvicorn: {install('cache')}\n")
 
 
 def front(*words: str, **environment: str) -> tuple[int, str]:

@@ -31,9 +31,17 @@ def rows() -> dict[str, Finding]:
 
 
 def test_every_tier_of_the_support_table_that_is_an_engine_has_its_row(site: Path) -> None:
+    for name in ("vllm", "lmcache", "sglang"):
+        install(site, name, "0.1")
     assert set(rows()) == {f"{engine}, {tier}" for engine, tier in TIERS if engine != "any, by gRPC"}
-    assert {row.found for row in rows().values()} == {"not installed here"}
-    assert {row.status for row in rows().values()} == {"ok"}
+
+
+def test_engines_that_are_not_installed_have_one_row(site: Path) -> None:
+    advice = "to check an engine, run this in its environment"
+    assert list(examine_engines()) == [Finding("engines", "ok", "none is installed here: vLLM, LMCache, SGLang", advice)]
+    install(site, "vllm", "0.32.0")
+    assert set(rows()) == {"vLLM, GPU pool", "vLLM, waiting queue", "vLLM, CPU tier", "engines"}
+    assert rows()["engines"] == Finding("engines", "ok", "not installed here: LMCache, SGLang")
 
 
 def test_a_release_that_was_tested(site: Path) -> None:
