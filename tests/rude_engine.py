@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from tests.engine_double import KINDS
+
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
 """An answer after which the connection stays open."""
 Manner = Callable[["RudeEngine", asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -17,7 +19,7 @@ class RudeEngine:
 
     Attributes:
         bodies: bodies of requests that were read, without those of probes.
-        probes: requests of /health.
+        probes: requests of /health, and of what the engine is.
         connections: number of accepted connections.
     """
 
@@ -29,7 +31,7 @@ class RudeEngine:
     async def read(self, reader: asyncio.StreamReader) -> bool:
         """Read one request; return whether it is a probe."""
         head = await reader.readuntil(b"\r\n\r\n")
-        probe = b"/health" in head.split(b"\r\n")[0]
+        probe = _is_probe(head)
         length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0)
         body = await reader.readexactly(length)
         if b"transfer-encoding: chunked" in head.lower():
@@ -39,6 +41,11 @@ class RudeEngine:
         else:
             self.bodies.append(body)
         return probe
+
+
+def _is_probe(head: bytes) -> bool:
+    _, path, _ = head.split(b"\r\n")[0].split(b" ")
+    return path.endswith((b"/health", *(kind.encode() for kind in KINDS)))
 
 
 async def closes(engine: RudeEngine, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -92,7 +99,7 @@ async def refuses_early(
 ) -> None:
     """Refuse a request after its header fields: a proxy with a limit. ``reads_on``: it receives the body before it closes."""
     head = await reader.readuntil(b"\r\n\r\n")
-    if b"/health" in head.split(b"\r\n")[0]:
+    if _is_probe(head):
         engine.probes += 1
         writer.write(ANSWER)
     else:

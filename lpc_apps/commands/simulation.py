@@ -167,6 +167,8 @@ def simulate(
         if page["said"]:
             said[workload] = "\n\n".join(page["said"])
         pages.append(page)
+    if stopped:  # no file has figures of a part of the runs
+        raise KeyboardInterrupt
     if picture is not None:
         write_png(draw_hit_rates(summary, nearest(pairs(summary), own), marks), picture)
         console().print(f"picture: {picture}")
@@ -185,8 +187,6 @@ def simulate(
         }
     if answers.log is not None:
         found["log"] = answers.log
-    if stopped:
-        found["stopped"] = True
     return found
 
 

@@ -250,7 +250,10 @@ def test_a_signal_leaves_neither_files_nor_processes(
         to(process.pid, number)
         said = rest_of(process)
     assert process.returncode == 128 + number
-    assert said.decode() == f"lpc: {'interrupted' if number == signal.SIGINT else 'terminated'}\n"
+    *before, last = said.decode().splitlines()
+    assert last == f"lpc: {'interrupted' if number == signal.SIGINT else 'terminated'}"
+    before = [line for line in before if not line.startswith("lpc: simulating: ")]  # on a busy machine
+    assert before == (["lpc: stopped after 8 runs; what follows is from these"] if number == signal.SIGINT else [])
     until(lambda: not running_in(process.pid))
     assert not list((tmp_path / "tmp").iterdir())
 

@@ -681,10 +681,9 @@ def test_ctrl_c_ends_with_what_is_known(qwen: Path, tmp_path: Path, monkeypatch:
     assert done.exit_code == 130
     said = " ".join(done.output.split())
     assert "stopped after 8 runs; what follows is from these" in said
-    assert "With a cache of" in said and "Without the sidecar" not in said and "Traceback" not in said
-    found = json.loads((tmp_path / "s.json").read_text())
-    assert found["stopped"] and {row["policy"] for row in found["rows"]} == {"lru", "plugin"}
-    assert found["answer"]
+    assert "prompt tokens at" in said and re.search(r"An infinite cache would serve .* With a cache of", said)
+    assert "Without the sidecar" not in said and "Traceback" not in said
+    assert not (tmp_path / "s.json").exists(), "no file has figures of a part of the runs"
 
 
 @pytest.mark.parametrize(("wrong", "begins"), [(3, None), (20, False), (90, True)])
