@@ -84,6 +84,7 @@ def test_predict_without_a_sidecar_says_how_to_start_one() -> None:
     result = lpc("predict", "--address", f"127.0.0.1:{free_port()}", stdin=b"hello")
     assert result.returncode == 1
     assert b"start one with `lpc serve`" in result.stderr
+    assert result.stdout == b"", "no head of a table without rows"
 
 
 def test_a_second_sidecar_on_the_same_port_is_refused(served: tuple[object, str], tiny_models: Path) -> None:
