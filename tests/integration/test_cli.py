@@ -108,6 +108,21 @@ def test_a_signal_drains_and_exits_0(tiny_models: Path, number: signal.Signals) 
         assert process.wait(patiently()) == 0
 
 
+@pytest.mark.parametrize("model", ["tiny", "missing"])
+def test_a_sidecar_leaves_nothing_in_the_folder_for_temporary_files(tiny_models: Path, tmp_path: Path, model: str) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("LPC_")}
+    env |= {"TMPDIR": str(tmp_path), "LPC_METRICS_PORT": "", "LPC_PORT": "0"}
+    flags = ["--models", str(tiny_models), "--model", model]
+    with subprocess.Popen([*LPC, "serve", *flags], stderr=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "listening on" in line:
+                assert [path.name for path in tmp_path.glob("*/*")] == ["predictor.sock"]
+                process.send_signal(signal.SIGTERM)
+        assert process.wait(patiently()) == (0 if model == "tiny" else 1)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("env", "why"),
     [
