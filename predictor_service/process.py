@@ -115,6 +115,7 @@ async def process(
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(lost_errors(metrics.task_failures))
         listener = Listener(settings, tls, ServiceInterceptor(metrics, callers), keepalive, connection_age_s)
+        stack.callback(listener.remove_socket)
         metrics_port = None
         if settings.metrics_port is not None:
             metrics_port = stack.enter_context(serve_metrics(metrics.registry, settings.metrics_host, settings.metrics_port))

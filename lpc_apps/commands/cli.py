@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import traceback
+from collections.abc import Callable
 from typing import Annotated, Any, Final, NoReturn
 
 import typer
@@ -20,6 +21,7 @@ from lpc_apps.commands.doctor import doctor
 from lpc_apps.commands.embed import embed
 from lpc_apps.commands.evaluate import evaluate
 from lpc_apps.commands.export import export
+from lpc_apps.commands.options import examples
 from lpc_apps.commands.outcome import end_with, fail, note
 from lpc_apps.commands.predict import predict
 from lpc_apps.commands.report import report
@@ -98,25 +100,31 @@ def lpc(
     """Learned prefix caching for LLM engines."""
 
 
-for command in (
-    serve,
-    gateway,
-    secrets,
-    demo,
-    tiny_model,
-    predict,
-    doctor,
-    report,
-    embed,
-    train,
-    evaluate,
-    simulate,
-    why,
-    export,
-):
-    app.command()(command)
-cache.app.command("calibrate")(calibrate)
-cache.app.command("warm")(warm)
+COMMANDS: Final[dict[Callable[..., None], tuple[str, ...]]] = {
+    serve: ("lpc serve", "lpc serve --port 50061 --metrics-port 9091", "LPC_REDIS_URL=redis://127.0.0.1:6379/0 lpc serve"),
+    gateway: ("lpc gateway --engines http://127.0.0.1:8000", "lpc gateway --no-response-cache --port 8081"),
+    secrets: ("lpc secrets lpc-secrets --client app",),
+    demo: ("lpc demo",),
+    tiny_model: ("lpc tiny-model my-model",),
+    predict: ("echo 'How do I sort a list in Rust?' | lpc predict", "lpc predict chats.jsonl --json"),
+    doctor: ("lpc doctor", "lpc doctor --engine http://127.0.0.1:8000"),
+    report: ("lpc report --engine http://127.0.0.1:8000", "lpc report --prometheus http://127.0.0.1:9090 --hours 24"),
+    embed: ("lpc embed", "lpc embed --dataset chat --source requests.jsonl"),
+    train: ("lpc train", "lpc train --embeddings data/chat --head head.safetensors", "lpc train --from labels"),
+    evaluate: ("lpc evaluate", "lpc evaluate --embeddings data/chat"),
+    simulate: (
+        "lpc simulate requests.jsonl --cache 160K",
+        "zcat requests.jsonl.gz | lpc simulate - --policies lru,plugin --html page.html",
+        "lpc simulate requests.jsonl --model Llama-3.1-8B --gpu-gib 12",
+    ),
+    why: ("lpc why requests.jsonl", "lpc why requests.jsonl --fail-on 5"),
+    export: ("lpc export", "lpc export requests.jsonl --anonymous --to trace.jsonl"),
+}
+"""Each with examples."""
+for command, lines in COMMANDS.items():
+    app.command(epilog=examples(*lines))(command)
+cache.app.command("calibrate", epilog=examples("lpc cache calibrate --pairs pairs.jsonl --evidence evidence.json"))(calibrate)
+cache.app.command("warm", epilog=examples("lpc cache warm bodies.jsonl --token-file token", "lpc cache warm --yesterday"))(warm)
 app.add_typer(cache.app, name="cache")
 app.add_typer(lmcache.app, name="lmcache")
 app.add_typer(models.app, name="models")

@@ -21,7 +21,7 @@ TRACE = "A log as an anonymous trace"
 def export(
     log: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[LOG]...", help="A log to export as a trace; default: export the sidecar's model."),
+        typer.Argument(metavar="LOG", help="A log to export as a trace; default: export the sidecar's model."),
     ] = None,
     anonymous: Annotated[
         bool, typer.Option("--anonymous", help="Write keyed hashes, lengths, times and numbers only.", rich_help_panel=TRACE)

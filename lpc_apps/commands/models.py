@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lpc_apps.commands.options import JsonOutput, ModelName, Models, Output
+from lpc_apps.commands.options import JsonOutput, ModelName, Models, Output, examples
 from lpc_apps.commands.outcome import report
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="List the versions of a model, and choose the one to serve.", no_args_is_help=True)
 
 
-@app.command("list")
+@app.command("list", epilog=examples("lpc models list"))
 def list_versions(
     models: Models = Path("models"), model: ModelName = "default", output: Output = None, as_json: JsonOutput = False
 ) -> None:
@@ -24,7 +24,7 @@ def list_versions(
     report(lambda: _list(models, model), output, as_json=as_json)
 
 
-@app.command("promote")
+@app.command("promote", epilog=examples("lpc models promote int8-8f711e4fa37d"))
 def promote_version(
     version: Annotated[str, typer.Argument(help="Name from `lpc models list`.")],
     models: Models = Path("models"),
@@ -37,7 +37,7 @@ def promote_version(
     _say(f"{version} is promoted: sidecars serve it within five seconds, until another version is promoted")
 
 
-@app.command("rollback")
+@app.command("rollback", epilog=examples("lpc models rollback"))
 def roll_back(models: Models = Path("models"), model: ModelName = "default") -> None:
     """Promote the previously served version."""
     from lpc.model.versions import rollback
@@ -46,7 +46,7 @@ def roll_back(models: Models = Path("models"), model: ModelName = "default") -> 
     _say(f"{version} is promoted in place of {left}: sidecars serve it within five seconds")
 
 
-@app.command("unpin")
+@app.command("unpin", epilog=examples("lpc models unpin"))
 def unpin_version(models: Models = Path("models"), model: ModelName = "default") -> None:
     """Remove the promotion: sidecars serve the newest version."""
     from lpc.model.versions import served_folder, unpin
@@ -56,7 +56,7 @@ def unpin_version(models: Models = Path("models"), model: ModelName = "default")
     _say(f"{'promotion removed' if there else 'nothing was promoted'}: sidecars serve the newest version, {now}")
 
 
-@app.command("prune")
+@app.command("prune", epilog=examples("lpc models prune --keep 3"))
 def prune_versions(
     models: Models = Path("models"),
     model: ModelName = "default",

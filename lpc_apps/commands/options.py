@@ -38,10 +38,13 @@ Address = Annotated[
     str | None,
     typer.Option(
         envvar="LPC_PREDICTOR_ADDRESS",
-        help="Sidecar, host:port or unix:///path. LPC_PREDICTOR_CA, LPC_CLIENT_CERTIFICATE, LPC_CLIENT_KEY and "
-        "LPC_PREDICTOR_TOKEN_FILE hold the rest, as for engines.",
+        help="Sidecar, host:port or unix:///path; default: 127.0.0.1:50051. LPC_PREDICTOR_CA, LPC_CLIENT_CERTIFICATE, "
+        "LPC_CLIENT_KEY and LPC_PREDICTOR_TOKEN_FILE hold the rest, as for engines.",
     ),
 ]
-Port = Annotated[int | None, typer.Option(help="Port to listen on.")]
-Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
-MetricsPort = Annotated[int | None, typer.Option(help="Port of the Prometheus metrics.")]
+Host = Annotated[str | None, typer.Option(help="Address to listen on; default: 127.0.0.1.")]
+
+
+def examples(*commands: str) -> str:
+    """Return the end of a command's help: a blank line between lines keeps them apart."""
+    return "\n\n".join(("Examples:" if len(commands) > 1 else "Example:", *(f"    {command}" for command in commands)))

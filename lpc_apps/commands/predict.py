@@ -64,7 +64,6 @@ def _predict(settings: "ClientSettings", file: str, timeout: float) -> dict[str,
     """Print a row for each answer; return them."""
     rows: list[dict[str, Any]] = []
     lines = read(file)
-    print(f"{'line':>6}  {'turns':>5}  probability  model")
     with asking(settings, timeout) as ask:
         for line in lines:
             try:
@@ -72,6 +71,8 @@ def _predict(settings: "ClientSettings", file: str, timeout: float) -> dict[str,
             except Refused as error:
                 typer.echo(f"lpc: {shown(f'{line.where}: {error}')}", err=True)
                 continue
+            if not rows:
+                print(f"{'line':>6}  {'turns':>5}  probability  model")
             turns, probability, model = answer.turn_count, answer.probability, answer.model_version
             print(f"{line.number:>6}  {turns:>5}  {probability:>11.3f}  {shown(model)}", flush=True)
             rows.append({"line": line.number, "turns": turns, "probability": probability, "model_version": model})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lpc_apps.commands.options import Host, MetricsPort, Port, Provider
+from lpc_apps.commands.options import Host, Provider
 from lpc_apps.commands.outcome import fail
 from lpc_apps.commands.settings import service_settings
 
@@ -20,12 +20,15 @@ if TYPE_CHECKING:
 def serve(
     config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
     host: Host = None,
-    port: Port = None,
-    metrics_port: MetricsPort = None,
-    unix_socket: Annotated[Path | None, typer.Option(help="Unix socket to listen on.")] = None,
-    models: Annotated[Path | None, typer.Option(help="Model repository.")] = None,
-    model: Annotated[str | None, typer.Option(help="Name of the sidecar's model in the repository.")] = None,
-    provider: Annotated[Provider | None, typer.Option(help="Device of inference; auto: CUDA if present.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; default: 50051.")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="Port of the Prometheus metrics; default: 9090.")] = None,
+    unix_socket: Annotated[
+        Path | None,
+        typer.Option(help="Unix socket to listen on; default: predictor.sock in lpc-UID, in the folder for temporary files."),
+    ] = None,
+    models: Annotated[Path | None, typer.Option(help="Model repository; default: models.")] = None,
+    model: Annotated[str | None, typer.Option(help="Name of the sidecar's model in the repository; default: default.")] = None,
+    provider: Annotated[Provider | None, typer.Option(help="Device of inference; default: auto, CUDA if present.")] = None,
 ) -> None:
     """Run the prediction sidecar until Ctrl-C. Every setting can also be given as LPC_... or in a file."""
     settings = service_settings(

@@ -28,7 +28,7 @@ def simulate(
     log: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[LOG]...",
+            metavar="LOG",
             help="A log of any format below: files, also .gz or .zst, or their folder; -: standard input. Default: a sample of "
             "ShareGPT, drawn.",
         ),
@@ -102,7 +102,10 @@ def simulate(
             "plugin-sidecar, oracle, belady; default: lru,mq,plugin,plugin-sidecar,belady.",
         ),
     ] = None,
-    capacity: Annotated[str | None, _option(CACHE, "Tokens or shares of the working set: 160K,2%.")] = None,
+    capacity: Annotated[
+        str | None,
+        _option(CACHE, "Tokens or shares of the working set; default: 1%,2%,3%,5%,8%,20%,50%, of ShareGPT 80K,160K,320K."),
+    ] = None,
     cache: Annotated[str | None, _option(CACHE, "Size of your cache, for the summary; default: the middle --capacity.")] = None,
     model: Annotated[
         str | None,

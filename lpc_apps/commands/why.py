@@ -74,7 +74,7 @@ MOST_TEXT: Final = 1 << 30
 
 def why(
     log: Annotated[
-        list[Path], typer.Argument(metavar="LOG...", help="A log of requests: files, or their folder; -: standard input.")
+        list[Path], typer.Argument(metavar="LOG", help="A log of requests: files, or their folder; -: standard input.")
     ],
     log_format: LogFormat = None,
     rate: Rate = None,

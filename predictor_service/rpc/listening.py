@@ -1,6 +1,7 @@
 """The gRPC server on a TCP port, and on a Unix socket if configured."""
 
 import asyncio
+import contextlib
 import os
 import socket
 import stat
@@ -20,7 +21,7 @@ from predictor_service.errors import StartError
 from predictor_service.own_folder import ForeignFolder, make_own
 from predictor_service.rpc.health import Health
 from predictor_service.rpc.tls import ServerTls
-from predictor_service.settings import ServiceSettings
+from predictor_service.settings import OWN_FOLDER, ServiceSettings
 
 GRACE_MS: Final = 30_000
 """Time that running calls get when their connection is closed because of its age."""
@@ -142,8 +143,15 @@ class Listener:
         self._health.shut_down()
         await self._accept_all()
         await self._server.stop(self._settings.drain_timeout_s)
-        if self._settings.unix_socket is not None:
-            self._settings.unix_socket.unlink(missing_ok=True)
+
+    def remove_socket(self) -> None:
+        """Remove the Unix socket, and the default folder if it is empty. Other folders may be mounted into containers."""
+        path = self._settings.unix_socket
+        if path is not None:
+            path.unlink(missing_ok=True)
+            if path.parent == OWN_FOLDER:
+                with contextlib.suppress(OSError):  # another process has its socket there
+                    path.parent.rmdir()
 
     async def _accept_all(self) -> None:
         """Accept the calls that have arrived, which gRPC would cancel; for at most half of the configured time.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 import typer
 
 from lpc.errors import UsageError
-from lpc_apps.commands.options import Address, Host, JsonOutput, MetricsPort, Output, Port
+from lpc_apps.commands.options import Address, Host, JsonOutput, Output, examples
 from lpc_apps.commands.outcome import fail, report
 from lpc_apps.commands.settings import client_settings, server_settings, use_file
 
@@ -21,14 +21,22 @@ Result = TypeVar("Result")
 ComplaintReason: TypeAlias = Literal["other_question", "incorrect", "outdated"]
 
 
-@app.command("serve")
+@app.command(
+    "serve",
+    epilog=examples(
+        "LPC_CACHE_REDIS_URL=redis://127.0.0.1:6380/0 LPC_CACHE_KEYS=cache-keys LPC_CACHE_GATEWAYS=anonymous lpc cache serve"
+    ),
+)
 def serve_caches(
     config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
     host: Host = None,
-    port: Port = None,
-    metrics_port: MetricsPort = None,
-    unix_socket: Annotated[Path | None, typer.Option(help="Unix socket to listen on.")] = None,
-    models: Annotated[Path | None, typer.Option(help="Model repository, for the semantic tier.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; default: 50052.")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="Port of the Prometheus metrics; default: 9096.")] = None,
+    unix_socket: Annotated[
+        Path | None,
+        typer.Option(help="Unix socket to listen on; default: caches.sock in lpc-UID, in the folder for temporary files."),
+    ] = None,
+    models: Annotated[Path | None, typer.Option(help="Model repository, for the semantic tier; default: models.")] = None,
 ) -> None:
     """Run the response caches in a process of their own until Ctrl-C, without predictions.
 
@@ -46,7 +54,7 @@ def serve_caches(
     asyncio.run(until_stopped(running_alone(settings), settings.drain_timeout_s))
 
 
-@app.command("feedback")
+@app.command("feedback", epilog=examples("lpc cache feedback 0f3a --reason outdated --drop", "lpc cache feedback 0f3a --right"))
 def give_feedback(
     entry: Annotated[str, typer.Argument(help="Entry id from the header x-lpc-entry, hexadecimal.")],
     wrong: Annotated[bool, typer.Option("--wrong/--right", help="Whether the answer was wrong.")] = True,
@@ -72,7 +80,7 @@ def give_feedback(
         fail("nothing was dropped: the entry had expired, or the sidecar cannot reach its Redis (see `lpc doctor`)")
 
 
-@app.command("invalidate")
+@app.command("invalidate", epilog=examples("lpc cache invalidate --scope faq --erase"))
 def make_unfindable(
     scope: Annotated[str, typer.Option(help="Scope of the answers.")],
     erase: Annotated[
@@ -88,7 +96,7 @@ def make_unfindable(
     _invalidate(pb.InvalidateRequest(scope=scope, erase=erase), address)
 
 
-@app.command("purge")
+@app.command("purge", epilog=examples("lpc cache purge --yes"))
 def purge_all(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     address: Address = None,
@@ -101,7 +109,7 @@ def purge_all(
     _invalidate(pb.InvalidateRequest(everything=True, erase=True), address)
 
 
-@app.command("report")
+@app.command("report", epilog=examples("lpc cache report", "lpc cache report --scope faq --price 0.15,0.60"))
 def report_caches(
     scope: Annotated[str, typer.Option(help="One scope; default: all scopes of this client.")] = "",
     days: Annotated[int, typer.Option(min=1, max=100, help="Days up to today, in UTC.")] = 7,

@@ -6,16 +6,18 @@ from typing import Annotated
 
 import typer
 
-from lpc_apps.commands.options import Address, Host, MetricsPort, Port
+from lpc_apps.commands.options import Address, Host
 from lpc_apps.commands.settings import client_settings, server_settings
 
 
 def gateway(
-    engines: Annotated[str | None, typer.Option(help="Base URLs of the engines, separated by commas.")] = None,
+    engines: Annotated[
+        str | None, typer.Option(help="Base URLs of the engines, separated by commas; default: http://127.0.0.1:8000.")
+    ] = None,
     host: Host = None,
-    port: Port = None,
-    metrics_port: MetricsPort = None,
-    response_cache: Annotated[bool | None, typer.Option(help="Use the sidecar's response caches.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; default: 8080.")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="Port of the Prometheus metrics; default: 9095.")] = None,
+    response_cache: Annotated[bool | None, typer.Option(help="Use the sidecar's response caches; default: yes.")] = None,
     address: Address = None,
 ) -> None:
     """Run the gateway until Ctrl-C: OpenAI's API before one or more engines, with response caches.

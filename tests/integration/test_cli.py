@@ -84,6 +84,7 @@ def test_predict_without_a_sidecar_says_how_to_start_one() -> None:
     result = lpc("predict", "--address", f"127.0.0.1:{free_port()}", stdin=b"hello")
     assert result.returncode == 1
     assert b"start one with `lpc serve`" in result.stderr
+    assert result.stdout == b"", "no head of a table without rows"
 
 
 def test_a_second_sidecar_on_the_same_port_is_refused(served: tuple[object, str], tiny_models: Path) -> None:
@@ -105,6 +106,21 @@ def test_a_signal_drains_and_exits_0(tiny_models: Path, number: signal.Signals) 
             if "listening on" in line:
                 process.send_signal(number)
         assert process.wait(patiently()) == 0
+
+
+@pytest.mark.parametrize("model", ["tiny", "missing"])
+def test_a_sidecar_leaves_nothing_in_the_folder_for_temporary_files(tiny_models: Path, tmp_path: Path, model: str) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("LPC_")}
+    env |= {"TMPDIR": str(tmp_path), "LPC_METRICS_PORT": "", "LPC_PORT": "0"}
+    flags = ["--models", str(tiny_models), "--model", model]
+    with subprocess.Popen([*LPC, "serve", *flags], stderr=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "listening on" in line:
+                assert [path.name for path in tmp_path.glob("*/*")] == ["predictor.sock"]
+                process.send_signal(signal.SIGTERM)
+        assert process.wait(patiently()) == (0 if model == "tiny" else 1)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """What the command line advises where a package is missing, and where LMCache's settings are wrong."""
 
 import socket
-import sys
 import tomllib
 from pathlib import Path
 
@@ -60,11 +59,12 @@ def test_every_command_that_needs_an_extra_exists() -> None:
 
 
 def test_a_package_that_is_missing_is_one_line_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("uvicorn", "response_cache")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    def missing(*_: object, **__: object) -> None:
+        raise ModuleNotFoundError("No module named 'h11'", name="h11")
+
+    monkeypatch.setattr("response_cache.commands.gateway.server_settings", missing)
     done = lpc("gateway")
-    assert (done.returncode, done.err) == (1, f"lpc: this command needs the package uvicorn: {install('cache')}\n")
+    assert (done.returncode, done.err) == (1, f"lpc: this command needs the package h11: {install('cache')}\n")
 
 
 def front(*words: str, **environment: str) -> tuple[int, str]:
