@@ -52,7 +52,8 @@ def recognise(files: Sequence[Path]) -> str:
         name = files[0].name if len(files) == 1 else f"{len(files)} files"
         if (result := next(filter(None, map(_result_of, files)), None)) is not None:
             raise TraceError(
-                f"{name} is {result}: it has figures of requests, but no prompts. Give the log or the trace that was sent"
+                f"{name} is {result}: it has figures of requests, but no prompts. Give the log or the trace that was sent, "
+                "or log the requests in the engine or its gateway as on the page log formats"
             )
         if all(next(json_lines(file), None) is None for file in files):
             raise TraceError(f"{name} is empty: it has no requests")
@@ -124,6 +125,8 @@ RESULTS: Final = (
     ("a result of GuideLLM", {"benchmarks", "metadata"}),
     ("a result of vLLM's benchmark", {"tokenizer_id", "num_prompts"}),
     ("a result of vLLM's benchmark", {"request_throughput", "mean_ttft_ms", "num_prompts"}),
+    ("a result of vLLM's benchmark", {"requests_per_second", "tokens_per_second", "elapsed_time"}),
+    ("a result of vLLM's benchmark", {"avg_latency", "latencies", "percentiles"}),
     ("a result of SGLang's benchmark", {"dataset_name", "request_throughput", "mean_ttft_ms"}),
     ("AIPerf's profile_export.jsonl", {"metadata", "metrics"}),
     ("a result of AIPerf", {"aiperf_version"}),

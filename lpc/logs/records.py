@@ -416,7 +416,10 @@ def _numbered(
         text = text.removeprefix(b"\xef\xbb\xbf") if number == 1 else text
         text = _unlisted(text) if listed else text
         if text and not text.isspace():
-            yield str(number), _object(text, repair)
+            record = _object(text, repair)
+            del line, text  # a long line takes as much memory as its record, which the caller may keep for long
+            yield str(number), record
+            del record
 
 
 def _ends(line: bytes | str) -> bool:

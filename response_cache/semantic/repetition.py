@@ -29,6 +29,9 @@ EMBEDDED: Final = 3_000
 LONGEST: Final = 4_000
 """Characters of a question that is compared by meaning: vetoes stop a longer one."""
 
+LOOKED_UP: Final = 256 << 10
+"""Characters of a question whose normal form is compared, which takes 20 times its memory. No gateway looks up longer ones."""
+
 Embed = Callable[[Sequence[str]], Mapping[str, NDArray[Any]]]
 """Returns vectors of unit length."""
 
@@ -102,8 +105,8 @@ class Repetition:
 def _question(request: LoggedRequest, number: int) -> Question:
     last = request.messages[-1]
     text = last.text if last.is_user_turn and all(part.kind == "text" for part in last.parts) else ""
-    form = normal_form(text)
-    context = _digest(request.scope, request.tools, request.messages[:-1], language_of(form))
+    form = normal_form(text) if len(text) <= LOOKED_UP else text
+    context = _digest(request.scope, request.tools, request.messages[:-1], language_of(form[:LOOKED_UP]))
     return Question(request.time, number, context, _digest(text), _digest(form), text[: LONGEST + 1] if text.strip() else "")
 
 

@@ -182,3 +182,19 @@ def test_skipped_records_do_not_decide_the_size_of_blocks(
         assert (trace.block_tokens, len(trace.requests)) == (64, len(kept))
         assert sum(trace.skipped.counts.values()) == len(odd)
         assert isinstance(trace.skipped, Skipped)
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz"])
+def test_the_bytes_of_a_line_are_not_held_while_its_record_is_used(tmp_path: Path, name: str) -> None:
+    size = 1 << 22
+    line = b'{"text": "' + b"x" * size + b'"}\n'
+    (tmp_path / name).write_bytes(gzip.compress(line, 1) if name.endswith(".gz") else line)
+    lines = json_lines(tmp_path / name)
+    tracemalloc.start()
+    try:
+        _, record = next(lines)
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert isinstance(record, dict) and len(record["text"]) == size
+    assert held < 1.5 * size

@@ -99,5 +99,20 @@ RESULTS: dict[str, list[dict[str, Any]]] = {
 def test_a_load_generator_s_result_is_named(name: str, indent: int | None, tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text("".join(json.dumps(record, indent=indent) + "\n" for record in RESULTS[name]))
-    with pytest.raises(TraceError, match=f"{name}.*no prompts. Give the log or the trace that was sent"), open_log(path):
+    advice = "Give the log or the trace that was sent, or log the requests in the engine or its gateway"
+    with pytest.raises(TraceError, match=f"{name}.*no prompts. {advice}"), open_log(path):
+        pass
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"elapsed_time": 9.0, "num_requests": 9, "total_num_tokens": 99, "requests_per_second": 1.0, "tokens_per_second": 11.0},
+        {"avg_latency": 1.0, "latencies": [1.0], "percentiles": {"10": 1.0}},
+    ],
+    ids=["throughput", "latency"],
+)
+def test_results_of_vllm_s_other_benchmarks_are_named(record: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(json.dumps(record, indent=4))
+    with pytest.raises(TraceError, match=r"result\.json is a result of vLLM's benchmark"), open_log(tmp_path / "result.json"):
         pass

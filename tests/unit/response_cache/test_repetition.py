@@ -6,6 +6,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lpc.logs.chats.request import LoggedMessage, LoggedRequest, Part
+from response_cache.gateway.gateway import LOOKUP_BYTES
 from response_cache.semantic import repetition
 from response_cache.semantic.repetition import Repetition
 
@@ -82,3 +83,11 @@ def test_only_the_latest_requests_are_embedded_up_to_a_limit(monkeypatch: pytest
 def test_a_long_question_has_no_vector() -> None:
     found = counted(said("a " * 5000), said("a b " * 5000), said("b"), said("a")).similar(by_first_word)
     assert found["questions"] == 1 and found["at"]["0.85"] == 1 / 4 and found["at"]["0.93"] == 0
+
+
+def test_of_a_text_that_no_gateway_looks_up_only_exact_repetition_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert repetition.LOOKED_UP == LOOKUP_BYTES
+    monkeypatch.setattr(repetition, "LOOKED_UP", 100)
+    assert counted(said("A b " * 25), said("a b " * 25)).shares()["normalised"] == 1 / 2
+    longer = counted(said("A b " * 26), said("a b " * 26), said("a b " * 26)).shares()
+    assert (longer["questions"], longer["exact"], longer["normalised"]) == (1.0, 1 / 3, 1 / 3)
