@@ -110,6 +110,7 @@ def test_the_recipe_is_chosen_without_the_evaluation_half(few: Path) -> None:
 
 def test_the_command_line_trains_evaluates_and_names_what_is_missing(few: Path, tmp_path: Path) -> None:
     run = CliRunner()
+    (tmp_path / "h/lpc").mkdir(parents=True)
     trained = run.invoke(
         app, ["train", "--embeddings", str(few), "--recipe", "lpc", "--head", str(tmp_path / "h/lpc/head.safetensors")]
     )

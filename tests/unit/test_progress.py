@@ -143,7 +143,7 @@ def test_reading_is_reported_in_bytes_of_the_files(name: str, tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["simulate", "--policies", "lru,plugin", "--capacity", "2000,20000", "--jobs", "1"], "simulating: 0 of 2 runs in "),
+        (["simulate", "--policies", "lru,plugin", "--capacity", "2000,20000", "--jobs", "1"], "simulating: 0 of 3 runs in "),
         (["why"], "looking for causes: 0 of 1 engines in "),
         (["export", "--anonymous", "--to", "trace.jsonl"], "reading log.jsonl: 0 of "),
     ],
