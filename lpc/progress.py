@@ -1,7 +1,7 @@
 """Progress of long work, on standard error: a bar on a terminal, otherwise a line every ten seconds.
 
-Lines suit pipes, files and the logs of CI. A thread writes them, so that they also come while one step takes minutes. Of work
-inside other work only the innermost is reported. A process that another one started, such as a worker, reports nothing.
+Lines suit pipes, files and the logs of CI. A thread writes them, and moves the bar, also while one step takes minutes. Of work
+inside other work lines report only the innermost. A process that another one started, such as a worker, reports nothing.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import multiprocessing
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO, TypeVar
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LINE_S: Final = 10.0
 """Seconds between lines."""
 BAR_S: Final = 1.0
-"""Seconds before a bar appears: most work ends sooner."""
+"""Seconds before a bar appears, since most work ends sooner, and between its moves at most."""
 BYTES: Final = "B"
 """The unit of bytes, which are shown in MB."""
 T = TypeVar("T")
@@ -46,10 +46,10 @@ def progress(what: str, total: int | None = None, unit: str = "") -> Iterator[Pr
     if multiprocessing.parent_process() is not None:
         yield _Silent()
     elif _has_bars():
-        with _bar(what, total, unit) as bar:
+        with _bar(what, total, unit) as bar, _every(BAR_S, bar.refresh):
             yield bar
     else:
-        with _Lines(what, total, unit, sys.stderr) as lines:
+        with _Lines(what, total, unit, sys.stderr) as lines, _every(LINE_S, lines.write):
             yield lines
 
 
@@ -84,13 +84,31 @@ def _bar(what: str, total: int | None, unit: str) -> "tqdm[Any]":
     return tqdm(total=total, desc=what, unit=unit, unit_scale=scale, delay=BAR_S, leave=False)
 
 
+@contextmanager
+def _every(seconds: float, run: Callable[[], object]) -> Iterator[None]:
+    """Call a function at an interval while the block runs, and not after it."""
+    ended = threading.Event()
+
+    def tick() -> None:
+        while not ended.wait(seconds):
+            run()
+
+    thread = threading.Thread(target=tick, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(BAR_S)  # not longer, because it may wait for a reader
+
+
 class _Silent:
     def update(self, n: float = 1) -> None:
         pass
 
 
 class _Lines:
-    """Writes a line every LINE_S seconds until it is closed."""
+    """Counts, and writes lines while it is entered."""
 
     _open: Final[list["_Lines"]] = []
 
@@ -98,26 +116,23 @@ class _Lines:
         self._what, self._total, self._unit, self._stream = what, total, unit, stream
         self._done = 0.0
         self._start = time.monotonic()
-        self._closed = threading.Event()
 
     def update(self, n: float = 1) -> None:
         self._done += n
 
     def __enter__(self) -> "_Lines":
         self._open.append(self)
-        threading.Thread(target=self._write, name="progress", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._open.remove(self)
-        self._closed.set()
 
-    def _write(self) -> None:
-        while not self._closed.wait(LINE_S):
-            if self._open[-1:] == [self]:
-                with contextlib.suppress(OSError, ValueError):  # a reader that has gone ends no work
-                    self._stream.write(self.line(time.monotonic() - self._start) + "\n")
-                    self._stream.flush()
+    def write(self) -> None:
+        """Write a line, unless other work inside this one does."""
+        if self._open[-1:] == [self]:
+            with contextlib.suppress(OSError, ValueError):  # a reader that has gone ends no work
+                self._stream.write(self.line(time.monotonic() - self._start) + "\n")
+                self._stream.flush()
 
     def line(self, seconds: float) -> str:
         """Return the line ``seconds`` after the start."""

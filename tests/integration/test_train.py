@@ -110,10 +110,11 @@ def test_the_recipe_is_chosen_without_the_evaluation_half(few: Path) -> None:
 
 def test_the_command_line_trains_evaluates_and_names_what_is_missing(few: Path, tmp_path: Path) -> None:
     run = CliRunner()
+    command = ["train", "--embeddings", str(few), "--recipe", "lpc", "--head", str(tmp_path / "h/lpc/head.safetensors")]
+    refused = run.invoke(app, command)
+    assert refused.exit_code == 1 and f"there is no folder {tmp_path / 'h/lpc'}: create it" in refused.output
     (tmp_path / "h/lpc").mkdir(parents=True)
-    trained = run.invoke(
-        app, ["train", "--embeddings", str(few), "--recipe", "lpc", "--head", str(tmp_path / "h/lpc/head.safetensors")]
-    )
+    trained = run.invoke(app, command)
     assert trained.exit_code == 0, trained.output
     asked = ["evaluate", "--embeddings", str(few), "--heads", str(tmp_path / "h"), "--output", str(tmp_path / "e.json")]
     assert run.invoke(app, asked).exit_code == 0

@@ -96,6 +96,12 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "simulating: " in shown and "0/3" in shown and "\r" in shown and "row 2\n" in shown and "lpc: " not in shown
 
 
+def test_a_bar_appears_and_moves_while_one_step_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BAR_S", 0.01)
+    with redirect_stderr(Terminal()) as terminal, progress("simulating", 3, "runs"):
+        until(lambda: terminal.getvalue().count("0/3") > 1)
+
+
 def test_a_process_that_another_one_started_reports_nothing(often: None, monkeypatch: Any) -> None:
     monkeypatch.setattr(multiprocessing, "parent_process", object)
     with progress("work") as done:
@@ -145,7 +151,7 @@ def test_reading_is_reported_in_bytes_of_the_files(name: str, tmp_path: Path, mo
     [
         (["simulate", "--policies", "lru,plugin", "--capacity", "2000,20000", "--jobs", "1"], "simulating: 0 of 3 runs in "),
         (["why"], "looking for causes: 0 of 1 engines in "),
-        (["export", "--anonymous", "--to", "trace.jsonl"], "reading log.jsonl: 0 of "),
+        (["export", "--anonymous", "--to", "trace.jsonl"], "reading log.jsonl: "),
     ],
 )
 def test_a_command_without_a_terminal_reports_on_standard_error_only(
