@@ -294,6 +294,7 @@ async def test_a_silent_upload_of_a_digest_holds_nobody_else(
     tiny_models: Path, tmp_path: Path, files: Files, holders: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("predictor_service.requests.offered.ALONE_S", 0.2, raising=False)
+    monkeypatch.setattr("predictor_service.rpc.offers.STALLED_S", patiently(60))  # on a busy machine they would end
     names = [f"holder-{n}" for n in range(holders)]
     async with sidecar(tiny_models, tokens=tokens(tmp_path, "honest", *names)) as (stub, _):
         held = []
