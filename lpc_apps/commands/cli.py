@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import re
 import signal
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Annotated, Any, Final, NoReturn
@@ -172,7 +173,9 @@ def _normal(name: str) -> str:
 
 def main() -> None:
     """Run the command. Ctrl-C exits with 130 and SIGTERM with 143, after the command has removed what it began."""
-    signal.signal(signal.SIGTERM, _terminate)
+    for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+        if signal.getsignal(number) == default:  # else it is ignored, as by nohup
+            signal.signal(number, _end)
     # Otherwise transformers recommends installing PyTorch when it is imported.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
@@ -183,7 +186,8 @@ def main() -> None:
         raise
 
 
-def _terminate(number: int, _frame: object) -> NoReturn:
-    """End the command as Ctrl-C does. A second SIGTERM ends the process at once."""
+def _end(number: int, _frame: object) -> NoReturn:
+    """End the command, which first removes what it began. The same signal again ends the process at once."""
     signal.signal(number, signal.SIG_DFL)
-    raise SystemExit(TERMINATED)
+    threading.excepthook = lambda _: None  # threads of libraries may miss what is gone
+    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(TERMINATED)

@@ -227,6 +227,22 @@ def test_ctrl_c_says_so_and_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_signals_that_are_ignored_stay_so() -> None:
+    program = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+sys.argv = ["lpc", "--version"]
+from lpc_apps.commands.cli import main
+try:
+    main()
+finally:
+    print(signal.getsignal(signal.SIGINT) == signal.getsignal(signal.SIGTERM) == signal.SIG_IGN)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "True"
+
+
 def running_in(session: int) -> list[str]:
     """Return the command lines of a session's processes that have not ended."""
     found = []
