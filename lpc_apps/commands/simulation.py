@@ -221,9 +221,22 @@ class _Plan:
         first = [] if lru is None or ours is None else [lru, ours]
         rest = [run for run in self.runs if run.policy == BASELINE and run not in first]
         with progress("simulating", len(first) + len(rest), "runs") as simulated:
+
+            def curve() -> None:
+                while rest:
+                    run = rest.pop(0)
+                    answers.add(run, run_one(run))
+                    simulated.update()
+
             if lru is not None and ours is not None:
                 requests = sum(1 for _ in self._workload.turns())
-                seen = Beginning(FIRST), Beginning(FIRST, lambda: self._estimate(answers, seen, requests))
+
+                def estimate() -> None:
+                    """Interrupt the plug-in's run for an estimate and LRU's curve, which takes a few seconds."""
+                    self._estimate(answers, seen, requests)
+                    curve()
+
+                seen = Beginning(FIRST), Beginning(FIRST, estimate)
                 answers.add(lru, run_one(lru, seen[0]))
                 simulated.update()
                 answers.add(ours, run_one(ours, seen[1] if requests >= 2 * FIRST else None))
@@ -232,9 +245,7 @@ class _Plan:
                     rows = derived([answers.rows[lru], answers.rows[ours]])
                     with apart():
                         print_paragraph(f"First answer: {sentence(pairs(rows, ours.policy)[0])}")
-            for run in rest:
-                answers.add(run, run_one(run))
-                simulated.update()
+            curve()
 
     def _estimate(self, answers: "_Answers", seen: tuple[Beginning, Beginning], requests: int) -> None:
         assert self._lru is not None
