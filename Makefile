@@ -50,7 +50,7 @@ lint: setup
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/mypy
 
-quick: lint ## lint, types, imports and the unit tests, in two minutes: at each save
+quick: lint ## lint, types, imports and the unit tests, in four minutes: at each save
 	$(TESTS) tests/unit
 
 # What the tests need, two things at a time: both environments unpack for minutes.
