@@ -218,15 +218,15 @@ class _Plan:
     def begin(self, answers: "_Answers") -> None:
         """Run LRU, and the plug-in at the cache's size, in this process; print the first answers."""
         lru, ours = self._lru, self._ours
-        first = [] if lru is None or ours is None else [lru, ours]
-        rest = [run for run in self.runs if run.policy == BASELINE and run not in first]
-        with progress("simulating", len(first) + len(rest), "runs") as simulated:
+        curve = [run for run in self.runs if run.policy == BASELINE]
+        both = lru is not None and ours is not None
+        with progress("simulating", len(curve) + both, "runs") as simulated:
 
-            def curve() -> None:
-                while rest:
-                    run = rest.pop(0)
-                    answers.add(run, run_one(run))
-                    simulated.update()
+            def run(*runs: Run, on_start: Beginning | None = None) -> None:
+                for one in runs:
+                    if one not in answers.rows:
+                        answers.add(one, run_one(one, on_start))
+                        simulated.update()
 
             if lru is not None and ours is not None:
                 requests = sum(1 for _ in self._workload.turns())
@@ -234,18 +234,16 @@ class _Plan:
                 def estimate() -> None:
                     """Interrupt the plug-in's run for an estimate and LRU's curve, which takes a few seconds."""
                     self._estimate(answers, seen, requests)
-                    curve()
+                    run(*curve)
 
                 seen = Beginning(FIRST), Beginning(FIRST, estimate)
-                answers.add(lru, run_one(lru, seen[0]))
-                simulated.update()
-                answers.add(ours, run_one(ours, seen[1] if requests >= 2 * FIRST else None))
-                simulated.update()
+                run(lru, on_start=seen[0])
+                run(ours, on_start=seen[1] if requests >= 2 * FIRST else None)
                 if len(self.runs) > 2:
                     rows = derived([answers.rows[lru], answers.rows[ours]])
                     with apart():
                         print_paragraph(f"First answer: {sentence(pairs(rows, ours.policy)[0])}")
-            curve()
+            run(*curve)
 
     def _estimate(self, answers: "_Answers", seen: tuple[Beginning, Beginning], requests: int) -> None:
         assert self._lru is not None

@@ -13,7 +13,7 @@ from lpc.wire.terminal import console, shown
 from lpc_apps.simulator.amounts import about, percent, seconds, tokens
 from lpc_apps.simulator.policies import REGISTRY
 from lpc_apps.simulator.summary import OURS, Rows
-from lpc_apps.simulator.verdict import FIRST_FROM, FIT, NAMED_FROM, TIMES, left_out_of
+from lpc_apps.simulator.verdict import FIT, TIMES, left_out_of
 
 NAME: Final = 28
 CELL: Final = 9
@@ -122,11 +122,12 @@ def print_reading(log: dict[str, Any]) -> None:
 def naming_left_out(log: dict[str, Any]) -> Iterator[None]:
     """Print, before or after what is printed inside, the requests of a log that no figure counts, if they are many."""
     left_out = left_out_of(log)
-    if left_out is not None and left_out.share >= FIRST_FROM:
-        print_paragraph(left_out.in_words())
+    before, after = ("", "") if left_out is None else left_out.around()
+    if before:
+        print_paragraph(before)
     yield
-    if left_out is not None and NAMED_FROM <= left_out.share < FIRST_FROM:
-        print_paragraph(left_out.in_words())
+    if after:
+        print_paragraph(after)
 
 
 def print_description(found: dict[str, Any]) -> None:

@@ -1,12 +1,12 @@
 """Ghost caches of segments: they hit what `eviction_client.policy.ghosts.GhostCache` hits with the segments' single blocks.
 
 All requests use a segment as a whole, so its blocks lie next to each other in the queue, the deepest first. One node with their
-number stands for them, and eviction takes from the number. There is no cache above these.
+number stands for them, and eviction takes from the number. These caches have none above them.
 
 One difference: if a part of a segment is kept for a waiting request, and another request computes the rest, all of it is kept.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from eviction_client.policy.ghosts import GhostBlock, GhostCache, sampled
@@ -68,28 +68,22 @@ class SegmentGhostCache(GhostCache[Sampled]):
 
     def hits(self, prompt: Sequence[Sampled], above: GhostCache[Sampled] | None = None) -> int:  # noqa: ARG002
         """Return the number of leading blocks of a prompt that are here."""
-        held = self._held
-        depth = 0
-        for sample in prompt:
-            block = held.get(sample)
-            if block is None:
-                break
-            depth += block.size
-            if block.size < sample.size:
-                break
-        return depth
+        return sum(block.size for block in self._leading(prompt))
 
     def wait(self, request: Hashable, prompt: Sequence[Sampled], above: GhostCache[Sampled] | None = None) -> None:  # noqa: ARG002
         """Retain the blocks that a waiting request will hit."""
-        held, hit = self._held, []
+        self.queue.wait(request, [block.block_id for block in self._leading(prompt)])
+
+    def _leading(self, prompt: Sequence[Sampled]) -> Iterator[_Held]:
+        """Yield what is here of a prompt before the first gap."""
+        held = self._held
         for sample in prompt:
             block = held.get(sample)
             if block is None:
-                break
-            hit.append(block.block_id)
+                return
+            yield block
             if block.size < sample.size:
-                break
-        self.queue.wait(request, hit)
+                return
 
     def use(self, chain: Sequence[Sampled], spans: Sequence[tuple[int, int]]) -> None:
         """Insert a finished request's blocks, by class from the chain's start, and evict as the rule says."""

@@ -46,6 +46,12 @@ class LeftOut:
         said += " No figure counts them."
         return f"**{said}**" if self.share >= FIRST_FROM else said
 
+    def around(self) -> tuple[str, str]:
+        """Return what to say before and after the figures of the others, each possibly empty."""
+        if self.share < NAMED_FROM:
+            return "", ""
+        return (self.in_words(), "") if self.share >= FIRST_FROM else ("", self.in_words())
+
 
 def verdict(rows: Rows, choices: list[Pair], at: int, *, assumed: bool = False, left_out: LeftOut | None = None) -> str:
     """Return the paragraph, with emphasis between pairs of asterisks.
@@ -59,8 +65,7 @@ def verdict(rows: Rows, choices: list[Pair], at: int, *, assumed: bool = False, 
     """
     lru, ours = choices[at]
     place = f"{_assumed(lru)} {_place(lru)}" if assumed else _place(lru)
-    missing = "" if left_out is None or left_out.share < NAMED_FROM else left_out.in_words()
-    before, after = (missing, "") if left_out is not None and left_out.share >= FIRST_FROM else ("", missing)
+    before, after = ("", "") if left_out is None else left_out.around()
     if ours is lru:
         return " ".join(filter(None, (before, place, after)))
     said = [before, place, sentence((lru, ours))]

@@ -96,10 +96,9 @@ class LearnedCachePolicy(CachePolicy):  # type: ignore[misc]  # mypy runs where 
         found: list[OffloadKey] = []
         get = self.lru.get
         for group, scale in self._groups if self._tier is not None else ():
-            keys = [make_offload_key(chain[end], group) for end in range(scale - 1, len(chain), scale)]
-            first = above // scale
-            if beyond := list(takewhile(get, keys[first:])):
-                found += filter(get, keys[:first])
+            ends, first = range(scale - 1, len(chain), scale), above // scale
+            if beyond := list(takewhile(get, (make_offload_key(chain[end], group) for end in ends[first:]))):
+                found += filter(get, (make_offload_key(chain[end], group) for end in ends[:first]))
                 found += beyond
         return found
 
