@@ -51,12 +51,14 @@ def serve(
     predictor: Predictor | None = None,
     learned: bool = True,
     think_s: float = THINK_S,
+    reply: int = REPLY,
     connector: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Served:
     """Serve conversations (token ids of each user turn) on real vLLM with so many blocks.
 
     Args:
+        reply: tokens of a reply.
         connector: configuration of a KV connector, vLLM's ``--kv-transfer-config``.
         settings: of the plug-in.
     """
@@ -80,7 +82,7 @@ def serve(
     scheduler._preempt_request = preempt
     # A parser of the token ids would take a special token in a reply for the start of a message.
     plain = dict.fromkeys(range(len(SPECIAL)), -100.0)
-    parameters = SamplingParams(temperature=0, max_tokens=REPLY, ignore_eos=True, detokenize=False, logit_bias=plain)
+    parameters = SamplingParams(temperature=0, max_tokens=reply, ignore_eos=True, detokenize=False, logit_bias=plain)
     history: dict[str, list[int]] = {name: [] for name in texts}
     rng = random.Random(3)
     waits = {name: [rng.expovariate(1 / think_s) for _ in turns] for name, turns in texts.items()}

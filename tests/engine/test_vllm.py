@@ -32,7 +32,7 @@ def last_line(command: list[str]) -> dict[str, Any]:
 
 @pytest.mark.timeout(900)
 def test_tokens_and_evictions_equal_stocks_and_an_oracle_hits_more(model: Path) -> None:
-    """The nightly run adds short think times, which cause preemptions in 520 requests: two minutes per side."""
+    """The nightly run adds long replies after short think times, which cause preemptions: a minute per side."""
     program = """
 import json, sys
 from pathlib import Path
@@ -40,10 +40,11 @@ from benchmarks.engine_run import settle
 settle()
 from eviction_client.transport.scripted_predictor import ScriptedPredictor
 from tests.engine.serving import drawn, oracle, serve
-texts, think_s = drawn(int(sys.argv[2])), float(sys.argv[3])
+texts, think_s, reply = drawn(80), float(sys.argv[2]), int(sys.argv[3])
 def run(**sides):
-    return serve(Path(sys.argv[1]), texts, 240, think_s=think_s, **sides)
-stock, constant = run(learned=False), run(rule="lru", keep_waiting=False)
+    return serve(Path(sys.argv[1]), texts, 240, think_s=think_s, reply=reply, **sides)
+# Beyond the cache's size another order of admission would evict other blocks.
+stock, constant = run(learned=False), run(rule="lru", keep_waiting=False, schedule="fcfs")
 knows = run(predictor=ScriptedPredictor(oracle(texts)), rule="value")
 print(json.dumps({
     "requests": len(stock.outputs),
@@ -54,8 +55,8 @@ print(json.dumps({
     "cached": [side.cached_tokens for side in (stock, constant, knows)],
 }))
 """
-    usual = last_line(["-c", program, str(model), "80", "100"])
-    for figures in (usual, *([last_line(["-c", program, str(model), "270", "1"])] if LONG else [])):
+    usual = last_line(["-c", program, str(model), "100", "24"])
+    for figures in (usual, *([last_line(["-c", program, str(model), "1", "120"])] if LONG else [])):
         assert figures["same tokens"] and figures["same order"]
         assert figures["evictions"] > 2 * figures["requests"] > 250
     stock, constant, knows = usual["cached"]
