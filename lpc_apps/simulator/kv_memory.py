@@ -141,7 +141,8 @@ def _attention_bytes(config: Mapping[str, Any], tensor_parallel: int, size: int)
 
 def _state_bytes(model: str, config: Mapping[str, Any], ranks: int) -> int:
     """Return the bytes of one recurrent layer's state: of its convolution, and of its recurrence."""
-    wide = BYTES.get(str(config.get("mamba_ssm_dtype") or config.get("mamba_ssm_cache_dtype")), 2)
+    of_qwen = str(config.get("model_type")).startswith("qwen3_5")  # vLLM reads the key of no other model that is known here
+    wide = BYTES.get(str(config.get("mamba_ssm_dtype")), 2) if of_qwen else 2
     if config.get("linear_num_value_heads"):  # gated delta network
         heads, keys = count(config, "linear_num_value_heads"), count(config, "linear_num_key_heads")
         key, value = count(config, "linear_key_head_dim"), count(config, "linear_value_head_dim")
@@ -157,7 +158,6 @@ def _state_bytes(model: str, config: Mapping[str, Any], ranks: int) -> int:
     elif config.get("model_type") == "jamba":  # Mamba 1
         channels, kernel = _expanded(config), count(config, "mamba_d_conv")
         cells = channels * count(config, "mamba_d_state")
-        wide = 2  # vLLM reads no type of numbers for its states
     else:
         raise unknown(model, "it has recurrent layers of an unknown kind")
     return channels // ranks * (kernel - 1) * 2 + cells // ranks * wide

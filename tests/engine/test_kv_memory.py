@@ -27,13 +27,17 @@ groups = []
 for group in found.kv_cache_groups:
     spec = group.kv_cache_spec
     kind, layers = type(spec).__name__, len(group.layer_names)
-    size = spec.state_content_size_bytes if kind == "MambaSpec" else spec.unpadded_page_size_bytes / spec.block_size
+    if kind == "MambaSpec":
+        # A CPU with bfloat16 keeps states in float32, whatever the model, so their type is the configuration's or that of the rest.
+        types = spec.dtypes if sys.argv[3:] else [spec.dtypes[0]] * 2
+        size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in zip(spec.shapes, types, strict=True))
+    else:
+        size = spec.unpadded_page_size_bytes / spec.block_size
     groups.append([kind, layers, size, getattr(spec, "sliding_window", None)])
 tokens = core.vllm_config.cache_config.kv_cache_size_tokens
 page = sum(len(group.layer_names) for group in found.kv_cache_groups) * found.kv_cache_groups[0].kv_cache_spec.page_size_bytes
 print(json.dumps({"groups": groups, "tokens": tokens, "bytes": found.num_blocks * page}))
 """
-RECURRENT = {"mamba_ssm_dtype": "float32"}  # vLLM on a CPU has no other
 ALWAYS = ("latent", "sliding window in five of six layers")
 """The other configurations are in nightly tests: each starts vLLM."""
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
@@ -77,7 +81,19 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 64,
         "shared_expert_intermediate_size": 64,
-        **RECURRENT,
+    },
+    "gated delta networks whose configuration names the type of their states": {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 64,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "linear_conv_kernel_dim": 4,
+        "mamba_ssm_dtype": "float32",
     },
     "Mamba 2 in two of four layers": {
         "architectures": ["GraniteMoeHybridForCausalLM"],
@@ -94,7 +110,6 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "mamba_n_groups": 1,
         "mamba_d_conv": 4,
         "mamba_expand": 2,
-        **RECURRENT,
     },
     "Jamba": {
         "architectures": ["JambaForCausalLM"],
@@ -112,13 +127,56 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "mamba_expand": 2,
         "mamba_dt_rank": 16,
     },
+    "Falcon-H1, attention and Mamba 2 in each layer": {
+        "architectures": ["FalconH1ForCausalLM"],
+        "model_type": "falcon_h1",
+        "num_key_value_heads": 1,
+        "mamba_d_ssm": 96,
+        "mamba_n_heads": 3,
+        "mamba_d_head": 32,
+        "mamba_d_state": 16,
+        "mamba_n_groups": 1,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+    },
+    "Step 3.5, other heads in the layers with a window": {
+        "architectures": ["Step3p5ForCausalLM"],
+        "model_type": "step3p5",
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_attention_groups": 2,
+        "head_dim": 64,
+        "max_position_embeddings": 4096,
+        "sliding_window": 512,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "sliding_attention"],
+        "attention_other_setting": {
+            "attention_type": "sliding_attention",
+            "num_attention_heads": 4,
+            "num_attention_groups": 1,
+            "head_dim": 32,
+        },
+    },
+    "MiniMax-M2": {
+        "architectures": ["MiniMaxM2ForCausalLM"],
+        "model_type": "minimax_m2",
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "rotary_dim": 32,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "scoring_func": "sigmoid",
+        "use_qk_norm": True,
+        "attn_type_list": [1, 1, 1],
+    },
 }
 
 
-def start(model: Path, kv_dtype: str) -> dict[str, Any]:
-    """Start vLLM with dummy weights, and return its KV cache."""
+def start(model: Path, kv_dtype: str, *, reads_type: bool) -> dict[str, Any]:
+    """Start vLLM with dummy weights, and return its KV cache. ``reads_type``: the configuration names the type of states."""
     environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    command = [sys.executable, "-c", PROGRAM, str(model), kv_dtype]
+    command = [sys.executable, "-c", PROGRAM, str(model), kv_dtype, *(["reads type"] if reads_type else [])]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -126,12 +184,8 @@ def start(model: Path, kv_dtype: str) -> dict[str, Any]:
 
 
 def row(name: str, kv_dtype: str) -> Any:
-    """Return a row of the test, which a CPU skips on which vLLM has other numbers or none."""
-    wide = torch.cpu._is_avx512_bf16_supported()
-    needs_wide = RECURRENT.items() <= CONFIGURATIONS[name].items()
+    """Return a row of the test. A CPU skips it on which vLLM does not run it."""
     marks = [
-        pytest.mark.skipif(needs_wide and not wide, reason="this CPU's states are bfloat16"),
-        pytest.mark.skipif(name == "Jamba" and wide, reason="vLLM makes all states of this CPU float32"),
         pytest.mark.skipif(kv_dtype == "fp8" and not torch.cpu._is_avx512_supported(), reason="FP8 takes AVX-512"),
         *([] if name in ALWAYS else [pytest.mark.nightly]),
     ]
@@ -145,7 +199,7 @@ def test_bytes_are_those_of_vllms_specs(name: str, kv_dtype: str, tmp_path: Path
     config = json.loads((model / "config.json").read_text()) | CONFIGURATIONS[name]
     given = {key: value for key, value in config.items() if value is not None or key == "q_lora_rank"}
     (model / "config.json").write_text(json.dumps(given))
-    found = start(model, kv_dtype)
+    found = start(model, kv_dtype, reads_type="mamba_ssm_dtype" in given)
     full = windowed = state = 0
     windows = set()
     for kind, layers, size, window in found["groups"]:
