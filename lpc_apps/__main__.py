@@ -1,5 +1,5 @@
 """`python -m lpc_apps` is the `lpc` command."""
 
-from lpc_apps.commands.cli import main
+from lpc_apps.start import main
 
 main()

@@ -171,9 +171,13 @@ def _normal(name: str) -> str:
     return re.sub(r"[._-]+", "-", name.lower())
 
 
-def main() -> None:
-    """Run the command. Ctrl-C exits with 130 and SIGTERM with 143, after the command has removed what it began."""
-    for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+def main(on_ctrl_c: object = signal.default_int_handler) -> None:
+    """Run the command. Ctrl-C exits with 130 and SIGTERM with 143, after the command has removed what it began.
+
+    Args:
+        on_ctrl_c: handler that this replaces; another one stays.
+    """
+    for number, default in ((signal.SIGINT, on_ctrl_c), (signal.SIGTERM, signal.SIG_DFL)):
         if signal.getsignal(number) == default:  # else it is ignored, as by nohup
             signal.signal(number, _end)
     # Otherwise transformers recommends installing PyTorch when it is imported.

@@ -150,9 +150,10 @@ def _score(settings: "ClientSettings", corrections: "Mapping[str, Platt]", scree
         table.add_row(name, str(answer.turn_count), *(f"{p:.3f}" for p in (answer.probability, *learnt)), f"{spent:.1f} ms")
     screen.print(table)
     screen.print(
-        "Text says little about who returns; users differ more. The probability is for users of unknown habits. After a "
-        "hundred labels a sidecar corrects it to its own users: the next columns show the result for those of the training "
-        "data. A sidecar also learns return times from its own traffic; the gain above comes from that alone."
+        "Text says little about who returns; users differ more. The probability is for users of unknown habits. Once a "
+        "sidecar has seen a hundred times whether a conversation went on, it corrects this to its own users: the next columns "
+        "show the result for those of the training data. A sidecar also learns return times from its own traffic; the gain "
+        "above comes from that alone."
     )
 
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +27,7 @@ from lpc_apps.commands.simulation_tables import (
     print_repetition,
     print_sizes,
     print_sources,
+    print_titles,
 )
 from lpc_apps.simulator.amounts import SimulationError, in_tokens, parse_capacity, percent, tokens
 from lpc_apps.simulator.beginning import ERROR, FIRST, Beginning
@@ -129,16 +131,15 @@ def simulate(
             for size in sizes
         ]
         answers = _Answers(runs, recognised)
-        # One workload: the size that matters first, in this process, while others would still start; then LRU's curve.
+        # One workload: the size that matters first, in this process, while others start with the rest; then LRU's curve.
         alone = len(runs) == len(names) * len(sizes) and sessions is None
         plan = _Plan(runs, own, everything=policies is not None) if alone else None
         stopped = False
         try:
             if plan is not None:
                 answers.await_(plan.runs)
-                plan.begin(answers)
-            left = [run for run in (runs if plan is None else plan.runs) if run not in answers.rows]
-            sweep(left, jobs, lambda place, row: answers.add(left[place], row), cluster=cluster)
+            left, begin = (runs, None) if plan is None else (plan.left, partial(plan.begin, answers))
+            sweep(left, jobs, lambda place, row: answers.add(left[place], row), cluster=cluster, meanwhile=begin)
         except KeyboardInterrupt:
             if not answers.rows:
                 raise
@@ -157,6 +158,7 @@ def simulate(
         elif choices and (own is not None or len(workloads) == 1):
             place = nearest(choices, own)
             page["at"] = list({row["policy"]: row for row in choices[place]}.values())
+            print_titles(of_workload)
             print_sources(page["at"])
             assumed = own is None and len(sizes) > 1
             page["said"].append(verdict(of_workload, choices, place, assumed=assumed, left_out=left_out_of(answers.log)))
@@ -199,6 +201,7 @@ class _Plan:
 
     Attributes:
         runs: LRU and the plug-in at the cache's size, LRU's curve, then the others, at this size first.
+        left: those that :meth:`begin` leaves to other processes.
     """
 
     def __init__(self, runs: Sequence[Run], own: int | float | None, *, everything: bool) -> None:
@@ -210,17 +213,19 @@ class _Plan:
         first = {run.policy: run for run in runs if run.capacity == at}
         self._lru, self._ours = first.get(BASELINE), first.get(ALONE, first.get(OURS))
         self._at = at
+        self._assumed = own is None and len(sizes) > 1
         self.runs = sorted(runs, key=self._place)
+        self._curve = [run for run in self.runs if run.policy == BASELINE]
+        self._pair = [] if self._lru is None or self._ours is None else [self._lru, self._ours]
+        self.left = [run for run in self.runs if run not in self._curve and run not in self._pair]
 
     def _place(self, run: Run) -> tuple[bool, bool, bool]:
         return run not in (self._lru, self._ours), run.policy != BASELINE, run.capacity != self._at
 
     def begin(self, answers: "_Answers") -> None:
         """Run LRU, and the plug-in at the cache's size, in this process; print the first answers."""
-        lru, ours = self._lru, self._ours
-        curve = [run for run in self.runs if run.policy == BASELINE]
-        both = lru is not None and ours is not None
-        with progress("simulating", len(curve) + both, "runs") as simulated:
+        curve = self._curve
+        with progress("simulating", len(self.runs) - len(self.left), "runs") as simulated:
 
             def run(*runs: Run, on_start: Beginning | None = None) -> None:
                 for one in runs:
@@ -228,7 +233,8 @@ class _Plan:
                         answers.add(one, run_one(one, on_start))
                         simulated.update()
 
-            if lru is not None and ours is not None:
+            if self._pair:
+                lru, ours = self._pair
                 requests = sum(1 for _ in self._workload.turns())
 
                 def estimate() -> None:
@@ -242,12 +248,12 @@ class _Plan:
                 if len(self.runs) > 2:
                     rows = derived([answers.rows[lru], answers.rows[ours]])
                     with apart():
-                        print_paragraph(f"First answer: {sentence(pairs(rows, ours.policy)[0])}")
+                        size = ", for a middle size because none was given" if self._assumed else ""
+                        print_paragraph(f"First answer{size}: {sentence(pairs(rows, ours.policy)[0])}")
             run(*curve)
 
     def _estimate(self, answers: "_Answers", seen: tuple[Beginning, Beginning], requests: int) -> None:
-        assert self._lru is not None
-        lru = answers.rows[self._lru]
+        lru = answers.rows[self._pair[0]]
         gain = seen[1].hit_rate - seen[0].hit_rate
         serves = percent(min(max(lru["hit_rate"] + gain, 0.0), 1.0))
         text = (

@@ -71,6 +71,12 @@ def print_curve(rows: Rows) -> None:
         _line("", [f"±{100 * row['spread']:.1f}" for row in rows])
 
 
+def print_titles(rows: Rows) -> None:
+    """Print the policies of some rows in words."""
+    titles = (f"{policy}: {REGISTRY[policy].title}" for policy in dict.fromkeys(row["policy"] for row in rows))
+    print_paragraph(f"{'; '.join(titles)}.")
+
+
 def print_sources(rows: Rows) -> None:
     """Print where the prompt tokens come from at one size of the cache, with a column for each row."""
     console().print()
@@ -151,7 +157,15 @@ def print_description(found: dict[str, Any]) -> None:
     console().print(table)
     _print_characteristics(found)
     table = Table("class", title="By class of request")
-    for column in ("requests", "blocks", "ideal hit rate", "reuse time p50, s", "p90, s", "mean, s", "life p50, s"):
+    for column in (
+        "requests",
+        "blocks",
+        "ideal hit rate",
+        "time to reuse p50, s",
+        "p90, s",
+        "mean, s",
+        "first to last use p50, s",
+    ):
         table.add_column(column, justify="right")
     for name, row in found["classes"].items():
         times = (row[key] for key in ("reuse_time_p50_s", "reuse_time_p90_s", "reuse_time_mean_s", "life_p50_s"))

@@ -9,6 +9,7 @@ import importlib.util
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,8 +29,9 @@ CODE: Final = ("lpc/logs", "lpc/model", "eviction_client", "lpc_apps/simulator",
 """Folders of the code on which figures depend."""
 
 
-def spread_on(address: str, tasks: Sequence[Task], files: Sequence[Path] = ()) -> Iterator[tuple[int, Any]]:
-    """Run all tasks on a cluster; yield (index in ``tasks``, result) as each finishes.
+@contextmanager
+def spreading_on(address: str, tasks: Sequence[Task], files: Sequence[Path] = ()) -> Iterator[Iterator[tuple[int, Any]]]:
+    """Start all tasks on a cluster, and yield (index in ``tasks``, result) as each finishes; at the end cancel those left.
 
     Args:
         address: of the scheduler, host:port or as Dask writes it.
@@ -50,15 +52,19 @@ def spread_on(address: str, tasks: Sequence[Task], files: Sequence[Path] = ()) -
         raise WorkerError(
             f"no Dask scheduler answers at {address!r:.100}: give the address that `dask scheduler` logs"
         ) from error
+
+    def results() -> Iterator[tuple[int, Any]]:
+        while not done.is_empty():
+            _wait(client, done, address)
+            for future in done.next_batch():
+                yield future.result()
+
     with client:
         _check(client, address, files)
         futures = [client.submit(_alone, place, *task, pure=False) for place, task in enumerate(tasks)]
         done = as_completed(futures, loop=client.loop)
         try:
-            while not done.is_empty():
-                _wait(client, done, address)
-                for future in done.next_batch():
-                    yield future.result()
+            yield results()
         except KilledWorker as error:
             raise WorkerError("workers died at the same task, probably of too little memory: give them more") from error
         except CancelledError as error:

@@ -16,13 +16,13 @@ from lpc.logs.traces.agents import ACTIVE_SESSIONS
 from lpc.logs.traces.sample import Sample
 from lpc.progress import progress
 from lpc_apps.simulator.amounts import SimulationError, in_tokens
-from lpc_apps.simulator.cluster import spread_on
+from lpc_apps.simulator.cluster import spreading_on
 from lpc_apps.simulator.conversation_log import read_conversations
 from lpc_apps.simulator.conversations import ACTIVE, SAMPLE, ThinkTimes, draw, load_sample
 from lpc_apps.simulator.engine import FCFS, simulate
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
 from lpc_apps.simulator.sessions import REQUESTS, closed_loop
-from lpc_apps.simulator.spread import parts_for, processes, spread
+from lpc_apps.simulator.spread import parts_for, processes, spreading
 from lpc_apps.simulator.waiting import Queueing
 from lpc_apps.simulator.workload import Turn, Workload, from_trace
 from lpc_apps.simulator.workloads import EVERYDAY, WORKLOADS
@@ -186,6 +186,7 @@ def run_one(run: Run, on_start: Callable[[Turn, int], None] | None = None) -> di
         "inverted": run.settings.invert,
         "rule": run.settings.rule,
         "sample": sample,
+        "prefill_tokens_s": run.settings.cost.prefill_tokens_s,
         **({} if workload.reading is None else {"log": workload.reading}),
         **figures,
     }
@@ -197,6 +198,7 @@ def sweep(
     done: Callable[[int, dict[str, Any]], None] | None = None,
     *,
     cluster: str | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Execute all runs on ``jobs`` processes (None: one per core) or on a cluster; return their rows in order.
 
@@ -205,6 +207,7 @@ def sweep(
     Args:
         done: called with the index and row of each run as it ends.
         cluster: address of a Dask scheduler; None: this machine.
+        meanwhile: called before any row is waited for, while several processes or a cluster already work.
 
     Raises:
         SimulationError, TraceError, WorkerError: a run is invalid, a trace cannot be read, or a process died.
@@ -221,14 +224,17 @@ def sweep(
     parts = [part for places in groups.values() for part in _split(places, len(places) if alone else count)]
     rows: list[dict[str, Any]] = [{} for _ in runs]
     tasks = [(_run_part, ([runs[i] for i in part],)) for part in parts]
-    found_by_part = spread(tasks, jobs) if cluster is None else spread_on(cluster, tasks, sorted(_files(runs)))
-    with progress("simulating", len(runs), "runs") as simulated:
-        for number, found in found_by_part:
-            simulated.update(len(found))
-            for i, row in zip(parts[number], found, strict=True):
-                rows[i] = row
-                if done is not None:
-                    done(i, row)
+    started = spreading(tasks, jobs) if cluster is None else spreading_on(cluster, tasks, sorted(_files(runs)))
+    with started as found_by_part:
+        if meanwhile is not None:
+            meanwhile()
+        with progress("simulating", len(runs), "runs") as simulated:
+            for number, found in found_by_part:
+                simulated.update(len(found))
+                for i, row in zip(parts[number], found, strict=True):
+                    rows[i] = row
+                    if done is not None:
+                        done(i, row)
     return rows
 
 

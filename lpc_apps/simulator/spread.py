@@ -1,5 +1,6 @@
 """Runs tasks on processes of this machine."""
 
+import os
 import signal
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -11,6 +12,9 @@ from lpc.errors import LpcError
 
 PARTS: Final = 4
 """Recommended minimum number of tasks per process, so that progress is visible and no process waits long for the others."""
+
+NICE: Final = 5
+"""Added to the niceness of worker processes: what this process computes until it waits for them goes first."""
 
 Task = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function of a module, and its arguments."""
@@ -27,18 +31,29 @@ def spread(tasks: Sequence[Task], jobs: int | None = 1) -> Iterator[tuple[int, A
         WorkerError: a process died.
         Exception: a task's own exception.
     """
-    if processes(jobs) == 1:
-        yield from (numbered(place, *task) for place, task in enumerate(tasks))
+    with spreading(tasks, jobs) as found:
+        yield from found
+
+
+@contextmanager
+def spreading(tasks: Sequence[Task], jobs: int | None = 1) -> Iterator[Iterator[tuple[int, Any]]]:
+    """Start all tasks as :func:`spread` does, and yield its results; at the end of the block stop those that are left.
+
+    With one process they run when their results are asked for.
+    """
+    if not tasks or processes(jobs) == 1:
+        yield (numbered(place, *task) for place, task in enumerate(tasks))
         return
     from joblib import Parallel, delayed
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-    work = (delayed(_in_worker)(place, *task) for place, task in enumerate(tasks))
+    niceness = os.getpriority(os.PRIO_PROCESS, 0) + NICE
+    work = (delayed(_in_worker)(place, *task, niceness) for place, task in enumerate(tasks))
     found: Generator[tuple[int, Any]] | None = None
     try:
         with _without_signals():
             found = Parallel(n_jobs=processes(jobs), return_as="generator_unordered", batch_size=1)(work)
-        yield from found
+        yield found
     except TerminatedWorkerError as error:
         raise WorkerError("a worker process died, probably of too little memory: give fewer --jobs") from error
     finally:
@@ -61,9 +76,10 @@ def _without_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _in_worker(place: int, run: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[int, Any]:
+def _in_worker(place: int, run: Callable[..., Any], arguments: tuple[Any, ...], niceness: int) -> tuple[int, Any]:
     """Run a task in a process that SIGTERM ends again, since its imports are done."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    os.setpriority(os.PRIO_PROCESS, 0, niceness)
     return numbered(place, run, arguments)
 
 

@@ -39,7 +39,7 @@ def derived(rows: Rows) -> list[dict[str, Any]]:
     smaller a cache under the policy hits what LRU hits at this size, as a share of it (interpolated on the logarithm of the
     policy's sizes; negative: it takes a larger one; None: no size that was run hits as much). capacity_saved_at_least: even the
     smallest that was run hits more. fit: share of the requests that are not larger than the cache; no other figure counts the
-    rest, so a curve may fall where more of them fit. prefill_mean_s: seconds of computing per request.
+    rest, so a curve may fall where more of them fit. prefill_mean_s: seconds of computing per request, at prefill_tokens_s.
     sources, unused: shares of the prompt
     tokens (`lpc_apps.simulator.sources`). ideal_hit_rate: of an infinite cache, which has all that was ever used.
     """
@@ -76,6 +76,7 @@ def derived(rows: Rows) -> list[dict[str, Any]]:
                 "capacity_saved": None if equal is None else 1 - equal / size,
                 "capacity_saved_at_least": lru is not None and lru < curve[0][1] and equal is not None and equal < size,
                 "fit": float(np.mean([row["requests"] / max(row["requests"] + row["refused"], 1) for row in group])),
+                "prefill_tokens_s": group[0]["prefill_tokens_s"],
                 "prefill_mean_s": float(np.mean([_prefill_s(row) for row in group])),
                 "closed_loop": group[0]["closed_loop"],
                 **{key: float(np.mean([row[key] for row in group])) for key in MEANS},
@@ -157,7 +158,9 @@ def nearest(found: list[Pair], capacity: int | float | None) -> int:
 def sentence(pair: Pair) -> str:
     """Return the gain in one sentence, with emphasis between pairs of asterisks."""
     lru, ours = pair
-    size = f"**{tokens(lru['capacity_tokens'])} tokens** ({about(lru['capacity_fraction'])} of this traffic's working set)"
+    size = (
+        f"**{tokens(lru['capacity_tokens'])} tokens** ({about(lru['capacity_fraction'])} of the working set, all distinct text)"
+    )
     before, after = percent(lru["hit_rate"]), percent(ours["hit_rate"])
     more = ours["hit_rate"] - lru["hit_rate"]
     if abs(more) < SAME or before == after:
@@ -174,7 +177,8 @@ def sentence(pair: Pair) -> str:
     ]
     saved = 1000 * (lru["prefill_mean_s"] - ours["prefill_mean_s"])
     if saved > 0:
-        said.append(f"saves **{seconds(saved)} of prefill** per 1,000 requests")
+        speed = f"at {tokens(round(lru['prefill_tokens_s']))} prompt tokens per second"
+        said.append(f"saves **{seconds(saved)} of prefill** per 1,000 requests ({speed})")
     first = seconds(lru["ttft_mean_s"]), seconds(ours["ttft_mean_s"])
     overloaded = max(lru["prefill_load"], ours["prefill_load"]) > OVERLOADED
     if ours["ttft_mean_s"] < lru["ttft_mean_s"] and first[0] != first[1] and not overloaded:
@@ -182,7 +186,8 @@ def sentence(pair: Pair) -> str:
     smaller = ours["capacity_saved"]
     if smaller is not None and smaller >= 0.01:
         least = "at least " if ours["capacity_saved_at_least"] else ""
-        said.append(f"hits as much as LRU does with a cache {least}**{about(smaller)} smaller**")
+        size = "" if least else f" ({tokens((1 - smaller) * ours['capacity_tokens'])})"
+        said.append(f"reaches LRU's {before} with a cache {least}**{about(smaller)} smaller**{size}")
     times = " The load exceeds one engine, so times are left out." if overloaded else ""
     return f"{_listed(said)}.{times}"
 

@@ -69,14 +69,14 @@ def verdict(rows: Rows, choices: list[Pair], at: int, *, assumed: bool = False, 
     if ours is lru:
         return " ".join(filter(None, (before, place, after)))
     said = [before, place, sentence((lru, ours))]
+    if ours["hit_rate"] - lru["hit_rate"] >= PAYS:
+        same = size_for(rows, BASELINE, ours["hit_rate"])
+        if same is not None:
+            said.append(f"LRU reaches the plug-in's {percent(ours['hit_rate'])} with about **{tokens(same)} tokens**.")
     if ours["policy"] == OURS:
         size = lru["capacity_tokens"]
         alone = next((row for row in rows if (row["policy"], row["capacity_tokens"]) == (ALONE, size)), None)
         said += [f"Without the sidecar it serves {percent(alone['hit_rate'])}."] if alone is not None else []
-    if ours["hit_rate"] - lru["hit_rate"] >= PAYS:
-        same = size_for(rows, BASELINE, ours["hit_rate"])
-        if same is not None:
-            said.append(f"LRU needs a cache of about **{tokens(same)} tokens** for as many hits.")
     said += [_when_not(choices, at), *_idle(lru)]
     if lru["think_time_s"] is not None:
         said.append("Times between requests were drawn, so this compares policies and does not predict your gain.")
@@ -98,7 +98,7 @@ def _assumed(lru: dict[str, Any]) -> str:
     """Return that the size was assumed, and how to give one."""
     size = lru["capacity_tokens"]
     return (
-        f"**No cache size was given**, so this is about {tokens(size)} tokens, the middle of the sizes that were run "
+        f"**No cache size was given**, so this is for {tokens(size)} tokens, the middle of the sizes that were run "
         f"({size * BYTES / 2**30:.1f} GiB of KV cache for {DEFAULT.model}). Give yours: `--cache` with the tokens that vLLM "
         "logs as `GPU KV cache size`, or `--model` and `--gpu-gib`."
     )
@@ -128,7 +128,7 @@ def _longest(lru: dict[str, Any]) -> str:
 
 
 def _when_not(choices: list[Pair], at: int) -> str:
-    """Return when the plug-in would not pay: at this size, or from which size on."""
+    """Return when the plug-in would not pay: at this size, or from which size on; "" if that takes more sizes."""
     gains = [ours["hit_rate"] - lru["hit_rate"] for lru, ours in choices]
     sizes = [lru["capacity_tokens"] for lru, _ in choices]
     lru = choices[at][0]
@@ -141,8 +141,12 @@ def _when_not(choices: list[Pair], at: int) -> str:
         else:
             why = "another order gains less than one point on this traffic"
         paying = [size for size, gain in zip(sizes, gains, strict=True) if gain >= PAYS]
-        where = f"It would with {_between(paying)}." if paying else "It does at no size that was run."
-        return f"**It does not pay at this size**: {why}. {where}"
+        said = f"**It does not pay at this size**: {why}."
+        if len(sizes) == 1:
+            return said
+        return f"{said} It would with {_between(paying)}." if paying else f"{said} It does at no size that was run."
+    if len(sizes) == 1:
+        return ""
     above = next((size for number, size in enumerate(sizes) if number > at and max(gains[number:]) < PAYS), None)
     below = next((sizes[number] for number in range(at - 1, -1, -1) if max(gains[: number + 1]) < PAYS), None)
     limits = [f"{tokens(above)} tokens or more"] if above is not None else []

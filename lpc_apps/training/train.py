@@ -121,8 +121,11 @@ def learn(data: Embedded, *, recipe: RecipeName, seed: int) -> Head:
     Raises:
         EmbeddingError: too few examples.
     """
+    splits = ("train", "validation", "evaluation")
+    for split in splits:
+        _require_examples(data, split)  # before the choice, which takes minutes
     chosen = LPC if recipe == "lpc" else choose(data, CANDIDATES, seed=seed)
-    sides = {split: side_of(data, split, chosen.scalars) for split in ("train", "validation", "evaluation")}
+    sides = {split: side_of(data, split, chosen.scalars) for split in splits}
     head = fit(chosen, sides["train"], sides["validation"], seed=seed)
     evaluations, corrections = {}, {}
     for number, name in enumerate(data.names):
@@ -250,6 +253,12 @@ def _log_odds(head: Head, side: Side) -> Floats:
 
 def side_of(data: Embedded, split: str, scalars: tuple[str, ...]) -> Side:
     """Return one split as tensors. Raises EmbeddingError when it has too few examples of a dataset."""
+    _require_examples(data, split)
+    return _side(data.take(data.split == split), scalars)
+
+
+def _require_examples(data: Embedded, split: str) -> None:
+    """Raise EmbeddingError if a split has too few examples of a dataset."""
     part = data.take(data.split == split)
     for number, name in enumerate(data.names):
         continues = part.continues[part.dataset == number]
@@ -259,7 +268,6 @@ def side_of(data: Embedded, split: str, scalars: tuple[str, ...]) -> Side:
                 f"the {split} split of {name} has {positive} turns that continue and {len(continues) - positive} that end; at "
                 f"least {FEWEST_EXAMPLES} of each are needed: embed more conversations"
             )
-    return _side(part, scalars)
 
 
 def _side(part: Embedded, names: tuple[str, ...]) -> Side:

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,14 @@ class Cluster:
     def simulation(self, *arguments: str | Path, address: str | None = None) -> subprocess.Popen[str]:
         """Start a sweep on the cluster."""
         command = [self.python.with_name("lpc"), "simulate", *arguments, "--dask", address or self.address]
-        return subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            command,
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        )
 
     def fails(self, *arguments: str | Path, address: str | None = None) -> str:
         """Return the error of a sweep."""
@@ -130,6 +138,18 @@ def test_a_cluster_without_workers_left_ends_the_sweep(cluster: Cluster) -> None
         worker.kill()
         _, error = process.communicate(timeout=300)
     assert process.returncode == 1 and "have gone: start some" in error
+
+
+@pytest.mark.timeout(900)
+def test_ctrl_c_ends_a_sweep_with_what_is_known(cluster: Cluster) -> None:
+    cluster.worker()
+    long = ["--workload", "batch-scan", "--policies", "fifo,plugin,plugin-sidecar", "--capacity", "2%,4%,8%"]
+    with cluster.simulation(*long) as process:
+        wait_for_a_curve(process)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=300)
+    assert process.returncode == 130 and "Traceback" not in error
+    assert error.splitlines()[-1] == "lpc: interrupted" and "what follows is from these" in error
 
 
 def wait_for_a_curve(process: subprocess.Popen[str]) -> None:

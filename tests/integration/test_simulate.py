@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,10 @@ from lpc_apps.simulator.conversations import load_sample
 from lpc_apps.simulator.describe import describe
 from lpc_apps.simulator.policies import REGISTRY
 from lpc_apps.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, build, sweep
-from lpc_apps.simulator.spread import Task, WorkerError, spread
+from lpc_apps.simulator.spread import Task, WorkerError, spread, spreading
 from lpc_apps.simulator.workload import from_trace
 from lpc_apps.simulator.workloads import WORKLOADS
-from tests.eventually import patiently
+from tests.eventually import patiently, until
 from tests.integration.test_learned_policies import trace
 
 RUN = CliRunner()
@@ -95,6 +96,14 @@ def test_the_same_seed_gives_the_same_rows_whatever_the_parallelism(qwen: Path) 
     assert alone == together
     run._build.cache_clear()
     assert sweep(runs) == alone
+
+
+def test_processes_work_behind_this_one_before_their_results_are_asked_for(tmp_path: Path) -> None:
+    tasks: list[Task] = [(Path.touch, (tmp_path / "begun",)), (os.getpriority, (os.PRIO_PROCESS, 0))]
+    with spreading(tasks, 2) as found:
+        until((tmp_path / "begun").exists)
+        rows = dict(found)
+    assert rows[1] > os.getpriority(os.PRIO_PROCESS, 0)
 
 
 @pytest.mark.parametrize("task", [(os._exit, (1,)), (signal.raise_signal, (signal.SIGTERM,))], ids=["exits", "is killed"])
@@ -673,7 +682,8 @@ def test_a_long_log_is_answered_from_its_beginning_while_it_runs(tmp_path: Path)
 
 
 def test_ctrl_c_ends_with_what_is_known(qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object, **__: object) -> None:
+    def interrupted(*_: object, meanwhile: Callable[[], None], **__: object) -> None:
+        meanwhile()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(simulation, "sweep", interrupted)

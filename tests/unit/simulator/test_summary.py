@@ -41,6 +41,7 @@ def row(policy: str, capacity: int, rate: float, **more: Any) -> dict[str, Any]:
         "requests": 100,
         "refused": 0,
         "prompt_tokens": 1_000_000,
+        "prefill_tokens_s": 20_000,
         "prefill_throughput_tokens_s": 1_000_000 / (computed / 20_000),
     }
     sources = {"shared": 0, "own": round(1_000_000 * rate), "evicted": round(1_000_000 * (0.6 - rate)), "changed": 0}
@@ -87,9 +88,10 @@ def test_the_gain_is_said_with_hits_prefill_first_token_and_the_smaller_cache() 
     found = pairs(rows((0.1, 0.2, 0.4), (0.2, 0.3, 0.5)))
     # 100,000 tokens less to compute in 100 requests: 5 s, so 50 s in 1,000. LRU's 20% are ours at half the size.
     assert sentence(found[1]) == (
-        "With a cache of **200K tokens** (20% of this traffic's working set) the plug-in serves **30.0%** of prompt tokens "
-        "from the cache instead of LRU's 20.0% (1.5 times as many), saves **50 s of prefill** per 1,000 requests, sends the "
-        "first token after **0.70 s** instead of 0.80 s, and hits as much as LRU does with a cache **50% smaller**."
+        "With a cache of **200K tokens** (20% of the working set, all distinct text) the plug-in serves **30.0%** of prompt "
+        "tokens from the cache instead of LRU's 20.0% (1.5 times as many), saves **50 s of prefill** per 1,000 requests (at "
+        "20K prompt tokens per second), sends the first token after **0.70 s** instead of 0.80 s, and reaches LRU's 20.0% with "
+        "a cache **50% smaller** (100K)."
     )
     # Even the smallest cache that was run hits more than LRU's 20%: nobody knows how small it could be.
     found = pairs(rows((0.1, 0.2, 0.4), (0.25, 0.3, 0.5)))
@@ -137,8 +139,16 @@ def test_the_paragraph_begins_with_what_is_possible_and_what_is_lost() -> None:
         "An infinite cache would serve 60.0%: 40.0% of prompt tokens are new text, which no cache has. LRU loses 40.0% by "
         "eviction, most of it unused for 1 to 5 min. With a cache of 200K tokens"
     )
-    assert "LRU needs a cache of about 283K tokens for as many hits." in text
+    assert "LRU reaches the plug-in's 30.0% with about 283K tokens." in text
     assert "It gains a point or more up to the largest size that was run, 400K tokens." in text
+
+
+def test_one_size_says_nothing_of_others() -> None:
+    for ours, pays in (((0.3,) * 3, True), ((0.2,) * 3, False)):
+        (_, pair, _) = pairs(found := rows((0.2, 0.2, 0.2), ours))
+        text = verdict(found, [pair], 0)
+        assert "that was run" not in text and text.endswith(".")
+        assert ("It does not pay at this size" in text) is not pays
 
 
 @pytest.mark.parametrize(
