@@ -4,9 +4,9 @@ Each function takes the names of the rules that hold (`lpc.requests.rules.sure`)
 shape than expected stays as it is.
 """
 
-import contextlib
 import json
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 MARK: Final = "cache_control"
@@ -20,7 +20,8 @@ _READ: Final = frozenset(
         *("tool_calls", "tools", "prefix"),
     )
 )
-"""Fields of messages that SGLang reads; of a user's the first two."""
+_READ_OF_USERS: Final = frozenset({"role", "content"})
+"""Fields of messages that SGLang reads."""
 _READ_BY_VLLM: Final = frozenset(
     (
         *("role", "content", "name", "tool_call_id", "tool_calls", "reasoning", "reasoning_content", "tools", "task"),
@@ -31,6 +32,11 @@ _READ_BY_VLLM: Final = frozenset(
 _TOOL: Final = ("type", "function", "defer_loading")
 _FUNCTION: Final = ("name", "description", "parameters", "strict", "defer_loading")
 """Keys that engines read, in the order in which vLLM prints them."""
+_CALL: Final = frozenset({"id", "type", "function"})
+_CALLED: Final = frozenset({"name", "arguments"})
+"""Keys of a call and of its function."""
+_REMEMBERED_CHARS: Final = 1024
+"""Characters of the longest arguments that are remembered."""
 _NULL: Final = ("strict", "defer_loading")
 _Names = tuple[str, ...]
 _Plans = dict[tuple[_Names, _Names, _Names, _Names], tuple[_Names, _Names] | None]
@@ -97,9 +103,11 @@ def message(one: Mapping[str, Any], rules: Collection[str]) -> Mapping[str, Any]
 def _with_keys_read(one: Mapping[str, Any], role: object, rules: Collection[str]) -> dict[str, Any]:
     """Return a copy of a message without what no template can see."""
     if "unread_keys" in rules:
-        read = ("role", "content") if role == "user" else _READ
+        read = _READ_OF_USERS if role == "user" else _READ
+        if one.keys() <= read and one.get("name", "") is not None:
+            return dict(one)
         return {name: value for name, value in one.items() if name in read and not (value is None and name == "name")}
-    if "unknown_keys" in rules:
+    if "unknown_keys" in rules and not one.keys() <= _READ_BY_VLLM:
         return {name: value for name, value in one.items() if name in _READ_BY_VLLM}
     if "echoed_keys" in rules and not _ECHOED.isdisjoint(one):
         return {name: value for name, value in one.items() if name not in _ECHOED}
@@ -173,11 +181,31 @@ def _call(call: Any, rules: Collection[str]) -> Any:
         return call
     text = function.get("arguments")
     if "arguments" in rules and isinstance(text, str):
-        with contextlib.suppress(ValueError, RecursionError):
-            function = {**function, "arguments": json.dumps(json.loads(text, parse_constant=_refuse))}
+        written = _written(text) if len(text) > _REMEMBERED_CHARS else _remembered(text)
+        if written is not None:
+            function = {**function, "arguments": written}
     if "call_order" in rules:
-        call, function = ({name: one[name] for name in sorted(one)} for one in (call, function))
+        # Without sorting what most calls are.
+        if function.keys() == _CALLED:
+            function = {"arguments": function["arguments"], "name": function["name"]}
+        else:
+            function = {name: function[name] for name in sorted(function)}
+        if call.keys() == _CALL:
+            return {"function": function, "id": call["id"], "type": call["type"]}
+        call = {name: call[name] for name in sorted(call)}
     return {**call, "function": function}
+
+
+def _written(text: str) -> str | None:
+    """Return JSON as it is written again; None: it is not JSON."""
+    try:
+        return json.dumps(json.loads(text, parse_constant=_refuse))
+    except (ValueError, RecursionError):
+        return None
+
+
+_remembered: Final = lru_cache(maxsize=4096)(_written)
+"""Each turn of an agent sends the calls of all earlier ones."""
 
 
 def _refuse(name: str) -> float:
