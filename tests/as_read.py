@@ -2,7 +2,10 @@
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, Protocol
 
 from lpc.requests.rules import Kind, sure
@@ -10,18 +13,22 @@ from response_cache.gateway.request import question_of
 from response_cache.gateway.targets import CHAT
 from response_cache.keys.canonical import IGNORED, canonical
 from response_cache.service.servicer import request_of
+from tests.nightly import LONG
 
 Body = dict[str, Any]
+PAIRS: Final = 20_000 if LONG else 500
+"""Random pairs of chats."""
 REFUSED: Final = "refused"
 """In place of the tokens of a body that an engine refuses."""
 
 TEMPLATES = {
     # Prints all that a template of strings can see, so that equal tokens are equal on every such template.
     "all": "{{ messages | tojson }}{{ tools | tojson }}",
-    # Text parts of users in a list, as templates of multimodal models print them, and a reply as it comes.
+    # Text parts of users in a list, as templates of multimodal models print them, and a reply or a result as it comes.
     "parts": (
         "{% for message in messages %}<{{ message.role }} {{ message.name }} {{ message.tool_call_id }}>"
-        "{% if message.role == 'assistant' or message['content'] is string %}{{ message['content'] }}{% else %}"
+        "{% if message.role == 'assistant' or message['content'] is string %}{{ message['content'] }}"
+        "{% elif message.role == 'tool' %}{{ message['content'] | tojson }}{% else %}"
         "{% for part in message['content'] %}{% if part.type == 'text' %}{{ part.text }}{% endif %}"
         "{% if not loop.last %}|{% endif %}{% endfor %}{% endif %}"
         "{{ message.reasoning_content }}{{ (message.tool_calls or []) | tojson }}{% endfor %}{{ tools | tojson }}"
@@ -81,7 +88,53 @@ ROWS: dict[str, list[tuple[Body, Body]]] = {
             _loop({**calling(), "tool_calls": [{**dict(reversed(calling()["tool_calls"][0].items()))}]}),
         )
     ],
-    "tool_choice": [(_with(TOOL), {**_with(TOOL), "tool_choice": "auto"})],
+    "tool_choice": [
+        (_with(TOOL), {**_with(TOOL), "tool_choice": "auto"}),
+        (body(USER), body(USER, tool_choice="none")),
+    ],
+    "echoed_keys": [
+        (
+            body(SYSTEM, USER, REPLY, USER),
+            body(
+                {**SYSTEM, **MARK}, {**USER, **MARK}, {**REPLY, "annotations": [], "provider_specific_fields": {"a": 1}}, USER
+            ),
+        ),
+        (_loop(calling()), body(USER, calling(annotations=[]), {**result(), **MARK}, tools=[TOOL])),
+    ],
+    "null_name": [(_loop(calling()), body(USER, calling(), {**result(), "name": None}, tools=[TOOL]))],
+    "unknown_keys": [
+        (
+            body(SYSTEM, USER, REPLY, USER),
+            body({**SYSTEM, "own": 1}, {**USER, "id": "a"}, {**REPLY, "audio": {"id": "a"}, "refusal": ""}, USER),
+        ),
+        (_loop(calling()), body(USER, calling(own=[]), {**result(), "status": "success"}, tools=[TOOL])),
+    ],
+    "no_calls": [(body(USER, REPLY, USER), body(USER, {**REPLY, "tool_calls": []}, USER))],
+    "unread_keys": [
+        (
+            body(SYSTEM, USER, REPLY, USER),
+            body(
+                {**SYSTEM, "own": 1},
+                {**USER, "name": "alice"},
+                {**REPLY, "reasoning": "Hm.", "name": None},
+                {**USER, "id": "a"},
+            ),
+        ),
+        (
+            _loop(calling()),
+            body(
+                USER, calling(reasoning="Hm.", audio={"id": "a"}), {**result(), "name": None, "status": "success"}, tools=[TOOL]
+            ),
+        ),
+    ],
+    "null_content": [
+        (_loop(calling()), _loop(calling(content=None))),
+        (body(USER, {**REPLY, "content": ""}, USER), body(USER, {**REPLY, "content": None}, USER)),
+    ],
+    "null_tool_choice": [
+        (_with(TOOL), {**_with(TOOL), "tool_choice": None}),
+        (body(USER), body(USER, tool_choice=None)),
+    ],
     "any_text_part": [
         (body(USER, REPLY, USER), body(USER, in_part(REPLY), USER)),
         (_loop(calling()), body(USER, calling(), in_part(result()), tools=[TOOL])),
@@ -141,7 +194,8 @@ def _reordered(one: Any) -> Any:
 
 
 def _forms_of_text(message: Body) -> list[Any]:
-    text = message["content"] if isinstance(message["content"], str) else "".join(part["text"] for part in message["content"])
+    content = message["content"] or ""
+    text = content if isinstance(content, str) else "".join(part["text"] for part in content)
     part = {"type": "text", "text": text}
     return [
         text,
@@ -164,14 +218,22 @@ def changed(one: Body, chance: random.Random) -> Body:
         _set("messages", at, "content", to=lambda _: chance.choice(_forms_of_text(message))),
         _set("messages", at, to=_reordered),
         _set("messages", at, "name", to=lambda _: chance.choice([None, "alice"])),
+        _set(
+            "messages", at, chance.choice(["annotations", "cache_control", "own"]), to=lambda _: chance.choice([None, [], {}])
+        ),
         _set("tool_choice", to=lambda _: chance.choice(["auto", None, "none"])),
         _set("temperature", to=lambda _: chance.choice([0, 0.0, -0.0, 1, 1.0])),
     ]
     if message["role"] in ("system", "developer"):
+        line = f"x-anthropic-billing-header: cch={chance.randrange(9)};\n"
+        choices.append(_set("messages", at, "content", to=lambda _: line + _forms_of_text(message)[0]))
         choices.append(_set("messages", at, "role", to=lambda _: chance.choice(["system", "developer"])))
     if message["role"] == "assistant":
         thought = chance.choice(["reasoning", "reasoning_content"])
         choices.append(_set("messages", at, thought, to=lambda _: chance.choice([None, "", "Hm.", "So."])))
+        choices.append(_set("messages", at, "content", to=lambda _: chance.choice([None, ""])))
+        if not message.get("tool_calls"):
+            choices.append(_set("messages", at, "tool_calls", to=lambda _: chance.choice([None, []])))
     if message.get("tool_calls"):
         texts = ['{"a": 1}', '{"a":1}', '{"a": 1.0}', '{"a": 1e0}', '{"a": 123456789012345678901234}', "{}", "", '{"a": -0.0}']
         texts += ['{"a": 0.0}', '{"\\u0061": 1}', '{"b": 1, "a": 2}', '{"a": 2, "b": 1}']
@@ -217,21 +279,90 @@ def pairs(seed: int, count: int) -> Iterator[tuple[Body, Body]]:
 
 
 class Renderer(Protocol):
-    """An engine's preprocessing of chats."""
+    """An engine's preprocessing of chats.
 
-    def alike(self, one: Body, other: Body) -> dict[str, bool]:
-        """Return by template whether two bodies have the same tokens."""
+    Attributes:
+        names: of its templates. The first one tells most bodies apart.
+    """
+
+    names: Sequence[str]
+
+    def tokens(self, one: Body, template: str) -> list[int] | str:
+        """Return the prompt's tokens, or `REFUSED`."""
+
+    def parameters(self, one: Body) -> object:
+        """Return what the engine has read of temperature and choice of a tool, or `REFUSED`."""
 
 
-def joined_alike(renderer: Renderer, kind: Kind) -> int:
-    """Assert that chats with one key have the same tokens on each template; return how many different ones have one key."""
-    joined = 0
-    kinds: tuple[Kind, ...] = (kind, "any")
-    for one, other in pairs(seed=0, count=400):
-        if any(key(one, each) == key(other, each) for each in kinds):
-            joined += one != other
-            assert all(renderer.alike(one, other).values()), (one, other)
-    return joined
+@dataclass
+class Counted:
+    """Random pairs of different chats, by what an engine and a key make of them.
+
+    Attributes:
+        pairs: without those of which the engine refuses both.
+        alike: that the engine reads alike, on each template.
+        joined: that have one key.
+        wrong: with one key, and other tokens on a template.
+        apart: read alike with two keys, by where their canonical forms differ.
+    """
+
+    pairs: int = 0
+    alike: int = 0
+    joined: int = 0
+    wrong: list[tuple[Body, Body]] = field(default_factory=list)
+    apart: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def missed(self) -> float:
+        """The share of pairs that are read alike and have two keys."""
+        return self.apart.total() / self.pairs
+
+    def __str__(self) -> str:
+        lines = [f"{self.pairs} pairs, {self.alike} alike, {self.joined} with one key, {len(self.wrong)} of them wrongly"]
+        lines += [f"alike with two keys: {self.apart.total()} ({self.missed:.2%} of the pairs)"]
+        return "\n".join([*lines, *(f"{count:6} {place}" for place, count in self.apart.most_common())])
+
+
+def counted(renderer: Renderer, kinds: Sequence[Kind], count: int, seed: int = 0) -> dict[Kind, Counted]:
+    """Compare keys behind engines of each kind with what one engine reads, for random pairs of chats."""
+    tokens = lru_cache(maxsize=1 << 14)(lambda text, name: renderer.tokens(json.loads(text), name))
+    parameters = lru_cache(maxsize=1 << 14)(lambda text: renderer.parameters(json.loads(text)))
+    found: dict[Kind, Counted] = {kind: Counted() for kind in kinds}
+    for one, other in pairs(seed, count):
+        mine, theirs = texts = json.dumps(one), json.dumps(other)
+        if mine == theirs or all(tokens(text, name) == REFUSED for name in renderer.names for text in texts):
+            continue
+        is_alike = parameters(mine) == parameters(theirs) and all(
+            tokens(mine, name) == tokens(theirs, name) for name in renderer.names
+        )
+        for kind, each in found.items():
+            keys = key(one, kind), key(other, kind)
+            each.pairs += 1
+            each.alike += is_alike
+            each.joined += keys[0] == keys[1]
+            if keys[0] == keys[1] and not is_alike:
+                each.wrong.append((one, other))
+            elif is_alike and keys[0] != keys[1]:
+                each.apart["; ".join(sorted(set(_places(*map(json.loads, keys)))))] += 1
+    return found
+
+
+def _places(one: Any, other: Any, path: str = "") -> Iterator[str]:
+    """Yield where two JSON values differ, without indices."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        if one.keys() == other.keys() and list(one) != list(other):
+            yield f"{path}: order of keys"
+        for name in {**one, **other}:
+            if name not in one or name not in other:
+                yield f"{path}.{name}: absent, and {json.dumps((one | other)[name])[:20]}"
+            else:
+                yield from _places(one[name], other[name], f"{path}.{name}")
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for mine, theirs in zip(one, other, strict=True):
+            yield from _places(mine, theirs, path)
+    elif json.dumps(one) != json.dumps(other):
+        shown = sorted(json.dumps(each)[:24] if not isinstance(each, list) else "list" for each in (one, other))
+        yield f"{path}: {' and '.join(shown)}"
 
 
 def refuses_null(request: Any, least: Body) -> set[str]:

@@ -25,6 +25,11 @@ def separator(model: str, kind: Kind) -> str:
     return next((found for part, found in FAMILIES if part in name), STRINGS)[kind]
 
 
+def has_tools_behind_instructions(model: str) -> bool:
+    """Return whether a prompt has the tools behind the system prompt, as Harmony has. In any other one they are first."""
+    return "gpt-oss" in model.lower()
+
+
 def drops_billing(model: str, kind: Kind) -> bool:
     """Return whether an engine leaves out Claude Code's billing line: vLLM does, but in chats with gpt-oss."""
     return kind == "vllm" and "gpt-oss" not in model.lower()

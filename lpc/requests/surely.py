@@ -4,28 +4,43 @@ Each function takes the names of the rules that hold (`lpc.requests.rules.sure`)
 shape than expected stays as it is.
 """
 
-import contextlib
 import json
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 MARK: Final = "cache_control"
 MARKED: Final = ("user", "system", "tool")
 """Roles in which no template prints a mark. Some print a reply's parts as they come."""
+_ECHOED: Final = frozenset({"annotations", "provider_specific_fields", MARK})
+"""Fields of messages that clients send back, or send to other engines: neither engine reads them."""
+_READ: Final = frozenset(
+    (
+        *("role", "content", "tool_call_id", "name", "phase", "reasoning_content"),
+        *("tool_calls", "tools", "prefix"),
+    )
+)
+_READ_OF_USERS: Final = frozenset({"role", "content"})
+"""Fields of messages that SGLang reads."""
+_READ_BY_VLLM: Final = frozenset(
+    (
+        *("role", "content", "name", "tool_call_id", "tool_calls", "reasoning", "reasoning_content", "tools", "task"),
+        *("thinking", "prefix", "response_format", "wo_eos", "content_blocks", "citations", "channel", "recipient"),
+    )
+)
+"""Fields of messages that any of vLLM's ways to write a prompt reads."""
 _TOOL: Final = ("type", "function", "defer_loading")
 _FUNCTION: Final = ("name", "description", "parameters", "strict", "defer_loading")
 """Keys that engines read, in the order in which vLLM prints them."""
-_PLAIN: Final = frozenset(
-    tuple(name for name in _FUNCTION if name in names)
-    for names in (
-        {"name", "description", "parameters"},
-        {"name", "parameters"},
-        {"name", "description"},
-        {"name", "description", "parameters", "strict"},
-    )
-)
-"""Keys of most functions: in order, and all known."""
+_CALL: Final = frozenset({"id", "type", "function"})
+_CALLED: Final = frozenset({"name", "arguments"})
+"""Keys of a call and of its function."""
+_REMEMBERED_CHARS: Final = 1024
+"""Characters of the longest arguments that are remembered."""
 _NULL: Final = ("strict", "defer_loading")
+_Names = tuple[str, ...]
+_Plans = dict[tuple[_Names, _Names, _Names, _Names], tuple[_Names, _Names] | None]
+"""By the keys of a tool and of its function, and those that are null: the keys of both in the sure form; None: the same."""
 
 
 def chat(fields: Mapping[str, Any], rules: Collection[str]) -> dict[str, Any]:
@@ -35,37 +50,68 @@ def chat(fields: Mapping[str, Any], rules: Collection[str]) -> dict[str, Any]:
         found["messages"] = [message(one, rules) if isinstance(one, dict) else one for one in messages]
     if isinstance(listed := fields.get("tools"), list):
         found["tools"] = tools(listed, rules)
-        if listed and "tool_choice" in rules and fields.get("tool_choice") == "auto":
-            del found["tool_choice"]
+    if "tool_choice" in found and is_default(found["tool_choice"], bool(fields.get("tools")), rules):
+        del found["tool_choice"]
     return found
 
 
+def is_default(tool_choice: Any, has_tools: bool, rules: Collection[str]) -> bool:
+    """Return whether a value of `tool_choice` is the same as none."""
+    if tool_choice is None:
+        return "null_tool_choice" in rules
+    return "tool_choice" in rules and tool_choice == ("auto" if has_tools else "none")
+
+
 def without_nulls(one: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message without null fields. vLLM refuses a null name, and null calls of others than assistants."""
-    kept = ("name",) if one.get("role") == "assistant" else ("name", "tool_calls")
+    """Return a message without null fields. vLLM refuses a null name, and null calls but in a reply that has a content."""
+    has_content = one.get("role") == "assistant" and one.get("content") is not None
+    kept = ("name",) if has_content else ("name", "tool_calls")
     return {name: value for name, value in one.items() if value is not None or name in kept}
 
 
-def message(one: Mapping[str, Any], rules: Collection[str]) -> dict[str, Any]:
+def message(one: Mapping[str, Any], rules: Collection[str]) -> Mapping[str, Any]:
     """Return a message in its sure form. One with a null name stays: vLLM then reads the parts of a tool's result otherwise."""
-    found = dict(one)
-    if "name" in one and one["name"] is None:
-        return found
-    if isinstance(content := one.get("content"), list):
-        role = one.get("role")
-        parts = [part(each) if "part_mark" in rules and role in MARKED else each for each in content]
+    role, content = one.get("role"), one.get("content")
+    if isinstance(content, str) and len(one) == 2:
+        return one
+    found = _with_keys_read(one, role, rules)
+    if "name" in found and found["name"] is None:
+        if not (role == "tool" and isinstance(content, str) and "null_name" in rules):
+            return found
+        del found["name"]
+    if isinstance(content, list):
+        parts = [part(each) for each in content] if "part_mark" in rules and role in MARKED else content
         found["content"] = parts
         if len(parts) == 1 and ("any_text_part" in rules or ("text_part" in rules and role in ("user", "system"))):
             text = text_of(parts[0])
             found["content"] = parts if text is None else text
-    if one.get("role") == "assistant":
+    if role == "assistant":
+        if content is None and "null_content" in rules:
+            found["content"] = ""
         if "reasoning" in rules and isinstance(found.get("reasoning_content"), str):
             thoughts = found.pop("reasoning_content")
             if found.get("reasoning") is None:
                 found["reasoning"] = thoughts
         if isinstance(calls := found.get("tool_calls"), list):
-            found["tool_calls"] = [_call(call, rules) for call in calls]
+            if calls or "no_calls" not in rules:
+                found["tool_calls"] = [_call(call, rules) for call in calls]
+            else:
+                del found["tool_calls"]
     return found
+
+
+def _with_keys_read(one: Mapping[str, Any], role: object, rules: Collection[str]) -> dict[str, Any]:
+    """Return a copy of a message without what no template can see."""
+    if "unread_keys" in rules:
+        read = _READ_OF_USERS if role == "user" else _READ
+        if one.keys() <= read and one.get("name", "") is not None:
+            return dict(one)
+        return {name: value for name, value in one.items() if name in read and not (value is None and name == "name")}
+    if "unknown_keys" in rules and not one.keys() <= _READ_BY_VLLM:
+        return {name: value for name, value in one.items() if name in _READ_BY_VLLM}
+    if "echoed_keys" in rules and not _ECHOED.isdisjoint(one):
+        return {name: value for name, value in one.items() if name not in _ECHOED}
+    return dict(one)
 
 
 def part(one: Any) -> Any:
@@ -82,30 +128,52 @@ def text_of(one: Any) -> str | None:
 
 
 def tools(listed: Sequence[Any], rules: Collection[str]) -> list[Any]:
-    """Return tools in their sure form."""
-    return [tool(one, rules) for one in listed]
+    """Return tools in their sure form. Those of one client have the same keys, so few plans serve a hundred tools."""
+    plans: _Plans = {}
+    return [_planned(one, rules, plans) for one in listed]
 
 
 def tool(one: Any, rules: Collection[str]) -> Any:
     """Return the definition of a tool of a chat in its sure form."""
+    return _planned(one, rules, {})
+
+
+def _planned(one: Any, rules: Collection[str], plans: _Plans) -> Any:
     if not (isinstance(one, dict) and isinstance(function := one.get("function"), dict)):
         return one
-    if tuple(one) == _TOOL[:2] and tuple(function) in _PLAIN and None not in function.values():
+    keys = tuple(one), tuple(function), _nulls(one), _nulls(function)
+    try:
+        plan = plans[keys]
+    except KeyError:
+        plan = plans[keys] = _plan(*keys, rules)
+    if plan is None:
         return one
+    found = {name: one[name] for name in plan[0]}
+    found["function"] = {name: function[name] for name in plan[1]}
+    return found
+
+
+def _nulls(fields: Mapping[str, Any]) -> _Names:
+    return tuple([name for name, value in fields.items() if value is None]) if None in fields.values() else ()
+
+
+def _plan(
+    tool: _Names, function: _Names, nulls: _Names, inner_nulls: _Names, rules: Collection[str]
+) -> tuple[_Names, _Names] | None:
+    outer, inner = tool, function
     if "tool_keys" in rules:
-        one, function = _known(one, _TOOL), _known(function, _FUNCTION)
+        outer, inner = _known(outer, _TOOL, nulls), _known(inner, _FUNCTION, inner_nulls)
     if "tool_order" in rules:
-        one = {name: one[name] for name in sorted(one, reverse=True)}  # `type` first
+        outer = tuple(sorted(outer, reverse=True))  # `type` first
     if "null_in_function" in rules:
-        function = {name: value for name, value in function.items() if value is not None or name == "name"}
+        inner = tuple(name for name in inner if name not in inner_nulls or name == "name")
     if "function_order" in rules:
-        others = [name for name in function if name not in _FUNCTION]
-        function = {name: function[name] for name in (*_FUNCTION, *others) if name in function}
-    return {**one, "function": function}
+        inner = (*(name for name in _FUNCTION if name in inner), *(name for name in inner if name not in _FUNCTION))
+    return None if (outer, inner) == (tool, function) else (outer, inner)
 
 
-def _known(one: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    return {name: value for name, value in one.items() if name in names and not (value is None and name in _NULL)}
+def _known(names: _Names, known: _Names, nulls: _Names) -> _Names:
+    return tuple(name for name in names if name in known and not (name in nulls and name in _NULL))
 
 
 def _call(call: Any, rules: Collection[str]) -> Any:
@@ -113,11 +181,31 @@ def _call(call: Any, rules: Collection[str]) -> Any:
         return call
     text = function.get("arguments")
     if "arguments" in rules and isinstance(text, str):
-        with contextlib.suppress(ValueError, RecursionError):
-            function = {**function, "arguments": json.dumps(json.loads(text, parse_constant=_refuse))}
+        written = _written(text) if len(text) > _REMEMBERED_CHARS else _remembered(text)
+        if written is not None:
+            function = {**function, "arguments": written}
     if "call_order" in rules:
-        call, function = ({name: one[name] for name in sorted(one)} for one in (call, function))
+        # Without sorting what most calls are.
+        if function.keys() == _CALLED:
+            function = {"arguments": function["arguments"], "name": function["name"]}
+        else:
+            function = {name: function[name] for name in sorted(function)}
+        if call.keys() == _CALL:
+            return {"function": function, "id": call["id"], "type": call["type"]}
+        call = {name: call[name] for name in sorted(call)}
     return {**call, "function": function}
+
+
+def _written(text: str) -> str | None:
+    """Return JSON as it is written again; None: it is not JSON."""
+    try:
+        return json.dumps(json.loads(text, parse_constant=_refuse))
+    except (ValueError, RecursionError):
+        return None
+
+
+_remembered: Final = lru_cache(maxsize=4096)(_written)
+"""Each turn of an agent sends the calls of all earlier ones."""
 
 
 def _refuse(name: str) -> float:

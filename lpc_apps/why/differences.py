@@ -83,13 +83,23 @@ Groups = list[list[Entry]]
 
 
 def head_pieces(own: Sequence[Unit], other: Sequence[Unit]) -> list[Piece]:
-    """Return the pieces of a head: tools and instructions."""
-    tools, others = (sum(unit.role == TOOLS for unit in units) for units in (own, other))
-    instructions = _aligned(own[tools:], other[others:], whole=True)
+    """Return the pieces of a head: tools and instructions, in the order in which its own prompt has them."""
+    (tools, rest), (others, other_rest) = map(_parted, (own, other))
+    found = [_tool_pieces(tools, others), _aligned(rest, other_rest, whole=True)]
+    starts = [0, len(others)]
+    if any(units and units[0].role != TOOLS == units[-1].role for units in (own, other)):
+        found.reverse()
+        starts = [0, len(other_rest)]
     return [
-        *_tool_pieces(tuple(own[:tools]), tuple(other[:others])),
-        *(replace(piece, start=piece.start + others, end=piece.end + others) for piece in instructions),
+        replace(piece, start=piece.start + start, end=piece.end + start)
+        for start, pieces in zip(starts, found, strict=True)
+        for piece in pieces
     ]
+
+
+def _parted(head: Sequence[Unit]) -> tuple[tuple[Unit, ...], tuple[Unit, ...]]:
+    """Return the tools and the instructions of a head."""
+    return tuple(unit for unit in head if unit.role == TOOLS), tuple(unit for unit in head if unit.role != TOOLS)
 
 
 def history_pieces(own: Sequence[Unit], other: Sequence[Unit]) -> list[Piece]:

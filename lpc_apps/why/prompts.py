@@ -9,6 +9,7 @@ from typing import Final
 
 from lpc.logs.chats.request import MEDIA_TOKENS, LoggedMessage, LoggedRequest, Part, rendered
 from lpc.logs.traces.chat import BLOCK_CHARS, BLOCK_TOKENS, BLOCK_TOKENS_RANGE, CHARS_PER_TOKEN, SURE_TOKENS
+from lpc.requests.families import has_tools_behind_instructions
 from lpc.requests.possibly import INSTRUCTIONS
 from lpc.requests.rules import Kind
 from lpc_apps.why.as_read import messages_as_read, tools_as_read
@@ -135,9 +136,10 @@ class Prompts:
         tools = [self._unit(TOOLS, (tool,), f"tool {tool.text}\n") for tool in tools_as_read(request, self.kind)]
         messages = [self._message(message) for message in messages_as_read(request.messages, model, self.kind)]
         own = next((i for i, unit in enumerate(messages) if unit.role not in INSTRUCTIONS), len(messages))
+        head = (*messages[:own], *tools) if has_tools_behind_instructions(model) else (*tools, *messages[:own])
         return Prompt(
             request.time,
-            (*tools, *messages),
+            (*head, *messages[own:]),
             len(tools) + own,
             tuple(self._message(message) for message in messages_as_read(request.reply, model, self.kind)),
             request.scope,

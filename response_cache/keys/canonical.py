@@ -60,6 +60,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "response_format": {"type": "text"},
     "parallel_tool_calls": True,
     "stream": False,
+    "chat_template_kwargs": {},
 }
 """Default values of parameters in the OpenAI API and in vLLM."""
 SAMPLING: Final = frozenset(
@@ -286,7 +287,7 @@ def _parameters(parameters: Mapping[str, Any], *, has_tools: bool) -> dict[str, 
         if name not in IGNORED and (parameters[name] is not None or name in NULL_COUNTS)
     }
     found |= {name: _number(found[name]) for name in SAMPLING & found.keys()}
-    if has_tools and found.get("tool_choice") == "auto" and "tool_choice" in ANY:
+    if "tool_choice" in found and surely.is_default(found["tool_choice"], has_tools, ANY):
         del found["tool_choice"]
     if isinstance(found.get("stop"), str):
         found["stop"] = [found["stop"]]

