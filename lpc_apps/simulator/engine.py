@@ -187,8 +187,6 @@ class Engine:
         cache.start(turn, now)
         if evicted and self._on_evict is not None:
             self._on_evict(now, [content for content in chain.from_iterable(evicted) if content > EDGE_ID])
-        if self._on_start is not None:
-            self._on_start(turn, hits * size)
         counted = self._replay.counts_start(turn)
         missed = turn.input_tokens - hits * size
         self.waiting.note(missed, self._sources.start(turn, path, hits, servable, now, counted=counted))
@@ -209,6 +207,8 @@ class Engine:
             if counted:
                 self.result.latency.append(first + decode)
             self._replay.add(now + prefill + decode, END, partial(self._end, turn))
+        if self._on_start is not None:
+            self._on_start(turn, hits * size)
         return True
 
     def _begin_reply(self, turn: Turn, now: float) -> None:

@@ -20,13 +20,18 @@ Action = Callable[[float], None]
 class Replay:
     """One run of a workload.
 
+    Args:
+        on_answer: called with every request that is answered, before the user's next one is scheduled.
+
     Attributes:
+        now: time of the event that runs.
         last: time of the last arrival.
     """
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, on_answer: Callable[[Turn], None] | None = None) -> None:
         self.workload = workload
-        self.last = 0.0
+        self.now = self.last = 0.0
+        self._on_answer = on_answer
         self._loop = workload.loop
         self._sessions = None if workload.loop is None else Sessions(workload)
         self._events: list[tuple[float, int, int, Action]] = []
@@ -53,6 +58,7 @@ class Replay:
                 self._arrive(turn, turn.arrival)
             else:
                 now, _, _, action = heapq.heappop(events)
+                self.now = now
                 action(now)
 
     def add(self, at: float, kind: int, action: Action) -> None:
@@ -62,6 +68,8 @@ class Replay:
 
     def answered(self, turn: Turn, now: float) -> None:
         """Schedule the user's next request after an answer."""
+        if self._on_answer is not None:
+            self._on_answer(turn)
         if self.workload.closed and turn.next is not None:
             turn.next.arrival = now + turn.next.gap
             self._schedule(turn.next)
@@ -104,7 +112,7 @@ class Replay:
     def _arrive(self, turn: Turn, now: float) -> None:
         if now >= self.workload.until:
             return
-        self.last = now
+        self.now = self.last = now
         assert self._send is not None
         if not self._send(turn, now):
             self._refused += 1
