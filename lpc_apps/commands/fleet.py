@@ -14,7 +14,7 @@ from lpc_apps.commands.simulation_lists import names_of, parts_of, sessions_of, 
 from lpc_apps.commands.simulation_tables import print_paragraph, print_reading
 from lpc_apps.simulator.amounts import SimulationError, parse_capacity, percent, tokens
 from lpc_apps.simulator.engine import FCFS
-from lpc_apps.simulator.fleet.knowledge import parse_knowledge
+from lpc_apps.simulator.fleet.knowledge import Text, parse_knowledge
 from lpc_apps.simulator.fleet.routers import parse_router
 from lpc_apps.simulator.fleet.run import Fleet
 from lpc_apps.simulator.fleet.verdict import STOCK, engine_of, fleet_verdict, of_fleets, router_of
@@ -65,8 +65,9 @@ def simulate_fleets(
     sizes = list(dict.fromkeys(map(parse_capacity, parts_of(capacity))))
     named = parts_of(ROUTERS if routers is None else routers)
     known = parts_of(knows)
-    for one in known:
-        parse_knowledge(one)
+    texts = any(issubclass(parse_knowledge(one)[0], Text) for one in known)
+    if texts and spec.trace is None:
+        raise SimulationError("only a log has text of messages: give LOG, or leave text out of --router-knows")
     # What the caches hold does not matter to the other routers.
     informed = [(router, one) for router in named for one in known[: None if parse_router(router)[0].reads_caches else 1]]
     fails = None if down is None else parse_down(down, engines)
@@ -78,7 +79,7 @@ def simulate_fleets(
         runs = [
             replace(
                 template,
-                workload=replace(prepared, workload=workload, seed=spec.seed + seed, sessions=count),
+                workload=replace(prepared, workload=workload, seed=spec.seed + seed, sessions=count, texts=texts),
                 policy=name,
                 capacity=size,
                 queueing=queueing,

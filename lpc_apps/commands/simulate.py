@@ -123,8 +123,8 @@ def simulate(
         str | None,
         _option(
             FLEET,
-            "What routers know of the caches, names with commas: all; sent, what they have sent; events:SECONDS, KV events so "
-            "late; numbered-events:SECONDS, as Dynamo reads them; default: all.",
+            "What routers know of the caches, names with commas: all; sent, what they have sent; text, the same by the text of "
+            "messages alone; events:SECONDS, KV events so late; numbered-events:SECONDS, as Dynamo reads them; default: all.",
         ),
     ] = None,
     router_restart: Annotated[

@@ -48,6 +48,7 @@ class WorkloadSpec:
             1.9 times that (57 minutes) from its middle on, in a generated workload after 500 requests.
         sessions: concurrent sessions of a closed loop; None: requests arrive at the log's times.
         requests: number of requests after which a closed loop ends.
+        texts: also read the blocks of the messages' text alone (`lpc.logs.traces.open_trace`).
     """
 
     trace: Path | None = None
@@ -62,6 +63,7 @@ class WorkloadSpec:
     count_from: float | None = None
     sessions: int | None = None
     requests: int = REQUESTS
+    texts: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,7 @@ def _build(spec: WorkloadSpec, changed: tuple[tuple[Path, int], ...]) -> tuple[W
             active=spec.active or ACTIVE_SESSIONS,
             seed=spec.seed,
             sample=Sample(spec.sample, spec.seed),
+            texts=spec.texts,
         )
         start = spec.count_from
         if start is None:

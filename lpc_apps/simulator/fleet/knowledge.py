@@ -5,18 +5,18 @@ what the caches hold:
 
 - `all`: exactly, at once; and the exact prefill that waits.
 - `sent`: the last engine of a session is believed to hold its last prompt and reply. Engines say nothing.
+- `text`: the same, by the text of messages alone, without roles, tools and arguments.
 - `events:SECONDS`: the engines' KV events, this much later. A restart clears an engine's blocks at once, as in `vllm-router`.
 - `numbered-events:SECONDS`: as in NVIDIA Dynamo, an engine that restarts numbers its events from the start again. Its old
   blocks stay in the index, and its events are ignored until their numbers pass the old ones.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import ClassVar, Final
 
 from lpc_apps.simulator.amounts import SimulationError
 from lpc_apps.simulator.engine import Engine
-from lpc_apps.simulator.segments import Segment
 from lpc_apps.simulator.workload import Turn, Workload
 
 
@@ -163,35 +163,57 @@ class Sent(Knowledge):
 
     def __init__(self, workload: Workload, engines: Sequence[Engine], prompt_token_s: float, delay: float = 0.0) -> None:
         super().__init__(workload, engines, prompt_token_s, delay)
-        self._owner: dict[Segment, str | None] = {}
+        self._owner: dict[Hashable, str | None] = {}
         """The session of each block run; None: several have it."""
-        self._holders: dict[Segment, int] = {}
+        self._holders: dict[Hashable, int] = {}
         """The engines that are believed to hold it, a bit each."""
+        self._latest: tuple[Turn, Sequence[tuple[Hashable, int]]] | None = None
 
     def cached(self, engine: int, turn: Turn, now: float) -> int:
         """Return the tokens up to the deepest block of a prompt that the engine is believed to hold."""
-        size = self._workload.block_tokens
-        servable, holders = turn.servable(size), self._holders
-        for segment in reversed(self._workload.paths.of(turn)):
-            if segment.depth < servable and holders.get(segment, 0) >> engine & 1:
-                return min(segment.depth + segment.size, servable) * size
+        holders = self._holders
+        for run, tokens in reversed(self._known_runs(turn)):
+            if holders.get(run, 0) >> engine & 1:
+                return min(tokens, turn.servable(self._workload.block_tokens) * self._workload.block_tokens)
         return 0
 
     def sent(self, engine: int, turn: Turn, now: float) -> None:
         """Record that a request is about to be sent: its prompt, and its reply, will be there."""
         super().sent(engine, turn, now)
         owner, holders, session = self._owner, self._holders, turn.conversation
-        for segment in self._workload.paths.of(turn):
-            if owner.setdefault(segment, session) == session:
-                holders[segment] = 1 << engine
+        for run, _ in self._known_runs(turn):
+            if owner.setdefault(run, session) == session:
+                holders[run] = 1 << engine
             else:
-                owner[segment] = None
-                holders[segment] |= 1 << engine
+                owner[run] = None
+                holders[run] |= 1 << engine
 
     def failed(self, engine: int) -> None:
         """Record that an engine has failed: it holds nothing."""
         super().failed(engine)
-        self._holders = {segment: mask & ~(1 << engine) for segment, mask in self._holders.items()}
+        self._holders = {run: mask & ~(1 << engine) for run, mask in self._holders.items()}
+
+    def _known_runs(self, turn: Turn) -> Sequence[tuple[Hashable, int]]:
+        if self._latest is None or self._latest[0] is not turn:
+            self._latest = turn, self._runs(turn)
+        return self._latest[1]
+
+    def _runs(self, turn: Turn) -> Sequence[tuple[Hashable, int]]:
+        """Return what identifies the blocks of a request, in order, each with the prompt tokens up to its end."""
+        size = self._workload.block_tokens
+        return [(segment, (segment.depth + segment.size) * size) for segment in self._workload.paths.of(turn)]
+
+
+class Text(Sent):
+    """As `sent`, but requests are compared by the text of their messages alone."""
+
+    name = "text"
+    rule = "as sent, by the text of messages alone, without roles, tools and arguments (smg 1.13.0's text tree)"
+
+    def _runs(self, turn: Turn) -> Sequence[tuple[Hashable, int]]:
+        """Return the blocks of the messages' text. Its share of the prompt is taken to be everywhere the same."""
+        blocks = turn.text_blocks
+        return [(block, turn.input_tokens * place // len(blocks)) for place, block in enumerate(blocks, 1)]
 
 
 Event = tuple[float, int, bool, Sequence[int]]
@@ -283,11 +305,11 @@ class NumberedEvents(Events):
         return takes
 
 
-KNOWLEDGE: Final[dict[str, type[Knowledge]]] = {kind.name: kind for kind in (Everything, Sent, Events, NumberedEvents)}
+KNOWLEDGE: Final[dict[str, type[Knowledge]]] = {kind.name: kind for kind in (Everything, Sent, Text, Events, NumberedEvents)}
 
 
 def parse_knowledge(text: str) -> tuple[type[Knowledge], float]:
-    """Return the kind of `all`, `sent`, `events:SECONDS` or `numbered-events:SECONDS`, and its seconds.
+    """Return the kind of `all`, `sent`, `text`, `events:SECONDS` or `numbered-events:SECONDS`, and its seconds.
 
     Raises:
         SimulationError: the text is none of these.

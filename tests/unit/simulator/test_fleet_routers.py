@@ -1,20 +1,33 @@
 """Which engine each router chooses, by hand, and what the kinds of knowledge know."""
 
+import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 
 import pytest
 
+from lpc.errors import UsageError
+from lpc.logs.traces import open_trace
 from lpc_apps.simulator.amounts import SimulationError
 from lpc_apps.simulator.engine import Engine
-from lpc_apps.simulator.fleet.knowledge import KNOWLEDGE, Events, Everything, Knowledge, NumberedEvents, Sent, parse_knowledge
+from lpc_apps.simulator.fleet.knowledge import (
+    KNOWLEDGE,
+    Events,
+    Everything,
+    Knowledge,
+    NumberedEvents,
+    Sent,
+    Text,
+    parse_knowledge,
+)
 from lpc_apps.simulator.fleet.routers import REGISTRY, FewestSessions, Router, parse_router
 from lpc_apps.simulator.policies import REGISTRY as POLICIES
 from lpc_apps.simulator.policies import PolicySettings
 from lpc_apps.simulator.replay import Replay
 from lpc_apps.simulator.waiting import Queueing
-from lpc_apps.simulator.workload import Cost, Turn, Workload
+from lpc_apps.simulator.workload import Cost, Turn, Workload, from_trace
 from response_cache.gateway.engines import Engines
 from response_cache.gateway.metrics import Metrics
 
@@ -158,7 +171,7 @@ def test_a_router_that_does_not_exist_is_one_clear_error(text: str, said: str) -
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("nothing", "choose from all, sent, events:SECONDS, numbered-events:SECONDS"),
+        ("nothing", "choose from all, sent, text, events:SECONDS, numbered-events:SECONDS"),
         ("all:3", "is not a knowledge of routers"),
         ("events", "needs a number of seconds from 0 on: events:5"),
         ("events:-1", "needs a number of seconds"),
@@ -220,6 +233,31 @@ def test_sent_believes_in_the_last_engine_of_a_session() -> None:
     known.failed(1)
     known.returned(1)
     assert (known.cached(0, again, 0.0), known.cached(1, again, 0.0)) == (2 * SIZE, 0)
+
+
+def test_text_takes_requests_that_differ_in_tools_alone_for_the_same(tmp_path: Path) -> None:
+    tools = ({"type": "function", "function": {"name": name * 40, "parameters": {}}} for name in ("read", "write"))
+    words = {"role": "user", "content": "which files changed since the last release? " * 20}
+    log = tmp_path / "log.jsonl"
+    log.write_text(
+        "".join(
+            json.dumps({"time": time, "session": str(time), "tools": [tool], "messages": [words]}) + "\n"
+            for time, tool in enumerate(tools)
+        )
+    )
+    workload = from_trace(open_trace(log, "chat", texts=True))
+    first, second = workload.arrivals
+    assert first.contents[0] != second.contents[0]
+    assert not open_trace(log, "chat").requests[0].text_blocks
+    _, _, engines = engines_of([])
+    sent, text = (kind(workload, engines, COST.prompt_token_s) for kind in (Sent, Text))
+    for known in (sent, text):
+        known.sent(1, first, 0.0)
+    assert [sent.cached(engine, second, 1.0) for engine in (0, 1)] == [0, 0]
+    assert text.cached(0, second, 1.0) == 0
+    assert text.cached(1, second, 1.0) == second.servable(workload.block_tokens) * workload.block_tokens
+    with pytest.raises(UsageError, match="a log of the format mooncake has no text of messages: give one of chat"):
+        open_trace(log, "mooncake", texts=True)
 
 
 def test_prefill_waits_until_the_first_token() -> None:
