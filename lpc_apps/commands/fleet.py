@@ -14,6 +14,7 @@ from lpc_apps.commands.simulation_lists import names_of, parts_of, sessions_of, 
 from lpc_apps.commands.simulation_tables import print_paragraph, print_reading
 from lpc_apps.simulator.amounts import SimulationError, parse_capacity, percent, tokens
 from lpc_apps.simulator.engine import FCFS
+from lpc_apps.simulator.fleet.held import QUEUES, RouterQueue
 from lpc_apps.simulator.fleet.knowledge import Text, parse_knowledge
 from lpc_apps.simulator.fleet.routers import parse_router
 from lpc_apps.simulator.fleet.run import Fleet
@@ -37,6 +38,8 @@ def simulate_fleets(
     knows: str,
     down: str | None,
     router_restart: float | None,
+    queues: str,
+    ahead: int,
     policies: str | None,
     sessions: str | None,
     capacity: str | None,
@@ -53,7 +56,8 @@ def simulate_fleets(
         template: what all runs have in common.
         head, held_out: see `lpc_apps.commands.simulation.simulate`.
         engines: number of engines, from 1 on.
-        routers, knows: names with commas.
+        routers, knows, queues: names with commas; the queue `none`: the router holds no requests.
+        ahead: see `Fleet`.
         down: `FROM-TO`, seconds at which engine 1 fails and returns; None: it does not.
 
     Raises:
@@ -68,8 +72,14 @@ def simulate_fleets(
     texts = any(issubclass(parse_knowledge(one)[0], Text) for one in known)
     if texts and spec.trace is None:
         raise SimulationError("only a log has text of messages: give LOG, or leave text out of --router-knows")
-    # What the caches hold does not matter to the other routers.
-    informed = [(router, one) for router in named for one in known[: None if parse_router(router)[0].reads_caches else 1]]
+    orders = [parse_queue(one) for one in parts_of(queues)]
+    # What the caches hold does not matter to the other routers without a queue of their own.
+    informed = [
+        (router, one, order)
+        for order in orders
+        for router in named
+        for one in known[: None if order == "warm-first" or parse_router(router)[0].reads_caches else 1]
+    ]
     fails = None if down is None else parse_down(down, engines)
     names = names_of(POLICIES if policies is None else policies)
     kinds = [(name, template.queueing) for name in names]
@@ -83,13 +93,13 @@ def simulate_fleets(
                 policy=name,
                 capacity=size,
                 queueing=queueing,
-                fleet=Fleet(engines, router, one, fails, router_restart, spec.seed + seed),
+                fleet=Fleet(engines, router, one, fails, router_restart, spec.seed + seed, order, ahead),
             )
             for workload in workloads_of(spec.workload)
             for count in sessions_of(sessions, spec)
             for size in sizes
             for name, queueing in kinds
-            for router, one in informed
+            for router, one, order in informed
             for seed in range(seeds)
         ]
         answers = _Answers(runs, recognised)
@@ -171,7 +181,7 @@ def _row(run: Run) -> tuple[Any, ...]:
     assert run.fleet is not None
     return (
         *(run.workload.workload, run.workload.sessions, run.capacity, run.policy, run.queueing),
-        *(run.fleet.router, run.fleet.knows),
+        *(run.fleet.router, run.fleet.knows, run.fleet.queue),
     )
 
 
@@ -179,6 +189,14 @@ def _line(name: str, cells: Sequence[str] = ()) -> None:
     """Print at once: the next line may take minutes."""
     console().print(name + "".join(f"{cell:>{CELL}}" for cell in cells), soft_wrap=True, highlight=False)
     console().file.flush()
+
+
+def parse_queue(text: str) -> RouterQueue | None:
+    """Return the order of a router's queue; None of `none`. Raises SimulationError."""
+    found = next((order for order in QUEUES if order == text), None)
+    if found is None and text != "none":
+        raise SimulationError(f"unknown queue of a router {text!r:.40}: choose from none, {', '.join(QUEUES)}")
+    return found
 
 
 def parse_down(text: str, engines: int) -> tuple[float, float]:

@@ -124,11 +124,24 @@ def simulate(
         _option(
             FLEET,
             "What routers know of the caches, names with commas: all; sent, what they have sent; text, the same by the text of "
-            "messages alone; events:SECONDS, KV events so late; numbered-events:SECONDS, as Dynamo reads them; default: all.",
+            "messages alone; lru:SHARE, an LRU cache of its own per engine, of this share; events:SECONDS, KV events so late; "
+            "numbered-events:SECONDS, as Dynamo reads them; default: all.",
         ),
     ] = None,
     router_restart: Annotated[
         float | None, _option(FLEET, "Second at which the router restarts and has forgotten everything.", min=0)
+    ] = None,
+    router_queue: Annotated[
+        str,
+        _option(
+            FLEET,
+            "Requests that the router holds, names with commas: none, it hands all on at once; fcfs; warm-first, by what it "
+            "believes to be cached.",
+        ),
+    ] = "none",
+    requests_ahead: Annotated[
+        int | None,
+        _option(FLEET, "Requests that may wait in an engine while the router holds others; default: 0.", min=0),
     ] = None,
     engine_down: Annotated[
         str | None,
@@ -220,6 +233,8 @@ def simulate(
         ("--router", router),
         ("--router-knows", router_knows),
         ("--router-restart", router_restart),
+        ("--router-queue", None if router_queue == "none" else router_queue),
+        ("--requests-ahead", requests_ahead),
         ("--engine-down", engine_down),
     )
     of_one: tuple[tuple[str, object], ...] = (
@@ -234,6 +249,8 @@ def simulate(
     for name, given in of_one:
         if given is not None and engines is not None:
             raise UsageError(f"a fleet has one table, for caches of --capacity: leave out {name}, or --engines")
+    if requests_ahead is not None and router_queue == "none":
+        raise UsageError("--requests-ahead is for requests that the router holds: add --router-queue warm-first")
     if describe and engines is not None:
         raise UsageError("--describe describes a log without a simulation: leave out --engines")
 
@@ -289,6 +306,8 @@ def simulate(
                     knows=router_knows or "all",
                     down=engine_down,
                     router_restart=router_restart,
+                    queues=router_queue,
+                    ahead=requests_ahead or 0,
                     policies=policies,
                     sessions=sessions if closed else None,
                     capacity=capacity,

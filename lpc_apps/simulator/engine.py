@@ -124,7 +124,7 @@ class Engine:
         """Accept a request. Return whether it fits into the cache; if not, it is refused."""
         counted = self._replay.counts_arrival(turn)
         self.cache.policy.arrive(turn, now)
-        if self._needs(turn) > self.cache.capacity:
+        if not self.fits(turn):
             self.result.refused += counted
             return False
         self.waiting.add(turn)
@@ -133,6 +133,10 @@ class Engine:
             self.cache.wait(turn, self.cache.policy.path(turn), now)
             self.result.waited += counted
         return True
+
+    def fits(self, turn: Turn) -> bool:
+        """Return whether a request is not larger than the cache."""
+        return self._needs(turn) <= self.cache.capacity
 
     def fail(self) -> list[Turn]:
         """Lose all requests and the cache; return the requests, in order of arrival. Their counts are taken back.

@@ -176,7 +176,13 @@ def run_one(run: Run, on_start: Callable[[Turn, int], None] | None = None) -> di
     else:
         _check_fleet(run, workload)
         figures = simulate_fleet(workload, capacity, make, run.fleet, cost=cost, queueing=queueing).figures()
-        figures = {"engines": run.fleet.engines, "router": run.fleet.router, "knows": run.fleet.knows, **figures}
+        figures = {
+            "engines": run.fleet.engines,
+            "router": run.fleet.router,
+            "knows": run.fleet.knows,
+            "held": run.fleet.queue,
+            **figures,
+        }
     figures["prefill_load"] *= sample
     return {
         "workload": workload.name,
@@ -203,6 +209,10 @@ def _check_fleet(run: Run, workload: Workload) -> None:
         raise SimulationError(f"{run.policy} is a bound of one engine: leave it out of --policies with more --engines")
     if fleet.down is not None and workload.loop is None and not run.queueing.in_turn:
         raise SimulationError("only requests in turn can be lost with an engine: add --closed or --in-turn to --engine-down")
+    if fleet.queue is not None and workload.loop is None and not run.queueing.in_turn:
+        raise SimulationError(
+            "a router holds requests only if engines serve in turn: add --closed or --in-turn to --router-queue"
+        )
 
 
 def sweep(

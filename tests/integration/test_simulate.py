@@ -753,6 +753,13 @@ def test_a_fleet_of_one_has_the_figures_of_one_engine(tmp_path: Path, qwen: Path
         (("--router", "cost:4"), "--router is for a fleet: add --engines, the number of engines"),
         (("--router-knows", "sent"), "--router-knows is for a fleet: add --engines"),
         (("--router-restart", "5"), "--router-restart is for a fleet: add --engines"),
+        (("--router-queue", "fcfs"), "--router-queue is for a fleet: add --engines"),
+        (("--requests-ahead", "2"), "--requests-ahead is for a fleet: add --engines"),
+        (("--engines", "2", "--requests-ahead", "2"), "add --router-queue warm-first"),
+        (
+            ("--engines", "2", "--capacity", "30K", "--router-queue", "lifo"),
+            "unknown queue of a router 'lifo'",
+        ),
         (("--engine-down", "5-6"), "--engine-down is for a fleet: add --engines"),
         (("--engines", "2"), "a fleet needs the size of each engine's cache: --capacity 2M"),
         (("--engines", "2", "--cache", "2M"), "leave out --cache, or --engines"),

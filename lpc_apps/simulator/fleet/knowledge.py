@@ -6,18 +6,28 @@ what the caches hold:
 - `all`: exactly, at once; and the exact prefill that waits.
 - `sent`: the last engine of a session is believed to hold its last prompt and reply. Engines say nothing.
 - `text`: the same, by the text of messages alone, without roles, tools and arguments.
+- `lru:SHARE`: an LRU cache of its own for each engine, of this share of the engine's cache.
 - `events:SECONDS`: the engines' KV events, this much later. A restart clears an engine's blocks at once, as in `vllm-router`.
 - `numbered-events:SECONDS`: as in NVIDIA Dynamo, an engine that restarts numbers its events from the start again. Its old
   blocks stay in the index, and its events are ignored until their numbers pass the old ones.
 """
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import chain
 from typing import ClassVar, Final
 
 from lpc_apps.simulator.amounts import SimulationError
+from lpc_apps.simulator.blocks import Piece
+from lpc_apps.simulator.cache import BlockCache
 from lpc_apps.simulator.engine import Engine
+from lpc_apps.simulator.policies.lru import Lru
+from lpc_apps.simulator.policy import PolicySettings
+from lpc_apps.simulator.segments import Path
 from lpc_apps.simulator.workload import Turn, Workload
+
+MOST_SHARE: Final = 10.0
+"""Of an engine's cache, for `lru`."""
 
 
 class Knowledge:
@@ -25,7 +35,7 @@ class Knowledge:
 
     Args:
         engines: the engines by number; replaced when one restarts.
-        delay: seconds by which events are late.
+        number: what stands after the colon of its name.
     """
 
     name: ClassVar[str]
@@ -33,13 +43,15 @@ class Knowledge:
     takes: ClassVar[str] = ""
     """What the number after a colon is; empty: there is none."""
 
-    def __init__(self, workload: Workload, engines: Sequence[Engine], prompt_token_s: float, delay: float = 0.0) -> None:
+    def __init__(self, workload: Workload, engines: Sequence[Engine], prompt_token_s: float, number: float = 0.0) -> None:
         self.prompt_token_s: Final = prompt_token_s
         self.up: list[int] = list(range(len(engines)))
         """Numbers of the engines that answer."""
+        self.held: Sequence[Iterable[Turn]] = [()] * len(engines)
+        """By engine: requests that the router has chosen it for and still holds."""
         self._workload = workload
         self._engines = engines
-        self._delay = delay
+        self._number = number
         self._in_flight: list[dict[Turn, int]] = [{} for _ in engines]
         """Requests without an answer, and the prompt tokens that each was believed to miss."""
         self._before_first: list[dict[Turn, int]] = [{} for _ in engines]
@@ -75,17 +87,15 @@ class Knowledge:
         self._before_first[engine][turn] = missing
         self._missing[engine] += missing
 
-    def refused(self, engine: int, turn: Turn) -> None:
-        """Record that an engine has refused a request."""
-        self._in_flight[engine].pop(turn, None)
-        self._missing[engine] -= self._before_first[engine].pop(turn, 0)
+    def handed(self, engine: int, turn: Turn, now: float) -> None:
+        """Record that an engine gets a request: at once after :meth:`sent`, unless the router holds it."""
 
     def first_token_due(self, engine: int, turn: Turn, at: float) -> None:
         """Announce when the router will see a request's first token. An engine sends them in the order of announcement."""
         if turn in self._before_first[engine]:
             self._due[engine].append((at, turn))
 
-    def answered(self, engine: int, turn: Turn) -> None:
+    def answered(self, engine: int, turn: Turn, now: float) -> None:
         """Record an answer."""
         self._in_flight[engine].pop(turn, None)
 
@@ -114,8 +124,8 @@ class Everything(Knowledge):
     name = "all"
     rule = "what each cache holds, and the prefill that waits, exactly"
 
-    def __init__(self, workload: Workload, engines: Sequence[Engine], prompt_token_s: float, delay: float = 0.0) -> None:
-        super().__init__(workload, engines, prompt_token_s, delay)
+    def __init__(self, workload: Workload, engines: Sequence[Engine], prompt_token_s: float, number: float = 0.0) -> None:
+        super().__init__(workload, engines, prompt_token_s, number)
         self._queued: list[int | None] = [None] * len(engines)
         """Prompt tokens that the waiting requests of an engine miss; None: not known since its cache or queue has changed."""
 
@@ -128,17 +138,12 @@ class Everything(Knowledge):
         one = self._engines[engine]
         queued = self._queued[engine]
         if queued is None:
-            queued = self._queued[engine] = sum(map(one.missing_tokens, one.waiting))
+            queued = self._queued[engine] = sum(map(one.missing_tokens, chain(one.waiting, self.held[engine])))
         return max(one.prefilled_at - now, 0.0) + queued * self.prompt_token_s
 
     def sent(self, engine: int, turn: Turn, now: float) -> None:
         """Record that a request is about to be sent."""
         self._in_flight[engine][turn] = 0
-        self._queued[engine] = None
-
-    def refused(self, engine: int, turn: Turn) -> None:
-        """Record that an engine has refused a request."""
-        super().refused(engine, turn)
         self._queued[engine] = None
 
     def stored(self, engine: int, turn: Turn, now: float) -> None:
@@ -161,8 +166,8 @@ class Sent(Knowledge):
     name = "sent"
     rule = "the last engine of each session holds the session's blocks; waiting prefill by first tokens"
 
-    def __init__(self, workload: Workload, engines: Sequence[Engine], prompt_token_s: float, delay: float = 0.0) -> None:
-        super().__init__(workload, engines, prompt_token_s, delay)
+    def __init__(self, workload: Workload, engines: Sequence[Engine], prompt_token_s: float, number: float = 0.0) -> None:
+        super().__init__(workload, engines, prompt_token_s, number)
         self._owner: dict[Hashable, str | None] = {}
         """The session of each block run; None: several have it."""
         self._holders: dict[Hashable, int] = {}
@@ -216,6 +221,55 @@ class Text(Sent):
         return [(block, turn.input_tokens * place // len(blocks)) for place, block in enumerate(blocks, 1)]
 
 
+class OwnLru(Knowledge):
+    """An LRU cache of its own for each engine, which the requests fill that the router hands on."""
+
+    name = "lru"
+    rule = "an LRU cache of its own per engine, of this share of the engine's, which the requests handed on fill"
+    takes = "SHARE"
+
+    def __init__(self, workload: Workload, engines: Sequence[Engine], prompt_token_s: float, number: float = 0.0) -> None:
+        super().__init__(workload, engines, prompt_token_s, number)
+        self._caches = [self._empty(engine) for engine in range(len(engines))]
+        self._placed: dict[Turn, Path] = {}
+        """The blocks of each request in flight."""
+
+    def cached(self, engine: int, turn: Turn, now: float) -> int:
+        """Return the tokens of a prompt that the engine's LRU cache has here."""
+        size = self._workload.block_tokens
+        return min(self._caches[engine].hit_blocks(self._workload.paths.of(turn)), turn.servable(size)) * size
+
+    def handed(self, engine: int, turn: Turn, now: float) -> None:
+        """Put a request's blocks into the engine's cache here."""
+        self._place(engine, turn, now)
+
+    def answered(self, engine: int, turn: Turn, now: float) -> None:
+        """Release the request's blocks."""
+        super().answered(engine, turn, now)
+        if turn not in self._placed:  # there was no room while others ran, or the router has restarted
+            self._place(engine, turn, now)
+        placed = self._placed.pop(turn, None)
+        if placed is not None:
+            self._caches[engine].release(placed, 0, turn, now)
+
+    def failed(self, engine: int) -> None:
+        """Record that an engine has failed: it holds nothing."""
+        for turn in self._in_flight[engine]:
+            self._placed.pop(turn, None)
+        super().failed(engine)
+        self._caches[engine] = self._empty(engine)
+
+    def _place(self, engine: int, turn: Turn, now: float) -> None:
+        cache = self._caches[engine]
+        placed = cache.placed(self._workload.paths.of(turn), turn.servable(self._workload.block_tokens))
+        if cache.allocate(placed, 0, now) is not None:
+            self._placed[turn] = placed
+
+    def _empty(self, engine: int) -> BlockCache[Piece]:
+        blocks = max(int(self._number * self._engines[engine].cache.capacity), 1)
+        return BlockCache(blocks, Lru(blocks, self._workload, PolicySettings()))
+
+
 Event = tuple[float, int, bool, Sequence[int]]
 """When the router reads it, its number, whether blocks are stored (else removed), and their content ids."""
 
@@ -227,8 +281,8 @@ class Events(Knowledge):
     rule = "the engines' KV events, this much later; a restart clears an engine's blocks at once (vllm-router 0.1.17)"
     takes = "SECONDS"
 
-    def __init__(self, workload: Workload, engines: Sequence[Engine], prompt_token_s: float, delay: float = 0.0) -> None:
-        super().__init__(workload, engines, prompt_token_s, delay)
+    def __init__(self, workload: Workload, engines: Sequence[Engine], prompt_token_s: float, number: float = 0.0) -> None:
+        super().__init__(workload, engines, prompt_token_s, number)
         self._held: list[set[int]] = [set() for _ in engines]
         self._events: list[deque[Event]] = [deque() for _ in engines]
         self._numbers = [0] * len(engines)
@@ -263,7 +317,7 @@ class Events(Knowledge):
 
     def _send(self, engine: int, now: float, stored: bool, contents: Sequence[int]) -> None:
         self._numbers[engine] += 1
-        self._events[engine].append((now + self._delay, self._numbers[engine], stored, contents))
+        self._events[engine].append((now + self._number, self._numbers[engine], stored, contents))
 
     def _read(self, engine: int, now: float) -> None:
         events = self._events[engine]
@@ -288,8 +342,8 @@ class NumberedEvents(Events):
     name = "numbered-events"
     rule = "the same; a restarted engine's old blocks stay until its event numbers pass the old ones (NVIDIA Dynamo 1.6.1)"
 
-    def __init__(self, workload: Workload, engines: Sequence[Engine], prompt_token_s: float, delay: float = 0.0) -> None:
-        super().__init__(workload, engines, prompt_token_s, delay)
+    def __init__(self, workload: Workload, engines: Sequence[Engine], prompt_token_s: float, number: float = 0.0) -> None:
+        super().__init__(workload, engines, prompt_token_s, number)
         self._passed = [0] * len(engines)
         """Highest number of an event that was read."""
 
@@ -305,11 +359,13 @@ class NumberedEvents(Events):
         return takes
 
 
-KNOWLEDGE: Final[dict[str, type[Knowledge]]] = {kind.name: kind for kind in (Everything, Sent, Text, Events, NumberedEvents)}
+KNOWLEDGE: Final[dict[str, type[Knowledge]]] = {
+    kind.name: kind for kind in (Everything, Sent, Text, OwnLru, Events, NumberedEvents)
+}
 
 
 def parse_knowledge(text: str) -> tuple[type[Knowledge], float]:
-    """Return the kind of `all`, `sent`, `text`, `events:SECONDS` or `numbered-events:SECONDS`, and its seconds.
+    """Return the kind of knowledge by its name, and the number after its colon: `sent`, `lru:0.9`, `events:5`.
 
     Raises:
         SimulationError: the text is none of these.
@@ -320,9 +376,11 @@ def parse_knowledge(text: str) -> tuple[type[Knowledge], float]:
     if kind is None or (colon and not kind.takes):
         raise SimulationError(f"{text!r:.40} is not a knowledge of routers: choose from {forms}")
     try:
-        seconds = float(rest) if kind.takes else 0.0
+        number = float(rest) if kind.takes else 0.0
     except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
+        number = -1.0
+    if kind is OwnLru and not 0 < number <= MOST_SHARE:
+        raise SimulationError(f"{text!r:.40} needs a share of the engine's cache, above 0 and at most {MOST_SHARE:g}: lru:0.9")
+    if not 0 <= number < float("inf"):
         raise SimulationError(f"{text!r:.40} needs a number of seconds from 0 on: {name}:5")
-    return kind, seconds
+    return kind, number

@@ -7,9 +7,10 @@ from random import Random
 from typing import Any, Final
 
 from lpc_apps.simulator.engine import FCFS, Engine, PolicyFactory
+from lpc_apps.simulator.fleet.held import Held, Repeated, RouterQueue
 from lpc_apps.simulator.fleet.knowledge import Knowledge, parse_knowledge
 from lpc_apps.simulator.fleet.routers import Router, parse_router
-from lpc_apps.simulator.replay import INTERVENE, Replay
+from lpc_apps.simulator.replay import INTERVENE, PREFILLED, Replay
 from lpc_apps.simulator.result import Result, together
 from lpc_apps.simulator.waiting import Queueing
 from lpc_apps.simulator.workload import Cost, Turn, Workload
@@ -30,6 +31,8 @@ class Fleet:
         down: seconds at which engine 1 fails, and at which it is back with an empty cache; equal: it restarts.
         router_restart: second at which the router restarts and knows nothing any more.
         seed: of the router's draws among equals.
+        queue: order in which the router hands requests on (`held`); None: it hands them on at once.
+        ahead: requests that may wait in an engine behind the one in prefill, if the router holds others.
     """
 
     engines: int
@@ -38,6 +41,8 @@ class Fleet:
     down: tuple[float, float] | None = None
     router_restart: float | None = None
     seed: int = 0
+    queue: RouterQueue | None = None
+    ahead: int = 0
 
 
 @dataclass
@@ -119,6 +124,9 @@ class _Run:
         """The engine of each session's last request."""
         self._counts = FleetResult(self._results[0][1], [], 0, 0, 0, [])
         self._arrived = 0
+        self._capacity = capacity
+        self._repeated = Repeated(workload)
+        self._held = [self._hold(number) for number in range(fleet.engines)]
         self._known, self._router = self._new_router(list(range(fleet.engines)))
 
     def run(self) -> FleetResult:
@@ -137,16 +145,26 @@ class _Run:
         counts = self._counts
         counts.all = together([result for _, result in self._results])
         counts.all.seconds = replay.seconds
+        counts.all.still_waiting += [replay.last - turn.arrival for held in self._held for turn in held]
         counts.requests = [sum(one.requests for of, one in self._results if of == number) for number in range(fleet.engines)]
         return counts
 
     def _engine(self, number: int) -> Engine:
-        engine = self._make(
-            on_start=lambda turn, _: self._started(number, turn),
+        engine: Engine = self._make(
+            on_start=lambda turn, hits: self._started(number, engine, turn, hits),
             on_evict=lambda now, contents: self._known.evicted(number, now, contents),
         )
         self._results.append((number, engine.result))
         return engine
+
+    def _hold(self, number: int) -> Held:
+        """Return an empty queue of the router for an engine."""
+
+        def missing(turn: Turn) -> int:
+            return self._known.missing(number, turn, self._replay.now)
+
+        order: RouterQueue = self._fleet.queue or "fcfs"
+        return Held(order, missing, self._capacity, speed=1 / self._cost.prompt_token_s, ahead=self._fleet.ahead)
 
     def _new_router(self, up: list[int]) -> tuple[Knowledge, Router]:
         """Return a router that knows only which engines are up."""
@@ -154,6 +172,8 @@ class _Run:
         router, number = parse_router(self._fleet.router)
         known = kind(self._replay.workload, self._engines, self._cost.prompt_token_s, delay)
         known.up = up
+        if self._fleet.queue is not None:
+            known.held = self._held
         return known, router(known, self._random, number)
 
     def _restart_router(self, now: float) -> None:
@@ -168,6 +188,8 @@ class _Run:
 
     def _send(self, turn: Turn, now: float) -> bool:
         number = self._router.choose(turn, now)
+        if not self._engines[number].fits(turn):
+            return self._engines[number].arrive(turn, now)  # counts it as refused
         self._known.sent(number, turn, now)
         self._at[turn] = number
         before = self._before.get(turn.conversation)
@@ -175,28 +197,49 @@ class _Run:
         if before is not None and self._replay.counts_arrival(turn):
             self._counts.returned += 1
             self._counts.moved += before != number
-        if self._engines[number].arrive(turn, now):
-            return True
-        self._known.refused(number, turn)
-        del self._at[turn]
-        return False
+        if self._fleet.queue is None:
+            self._hand_on(number, turn, now)
+        else:
+            self._held[number].add(turn)
+            self._serve(number, now)
+        return True
 
-    def _started(self, number: int, turn: Turn) -> None:
+    def _serve(self, number: int, now: float) -> None:
+        """Hand on what the engine is to have now."""
+        while (turn := self._held[number].hand_on()) is not None:
+            self._hand_on(number, turn, now)
+
+    def _hand_on(self, number: int, turn: Turn, now: float) -> None:
+        self._known.handed(number, turn, now)
+        self._engines[number].arrive(turn, now)
+
+    def _started(self, number: int, engine: Engine, turn: Turn, hits: int) -> None:
         self._known.stored(number, turn, self._replay.now)
-        self._known.first_token_due(number, turn, self._engines[number].prefilled_at)
+        self._known.first_token_due(number, turn, engine.prefilled_at)
+        if self._fleet.queue is not None:
+            computed = turn.input_tokens - hits
+            self._held[number].note(computed, self._repeated.tokens(turn, computed))
+            self._replay.add(engine.prefilled_at, PREFILLED, partial(self._first_token, number, engine, turn))
+
+    def _first_token(self, number: int, engine: Engine, turn: Turn, now: float) -> None:
+        if self._engines[number] is engine:
+            self._held[number].first_token(turn)
+            self._serve(number, now)
 
     def _answered(self, turn: Turn) -> None:
-        self._known.answered(self._at.pop(turn), turn)
+        self._known.answered(self._at.pop(turn), turn, self._replay.now)
 
     def _fail(self, now: float, *, back: bool) -> None:
         """Let the engine fail; send its requests again. ``back``: it is back at once."""
         lost = self._engines[FAILS].fail()
+        held = list(self._held[FAILS])
         self._engines[FAILS] = self._engine(FAILS)
+        self._held[FAILS] = self._hold(FAILS)
         self._known.failed(FAILS)
         if back:
             self._known.returned(FAILS)
-        for turn in lost:
-            self._counts.resent += 1
+        self._counts.resent += len(lost)
+        for turn in sorted((*lost, *held), key=lambda turn: turn.arrival):
             self._send(turn, now)
 
 

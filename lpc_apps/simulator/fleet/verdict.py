@@ -26,9 +26,9 @@ def of_fleets(rows: Rows) -> list[dict[str, Any]]:
     groups: defaultdict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         size = row["capacity_fraction"] if row["by_fraction"] else row["capacity_tokens"]
-        kind = (row["workload"], size, row["engines"], row["policy"], row["queue"], row["router"], row["knows"])
+        kind = (row["workload"], size, row["engines"], row["policy"], row["queue"], row["router"], row["knows"], row["held"])
         groups[kind].append(row)
-    kept = ("workload", "closed_loop", "engines", "policy", "queue", "router", "knows")
+    kept = ("workload", "closed_loop", "engines", "policy", "queue", "router", "knows", "held")
     return [
         {
             **{name: group[0][name] for name in kept},
@@ -48,8 +48,10 @@ def engine_of(row: dict[str, Any]) -> str:
 
 
 def router_of(row: dict[str, Any]) -> str:
-    """Return the router of a row, and what it knows unless that is all."""
-    return str(row["router"]) if row["knows"] == "all" else f"{row['router']} ({row['knows']})"
+    """Return the router of a row, what it knows unless that is all, and the order of its queue if it has one."""
+    more = [str(row["knows"])] if row["knows"] != "all" else []
+    more += [f"holds, {row['held']}"] if row["held"] is not None else []
+    return f"{row['router']} ({'; '.join(more)})" if more else str(row["router"])
 
 
 def fleet_verdict(rows: Rows) -> str:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from lpc_apps.simulator.amounts import SimulationError
 from lpc_apps.simulator.engine import simulate
 from lpc_apps.simulator.fleet import run as fleet_run
+from lpc_apps.simulator.fleet.held import Held, Repeated, RouterQueue
 from lpc_apps.simulator.fleet.run import Fleet, FleetResult, copies, simulate_fleet
 from lpc_apps.simulator.fleet.verdict import fleet_verdict
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
@@ -24,7 +25,7 @@ from tests.unit.simulator.test_closed_loop import LOGS, build_turns, loop, sessi
 SIZE = 16
 COST = Cost(prefill_tokens_s=1000.0, output_token_s=0.1)
 ROUTERS = ("round-robin", "least-loaded", "session-hash", "fewest-sessions", "prefix", "cost:1", "cost:11")
-KNOWN = ("all", "sent", "text", "events:2", "numbered-events:2")
+KNOWN = ("all", "sent", "text", "lru:0.9", "events:2", "numbered-events:2")
 
 
 def replay(
@@ -106,6 +107,8 @@ def test_a_fleet_of_one_serves_a_workload_by_the_clock_as_one_engine_does(in_tur
     st.one_of(st.none(), st.tuples(st.floats(0, 60), st.floats(0, 30))),
     st.one_of(st.none(), st.floats(0, 60)),
     st.sampled_from([Queueing(), Queueing("warm-first", keep=True)]),
+    st.sampled_from([None, "fcfs", "warm-first"]),
+    st.integers(0, 2),
 )
 def test_every_request_is_served_exactly_once(
     engines: int,
@@ -114,10 +117,12 @@ def test_every_request_is_served_exactly_once(
     down: tuple[float, float] | None,
     restart: float | None,
     queueing: Queueing,
+    queue: RouterQueue | None,
+    ahead: int,
 ) -> None:
     sent: dict[Turn, float] = {}
     workload = agents(10, 150)
-    fleet = Fleet(engines, router, knows, None if down is None else (down[0], sum(down)), restart)
+    fleet = Fleet(engines, router, knows, None if down is None else (down[0], sum(down)), restart, 0, queue, ahead)
     before = fleet_run._Run._arrive
 
     def watched(self: Any, turn: Turn, now: float) -> bool:
@@ -160,6 +165,63 @@ def test_a_restart_of_the_engine_costs_hits_and_of_the_router_only_those_that_it
     assert hits(router="session-hash", down=(30.0, 30.0)) < hits(router="session-hash")
 
 
+def test_a_router_that_holds_requests_in_order_changes_nothing_on_engines_in_order() -> None:
+    for router in ("session-hash", "cost:4"):
+        plain = replay(agents(20, 300), 200, Fleet(2, router))[0].figures()
+        for ahead in (0, 3):
+            held = replay(agents(20, 300), 200, Fleet(2, router, queue="fcfs", ahead=ahead))[0].figures()
+            assert {**held, "waited": 0} == {**plain, "waited": 0}
+
+
+def test_held_requests_are_handed_on_one_by_one_and_warm_ones_first() -> None:
+    cold = [Turn(f"cold {n}", 1, "", 1000, 0, (), ()) for n in range(2)]
+    warm = Turn("warm", 2, "", 1000, 0, (), ())
+    missing = {cold[0]: 1000, cold[1]: 1000, warm: 50}
+    orders: tuple[tuple[RouterQueue, list[Turn]], ...] = (
+        ("fcfs", [cold[0], cold[1], warm]),
+        ("warm-first", [cold[0], warm, cold[1]]),
+    )
+    for order, expected in orders:
+        held = Held(order, missing.__getitem__, 2000, speed=1000.0)
+        held.note(2000, 2000)  # the engine computes again what it had
+        handed = []
+        for turn in (cold[0], cold[1], warm):
+            held.add(turn)
+            handed.append(held.hand_on())
+        assert handed == [cold[0], None, None]
+        assert list(held) == [cold[1], warm]
+        held.first_token(cold[0])
+        second = held.hand_on()
+        assert second is not None
+        assert held.hand_on() is None
+        held.first_token(second)
+        assert [cold[0], second, held.hand_on()] == expected
+
+
+def test_what_is_sent_again_and_computed_is_repeated() -> None:
+    first, second = (Turn("a", n, "", 33 + 16 * n, 0, range(2 + n), range(2 + n)) for n in (0, 1))
+    repeated = Repeated(Workload("by hand", SIZE, [first, second], False, 0.0, float("inf")))
+    assert repeated.tokens(first, 33) == 0
+    assert repeated.tokens(second, 49) == 32
+    assert repeated.tokens(second, 49 - 32) == 48 - 32
+
+
+def test_warm_first_in_the_router_serves_what_it_serves_in_the_engine() -> None:
+    def figures(fleet: Fleet, queueing: Queueing | None = None) -> dict[str, Any]:
+        spec = WorkloadSpec(workload="cliff", sessions=60, requests=1000)
+        settings = PolicySettings(cost=Cost(5000.0))
+        return run_one(Run(spec, "lru", 200_000, queueing=queueing or Queueing(), settings=settings, fleet=fleet))
+
+    stock = figures(Fleet(2, "session-hash"))
+    in_engines = figures(Fleet(2, "session-hash"), Queueing("warm-first"))
+    all_known = figures(Fleet(2, "session-hash", queue="warm-first"))
+    believed = figures(Fleet(2, "session-hash", "lru:0.9", queue="warm-first"))
+    assert in_engines["throughput_tokens_s"] > 2 * stock["throughput_tokens_s"]
+    same = ("throughput_tokens_s", "hit_rate", "latency_p99_s", "wait_longest_s")
+    assert [all_known[name] for name in same] == pytest.approx([in_engines[name] for name in same])
+    assert believed["throughput_tokens_s"] > 0.9 * all_known["throughput_tokens_s"]
+
+
 def test_runs_are_repeatable_and_seeds_differ() -> None:
     def figures(seed: int) -> dict[str, Any]:
         return replay(agents(10, 200, seed), 100, Fleet(4, "cost:1", "sent", seed=seed))[0].figures()
@@ -197,6 +259,8 @@ def test_a_bound_of_one_engine_and_failures_without_a_queue_are_refused() -> Non
     spec = WorkloadSpec(workload="chat-lognormal")
     with pytest.raises(SimulationError, match="belady is a bound of one engine: leave it out of --policies"):
         run_one(Run(spec, "belady", 0.05, fleet=Fleet(2, "round-robin")))
+    with pytest.raises(SimulationError, match="add --closed or --in-turn to --router-queue"):
+        run_one(Run(spec, "lru", 0.05, fleet=Fleet(2, "round-robin", queue="fcfs")))
     with pytest.raises(SimulationError, match="add --closed or --in-turn to --engine-down"):
         run_one(Run(spec, "lru", 0.05, fleet=Fleet(2, "round-robin", down=(1.0, 2.0))))
 
@@ -208,6 +272,7 @@ def row(router: str, policy: str, queue: str, rate: float, p99: float) -> dict[s
         "engines": 4,
         "capacity_tokens": 2_000_000,
         "knows": "all",
+        "held": None,
         "seeds": 1,
         "policy": policy,
         "queue": queue,

@@ -18,6 +18,7 @@ from lpc_apps.simulator.fleet.knowledge import (
     Everything,
     Knowledge,
     NumberedEvents,
+    OwnLru,
     Sent,
     Text,
     parse_knowledge,
@@ -171,12 +172,15 @@ def test_a_router_that_does_not_exist_is_one_clear_error(text: str, said: str) -
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("nothing", "choose from all, sent, text, events:SECONDS, numbered-events:SECONDS"),
+        ("nothing", "choose from all, sent, text, lru:SHARE, events:SECONDS, numbered-events:SECONDS"),
         ("all:3", "is not a knowledge of routers"),
         ("events", "needs a number of seconds from 0 on: events:5"),
         ("events:-1", "needs a number of seconds"),
         ("events:soon", "needs a number of seconds"),
         ("events:inf", "needs a number of seconds"),
+        ("lru", "needs a share of the engine's cache, above 0 and at most 10: lru:0.9"),
+        ("lru:0", "needs a share of the engine's cache"),
+        ("lru:11", "needs a share of the engine's cache"),
     ],
 )
 def test_a_knowledge_that_does_not_exist_is_one_clear_error(text: str, said: str) -> None:
@@ -260,6 +264,30 @@ def test_text_takes_requests_that_differ_in_tools_alone_for_the_same(tmp_path: P
         open_trace(log, "mooncake", texts=True)
 
 
+def test_lru_follows_what_is_handed_on_in_a_cache_of_its_share() -> None:
+    first, second, third = (request(name, range(at, at + 10)) for name, at in (("a", 0), ("b", 100), ("c", 200)))
+    workload, _, engines = engines_of([first, second, third], blocks=20)
+    known = OwnLru(workload, engines, COST.prompt_token_s, 0.75)  # 15 blocks
+    known.sent(0, first, 0.0)
+    assert known.cached(0, first, 0.0) == 0
+    known.handed(0, first, 0.0)
+    assert known.cached(0, first, 0.0) == 10 * SIZE
+    known.answered(0, first, 1.0)
+    # The second request takes five blank blocks and the last five of the first one.
+    known.sent(0, second, 2.0)
+    known.handed(0, second, 2.0)
+    assert (known.cached(0, first, 2.0), known.cached(0, second, 2.0)) == (5 * SIZE, 10 * SIZE)
+    # There is no room for the third while the second runs; it is there once it is answered.
+    known.sent(0, third, 2.0)
+    known.handed(0, third, 2.0)
+    assert known.cached(0, third, 2.0) == 0
+    known.answered(0, second, 3.0)
+    known.answered(0, third, 4.0)
+    assert known.cached(0, third, 4.0) == 10 * SIZE
+    known.failed(0)
+    assert known.cached(0, third, 4.0) == 0
+
+
 def test_prefill_waits_until_the_first_token() -> None:
     first, second = request("a", range(10)), request("b", range(100, 140))
     workload, _, engines = engines_of([first, second])
@@ -270,7 +298,7 @@ def test_prefill_waits_until_the_first_token() -> None:
     assert known.waiting_s(0, 0.16) == pytest.approx(0.161 + 0.641)
     assert known.waiting_s(0, 0.161) == pytest.approx(0.641)
     assert known.in_flight(0) == 2
-    known.answered(0, first)
+    known.answered(0, first, 0.2)
     assert known.in_flight(0) == 1
     known.failed(0)
     assert known.up == [1]
