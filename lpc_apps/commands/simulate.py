@@ -13,9 +13,9 @@ from lpc.errors import UsageError
 from lpc_apps.commands.options import Jobs, JsonOutput, LogFormat, Output, Rate, Seed
 from lpc_apps.commands.outcome import fail, report
 
-LOG, CLOSED, CACHE, MEMORY, COST, RESULT = (
-    *("The log or workload", "Closed loop: agents that wait for answers", "Cache and policies", "Cache in GiB"),
-    *("Cost", "Results"),
+LOG, CLOSED, CACHE, FLEET, MEMORY, COST, RESULT = (
+    *("The log or workload", "Closed loop: agents that wait for answers", "Cache and policies"),
+    *("Fleet: several engines behind a router", "Cache in GiB", "Cost", "Results"),
 )
 """Headings of --help."""
 
@@ -107,6 +107,46 @@ def simulate(
         _option(CACHE, "Tokens or shares of the working set; default: 1%,2%,3%,5%,8%,20%,50%, of ShareGPT 80K,160K,320K."),
     ] = None,
     cache: Annotated[str | None, _option(CACHE, "Size of your cache, for the summary; default: the middle --capacity.")] = None,
+    engines: Annotated[
+        int | None,
+        _option(FLEET, "Simulate a fleet of so many engines, each with a cache of --capacity.", min=1, max=256),
+    ] = None,
+    router: Annotated[
+        str | None,
+        _option(
+            FLEET,
+            "Names with commas: round-robin, least-loaded, session-hash, fewest-sessions, prefix[:SHARE], cost:W (seconds of "
+            "wait + W x seconds of missing prefill); default: session-hash,cost:1,cost:11.",
+        ),
+    ] = None,
+    router_knows: Annotated[
+        str | None,
+        _option(
+            FLEET,
+            "What routers know of the caches, names with commas: all; sent, what they have sent; text, the same by the text of "
+            "messages alone; lru:SHARE, an LRU cache of its own per engine, of this share; events:SECONDS, KV events so late; "
+            "numbered-events:SECONDS, as Dynamo reads them; default: all.",
+        ),
+    ] = None,
+    router_restart: Annotated[
+        float | None, _option(FLEET, "Second at which the router restarts and has forgotten everything.", min=0)
+    ] = None,
+    router_queue: Annotated[
+        str,
+        _option(
+            FLEET,
+            "Requests that the router holds, names with commas: none, it hands all on at once; fcfs; warm-first, by what it "
+            "believes to be cached.",
+        ),
+    ] = "none",
+    requests_ahead: Annotated[
+        int | None,
+        _option(FLEET, "Requests that may wait in an engine while the router holds others; default: 0.", min=0),
+    ] = None,
+    engine_down: Annotated[
+        str | None,
+        _option(FLEET, "Seconds at which engine 1 fails and is back with an empty cache: 600-660; 600-600: a restart."),
+    ] = None,
     model: Annotated[
         str | None,
         _option(
@@ -152,6 +192,7 @@ def simulate(
         from lpc.logs.traces import SAMPLED
         from lpc.logs.traces.sample import every_for
         from lpc_apps.commands import simulation
+        from lpc_apps.commands.fleet import simulate_fleets
         from lpc_apps.commands.why import causes_of
     except ModuleNotFoundError as error:
         fail(f"{error.name} is not installed: {install('sim')}")
@@ -188,6 +229,31 @@ def simulate(
         kv = kv_memory(model, tensor_parallel=tensor_parallel, kv_dtype=kv_dtype)
         memory = Memory(kv, gpu_gib * GIB, cpu_gib * GIB, gpu_hour_price)
 
+    of_fleets: tuple[tuple[str, object], ...] = (
+        ("--router", router),
+        ("--router-knows", router_knows),
+        ("--router-restart", router_restart),
+        ("--router-queue", None if router_queue == "none" else router_queue),
+        ("--requests-ahead", requests_ahead),
+        ("--engine-down", engine_down),
+    )
+    of_one: tuple[tuple[str, object], ...] = (
+        ("--cache", cache),
+        ("--gpu-gib", gpu_gib),
+        ("--picture", picture),
+        ("--html", html),
+    )
+    for name, given in of_fleets:
+        if given is not None and engines is None:
+            raise UsageError(f"{name} is for a fleet: add --engines, the number of engines")
+    for name, given in of_one:
+        if given is not None and engines is not None:
+            raise UsageError(f"a fleet has one table, for caches of --capacity: leave out {name}, or --engines")
+    if requests_ahead is not None and router_queue == "none":
+        raise UsageError("--requests-ahead is for requests that the router holds: add --router-queue warm-first")
+    if describe and engines is not None:
+        raise UsageError("--describe describes a log without a simulation: leave out --engines")
+
     if overtake_s is not None and schedule != "warm-first":
         raise UsageError("--overtake-s bounds warm first: add --schedule warm-first")
 
@@ -196,9 +262,9 @@ def simulate(
             if (head is not None or held_out) and (opened is None or opened.format != CONVERSATIONS):
                 raise UsageError("--head and --held-out read text: give them with a log of the format conversations")
             recognised = opened is not None and opened.recognised
-            sampled = opened is not None and opened.format in SAMPLED and not (closed or in_turn)
+            sampled = opened is not None and opened.format in SAMPLED and not (closed or in_turn or engines)
             if sample is not None and not sampled:
-                raise UsageError(f"--sample is for logs of {', '.join(SAMPLED)}, without --closed and --in-turn")
+                raise UsageError(f"--sample is for logs of {', '.join(SAMPLED)}, without --closed, --in-turn and --engines")
             every = sample or (every_for(opened.path) if opened is not None and sampled else 1)
             spec = WorkloadSpec(
                 trace=None if opened is None else opened.path,
@@ -230,6 +296,26 @@ def simulate(
                     ),
                 ),
             )
+            if engines is not None:
+                return simulate_fleets(
+                    template,
+                    head=head,
+                    held_out=held_out,
+                    engines=engines,
+                    routers=router,
+                    knows=router_knows or "all",
+                    down=engine_down,
+                    router_restart=router_restart,
+                    queues=router_queue,
+                    ahead=requests_ahead or 0,
+                    policies=policies,
+                    sessions=sessions if closed else None,
+                    capacity=capacity,
+                    seeds=seeds,
+                    jobs=jobs,
+                    cluster=dask,
+                    recognised=recognised,
+                )
             return simulation.simulate(
                 template,
                 head=head,

@@ -16,6 +16,7 @@ from lpc.logs.records import Skipped
 from lpc.progress import apart, progress
 from lpc.wire.terminal import console
 from lpc_apps.commands.outcome import note
+from lpc_apps.commands.simulation_lists import names_of, parts_of, sessions_of, workloads_of
 from lpc_apps.commands.simulation_page import write_page
 from lpc_apps.commands.simulation_tables import (
     naming_left_out,
@@ -37,11 +38,9 @@ from lpc_apps.simulator.conversations import save_sample
 from lpc_apps.simulator.describe import describe as figures_of
 from lpc_apps.simulator.kv_memory import Mark, Memory
 from lpc_apps.simulator.picture import draw_hit_rates, write_png
-from lpc_apps.simulator.policies import REGISTRY
-from lpc_apps.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, build, run_one, sweep
+from lpc_apps.simulator.run import Run, WorkloadSpec, build, run_one, sweep
 from lpc_apps.simulator.summary import ALONE, BASELINE, OURS, derived, nearest, pairs, sentence
 from lpc_apps.simulator.verdict import left_out_of, verdict
-from lpc_apps.simulator.workloads import EVERYDAY, WORKLOADS
 
 if TYPE_CHECKING:
     from lpc_apps.training.scoring import HeadScorer
@@ -86,11 +85,11 @@ def simulate(
         SimulationError, TraceError, EmbeddingError, HeadError, WorkerError: an option cannot be used, or a run failed.
     """
     spec = template.workload
-    names = _names(policies)
-    workloads = _workloads(spec.workload)
-    at_a_time = _sessions(sessions, spec)
+    names = names_of(policies)
+    workloads = workloads_of(spec.workload)
+    at_a_time = sessions_of(sessions, spec)
     drawn = spec.trace is None and spec.workload is None
-    asked = _parts(capacity or (DEFAULT_SIZES if drawn else DEFAULT_SHARES))
+    asked = parts_of(capacity or (DEFAULT_SIZES if drawn else DEFAULT_SHARES))
     sizes = list(dict.fromkeys(map(parse_capacity, asked)))
     own = parse_capacity(cache) if cache else None
     if own is not None and own not in sizes:
@@ -111,7 +110,7 @@ def simulate(
             import_module(package)  # a missing package is an error now, not after the simulation
     marks: list[Mark] = []
     conversation = 0
-    with _ready(spec, head, held_out) as ready:
+    with built_in_moments(spec, head, held_out) as ready:
         if memory is not None:
             conversation = conversation_tokens(build(replace(ready, workload=workloads[0], sessions=at_a_time[0]))[0])
             marks = memory.marks(conversation)
@@ -318,7 +317,7 @@ class _Answers:
 
 
 @contextmanager
-def _ready(spec: WorkloadSpec, head: Path | None, held_out: bool) -> Iterator[WorkloadSpec]:
+def built_in_moments(spec: WorkloadSpec, head: Path | None, held_out: bool) -> Iterator[WorkloadSpec]:
     """Yield a spec that workers build in moments: tokens of conversations are counted, and returns predicted, only once."""
     if spec.trace is None or spec.workload is not None or spec.format != CONVERSATIONS:
         yield spec
@@ -380,51 +379,3 @@ def _repetition(log: Log, models: Path | None) -> dict[str, Any]:
             raise
         return {**found, "similar": None}
     return {**found, "similar": counted.similar(embeddings.vectors)}
-
-
-def _sessions(text: str | None, spec: WorkloadSpec) -> list[int | None]:
-    """Return the numbers of concurrent sessions; None: no closed loop."""
-    if text is None:
-        return [None]
-    if spec.count_from is not None:
-        raise SimulationError("a closed loop counts hits after a quarter of its --requests: leave out --count-from")
-    counts = [_number(part, "number of sessions") for part in _parts(text)]
-    if any(count < 1 or count != int(count) for count in counts):
-        raise SimulationError(f"{text!r:.40} is not a list of numbers of sessions: give whole numbers from 1")
-    return [int(count) for count in counts]
-
-
-def _workloads(names: str | None) -> list[str | None]:
-    if names is None:
-        return [None]
-    found = list(WORKLOADS) if names == "all" else _parts(names)
-    known = [*WORKLOADS, *EVERYDAY]
-    unknown = [name for name in found if name not in known]
-    if unknown:
-        raise SimulationError(f"unknown workload {unknown[0]!r:.40}: choose from {', '.join(known)}, or all")
-    return [*found]
-
-
-def _names(policies: str | None) -> list[str]:
-    names = list(REGISTRY) if policies == "all" else list(DEFAULT_POLICIES) if policies is None else _parts(policies)
-    unknown = [name for name in names if name not in REGISTRY]
-    if unknown:
-        raise SimulationError(f"unknown policy {unknown[0]!r:.40}: choose from {', '.join(REGISTRY)}, or all")
-    return names
-
-
-def _parts(text: str) -> list[str]:
-    parts = [*dict.fromkeys(part.strip() for part in text.split(",") if part.strip())]
-    if not parts:
-        raise SimulationError("an empty list was given where at least one value is needed")
-    return parts
-
-
-def _number(text: str, what: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e9:
-        raise SimulationError(f"{text!r:.40} is not a {what}")
-    return value

@@ -73,6 +73,16 @@ class BlockCache(Generic[B]):
             count += segment.size
         return count
 
+    def contents(self) -> set[int]:
+        """Return the content ids of the cached blocks."""
+        found: set[int] = set()
+        for segment, held in self._held.items():
+            if isinstance(segment, Copy):
+                found.add(segment.origin.contents[segment.index])
+            else:
+                found.update(chain.from_iterable(piece.contents for piece in held.pieces))
+        return found
+
     def _leading(self, segment: Segment, held: Held[B]) -> int:
         """Return the number of blocks of a segment before the first one that is cached neither in it nor as a copy."""
         copies = self._copies.get(segment)

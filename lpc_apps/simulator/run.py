@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from lpc_apps.simulator.cluster import spreading_on
 from lpc_apps.simulator.conversation_log import read_conversations
 from lpc_apps.simulator.conversations import ACTIVE, SAMPLE, ThinkTimes, draw, load_sample
 from lpc_apps.simulator.engine import FCFS, simulate
+from lpc_apps.simulator.fleet.run import Fleet, simulate_fleet
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
 from lpc_apps.simulator.sessions import REQUESTS, closed_loop
 from lpc_apps.simulator.spread import parts_for, processes, spreading
@@ -47,6 +48,7 @@ class WorkloadSpec:
             1.9 times that (57 minutes) from its middle on, in a generated workload after 500 requests.
         sessions: concurrent sessions of a closed loop; None: requests arrive at the log's times.
         requests: number of requests after which a closed loop ends.
+        texts: also read the blocks of the messages' text alone (`lpc.logs.traces.open_trace`).
     """
 
     trace: Path | None = None
@@ -61,6 +63,7 @@ class WorkloadSpec:
     count_from: float | None = None
     sessions: int | None = None
     requests: int = REQUESTS
+    texts: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class Run:
         capacity: tokens, or a share of the working set.
         queueing: order and retention of the waiting queue.
         settings: settings of the policies; their cost model is also the engine's.
+        fleet: several engines, with a cache of this capacity each; None: one engine without a router.
     """
 
     workload: WorkloadSpec
@@ -78,6 +82,7 @@ class Run:
     capacity: int | float
     queueing: Queueing = FCFS
     settings: PolicySettings = field(default_factory=PolicySettings)
+    fleet: Fleet | None = None
 
 
 def build(spec: WorkloadSpec) -> tuple[Workload, int]:
@@ -116,6 +121,7 @@ def _build(spec: WorkloadSpec, changed: tuple[tuple[Path, int], ...]) -> tuple[W
             active=spec.active or ACTIVE_SESSIONS,
             seed=spec.seed,
             sample=Sample(spec.sample, spec.seed),
+            texts=spec.texts,
         )
         start = spec.count_from
         if start is None:
@@ -164,15 +170,19 @@ def run_one(run: Run, on_start: Callable[[Turn, int], None] | None = None) -> di
             f"a capacity of {capacity:,} tokens{of_sample} leaves no block of {workload.block_tokens} tokens: choose a larger "
             "one"
         )
-    result = simulate(
-        workload,
-        capacity // sample,
-        lambda blocks: policy(blocks, workload, run.settings),
-        cost=run.settings.cost,
-        queueing=run.queueing,
-        on_start=on_start,
-    )
-    figures = result.figures()
+    make, cost, queueing = partial(policy, workload=workload, settings=run.settings), run.settings.cost, run.queueing
+    if run.fleet is None:
+        figures = simulate(workload, capacity // sample, make, cost=cost, queueing=queueing, on_start=on_start).figures()
+    else:
+        _check_fleet(run, workload)
+        figures = simulate_fleet(workload, capacity, make, run.fleet, cost=cost, queueing=queueing).figures()
+        figures = {
+            "engines": run.fleet.engines,
+            "router": run.fleet.router,
+            "knows": run.fleet.knows,
+            "held": run.fleet.queue,
+            **figures,
+        }
     figures["prefill_load"] *= sample
     return {
         "workload": workload.name,
@@ -190,6 +200,20 @@ def run_one(run: Run, on_start: Callable[[Turn, int], None] | None = None) -> di
         **({} if workload.reading is None else {"log": workload.reading}),
         **figures,
     }
+
+
+def _check_fleet(run: Run, workload: Workload) -> None:
+    """Raise SimulationError if a fleet cannot run like this."""
+    fleet = run.fleet
+    assert fleet is not None
+    if REGISTRY[run.policy].bound and fleet.engines > 1:
+        raise SimulationError(f"{run.policy} is a bound of one engine: leave it out of --policies with more --engines")
+    if fleet.down is not None and workload.loop is None and not run.queueing.in_turn:
+        raise SimulationError("only requests in turn can be lost with an engine: add --closed or --in-turn to --engine-down")
+    if fleet.queue is not None and workload.loop is None and not run.queueing.in_turn:
+        raise SimulationError(
+            "a router holds requests only if engines serve in turn: add --closed or --in-turn to --router-queue"
+        )
 
 
 def sweep(

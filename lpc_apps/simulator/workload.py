@@ -73,6 +73,7 @@ class Turn:
         reply_end: how the reply ended, as an engine sees it; empty: unknown.
         user: who asked; empty: unknown.
         tenant: identifies the cache salt; empty without one.
+        text_blocks: content ids of blocks of the messages' text alone (`TracedRequest`); empty: not read.
     """
 
     conversation: str
@@ -90,6 +91,7 @@ class Turn:
     reply_end: str = ""
     user: str = ""
     tenant: str = ""
+    text_blocks: Sequence[int] = ()
 
     def servable(self, block_tokens: int) -> int:
         """Return how many of the prompt's blocks a cache may serve. As in vLLM, at least one prompt token is computed."""
@@ -189,6 +191,7 @@ def from_trace(trace: Trace, *, count_from: float | None = None, decodes: bool =
             reply_end=request.reply_end,
             user=request.user,
             tenant=request.tenant,
+            text_blocks=request.text_blocks,
         )
         before = latest.get(request.conversation)
         if before is not None:

@@ -712,3 +712,92 @@ def test_requests_that_were_not_read_are_in_the_answer(qwen: Path, tmp_path: Pat
     else:
         assert answer.startswith(named) if begins else named in answer and not answer.startswith(named)
         assert "most for this reason: not JSON. No figure counts them" in answer
+
+
+FLEET = ("--workload", "agents", "--closed", "--sessions", "12", "--requests", "200", "--jobs", "1", "--prefill-rate", "5000")
+
+
+def test_a_fleet_has_a_row_per_router_and_engine_and_a_paragraph(tmp_path: Path) -> None:
+    words = ("--engines", "3", "--capacity", "30K", "--policies", "plugin", "--router", "session-hash,cost:4")
+    others = ("--router-knows", "all,sent", "--schedule", "warm-first", "--keep-waiting", "--engine-down", "60-90")
+    file = tmp_path / "fleet.json"
+    done = RUN.invoke(app, ["simulate", *FLEET, *words, *others, "--output", str(file)])
+    assert done.exit_code == 0, done.output
+    lines = [line.split() for line in done.stdout.splitlines()]
+    rows = [line for line in lines if line and line[-1].endswith("%")]
+    # Stock engines run beside those with the plug-in; what it knows is asked of the router that reads caches only.
+    assert [" ".join(row[:-8]) for row in rows] == [
+        "stock session-hash",
+        "stock cost:4",
+        "stock cost:4 (sent)",
+        "plugin, warm-first, keep session-hash",
+        "plugin, warm-first, keep cost:4",
+        "plugin, warm-first, keep cost:4 (sent)",
+    ]
+    assert "3 engines with a cache of 30K tokens each." in done.stdout
+    assert "Best of all is" in done.stdout
+    found = json.loads(file.read_text())
+    assert len(found["rows"]) == len(found["summary"]) == 6
+    for row in found["rows"]:
+        assert row["requests"] == sum(row["requests_by_engine"]) == 150
+        assert row["engines"] == 3
+        assert 0 <= row["hit_rate"] < 1
+        assert row["imbalance"] >= 1
+    assert any(row["resent"] for row in found["rows"])
+    assert list(found["answer"]) == ["agents, 12 sessions at a time, 30K each"]
+
+
+def test_a_fleet_of_one_has_the_figures_of_one_engine(tmp_path: Path, qwen: Path) -> None:
+    one, fleet = tmp_path / "one.json", tmp_path / "fleet.json"
+    words = ["simulate", str(qwen), "--policies", "lru", "--capacity", "20%", "--jobs", "1", "--output"]
+    assert RUN.invoke(app, [*words, str(one)]).exit_code == 0
+    assert RUN.invoke(app, [*words, str(fleet), "--engines", "1", "--router", "cost:11"]).exit_code == 0
+    (expected,), (row,) = (json.loads(file.read_text())["rows"] for file in (one, fleet))
+    assert expected["saved_tokens"] > 0
+    assert {name: row[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--router", "cost:4"), "--router is for a fleet: add --engines, the number of engines"),
+        (("--router-knows", "sent"), "--router-knows is for a fleet: add --engines"),
+        (("--router-restart", "5"), "--router-restart is for a fleet: add --engines"),
+        (("--router-queue", "fcfs"), "--router-queue is for a fleet: add --engines"),
+        (("--requests-ahead", "2"), "--requests-ahead is for a fleet: add --engines"),
+        (("--engines", "2", "--requests-ahead", "2"), "add --router-queue warm-first"),
+        (
+            ("--engines", "2", "--capacity", "30K", "--router-queue", "lifo"),
+            "unknown queue of a router 'lifo'",
+        ),
+        (("--engine-down", "5-6"), "--engine-down is for a fleet: add --engines"),
+        (("--engines", "2"), "a fleet needs the size of each engine's cache: --capacity 2M"),
+        (("--engines", "2", "--cache", "2M"), "leave out --cache, or --engines"),
+        (("--engines", "2", "--picture", "p.png"), "leave out --picture, or --engines"),
+        (("--engines", "2", "--html", "p.html"), "leave out --html, or --engines"),
+        (("--engines", "2", "--describe"), "--describe describes a log without a simulation: leave out --engines"),
+        (("--engines", "2", "--capacity", "30K", "--router", "hash"), "unknown router 'hash': choose from round-robin"),
+        (("--engines", "2", "--capacity", "30K", "--router", "cost:x"), "the router 'cost:x' needs its W, a number from 0 on"),
+        (("--engines", "2", "--capacity", "30K", "--router", ","), "an empty list was given"),
+        (("--engines", "2", "--capacity", "30K", "--router-knows", "x"), "'x' is not a knowledge of routers: choose from all"),
+        (("--engines", "2", "--capacity", "30K", "--router-knows", "text"), "only a log has text of messages: give LOG"),
+        (("--engines", "2", "--capacity", "30K", "--router-knows", "events"), "needs a number of seconds from 0 on: events:5"),
+        (("--engines", "2", "--capacity", "30K", "--engine-down", "9"), "'9' is not a time without engine 1: give seconds"),
+        (("--engines", "2", "--capacity", "30K", "--engine-down", "9-5"), "'9-5' is not a time without engine 1"),
+        (("--engines", "1", "--capacity", "30K", "--engine-down", "5-9"), "without its only engine a fleet answers nothing"),
+        (("--engines", "2", "--capacity", "30K", "--policies", "belady"), "belady is a bound of one engine"),
+        (("--engines", "2", "--capacity", "30K", "--policies", "best"), "unknown policy 'best'"),
+    ],
+)
+def test_options_of_a_fleet_that_do_not_fit_are_one_clear_error(words: tuple[str, ...], said: str) -> None:
+    result = CliRunner().invoke(app, ["simulate", *FLEET, *words], env={"COLUMNS": "400"})
+    assert result.exit_code == 2, result.output
+    assert said in " ".join(result.stderr.split())
+
+
+def test_a_fleet_needs_an_engine() -> None:
+    assert RUN.invoke(app, ["simulate", *FLEET, "--engines", "0", "--capacity", "30K"]).exit_code == 2
+    by_clock = ["simulate", "--workload", "chat-lognormal", "--engines", "2", "--capacity", "5%", "--engine-down", "5-9"]
+    failed = RUN.invoke(app, [*by_clock, "--policies", "lru", "--jobs", "1"])
+    assert failed.exit_code == 2
+    assert "add --closed or --in-turn to --engine-down" in " ".join(failed.stderr.split())

@@ -31,6 +31,7 @@ def open_trace(
     active: int = ACTIVE_SESSIONS,
     seed: int = 0,
     sample: Sample = WHOLE,
+    texts: bool = False,
 ) -> Trace:
     """Read a trace.
 
@@ -39,11 +40,14 @@ def open_trace(
         format: one of FORMATS.
         active, seed: for agent sessions, which have no common clock: number of concurrent sessions, and seed of their order.
         sample: the prompts to read; sessions of agents are drawn, and not sampled.
+        texts: also read the blocks of the messages' text alone, which needs a log with text.
 
     Raises:
-        UsageError: the format is unknown.
+        UsageError: the format is unknown, or has no text.
         TraceError: the file cannot be read, has no request, or nearly all of its records are wrong.
     """
+    if texts and format in FORMATS and format not in READERS:
+        raise UsageError(f"a log of the format {format} has no text of messages: give one of {', '.join(READERS)}")
     match format:
         case "mooncake":
             return read_mooncake(path, sample)
@@ -54,5 +58,5 @@ def open_trace(
         case "agents":
             return read_agent_sessions(path, active=active, seed=seed)
     if format in READERS:
-        return read_chat(path, format, sample)
+        return read_chat(path, format, sample, texts=texts)
     raise UsageError(f"unknown trace format {format!r:.40}: use one of {', '.join(FORMATS)}")

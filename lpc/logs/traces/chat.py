@@ -14,7 +14,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -60,10 +60,15 @@ class _Line:
     category: str
     user: str
     tenant: str
+    text_blocks: tuple[int, ...]
 
 
-def read_chat(path: Path, format: str = "chat", sample: Sample = WHOLE) -> Trace:  # noqa: A002
-    """Read a log of chats, or a sample of it, as a trace. Raises TraceError: see `lpc.logs.records.read_records`."""
+def read_chat(path: Path, format: str = "chat", sample: Sample = WHOLE, *, texts: bool = False) -> Trace:  # noqa: A002
+    """Read a log of chats, or a sample of it, as a trace. Raises TraceError: see `lpc.logs.records.read_records`.
+
+    Args:
+        texts: also read the blocks of the messages' text alone.
+    """
     in_sample = sample.checker(lambda: (_parts(request) for _, request in read_chats(path, format, Skipped())))
     between = -math.inf, math.inf
 
@@ -72,11 +77,11 @@ def read_chat(path: Path, format: str = "chat", sample: Sample = WHOLE) -> Trace
             raise WithoutPrompt(FAR_AWAY)
         in_sample(_parts(request))
 
-    skipped, reading, lines = _lines(path, format, check)
+    skipped, reading, lines = _lines(path, format, check, texts=texts)
     if FAR_AWAY in skipped.counts:
         # What is skipped must not decide the tokens of media or of blocks.
         between = lines[0].time, lines[-1].time
-        skipped, reading, lines = _lines(path, format, check)
+        skipped, reading, lines = _lines(path, format, check, texts=texts)
     names: dict[int, int] = {}
 
     def numbered(blocks: tuple[int, ...]) -> tuple[int, ...]:
@@ -101,6 +106,7 @@ def read_chat(path: Path, format: str = "chat", sample: Sample = WHOLE) -> Trace
                 with_reply=None if line.with_reply is None else numbered(line.with_reply),
                 user=line.user,
                 tenant=line.tenant,
+                text_blocks=line.text_blocks,
             )
         )
     return Trace(path.name, block_tokens, requests, start=start, skipped=skipped, estimated=reading.estimated())
@@ -110,9 +116,11 @@ def _lines(
     path: Path,
     format: str,  # noqa: A002
     check: Callable[[LoggedRequest], None],
+    *,
+    texts: bool,
 ) -> "tuple[Skipped, _Reading, list[_Line]]":
     """Return the requests of a log in order of time, what was skipped, and what was learnt about media."""
-    skipped, reading = Skipped(), _Reading()
+    skipped, reading = Skipped(), _Reading(texts=texts)
     placed = ((place, reading.line(request)) for place, request in read_chats(path, format, skipped, check))
     return skipped, reading, in_order(placed, lambda line: (line.time,), skipped, path)
 
@@ -152,10 +160,15 @@ def chat_conversations(path: Path, skipped: Skipped | None = None) -> Iterator[C
 
 
 class _Reading:
-    """Turns requests into blocks, one at a time, so that no text is held."""
+    """Turns requests into blocks, one at a time, so that no text is held.
 
-    def __init__(self) -> None:
+    Args:
+        texts: also into blocks of the messages' text alone.
+    """
+
+    def __init__(self, *, texts: bool = False) -> None:
         self._blocks, self._prefixes = BlockIds(), BlockIds()
+        self._texts = BlockIds() if texts else None
         self._media: dict[Part, int] = {}  # tokens
         self._others: Counter[str] = Counter()
         self._latest = 0.0
@@ -200,6 +213,7 @@ class _Reading:
             request.category,
             request.user,
             request.salt,
+            () if self._texts is None else self._texts.chain(_block_hashes(_text_of(messages)), within=request.scope),
         )
 
     def estimated(self) -> dict[str, int]:
@@ -272,6 +286,11 @@ def _block_tokens(lines: list[_Line]) -> int:
         return BLOCK_TOKENS
     least, most = BLOCK_TOKENS_RANGE
     return min(max(round(median(ratios) * BLOCK_CHARS), least), most)
+
+
+def _text_of(messages: Sequence[LoggedMessage]) -> str:
+    """Return the text and the thoughts of messages, without roles, tools and arguments, as smg's text tree has them."""
+    return "".join(part.text for message in messages for part in message.parts if part.kind in ("text", "reasoning"))
 
 
 def _tokens(chars: int, block_tokens: int) -> int:

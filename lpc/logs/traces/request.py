@@ -42,6 +42,7 @@ class TracedRequest:
         served_s: seconds from arrival to the end of the reply; None if unknown.
         user: who asked, in the log's own terms; empty: unknown.
         tenant: its cache salt; empty without one.
+        text_blocks: content ids of blocks of the text of all messages, without roles, tools and arguments; empty: not read.
     """
 
     arrival: float
@@ -57,6 +58,7 @@ class TracedRequest:
     served_s: float | None = None
     user: str = ""
     tenant: str = ""
+    text_blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

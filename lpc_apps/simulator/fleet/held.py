@@ -1,0 +1,87 @@
+"""The router's own queue: it holds requests for an engine, and hands them on in its own order.
+
+So the order is the router's, whatever the engine's is. It hands a request on while at most ``ahead`` others, beside the one
+in prefill, wait for their first tokens in the engine.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final, Literal
+
+from eviction_client.policy.warm_first import OVERTAKE_S
+from lpc_apps.simulator.segments import Segment
+from lpc_apps.simulator.waiting import Fcfs, WarmFirst
+from lpc_apps.simulator.workload import Turn, Workload
+
+RouterQueue = Literal["fcfs", "warm-first"]
+QUEUES: Final[tuple[RouterQueue, ...]] = ("fcfs", "warm-first")
+
+
+class Held:
+    """The requests that a router holds for one engine.
+
+    Args:
+        order: `warm-first` is the plug-in's order, by what the router believes to be missing.
+        missing: returns the prompt tokens that the engine is believed to have to compute for a request.
+        capacity: of the engine's cache, tokens.
+        speed: prompt tokens per second.
+        ahead: requests that may wait in the engine behind the one in prefill.
+        overtake_s: bound of overtaking, seconds of prefill.
+    """
+
+    def __init__(
+        self,
+        order: RouterQueue,
+        missing: Callable[[Turn], int],
+        capacity: int,
+        *,
+        speed: float,
+        ahead: int = 0,
+        overtake_s: float = OVERTAKE_S,
+    ) -> None:
+        self._ahead = ahead
+        self._handed: set[Turn] = set()
+        """Requests in the engine without a first token."""
+        self._waiting = Fcfs()
+        if order == "warm-first":
+            # A router does not see how much of the cache running requests hold.
+            self._waiting = WarmFirst(missing, capacity, room=lambda: capacity, speed=speed, overtake_s=overtake_s)
+
+    def __iter__(self) -> Iterator[Turn]:
+        return iter(self._waiting)
+
+    def add(self, turn: Turn) -> None:
+        """Hold a request."""
+        self._waiting.add(turn)
+
+    def hand_on(self) -> Turn | None:
+        """Return the next request, which the engine gets now; None: the engine has enough."""
+        if not self._waiting or len(self._handed) > self._ahead:
+            return None
+        turn = self._waiting.first()
+        self._waiting.remove(turn)
+        self._handed.add(turn)
+        return turn
+
+    def first_token(self, turn: Turn) -> None:
+        """Record a request's first token."""
+        self._handed.discard(turn)
+
+    def note(self, computed: int, repeated: int) -> None:
+        """Count a request that computed this many prompt tokens, ``repeated`` of which had been computed before."""
+        self._waiting.note(computed, repeated)
+
+
+class Repeated:
+    """How much of a prompt was sent before, to any engine: a router sees what an engine computes again."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._seen: set[Segment] = set()
+
+    def tokens(self, turn: Turn, computed: int) -> int:
+        """Record a request that computes this many prompt tokens; return how many of them were sent before."""
+        size, seen = self._workload.block_tokens, self._seen
+        path, servable = self._workload.paths.of(turn), turn.servable(size)
+        known = next((segment.depth + segment.size for segment in reversed(path) if segment in seen), 0)
+        seen.update(path)
+        return max(min(known, servable) * size - (turn.input_tokens - computed), 0)

@@ -1,0 +1,249 @@
+"""One run of a fleet: a router before engines, each with a cache, a queue and a prefill server of its own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any, Final
+
+from lpc_apps.simulator.engine import FCFS, Engine, PolicyFactory
+from lpc_apps.simulator.fleet.held import Held, Repeated, RouterQueue
+from lpc_apps.simulator.fleet.knowledge import Knowledge, parse_knowledge
+from lpc_apps.simulator.fleet.routers import Router, parse_router
+from lpc_apps.simulator.replay import INTERVENE, PREFILLED, Replay
+from lpc_apps.simulator.result import Result, together
+from lpc_apps.simulator.waiting import Queueing
+from lpc_apps.simulator.workload import Cost, Turn, Workload
+
+COPIES_EVERY: Final = 500
+"""Requests between two looks at what the caches hold."""
+FAILS: Final = 0
+"""Number of the engine that fails, if one does."""
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Settings of a fleet.
+
+    Attributes:
+        engines: number of engines.
+        router, knows: names of `routers.parse_router` and `knowledge.parse_knowledge`.
+        down: seconds at which engine 1 fails, and at which it is back with an empty cache; equal: it restarts.
+        router_restart: second at which the router restarts and knows nothing any more.
+        seed: of the router's draws among equals.
+        queue: order in which the router hands requests on (`held`); None: it hands them on at once.
+        ahead: requests that may wait in an engine behind the one in prefill, if the router holds others.
+    """
+
+    engines: int
+    router: str
+    knows: str = "all"
+    down: tuple[float, float] | None = None
+    router_restart: float | None = None
+    seed: int = 0
+    queue: RouterQueue | None = None
+    ahead: int = 0
+
+
+@dataclass
+class FleetResult:
+    """Counters of a fleet's run after the warm-up.
+
+    Attributes:
+        all: counters of all engines together.
+        requests: requests served by each engine.
+        returned, moved: requests of sessions that had an earlier one, and those of them that went to another engine.
+        resent: requests that an engine lost when it failed; the router sends them again at once.
+        copies: shares of the cached blocks that another engine holds as well, at several times.
+    """
+
+    all: Result
+    requests: list[int]
+    returned: int
+    moved: int
+    resent: int
+    copies: list[float]
+
+    def figures(self) -> dict[str, Any]:
+        """Return the counters' figures, and those of the fleet.
+
+        `imbalance` is the number of requests of the fullest engine, divided by the mean.
+        """
+        mean = sum(self.requests) / len(self.requests)
+        return {
+            **self.all.figures(),
+            "requests_by_engine": self.requests,
+            "imbalance": max(self.requests) / mean if mean else 1.0,
+            "moved": self.moved / self.returned if self.returned else 0.0,
+            "resent": self.resent,
+            "copies": sum(self.copies) / len(self.copies) if self.copies else 0.0,
+        }
+
+
+def simulate_fleet(
+    workload: Workload,
+    capacity_tokens: int,
+    policy: PolicyFactory,
+    fleet: Fleet,
+    *,
+    cost: Cost | None = None,
+    queueing: Queueing = FCFS,
+) -> FleetResult:
+    """Replay a workload on a fleet.
+
+    Args:
+        capacity_tokens: capacity of each engine's cache.
+        policy: called once for each engine, and again when one restarts.
+
+    Raises:
+        SimulationError: the router or its knowledge does not exist.
+        ValueError: the capacity is below one block.
+    """
+    return _Run(workload, capacity_tokens, policy, fleet, cost or Cost(), queueing).run()
+
+
+class _Run:
+    """One run."""
+
+    def __init__(
+        self, workload: Workload, capacity: int, policy: PolicyFactory, fleet: Fleet, cost: Cost, queueing: Queueing
+    ) -> None:
+        self._fleet = fleet
+        self._cost = cost
+        self._random = Random(fleet.seed)
+        self._replay = Replay(workload, self._answered)
+        self._make = partial(Engine, self._replay, capacity, policy, cost=cost, queueing=queueing)
+        self._results: list[tuple[int, Result]] = []
+        """Number and counters of each engine, also of those that have failed."""
+        self._engines: list[Engine] = []
+        for number in range(fleet.engines):
+            self._engines.append(self._engine(number))
+        self._at: dict[Turn, int] = {}
+        """The engine that has each request without an answer."""
+        self._before: dict[str, int] = {}
+        """The engine of each session's last request."""
+        self._counts = FleetResult(self._results[0][1], [], 0, 0, 0, [])
+        self._arrived = 0
+        self._capacity = capacity
+        self._repeated = Repeated(workload)
+        self._held = [self._hold(number) for number in range(fleet.engines)]
+        self._known, self._router = self._new_router(list(range(fleet.engines)))
+
+    def run(self) -> FleetResult:
+        """Replay all requests."""
+        fleet, replay = self._fleet, self._replay
+        if fleet.down is not None:
+            fails, returns = fleet.down
+            replay.add(fails, INTERVENE, lambda now: self._fail(now, back=returns <= fails))
+            if returns > fails:
+                replay.add(returns, INTERVENE, lambda _: self._known.returned(FAILS))
+        if fleet.router_restart is not None:
+            replay.add(fleet.router_restart, INTERVENE, self._restart_router)
+        replay.run(self._arrive)
+        for engine in self._engines:
+            engine.close(replay.last)
+        counts = self._counts
+        counts.all = together([result for _, result in self._results])
+        counts.all.seconds = replay.seconds
+        counts.all.still_waiting += [replay.last - turn.arrival for held in self._held for turn in held]
+        counts.requests = [sum(one.requests for of, one in self._results if of == number) for number in range(fleet.engines)]
+        return counts
+
+    def _engine(self, number: int) -> Engine:
+        engine: Engine = self._make(
+            on_start=lambda turn, hits: self._started(number, engine, turn, hits),
+            on_evict=lambda now, contents: self._known.evicted(number, now, contents),
+        )
+        self._results.append((number, engine.result))
+        return engine
+
+    def _hold(self, number: int) -> Held:
+        """Return an empty queue of the router for an engine."""
+
+        def missing(turn: Turn) -> int:
+            return self._known.missing(number, turn, self._replay.now)
+
+        order: RouterQueue = self._fleet.queue or "fcfs"
+        return Held(order, missing, self._capacity, speed=1 / self._cost.prompt_token_s, ahead=self._fleet.ahead)
+
+    def _new_router(self, up: list[int]) -> tuple[Knowledge, Router]:
+        """Return a router that knows only which engines are up."""
+        kind, delay = parse_knowledge(self._fleet.knows)
+        router, number = parse_router(self._fleet.router)
+        known = kind(self._replay.workload, self._engines, self._cost.prompt_token_s, delay)
+        known.up = up
+        if self._fleet.queue is not None:
+            known.held = self._held
+        return known, router(known, self._random, number)
+
+    def _restart_router(self, now: float) -> None:
+        del now
+        self._known, self._router = self._new_router(self._known.up)
+
+    def _arrive(self, turn: Turn, now: float) -> bool:
+        self._arrived += 1
+        if self._arrived % COPIES_EVERY == 0 and self._replay.counts_arrival(turn):
+            self._counts.copies.append(copies([engine.cache.contents() for engine in self._engines]))
+        return self._send(turn, now)
+
+    def _send(self, turn: Turn, now: float) -> bool:
+        number = self._router.choose(turn, now)
+        if not self._engines[number].fits(turn):
+            return self._engines[number].arrive(turn, now)  # counts it as refused
+        self._known.sent(number, turn, now)
+        self._at[turn] = number
+        before = self._before.get(turn.conversation)
+        self._before[turn.conversation] = number
+        if before is not None and self._replay.counts_arrival(turn):
+            self._counts.returned += 1
+            self._counts.moved += before != number
+        if self._fleet.queue is None:
+            self._hand_on(number, turn, now)
+        else:
+            self._held[number].add(turn)
+            self._serve(number, now)
+        return True
+
+    def _serve(self, number: int, now: float) -> None:
+        """Hand on what the engine is to have now."""
+        while (turn := self._held[number].hand_on()) is not None:
+            self._hand_on(number, turn, now)
+
+    def _hand_on(self, number: int, turn: Turn, now: float) -> None:
+        self._known.handed(number, turn, now)
+        self._engines[number].arrive(turn, now)
+
+    def _started(self, number: int, engine: Engine, turn: Turn, hits: int) -> None:
+        self._known.stored(number, turn, self._replay.now)
+        self._known.first_token_due(number, turn, engine.prefilled_at)
+        if self._fleet.queue is not None:
+            computed = turn.input_tokens - hits
+            self._held[number].note(computed, self._repeated.tokens(turn, computed))
+            self._replay.add(engine.prefilled_at, PREFILLED, partial(self._first_token, number, engine, turn))
+
+    def _first_token(self, number: int, engine: Engine, turn: Turn, now: float) -> None:
+        if self._engines[number] is engine:
+            self._held[number].first_token(turn)
+            self._serve(number, now)
+
+    def _answered(self, turn: Turn) -> None:
+        self._known.answered(self._at.pop(turn), turn, self._replay.now)
+
+    def _fail(self, now: float, *, back: bool) -> None:
+        """Let the engine fail; send its requests again. ``back``: it is back at once."""
+        lost = self._engines[FAILS].fail()
+        held = list(self._held[FAILS])
+        self._engines[FAILS] = self._engine(FAILS)
+        self._held[FAILS] = self._hold(FAILS)
+        self._known.failed(FAILS)
+        if back:
+            self._known.returned(FAILS)
+        self._counts.resent += len(lost)
+        for turn in sorted((*lost, *held), key=lambda turn: turn.arrival):
+            self._send(turn, now)
+
+
+def copies(caches: Sequence[set[int]]) -> float:
+    """Return the share of the blocks of several caches that are copies: beyond the first of each."""
+    held = sum(map(len, caches))
+    return 1 - len(set().union(*caches)) / held if held else 0.0
