@@ -80,7 +80,9 @@ def rates(name: str, engine: Any, render: Callable[[Body, str], list[int] | str]
     chars = 0
     for record in records:
         body = {name: record[name] for name in ("model", "messages", "tools")}
-        replied = {**body, "messages": [*body["messages"], record["response"]], "add_generation_prompt": False}
+        # SGLang takes a reply at the end for one to go on with.
+        end = [{"role": "user", "content": "."}] if engine == "sglang" else []
+        replied = {**body, "messages": [*body["messages"], record["response"], *end], "add_generation_prompt": False}
         prompts.append((render(body, model), render(replied, model)))
         chars += len(str(body["messages"])) + len(str(body["tools"]))
     tokens = sum(len(prompt) for prompt, _ in prompts)
