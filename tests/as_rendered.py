@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from lpc.requests.families import HARMONY_CHARS
 from lpc_apps.commands.why import explained
 from tests.unit.why.test_engines import LOGS, RECORDS
 from tests.unit.why.traffic import write
@@ -21,13 +22,14 @@ PARTS: Final = CHATML.replace(
     "{{ m.content }}",
     "{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}",
 )
-TEMPLATES: Final = {
+TEMPLATES: Final[dict[str, str]] = {
     "tools first": TOOLS + CHATML,
     "parts, tools first": TOOLS + PARTS,
     "instructions first": (
         INSTRUCTIONS + "\n" + TOOLS + "<|im_end|>\n{% set messages = messages[1:] %}{% else %}" + TOOLS + "{% endif %}" + CHATML
     ),
 }
+TEMPLATES["gpt-oss"] = "x" * HARMONY_CHARS + TEMPLATES["instructions first"]
 """By where the tools are. That of `m` is not known, and `lpc why` takes tools first."""
 COMPARED: Final = [name for name in LOGS if name != "developer, DeepSeek V3.2"]
 """DeepSeek V3.2 writes a page about its tools that no log has."""
@@ -37,9 +39,11 @@ BLOCK_CHARS: Final = 64
 def template_of(model: str) -> str:
     """Return the name of the template of a model in `LOGS`."""
     name = model.lower()
+    if "gpt-oss" in name:
+        return "gpt-oss"
     if "qwen3.6" in name:
         return "parts, tools first"
-    return "instructions first" if any(part in name for part in ("qwen3-", "gpt-oss", "deepseek")) else "tools first"
+    return "instructions first" if any(part in name for part in ("qwen3-", "deepseek")) else "tools first"
 
 
 def rate(prompts: Sequence[tuple[str | list[int], str | list[int]]], block: int) -> float:
@@ -65,7 +69,7 @@ def _blocks(prompt: str | list[int], block: int) -> list[tuple[int, int]]:
     return found
 
 
-def rates(name: str, engine: Any, render: Callable[[Body, str], list[int]], folder: Path) -> tuple[float, float]:
+def rates(name: str, engine: Any, render: Callable[[Body, str], list[int] | str], folder: Path) -> tuple[float, float]:
     """Return the hit rates of a log of `LOGS`: by `lpc why`, and by what an engine renders."""
     change, model, *_ = LOGS[name]
     records = [{**change(record, number), "model": model} for number, record in enumerate(RECORDS)]
@@ -76,7 +80,9 @@ def rates(name: str, engine: Any, render: Callable[[Body, str], list[int]], fold
     chars = 0
     for record in records:
         body = {name: record[name] for name in ("model", "messages", "tools")}
-        replied = {**body, "messages": [*body["messages"], record["response"]], "add_generation_prompt": False}
+        # SGLang takes a reply at the end for one to go on with.
+        end = [{"role": "user", "content": "."}] if engine == "sglang" else []
+        replied = {**body, "messages": [*body["messages"], record["response"], *end], "add_generation_prompt": False}
         prompts.append((render(body, model), render(replied, model)))
         chars += len(str(body["messages"])) + len(str(body["tools"]))
     tokens = sum(len(prompt) for prompt, _ in prompts)

@@ -25,8 +25,12 @@ def separator(model: str, kind: Kind) -> str:
     return next((found for part, found in FAMILIES if part in name), STRINGS)[kind]
 
 
-def has_tools_behind_instructions(model: str) -> bool:
-    """Return whether a prompt has the tools behind the system prompt, as Harmony has. In any other one they are first."""
+HARMONY_CHARS: Final = 288
+"""Of what Harmony writes before the instructions: identity, dates, effort, channels, and the header of the next message."""
+
+
+def is_harmony(model: str) -> bool:
+    """Return whether a prompt begins with Harmony's own message and has the tools behind the instructions; else in front."""
     return "gpt-oss" in model.lower()
 
 

@@ -13,6 +13,7 @@ from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.parser.harmony_utils import get_encoding
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.renderers.deepseek_v4 import DeepseekV4Renderer
 from vllm.renderers.deepseek_v32 import DeepseekV32Renderer
@@ -199,10 +200,12 @@ def of_logs(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
 
 @pytest.mark.parametrize("name", as_rendered.COMPARED)
 def test_why_counts_the_hits_of_what_vllm_renders(of_logs: Renderer, name: str, tmp_path: Path) -> None:
-    def render(one: Body, model: str) -> list[int]:
+    def render(one: Body, model: str) -> list[int] | str:
+        # In characters, as `lpc why` counts: each is a token, but in Harmony's vocabulary.
         found = of_logs.tokens(one, HARMONY if "gpt-oss" in model else as_rendered.template_of(model))
         assert not isinstance(found, str)
-        return found
+        return get_encoding().decode(found) if "gpt-oss" in model else found
 
     said, rendered = as_rendered.rates(name, "vllm", render, tmp_path)
-    assert said == pytest.approx(rendered, abs=0.01)
+    # Harmony writes tools shorter than the JSON that is counted.
+    assert said == pytest.approx(rendered, abs=0.02 if "gpt-oss" in name else 0.01)
