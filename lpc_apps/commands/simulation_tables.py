@@ -73,8 +73,8 @@ def print_curve(rows: Rows) -> None:
 
 def print_titles(rows: Rows) -> None:
     """Print the policies of some rows in words."""
-    titles = (f"{policy}: {REGISTRY[policy].title}" for policy in dict.fromkeys(row["policy"] for row in rows))
-    print_paragraph(f"{'; '.join(titles)}.")
+    titles = (f"{policy} ({REGISTRY[policy].title})" for policy in dict.fromkeys(row["policy"] for row in rows))
+    print_paragraph(f"Policies: {', '.join(titles)}.")
 
 
 def print_sources(rows: Rows) -> None:

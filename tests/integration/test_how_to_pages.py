@@ -153,7 +153,7 @@ SHOWN: Final = {
     "install/helm.md": ("# Chart.yaml",),
     "install/other-engines.md": ("priority = 60",),
     "simulate-your-log.md": (
-        *("trace.jsonl:", "First answer:", "prompt tokens at", "Llama-3.1-8B takes"),
+        *("trace.jsonl:", "First answer", "prompt tokens at", "Llama-3.1-8B takes"),
         "log_format lpc",
     ),
     "why-prompts-miss.md": ("An infinite cache hits", "rule     hits", "another rule, this size"),

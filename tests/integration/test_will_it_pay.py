@@ -33,5 +33,5 @@ def test_the_commands_print_what_the_tutorial_has(tmp_path: Path, monkeypatch: p
         else:
             compared += 1
             assert words(command) in printed
-    assert compared == 9
+    assert compared == 10
     assert "An infinite cache would serve" in (tmp_path / "page.html").read_text()
