@@ -1,5 +1,6 @@
 """The policy: what it knows of a prompt, the classes of blocks, curves, rules, ghost caches, and what fails."""
 
+import itertools
 import math
 import random
 import sys
@@ -31,7 +32,7 @@ from eviction_client.policy.free_queue import DONE, FreeQueue
 from eviction_client.policy.frequent import COUNTED, Frequent
 from eviction_client.policy.ghosts import GhostCache, sampling_of
 from eviction_client.policy.policy import Policy
-from eviction_client.policy.reuse_monitor import REMEMBERED, SHARED_FROM, Arrival
+from eviction_client.policy.reuse_monitor import MEAN_GAP_S, REMEMBERED, SHARED_FROM, Arrival
 from eviction_client.policy.spans import ClassSpan, cut, joined
 from lpc.model.curve import HORIZON_S, INTERVALS, KNOTS, value_at
 from lpc.model.probability import expit, logit
@@ -774,6 +775,39 @@ def test_the_guard_may_put_lpc_in_force_and_the_queue_then_orders_by_the_turn() 
     lpc = bench.policy.tables_of("lpc")
     assert lpc is not None
     assert value_at(lpc[later.newest], 30.0) > value_at(lpc[first.newest], 30.0), "one in five second turns, all third ones"
+
+
+def test_the_chosen_ghost_cache_follows_the_guard_at_once_and_not_at_the_next_fit() -> None:
+    """As after a failure: LRU is in force until the ghost caches show that another rule hits more."""
+    bench = Bench(capacity=64, rule="auto")
+    bench.policy = bench.policy.renewed()
+    while bench.policy.in_force == "lru":
+        if bench.policy.refit_due(bench.clock.now):
+            bench.refit()
+        bench.clock.now += 1.0
+        bench.serve([f"suite {bench.clock.now % 100}"])
+        assert bench.policy.ghosts.chosen.queue.tables is bench.policy.tables
+        assert bench.clock.now < 3000.0, "no other rule came into force"
+    assert bench.policy.tables is not None
+
+
+def test_under_lpc_a_class_has_the_table_of_the_mean_probability_of_its_latest_requests() -> None:
+    bench, names = Bench(rule="auto"), itertools.count()
+
+    def log_odds_after(requests: int, log_odds: float) -> float:
+        """Return the log-odds of the table of the class that these requests have."""
+        for _ in range(requests):
+            newest = bench.serve([next(names)], log_odds=log_odds).newest
+        bench.refit()
+        tables = bench.policy.tables_of("lpc")
+        assert tables is not None and bench.policy.combined.keys[newest].odds == odds_group(1.0)
+        place: int = rules.lpc_tables(MEAN_GAP_S).index(tables[newest])
+        return place * rules.LOG_ODDS_STEP - rules.MOST_LOG_ODDS
+
+    near = pytest.approx
+    assert log_odds_after(100, 1.375) == near(1.375, abs=rules.LOG_ODDS_STEP), "not the middle of the group, 1.0"
+    assert 0.625 + rules.LOG_ODDS_STEP < log_odds_after(10, 0.625) < 1.375 - rules.LOG_ODDS_STEP
+    assert log_odds_after(100, 0.625) == near(0.625, abs=rules.LOG_ODDS_STEP)
 
 
 @pytest.mark.parametrize("rule", ["auto", "value", "lpc"])
