@@ -30,6 +30,7 @@ from eviction_client.policy.ghosts import IN_USE_FOLLOWS
 from eviction_client.policy.hints import MAX_RETAIN_S, NO_HINTS, Hints, Owners, Retained
 from eviction_client.policy.policy import HOMES, Policy
 from eviction_client.policy.reuse_monitor import UNKNOWN, Arrival
+from eviction_client.policy.spans import Span, Spans
 from eviction_client.policy.tier import ChunkTier
 from eviction_client.settings import ClientSettings
 from eviction_client.stores.base import BlockHash, BlockStore
@@ -287,7 +288,11 @@ class Plugin:
 
     def lost(self, request_id: Hashable) -> FinishedRequest[BlockHash]:
         """Forget a request whose end could not be read; return it as ended without blocks. Never raises."""
-        finished: FinishedRequest[BlockHash] = FinishedRequest(request_id, (), 0, self.clock.latest, newest=self.policy.plain)
+        finished: FinishedRequest[BlockHash] = FinishedRequest(
+            *(request_id, (), 0, self.clock.latest),
+            newest=self.policy.plain,
+            parts=Spans((Span(0, 0),)),
+        )
         self.predictor.forget(request_id)
         self._append(finished)
         return finished
@@ -551,11 +556,9 @@ class Plugin:
         self._note_order()
         if self.store is not None and ended.blocks:
             name = self._conversations.name(ended.session, ended.blocks)
-            start = 0
-            for end, reuse_class in ended.spans:
+            for start, end, reuse_class, _, _ in ended.spans:
                 until = done_until(ended.at) if reuse_class == DONE else ended.at + self._retain_s[reuse_class]
                 self.store.record(name, ended.blocks[start:end], until)
-                start = end
 
     def _forget_oldest(self) -> None:
         """Forget the request that has been known longest: its blocks count as used once."""

@@ -217,9 +217,8 @@ class Cache:
         self.queue.own((self._held[content] for content in chain), finished.tenant)
         self._users.subtract(chain)
         parts = []
-        starts = [0, *(span.end for span in finished.spans)]
-        for start, span in reversed(list(zip(starts, finished.spans, strict=False))):
-            part = [self._held[content] for content in reversed(chain[start : span.end]) if not self._users[content]]
+        for span in reversed(finished.spans):
+            part = [self._held[content] for content in reversed(chain[span.start : span.end]) if not self._users[content]]
             parts.append((part, span.reuse_class))
         run = self.queue.insert_chain(parts, self._clock())
         depth = next((depth for depth, content in enumerate(chain) if not self._users[content]), 0)

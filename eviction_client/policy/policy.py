@@ -14,18 +14,17 @@ gets the table of its cell.
 
 import math
 from array import array
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from eviction_client.pace import finish
 from eviction_client.policy import rules
-from eviction_client.policy.classes import CELLS, MOST_CLASSES, Classes, ClassKey, cell_of, key_of, without_sidecar
+from eviction_client.policy.classes import CELLS, MOST_CLASSES, Classes, cell_of, without_sidecar
 from eviction_client.policy.features import (
     REPLY_ENDS,
     TENANTS,
     TURN_GROUPS,
-    Facts,
     Features,
     log_odds_of,
     new_group,
@@ -46,11 +45,11 @@ from eviction_client.policy.reuse_monitor import (
     Arrival,
     Counts,
     ReuseMonitor,
-    Uses,
     add,
     nothing,
 )
-from eviction_client.policy.spans import ClassSpan, cut, joined, shortened
+from eviction_client.policy.spans import Span, Spans, span_of
+from eviction_client.policy.uses import Uses
 from lpc.model.curve import interval_of, values
 from lpc.model.probability import logit
 
@@ -153,7 +152,7 @@ class Policy(Generic[H]):
         self._clock = clock
         self.choosable: Sequence[str] = CHOOSABLE if rule == AUTO else (rule,)
         self._ghost_tables: Mapping[str, Sequence[Table] | None] = {}
-        self._own: Mapping[ClassKey, Table] = {}
+        self._own: Mapping[Features, Table] = {}
         self._lists: dict[str, Tables] = {}
         """Tables by rule and class of the queue."""
         self.ghosts = self.new_ghosts(capacity)
@@ -265,106 +264,122 @@ class Policy(Generic[H]):
         """
         length = len(blocks)
         turn = turn_group(arrival.turn)
-        facts = Facts(
+        features = Features(
+            0,
             new_group(arrival.new_blocks * self.block_tokens) if arrival.new_blocks else 0,
             turn,
             self._reply_ends.number(reply_end, now),
             1 + self._tenants.number(tenant, now) if tenant else 0,
+            0,
             group,
             odds_group(log_odds),
         )
-        gap_s = self._monitor.mean_gap_s
         finished: FinishedRequest[H] = FinishedRequest(
             *(request, blocks, prompt_blocks, now),
-            facts=facts,
             arrival=arrival,
-            parts=self._monitor.parts_now(arrival, length),
+            features=features,
             done_from=length if done_from is None else done_from,
+            predicted=log_odds is not None,
             log_odds=self.turn_odds[turn] if log_odds is None else log_odds,
-            mean_gap_s=gap_s,
+            mean_gap_s=self._monitor.mean_gap_s,
             tenant=tenant,
             **more,
         )
-        parts = self._combined_parts(finished) if not self._native else self._native_parts(finished)
+        parts = self._monitor.parts_now(arrival, length)
+        if self._native:
+            finished.parts = Spans(parts)
+            spans = self._in_own_classes(finished)
+        else:
+            spans = finished.parts = self._in_combined_classes(finished, parts)
         if retain is not None:
-            parts = self._retained(parts, blocks, retain, now)
-        found = list(parts)
-        finished.newest = found[-1].reuse_class
-        finished.spans = joined(found) if done_from is None else cut(joined(found), done_from, length, DONE)
+            spans = spans.of_classes(
+                [
+                    retain(span.reuse_class, blocks[span.end - 1], now) if span.end > span.start else span.reuse_class
+                    for span in spans
+                ]
+            )
+        finished.newest = spans[-1].reuse_class
+        finished.spans = spans.joined()
+        if done_from is not None:
+            finished.spans = finished.spans.cut(done_from, DONE)
         return finished
 
-    @staticmethod
-    def _retained(
-        parts: Iterable[ClassSpan], blocks: Sequence[H], retain: Callable[[int, H, float], int], now: float
-    ) -> Iterator[ClassSpan]:
-        start = 0
-        for end, number in parts:
-            yield ClassSpan(end, retain(number, blocks[end - 1], now) if end > start else number)
-            start = end
-
-    def _native_parts(self, finished: FinishedRequest[H]) -> Iterator[ClassSpan]:
-        """Yield the rule's own class of each part of a request's blocks."""
-        finished.find_features()
-        for each in finished.features:
-            yield ClassSpan(each.end, rules.class_of(self.rule, each))
-
-    def _combined_parts(self, finished: FinishedRequest[H]) -> Iterator[ClassSpan]:
-        """Yield the combined class of each part of a request's blocks, and of the blocks behind them."""
-        length, facts, now = len(finished.blocks), finished.facts, finished.at
-        known, used = self.combined.numbers, self.combined.used
-        for end, gap, level, shared in finished.parts:
-            odds = facts.odds
+    def _in_combined_classes(self, finished: FinishedRequest[H], parts: Iterable[Span]) -> Spans:
+        """Return the parts of a request's blocks with all their features and their combined classes."""
+        _, new, turn, reply_end, tenant, _, group, own = finished.features
+        known, used, keys, now = self.combined.numbers, self.combined.used, self.combined.keys, finished.at
+        found = Spans()
+        for start, end, _, (gap, _, _, _, _, level, _, _), shared in parts:
+            odds = own
             if shared is not None and (odds or shared.predicted):
                 odds = odds_group(finished.pooled(shared))
-            key = key_of(gap, level, facts, odds)
+            # As a plain tuple: making features takes three times as long.
+            key = gap, new, turn, reply_end, tenant, level, 0 if gap else group, odds
             number = known.get(key)
             if number is None:
-                number = self._new_number(ClassKey(*key), now)
+                features = Features(*key)
+                number = self._new_number(features, now)
             else:
+                features = keys[number]
                 used[number] = now
-            yield ClassSpan(min(end, length), number)
+            found.append(span_of((start, end, number, features, shared)))
+        return found
 
-    def _new_number(self, key: ClassKey, now: float) -> int:
+    def _in_own_classes(self, finished: FinishedRequest[H]) -> Spans:
+        """Return the parts of a request's blocks with the classes of the rule in force, which are not the combined ones."""
+        rule, pooled = self.rule, finished.pooled
+        _, new, turn, _, _, _, _, _ = finished.features
+        found = Spans()
+        for start, end, _, seen, shared in finished.parts:
+            number = rules.class_of(rule, Features(seen.gap, new, turn, 0, 0, seen.level), pooled(shared))
+            found.append(span_of((start, end, number, seen, shared)))
+        return found
+
+    def _new_number(self, key: Features, now: float) -> int:
         """Return the number of a class; a new one gets the tables that it has without the sidecar, or those of its cell."""
         number, new = self.combined.number(key, now)
         if new:
-            features = self._features_of(number)
+            log_odds = self._log_odds_of(number)
             own = self._own.get(without_sidecar(key))
             for rule, tables in self._lists.items():
                 if len(tables) == MOST_CLASSES:  # else they are of the rule's own classes
                     combined = rule in rules.COMBINED
                     tables[number] = (
-                        own or tables[cell_of(key)] if combined else self._static[rule][rules.class_of(rule, features)]
+                        own or tables[cell_of(key)] if combined else self._static[rule][rules.class_of(rule, key, log_odds)]
                     )
         return number
 
     def learn(self, finished: FinishedRequest[H]) -> None:
         """Record a finished request's use of its blocks, and let the ghost caches observe it. In the background."""
-        numbers = [number for _, number in self._classes_of(finished)["value"]]
+        self._by_rule(finished)
+        numbers = [self.combined.kept(part.reuse_class, part.features) for part in finished.parts]
         self._monitor.finished(
             *(finished.blocks, finished.prompt_blocks, finished.arrival, numbers, finished.at, finished.log_odds),
-            predicted=finished.facts.odds > 0,
+            predicted=finished.predicted,
         )
         self._tokens += finished.arrival.blocks * self.block_tokens
-        for number, part in zip(numbers, finished.features, strict=True):
-            if part.log_odds is not None and self.combined.keys[number].odds:
-                before = self._odds.get(number, part.log_odds)
-                self._odds[number] = before + ODDS_FOLLOW * (part.log_odds - before)
+        for number, part in zip(numbers, finished.parts, strict=True):
+            if self.combined.keys[number].odds:
+                log_odds = finished.pooled(part.use)
+                before = self._odds.get(number, log_odds)
+                self._odds[number] = before + ODDS_FOLLOW * (log_odds - before)
         self.observe(self.ghosts, finished)
 
-    def _classes_of(self, finished: FinishedRequest[H]) -> Mapping[str, Sequence[ClassSpan]]:
-        """Return the classes of a request's parts by rule, found once for the ghost caches of the cache and of its tiers.
+    def _by_rule(self, finished: FinishedRequest[H]) -> Mapping[str, Spans]:
+        """Return a request's parts in the classes of each rule, found once for the ghost caches of the cache and its tiers.
 
         Those of `value` are the ones of all rules of `_combined`.
         """
-        if finished.classes is None:
-            finished.find_features()
-            found: dict[str, Sequence[ClassSpan]] = {"value": list(self._combined_parts(finished))}
+        if finished.by_rule is None:
+            if self._native:
+                finished.parts = self._in_combined_classes(finished, finished.parts)
+            finished.by_rule = {"value": finished.parts}
             for rule in rules.RULES:
                 if rule not in self._combined:
-                    found[rule] = [ClassSpan(each.end, rules.class_of(rule, each)) for each in finished.features]
-            finished.classes = found
-        return finished.classes
+                    finished.by_rule[rule] = finished.parts.of_classes(
+                        rules.class_of(rule, part.features, finished.pooled(part.use)) for part in finished.parts
+                    )
+        return finished.by_rule
 
     def observe(
         self,
@@ -384,12 +399,12 @@ class Policy(Generic[H]):
             The rule that should be in force.
         """
         length = len(finished.blocks) if most is None else min(most, len(finished.blocks))
-        spans: dict[str, Sequence[ClassSpan]] = {}
-        for rule, of_rule in self._classes_of(finished).items():
-            spans[rule] = cut(joined(shortened(of_rule, length)), finished.done_from, length, DONE)
+        spans: dict[str, Spans] = {}
+        for rule, of_rule in self._by_rule(finished).items():
+            spans[rule] = of_rule.shortened(length).joined().cut(finished.done_from, DONE)
         spans.update(dict.fromkeys(self._combined, spans["value"]))
         # As in the queue: also in the class in which another engine's conversations hold a block.
-        spans[CHOSEN] = joined(shortened(finished.spans, length))
+        spans[CHOSEN] = finished.spans.shortened(length).joined()
         chain = finished.blocks[:length]
         prompt = min(finished.prompt_blocks, length)
         return ghosts.observe(chain, prompt, spans, request=finished.request_id, above=above)
@@ -446,11 +461,10 @@ class Policy(Generic[H]):
         yield from self._publishing(cells, own, found, newest)
         self.refits += 1
 
-    def _features_of(self, number: int) -> Features:
-        """Return the features of a class; its log-odds are the running mean of its requests', or of a new one its group's."""
+    def _log_odds_of(self, number: int) -> float:
+        """Return the log-odds of a class: the running mean of its requests', or of a new one its group's."""
         key = self.combined.keys[number]
-        unseen = log_odds_of(key.odds) if key.odds else self.turn_odds[key.turn]
-        return Features(0, *key[:7], self._odds.get(number, unseen))
+        return self._odds.get(number, log_odds_of(key.odds) if key.odds else self.turn_odds[key.turn])
 
     def _newest_by_request(
         self, counts: Mapping[int, tuple[Counts, Counts]]
@@ -482,7 +496,7 @@ class Policy(Generic[H]):
     def _publishing(
         self,
         cells: Sequence[Table],
-        own: Mapping[ClassKey, Table],
+        own: Mapping[Features, Table],
         found: Mapping[int, Table],
         newest: Mapping[int, tuple[Counts, Counts]],
     ) -> Generator[None, None, None]:
@@ -507,12 +521,12 @@ class Policy(Generic[H]):
         for number, key in enumerate(keys):
             if not number % PER_STEP:
                 yield
-            features = self._features_of(number)
+            log_odds = self._log_odds_of(number)
             lists["own"][number] = cells[number] if number < CELLS else own.get(without_sidecar(key)) or cells[cell_of(key)]
             if found:
                 lists["value"][number] = found.get(number) or lists["own"][number]
             for rule in static:
-                lists[rule][number] = static[rule][rules.class_of(rule, features)]
+                lists[rule][number] = static[rule][rules.class_of(rule, key, log_odds)]
         if self._native:
             lists[self.rule] = static[self.rule]
         lists["value"].soon = lists["own"].soon = rules.soon(cells)

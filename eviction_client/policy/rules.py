@@ -39,8 +39,8 @@ MOST_LOG_ODDS: Final = 8.0
 BINS: Final = 1 + round(2 * MOST_LOG_ODDS / LOG_ODDS_STEP)
 
 
-def class_of(rule: str, features: Features) -> int:
-    """Return the class of a span under a rule that is not one of COMBINED."""
+def class_of(rule: str, features: Features, log_odds: float) -> int:
+    """Return the class of blocks under a rule that is not one of COMBINED. ``log_odds``: of the continuation probability."""
     if rule == "lru":
         return 0
     if rule == "ttl":
@@ -48,7 +48,7 @@ def class_of(rule: str, features: Features) -> int:
     if rule == "mq":
         return features.level
     if rule == "lpc":
-        return bin_of(features.log_odds)
+        return bin_of(log_odds)
     return features.new * TURN_GROUPS + features.turn
 
 

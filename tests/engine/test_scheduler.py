@@ -20,8 +20,7 @@ from eviction_client.background import AtOnce
 from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm.requests import hints_of, session_of, user_of
-from eviction_client.policy.classes import ClassKey
-from eviction_client.policy.features import gap_class
+from eviction_client.policy.features import Features, gap_class
 from eviction_client.policy.free_queue import DONE, HINTED, PREEMPTED
 from eviction_client.policy.hints import Hints
 from eviction_client.policy.rules import RULES
@@ -70,7 +69,7 @@ def finish(engine: Engine, name: str, tokens: Sequence[int] = range(6, 46), argu
     return request
 
 
-def keys_of(engine: Engine) -> list[ClassKey]:
+def keys_of(engine: Engine) -> list[Features]:
     """Return the features of the free blocks' classes, sorted."""
     return sorted(engine.scheduler.lpc.plugin.policy.combined.keys[number] for number in classes_of(engine).values())
 

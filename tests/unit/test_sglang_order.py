@@ -16,10 +16,10 @@ from eviction_client.plugin import Plugin
 from eviction_client.policy import rules
 from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.free_queue import DONE, PREEMPTED, Table
-from eviction_client.policy.spans import ClassSpan
 from eviction_client.settings import ClientSettings
 from eviction_client.transport.scripted_predictor import ScriptedPredictor
 from lpc.model.curve import KNOTS, value_at
+from tests.spans import spans_of
 
 NOW = 1.8e9
 TABLES = [
@@ -114,7 +114,7 @@ def test_what_fails_is_told_and_leaves_the_order_of_last_access() -> None:
 
 
 def ended(*spans: tuple[int, int], newest: int = 0) -> FinishedRequest[bytes]:
-    return FinishedRequest("id", (), 0, NOW, [ClassSpan(*span) for span in spans], newest)
+    return FinishedRequest("id", (), 0, NOW, spans_of(*spans), newest)
 
 
 def test_a_node_has_the_class_of_its_deepest_whole_block() -> None:

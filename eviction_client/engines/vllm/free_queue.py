@@ -207,13 +207,12 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         if depth is None:
             yield blocks, ended.spans[-1].reuse_class
             return
-        runs, at = ended.spans, 0
-        for number in range(len(runs) - 1, -1, -1):
-            start = runs[number - 1].end // scale if number else 0
-            count = depth - start + 1
+        at = 0
+        for span in reversed(ended.spans):
+            count = depth - span.start // scale + 1
             if count > 0:
                 part = blocks[at : at + count]
-                yield part, runs[number].reuse_class
+                yield part, span.reuse_class
                 at += len(part)
                 depth -= len(part)
                 if at == len(blocks):
