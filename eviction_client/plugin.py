@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from eviction_client.background import TICK_S, BackgroundThread, StartBackground
+from eviction_client.block_hash import BlockHash
 from eviction_client.observability.lru_gain import under_lru
 from eviction_client.observability.misses import HitUnit, Misses
 from eviction_client.observability.rule_log import RuleLog
@@ -28,12 +29,13 @@ from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.free_queue import DONE, Table
 from eviction_client.policy.ghosts import IN_USE_FOLLOWS
 from eviction_client.policy.hints import MAX_RETAIN_S, NO_HINTS, Hints, Owners, Retained
-from eviction_client.policy.policy import HOMES, Policy
+from eviction_client.policy.policy import Policy
 from eviction_client.policy.reuse_monitor import UNKNOWN, Arrival
+from eviction_client.policy.rules import HOMES
 from eviction_client.policy.spans import Span, Spans
 from eviction_client.policy.tier import ChunkTier
 from eviction_client.settings import ClientSettings
-from eviction_client.stores.base import BlockHash, BlockStore
+from eviction_client.stores.base import BlockStore
 from eviction_client.stores.conversations import Conversations
 from eviction_client.stores.retain_until import OLDEST_S, done_until
 from eviction_client.transport.predictor import Predictor

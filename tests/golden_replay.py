@@ -28,8 +28,9 @@ from eviction_client.policy.floors import FlooredQueue
 from eviction_client.policy.free_list import Block
 from eviction_client.policy.free_queue import FreeQueue
 from eviction_client.policy.ghosts import IN_USE_FOLLOWS
-from eviction_client.policy.policy import AUTO, Policy
+from eviction_client.policy.policy import Policy
 from eviction_client.policy.reuse_monitor import Arrival
+from eviction_client.policy.rules import AUTO
 from eviction_client.policy.tier import Tier
 from lpc.model.curve import INTERVALS
 from tests.clock import Clock

@@ -15,6 +15,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from eviction_client.block_hash import BlockHash
 from eviction_client.observability.lru_gain import ENGINE, LRU, UnderLru, sampled_depths
 from eviction_client.observability.part_blocks import LEAST_UNIT, PartBlocks
 from eviction_client.observability.repeated_text import CHANGES, RepeatedText
@@ -26,7 +27,6 @@ from eviction_client.policy.prefill import RepeatedPrefill
 from eviction_client.policy.reuse_monitor import Arrival
 from eviction_client.policy.rules import RULES
 from eviction_client.policy.spans import Span
-from eviction_client.stores.base import BlockHash
 from eviction_client.tenants import MOST_TENANTS, OTHERS
 
 SOURCES: Final = (

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from eviction_client.policy.rules import RuleName
 from lpc.distribution import install
 from lpc.errors import UsageError
 from lpc_apps.commands.options import Jobs, JsonOutput, LogFormat, Output, Rate, Seed
@@ -126,7 +127,7 @@ def simulate(
     ] = None,
     invert: Annotated[bool, _option(CACHE, "Invert the predictions, to test the guard.")] = False,
     rule: Annotated[
-        Literal["auto", "lru", "ttl", "mq", "lpc", "wa", "own", "value"],
+        RuleName,
         _option(CACHE, "Rule of the plug-in; auto: its guard chooses."),
     ] = "auto",
     prefill_rate: Annotated[float, _option(COST, "Prompt tokens computed per second.", min=0.001)] = 20_000,

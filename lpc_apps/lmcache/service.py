@@ -17,8 +17,9 @@ from functools import partial
 from typing import Final
 
 from eviction_client import BlockHash, Prediction
-from eviction_client.policy.policy import AUTO, Policy
+from eviction_client.policy.policy import Policy
 from eviction_client.policy.reuse_monitor import REMEMBERED
+from eviction_client.policy.rules import AUTO
 from eviction_client.transport.sidecar_curves import ReuseCurves
 from lpc_apps.lmcache.conversations import LONGEST_TURN_S, Conversations
 from lpc_apps.lmcache.events import Event, KeyChain, Location, ObjectId

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from eviction_client.pace import finish
-from eviction_client.policy import classes, policy, rules
+from eviction_client.policy import classes, policy
 from eviction_client.policy.features import (
     LAST_TURN,
     LEVELS,
@@ -33,6 +33,11 @@ from eviction_client.policy.frequent import COUNTED, Frequent
 from eviction_client.policy.ghosts import GhostCache, sampling_of
 from eviction_client.policy.policy import Policy
 from eviction_client.policy.reuse_monitor import MEAN_GAP_S, REMEMBERED, SHARED_FROM, Arrival
+from eviction_client.policy.rules import RULES
+from eviction_client.policy.rules.lpc import LOG_ODDS_STEP, MOST_LOG_ODDS, lpc_tables
+from eviction_client.policy.rules.mq import mq_tables
+from eviction_client.policy.rules.ttl import ttl_tables
+from eviction_client.policy.rules.wa import fitting_wa, wa_tables
 from eviction_client.policy.spans import Span
 from lpc.model.curve import HORIZON_S, INTERVALS, KNOTS, value_at
 from lpc.model.probability import expit, logit
@@ -314,7 +319,7 @@ def test_a_right_prediction_also_retains_the_blocks_of_earlier_turns(rule: str) 
         on, over = (value_at(value[old[goes_on].spans[0].reuse_class], age) for goes_on in (True, False))
         assert on > 3.0 * over
     values = [value_at(lpc[old[goes_on].spans[0].reuse_class], 30.0) for goes_on in (True, False)]
-    assert values[0] - values[1] == pytest.approx(4.0, abs=2 * rules.LOG_ODDS_STEP), "the difference of the log-odds"
+    assert values[0] - values[1] == pytest.approx(4.0, abs=2 * LOG_ODDS_STEP), "the difference of the log-odds"
 
 
 def test_frequent_tenants_have_classes_of_their_own_and_the_infrequent_ones_share_a_class() -> None:
@@ -411,25 +416,25 @@ def lowest_first(rule: str, tables: Sequence[Sequence[float]], blocks: Sequence[
     queue.set_tables(tables)
     for number, (of_block, age) in sorted(enumerate(blocks), key=lambda one: -one[1][1]):
         features, log_odds = (of_block, 0.0) if isinstance(of_block, Features) else (Features(), of_block)
-        queue.insert([Block(number)], rules.class_of(rule, features, log_odds), clock.now - age)
+        queue.insert([Block(number)], RULES[rule].class_of(features, log_odds), clock.now - age)
     return [block.block_id for block in queue.popleft_n(len(blocks))]
 
 
 def test_lpc_evicts_by_the_papers_decayed_probability() -> None:
     rng, mean_gap = random.Random(2), 70.0
-    blocks = [(expit(rules.LOG_ODDS_STEP * rng.randrange(-16, 16)), rng.uniform(0.0, 2000.0)) for _ in range(200)]
+    blocks = [(expit(LOG_ODDS_STEP * rng.randrange(-16, 16)), rng.uniform(0.0, 2000.0)) for _ in range(200)]
 
     def decayed(p: float, age: float) -> float:
         d = math.exp(-age / mean_gap)
         return p * d / (p * d + 1.0 - p)
 
-    order = lowest_first("lpc", rules.lpc_tables(mean_gap), [(logit(p), age) for p, age in blocks])
+    order = lowest_first("lpc", lpc_tables(mean_gap), [(logit(p), age) for p, age in blocks])
     found = [decayed(*blocks[number]) for number in order]
     assert all(one <= other * (1.0 + 1e-6) for one, other in pairwise(found))
 
 
 def test_ttl_prefers_later_turns_for_five_minutes() -> None:
-    tables = rules.ttl_tables()
+    tables = ttl_tables()
     first, second, sixth = (Features(turn=turn_group(turn)) for turn in (1, 2, 6))
     assert lowest_first("ttl", tables, [(sixth, 200.0), (second, 100.0), (first, 1.0), (first, 2.0)]) == [3, 2, 1, 0]
     # After its time a block counts as a first turn's, as just used.
@@ -437,7 +442,7 @@ def test_ttl_prefers_later_turns_for_five_minutes() -> None:
 
 
 def test_mq_falls_one_level_per_lifetime() -> None:
-    tables = rules.mq_tables(100.0)
+    tables = mq_tables(100.0)
     once, often = Features(level=0), Features(level=3)
     assert lowest_first("mq", tables, [(often, 199.0), (once, 1.0)]) == [1, 0]
     assert lowest_first("mq", tables, [(often, 2000.0), (once, 1.0)]) == [0, 1]
@@ -446,7 +451,7 @@ def test_mq_falls_one_level_per_lifetime() -> None:
 def test_wa_prefers_the_class_that_returns_within_a_blocks_life() -> None:
     soon = ([100.0] * 5 + [0.0] * (INTERVALS - 5), [1000.0 - 100.0 * min(i, 5) for i in range(INTERVALS)])
     never = ([0.0] * (INTERVALS - 1) + [30.0], [1000.0] * INTERVALS)
-    tables = rules.wa_tables(finish(rules.fitting_wa({0: soon, 1: never})), 60.0)
+    tables = wa_tables(finish(fitting_wa({0: soon, 1: never})), 60.0)
     returns, leaves = Features(turn=0), Features(turn=1)
     assert lowest_first("wa", tables, [(returns, 5.0), (leaves, 1.0)]) == [1, 0]
     assert lowest_first("wa", tables, [(returns, 3000.0), (leaves, 1.0)]) == [0, 1]
@@ -462,7 +467,7 @@ def test_mq_evicts_as_multi_queue_does() -> None:
         sunk = min(age // lifetime, level)
         return level - sunk, -(age - sunk * lifetime)
 
-    order = lowest_first("mq", rules.mq_tables(lifetime), [(Features(level=level), age) for level, age in blocks])
+    order = lowest_first("mq", mq_tables(lifetime), [(Features(level=level), age) for level, age in blocks])
     assert order == sorted(range(len(blocks)), key=place)
 
 
@@ -490,7 +495,7 @@ def test_under_auto_the_ghost_cache_of_lpc_hits_what_the_queue_hits_with_its_tab
     assert hits == bench.policy.ghosts.hits["lpc"]
 
 
-@pytest.mark.parametrize("rule", rules.RULES)
+@pytest.mark.parametrize("rule", RULES)
 def test_every_rule_may_be_forced_and_orders_the_same_queue_as_its_ghost(rule: str) -> None:
     bench = Bench(capacity=64, rule=rule)
     queue: FreeQueue[Block] = FreeQueue(Block(-1), Block(-1), bench.policy.classes, clock=bench.clock)
@@ -519,7 +524,7 @@ def test_every_rule_may_be_forced_and_orders_the_same_queue_as_its_ghost(rule: s
 
 def test_a_preempted_requests_blocks_outlast_all_others_for_a_minute_under_every_rule() -> None:
     policy = Bench(rule="auto").policy
-    for rule in rules.RULES:
+    for rule in RULES:
         tables = policy.tables_of(rule)
         if tables is not None:
             assert min(tables.soon[:5]) > max(max(table[:5]) for table in tables)  # type: ignore[attr-defined]
@@ -790,13 +795,13 @@ def test_under_lpc_a_class_has_the_table_of_the_mean_probability_of_its_latest_r
         bench.refit()
         tables = bench.policy.tables_of("lpc")
         assert tables is not None and bench.policy.combined.keys[newest].odds == odds_group(1.0)
-        place: int = rules.lpc_tables(MEAN_GAP_S).index(tables[newest])
-        return place * rules.LOG_ODDS_STEP - rules.MOST_LOG_ODDS
+        place: int = lpc_tables(MEAN_GAP_S).index(tables[newest])
+        return place * LOG_ODDS_STEP - MOST_LOG_ODDS
 
     near = pytest.approx
-    assert log_odds_after(100, 1.375) == near(1.375, abs=rules.LOG_ODDS_STEP), "not the middle of the group, 1.0"
-    assert 0.625 + rules.LOG_ODDS_STEP < log_odds_after(10, 0.625) < 1.375 - rules.LOG_ODDS_STEP
-    assert log_odds_after(100, 0.625) == near(0.625, abs=rules.LOG_ODDS_STEP)
+    assert log_odds_after(100, 1.375) == near(1.375, abs=LOG_ODDS_STEP), "not the middle of the group, 1.0"
+    assert 0.625 + LOG_ODDS_STEP < log_odds_after(10, 0.625) < 1.375 - LOG_ODDS_STEP
+    assert log_odds_after(100, 0.625) == near(0.625, abs=LOG_ODDS_STEP)
 
 
 @pytest.mark.parametrize("rule", ["auto", "value", "lpc"])

@@ -11,7 +11,8 @@ from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.free_queue import DONE
 from eviction_client.policy.ghosts import CHOSEN, GhostCache
 from eviction_client.policy.policy import Policy
-from eviction_client.policy.rules import RULES, mq_tables
+from eviction_client.policy.rules import RULES
+from eviction_client.policy.rules.mq import mq_tables
 from eviction_client.policy.tier import ChunkTier
 from eviction_client.stores import BlockHash
 from tests.spans import spans_of
