@@ -45,7 +45,7 @@ def classes_of(engine: Engine) -> dict[int, int]:
     queue, found, number = engine.pool.free_block_queue, {}, None
     for block in queue:
         run = queue._run_of.get(block.block_id)
-        number = number if run is None else run[3]
+        number = number if run is None else run.reuse_class
         if number is not None:
             found[block.block_id] = number
     return found
@@ -56,7 +56,7 @@ def ages_of(engine: Engine) -> dict[int, float]:
     queue, found, used = engine.pool.free_block_queue, {}, None
     for block in queue:
         run = queue._run_of.get(block.block_id)
-        used = used if run is None else run[1]
+        used = used if run is None else run.used
         if used is not None:
             found[block.block_id] = engine.now - used
     return found

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.free_queue import FreeQueue
+from eviction_client.policy.free_queue import FreeQueue, Run
 from eviction_client.policy.ghosts import IN_USE_FOLLOWS
 from eviction_client.policy.policy import Policy as Core
 from eviction_client.policy.reuse_monitor import REMEMBERED, UNKNOWN, Arrival
@@ -50,7 +50,7 @@ class Plugin(Policy[Piece]):
         self._follow()
         self._arrivals: dict[Turn, Arrival] = {}
         self._finished: FinishedRequest[Segment] | None = None
-        self._freed: list[Any] | None = None
+        self._freed: Run | None = None
 
     def start(self, turn: Turn, now: float) -> None:
         """Count reuses; refit if due.
