@@ -10,6 +10,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from eviction_client.policy.free_list import Block
+from eviction_client.policy.free_queue import DONE, FreeQueue
 
 from eviction_client.pace import finish
 from eviction_client.policy import classes, policy
@@ -27,8 +29,6 @@ from eviction_client.policy.features import (
     turn_group,
 )
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.free_list import Block
-from eviction_client.policy.free_queue import DONE, FreeQueue
 from eviction_client.policy.frequent import COUNTED, Frequent
 from eviction_client.policy.ghosts import GhostCache, sampling_of
 from eviction_client.policy.policy import Policy
@@ -320,6 +320,19 @@ def test_a_right_prediction_also_retains_the_blocks_of_earlier_turns(rule: str) 
         assert on > 3.0 * over
     values = [value_at(lpc[old[goes_on].spans[0].reuse_class], 30.0) for goes_on in (True, False)]
     assert values[0] - values[1] == pytest.approx(4.0, abs=2 * LOG_ODDS_STEP), "the difference of the log-odds"
+
+
+def test_a_request_counts_for_its_cell_if_its_class_was_given_back_before_the_policy_learned_from_it() -> None:
+    bench, hazards = Bench(), [0.1] * INTERVALS
+    bench.policy.set_sidecar_curves("first", {1: hazards})
+    late = bench.policy.finished("late", ["a"], 1, 0.0, arrival=bench.arrive(["a"]), group=1)
+    bench.policy.set_sidecar_curves("second", {2: hazards})
+    other = bench.policy.finished("other", ["b"], 1, 0.0, arrival=bench.arrive(["b"]), group=2)
+    assert other.newest == late.newest, "the number has a new meaning"
+    bench.policy.learn(late)
+    bench.clock.now += 1.0
+    counts = finish(bench.policy._monitor.counts(bench.clock.now))
+    assert list(counts) == [classes.cell_of(late.parts[-1].features)]
 
 
 def test_frequent_tenants_have_classes_of_their_own_and_the_infrequent_ones_share_a_class() -> None:
