@@ -26,10 +26,10 @@ from eviction_client.observability.thrash_log import ThrashLog
 from eviction_client.operators_file import OperatorsFile
 from eviction_client.pace import pause
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.free_queue import DONE, Table
 from eviction_client.policy.ghosts import IN_USE_FOLLOWS
 from eviction_client.policy.hints import MAX_RETAIN_S, NO_HINTS, Hints, Owners, Retained
 from eviction_client.policy.policy import Policy
+from eviction_client.policy.queue.free_queue import DONE, Table
 from eviction_client.policy.reuse_monitor import UNKNOWN, Arrival
 from eviction_client.policy.rules import HOMES
 from eviction_client.policy.spans import Span, Spans

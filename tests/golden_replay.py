@@ -24,11 +24,11 @@ from typing import Any, Final
 
 from eviction_client.policy.features import GAP_CLASSES
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.floors import FlooredQueue
-from eviction_client.policy.free_list import Block
-from eviction_client.policy.free_queue import FreeQueue
 from eviction_client.policy.ghosts import IN_USE_FOLLOWS
 from eviction_client.policy.policy import Policy
+from eviction_client.policy.queue.floors import FlooredQueue
+from eviction_client.policy.queue.free_list import Block
+from eviction_client.policy.queue.free_queue import FreeQueue
 from eviction_client.policy.reuse_monitor import Arrival
 from eviction_client.policy.rules import AUTO
 from eviction_client.policy.tier import Tier

@@ -23,10 +23,10 @@ from eviction_client.observability.sizes import CacheSizes
 from eviction_client.policy.features import GAPS
 from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.ghosts import GhostCache
-from eviction_client.policy.prefill import RepeatedPrefill
 from eviction_client.policy.reuse_monitor import Arrival
 from eviction_client.policy.rules import RULES
 from eviction_client.policy.spans import Span
+from eviction_client.schedule.prefill import RepeatedPrefill
 from eviction_client.tenants import MOST_TENANTS, OTHERS
 
 SOURCES: Final = (

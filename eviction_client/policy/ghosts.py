@@ -1,19 +1,19 @@
 """One ghost cache per rule, next to the real cache, and the guard that chooses between the rules by their hits.
 
-A ghost cache holds block hashes without content. All hold the same sample of the blocks, chosen by hash, and the same share of
-the capacity, so that their hit rates estimate those of full caches. They use the real queue
-(:mod:`eviction_client.policy.free_queue`) with their rule's classes and tables. Requests take no time in them, so all blocks
-are always free. A request's hits are counted when it starts, as in the real cache, and its blocks are inserted when it ends.
-The new blocks of running requests are not in them, so they have that much less room than the real cache.
+A ghost cache holds block hashes without content. All hold the same sample of the blocks, chosen by hash, and the same share
+of the capacity, so that their hit rates estimate those of full caches. They use the real queue
+(:mod:`eviction_client.policy.queue.free_queue`) with their rule's classes and tables. Requests take no time in them, so all
+blocks are always free. A request's hits are counted when it starts, as in the real cache, and its blocks are inserted when it
+ends. The new blocks of running requests are not in them, so they have that much less room than the real cache.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from eviction_client.pace import PIECE, in_pieces, pause
-from eviction_client.policy.free_list import Block
-from eviction_client.policy.free_queue import FreeQueue, Table
 from eviction_client.policy.guard import Guard
+from eviction_client.policy.queue.free_list import Block
+from eviction_client.policy.queue.free_queue import FreeQueue, Table
 from eviction_client.policy.spans import Span, Spans
 
 H = TypeVar("H", bound=Hashable)

@@ -33,10 +33,10 @@ from eviction_client.policy.features import (
 )
 from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.fit import Hazards, emptied, fitting
-from eviction_client.policy.free_queue import DONE, Table, Tables
 from eviction_client.policy.frequent import Frequent
 from eviction_client.policy.ghosts import CHOSEN, GhostCache, Ghosts, sample_of
 from eviction_client.policy.prior import Prior, shipped
+from eviction_client.policy.queue.free_queue import DONE, Table, Tables
 from eviction_client.policy.reuse_monitor import (
     HALF_LIFE_S,
     PER_STEP,

@@ -156,7 +156,7 @@ def simulate(
         from lpc_apps.commands.why import causes_of
     except ModuleNotFoundError as error:
         fail(f"{error.name} is not installed: {install('sim')}")
-    from eviction_client.policy.warm_first import OVERTAKE_S
+    from eviction_client.schedule.warm_first import OVERTAKE_S
     from lpc_apps.simulator.compute import DEFAULT, compute_of
     from lpc_apps.simulator.kv_memory import GIB, Memory, kv_memory
     from lpc_apps.simulator.policies import PolicySettings

@@ -22,7 +22,7 @@ from eviction_client.background import AtOnce
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm_cpu.policy import LearnedCachePolicy
 from eviction_client.errors import EngineUnsupported
-from eviction_client.policy.free_queue import DONE
+from eviction_client.policy.queue.free_queue import DONE
 from eviction_client.policy.tier import ChunkTier
 from tests.engine.tier_course import FEW, TABLES, Side, course, fail, key_of
 from tests.nightly import LONG

@@ -11,8 +11,8 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from eviction_client.engines.vllm.free_queue import FreedLater, LearnedFreeQueue
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.free_queue import DONE, HINTED, PREEMPTED, RENEWED_S
 from eviction_client.policy.hints import Retained
+from eviction_client.policy.queue.free_queue import DONE, HINTED, PREEMPTED, RENEWED_S
 from lpc.model.curve import value_at
 from tests.engine.pools import CLASSES, TABLES, adopt, give_hash, ids, order, pool_of
 from tests.nightly import LONG

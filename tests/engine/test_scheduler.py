@@ -21,8 +21,8 @@ from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm.requests import hints_of, session_of, user_of
 from eviction_client.policy.features import Features, gap_class
-from eviction_client.policy.free_queue import DONE, HINTED, PREEMPTED
 from eviction_client.policy.hints import Hints
+from eviction_client.policy.queue.free_queue import DONE, HINTED, PREEMPTED
 from eviction_client.policy.rules import RULES
 from eviction_client.transport.scripted_predictor import CONTINUES, OVER
 from lpc.wire import bugs

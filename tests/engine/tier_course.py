@@ -13,8 +13,8 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from eviction_client.engines.vllm_cpu import MODULE, POLICY
 from eviction_client.engines.vllm_cpu.policy import LearnedCachePolicy, policies_made
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.free_queue import Table
 from eviction_client.policy.policy import Policy
+from eviction_client.policy.queue.free_queue import Table
 from eviction_client.policy.tier import ChunkTier
 from lpc.model.curve import KNOTS
 from tests.spans import spans_of

@@ -11,11 +11,11 @@ from eviction_client.background import AtOnce
 from eviction_client.plugin import Plugin
 from eviction_client.policy.features import gap_class
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.free_list import Block
-from eviction_client.policy.free_queue import DONE, FreeQueue
 from eviction_client.policy.guard import Guard
 from eviction_client.policy.hints import Hints
 from eviction_client.policy.policy import REFIT_S
+from eviction_client.policy.queue.free_list import Block
+from eviction_client.policy.queue.free_queue import DONE, FreeQueue
 from eviction_client.policy.spans import Span
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore

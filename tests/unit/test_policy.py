@@ -10,8 +10,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from eviction_client.policy.free_list import Block
-from eviction_client.policy.free_queue import DONE, FreeQueue
 
 from eviction_client.pace import finish
 from eviction_client.policy import classes, policy
@@ -32,6 +30,8 @@ from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.frequent import COUNTED, Frequent
 from eviction_client.policy.ghosts import GhostCache, sampling_of
 from eviction_client.policy.policy import Policy
+from eviction_client.policy.queue.free_list import Block
+from eviction_client.policy.queue.free_queue import DONE, FreeQueue
 from eviction_client.policy.reuse_monitor import MEAN_GAP_S, REMEMBERED, SHARED_FROM, Arrival
 from eviction_client.policy.rules import RULES
 from eviction_client.policy.rules.lpc import LOG_ODDS_STEP, MOST_LOG_ODDS, lpc_tables

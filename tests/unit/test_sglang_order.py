@@ -14,7 +14,7 @@ from eviction_client.engines.sglang.order import RuleStrategy, classes_of
 from eviction_client.engines.sglang.versions import find_incompatibility
 from eviction_client.plugin import Plugin
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.free_queue import DONE, PREEMPTED, Table
+from eviction_client.policy.queue.free_queue import DONE, PREEMPTED, Table
 from eviction_client.policy.rules.base import RESUMED_S
 from eviction_client.policy.rules.lpc import lpc_tables
 from eviction_client.policy.rules.mq import mq_tables

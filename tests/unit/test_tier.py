@@ -8,9 +8,9 @@ from itertools import takewhile
 import pytest
 
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.free_queue import DONE
 from eviction_client.policy.ghosts import CHOSEN, GhostCache
 from eviction_client.policy.policy import Policy
+from eviction_client.policy.queue.free_queue import DONE
 from eviction_client.policy.rules import RULES
 from eviction_client.policy.rules.mq import mq_tables
 from eviction_client.policy.tier import ChunkTier

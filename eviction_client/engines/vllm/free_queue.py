@@ -9,9 +9,9 @@ from typing import Any, Final
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.floors import FlooredQueue
-from eviction_client.policy.free_queue import DONE, PREEMPTED, FreeQueue, Run
 from eviction_client.policy.hints import Retained
+from eviction_client.policy.queue.floors import FlooredQueue
+from eviction_client.policy.queue.free_queue import DONE, PREEMPTED, FreeQueue, Run
 
 GROUP_BYTES: Final = 4
 """vLLM appends the number of the KV-cache group to a block's hash."""

@@ -11,7 +11,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import ClassVar, Final, NamedTuple
 
 from eviction_client.policy.features import Features
-from eviction_client.policy.free_queue import Table, Tables
+from eviction_client.policy.queue.free_queue import Table, Tables
 from eviction_client.policy.reuse_monitor import Counts
 from lpc.model.curve import KNOTS
 

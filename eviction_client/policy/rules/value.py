@@ -2,7 +2,7 @@
 
 from eviction_client.policy.classes import CELLS, cell_of, without_sidecar
 from eviction_client.policy.features import Features
-from eviction_client.policy.free_queue import Table, Tables
+from eviction_client.policy.queue.free_queue import Table, Tables
 from eviction_client.policy.rules.base import Learned, Rule, Steps, scaled
 
 

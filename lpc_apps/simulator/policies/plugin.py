@@ -8,9 +8,9 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.free_queue import FreeQueue, Run
 from eviction_client.policy.ghosts import IN_USE_FOLLOWS
 from eviction_client.policy.policy import Policy as Core
+from eviction_client.policy.queue.free_queue import FreeQueue, Run
 from eviction_client.policy.reuse_monitor import REMEMBERED, UNKNOWN, Arrival
 from eviction_client.policy.uses import Use
 from lpc.model.probability import logit

@@ -14,8 +14,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, Generic
 
-from eviction_client.policy.free_list import B
-from eviction_client.policy.free_queue import FreeQueue
+from eviction_client.policy.queue.free_list import B
+from eviction_client.policy.queue.free_queue import FreeQueue
 
 LAPSE_S: Final = 1800.0
 """Seconds without a request after which a tenant's floor lapses: it must not pin memory for good."""

@@ -50,7 +50,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import groupby, repeat
 from typing import Any, Final, Generic
 
-from eviction_client.policy.free_list import B, FreeList
+from eviction_client.policy.queue.free_list import B, FreeList
 from lpc.model.curve import KNOTS, value_at
 
 COPY: Final = 0.1
