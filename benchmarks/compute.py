@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from eviction_client.policy.free_queue import FreeQueue, Table, Tables, soon_of
+from eviction_client.policy.queue.free_queue import FreeQueue, Table, Tables, soon_of
 from lpc_apps.simulator.amounts import in_tokens
 from lpc_apps.simulator.blocks import EDGE, Piece
 from lpc_apps.simulator.compute import DEFAULT

@@ -16,7 +16,7 @@ from benchmarks import bare_scheduler
 from benchmarks.bare_scheduler import Engine, conversations
 from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.spans import ClassSpan
+from eviction_client.policy.spans import Span, Spans
 from eviction_client.transport.predictor_client import PredictorClient
 from eviction_client.transport.scripted_predictor import CONTINUES
 from lpc.model.curve import EDGES, values
@@ -205,7 +205,7 @@ class _Side:
 
     def _next(self, reuse_class: int) -> FinishedRequest[bytes]:
         self.now += 0.5
-        return FinishedRequest("", (), 0, self.now, [ClassSpan(self.chain, reuse_class)])
+        return FinishedRequest("", (), 0, self.now, Spans((Span(0, self.chain, reuse_class),)))
 
     def _free(self, blocks: list[Any], ended: FinishedRequest[bytes]) -> None:
         if self.queue is None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from rich.table import Table as Shown
 
-from eviction_client.policy.free_queue import FreeQueue, Table
+from eviction_client.policy.queue.free_queue import FreeQueue, Table
 from lpc.model.curve import EDGES, values
 from lpc.wire.terminal import console
 from lpc_apps.simulator.amounts import in_tokens

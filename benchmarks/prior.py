@@ -60,7 +60,7 @@ class Counting(Lru):
         prompt = len(prompt_of(turn, path))
         arrival = self._arrivals.pop(turn)
         new = new_group(arrival.new_blocks * self.workload.block_tokens) if arrival.new_blocks else 0
-        numbers = [gap * NEW_GROUPS + new for gap in (*(part.gap for part in arrival.parts), 0)]
+        numbers = [gap * NEW_GROUPS + new for gap in (*(part.features.gap for part in arrival.parts), 0)]
         self.monitor.finished(path, prompt, arrival, numbers, now, 0.0, predicted=False)
 
 

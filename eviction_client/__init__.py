@@ -7,8 +7,8 @@ imports this package, but few need gRPC, Redis or settings.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from eviction_client.policy.free_list import Block
-from eviction_client.policy.free_queue import FreeQueue
+from eviction_client.policy.queue.free_list import Block
+from eviction_client.policy.queue.free_queue import FreeQueue
 from lpc.model.curve import values
 
 if TYPE_CHECKING:

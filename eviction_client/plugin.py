@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from eviction_client.background import TICK_S, BackgroundThread, StartBackground
+from eviction_client.block_hash import BlockHash
 from eviction_client.observability.lru_gain import under_lru
 from eviction_client.observability.misses import HitUnit, Misses
 from eviction_client.observability.rule_log import RuleLog
@@ -25,14 +26,16 @@ from eviction_client.observability.thrash_log import ThrashLog
 from eviction_client.operators_file import OperatorsFile
 from eviction_client.pace import pause
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.free_queue import DONE, Table
 from eviction_client.policy.ghosts import IN_USE_FOLLOWS
 from eviction_client.policy.hints import MAX_RETAIN_S, NO_HINTS, Hints, Owners, Retained
-from eviction_client.policy.policy import HOMES, Policy
+from eviction_client.policy.policy import Policy
+from eviction_client.policy.queue.free_queue import DONE, Table
 from eviction_client.policy.reuse_monitor import UNKNOWN, Arrival
+from eviction_client.policy.rules import HOMES
+from eviction_client.policy.spans import Span, Spans
 from eviction_client.policy.tier import ChunkTier
 from eviction_client.settings import ClientSettings
-from eviction_client.stores.base import BlockHash, BlockStore
+from eviction_client.stores.base import BlockStore
 from eviction_client.stores.conversations import Conversations
 from eviction_client.stores.retain_until import OLDEST_S, done_until
 from eviction_client.transport.predictor import Predictor
@@ -287,7 +290,11 @@ class Plugin:
 
     def lost(self, request_id: Hashable) -> FinishedRequest[BlockHash]:
         """Forget a request whose end could not be read; return it as ended without blocks. Never raises."""
-        finished: FinishedRequest[BlockHash] = FinishedRequest(request_id, (), 0, self.clock.latest, newest=self.policy.plain)
+        finished: FinishedRequest[BlockHash] = FinishedRequest(
+            *(request_id, (), 0, self.clock.latest),
+            newest=self.policy.plain,
+            parts=Spans((Span(0, 0),)),
+        )
         self.predictor.forget(request_id)
         self._append(finished)
         return finished
@@ -551,11 +558,9 @@ class Plugin:
         self._note_order()
         if self.store is not None and ended.blocks:
             name = self._conversations.name(ended.session, ended.blocks)
-            start = 0
-            for end, reuse_class in ended.spans:
+            for start, end, reuse_class, _, _ in ended.spans:
                 until = done_until(ended.at) if reuse_class == DONE else ended.at + self._retain_s[reuse_class]
                 self.store.record(name, ended.blocks[start:end], until)
-                start = end
 
     def _forget_oldest(self) -> None:
         """Forget the request that has been known longest: its blocks count as used once."""

@@ -8,6 +8,8 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from eviction_client.policy.rules import AUTO, RuleName
+from eviction_client.schedule.warm_first import OVERTAKE_S
 from eviction_client.tenants import MOST_TENANTS
 from lpc.wire.access import stays_on_this_machine
 from lpc.wire.addresses import target
@@ -43,8 +45,8 @@ class ClientSettings(RedisSettings):
         description="name under which the sidecar knows the tokenizer; empty: the engine's or LMCache's name of the model",
     )
 
-    rule: Literal["auto", "lru", "ttl", "mq", "lpc", "wa", "own", "value"] = Field(
-        default="auto",
+    rule: RuleName = Field(
+        default=AUTO,
         description="how blocks are ordered. auto: a guard puts the one of all but wa in force that a "
         "ghost cache shows to hit most; a name forces that rule",
     )
@@ -66,7 +68,7 @@ class ClientSettings(RedisSettings):
         "of those that miss at most half of their prompt the one that misses least, before older ones within a bound",
     )
     overtake_s: float = Field(
-        default=3.0,  # policy.warm_first.OVERTAKE_S, which settings may not import
+        default=OVERTAKE_S,
         ge=0.0,
         le=3600.0,
         allow_inf_nan=False,

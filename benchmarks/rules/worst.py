@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from benchmarks.rules.figures import CLASSIC, Row, Single, by_seed, mean, singles, table
 from benchmarks.rules.runs import code_digest, label, rows_of, size_name
-from eviction_client.policy.policy import AUTO
+from eviction_client.policy.rules import AUTO
 from lpc_apps.simulator.policies import PolicySettings
 from lpc_apps.simulator.run import Run, WorkloadSpec
 

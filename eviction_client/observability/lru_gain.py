@@ -14,10 +14,10 @@ Ghost caches hold a sample of the blocks. Between two depths the sampled blocks 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from eviction_client.block_hash import BlockHash
 from eviction_client.pace import PIECE, in_pieces
 from eviction_client.policy.ghosts import GhostCache, Ghosts, sampled
 from eviction_client.policy.reuse_monitor import Arrival
-from eviction_client.stores.base import BlockHash
 
 ENGINE: Final = "engine"
 LRU: Final = "lru"

@@ -15,6 +15,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from eviction_client.block_hash import BlockHash
 from eviction_client.observability.lru_gain import ENGINE, LRU, UnderLru, sampled_depths
 from eviction_client.observability.part_blocks import LEAST_UNIT, PartBlocks
 from eviction_client.observability.repeated_text import CHANGES, RepeatedText
@@ -22,10 +23,10 @@ from eviction_client.observability.sizes import CacheSizes
 from eviction_client.policy.features import GAPS
 from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.ghosts import GhostCache
-from eviction_client.policy.prefill import RepeatedPrefill
-from eviction_client.policy.reuse_monitor import Arrival, GapSpan
+from eviction_client.policy.reuse_monitor import Arrival
 from eviction_client.policy.rules import RULES
-from eviction_client.stores.base import BlockHash
+from eviction_client.policy.spans import Span
+from eviction_client.schedule.prefill import RepeatedPrefill
 from eviction_client.tenants import MOST_TENANTS, OTHERS
 
 SOURCES: Final = (
@@ -162,7 +163,7 @@ class Misses:
         self._parts = PartBlocks(self.hits.tokens, block_tokens, self.hits.lookahead) if remembers else None
         self._every = every
         self.reset_at = -math.inf
-        self._arrived: dict[Hashable, Sequence[GapSpan]] = {}
+        self._arrived: dict[Hashable, Sequence[Span]] = {}
         self._under_lru: dict[Hashable, UnderLru] = {}
         self._cached: dict[Hashable, int] = {}
         self._sessions: OrderedDict[str, _Chain] = OrderedDict()
@@ -233,7 +234,7 @@ class Misses:
         self,
         ended: FinishedRequest[BlockHash],
         prompt: Sequence[BlockHash],
-        pieces: Sequence[GapSpan],
+        pieces: Sequence[Span],
         cached: int,
         ghosts: Mapping[str, GhostCache[BlockHash]],
         elsewhere: Mapping[BlockHash, float],
@@ -246,8 +247,8 @@ class Misses:
         usable, repeated, unknown = self._repeated_from_start(ended, prompt, pieces)
         counts = Counter(cached=cached)
         done = evicted_from = evicted_to = cached
-        for end, gap, use, _ in pieces:
-            end = min(end * size, most)
+        for piece in pieces:
+            end, gap, use = min(piece.end * size, most), piece.features.gap, piece.use
             if gap != _UNKNOWN and done < end:
                 known = min(end, max(usable, done))
                 if ended.reads_cache:
@@ -311,14 +312,14 @@ class Misses:
             self.hit_by_one[who] += max(blocks, 0) * self._every * size
 
     def _repeated_from_start(
-        self, ended: FinishedRequest[BlockHash], prompt: Sequence[BlockHash], pieces: Sequence[GapSpan]
+        self, ended: FinishedRequest[BlockHash], prompt: Sequence[BlockHash], pieces: Sequence[Span]
     ) -> tuple[int, int, int]:
         """Return the tokens from the start that earlier requests had: those that can be hit, and all; and the unknown block.
 
         The second is 0 if the engine hits each block, for what it does not hit then is less than a block.
         """
         unit, size = self.hits.tokens, self.block_tokens
-        blocks = max((end for end, gap, *_ in pieces if gap != _UNKNOWN), default=0)
+        blocks = max((piece.end for piece in pieces if piece.features.gap != _UNKNOWN), default=0)
         usable = self.hits.usable(blocks * size, ended.prompt_tokens)
         if self._parts is not None:
             start = blocks * size // unit * unit

@@ -11,9 +11,9 @@ not have it in common. If those tokens are also the same, something else differs
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from eviction_client.block_hash import BlockHash
 from eviction_client.pace import PIECE, pause
 from eviction_client.recent import Recent
-from eviction_client.stores.base import BlockHash
 
 LEAST_UNIT: Final = 64
 """Tokens of a unit from which on its parts are remembered: what smaller ones lose is not worth the memory."""

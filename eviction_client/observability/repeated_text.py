@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+from eviction_client.block_hash import BlockHash
 from eviction_client.pace import PIECE, in_pieces
 from eviction_client.recent import Recent
-from eviction_client.stores.base import BlockHash
 
 CHANGES: Final = ("value", "inserted", "order", "truncated", "compacted", "media", "edited")
 """How a prompt differs from an earlier one before text that both have.

@@ -13,9 +13,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
+from eviction_client.block_hash import BlockHash
 from eviction_client.pace import in_pieces
 from eviction_client.policy.ghosts import sample_of
-from eviction_client.stores.base import BlockHash
 
 SIZES: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 """In multiples of the engine's cache."""

@@ -4,7 +4,7 @@ import logging
 import math
 from typing import Final
 
-from eviction_client.policy.warm_first import REPEATED
+from eviction_client.schedule.warm_first import REPEATED
 
 logger = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ Most combinations never occur, so a class gets a number when a request first nee
 that no request has needed for IDLE_S gives its number back; while none is free, new combinations share the class of their cell.
 """
 
-from typing import Final, NamedTuple
+from typing import Final
 
-from eviction_client.policy.features import GAP_CLASSES, NEW_GROUPS, Facts, Features
+from eviction_client.policy.features import GAP_CLASSES, NEW_GROUPS, Features
 
 MOST_CLASSES: Final = 2048
 CELLS: Final = GAP_CLASSES * NEW_GROUPS
@@ -14,45 +14,21 @@ IDLE_S: Final = 4 * 3600.0
 """Time after which nothing is known of a class any more: the horizon of the reuse curves."""
 
 
-class ClassKey(NamedTuple):
-    """The features of a class; see `eviction_client.policy.features.Features`.
-
-    ``odds``: group of the log-odds of the continuation probability now. Without it in the classes of old blocks, a good
-    predictor is wasted: 33% hits instead of 44% (`docs/explanation/value-and-guard.md`). Old blocks are not split by the
-    sidecar's group: that triples the number of classes, and changes hits on Mooncake and Chatbot Arena by 0.1 points.
-    """
-
-    gap: int
-    new: int
-    turn: int
-    reply_end: int
-    tenant: int
-    level: int
-    group: int
-    odds: int
-
-
-def key_of(gap: int, level: int, facts: Facts, odds: int) -> tuple[int, ...]:
-    """Return the :class:`ClassKey` of a span, as a plain tuple: the thread of the queue makes several per request."""
-    new, turn, reply_end, tenant, group, _ = facts
-    return gap, new, turn, reply_end, tenant, level, 0 if gap else group, odds
-
-
 class Classes:
     """Numbers of classes. The first CELLS are those of the cells: gap and new tokens alone.
 
     Attributes:
-        keys: by number; ``numbers``: by key.
+        keys: features by number; ``numbers``: by features, which may be a plain tuple.
         used: by number, when a request last needed the class.
     """
 
     def __init__(self) -> None:
-        self.keys = [ClassKey(gap, new, 0, 0, 0, 0, 0, 0) for gap in range(GAP_CLASSES) for new in range(NEW_GROUPS)]
+        self.keys = [Features(gap, new) for gap in range(GAP_CLASSES) for new in range(NEW_GROUPS)]
         self.numbers: dict[tuple[int, ...], int] = {}
         self.used: dict[int, float] = {}
         self._free: list[int] = []
 
-    def number(self, key: ClassKey, now: float) -> tuple[int, bool]:
+    def number(self, key: Features, now: float) -> tuple[int, bool]:
         """Return the number of a class, and whether it is new.
 
         Args:
@@ -72,6 +48,10 @@ class Classes:
         self.used[number] = now  # first: another thread releases what is in `numbers` and unused
         self.numbers[key] = number
         return number, new
+
+    def kept(self, number: int, key: Features) -> int:
+        """Return the number of a class, once a request had it; if it was given back since, that of the cell."""
+        return number if self.numbers.get(key) == number else cell_of(key)
 
     def release(self, now: float) -> dict[int, int]:
         """Give back the numbers of idle classes; return the cells' classes that take over, by number."""
@@ -100,11 +80,11 @@ class Classes:
         self._free.append(number)
 
 
-def without_sidecar(key: ClassKey) -> ClassKey:
+def without_sidecar(key: Features) -> Features:
     """Return the class with the same features, except those of the sidecar."""
     return key._replace(group=0, odds=0) if key.group or key.odds else key
 
 
-def cell_of(key: ClassKey | Features) -> int:
-    """Return the number of the class of the cell of a key, or of some features."""
+def cell_of(key: Features) -> int:
+    """Return the number of the class of the cell of some features."""
     return key.gap * NEW_GROUPS + key.new

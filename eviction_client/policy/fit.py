@@ -37,7 +37,8 @@ from math import expm1
 from operator import mul
 from typing import Any, Final
 
-from eviction_client.policy.classes import ClassKey, cell_of, without_sidecar
+from eviction_client.policy.classes import cell_of, without_sidecar
+from eviction_client.policy.features import Features
 from eviction_client.policy.prior import Prior
 from eviction_client.policy.reuse_monitor import PER_STEP, Counts, add, nothing, together
 
@@ -62,10 +63,10 @@ Hazards = list[float]
 
 def fitting(
     counts: Mapping[int, tuple[Counts, Counts]],
-    keys: Sequence[ClassKey],
+    keys: Sequence[Features],
     prior: Prior,
     predicted: Mapping[int, Sequence[float]],
-) -> Generator[None, None, tuple[list[Hazards], dict[ClassKey, Hazards], dict[int, Hazards]]]:
+) -> Generator[None, None, tuple[list[Hazards], dict[Features, Hazards], dict[int, Hazards]]]:
     """Return the hazards [INTERVALS] of all cells, of all classes without the sidecar, and of the classes with its features.
 
     In steps of well under a millisecond. Only classes with counts are returned.
@@ -75,7 +76,7 @@ def fitting(
         keys: features by class.
         predicted: the sidecar's hazards [INTERVALS] by its groups.
     """
-    numbers: dict[ClassKey, int] = {}
+    numbers: dict[Features, int] = {}
     pooled: dict[int, tuple[Counts, Counts]] = {}
     of_end: dict[tuple[int, int], tuple[Counts, Counts]] = {}
     for done, (number, pair) in enumerate(counts.items(), 1):
@@ -122,19 +123,19 @@ def emptied(some: dict[Any, Any]) -> Generator[None, None, None]:
             yield
 
 
-def _of_cache(key: ClassKey) -> tuple[int | None, ...]:
+def _of_cache(key: Features) -> tuple[int | None, ...]:
     return key.turn, key.reply_end, key.level if key.gap else None, key.tenant or None
 
 
-def _of_sidecar(key: ClassKey) -> tuple[int | None, ...]:
+def _of_sidecar(key: Features) -> tuple[int | None, ...]:
     return key.group or None, key.odds or None
 
 
 def _shrunk(
     counts: Mapping[int, tuple[Counts, Counts]],
-    keys: Sequence[ClassKey],
+    keys: Sequence[Features],
     parents: dict[int, Hazards],
-    features: Callable[[ClassKey], tuple[int | None, ...]],
+    features: Callable[[Features], tuple[int | None, ...]],
     one: float,
     weight: float,
 ) -> Generator[None, None, dict[int, Hazards]]:

@@ -1,20 +1,20 @@
 """One ghost cache per rule, next to the real cache, and the guard that chooses between the rules by their hits.
 
-A ghost cache holds block hashes without content. All hold the same sample of the blocks, chosen by hash, and the same share of
-the capacity, so that their hit rates estimate those of full caches. They use the real queue
-(:mod:`eviction_client.policy.free_queue`) with their rule's classes and tables. Requests take no time in them, so all blocks
-are always free. A request's hits are counted when it starts, as in the real cache, and its blocks are inserted when it ends.
-The new blocks of running requests are not in them, so they have that much less room than the real cache.
+A ghost cache holds block hashes without content. All hold the same sample of the blocks, chosen by hash, and the same share
+of the capacity, so that their hit rates estimate those of full caches. They use the real queue
+(:mod:`eviction_client.policy.queue.free_queue`) with their rule's classes and tables. Requests take no time in them, so all
+blocks are always free. A request's hits are counted when it starts, as in the real cache, and its blocks are inserted when it
+ends. The new blocks of running requests are not in them, so they have that much less room than the real cache.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from eviction_client.pace import PIECE, in_pieces, pause
-from eviction_client.policy.free_list import Block
-from eviction_client.policy.free_queue import FreeQueue, Table
 from eviction_client.policy.guard import Guard
-from eviction_client.policy.spans import ClassSpan
+from eviction_client.policy.queue.free_list import Block
+from eviction_client.policy.queue.free_queue import FreeQueue, Table
+from eviction_client.policy.spans import Span, Spans
 
 H = TypeVar("H", bound=Hashable)
 S = TypeVar("S", bound=bytes)
@@ -95,13 +95,13 @@ class GhostCache(Generic[H]):
             hit = ()
         self.queue.wait(request, [held[block].block_id for piece in in_pieces(hit) for block in piece if block in held])
 
-    def use(self, chain: Sequence[H], spans: Sequence[tuple[int, int]]) -> None:
+    def use(self, chain: Sequence[H], spans: Sequence[Span]) -> None:
         """Insert a finished request's blocks, by class from the chain's start, and evict as the rule says."""
         queue, held = self.queue, self._blocks
-        start, left = 0, self.room
+        left = self.room
         inserted: list[tuple[list[GhostBlock[H]], int]] = []
         used: dict[H | None, GhostBlock[H]] = {}
-        for end, reuse_class in spans:
+        for start, end, reuse_class, _, _ in spans:
             run = []
             for piece in in_pieces(chain[start : min(end, start + left)]):
                 for content in piece:
@@ -116,7 +116,6 @@ class GhostCache(Generic[H]):
                     used[content] = block
                     run.append(block)
             left -= len(run)
-            start = end
             inserted.append((run, reuse_class))
         excess = len(held) + len(used) - self.room
         if excess > 0:
@@ -284,7 +283,7 @@ class Ghosts(Generic[H]):
         self,
         chain: Sequence[Any],
         prompt: int,
-        spans: Mapping[str, Sequence[ClassSpan]],
+        spans: Mapping[str, Spans],
         *,
         request: Hashable = None,
         above: GhostCache[H] | None = None,
@@ -298,14 +297,14 @@ class Ghosts(Generic[H]):
             request: its name in :meth:`start`.
             above: cache with priority. Its hits count as hits of all.
         """
-        pieces: dict[int, int] = {}
+        depth, depths = 0, {0: 0}
+        """Depths in the sample by depth in the chain."""
         followed: list[H] = []
-        start = 0
         for end in sorted({prompt, *(span.end for of_rule in spans.values() for span in of_rule)}):
-            followed += self.sample(chain[start:end])
-            pieces[end] = len(followed)
-            start = end
-        asked = followed[: pieces[prompt]]
+            followed += self.sample(chain[depth:end])
+            depths[end] = len(followed)
+            depth = end
+        asked = followed[: depths[prompt]]
         blocks_asked = self.chosen.count(asked)
         caches = {**self.caches, CHOSEN: self.chosen}
         if self._inclusive is not None:
@@ -318,7 +317,7 @@ class Ghosts(Generic[H]):
         self._chain += IN_USE_FOLLOWS * (self.chosen.count(followed) - self._chain)
         self._hit += IN_USE_FOLLOWS * (hits[CHOSEN] - self._hit)
         for rule, cache in caches.items():
-            cache.use(followed, [(pieces[end], number) for end, number in spans[rule]])
+            cache.use(followed, [span.at(depths[span.start], depths[span.end]) for span in spans[rule]])
         self.latest_asked, self.latest = blocks_asked, hits
         if asked:
             self.asked += blocks_asked

@@ -12,10 +12,10 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
+from eviction_client.block_hash import BlockHash
 from eviction_client.pace import in_pieces
-from eviction_client.policy.prefill import cached_prefix
 from eviction_client.recent import parts_for
-from eviction_client.stores.base import BlockHash
+from eviction_client.schedule.prefill import cached_prefix
 
 SWEEP_S: Final = 1.0
 """Shortest interval between searches for expired retentions, which take milliseconds in a large account."""

@@ -14,18 +14,17 @@ gets the table of its cell.
 
 import math
 from array import array
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from eviction_client.pace import finish
-from eviction_client.policy import rules
-from eviction_client.policy.classes import CELLS, MOST_CLASSES, Classes, ClassKey, cell_of, key_of, without_sidecar
+from eviction_client.policy.classes import CELLS, MOST_CLASSES, Classes
 from eviction_client.policy.features import (
+    NOTHING_KNOWN,
     REPLY_ENDS,
     TENANTS,
     TURN_GROUPS,
-    Facts,
     Features,
     log_odds_of,
     new_group,
@@ -34,10 +33,10 @@ from eviction_client.policy.features import (
 )
 from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.fit import Hazards, emptied, fitting
-from eviction_client.policy.free_queue import DONE, Table, Tables
 from eviction_client.policy.frequent import Frequent
 from eviction_client.policy.ghosts import CHOSEN, GhostCache, Ghosts, sample_of
 from eviction_client.policy.prior import Prior, shipped
+from eviction_client.policy.queue.free_queue import DONE, Table, Tables
 from eviction_client.policy.reuse_monitor import (
     HALF_LIFE_S,
     PER_STEP,
@@ -46,11 +45,13 @@ from eviction_client.policy.reuse_monitor import (
     Arrival,
     Counts,
     ReuseMonitor,
-    Uses,
     add,
     nothing,
 )
-from eviction_client.policy.spans import ClassSpan, cut, joined, shortened
+from eviction_client.policy.rules import AUTO, CHOOSABLE, HOMES, RULES
+from eviction_client.policy.rules.base import Learned, Rule
+from eviction_client.policy.spans import Span, Spans, span_of
+from eviction_client.policy.uses import Uses
 from lpc.model.curve import interval_of, values
 from lpc.model.probability import logit
 
@@ -58,11 +59,6 @@ H = TypeVar("H", bound=Hashable)
 K = TypeVar("K", bound=Hashable)
 
 REFIT_S: Final = 30.0
-AUTO: Final = "auto"
-CHOOSABLE: Final = ("lru", "ttl", "mq", "lpc", "own", "value")
-"""Rules between which the guard chooses."""
-HOMES: Final = ("own", "value")
-"""The guard's home rules. The sidecar's predictions must first show that they gain."""
 LIFE_S: Final = 100.0
 """Time that a block stays in the cache, for `wa`, before one was evicted."""
 TABLES_PER_STEP: Final = 8
@@ -81,7 +77,7 @@ class Policy(Generic[H]):
     Args:
         capacity: blocks of the cache.
         block_tokens: tokens of a block.
-        rule: one of `rules.RULES`, or AUTO: the guard chooses.
+        rule: one of `eviction_client.policy.rules.RULES`, or AUTO: the guard chooses.
         uses: table of the blocks' latest uses; None: a new one.
         size_of: see :class:`ReuseMonitor`.
         sample: selects the ghost caches' blocks, as `eviction_client.policy.ghosts.sample_of`; ``ghost``: creates such a cache.
@@ -109,8 +105,8 @@ class Policy(Generic[H]):
         sample: Callable[[Sequence[Any], int], list[Any]] = sample_of,
         ghost: type[GhostCache[Any]] = GhostCache,
     ) -> None:
-        if rule != AUTO and rule not in rules.RULES:
-            raise ValueError(f"unknown rule {rule!r}: one of {', '.join((AUTO, *rules.RULES))}")
+        if rule != AUTO and rule not in RULES:
+            raise ValueError(f"unknown rule {rule!r}: one of {', '.join((AUTO, *RULES))}")
         self.rule = rule
         self.block_tokens = block_tokens
         self._again = partial(
@@ -132,19 +128,20 @@ class Policy(Generic[H]):
         self._reply_ends = Frequent(REPLY_ENDS)
         self._tenants = Frequent(TENANTS - 1)
         self.combined = Classes()
-        self._native = rule in ("lpc", "wa")
-        """The queue's classes are those of the rule, which needs features that the combined classes lack."""
-        self.classes = rules.classes_of(rule) if self._native else MOST_CLASSES
-        self._combined = rules.COMBINED if rule == "lpc" else (*rules.COMBINED, "lpc")
-        """Rules whose ghost caches have the combined classes. So does `lpc`, because the guard puts it in force with these."""
-        self.plain = rules.bin_of(None) if rule == "lpc" else 0
+        self._exact = RULES[rule] if rule != AUTO and RULES[rule].exact else None
+        """The rule whose own classes the queue has; None: it has the combined ones."""
+        self.classes = MOST_CLASSES if self._exact is None else self._exact.classes
+        self._combined = [
+            each.name for each in RULES.values() if each.combines or (each.exact and each.choosable and each.name != rule)
+        ]
+        """Rules whose ghost caches have the combined classes: also those that the guard puts in force with these."""
+        self.plain = 0 if self._exact is None else self._exact.class_of(NOTHING_KNOWN, 0.0)
         self._predicted: Mapping[int, Sequence[float]] = {}
         self._epoch: str | None = None
         self._fitted_at = -math.inf
         self.seen = 0
         self._tokens = 0
         self._read_s = self._read_tokens = 0.0
-        self._static: dict[str, Tables] = {}
         self._life_s = LIFE_S
         self._odds: dict[int, float] = {}
         """Running mean of the predicted log-odds of a class's requests."""
@@ -153,15 +150,18 @@ class Policy(Generic[H]):
         self._clock = clock
         self.choosable: Sequence[str] = CHOOSABLE if rule == AUTO else (rule,)
         self._ghost_tables: Mapping[str, Sequence[Table] | None] = {}
-        self._own: Mapping[ClassKey, Table] = {}
         self._lists: dict[str, Tables] = {}
         """Tables by rule and class of the queue."""
+        self._of_combined: Sequence[tuple[Rule, Tables, Tables]] = ()
+        """Rules with the tables of their own classes, and of the combined ones, as the last fit made them."""
+        cells = [values(hazards) for hazards in self._prior]
+        self._learned = Learned(self._monitor.mean_gap_s, 0.0, 0.0, LIFE_S, {}, cells, {}, {})
         self.ghosts = self.new_ghosts(capacity)
-        finish(self._publishing([values(hazards) for hazards in self._prior], {}, {}, {}))
+        finish(self._publishing(self._learned))
 
     def new_ghosts(self, capacity: int) -> Ghosts[Any]:
         """Return ghost caches for a cache of ``capacity`` blocks with the same classes."""
-        classes = {rule: MOST_CLASSES if rule in self._combined else rules.classes_of(rule) for rule in rules.RULES}
+        classes = {name: MOST_CLASSES if name in self._combined else rule.classes for name, rule in RULES.items()}
         classes[CHOSEN] = self.classes
         ghosts: Ghosts[Any] = Ghosts(
             capacity,
@@ -211,7 +211,7 @@ class Policy(Generic[H]):
     @property
     def known_classes(self) -> int:
         """Number of the queue's classes with a number."""
-        return self.classes if self._native else len(self.combined.keys)
+        return len(self.combined.keys) if self._exact is None else self.classes
 
     @property
     def reused(self) -> int:
@@ -265,106 +265,118 @@ class Policy(Generic[H]):
         """
         length = len(blocks)
         turn = turn_group(arrival.turn)
-        facts = Facts(
+        features = Features(
+            0,
             new_group(arrival.new_blocks * self.block_tokens) if arrival.new_blocks else 0,
             turn,
             self._reply_ends.number(reply_end, now),
             1 + self._tenants.number(tenant, now) if tenant else 0,
+            0,
             group,
             odds_group(log_odds),
         )
-        gap_s = self._monitor.mean_gap_s
         finished: FinishedRequest[H] = FinishedRequest(
             *(request, blocks, prompt_blocks, now),
-            facts=facts,
             arrival=arrival,
-            parts=self._monitor.parts_now(arrival, length),
+            features=features,
             done_from=length if done_from is None else done_from,
+            predicted=log_odds is not None,
             log_odds=self.turn_odds[turn] if log_odds is None else log_odds,
-            mean_gap_s=gap_s,
+            mean_gap_s=self._monitor.mean_gap_s,
             tenant=tenant,
             **more,
         )
-        parts = self._combined_parts(finished) if not self._native else self._native_parts(finished)
+        parts = self._monitor.parts_now(arrival, length)
+        if self._exact is None:
+            spans = finished.parts = self._in_combined_classes(finished, parts)
+        else:
+            finished.parts = Spans(parts)
+            spans = self._in_own_classes(self._exact, finished)
         if retain is not None:
-            parts = self._retained(parts, blocks, retain, now)
-        found = list(parts)
-        finished.newest = found[-1].reuse_class
-        finished.spans = joined(found) if done_from is None else cut(joined(found), done_from, length, DONE)
+            spans = spans.of_classes(
+                [
+                    retain(span.reuse_class, blocks[span.end - 1], now) if span.end > span.start else span.reuse_class
+                    for span in spans
+                ]
+            )
+        finished.newest = spans[-1].reuse_class
+        finished.spans = spans.joined()
+        if done_from is not None:
+            finished.spans = finished.spans.cut(done_from, DONE)
         return finished
 
-    @staticmethod
-    def _retained(
-        parts: Iterable[ClassSpan], blocks: Sequence[H], retain: Callable[[int, H, float], int], now: float
-    ) -> Iterator[ClassSpan]:
-        start = 0
-        for end, number in parts:
-            yield ClassSpan(end, retain(number, blocks[end - 1], now) if end > start else number)
-            start = end
-
-    def _native_parts(self, finished: FinishedRequest[H]) -> Iterator[ClassSpan]:
-        """Yield the rule's own class of each part of a request's blocks."""
-        finished.find_features()
-        for each in finished.features:
-            yield ClassSpan(each.end, rules.class_of(self.rule, each))
-
-    def _combined_parts(self, finished: FinishedRequest[H]) -> Iterator[ClassSpan]:
-        """Yield the combined class of each part of a request's blocks, and of the blocks behind them."""
-        length, facts, now = len(finished.blocks), finished.facts, finished.at
-        known, used = self.combined.numbers, self.combined.used
-        for end, gap, level, shared in finished.parts:
-            odds = facts.odds
+    def _in_combined_classes(self, finished: FinishedRequest[H], parts: Iterable[Span]) -> Spans:
+        """Return the parts of a request's blocks with all their features and their combined classes."""
+        _, new, turn, reply_end, tenant, _, group, own = finished.features
+        known, used, keys, now = self.combined.numbers, self.combined.used, self.combined.keys, finished.at
+        found = Spans()
+        for start, end, _, (gap, _, _, _, _, level, _, _), shared in parts:
+            odds = own
             if shared is not None and (odds or shared.predicted):
                 odds = odds_group(finished.pooled(shared))
-            key = key_of(gap, level, facts, odds)
+            # As a plain tuple: making features takes three times as long.
+            key = gap, new, turn, reply_end, tenant, level, 0 if gap else group, odds
             number = known.get(key)
             if number is None:
-                number = self._new_number(ClassKey(*key), now)
+                features = Features(*key)
+                number = self._new_number(features, now)
             else:
+                features = keys[number]
                 used[number] = now
-            yield ClassSpan(min(end, length), number)
+            found.append(span_of((start, end, number, features, shared)))
+        return found
 
-    def _new_number(self, key: ClassKey, now: float) -> int:
+    @staticmethod
+    def _in_own_classes(rule: Rule, finished: FinishedRequest[H]) -> Spans:
+        """Return the parts of a request's blocks with the rule's own classes."""
+        class_of, pooled = rule.class_of, finished.pooled
+        _, new, turn, _, _, _, _, _ = finished.features
+        found = Spans()
+        for start, end, _, seen, shared in finished.parts:
+            number = class_of(Features(seen.gap, new, turn, 0, 0, seen.level), pooled(shared))
+            found.append(span_of((start, end, number, seen, shared)))
+        return found
+
+    def _new_number(self, key: Features, now: float) -> int:
         """Return the number of a class; a new one gets the tables that it has without the sidecar, or those of its cell."""
         number, new = self.combined.number(key, now)
         if new:
-            features = self._features_of(number)
-            own = self._own.get(without_sidecar(key))
-            for rule, tables in self._lists.items():
-                if len(tables) == MOST_CLASSES:  # else they are of the rule's own classes
-                    combined = rule in rules.COMBINED
-                    tables[number] = (
-                        own or tables[cell_of(key)] if combined else self._static[rule][rules.class_of(rule, features)]
-                    )
+            log_odds = self._log_odds_of(number)
+            for rule, tables, of_combined in self._of_combined:
+                of_combined[number] = rule.table_of(key, log_odds, tables, self._learned)
         return number
 
     def learn(self, finished: FinishedRequest[H]) -> None:
         """Record a finished request's use of its blocks, and let the ghost caches observe it. In the background."""
-        numbers = [number for _, number in self._classes_of(finished)["value"]]
+        self._by_rule(finished)
+        numbers = [self.combined.kept(part.reuse_class, part.features) for part in finished.parts]
         self._monitor.finished(
             *(finished.blocks, finished.prompt_blocks, finished.arrival, numbers, finished.at, finished.log_odds),
-            predicted=finished.facts.odds > 0,
+            predicted=finished.predicted,
         )
         self._tokens += finished.arrival.blocks * self.block_tokens
-        for number, part in zip(numbers, finished.features, strict=True):
-            if part.log_odds is not None and self.combined.keys[number].odds:
-                before = self._odds.get(number, part.log_odds)
-                self._odds[number] = before + ODDS_FOLLOW * (part.log_odds - before)
+        for number, part in zip(numbers, finished.parts, strict=True):
+            if self.combined.keys[number].odds:
+                log_odds = finished.pooled(part.use)
+                before = self._odds.get(number, log_odds)
+                self._odds[number] = before + ODDS_FOLLOW * (log_odds - before)
         self.observe(self.ghosts, finished)
 
-    def _classes_of(self, finished: FinishedRequest[H]) -> Mapping[str, Sequence[ClassSpan]]:
-        """Return the classes of a request's parts by rule, found once for the ghost caches of the cache and of its tiers.
+    def _by_rule(self, finished: FinishedRequest[H]) -> Mapping[str, Spans]:
+        """Return a request's parts in the classes of each rule, found once for the ghost caches of the cache and its tiers.
 
         Those of `value` are the ones of all rules of `_combined`.
         """
-        if finished.classes is None:
-            finished.find_features()
-            found: dict[str, Sequence[ClassSpan]] = {"value": list(self._combined_parts(finished))}
-            for rule in rules.RULES:
-                if rule not in self._combined:
-                    found[rule] = [ClassSpan(each.end, rules.class_of(rule, each)) for each in finished.features]
-            finished.classes = found
-        return finished.classes
+        if finished.by_rule is None:
+            if self._exact is not None:
+                finished.parts = self._in_combined_classes(finished, finished.parts)
+            finished.by_rule = {"value": finished.parts}
+            for name, rule in RULES.items():
+                if name not in self._combined:
+                    finished.by_rule[name] = finished.parts.of_classes(
+                        rule.class_of(part.features, finished.pooled(part.use)) for part in finished.parts
+                    )
+        return finished.by_rule
 
     def observe(
         self,
@@ -384,12 +396,12 @@ class Policy(Generic[H]):
             The rule that should be in force.
         """
         length = len(finished.blocks) if most is None else min(most, len(finished.blocks))
-        spans: dict[str, Sequence[ClassSpan]] = {}
-        for rule, of_rule in self._classes_of(finished).items():
-            spans[rule] = cut(joined(shortened(of_rule, length)), finished.done_from, length, DONE)
+        spans: dict[str, Spans] = {}
+        for rule, of_rule in self._by_rule(finished).items():
+            spans[rule] = of_rule.shortened(length).joined().cut(finished.done_from, DONE)
         spans.update(dict.fromkeys(self._combined, spans["value"]))
         # As in the queue: also in the class in which another engine's conversations hold a block.
-        spans[CHOSEN] = joined(shortened(finished.spans, length))
+        spans[CHOSEN] = finished.spans.shortened(length).joined()
         chain = finished.blocks[:length]
         prompt = min(finished.prompt_blocks, length)
         return ghosts.observe(chain, prompt, spans, request=finished.request_id, above=above)
@@ -440,22 +452,23 @@ class Policy(Generic[H]):
         self.seen = len(counts)
         yield from emptied(counts)
         own = yield from _tables(of_own)
-        found = yield from _tables(of_classes)
+        of_sidecar = yield from _tables(of_classes)
+        sidecar = {self.combined.keys[number]: table for number, table in of_sidecar.items()}
         self.turn_odds = yield from _turn_odds(newest)
         self._learn_rates(seconds)
-        yield from self._publishing(cells, own, found, newest)
+        rates = self._read_s, self._read_tokens, self._life_s
+        yield from self._publishing(Learned(monitor.mean_gap_s, *rates, newest, cells, own, sidecar))
         self.refits += 1
 
-    def _features_of(self, number: int) -> Features:
-        """Return the features of a class; its log-odds are the running mean of its requests', or of a new one its group's."""
+    def _log_odds_of(self, number: int) -> float:
+        """Return the log-odds of a class: the running mean of its requests', or of a new one its group's."""
         key = self.combined.keys[number]
-        unseen = log_odds_of(key.odds) if key.odds else self.turn_odds[key.turn]
-        return Features(0, *key[:7], self._odds.get(number, unseen))
+        return self._odds.get(number, log_odds_of(key.odds) if key.odds else self.turn_odds[key.turn])
 
     def _newest_by_request(
         self, counts: Mapping[int, tuple[Counts, Counts]]
     ) -> Generator[None, None, dict[int, tuple[Counts, Counts]]]:
-        """Return the counts of blocks used once, by new-token group and turn group: `rules.wa_tables`; in steps."""
+        """Return the counts of blocks used once, by class of `wa`, in steps."""
         found: dict[int, tuple[Counts, Counts]] = {}
         for done, (number, pair) in enumerate(counts.items(), 1):
             key = self.combined.keys[number]
@@ -479,49 +492,33 @@ class Policy(Generic[H]):
             # Little's law: blocks in the cache = rate x time in it.
             self._life_s += LIFE_FOLLOWS * (cache.room * seconds / evicted - self._life_s)
 
-    def _publishing(
-        self,
-        cells: Sequence[Table],
-        own: Mapping[ClassKey, Table],
-        found: Mapping[int, Table],
-        newest: Mapping[int, tuple[Counts, Counts]],
-    ) -> Generator[None, None, None]:
+    def _publishing(self, learned: Learned) -> Generator[None, None, None]:
         """Make the tables of all rules those in use, in steps."""
-        lifetime_s = rules.LIFETIME_TOKENS * self._read_s / self._read_tokens if self._read_tokens else rules.LIFETIME_S
-        lpc = rules.lpc_tables(self._monitor.mean_gap_s)
-        yield
-        laws = yield from rules.fitting_wa(newest)
-        static = {
-            "ttl": self._static["ttl"] if self._static else rules.ttl_tables(),
-            "mq": rules.mq_tables(lifetime_s),
-            "lpc": lpc,
-            "wa": rules.wa_tables(laws, self._life_s),
-        }
-        yield
-        keys = self.combined.keys
-        lists = {rule: Tables([tables[0]] * MOST_CLASSES) for rule, tables in static.items()}
-        lists["own"] = Tables([cells[0]] * MOST_CLASSES)
-        lists["value"] = Tables(lists["own"]) if found else lists["own"]
-        for rule, tables in static.items():
-            lists[rule].soon = tables.soon
-        for number, key in enumerate(keys):
+        ghost_tables: dict[str, Tables | None] = {}
+        lists: dict[str, Tables] = {}
+        of_combined: list[tuple[Rule, Tables, Tables]] = []
+        for name, rule in RULES.items():
+            ghost_tables[name] = tables = yield from rule.tables(learned)
+            like = rule.like(learned)
+            if like is not None:
+                lists[name] = lists[like]
+            elif tables is not None and rule is self._exact:
+                lists[name] = tables
+            elif tables is not None:
+                lists[name] = Tables([tables[0]] * MOST_CLASSES)
+                lists[name].soon = tables.soon
+                of_combined.append((rule, tables, lists[name]))
+        for number, key in enumerate(self.combined.keys):
             if not number % PER_STEP:
                 yield
-            features = self._features_of(number)
-            lists["own"][number] = cells[number] if number < CELLS else own.get(without_sidecar(key)) or cells[cell_of(key)]
-            if found:
-                lists["value"][number] = found.get(number) or lists["own"][number]
-            for rule in static:
-                lists[rule][number] = static[rule][rules.class_of(rule, features)]
-        if self._native:
-            lists[self.rule] = static[self.rule]
-        lists["value"].soon = lists["own"].soon = rules.soon(cells)
-        self._static, self._lists, self._own = static, lists, own
-        self._ghost_tables = {
-            **static,
-            "lru": None,
-            **{rule: lists[rule] for rule in self._combined},
-        }
+            log_odds = self._log_odds_of(number)
+            for rule, tables, of_all in of_combined:
+                of_all[number] = rule.table_of(key, log_odds, tables, learned)
+        for rule, tables, of_all in of_combined:
+            if rule.combines:
+                of_all[:CELLS] = tables
+        ghost_tables.update({name: lists[name] for name in self._combined})
+        self._learned, self._of_combined, self._lists, self._ghost_tables = learned, of_combined, lists, ghost_tables
         self.set_tables_of(self.ghosts)
 
 

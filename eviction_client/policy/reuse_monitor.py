@@ -28,13 +28,15 @@ Pure Python: this runs inside the engine's process, in the background.
 
 import operator
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from eviction_client.pace import in_pieces
-from eviction_client.policy.features import LAST_TURN, MOST_USES, gap_class, level_of
+from eviction_client.policy.features import LAST_TURN, MOST_USES, NOTHING_KNOWN, gap_class, level_of, seen
+from eviction_client.policy.spans import Span, span_of
+from eviction_client.policy.uses import Claim, Use, Uses
 from eviction_client.recent import Recent
 from lpc.model.curve import EDGES, HORIZON_S, INTERVALS, interval_of
 
@@ -60,83 +62,6 @@ Counts = list[float]
 """By interval of age."""
 
 H = TypeVar("H", bound=Hashable)
-K = TypeVar("K", bound=Hashable, contravariant=True)
-
-
-class Claim(NamedTuple):
-    """A conversation's continuation probability at the time of its latest turn.
-
-    Attributes:
-        conversation: its number.
-        log_odds: of the probability.
-        at: seconds.
-        predicted: whether the sidecar predicted it; else it is the share of such turns that were followed.
-    """
-
-    conversation: int
-    log_odds: float
-    at: float
-    predicted: bool
-
-
-class Use:
-    """The latest use of some blocks of a chain. All these blocks share the object.
-
-    Attributes:
-        at: seconds.
-        turn: turn that made the blocks, at most LAST_TURN.
-        uses: number of uses, at most MOST_USES.
-        place: number of blocks that all requests had used after this one.
-        only: number of the only conversation that has used the blocks; None: several have.
-        claims: of these conversations, the highest first; never empty.
-        predicted: whether the sidecar predicted one of the claims.
-        prompt: number of blocks of the prompt with which they were used. Who branches off before its end is another
-            conversation.
-    """
-
-    __slots__ = ("at", "claims", "only", "place", "predicted", "prompt", "turn", "uses")
-
-    def __init__(
-        self, at: float, turn: int, uses: int, place: int, only: int | None, claims: tuple[Claim, ...], prompt: int = 0
-    ) -> None:
-        self.at = at
-        self.turn = turn
-        self.uses = uses
-        self.place = place
-        self.only = only
-        self.claims = claims
-        self.prompt = prompt
-        self.predicted = any(claim.predicted for claim in claims)
-
-
-class GapSpan(NamedTuple):
-    """Consecutive blocks of a prompt with the same latest use: from the previous span's end up to, without, depth ``end``.
-
-    Attributes:
-        gap: gap class; 0: used for the first time.
-        use: latest use, if it is known; ``uses``: their number that is not forgotten, at most MOST_USES.
-    """
-
-    end: int
-    gap: int
-    use: Use | None = None
-    uses: int = 0
-
-
-class Part(NamedTuple):
-    """Consecutive blocks of a prompt with the same features; each consists of whole gap spans.
-
-    Attributes:
-        end: depth of the first block behind it.
-        gap: gap class.
-        level: by the number of uses, that of the request included.
-        shared: latest use, if other conversations have used the blocks.
-    """
-
-    end: int
-    gap: int
-    level: int
-    shared: Use | None
 
 
 @dataclass(slots=True, eq=False)
@@ -144,8 +69,8 @@ class Arrival:
     """What was known of a prompt when it arrived.
 
     Attributes:
-        gap_spans: of its full blocks, from the start.
-        parts: the gap spans, joined where their features are equal; ``part_of``: by gap span, the number of its part.
+        gap_spans: of its full blocks, from the start: each has one latest use.
+        parts: the gap spans, joined where they will have the same features; ``part_of``: by gap span, the number of its part.
         deepest: the deepest block of each part.
         blocks: number of its full blocks.
         old: depth of its first new block.
@@ -154,8 +79,8 @@ class Arrival:
         conversation: number of its conversation, a new one if it continues none; None: the prompt has not been looked at.
     """
 
-    gap_spans: Sequence[GapSpan] = ()
-    parts: Sequence[Part] = ()
+    gap_spans: Sequence[Span] = ()
+    parts: Sequence[Span] = ()
     part_of: Sequence[int] = ()
     deepest: Sequence[Any] = ()
     blocks: int = 0
@@ -167,16 +92,6 @@ class Arrival:
 
 UNKNOWN: Final = Arrival()
 """A request whose prompt has not been looked at."""
-
-
-class Uses(Protocol[K]):
-    """A bounded table of the latest uses, such as `eviction_client.recent.Recent`."""
-
-    def get(self, key: K, /) -> Use | None:
-        """Return a block's latest use; None: unknown."""
-
-    def put(self, key: K, value: Use, /) -> None:
-        """Set a block's latest use."""
 
 
 class Watch(Generic[H]):
@@ -252,8 +167,8 @@ class ReuseMonitor(Generic[H]):
             now: seconds. If it lies before a block's last use, another request has used the block since: the gap is 0.
         """
         watch_of, uses = self._watch_of, self._uses.get
-        spans: list[GapSpan] = []
-        depth, before, use = 0, None, None
+        spans: list[Span] = []
+        depth, start, before, use = 0, 0, None, None
         for piece in in_pieces(prompt):
             for block in piece:
                 watch = watch_of.pop(block, None)
@@ -261,12 +176,13 @@ class ReuseMonitor(Generic[H]):
                     self._reused(watch, max(now - watch.blocks.pop(block), 0.0))
                 before, use = use, uses(block)
                 if use is not before and depth:
-                    spans.append(self._gap_span(depth, before, now))
+                    spans.append(self._gap_span(start, depth, before, now))
+                    start = depth
                 depth += 1
         if depth:
-            spans.append(self._gap_span(depth, use, now))
+            spans.append(self._gap_span(start, depth, use, now))
         found = Arrival(spans, blocks=self._size_of(prompt))
-        deepest = next((span for span in reversed(spans) if span.gap), None)
+        deepest = next((span for span in reversed(spans) if span.use is not None), None)
         found.old = deepest.end if deepest is not None else 0
         found.new_blocks = self._size_of(prompt[found.old :]) if found.old < depth else 0
         own = None
@@ -287,29 +203,31 @@ class ReuseMonitor(Generic[H]):
         self._conversations += 1
         return self._conversations
 
-    def parts_now(self, arrival: Arrival, length: int) -> Sequence[Part]:
-        """Return the parts of a request that ends now, and the part of the blocks behind them. From any thread.
+    def parts_now(self, arrival: Arrival, length: int) -> Iterator[Span]:
+        """Iterate over the parts of a request that ends now, and the part of the blocks behind them. From any thread.
 
         Requests that ended since its arrival have shared some of its blocks, or made other claims on them. Only the deepest
         block of each part is looked up. Those before it may be held by more conversations.
 
         Args:
-            length: number of its computed blocks.
+            length: number of its computed blocks. What was not computed is left out: some parts may be empty.
         """
-        get, own = self._uses.get, arrival.conversation
-        found = []
+        get, own, end = self._uses.get, arrival.conversation, 0
         for part, deepest in zip(arrival.parts, arrival.deepest, strict=True):
-            use = get(deepest) if part.gap else None
-            shared = part.shared if use is None else _if_shared(use, own)
-            found.append(part if shared is part.shared else part._replace(shared=shared))
-        found.append(Part(length, 0, 0, None))
-        return found
+            start, end, _, features, shared = part
+            use = get(deepest) if features.gap else None
+            if use is not None:
+                shared = _if_shared(use, own)
+            if shared is not part.use or end > length:
+                part = span_of((min(start, length), min(end, length), 0, features, shared))
+            yield part
+        yield span_of((min(end, length), length, 0, NOTHING_KNOWN, None))
 
-    def _gap_span(self, end: int, use: Use | None, now: float) -> GapSpan:
+    def _gap_span(self, start: int, end: int, use: Use | None, now: float) -> Span:
         if use is None:
-            return GapSpan(end, 0)
+            return Span(start, end)
         uses = use.uses if self._used - use.place <= self._remembered else 0
-        return GapSpan(end, gap_class(now - use.at), use, uses)
+        return Span(start, end, 0, seen(gap_class(now - use.at), level_of(uses + 1)), use)
 
     def finished(
         self,
@@ -337,24 +255,25 @@ class ReuseMonitor(Generic[H]):
             own = self._continued(chain) or self._new_conversation()
         turn = min(arrival.turn, LAST_TURN)
         claim = Claim(own, log_odds, now, predicted)
-        start, length = 0, len(chain)
+        length = len(chain)
         self._used += self._size_of(chain)
         latest: Use | None = None
-        spans = (*arrival.gap_spans, GapSpan(length, 0))
+        spans = arrival.gap_spans
+        behind = Span(spans[-1].end if spans else 0, length)
         of_span = [*map(numbers.__getitem__, arrival.part_of), numbers[-1]]
-        for (end, gap, use, before), number, following in zip(spans, of_span, (*of_span[1:], None), strict=True):
-            end = min(end, length)
+        for span, number, following in zip((*spans, behind), of_span, (*of_span[1:], None), strict=True):
+            start, end, use = span.start, min(span.end, length), span.use
             if end <= start:
                 continue
-            latest = self._set_uses(chain[start:end], use, before, claim, turn, prompt, latest)
-            if gap:
+            forgotten = not span.features.level  # an old block of level 0 has earlier uses that do not count
+            latest = self._set_uses(chain[start:end], use, forgotten, claim, turn, prompt, latest)
+            if use is not None:
                 if number != following or end == length:
                     self._watch(chain[end - 1], number, now, newest=False)
             elif start < prompt:
                 self._watch(chain[min(end, prompt) - 1], number, now, newest=True)
             elif prompt == arrival.old:
                 self._watch(chain[end - 1], number, now, newest=True)
-            start = end
 
     def _continued(self, chain: Sequence[H]) -> int | None:
         """Return the only conversation that has used the deepest known block of a chain; None: several, or none is known."""
@@ -366,12 +285,12 @@ class ReuseMonitor(Generic[H]):
         return None
 
     def _set_uses(
-        self, blocks: Sequence[H], known: Use | None, before: int, claim: Claim, turn: int, prompt: int, latest: Use | None
+        self, blocks: Sequence[H], known: Use | None, forgotten: bool, claim: Claim, turn: int, prompt: int, latest: Use | None
     ) -> Use | None:
         """Set and return the latest use of consecutive blocks.
 
         Args:
-            known: their latest use when the request arrived; ``before``: number of uses then that are not forgotten.
+            known: their latest use when the request arrived; ``forgotten``: the number of uses until then does not count.
             claim: of the request's conversation.
             turn: of the request; ``prompt``: number of blocks of its prompt.
             latest: that of the blocks before them, which equal ones share.
@@ -383,17 +302,17 @@ class ReuseMonitor(Generic[H]):
                 use = get(block) or known  # of requests that have ended since
                 if first or use is not former:
                     former, first = use, False
-                    new = self._next_use(use, before if use is known else None, claim, turn, prompt)
+                    new = self._next_use(use, claim, turn, prompt, forgotten=forgotten and use is known)
                     if latest is None or not _equal(latest, new):
                         latest = new
                 put(block, latest)  # type: ignore[arg-type]  # set at the first block
         return latest
 
-    def _next_use(self, use: Use | None, before: int | None, claim: Claim, turn: int, prompt: int) -> Use:
-        """Return the use after another one. ``before``: number of uses so far; None: as many as the other one has."""
+    def _next_use(self, use: Use | None, claim: Claim, turn: int, prompt: int, *, forgotten: bool) -> Use:
+        """Return the use after another one. ``forgotten``: the number of uses so far does not count."""
         if use is None:
             return Use(claim.at, turn, 1, self._used, claim.conversation, (claim,), prompt)
-        uses = min((use.uses if before is None else before) + 1, MOST_USES)
+        uses = 1 if forgotten else min(use.uses + 1, MOST_USES)
         if use.only == claim.conversation:
             return Use(claim.at, use.turn, uses, self._used, use.only, (claim,), prompt)
         return Use(claim.at, use.turn, uses, self._used, None, self._pooled(use.claims, claim), prompt)
@@ -495,21 +414,6 @@ class ReuseMonitor(Generic[H]):
         self._moved = [watch for watch in self._moved if watch.blocks]
 
 
-def pooled(shared: Use | None, own: int | None, log_odds: float, now: float, mean_gap_s: float) -> float:
-    """Return the highest log-odds now of the conversations that have used some blocks.
-
-    LPC 3.5 pools by the current probability; 3.4.2 lets log-odds fall by the age over the mean gap.
-
-    Args:
-        shared: latest use of the blocks, if other conversations have used them.
-        own: number of the conversation with ``log_odds``, which replace its earlier ones.
-    """
-    if shared is None:
-        return log_odds
-    highest = next((claim for claim in shared.claims if claim.conversation != own), None)
-    return log_odds if highest is None else max(log_odds, highest.log_odds - (now - highest.at) / mean_gap_s)
-
-
 def _equal(one: Use, other: Use) -> bool:
     """Return whether two uses by one request are equal."""
     same = (one.turn, one.uses, one.only) == (other.turn, other.uses, other.only)
@@ -520,16 +424,14 @@ def _if_shared(use: Use | None, own: int | None) -> Use | None:
     return None if use is None or (use.only is not None and use.only == own) else use
 
 
-def _parts(spans: Sequence[GapSpan], own: int) -> tuple[Sequence[Part], Sequence[int]]:
-    parts: list[Part] = []
+def _parts(spans: Sequence[Span], own: int) -> tuple[Sequence[Span], Sequence[int]]:
+    parts: list[Span] = []
     part_of = []
-    for end, gap, use, uses in spans:
-        new = use is None or not gap
-        part = Part(end, 0, 0, None) if new else Part(end, gap, level_of(uses + 1), _if_shared(use, own))
-        if parts and parts[-1][1:] == part[1:]:
-            parts[-1] = part
-        else:
-            parts.append(part)
+    for span in spans:
+        start, shared = span.start, _if_shared(span.use, own)
+        if parts and parts[-1].features == span.features and parts[-1].use is shared:
+            start = parts.pop().start
+        parts.append(Span(start, span.end, 0, span.features, shared))
         part_of.append(len(parts) - 1)
     return parts, part_of
 

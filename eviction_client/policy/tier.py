@@ -27,13 +27,13 @@ from functools import partial
 from itertools import groupby, islice
 from typing import Any, Final, Generic
 
+from eviction_client.block_hash import BlockHash
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.free_list import B, Block
-from eviction_client.policy.free_queue import DONE, PREEMPTED, FreeQueue, Run
 from eviction_client.policy.ghosts import GhostCache, Ghosts
 from eviction_client.policy.hints import Retained
 from eviction_client.policy.policy import Policy
-from eviction_client.stores.base import BlockHash
+from eviction_client.policy.queue.free_list import B, Block
+from eviction_client.policy.queue.free_queue import DONE, PREEMPTED, FreeQueue, Run
 
 Content = Hashable
 """Key of a chunk in the tier's own code."""

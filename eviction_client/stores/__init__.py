@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from eviction_client.stores.base import BlockHash, BlockStore, ConversationId
+from eviction_client.block_hash import BlockHash
+from eviction_client.stores.base import BlockStore, ConversationId
 from eviction_client.stores.memory import MemoryStore
 from eviction_client.stores.namespace import Namespace
 

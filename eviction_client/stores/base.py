@@ -13,8 +13,7 @@ A time is that of :mod:`eviction_client.stores.retain_until`, seconds since the 
 from collections.abc import Sequence
 from typing import Final, NewType, Protocol
 
-BlockHash = NewType("BlockHash", bytes)
-"""Content hash of a block from the engine. It must be uniformly distributed, like a digest."""
+from eviction_client.block_hash import BlockHash
 
 ConversationId = NewType("ConversationId", str)
 """Name of a conversation in all engines of a fleet; not empty. Only a keyed digest of it leaves the process."""

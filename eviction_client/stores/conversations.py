@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Final
 
+from eviction_client.block_hash import BlockHash
 from eviction_client.pace import in_pieces
 from eviction_client.recent import Recent
-from eviction_client.stores.base import BlockHash, ConversationId
+from eviction_client.stores.base import ConversationId
 
 MAX_ENDS: Final = 200_000
 """Conversations remembered by their last block. Beyond it the least recently active is forgotten."""

@@ -30,7 +30,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from eviction_client.stores.base import BlockHash, ConversationId
+from eviction_client.block_hash import BlockHash
+from eviction_client.stores.base import ConversationId
 from eviction_client.stores.retain_until import REMEMBERED_S
 from lpc.model.curve import HORIZON_S
 

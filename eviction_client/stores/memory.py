@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from itertools import takewhile
 
+from eviction_client.block_hash import BlockHash
 from eviction_client.pace import in_pieces, pause
 from eviction_client.recent import Recent
-from eviction_client.stores.base import SHARED, BlockHash, ConversationId, pooled
+from eviction_client.stores.base import SHARED, ConversationId, pooled
 from eviction_client.stores.retain_until import forgotten_below
 
 MAX_BLOCKS = 1_000_000

@@ -14,9 +14,10 @@ from typing import Any, Final
 
 from redis.backoff import AbstractBackoff
 
+from eviction_client.block_hash import BlockHash
 from eviction_client.errors import StoreError
 from eviction_client.pace import in_pieces, pause
-from eviction_client.stores.base import BlockHash, ConversationId
+from eviction_client.stores.base import ConversationId
 from eviction_client.stores.layout import (
     LIVES_S,
     MEMBER_BYTES,

@@ -16,7 +16,7 @@ from eviction_client.observability.sizes import ASKED
 from eviction_client.observability.waiting_stats import WAITED
 from eviction_client.policy.ghosts import CHOSEN
 from eviction_client.policy.rules import RULES
-from eviction_client.policy.warm_first import REPEATED
+from eviction_client.schedule.warm_first import REPEATED
 from eviction_client.tenants import OTHERS
 from lpc.errors import LpcError, UsageError
 from lpc.wire.addresses import text_without_secrets, without_secrets

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from eviction_client.policy.rules import RuleName
 from lpc.distribution import install
 from lpc.errors import UsageError
 from lpc_apps.commands.options import Jobs, JsonOutput, LogFormat, Output, Rate, Seed
@@ -166,7 +167,7 @@ def simulate(
     ] = None,
     invert: Annotated[bool, _option(CACHE, "Invert the predictions, to test the guard.")] = False,
     rule: Annotated[
-        Literal["auto", "lru", "ttl", "mq", "lpc", "wa", "own", "value"],
+        RuleName,
         _option(CACHE, "Rule of the plug-in; auto: its guard chooses."),
     ] = "auto",
     prefill_rate: Annotated[float, _option(COST, "Prompt tokens computed per second.", min=0.001)] = 20_000,
@@ -196,7 +197,7 @@ def simulate(
         from lpc_apps.commands.why import causes_of
     except ModuleNotFoundError as error:
         fail(f"{error.name} is not installed: {install('sim')}")
-    from eviction_client.policy.warm_first import OVERTAKE_S
+    from eviction_client.schedule.warm_first import OVERTAKE_S
     from lpc_apps.simulator.compute import DEFAULT, compute_of
     from lpc_apps.simulator.kv_memory import GIB, Memory, kv_memory
     from lpc_apps.simulator.policies import PolicySettings

@@ -17,8 +17,9 @@ from functools import partial
 from typing import Final
 
 from eviction_client import BlockHash, Prediction
-from eviction_client.policy.policy import AUTO, Policy
+from eviction_client.policy.policy import Policy
 from eviction_client.policy.reuse_monitor import REMEMBERED
+from eviction_client.policy.rules import AUTO
 from eviction_client.transport.sidecar_curves import ReuseCurves
 from lpc_apps.lmcache.conversations import LONGEST_TURN_S, Conversations
 from lpc_apps.lmcache.events import Event, KeyChain, Location, ObjectId
@@ -250,8 +251,7 @@ class Service:
             group=0 if prediction is None else prediction.group,
             log_odds=None if prediction is None else prediction.log_odds,
         )
-        starts = (0, *(span.end for span in finished.spans))
-        parts = [(chain[start:end][::-1], number) for start, (end, number) in zip(starts, finished.spans, strict=False)]
+        parts = [(chain[span.start : span.end][::-1], span.reuse_class) for span in finished.spans]
         memory = self.caches.get(Location("l1", conversation.node))
         if memory is not None:  # None: the node has left during the turn
             memory.use(reversed(parts))

@@ -14,9 +14,9 @@ from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.free_queue import PREEMPTED, FreeQueue
 from eviction_client.policy.ghosts import GhostCache
 from eviction_client.policy.policy import Policy
+from eviction_client.policy.queue.free_queue import PREEMPTED, FreeQueue
 from eviction_client.policy.tier import Tier
 from lpc_apps.lmcache.events import NO_TOKENS, ChunkId, Location, ObjectId
 from lpc_apps.lmcache.tree import Chunk, Resident

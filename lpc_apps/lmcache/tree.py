@@ -6,7 +6,7 @@ from hashlib import blake2b
 from typing import Protocol
 
 from eviction_client import Block, BlockHash
-from eviction_client.policy.free_queue import PREEMPTED
+from eviction_client.policy.queue.free_queue import PREEMPTED
 from lpc_apps.lmcache.events import ChunkId, ObjectId
 
 
@@ -22,7 +22,7 @@ class Resident(Block):
 
     Attributes:
         objects: size of each object, bytes.
-        reuse_class: as in `eviction_client.policy.free_queue`.
+        reuse_class: as in `eviction_client.policy.queue.free_queue`.
         stored_at: time of the store.
         deletion_requested_at: time of the latest request to delete it.
     """

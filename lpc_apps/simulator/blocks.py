@@ -4,7 +4,7 @@ from collections.abc import Callable
 from copy import copy
 from typing import Any, Final, Generic, Self, TypeVar
 
-from eviction_client.policy.free_list import Block
+from eviction_client.policy.queue.free_list import Block
 from lpc_apps.simulator.segments import EDGE_ID, Segment
 
 EDGE: Final = Segment((EDGE_ID,), 0)

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from eviction_client.policy.ghosts import GhostBlock, GhostCache, sampled
+from eviction_client.policy.spans import Span
 from lpc_apps.simulator.segments import Segment
 from lpc_apps.simulator.sidecar import block_hash
 
@@ -85,13 +86,13 @@ class SegmentGhostCache(GhostCache[Sampled]):
             if block.size < sample.size:
                 return
 
-    def use(self, chain: Sequence[Sampled], spans: Sequence[tuple[int, int]]) -> None:
+    def use(self, chain: Sequence[Sampled], spans: Sequence[Span]) -> None:
         """Insert a finished request's blocks, by class from the chain's start, and evict as the rule says."""
         queue, held = self.queue, self._held
-        start, left = 0, self.room
+        left = self.room
         parts: list[tuple[list[_Held], int]] = []
         used: list[_Held] = []
-        for end, reuse_class in spans:
+        for start, end, reuse_class, _, _ in spans:
             run = []
             for sample in chain[start:end]:
                 if not left:
@@ -106,7 +107,6 @@ class SegmentGhostCache(GhostCache[Sampled]):
                 block.size = min(sample.size, left)
                 left -= block.size
                 run.append(block)
-            start = end
             used += run
             parts.append((run[::-1], reuse_class))
         size = sum(block.size for block in used)

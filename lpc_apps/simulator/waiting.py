@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from eviction_client.policy import warm_first
-from eviction_client.policy.prefill import RepeatedPrefill
+from eviction_client.schedule import warm_first
+from eviction_client.schedule.prefill import RepeatedPrefill
 from lpc_apps.simulator.workload import Turn
 
 Schedule = Literal["fcfs", "warm-first", "lpm", "hrrn", "shortest-prefill-first"]
@@ -68,7 +68,7 @@ class Fcfs:
 
 
 class WarmFirst(Fcfs):
-    """Warm first, as in the plug-in (`eviction_client.policy.warm_first`).
+    """Warm first, as in the plug-in (`eviction_client.schedule.warm_first`).
 
     Args:
         missing: returns the prompt tokens that a request would compute if it started now.

@@ -22,8 +22,7 @@ from eviction_client.background import AtOnce
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm_cpu.policy import LearnedCachePolicy
 from eviction_client.errors import EngineUnsupported
-from eviction_client.policy.free_queue import DONE
-from eviction_client.policy.spans import ClassSpan
+from eviction_client.policy.queue.free_queue import DONE
 from eviction_client.policy.tier import ChunkTier
 from tests.engine.tier_course import FEW, TABLES, Side, course, fail, key_of
 from tests.nightly import LONG
@@ -119,7 +118,7 @@ class Driven:
                 manager.complete_store(output.keys_to_store, context, success=rng.random() < 0.9)
             middle = rng.randint(0, len(chain))
             numbers = [rng.choice((0, 1, 2, 3, DONE)) for _ in range(2)]
-            self.side.end(number, chain, ClassSpan(middle, numbers[0]), ClassSpan(len(chain), numbers[1]))
+            self.side.end(number, chain, (middle, numbers[0]), (len(chain), numbers[1]))
             assert len(self.tier) == len(self.policy.lru.chunks)
             assert set(self.tier.order()) == set(self.policy.lru.chunks)
             if number % 60 == 59:
@@ -185,7 +184,7 @@ def serve(driven: Driven, requests: int, *, first: int) -> None:
         output = driven.manager.prepare_store([key_of(block) for block in chain], context)
         assert output is not None
         driven.manager.complete_store(output.keys_to_store, context)
-        driven.side.end(number, chain, ClassSpan(len(chain), number % 2))
+        driven.side.end(number, chain, (len(chain), number % 2))
 
 
 def fail_a_store(driven: Driven) -> None:

@@ -11,12 +11,12 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from eviction_client.engines.vllm.free_queue import FreedLater, LearnedFreeQueue
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.free_queue import DONE, HINTED, PREEMPTED, RENEWED_S
 from eviction_client.policy.hints import Retained
-from eviction_client.policy.spans import ClassSpan
+from eviction_client.policy.queue.free_queue import DONE, HINTED, PREEMPTED, RENEWED_S
 from lpc.model.curve import value_at
 from tests.engine.pools import CLASSES, TABLES, adopt, give_hash, ids, order, pool_of
 from tests.nightly import LONG
+from tests.spans import spans_of
 
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="its block pool, random operations")
 BLOCKS = 60
@@ -27,8 +27,8 @@ def chain_of(contents: Sequence[int]) -> list[bytes]:
     return [content.to_bytes(32, "big") for content in contents]
 
 
-def ended_with(chain: Sequence[bytes], *runs: ClassSpan, retain_s: float = 0.0) -> FinishedRequest[bytes]:
-    return FinishedRequest("r", chain, len(chain), 0.0, runs, retain_s=retain_s)
+def ended_with(chain: Sequence[bytes], *runs: tuple[int, int], retain_s: float = 0.0) -> FinishedRequest[bytes]:
+    return FinishedRequest("r", chain, len(chain), 0.0, spans_of(*runs), retain_s=retain_s)
 
 
 class QueueInTheRealPool(RuleBasedStateMachine):
@@ -128,9 +128,7 @@ class QueueInTheRealPool(RuleBasedStateMachine):
         blocks, chain = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
         self.now += RENEWED_S
         ends = sorted(data.draw(st.sets(st.integers(1, max(len(chain), 1)), max_size=3)) | {len(chain)})
-        runs = [
-            ClassSpan(end, data.draw(st.sampled_from([*range(CLASSES), DONE][: CLASSES + (end == ends[-1])]))) for end in ends
-        ]
+        runs = [(end, data.draw(st.sampled_from([*range(CLASSES), DONE][: CLASSES + (end == ends[-1])]))) for end in ends]
         ended = None if goes_on else ended_with(chain, *runs, retain_s=retain_s)
         self.front[:0] = [block.block_id for block in reversed(blocks) if block.block_hash is None]
         hashed = [block for block in reversed(blocks) if block.block_hash is not None]
@@ -141,13 +139,13 @@ class QueueInTheRealPool(RuleBasedStateMachine):
         if goes_on:
             self.note(hashed, PREEMPTED)
             return
-        for number in range(len(runs) - 1, -1, -1):
-            start = runs[number - 1].end if number else 0
-            part = [block for depth, block in enumerate(reversed(hashed)) if start <= depth < runs[number].end][::-1]
-            retained = retain_s > 0.0 and runs[number].reuse_class != DONE
-            self.note(part, HINTED if retained else runs[number].reuse_class, same_chain=number < len(runs) - 1)
+        spans = spans_of(*runs)
+        for span in reversed(spans):
+            part = hashed[::-1][span.start : span.end][::-1]
+            retained = retain_s > 0.0 and span.reuse_class != DONE
+            self.note(part, HINTED if retained else span.reuse_class, same_chain=span is not spans[-1])
             if retained:
-                self.until |= {block.block_id: (self.now + retain_s, runs[number].reuse_class) for block in part}
+                self.until |= {block.block_id: (self.now + retain_s, span.reuse_class) for block in part}
 
     @rule(seconds=st.floats(0.3, 30.0))
     def wait(self, seconds: float) -> None:
@@ -223,7 +221,7 @@ def parts(
 def test_a_chain_is_split_where_its_runs_end() -> None:
     blocks = [KVCacheBlock(block_id=i) for i in range(6)]
     chain = hashed_chain(blocks, 1)
-    ended = ended_with(chain, ClassSpan(2, 1), ClassSpan(5, 3), ClassSpan(6, 0))
+    ended = ended_with(chain, (2, 1), (5, 3), (6, 0))
     assert parts(LearnedFreeQueue(), blocks, ended) == [([5], 0), ([4, 3, 2], 3), ([1, 0], 1)]
     # Others still use the shared start; the last block is not in the prefix cache yet.
     assert parts(LearnedFreeQueue(), blocks[1:5], ended) == [([4, 3, 2], 3), ([1], 1)]
@@ -236,7 +234,7 @@ def test_each_group_of_a_hybrid_model_is_split_at_its_own_block_size() -> None:
     chain = hashed_chain(small, 1)
     assert hashed_chain(large, 1, group=1, scale=2) == chain
     queue = LearnedFreeQueue((), scales=(1, 2))
-    ended = ended_with(chain, ClassSpan(4, 1), ClassSpan(8, 3))
+    ended = ended_with(chain, (4, 1), (8, 3))
     assert parts(queue, small, ended) == [([7, 6, 5, 4], 3), ([3, 2, 1, 0], 1)]
     assert parts(queue, large[2:], ended) == [([13, 12], 3)]
     assert parts(queue, [*small[:4], *large], ended)[-1] == ([3, 2, 1, 0], 3), "not the end of its chain"
@@ -261,7 +259,7 @@ def test_classes_apply_to_one_free_even_if_it_fails() -> None:
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        queue.placing(ended_with([b"x"], ClassSpan(1, 3)), fail, blocks[:1])
+        queue.placing(ended_with([b"x"], (1, 3)), fail, blocks[:1])
     pool.free_blocks(blocks[1:])
     assert ids(queue.get_all_free_blocks()[-2:]) == ids(blocks)
     assert queue._newest[3] is not None and queue._newest[0] is not None

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.bare_scheduler import BLOCK, Engine
 from eviction_client.background import AtOnce
 from eviction_client.policy.reuse_monitor import SHARED_FROM, ReuseMonitor
-from eviction_client.policy.rules import LOG_ODDS_STEP
+from eviction_client.policy.rules.lpc import LOG_ODDS_STEP
 from eviction_client.transport.messages import Prediction
 from lpc.model.probability import expit
 from lpc_apps.simulator.cache import BlockCache

@@ -20,10 +20,9 @@ from eviction_client.background import AtOnce
 from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm.requests import hints_of, session_of, user_of
-from eviction_client.policy.classes import ClassKey
-from eviction_client.policy.features import gap_class
-from eviction_client.policy.free_queue import DONE, HINTED, PREEMPTED
+from eviction_client.policy.features import Features, gap_class
 from eviction_client.policy.hints import Hints
+from eviction_client.policy.queue.free_queue import DONE, HINTED, PREEMPTED
 from eviction_client.policy.rules import RULES
 from eviction_client.transport.scripted_predictor import CONTINUES, OVER
 from lpc.wire import bugs
@@ -46,7 +45,7 @@ def classes_of(engine: Engine) -> dict[int, int]:
     queue, found, number = engine.pool.free_block_queue, {}, None
     for block in queue:
         run = queue._run_of.get(block.block_id)
-        number = number if run is None else run[3]
+        number = number if run is None else run.reuse_class
         if number is not None:
             found[block.block_id] = number
     return found
@@ -57,7 +56,7 @@ def ages_of(engine: Engine) -> dict[int, float]:
     queue, found, used = engine.pool.free_block_queue, {}, None
     for block in queue:
         run = queue._run_of.get(block.block_id)
-        used = used if run is None else run[1]
+        used = used if run is None else run.used
         if used is not None:
             found[block.block_id] = engine.now - used
     return found
@@ -70,7 +69,7 @@ def finish(engine: Engine, name: str, tokens: Sequence[int] = range(6, 46), argu
     return request
 
 
-def keys_of(engine: Engine) -> list[ClassKey]:
+def keys_of(engine: Engine) -> list[Features]:
     """Return the features of the free blocks' classes, sorted."""
     return sorted(engine.scheduler.lpc.plugin.policy.combined.keys[number] for number in classes_of(engine).values())
 

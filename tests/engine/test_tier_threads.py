@@ -20,10 +20,10 @@ from benchmarks.cpu_tier import connector
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm_cpu.policy import LearnedCachePolicy
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.spans import ClassSpan
 from tests.engine import polled_tier
 from tests.engine.tier_course import TABLES, Side, fail, key_of
 from tests.eventually import patiently
+from tests.spans import spans_of
 
 pytestmark = pytest.mark.supports(
     engine="vLLM",
@@ -134,7 +134,7 @@ def test_the_scheduler_never_waits_for_an_eviction_in_another_thread_and_changes
     context = side.context(1, chain)
     output = side.manager.prepare_store([key_of(block) for block in chain], context)
     side.manager.complete_store(output.keys_to_store, context)
-    side.end(1, chain, ClassSpan(4, 2))
+    side.end(1, chain, (4, 2))
     point, gone = Reached(), []
     get = policy.lru.get
 
@@ -152,7 +152,7 @@ def test_the_scheduler_never_waits_for_an_eviction_in_another_thread_and_changes
     assert policy.find(chain, 2) == [key_of(block) for block in chain]
     found = [key_of(chain[2])]
     policy.wait("r", found)
-    tier.ended(FinishedRequest("other", chain, 4, side.now, [ClassSpan(4, 2)]))
+    tier.ended(FinishedRequest("other", chain, 4, side.now, spans_of((4, 2))))
     assert policy.step(), "work is left"
     policy.wait("gone", found)
     policy.served("gone")

@@ -16,9 +16,9 @@ from eviction_client.engines.vllm import conformance
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm.waiting import CachedPrompts, WarmFirstQueue
 from eviction_client.errors import EngineUnsupported
-from eviction_client.policy import warm_first
-from eviction_client.policy.prefill import START_SPEED
-from eviction_client.policy.warm_first import MOST_OVERTAKING
+from eviction_client.schedule import warm_first
+from eviction_client.schedule.prefill import START_SPEED
+from eviction_client.schedule.warm_first import MOST_OVERTAKING
 from tests.nightly import LONG
 
 pytestmark = pytest.mark.supports(

@@ -23,7 +23,7 @@ from pathlib import Path
 from benchmarks.engine_run import settle
 settle()
 from benchmarks.cpu_tier import connector
-from eviction_client.policy import warm_first
+from eviction_client.schedule import warm_first
 from tests.engine.serving import serve
 warm_first.REPEATED, warm_first.GATE = 0.0, 0.1  # this traffic need not thrash
 rng = random.Random(8)

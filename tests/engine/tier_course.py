@@ -13,11 +13,11 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from eviction_client.engines.vllm_cpu import MODULE, POLICY
 from eviction_client.engines.vllm_cpu.policy import LearnedCachePolicy, policies_made
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.free_queue import Table
 from eviction_client.policy.policy import Policy
-from eviction_client.policy.spans import ClassSpan
+from eviction_client.policy.queue.free_queue import Table
 from eviction_client.policy.tier import ChunkTier
 from lpc.model.curve import KNOTS
+from tests.spans import spans_of
 
 FEW: Final = 12
 """Chunks of the tiers of the random course: most stores evict, some find too few evictable chunks."""
@@ -57,12 +57,12 @@ class Side:
             self.manager.on_new_request(context)
         return context
 
-    def end(self, request: int, chain: Sequence[bytes], *runs: ClassSpan) -> None:
+    def end(self, request: int, chain: Sequence[bytes], *runs: tuple[int, int]) -> None:
         """End a request, first like the scheduler's hook, then like the connector."""
         context = self.context(request, chain)
         if self.tier is not None:
-            wanted = runs or (ClassSpan(len(chain), MIDDLE),)
-            self.tier.ended(FinishedRequest(str(request), list(chain), len(chain), self.now, wanted))
+            wanted = runs or ((len(chain), MIDDLE),)
+            self.tier.ended(FinishedRequest(str(request), list(chain), len(chain), self.now, spans_of(*wanted)))
         self.manager.on_request_finished(context)
         del self._contexts[request]
 

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from eviction_client.stores.base import BlockHash, ConversationId
+from eviction_client.block_hash import BlockHash
+from eviction_client.stores.base import ConversationId
 from eviction_client.stores.layout import LIMIT, UNIT
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore

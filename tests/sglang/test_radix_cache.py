@@ -18,8 +18,8 @@ from eviction_client.engines.sglang.versions import OTHER_ORDERS, unsuitable
 from eviction_client.plugin import Plugin
 from eviction_client.plugin_metrics import values_of_plugin
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.free_queue import Table
 from eviction_client.policy.policy import Policy
+from eviction_client.policy.queue.free_queue import Table
 from eviction_client.settings import ClientSettings
 from eviction_client.transport.scripted_predictor import ScriptedPredictor
 from lpc.model.curve import KNOTS

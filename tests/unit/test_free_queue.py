@@ -11,9 +11,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from eviction_client.policy import free_queue
-from eviction_client.policy.free_list import Block
-from eviction_client.policy.free_queue import COPY, DONE, PREEMPTED, RENEWED_S, FreeQueue
+from eviction_client.policy.queue import free_queue
+from eviction_client.policy.queue.free_list import Block
+from eviction_client.policy.queue.free_queue import COPY, DONE, PREEMPTED, RENEWED_S, FreeQueue
 from lpc.model.curve import EDGES, INTERVALS, KNOTS, interval_of, value_at, values
 from tests.clock import Clock
 

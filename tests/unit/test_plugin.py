@@ -11,12 +11,12 @@ from eviction_client.background import AtOnce
 from eviction_client.plugin import Plugin
 from eviction_client.policy.features import gap_class
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.free_list import Block
-from eviction_client.policy.free_queue import DONE, FreeQueue
 from eviction_client.policy.guard import Guard
 from eviction_client.policy.hints import Hints
 from eviction_client.policy.policy import REFIT_S
-from eviction_client.policy.spans import ClassSpan
+from eviction_client.policy.queue.free_list import Block
+from eviction_client.policy.queue.free_queue import DONE, FreeQueue
+from eviction_client.policy.spans import Span
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore
 from eviction_client.transport.scripted_predictor import ScriptedPredictor
@@ -54,7 +54,7 @@ class Bench:
     ) -> FinishedRequest[BlockHash]:
         return self.plugin.finished(name, completed=completed, blocks=blocks, prompt_blocks=len(blocks), **more)  # type: ignore[arg-type]
 
-    def serve(self, name: str, blocks: Sequence[BlockHash], group: int | None = None, **more: object) -> list[ClassSpan]:
+    def serve(self, name: str, blocks: Sequence[BlockHash], group: int | None = None, **more: object) -> list[Span]:
         """Serve a request that takes no time; return its class spans."""
         if group is not None:
             self.groups[name] = group
@@ -88,7 +88,7 @@ def test_a_chain_falls_into_spans_by_the_gap_since_each_block_was_used(bench: Be
     bench.now += 2.0
     bench.admit("c", [*system, *history, *chain("new", 0, 1)])
     ended = bench.finish("c", [*system, *history, *chain("new", 0, 1)])
-    assert [(each.end, each.gap) for each in ended.features[:3]] == [(2, gap_class(2.0)), (5, gap_class(100.0)), (6, 0)]
+    assert [(each.end, each.features.gap) for each in ended.parts[:3]] == [(2, gap_class(2.0)), (5, gap_class(100.0)), (6, 0)]
     assert [span.end for span in ended.spans] == [2, 5, 6]
     assert len({span.reuse_class for span in ended.spans}) == 3
 
@@ -97,7 +97,7 @@ def test_the_group_of_a_prediction_is_a_feature_of_the_class(bench: Bench) -> No
     bench.groups["a"] = 3
     bench.admit("a", chain("a", 0, 2))
     ended = bench.finish("a", chain("a", 0, 2))
-    assert ended.features[-1].group == 3 and ended.log_odds == pytest.approx(0.0)
+    assert ended.parts[-1].features.group == 3 and ended.log_odds == pytest.approx(0.0)
     (grouped,), (plain,) = bench.serve("b", chain("b", 0, 2), group=3), bench.serve("c", chain("c", 0, 2), group=0)
     assert ended.spans == [grouped] != [plain]
     assert bench.plugin.ended == {"prediction": 3, "unanswered": 0, "aborted": 0}
@@ -108,7 +108,7 @@ def test_without_a_prediction_that_counts_the_group_is_0(bench: Bench, completed
     if not completed:
         bench.groups["a"] = 5
     bench.admit("a", chain("a", 0, 2))
-    assert bench.finish("a", chain("a", 0, 2), completed=completed).features[-1].group == 0
+    assert bench.finish("a", chain("a", 0, 2), completed=completed).parts[-1].features.group == 0
     assert bench.plugin.ended["unanswered" if completed else "aborted"] == 1
 
 
@@ -146,8 +146,8 @@ def test_of_a_request_that_is_done_only_its_own_blocks_go_first() -> None:
     bench.now += 5.0
     done = Hints(done=True)
     used, own = bench.serve("b", [*shared, *chain("b", 0, 3)], hints=done)
-    assert used.end == 2 and used.reuse_class >= 0 and own == ClassSpan(5, DONE)
-    assert bench.serve("c", chain("c", 0, 3), hints=done) == [ClassSpan(3, DONE)]
+    assert used.end == 2 and used.reuse_class >= 0 and own[:3] == (2, 5, DONE)
+    assert bench.serve("c", chain("c", 0, 3), hints=done)[0][:3] == (0, 3, DONE)
     bench.now += 5.0
     (used,) = bench.serve("d", shared, hints=done)
     assert used.end == 2 and used.reuse_class >= 0
@@ -157,7 +157,7 @@ def test_of_a_request_that_is_done_only_its_own_blocks_go_first() -> None:
 # Pooling.
 
 
-def fetched_after(bench: Bench, blocks: Sequence[BlockHash], name: str, session: str) -> list[ClassSpan]:
+def fetched_after(bench: Bench, blocks: Sequence[BlockHash], name: str, session: str) -> list[Span]:
     """Serve a request twice: the first asks the store, whose answer counts for the second."""
     bench.serve(f"{name} before", blocks, session=session)
     return bench.serve(name, blocks, session=session)

@@ -1,5 +1,6 @@
 """The policy: what it knows of a prompt, the classes of blocks, curves, rules, ghost caches, and what fails."""
 
+import itertools
 import math
 import random
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from eviction_client.pace import finish
-from eviction_client.policy import classes, policy, rules
+from eviction_client.policy import classes, policy
 from eviction_client.policy.features import (
     LAST_TURN,
     LEVELS,
@@ -26,16 +27,22 @@ from eviction_client.policy.features import (
     turn_group,
 )
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.free_list import Block
-from eviction_client.policy.free_queue import DONE, FreeQueue
 from eviction_client.policy.frequent import COUNTED, Frequent
 from eviction_client.policy.ghosts import GhostCache, sampling_of
 from eviction_client.policy.policy import Policy
-from eviction_client.policy.reuse_monitor import REMEMBERED, SHARED_FROM, Arrival
-from eviction_client.policy.spans import ClassSpan, cut, joined
+from eviction_client.policy.queue.free_list import Block
+from eviction_client.policy.queue.free_queue import DONE, FreeQueue
+from eviction_client.policy.reuse_monitor import MEAN_GAP_S, REMEMBERED, SHARED_FROM, Arrival
+from eviction_client.policy.rules import RULES
+from eviction_client.policy.rules.lpc import LOG_ODDS_STEP, MOST_LOG_ODDS, lpc_tables
+from eviction_client.policy.rules.mq import mq_tables
+from eviction_client.policy.rules.ttl import ttl_tables
+from eviction_client.policy.rules.wa import fitting_wa, wa_tables
+from eviction_client.policy.spans import Span
 from lpc.model.curve import HORIZON_S, INTERVALS, KNOTS, value_at
 from lpc.model.probability import expit, logit
 from tests.clock import Clock
+from tests.spans import spans_of
 
 
 class Bench:
@@ -79,7 +86,7 @@ def test_a_prompt_falls_into_spans_by_the_gap_since_each_block_was_used() -> Non
     bench.serve([*system, "other"])
     bench.clock.now = 100.0
     arrival = bench.arrive([*system, *history, "new"])
-    assert [(span.end, span.gap) for span in arrival.gap_spans] == [(2, gap_class(2.0)), (5, gap_class(100.0)), (6, 0)]
+    assert [(span.end, span.features.gap) for span in arrival.gap_spans] == [(2, gap_class(2.0)), (5, gap_class(100.0)), (6, 0)]
     assert (arrival.old, arrival.new_blocks, arrival.blocks) == (5, 1, 6)
 
 
@@ -93,7 +100,7 @@ def test_turns_are_recognised_by_the_blocks_of_earlier_prompts_and_replies() -> 
         chain.append(f"prompt {turn}")
         finished = bench.serve(chain, [f"reply {turn}"])
         assert finished.arrival.turn == min(turn, LAST_TURN + 1)
-        assert finished.features[-1].turn == turn_group(turn)
+        assert finished.parts[-1].features.turn == turn_group(turn)
         chain.append(f"reply {turn}")
         bench.clock.now += 30.0
 
@@ -126,7 +133,7 @@ def test_uses_are_forgotten_when_requests_have_used_more_than_the_remembered_num
 
     def level() -> int:
         bench.clock.now += 1.0
-        return bench.serve(["hot", "new"]).features[0].level
+        return bench.serve(["hot", "new"]).parts[0].features.level
 
     assert [level() for _ in range(8)] == [0, 1, 1, 2, 2, 2, 2, 3]
     for _ in range(REMEMBERED * 10):
@@ -135,7 +142,7 @@ def test_uses_are_forgotten_when_requests_have_used_more_than_the_remembered_num
     for _ in range(REMEMBERED * 10 + 1):
         bench.serve(["other"])
     assert [level() for _ in range(4)] == [0, 1, 1, 2]
-    assert bench.arrive(["hot"]).gap_spans[0].gap, "the last use is remembered"
+    assert bench.arrive(["hot"]).gap_spans[0].features.gap, "the last use is remembered"
 
 
 def test_log_odds_fall_into_groups_by_whole_numbers() -> None:
@@ -171,12 +178,12 @@ def test_a_value_that_is_idle_for_hours_leaves_its_number_to_another() -> None:
 
 
 def test_a_part_that_is_done_is_cut_from_the_other_spans_at_any_depth() -> None:
-    spans = [ClassSpan(2, 7), ClassSpan(5, 8), ClassSpan(6, 9)]
+    spans = spans_of((2, 7), (5, 8), (6, 9))
     for depth in range(8):
-        found = cut(spans, depth, 6, DONE)
-        of_block = [next(number for end, number in found if place < end) for place in range(6)]
+        found = spans.cut(depth, DONE)
+        of_block = [next(span.reuse_class for span in found if span.start <= place < span.end) for place in range(6)]
         assert of_block == [DONE if place >= depth else (7, 7, 8, 8, 8, 9)[place] for place in range(6)]
-        assert found == joined(found)
+        assert found == found.joined()
 
 
 def test_a_request_that_was_aborted_in_its_prefill_leaves_what_was_computed() -> None:
@@ -191,7 +198,7 @@ def test_a_request_that_was_aborted_in_its_prefill_leaves_what_was_computed() ->
 
 def test_classes_get_numbers_when_needed_and_give_them_back() -> None:
     numbers = classes.Classes()
-    keys = [classes.ClassKey(0, 1, 0, 0, 0, 0, group, 0) for group in range(classes.MOST_CLASSES)]
+    keys = [Features(new=1, group=group) for group in range(classes.MOST_CLASSES)]
     given = {numbers.number(key, 0.0)[0] for key in keys[: classes.MOST_CLASSES - classes.CELLS]}
     assert given == set(range(classes.CELLS, classes.MOST_CLASSES))
     assert numbers.number(keys[-1], 0.0) == (classes.cell_of(keys[-1]), False), "full: the cell's class"
@@ -205,7 +212,7 @@ def test_classes_get_numbers_when_needed_and_give_them_back() -> None:
 def test_a_class_that_is_needed_while_it_is_released_does_no_harm() -> None:
     """The thread of the queue may find a number just before the background gives it back."""
     numbers = classes.Classes()
-    key = classes.ClassKey(0, 1, 2, 0, 0, 0, 0, 0)
+    key = Features(new=1, turn=2)
     number, _ = numbers.number(key, 0.0)
     assert numbers.release(2.0 * classes.IDLE_S) == {number: classes.cell_of(key)}
     numbers.used[number] = 2.0 * classes.IDLE_S
@@ -312,12 +319,29 @@ def test_a_right_prediction_also_retains_the_blocks_of_earlier_turns(rule: str) 
         on, over = (value_at(value[old[goes_on].spans[0].reuse_class], age) for goes_on in (True, False))
         assert on > 3.0 * over
     values = [value_at(lpc[old[goes_on].spans[0].reuse_class], 30.0) for goes_on in (True, False)]
-    assert values[0] - values[1] == pytest.approx(4.0, abs=2 * rules.LOG_ODDS_STEP), "the difference of the log-odds"
+    assert values[0] - values[1] == pytest.approx(4.0, abs=2 * LOG_ODDS_STEP), "the difference of the log-odds"
+
+
+def test_a_request_counts_for_its_cell_if_its_class_was_given_back_before_the_policy_learned_from_it() -> None:
+    bench, hazards = Bench(), [0.1] * INTERVALS
+    bench.policy.set_sidecar_curves("first", {1: hazards})
+    late = bench.policy.finished("late", ["a"], 1, 0.0, arrival=bench.arrive(["a"]), group=1)
+    bench.policy.set_sidecar_curves("second", {2: hazards})
+    other = bench.policy.finished("other", ["b"], 1, 0.0, arrival=bench.arrive(["b"]), group=2)
+    assert other.newest == late.newest, "the number has a new meaning"
+    bench.policy.learn(late)
+    bench.clock.now += 1.0
+    counts = finish(bench.policy._monitor.counts(bench.clock.now))
+    assert list(counts) == [classes.cell_of(late.parts[-1].features)]
 
 
 def test_frequent_tenants_have_classes_of_their_own_and_the_infrequent_ones_share_a_class() -> None:
     """Conversations of one tenant go on, those of another do not; prompts are alike."""
     bench, last = Bench(rule="own", refits=True), {}
+
+    def number(finished: FinishedRequest[Any]) -> int:
+        return finished.parts[-1].features.tenant
+
     for user in range(600):
         bench.clock.now += 2.0
         tenant = f"rare {user}" if user % 10 == 0 else ("chat", "batch")[user % 2]
@@ -326,8 +350,8 @@ def test_frequent_tenants_have_classes_of_their_own_and_the_infrequent_ones_shar
             bench.serve([f"{user - 20}", f"{user - 20} two"], tenant="chat")
     bench.refit()
     assert value_at(bench.table(last["chat"]), 10.0) > 3.0 * value_at(bench.table(last["batch"]), 10.0)
-    assert last["rare 0"].facts.tenant == last["rare 590"].facts.tenant == 1
-    assert bench.serve(["nobody's"]).facts.tenant == 0
+    assert number(last["rare 0"]) == number(last["rare 590"]) == 1
+    assert number(bench.serve(["nobody's"])) == 0
 
 
 def test_many_tenants_cost_few_classes() -> None:
@@ -398,57 +422,41 @@ def test_a_fit_never_holds_the_interpreter_for_long() -> None:
 # Rules.
 
 
-def features(**more: Any) -> Features:
-    return Features(
-        **{
-            "end": 1,
-            "gap": 0,
-            "new": 0,
-            "turn": 0,
-            "reply_end": 0,
-            "tenant": 0,
-            "level": 0,
-            "group": 0,
-            "log_odds": None,
-            **more,
-        }
-    )
-
-
-def lowest_first(rule: str, tables: Sequence[Sequence[float]], blocks: Sequence[tuple[Features, float]]) -> list[int]:
-    """Return the order in which the queue evicts blocks with these features and ages."""
+def lowest_first(rule: str, tables: Sequence[Sequence[float]], blocks: Sequence[tuple[Features | float, float]]) -> list[int]:
+    """Return the order in which the queue evicts blocks with these features, or log-odds, and ages."""
     clock = Clock(100_000.0)
     queue: FreeQueue[Block] = FreeQueue(Block(-1), Block(-1), len(tables), clock=clock)
     queue.set_tables(tables)
     for number, (of_block, age) in sorted(enumerate(blocks), key=lambda one: -one[1][1]):
-        queue.insert([Block(number)], rules.class_of(rule, of_block), clock.now - age)
+        features, log_odds = (of_block, 0.0) if isinstance(of_block, Features) else (Features(), of_block)
+        queue.insert([Block(number)], RULES[rule].class_of(features, log_odds), clock.now - age)
     return [block.block_id for block in queue.popleft_n(len(blocks))]
 
 
 def test_lpc_evicts_by_the_papers_decayed_probability() -> None:
     rng, mean_gap = random.Random(2), 70.0
-    blocks = [(expit(rules.LOG_ODDS_STEP * rng.randrange(-16, 16)), rng.uniform(0.0, 2000.0)) for _ in range(200)]
+    blocks = [(expit(LOG_ODDS_STEP * rng.randrange(-16, 16)), rng.uniform(0.0, 2000.0)) for _ in range(200)]
 
     def decayed(p: float, age: float) -> float:
         d = math.exp(-age / mean_gap)
         return p * d / (p * d + 1.0 - p)
 
-    order = lowest_first("lpc", rules.lpc_tables(mean_gap), [(features(log_odds=logit(p)), age) for p, age in blocks])
+    order = lowest_first("lpc", lpc_tables(mean_gap), [(logit(p), age) for p, age in blocks])
     found = [decayed(*blocks[number]) for number in order]
     assert all(one <= other * (1.0 + 1e-6) for one, other in pairwise(found))
 
 
 def test_ttl_prefers_later_turns_for_five_minutes() -> None:
-    tables = rules.ttl_tables()
-    first, second, sixth = (features(turn=turn_group(turn)) for turn in (1, 2, 6))
+    tables = ttl_tables()
+    first, second, sixth = (Features(turn=turn_group(turn)) for turn in (1, 2, 6))
     assert lowest_first("ttl", tables, [(sixth, 200.0), (second, 100.0), (first, 1.0), (first, 2.0)]) == [3, 2, 1, 0]
     # After its time a block counts as a first turn's, as just used.
     assert lowest_first("ttl", tables, [(sixth, 350.0), (first, 100.0), (first, 30.0)]) == [1, 0, 2]
 
 
 def test_mq_falls_one_level_per_lifetime() -> None:
-    tables = rules.mq_tables(100.0)
-    once, often = features(level=0), features(level=3)
+    tables = mq_tables(100.0)
+    once, often = Features(level=0), Features(level=3)
     assert lowest_first("mq", tables, [(often, 199.0), (once, 1.0)]) == [1, 0]
     assert lowest_first("mq", tables, [(often, 2000.0), (once, 1.0)]) == [0, 1]
 
@@ -456,8 +464,8 @@ def test_mq_falls_one_level_per_lifetime() -> None:
 def test_wa_prefers_the_class_that_returns_within_a_blocks_life() -> None:
     soon = ([100.0] * 5 + [0.0] * (INTERVALS - 5), [1000.0 - 100.0 * min(i, 5) for i in range(INTERVALS)])
     never = ([0.0] * (INTERVALS - 1) + [30.0], [1000.0] * INTERVALS)
-    tables = rules.wa_tables(finish(rules.fitting_wa({0: soon, 1: never})), 60.0)
-    returns, leaves = features(turn=0), features(turn=1)
+    tables = wa_tables(finish(fitting_wa({0: soon, 1: never})), 60.0)
+    returns, leaves = Features(turn=0), Features(turn=1)
     assert lowest_first("wa", tables, [(returns, 5.0), (leaves, 1.0)]) == [1, 0]
     assert lowest_first("wa", tables, [(returns, 3000.0), (leaves, 1.0)]) == [0, 1]
 
@@ -472,7 +480,7 @@ def test_mq_evicts_as_multi_queue_does() -> None:
         sunk = min(age // lifetime, level)
         return level - sunk, -(age - sunk * lifetime)
 
-    order = lowest_first("mq", rules.mq_tables(lifetime), [(features(level=level), age) for level, age in blocks])
+    order = lowest_first("mq", mq_tables(lifetime), [(Features(level=level), age) for level, age in blocks])
     assert order == sorted(range(len(blocks)), key=place)
 
 
@@ -500,7 +508,7 @@ def test_under_auto_the_ghost_cache_of_lpc_hits_what_the_queue_hits_with_its_tab
     assert hits == bench.policy.ghosts.hits["lpc"]
 
 
-@pytest.mark.parametrize("rule", rules.RULES)
+@pytest.mark.parametrize("rule", RULES)
 def test_every_rule_may_be_forced_and_orders_the_same_queue_as_its_ghost(rule: str) -> None:
     bench = Bench(capacity=64, rule=rule)
     queue: FreeQueue[Block] = FreeQueue(Block(-1), Block(-1), bench.policy.classes, clock=bench.clock)
@@ -529,7 +537,7 @@ def test_every_rule_may_be_forced_and_orders_the_same_queue_as_its_ghost(rule: s
 
 def test_a_preempted_requests_blocks_outlast_all_others_for_a_minute_under_every_rule() -> None:
     policy = Bench(rule="auto").policy
-    for rule in rules.RULES:
+    for rule in RULES:
         tables = policy.tables_of(rule)
         if tables is not None:
             assert min(tables.soon[:5]) > max(max(table[:5]) for table in tables)  # type: ignore[attr-defined]
@@ -549,13 +557,14 @@ def test_a_shared_block_has_the_highest_probability_now_of_the_conversations_tha
     bench.serve(["system", "a"], log_odds=odds(0.9))
     bench.clock.now += 50.0
     finished = bench.serve(["system", "b"], log_odds=odds(0.1))
-    shared, own = finished.features[0], finished.features[1]
-    assert shared.log_odds == pytest.approx(odds(0.9, 50.0)) and own.log_odds == pytest.approx(odds(0.1))
+    shared, own = (finished.pooled(part.use) for part in finished.parts[:2])
+    assert shared == pytest.approx(odds(0.9, 50.0)) and own == pytest.approx(odds(0.1))
     # a is over now: what remains is b's claim.
     bench.clock.now += 1.0
     over = bench.serve(["system", "a", "a again"], log_odds=odds(0.03))
-    assert over.features[0].log_odds == pytest.approx(odds(0.1, 1.0))
-    assert over.features[1].log_odds == pytest.approx(odds(0.03)), "its own blocks have its latest probability"
+    shared, own = (over.pooled(part.use) for part in over.parts[:2])
+    assert shared == pytest.approx(odds(0.1, 1.0))
+    assert own == pytest.approx(odds(0.03)), "its own blocks have its latest probability"
 
 
 EARLY = SHARED_FROM + 1
@@ -573,9 +582,8 @@ def shared_by_early_requests(rule: str, log_odds: float | None = logit(0.05)) ->
 def odds_by_depth(finished: FinishedRequest[Any]) -> dict[int, float]:
     """Return the pooled log-odds of a request's blocks, by the depth up to which they hold."""
     found: dict[int, float] = {}
-    for part in reversed(finished.features):  # of parts without blocks the first
-        assert part.log_odds is not None
-        found[part.end] = round(part.log_odds, 2)
+    for part in reversed(finished.parts):  # of parts without blocks the first
+        found[part.end] = round(finished.pooled(part.use), 2)
     return dict(sorted(found.items()))
 
 
@@ -694,7 +702,7 @@ def test_forgotten_uses_do_not_forget_the_conversations() -> None:
     for _ in range(REMEMBERED * 10 + 1):
         bench.serve(["other"])
     finished = bench.serve(["s0", "s1", "new"], log_odds=logit(0.05))
-    assert finished.features[0].level == level_of(1)
+    assert finished.parts[0].features.level == level_of(1)
     assert odds_by_depth(finished)[2] == 2.94
 
 
@@ -734,7 +742,7 @@ def test_a_ghost_cache_holds_what_the_real_queue_would() -> None:
     queue: FreeQueue[Block] = FreeQueue(Block(-1), Block(-1), 1, clock=clock)
     for start in range(0, 40, 4):
         clock.now += 1.0
-        cache.use(range(start, start + 4), [ClassSpan(4, 0)])
+        cache.use(range(start, start + 4), [Span(0, 4)])
         if len(queue) == 8:
             queue.popleft_n(4)
         queue.insert([Block(number) for number in reversed(range(start, start + 4))], 0, clock.now)
@@ -774,6 +782,39 @@ def test_the_guard_may_put_lpc_in_force_and_the_queue_then_orders_by_the_turn() 
     lpc = bench.policy.tables_of("lpc")
     assert lpc is not None
     assert value_at(lpc[later.newest], 30.0) > value_at(lpc[first.newest], 30.0), "one in five second turns, all third ones"
+
+
+def test_the_chosen_ghost_cache_follows_the_guard_at_once_and_not_at_the_next_fit() -> None:
+    """As after a failure: LRU is in force until the ghost caches show that another rule hits more."""
+    bench = Bench(capacity=64, rule="auto")
+    bench.policy = bench.policy.renewed()
+    while bench.policy.in_force == "lru":
+        if bench.policy.refit_due(bench.clock.now):
+            bench.refit()
+        bench.clock.now += 1.0
+        bench.serve([f"suite {bench.clock.now % 100}"])
+        assert bench.policy.ghosts.chosen.queue.tables is bench.policy.tables
+        assert bench.clock.now < 3000.0, "no other rule came into force"
+    assert bench.policy.tables is not None
+
+
+def test_under_lpc_a_class_has_the_table_of_the_mean_probability_of_its_latest_requests() -> None:
+    bench, names = Bench(rule="auto"), itertools.count()
+
+    def log_odds_after(requests: int, log_odds: float) -> float:
+        """Return the log-odds of the table of the class that these requests have."""
+        for _ in range(requests):
+            newest = bench.serve([next(names)], log_odds=log_odds).newest
+        bench.refit()
+        tables = bench.policy.tables_of("lpc")
+        assert tables is not None and bench.policy.combined.keys[newest].odds == odds_group(1.0)
+        place: int = lpc_tables(MEAN_GAP_S).index(tables[newest])
+        return place * LOG_ODDS_STEP - MOST_LOG_ODDS
+
+    near = pytest.approx
+    assert log_odds_after(100, 1.375) == near(1.375, abs=LOG_ODDS_STEP), "not the middle of the group, 1.0"
+    assert 0.625 + LOG_ODDS_STEP < log_odds_after(10, 0.625) < 1.375 - LOG_ODDS_STEP
+    assert log_odds_after(100, 0.625) == near(0.625, abs=LOG_ODDS_STEP)
 
 
 @pytest.mark.parametrize("rule", ["auto", "value", "lpc"])

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eviction_client.policy.prefill import LATELY, START_SPEED, PrefillSpeed, RepeatedPrefill, cached_prefix
+from eviction_client.schedule.prefill import LATELY, START_SPEED, PrefillSpeed, RepeatedPrefill, cached_prefix
 
 
 @given(st.integers(0, 5000), st.data())

@@ -13,13 +13,16 @@ from eviction_client.engines.sglang.chain import BLOCK_TOKENS, TokenChain
 from eviction_client.engines.sglang.order import RuleStrategy, classes_of
 from eviction_client.engines.sglang.versions import find_incompatibility
 from eviction_client.plugin import Plugin
-from eviction_client.policy import rules
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.free_queue import DONE, PREEMPTED, Table
-from eviction_client.policy.spans import ClassSpan
+from eviction_client.policy.queue.free_queue import DONE, PREEMPTED, Table
+from eviction_client.policy.rules.base import RESUMED_S
+from eviction_client.policy.rules.lpc import lpc_tables
+from eviction_client.policy.rules.mq import mq_tables
+from eviction_client.policy.rules.ttl import ttl_tables
 from eviction_client.settings import ClientSettings
 from eviction_client.transport.scripted_predictor import ScriptedPredictor
 from lpc.model.curve import KNOTS, value_at
+from tests.spans import spans_of
 
 NOW = 1.8e9
 TABLES = [
@@ -81,13 +84,13 @@ def test_under_lru_the_order_is_that_of_the_last_access() -> None:
 @pytest.mark.parametrize("rule", ["ttl", "mq", "lpc"])
 def test_a_preempted_request_resumes_under_every_rule(rule: str) -> None:
     """Its nodes are above all others for a minute, on the scale of the rule's own tables."""
-    tables = {"ttl": rules.ttl_tables(), "mq": rules.mq_tables(150.0), "lpc": rules.lpc_tables(100.0)}[rule]
+    tables = {"ttl": ttl_tables(), "mq": mq_tables(150.0), "lpc": lpc_tables(100.0)}[rule]
     order = Order(tables)
     preempted, others = node(0), [node(number) for number in range(len(tables))]
     order.used([preempted], [PREEMPTED], NOW)
     order.used(others, range(len(tables)), NOW)
     assert order.get_priority(preempted) > max(map(order.get_priority, others))
-    order.now = NOW + rules.RESUMED_S + 60.0
+    order.now = NOW + RESUMED_S + 60.0
     assert order.get_priority(preempted) < max(map(order.get_priority, others))
     assert not order.errors
 
@@ -114,7 +117,7 @@ def test_what_fails_is_told_and_leaves_the_order_of_last_access() -> None:
 
 
 def ended(*spans: tuple[int, int], newest: int = 0) -> FinishedRequest[bytes]:
-    return FinishedRequest("id", (), 0, NOW, [ClassSpan(*span) for span in spans], newest)
+    return FinishedRequest("id", (), 0, NOW, spans_of(*spans), newest)
 
 
 def test_a_node_has_the_class_of_its_deepest_whole_block() -> None:

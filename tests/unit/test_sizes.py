@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from eviction_client.observability.sizes import ASKED, SIZES, CacheSizes, named
 from eviction_client.policy.ghosts import FEWEST_BLOCKS, GhostCache, sample_of
-from eviction_client.policy.spans import ClassSpan
 from eviction_client.stores import BlockHash
+from tests.spans import spans_of
 
 
 @functools.cache
@@ -39,7 +39,7 @@ def test_hits_are_those_of_a_cache_of_each_size(uses: list[tuple[int, int, int, 
             expected[named(size)] += (len(asked) - cache.hits(asked)) * every
             cache.room = max(int(size * capacity - in_use) // every, 1)
             followed = sample_of(chain, every)
-            cache.use(followed, [ClassSpan(len(followed), 0)])
+            cache.use(followed, spans_of((len(followed), 0)))
         found.observe(chain, min(prompt, len(chain)), in_use)
         assert found.missed == expected
         held = [block for part in found._parts for block in part]

@@ -1,35 +1,37 @@
-"""Spans of a chain: joined, shortened and cut, they say the same of each block."""
+"""Spans of a chain: joined, shortened and cut, they give each block the same class, and each starts where one ends."""
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eviction_client.policy.spans import ClassSpan, cut, joined, shortened
+from eviction_client.policy.spans import Spans
+from tests.spans import spans_of
 
 chains = st.lists(st.tuples(st.integers(0, 3), st.integers(-4, 2))).map(
-    lambda parts: [ClassSpan(sum(size for size, _ in parts[: i + 1]), number) for i, (_, number) in enumerate(parts)]
+    lambda parts: spans_of(*zip(accumulate(size for size, _ in parts), (number for _, number in parts), strict=True))
 )
 
 
-def classes(spans: list[ClassSpan]) -> list[int]:
+def classes(spans: Spans) -> list[int]:
     """Return the class of each block."""
     found: list[int] = []
-    for end, number in spans:
-        found += [number] * (end - len(found))
+    for span in spans:
+        assert span.start == len(found)
+        found += [span.reuse_class] * (span.end - span.start)
     return found
 
 
 @given(chains, st.integers(0, 12))
-def test_shortened_and_joined_spans_give_each_block_its_class(spans: list[ClassSpan], length: int) -> None:
-    short = joined(shortened(spans, length))
+def test_shortened_and_joined_spans_give_each_block_its_class(spans: Spans, length: int) -> None:
+    short = spans.shortened(length).joined()
     assert classes(short) == classes(spans)[:length]
-    assert all(before.end < after.end for before, after in pairwise(short))
+    assert all(span.start < span.end for span in short)
     assert all(before.reuse_class != after.reuse_class for before, after in pairwise(short))
 
 
 @given(chains, st.integers(0, 12))
-def test_a_cut_gives_the_blocks_from_a_depth_on_another_class(spans: list[ClassSpan], depth: int) -> None:
+def test_a_cut_gives_the_blocks_from_a_depth_on_another_class(spans: Spans, depth: int) -> None:
     before = classes(spans)
-    after = classes(cut(spans, depth, len(before), 9))
+    after = classes(spans.cut(depth, 9))
     assert after == before[:depth] + [9] * len(before[depth:])

@@ -8,8 +8,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from eviction_client.policy.floors import LAPSE_S, FlooredQueue
-from eviction_client.policy.free_list import Block
+from eviction_client.policy.queue.floors import LAPSE_S, FlooredQueue
+from eviction_client.policy.queue.free_list import Block
 from eviction_client.tenants import digest_of
 from tests.clock import Clock
 

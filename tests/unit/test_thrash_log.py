@@ -6,7 +6,7 @@ import random
 import pytest
 
 from eviction_client.observability.thrash_log import EVERY_S, OVER, ThrashLog
-from eviction_client.policy.warm_first import REPEATED
+from eviction_client.schedule.warm_first import REPEATED
 from tests.unit.test_misses import BLOCK, Engine, words
 
 

@@ -8,13 +8,14 @@ from itertools import takewhile
 import pytest
 
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.free_queue import DONE
 from eviction_client.policy.ghosts import CHOSEN, GhostCache
 from eviction_client.policy.policy import Policy
-from eviction_client.policy.rules import RULES, mq_tables
-from eviction_client.policy.spans import ClassSpan
+from eviction_client.policy.queue.free_queue import DONE
+from eviction_client.policy.rules import RULES
+from eviction_client.policy.rules.mq import mq_tables
 from eviction_client.policy.tier import ChunkTier
 from eviction_client.stores import BlockHash
+from tests.spans import spans_of
 
 LOW, HIGH = range(2)
 
@@ -40,12 +41,12 @@ class Bench:
             clock=lambda: self.now,
         )
 
-    def use(self, blocks: Sequence[BlockHash], *runs: ClassSpan, retain_s: float = 0.0, stored: bool = True) -> None:
+    def use(self, blocks: Sequence[BlockHash], *runs: tuple[int, int], retain_s: float = 0.0, stored: bool = True) -> None:
         self.now += 1.0
         if stored:
             for block in blocks:
                 self.tier.store(block)
-        self.tier.ended(FinishedRequest("r", blocks, len(blocks), self.now, runs, retain_s=retain_s), ordered=True)
+        self.tier.ended(FinishedRequest("r", blocks, len(blocks), self.now, spans_of(*runs), retain_s=retain_s), ordered=True)
         self.tier.used("r", blocks[::-1])
 
     def order(self) -> list[str]:
@@ -54,15 +55,15 @@ class Bench:
 
 def test_the_parts_of_a_chain_leave_by_their_values_the_deepest_first() -> None:
     bench = Bench()
-    bench.use(chain("a", 4), ClassSpan(2, HIGH), ClassSpan(4, LOW))
-    bench.use(chain("b", 1), ClassSpan(1, LOW))
+    bench.use(chain("a", 4), (2, HIGH), (4, LOW))
+    bench.use(chain("b", 1), (1, LOW))
     assert bench.order() == ["a3", "a2", "b0", "a1", "a0"]
 
 
 def test_while_lru_is_in_force_the_tiers_own_order_stays() -> None:
     bench = Bench("lru")
-    bench.use(chain("a", 2), ClassSpan(2, HIGH))
-    bench.use(chain("b", 2), ClassSpan(2, LOW))
+    bench.use(chain("a", 2), (2, HIGH))
+    bench.use(chain("b", 2), (2, LOW))
     assert not bench.tier.decides and bench.order() == ["a1", "a0", "b1", "b0"]
 
 
@@ -70,15 +71,15 @@ def test_what_a_running_request_has_stored_goes_last() -> None:
     bench = Bench()
     for block in chain("running", 2):
         bench.tier.store(block)
-    bench.use(chain("a", 1), ClassSpan(1, HIGH))
+    bench.use(chain("a", 1), (1, HIGH))
     assert bench.order() == ["a0", "running1", "running0"] and len(bench.tier) == 3
 
 
 def test_hints_decide_under_either_rule_until_their_chunks_are_gone() -> None:
     bench = Bench("lru", hints_share=0.02)
-    bench.use(chain("kept", 2), ClassSpan(2, LOW), retain_s=60.0)
-    bench.use(chain("too many", 2), ClassSpan(2, LOW), retain_s=60.0)
-    bench.use(chain("done", 1), ClassSpan(1, DONE))
+    bench.use(chain("kept", 2), (2, LOW), retain_s=60.0)
+    bench.use(chain("too many", 2), (2, LOW), retain_s=60.0)
+    bench.use(chain("done", 1), (1, DONE))
     assert bench.tier.decides
     assert bench.order() == ["done0", "too many1", "too many0", "kept1", "kept0"]
     bench.tier.evicted([BlockHash(name.encode()) for name in ("done0", "kept0", "kept1")], by="plugin")
@@ -88,7 +89,7 @@ def test_hints_decide_under_either_rule_until_their_chunks_are_gone() -> None:
 def test_what_a_waiting_request_will_load_goes_last_and_then_next() -> None:
     bench = Bench("lru")
     for name in "abc":
-        bench.use(chain(name, 2), ClassSpan(2, LOW))
+        bench.use(chain(name, 2), (2, LOW))
     assert not bench.tier.decides
     bench.tier.wait("first", chain("a", 2))
     bench.tier.wait("second", [*chain("b", 1), *chain("not here", 1)])
@@ -155,12 +156,14 @@ class Tree(Bench):
         path = self.running.pop(self.random.randrange(len(self.running)))
         self.users.subtract(path)
         cut, first = self.random.randrange(len(path)), self.random.choice((LOW, HIGH, LOW, HIGH, DONE))
-        spans = [ClassSpan(cut, first)] if cut else []
-        spans.append(ClassSpan(len(path), self.random.choice((LOW, HIGH))))
+        spans = [(cut, first)] if cut else []
+        spans.append((len(path), self.random.choice((LOW, HIGH))))
         retain_s = self.random.choice((0.0, 0.0, 0.0, 5.0))
         request = str(self.random.random())
         if self.random.random() < 0.9:
-            self.tier.ended(FinishedRequest(request, path, len(path), self.now, spans, retain_s=retain_s), ordered=True)
+            self.tier.ended(
+                FinishedRequest(request, path, len(path), self.now, spans_of(*spans), retain_s=retain_s), ordered=True
+            )
         self.tier.used(request, [chunk for chunk in reversed(path) if chunk in self.cached])
 
 
@@ -187,10 +190,9 @@ def test_a_chunk_is_evicted_after_all_that_continues_it_also_while_requests_wait
 def test_the_tiers_ghost_caches_keep_a_hit_unless_the_pools_has_all_of_it() -> None:
     bench = Bench()
     ghosts = bench.tier.ghosts
-    whole = ClassSpan(4, 0)
-    ghosts.observe(chain("a", 4), 4, {rule: [whole] for rule in (*RULES, CHOSEN)})
+    ghosts.observe(chain("a", 4), 4, {rule: spans_of((4, 0)) for rule in (*RULES, CHOSEN)})
     above: GhostCache[BlockHash] = GhostCache(10, 2, clock=lambda: bench.now)
-    above.use(chain("a", 2), [ClassSpan(2, 0)])
+    above.use(chain("a", 2), spans_of((2, 0)))
     ghosts.wait("waits", chain("a", 6), above=above)
     queue = ghosts.caches["lru"].queue
     assert len(queue._needed) == 4, "with the two that the pool has: the others continue them"
@@ -206,7 +208,7 @@ def test_replies_are_not_in_a_tier_of_prompts_and_hits_above_count_for_all_rules
     blocks = [BlockHash(bytes(30) + bytes([place, 0])) for place in range(8)]
     finished = bench.policy.finished("r", blocks, 6, bench.now)
     above: GhostCache[BlockHash] = GhostCache(10, 1, clock=lambda: bench.now)
-    above.use(blocks[:3], [ClassSpan(3, 0)])
+    above.use(blocks[:3], spans_of((3, 0)))
     bench.tier.learn(finished, above)
     assert bench.tier.ghosts.latest == dict.fromkeys((*RULES, CHOSEN), 3)
     assert {len(cache) for cache in bench.tier.ghosts.caches.values()} == {6}
@@ -238,10 +240,10 @@ def test_nothing_is_divided_with_a_large_tier_or_while_lru_orders_one_of_the_two
 
 def test_chunks_of_a_request_whose_home_is_the_pool_go_first_unless_a_hint_retains_them() -> None:
     bench = Bench(pool=100, hints_share=0.02)
-    bench.use(chain("tier", 2), ClassSpan(2, HIGH))
-    bench.use(chain("pool", 2), ClassSpan(2, HIGH))
-    bench.use(chain("last", 1), ClassSpan(1, HIGH))
-    bench.use(chain("kept", 2), ClassSpan(2, HIGH), retain_s=1.0)
+    bench.use(chain("tier", 2), (2, HIGH))
+    bench.use(chain("pool", 2), (2, HIGH))
+    bench.use(chain("last", 1), (1, HIGH))
+    bench.use(chain("kept", 2), (2, HIGH), retain_s=1.0)
     assert bench.order() == ["pool1", "pool0", "tier1", "tier0", "last0", "kept1", "kept0"]
     bench.now += 1000.0
     bench.tier.step()
@@ -255,7 +257,7 @@ def test_ghost_caches_of_a_divided_tier_stand_for_both_but_lrus_for_the_tier_bel
     above: GhostCache[BlockHash] = GhostCache(10, 1, clock=lambda: bench.now)
     blocks = [BlockHash(bytes(30) + bytes([place, 0])) for place in range(150)]
     finished = bench.policy.finished("r", blocks, 150, bench.now)
-    above.use(blocks[:3], [ClassSpan(3, 0)])
+    above.use(blocks[:3], spans_of((3, 0)))
     bench.tier.learn(finished, above)
     assert ghosts.latest == {rule: 3 if rule == "lru" else 0 for rule in (*RULES, CHOSEN)}
     assert {rule: len(cache) for rule, cache in ghosts.caches.items()} == {**dict.fromkeys(RULES, 150), "lru": 100}

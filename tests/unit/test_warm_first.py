@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eviction_client.policy.warm_first import ESTIMATES, GATE, MOST_OVERTAKING, OVERTAKE_S, REPEATED, WARM, WarmFirst
-from eviction_client.settings import ClientSettings
+from eviction_client.schedule.warm_first import ESTIMATES, GATE, MOST_OVERTAKING, OVERTAKE_S, REPEATED, WARM, WarmFirst
 
 R = TypeVar("R", bound=Hashable)
 CAPACITY = 100_000
@@ -66,10 +65,6 @@ def test_warm_ones_go_first_by_missing_prefill_and_cold_ones_in_order_of_arrival
     missing = {"cold": 20_000, "colder": 15_000, "warm": 3_000, "warmest": 100, "cool": int(20_000 * WARM) + 1}
     assert served(order_of(missing)) == ["warmest", "warm", "cold", "colder", "cool"]
     assert served(order_of(missing, overtake_s=0.0)) == list(missing), "B = 0: first come, first served"
-
-
-def test_the_setting_has_the_default_of_the_order() -> None:
-    assert ClientSettings.model_fields["overtake_s"].default == OVERTAKE_S
 
 
 def test_below_the_gate_it_is_first_come_first_served() -> None:
@@ -278,5 +273,5 @@ def test_the_patch_for_vllm_has_these_modules(module: str) -> None:
     patch = (root / "docs/contributing/vllm-0.33-warm-first.patch").read_text()
     (part,) = (part for part in patch.split("\ndiff --git ") if f"+++ b/vllm/v1/core/sched/{module}.py\n" in part)
     theirs = "\n".join(line[1:] for line in part.split("+++ ")[1].splitlines()[1:] if line.startswith("+"))
-    ours = (root / f"eviction_client/policy/{module}.py").read_text()
+    ours = (root / f"eviction_client/schedule/{module}.py").read_text()
     assert ast.dump(ast.parse(theirs)) == ast.dump(ast.parse(ours))

@@ -141,7 +141,7 @@ def busy(mode: str, *, asynchronous: bool = False, overtake_s: float = 3600.0) -
 
             scheduling.policy, scheduling.max_overtake_s = "warm-first", overtake_s
         else:
-            from eviction_client.policy import warm_first as order  # type: ignore[no-redef]
+            from eviction_client.schedule import warm_first as order  # type: ignore[no-redef]
 
             options = {"rule": "lru", "keep_waiting": False, "schedule": "warm-first", "overtake_s": overtake_s}
         order.REPEATED, order.GATE = 0.0, 0.1  # type: ignore[misc]

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final, overload
 
+from eviction_client.block_hash import BlockHash
 from eviction_client.pace import PIECE, pause
-from eviction_client.stores.base import BlockHash
 
 BLOCK_TOKENS: Final = 64
 DIGEST_BYTES: Final = 16

@@ -38,8 +38,8 @@ from eviction_client.engines.sglang.requests import (
 from eviction_client.engines.sglang.waiting_prefixes import WaitingPrefixes
 from eviction_client.plugin import Plugin
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.free_queue import PREEMPTED
 from eviction_client.policy.hints import Hints, Retained
+from eviction_client.policy.queue.free_queue import PREEMPTED
 
 
 class Hooks:

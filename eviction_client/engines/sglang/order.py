@@ -19,7 +19,7 @@ from typing import Any, Final
 from eviction_client.engines.sglang.chain import BLOCK_TOKENS
 from eviction_client.engines.sglang.waiting_prefixes import WaitingPrefixes
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.free_queue import DONE, PREEMPTED, SOON, Table, soon_of
+from eviction_client.policy.queue.free_queue import DONE, PREEMPTED, SOON, Table, soon_of
 from lpc.model.curve import value_at
 
 FIRST: Final = -1

@@ -9,9 +9,9 @@ from typing import Any, Final
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.floors import FlooredQueue
-from eviction_client.policy.free_queue import DONE, PREEMPTED, FreeQueue, Run
 from eviction_client.policy.hints import Retained
+from eviction_client.policy.queue.floors import FlooredQueue
+from eviction_client.policy.queue.free_queue import DONE, PREEMPTED, FreeQueue, Run
 
 GROUP_BYTES: Final = 4
 """vLLM appends the number of the KV-cache group to a block's hash."""
@@ -207,13 +207,12 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         if depth is None:
             yield blocks, ended.spans[-1].reuse_class
             return
-        runs, at = ended.spans, 0
-        for number in range(len(runs) - 1, -1, -1):
-            start = runs[number - 1].end // scale if number else 0
-            count = depth - start + 1
+        at = 0
+        for span in reversed(ended.spans):
+            count = depth - span.start // scale + 1
             if count > 0:
                 part = blocks[at : at + count]
-                yield part, runs[number].reuse_class
+                yield part, span.reuse_class
                 at += len(part)
                 depth -= len(part)
                 if at == len(blocks):

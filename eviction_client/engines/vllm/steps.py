@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 from eviction_client.engines.vllm.waiting import WarmFirstQueue
 from eviction_client.engines.vllm.waiting_prefixes import WaitingPrefixes
 from eviction_client.plugin import Plugin
-from eviction_client.policy.free_queue import RENEWED_S
+from eviction_client.policy.queue.free_queue import RENEWED_S
 
 STEP_S: Final = 1.04 * RENEWED_S
 """Seconds between two runs of the pending work unless requests wait: slightly more than the interval at which values are

@@ -1,7 +1,7 @@
 """vLLM's waiting queue, warm first.
 
 The queue is vLLM's deque, in vLLM's order. Only the choice of the next request differs: :meth:`peek_request` returns the next
-request by :mod:`eviction_client.policy.warm_first`, and :meth:`pop_request` removes it. Requests that vLLM prepends because
+request by :mod:`eviction_client.schedule.warm_first`, and :meth:`pop_request` removes it. Requests that vLLM prepends because
 they have started (preempted, resumed) precede all others, in vLLM's order. Requests that vLLM skips in a step (structured
 output, LoRA limits, transfers) return to their positions. vLLM's other queues are not changed.
 
@@ -19,8 +19,8 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import Request
 
 from eviction_client.plugin import Plugin
-from eviction_client.policy.prefill import PrefillSpeed, cached_prefix
-from eviction_client.policy.warm_first import OVERTAKE_S, WarmFirst
+from eviction_client.schedule.prefill import PrefillSpeed, cached_prefix
+from eviction_client.schedule.warm_first import OVERTAKE_S, WarmFirst
 
 
 class CachedPrompts:

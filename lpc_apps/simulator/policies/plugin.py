@@ -8,10 +8,11 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
 from eviction_client.policy.finished_request import FinishedRequest
-from eviction_client.policy.free_queue import FreeQueue
 from eviction_client.policy.ghosts import IN_USE_FOLLOWS
 from eviction_client.policy.policy import Policy as Core
-from eviction_client.policy.reuse_monitor import REMEMBERED, UNKNOWN, Arrival, Use
+from eviction_client.policy.queue.free_queue import FreeQueue, Run
+from eviction_client.policy.reuse_monitor import REMEMBERED, UNKNOWN, Arrival
+from eviction_client.policy.uses import Use
 from lpc.model.probability import logit
 from lpc.model.returns.groups import CurveGroups
 from lpc_apps.simulator.blocks import EDGE, Piece
@@ -49,7 +50,7 @@ class Plugin(Policy[Piece]):
         self._follow()
         self._arrivals: dict[Turn, Arrival] = {}
         self._finished: FinishedRequest[Segment] | None = None
-        self._freed: list[Any] | None = None
+        self._freed: Run | None = None
 
     def start(self, turn: Turn, now: float) -> None:
         """Count reuses; refit if due.
@@ -102,12 +103,11 @@ class Plugin(Policy[Piece]):
         assert self._finished is not None
         spans, path = self._finished.spans, self._finished.blocks
         at, parts = 0, []
-        for number in range(len(spans) - 1, -1, -1):
-            start = spans[number - 1].end if number else 0
-            begin, depth = at, path[start].depth
+        for span in reversed(spans):
+            begin, depth = at, path[span.start].depth
             while at < len(pieces) and pieces[at].depth >= depth:
                 at += 1
-            parts.append((pieces[begin:at], spans[number].reuse_class))
+            parts.append((pieces[begin:at], span.reuse_class))
         self._freed = self.queue.insert_chain(parts, now)
 
     def continued(self, piece: Piece) -> None:

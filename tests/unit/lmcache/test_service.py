@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from eviction_client import Prediction
-from eviction_client.policy.policy import AUTO
+from eviction_client.policy.rules import AUTO
 from eviction_client.transport.sidecar_curves import ReuseCurves
 from lpc.model.curve import INTERVALS, value_at
 from lpc_apps.lmcache.events import Location

@@ -10,6 +10,7 @@ from lpc.model.curve import INTERVALS, interval_of, values
 from lpc_apps.simulator.ghosts import Samples, SegmentGhostCache
 from lpc_apps.simulator.policies.plugin import prompt_of
 from lpc_apps.simulator.sidecar import block_hash
+from tests.spans import spans_of
 from tests.unit.simulator.test_segments import traffic
 
 CLASSES = 3
@@ -64,9 +65,10 @@ def test_segments_are_hit_and_evicted_as_their_blocks_are(room: int, every: int,
             ends = [0, *accumulate(map(len, sampled))]
             nodes = [0, *accumulate(map(bool, sampled))]
             blocks.use(
-                [block for piece in sampled for block in piece], [*zip((ends[cut] for cut in cuts), classes, strict=True)]
+                [block for piece in sampled for block in piece],
+                spans_of(*zip((ends[cut] for cut in cuts), classes, strict=True)),
             )
-            segments.use(samples.of(path, every), [*zip((nodes[cut] for cut in cuts), classes, strict=True)])
+            segments.use(samples.of(path, every), spans_of(*zip((nodes[cut] for cut in cuts), classes, strict=True)))
             assert len(segments) == len(blocks)
             assert waits or segments.evicted == blocks.evicted
         assert hit and blocks.evicted

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from eviction_client.policy import warm_first
+from eviction_client.schedule import warm_first
 from lpc_apps.simulator.cache import BlockCache
 from lpc_apps.simulator.engine import Result, simulate
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings

@@ -14,8 +14,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, Generic
 
-from eviction_client.policy.free_list import B
-from eviction_client.policy.free_queue import _HEAD, _NEXT, FreeQueue
+from eviction_client.policy.queue.free_list import B
+from eviction_client.policy.queue.free_queue import FreeQueue
 
 LAPSE_S: Final = 1800.0
 """Seconds without a request after which a tenant's floor lapses: it must not pin memory for good."""
@@ -146,7 +146,7 @@ class FlooredQueue(FreeQueue[B]):
 
     def _drain(self, taken: list[B], n: int) -> None:
         """Evict blocks set aside above the floors, after blocks without content, until ``taken`` has n."""
-        while len(taken) < n and self.head.next_free_block is not self._start[_NEXT][_HEAD]:
+        while len(taken) < n and self.head.next_free_block is not self._start.following.head:
             taken += super().popleft_n(1)
         for floor in self.floors.values():
             while floor.aside and floor.held > floor.limit:

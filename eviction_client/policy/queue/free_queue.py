@@ -30,8 +30,8 @@ value, so a change of rule moves no block.
 
 A block is not evicted before what *continues* it: no request could reach that any more. Classes' values are fitted one by one
 and may contradict this, and a hint may retain the end of a chain without its start. A continuation is:
- - the next deeper run that was freed with the block (``_DEEPER``). It goes first. (Measured on `chat-exponential` at 2%, where
-   LRU hits 23.5: 21.8 without this rule, 22.6 with it; elsewhere 0 to 0.2 more.)
+ - the next deeper run that was freed with the block (:attr:`Run.deeper`). It goes first. (Measured on `chat-exponential` at 2%,
+   where LRU hits 23.5: 21.8 without this rule, 22.6 with it; elsewhere 0 to 0.2 more.)
  - a *branch*: a run that stayed when a request took the blocks before it (:meth:`FreeQueue.remove`), or that was freed while
    others used these (:meth:`FreeQueue.continues`). It is found by the last block before it, in ``_branches``. A prefix is
    worth at least what continues it, so if the branch has a higher value, the rest of the block's run moves behind it, to its
@@ -50,7 +50,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import groupby, repeat
 from typing import Any, Final, Generic
 
-from eviction_client.policy.free_list import B, FreeList
+from eviction_client.policy.queue.free_list import B, FreeList
 from lpc.model.curve import KNOTS, value_at
 
 COPY: Final = 0.1
@@ -79,17 +79,41 @@ _SWEPT_FROM: Final = 1024
 _COMPACTED_FROM: Final = 16
 """Number of branches of a block at which ended ones are removed, at the earliest: later at twice those that then remained."""
 
-# A run is a list. Making a list takes a fifth of the time of making an instance, and every free makes one.
-Run = list[Any]
-_HEAD: Final = 0
-_USED: Final = 1
-_NUMBER: Final = 2
-_CLASS: Final = 3
-_PREVIOUS: Final = 4
-_NEXT: Final = 5
-_DEEPER: Final = 6
-_VALUE: Final = 7
-_VALUED: Final = 8  # number of the renewal for which the value was calculated
+
+class Run:
+    """Consecutive blocks of one chain and one class that were freed together.
+
+    Attributes:
+        head: the first block, the deepest.
+        used: time of the last use, seconds; of a retained run, the end of the retention.
+        number: of the run, in the order of frees.
+        reuse_class: None for the sentinels.
+        previous, following: the runs before and behind it in the list; None once the run has ended.
+        deeper: the run of the deeper blocks that were freed with it.
+        value: as of the renewal with number ``valued``.
+    """
+
+    # Without __init__: every free makes a run, and a call would cost more than all the rest of it.
+    __slots__ = ("deeper", "following", "head", "number", "previous", "reuse_class", "used", "value", "valued")
+
+    head: Any
+    used: float
+    number: float
+    reuse_class: Any
+    previous: Any
+    following: Any
+    deeper: "Run | None"
+    value: float
+    valued: int
+
+
+def _sentinel(block: Any, number: float) -> Run:
+    run = Run()
+    run.head, run.used, run.number, run.reuse_class = block, 0.0, number, None
+    run.previous = run.following = run.deeper = None
+    run.valued = -1
+    return run
+
 
 # A block that waiting requests need: its id, then these requests, oldest first.
 Need = list[Any]
@@ -173,9 +197,8 @@ class FreeQueue(FreeList[B]):
 
     def _begin_empty(self) -> None:
         """Create the index of a queue without runs."""
-        self._end: Run = [self.tail, 0.0, math.inf, None, None, None, None, 0.0, -1]
-        self._start: Run = [self.head, 0.0, -1, None, None, self._end, None, 0.0, -1]
-        self._end[_PREVIOUS] = self._start
+        self._start, self._end = _sentinel(self.head, -1), _sentinel(self.tail, math.inf)
+        self._start.following, self._end.previous = self._end, self._start
         # Entry -1 is for the sentinels, which start no run but end the one before them.
         self._run_of: dict[int, Run] = {-1: self._end}
         self._oldest: list[Run | None] = [None] * self._numbers
@@ -196,8 +219,8 @@ class FreeQueue(FreeList[B]):
         self._branches: dict[int, Branches] = {}
         """By id of a block, runs that continue it and were not freed with it; ended runs do not count."""
         self._branches_swept_from = _SWEPT_FROM
-        self._path: list[Run] = []
-        """The run that the order reached last, what continues it, what continues this, and so on: the end goes first. Empty
+        self._path: list[Run] | None = None
+        """The run that the order reached last, what continues it, what continues this, and so on: the end goes first. None
         after a change by others than evictions."""
         self._firm = 0
         """Place in the path of the first run that does not move, because what continues it goes first at any value."""
@@ -257,7 +280,7 @@ class FreeQueue(FreeList[B]):
             deeper: the run of the deeper blocks of the same chain.
         """
         run = self._begin(blocks[0], reuse_class, last_use, deeper)
-        self._link(blocks, run[_NEXT][_HEAD])
+        self._link(blocks, run.following.head)
         return run
 
     def insert_chain(self, parts: Iterable[tuple[Sequence[B], int]], last_use: float) -> Run | None:
@@ -266,8 +289,8 @@ class FreeQueue(FreeList[B]):
         for blocks, reuse_class in parts:
             if not blocks:
                 continue
-            if run is not None and run[_CLASS] == reuse_class:
-                self._link(blocks, run[_NEXT][_HEAD])
+            if run is not None and run.reuse_class == reuse_class:
+                self._link(blocks, run.following.head)
             else:
                 run = self.insert(blocks, reuse_class, last_use, run)
         return run
@@ -282,14 +305,14 @@ class FreeQueue(FreeList[B]):
         if not blocks:
             return deeper
         run = self._begin(blocks[0], HINTED, until, deeper)
-        self._link(blocks, run[_NEXT][_HEAD])
+        self._link(blocks, run.following.head)
         self._retain(run, reuse_class, until)
         return run
 
     def _retain(self, run: Run, reuse_class: int, until: float) -> None:
-        heapq.heappush(self._retained, (until, run[_NUMBER], id(run), run, reuse_class))
+        heapq.heappush(self._retained, (until, run.number, id(run), run, reuse_class))
         if len(self._retained) > self._swept_from:
-            self._retained = [entry for entry in self._retained if entry[3][_NEXT] is not None]
+            self._retained = [entry for entry in self._retained if entry[3].following is not None]
             heapq.heapify(self._retained)
             self._swept_from = max(_SWEPT_FROM, 2 * len(self._retained))
 
@@ -330,7 +353,7 @@ class FreeQueue(FreeList[B]):
         while budget > 0 and self._retained and self._retained[0][0] <= now:
             _, _, _, run, reuse_class = heapq.heappop(self._retained)
             budget -= 1
-            if run[_NEXT] is not None and run[_CLASS] == HINTED:
+            if run.following is not None and run.reuse_class == HINTED:
                 self._move(run, reuse_class, now)
         return bool(self._retained) and self._retained[0][0] <= now
 
@@ -339,43 +362,45 @@ class FreeQueue(FreeList[B]):
         if self._parted is not None:
             self._part()
         newest = self._newest[reuse_class]
-        previous = self._end[_PREVIOUS] if newest is None else newest
-        following = previous[_NEXT]
+        previous = self._end.previous if newest is None else newest
+        following = previous.following
         self._number = number = self._number + 1
-        run: Run = [first, last_use, number, reuse_class, previous, following, deeper, 0.0, -1]
-        previous[_NEXT] = following[_PREVIOUS] = self._run_of[first.block_id] = self._newest[reuse_class] = run
+        run = Run()
+        run.head, run.used, run.number, run.reuse_class = first, last_use, number, reuse_class
+        run.previous, run.following, run.deeper, run.valued = previous, following, deeper, -1
+        previous.following = following.previous = self._run_of[first.block_id] = self._newest[reuse_class] = run
         if newest is None:
             self._oldest[reuse_class] = run
         self._stale.add(reuse_class)
-        self._going, self._path = None, []
+        self._going = self._path = None
         return run
 
     def _move(self, run: Run, reuse_class: int, last_use: float, after: Run | None = None) -> None:
         """Move a run to a class: behind its run ``after``, or as its newest."""
-        first, behind = run[_HEAD], run[_NEXT][_HEAD]
+        first, behind = run.head, run.following.head
         before, last = first.prev_free_block, behind.prev_free_block
         before.next_free_block, behind.prev_free_block = behind, before
         self._forget(run)
-        self._path = []
-        previous = after or self._newest[reuse_class] or self._end[_PREVIOUS]
+        self._path = None
+        previous = after or self._newest[reuse_class] or self._end.previous
         number: float
         if after is None:
             self._number = number = self._number + 1
         else:
-            number = math.nextafter(after[_NUMBER], math.inf)
-            while previous[_NEXT][_CLASS] == reuse_class and previous[_NEXT][_NUMBER] <= number:
-                previous = previous[_NEXT]
-                number = math.nextafter(previous[_NUMBER], math.inf)
-        following = previous[_NEXT]
-        run[_USED], run[_NUMBER], run[_CLASS], run[_VALUED] = last_use, number, reuse_class, -1
-        run[_PREVIOUS], run[_NEXT] = previous, following
-        previous[_NEXT] = following[_PREVIOUS] = run
-        if previous[_CLASS] != reuse_class:
+            number = math.nextafter(after.number, math.inf)
+            while previous.following.reuse_class == reuse_class and previous.following.number <= number:
+                previous = previous.following
+                number = math.nextafter(previous.number, math.inf)
+        following = previous.following
+        run.used, run.number, run.reuse_class, run.valued = last_use, number, reuse_class, -1
+        run.previous, run.following = previous, following
+        previous.following = following.previous = run
+        if previous.reuse_class != reuse_class:
             self._oldest[reuse_class] = run
-        if following[_CLASS] != reuse_class:
+        if following.reuse_class != reuse_class:
             self._newest[reuse_class] = run
         self._stale.add(reuse_class)
-        behind = following[_HEAD]
+        behind = following.head
         before = behind.prev_free_block
         before.next_free_block, first.prev_free_block = first, before
         last.next_free_block, behind.prev_free_block = behind, last
@@ -411,7 +436,7 @@ class FreeQueue(FreeList[B]):
         run_of = self._run_of
         while (run := run_of.get(rest.block_id)) is None:
             rest = rest.prev_free_block  # type: ignore[assignment]  # up to the head of the list, -1
-        if run[_CLASS] not in _MIXED:
+        if run.reuse_class not in _MIXED:
             self.continues(block, run)
 
     def popleft_n(self, n: int) -> list[B]:
@@ -424,16 +449,16 @@ class FreeQueue(FreeList[B]):
             self._part()
         if n == 1 and self._going is not None:
             run, value = self._going
-            block = run[_HEAD]
+            block = run.head
             left = block.next_free_block
-            if left is not run[_NEXT][_HEAD]:
+            if left is not run.following.head:
                 before = block.prev_free_block
                 before.next_free_block, left.prev_free_block = left, before
                 block.prev_free_block = block.next_free_block = None
                 run_of = self._run_of
                 del run_of[block.block_id]
                 run_of[left.block_id] = run
-                run[_HEAD] = left
+                run.head = left
                 if self._branches and left.block_id in self._branches:
                     self._going = None
                 if value is not None:
@@ -443,7 +468,7 @@ class FreeQueue(FreeList[B]):
         if n > self.num_free_blocks:
             raise ValueError(f"{n} blocks asked for, {self.num_free_blocks} are free")
         popped: list[B] = []
-        empty, behind = self.head.next_free_block, self._start[_NEXT][_HEAD]
+        empty, behind = self.head.next_free_block, self._start.following.head
         if empty is not behind:
             self._pop_from(empty, behind, n, popped)
         moves = 0
@@ -455,17 +480,17 @@ class FreeQueue(FreeList[B]):
                 moves += 1
                 continue
             run, moves = found, 0
-            first, behind = run[_HEAD], run[_NEXT][_HEAD]
+            first, behind = run.head, run.following.head
             kept: list[B] = []
             if not self._needed:
                 left = self._pop_from(first, behind, n - got, popped)
-            elif run[_CLASS] == NEEDED_BY_WAITING:
+            elif run.reuse_class == NEEDED_BY_WAITING:
                 left = self._pop_from(first, behind, n - got, popped)
                 for block in popped[got:]:
                     self._needed.pop(block.block_id, None)
             else:
                 left = self._sift(first, behind, n - got, popped, kept)
-            priced = worst[_CLASS] >= 0 and self._tables is not None
+            priced = worst.reuse_class >= 0 and self._tables is not None
             if priced:
                 share = min((len(popped) - got) / _PRICED_BLOCKS, 1.0) if self.price else 1.0
                 self.price += share * (value - self.price)
@@ -474,7 +499,7 @@ class FreeQueue(FreeList[B]):
                 self._forget(run)
             else:
                 self._run_of[left.block_id] = run
-                run[_HEAD] = left
+                run.head = left
                 if not self._needed and left.block_id not in self._branches:
                     self._going = run, value if priced else None
             if kept:
@@ -511,9 +536,9 @@ class FreeQueue(FreeList[B]):
             if len(need) == _FIRST and needed.get(need[_BLOCK]) is need:
                 del needed[need[_BLOCK]]
         run = waiter.run
-        if run is not None and run[_NEXT] is not None:
+        if run is not None and run.following is not None:
             kept = list(self._blocks_of(run))
-            before, behind = kept[0].prev_free_block, run[_NEXT][_HEAD]
+            before, behind = kept[0].prev_free_block, run.following.head
             before.next_free_block, behind.prev_free_block = behind, before  # type: ignore[union-attr]  # heads are linked
             for block in kept:
                 block.prev_free_block = block.next_free_block = None
@@ -543,11 +568,11 @@ class FreeQueue(FreeList[B]):
             alike_blocks = list(alike)
             if waiter is None:
                 run = self._begin(alike_blocks[0], UNNEEDED, -math.inf)
-            elif waiter.run is None or waiter.run[_NEXT] is None:
+            elif waiter.run is None or waiter.run.following is None:
                 run = waiter.run = self._begin(alike_blocks[0], NEEDED_BY_WAITING, -math.inf)
             else:
                 run = waiter.run
-            self._link(alike_blocks, run[_NEXT][_HEAD])
+            self._link(alike_blocks, run.following.head)
 
     def _first_that_needs(self, block: B) -> Waiter | None:
         need = self._needed.get(block.block_id)
@@ -564,7 +589,7 @@ class FreeQueue(FreeList[B]):
             may_go: returns whether a block can be evicted; others are left out, and what they continue comes after the rest.
         """
         block: Any = self.head.next_free_block
-        while block is not self._start[_NEXT][_HEAD]:
+        while block is not self._start.following.head:
             yield block
             block = block.next_free_block
         if block is self.tail:
@@ -577,8 +602,8 @@ class FreeQueue(FreeList[B]):
         ends: list[tuple[float, float, int, Run, Run, Run]] = []
         for least in self._least.values():
             value, number, _, run = least
-            if run[_CLASS] != NEEDED_BY_WAITING:
-                oldest, newest = self._oldest[run[_CLASS]], self._newest[run[_CLASS]]
+            if run.reuse_class != NEEDED_BY_WAITING:
+                oldest, newest = self._oldest[run.reuse_class], self._newest[run.reuse_class]
                 assert oldest is not None and newest is not None
                 ends.append((value, number, id(run), run, oldest, newest))
         heapq.heapify(ends)
@@ -594,17 +619,17 @@ class FreeQueue(FreeList[B]):
                 if kept is not None:
                     kept.append(block)
             passed = walk.passed
-            while oldest is not newest and oldest[_NUMBER] in passed:
-                oldest = oldest[_NEXT]
-            while oldest is not newest and newest[_NUMBER] in passed:
-                newest = newest[_PREVIOUS]
-            if oldest[_NUMBER] in passed:
+            while oldest is not newest and oldest.number in passed:
+                oldest = oldest.following
+            while oldest is not newest and newest.number in passed:
+                newest = newest.previous
+            if oldest.number in passed:
                 continue
             run = self._lower(oldest, newest)
-            heapq.heappush(ends, (run[_VALUE], run[_NUMBER], id(run), run, oldest, newest))
+            heapq.heappush(ends, (run.value, run.number, id(run), run, oldest, newest))
         yield from walk.held_back()
         for waiter in reversed(self._waiters.values()):
-            if waiter.run is not None and waiter.run[_NEXT] is not None:
+            if waiter.run is not None and waiter.run.following is not None:
                 yield from filter(may_go or bool, self._blocks_of(waiter.run))
             yield from last.get(waiter, ())
 
@@ -621,7 +646,7 @@ class FreeQueue(FreeList[B]):
 
     @staticmethod
     def _blocks_of(run: Run) -> Iterator[B]:
-        block, behind = run[_HEAD], run[_NEXT][_HEAD]
+        block, behind = run.head, run.following.head
         while block is not behind:
             yield block
             block = block.next_free_block
@@ -629,14 +654,14 @@ class FreeQueue(FreeList[B]):
     def first(self) -> B:
         """Return the first block in eviction order without removing it. Raises ValueError if there is none."""
         if self._going is not None:
-            going: B = self._going[0][_HEAD]
+            going: B = self._going[0].head
             return going
         if not self.num_free_blocks:
             raise ValueError("no block is free")
         if self._needed:
             return next(self.eviction_order())
         block: Any = self.head.next_free_block
-        if block is self._start[_NEXT][_HEAD]:
+        if block is self._start.following.head:
             if self._parted is not None:
                 self._part()
             self.renew()
@@ -644,7 +669,7 @@ class FreeQueue(FreeList[B]):
             while run is None:
                 value, worst = self._lowest()
                 run = self._next_of(worst, value)
-            block = run[_HEAD]
+            block = run.head
         found: B = block
         return found
 
@@ -670,7 +695,7 @@ class FreeQueue(FreeList[B]):
         if runs is None:
             return None
         while runs:
-            if runs[-1][_NEXT] is not None:
+            if runs[-1].following is not None:
                 return runs[-1]
             runs.pop()
         del self._branches[block.block_id]
@@ -678,20 +703,20 @@ class FreeQueue(FreeList[B]):
 
     def _continuation(self, run: Run) -> Run | None:
         """Return a run that continues the head of a run; None: none is left."""
-        deeper: Run | None = run[_DEEPER]
+        deeper: Run | None = run.deeper
         while deeper is not None:
-            if deeper[_NEXT] is not None:
+            if deeper.following is not None:
                 return deeper
-            run[_DEEPER] = deeper = deeper[_DEEPER]  # it has ended
-        return self._branch_of(run[_HEAD]) if self._branches else None
+            run.deeper = deeper = deeper.deeper  # it has ended
+        return self._branch_of(run.head) if self._branches else None
 
     def _next_of(self, run: Run, value: float) -> Run | None:
         """Return the run to evict where the order reaches a run: the last that continues it, or itself; None: it has moved.
 
         Runs that lie before a branch of higher value move behind it, from the last one to the first, so that each moves once.
         """
-        path = self._path if self._path and self._path[0] is run else [run]
-        while path[-1][_NEXT] is None:
+        path = [run] if self._path is None or self._path[0] is not run else self._path
+        while path[-1].following is None:
             path.pop()
         known = len(path) if path is self._path else 0
         firm = self._firm if self._firm + 1 < known else len(self._run_of)
@@ -700,7 +725,7 @@ class FreeQueue(FreeList[B]):
             deeper = self._continuation(last)
             if deeper is None:
                 break
-            if deeper is last[_DEEPER] or last[_CLASS] == UNNEEDED:
+            if deeper is last.deeper or last.reuse_class == UNNEEDED:
                 firm = min(firm, len(path) - 1)  # all that continues it goes first
             path.append(deeper)
         moved = False
@@ -718,14 +743,14 @@ class FreeQueue(FreeList[B]):
 
     def _follow(self, run: Run, deeper: Run) -> bool:
         """Move a run behind a run that continues it; False: it may not be retained as that one is."""
-        if deeper[_CLASS] == HINTED:
-            until, afterwards = deeper[_USED], run[_CLASS]
+        if deeper.reuse_class == HINTED:
+            until, afterwards = deeper.used, run.reuse_class
             if not self.may_retain(self._blocks_of(run), until):
                 return False
             self._move(run, HINTED, until, deeper)
             self._retain(run, afterwards, until)
         else:
-            self._move(run, deeper[_CLASS], deeper[_USED], deeper)
+            self._move(run, deeper.reuse_class, deeper.used, deeper)
         return True
 
     def _lowest(self) -> tuple[float, Run]:
@@ -740,7 +765,7 @@ class FreeQueue(FreeList[B]):
             self._worst = list(self._least.values())
             heapq.heapify(self._worst)
         worst = self._worst
-        while self._least.get(worst[0][3][_CLASS]) is not worst[0]:
+        while self._least.get(worst[0][3].reuse_class) is not worst[0]:
             heapq.heappop(worst)
         return worst[0][0], worst[0][3]
 
@@ -756,7 +781,7 @@ class FreeQueue(FreeList[B]):
         else:
             return
         self._renewals += 1
-        self._going, self._path = None, []
+        self._going = self._path = None
         changed = [*self._least, *self._stale]
         self._stale.clear()
         self._least = {}
@@ -773,12 +798,12 @@ class FreeQueue(FreeList[B]):
             return
         if number == NEEDED_BY_WAITING:
             runs = (waiter.run for waiter in reversed(self._waiters.values()))
-            run = next(run for run in runs if run is not None and run[_NEXT] is not None)
+            run = next(run for run in runs if run is not None and run.following is not None)
             self._value(run)
         else:
             run = self._lower(oldest, newest)
-        if before is None or before[3] is not run or before[0] != run[_VALUE] or before[1] != run[_NUMBER]:
-            self._least[number] = least = run[_VALUE], run[_NUMBER], id(run), run
+        if before is None or before[3] is not run or before[0] != run.value or before[1] != run.number:
+            self._least[number] = least = run.value, run.number, id(run), run
             heapq.heappush(self._worst, least)
 
     def _lower(self, oldest: Run, newest: Run) -> Run:
@@ -788,19 +813,18 @@ class FreeQueue(FreeList[B]):
 
     def _value_of(self, run: Run) -> float:
         """Return a run's value as of the last renewal."""
-        value: float = run[_VALUE]
-        return value if run[_VALUED] == self._renewals else self._value(run)
+        return run.value if run.valued == self._renewals else self._value(run)
 
     def _value(self, run: Run) -> float:
         """Calculate, store and return a run's present value."""
-        reuse_class: int = run[_CLASS]
+        reuse_class: int = run.reuse_class
         value: float
         if reuse_class < 0 and reuse_class != PREEMPTED:
             value = _FIXED[reuse_class]
         elif self._tables is None:
-            value = run[_NUMBER]
+            value = run.number
         else:
-            age = self._as_of - run[_USED]
+            age = self._as_of - run.used
             if age < 0.0:
                 age = 0.0
             if reuse_class < 0:
@@ -809,40 +833,40 @@ class FreeQueue(FreeList[B]):
                 value = value_at(self._tables[reuse_class], age)
             else:
                 value = COPY * value_at(self._tables[reuse_class - self._classes], age)
-        run[_VALUE], run[_VALUED] = value, self._renewals
+        run.value, run.valued = value, self._renewals
         return value
 
     def _behead(self, block: B, after: Any) -> None:
         """Update a run that has lost its head, which preceded ``after``."""
-        self._going, self._path = None, []
+        self._going = self._path = None
         run = self._run_of.pop(block.block_id)
-        if run[_DEEPER] is not None and (deeper := self._continuation(run)) is not None:
+        if run.deeper is not None and (deeper := self._continuation(run)) is not None:
             self.continues(block, deeper)
         if after.block_id in self._run_of:
             self._forget(run)
         else:
             self._run_of[after.block_id] = run
-            run[_HEAD] = after
+            run.head = after
 
     def _forget(self, run: Run) -> None:
         """Unlink a run that has ended."""
         self._going = None
-        previous, following, number = run[_PREVIOUS], run[_NEXT], run[_CLASS]
-        previous[_NEXT], following[_PREVIOUS] = following, previous
+        previous, following, number = run.previous, run.following, run.reuse_class
+        previous.following, following.previous = following, previous
         if self._oldest[number] is run:
-            self._oldest[number] = following if following[_CLASS] == number else None
+            self._oldest[number] = following if following.reuse_class == number else None
             self._stale.add(number)
         if self._newest[number] is run:
-            self._newest[number] = previous if previous[_CLASS] == number else None
+            self._newest[number] = previous if previous.reuse_class == number else None
             self._stale.add(number)
         if number == NEEDED_BY_WAITING:
             self._stale.add(number)
-        run[_PREVIOUS] = run[_NEXT] = None  # ended runs must not wait for the cycle collector
+        run.previous = run.following = None  # ended runs must not wait for the cycle collector
 
 
 def _live(runs: Iterable[Run]) -> list[Run]:
     """Return the runs that have not ended."""
-    return [run for run in runs if run[_NEXT] is not None]
+    return [run for run in runs if run.following is not None]
 
 
 class _Walk(Generic[B]):
@@ -874,21 +898,21 @@ class _Walk(Generic[B]):
             run = stack[-1]
             if len(stack) == 1:
                 limit = value
-            if run[_NUMBER] in self._visited or run[_NEXT] is None:
+            if run.number in self._visited or run.following is None:
                 stack.pop()
                 continue
-            self.passed.add(run[_NUMBER])
-            block: Any = self._at.get(run[_NUMBER], run[_HEAD])
-            behind = run[_NEXT][_HEAD]
+            self.passed.add(run.number)
+            block: Any = self._at.get(run.number, run.head)
+            behind = run.following.head
             freed_with = self._deeper(run, block)
             deeper = freed_with or self._branch_of(block)
-            if freed_with is not None or run[_CLASS] == UNNEEDED:
+            if freed_with is not None or run.reuse_class == UNNEEDED:
                 limit = math.inf
-            if deeper is not None and (deeper[_NUMBER] in self._held or len(stack) > self._queue.num_runs):
+            if deeper is not None and (deeper.number in self._held or len(stack) > self._queue.num_runs):
                 self._hold(stack)
             elif deeper is not None and self._queue._value_of(deeper) > limit:
                 while stack:
-                    self._behind.setdefault(deeper[_NUMBER], []).append(deeper := stack.pop())
+                    self._behind.setdefault(deeper.number, []).append(deeper := stack.pop())
             elif deeper is not None:
                 stack.append(deeper)
             else:
@@ -901,26 +925,26 @@ class _Walk(Generic[B]):
                     block = block.next_free_block
                     if block is behind or self._branch_of(block) is not None:
                         break
-                self._at[run[_NUMBER]] = block
+                self._at[run.number] = block
                 if held:
                     self._hold(stack)
                 elif block is behind:
-                    self._visited.add(run[_NUMBER])
+                    self._visited.add(run.number)
                     stack.pop()
-                    stack += self._behind.pop(run[_NUMBER], ())
+                    stack += self._behind.pop(run.number, ())
 
     def _hold(self, stack: list[Run]) -> None:
         """Hold back runs, of which the last waits for a block, and those that follow them."""
         while stack:
             run = stack.pop()
-            self._held[run[_NUMBER]] = run
-            stack += self._behind.pop(run[_NUMBER], ())
+            self._held[run.number] = run
+            stack += self._behind.pop(run.number, ())
 
     def held_back(self) -> Iterator[B]:
         """Iterate over the other blocks of the runs held back: they are evicted only if nothing else can be."""
         for number, run in self._held.items():
-            block: Any = self._at.get(number, run[_HEAD])
-            behind = run[_NEXT][_HEAD]
+            block: Any = self._at.get(number, run.head)
+            behind = run.following.head
             while block is not behind:
                 if self._may_go is None or self._may_go(block):
                     yield block
@@ -928,9 +952,9 @@ class _Walk(Generic[B]):
 
     def _deeper(self, run: Run, block: Any) -> Run | None:
         """Return a run not visited that was freed with a run and continues its head."""
-        deeper: Run | None = run[_DEEPER] if block is run[_HEAD] else None
-        while deeper is not None and (deeper[_NEXT] is None or deeper[_NUMBER] in self._visited):
-            deeper = deeper[_DEEPER]
+        deeper: Run | None = run.deeper if block is run.head else None
+        while deeper is not None and (deeper.following is None or deeper.number in self._visited):
+            deeper = deeper.deeper
         return deeper
 
     def _branch_of(self, block: Any) -> Run | None:
@@ -938,7 +962,7 @@ class _Walk(Generic[B]):
         if not branches or (runs := branches.get(block.block_id)) is None:
             return None
         left = self._branches_left.get(block.block_id, len(runs))
-        while left and (runs[left - 1][_NEXT] is None or runs[left - 1][_NUMBER] in self._visited):
+        while left and (runs[left - 1].following is None or runs[left - 1].number in self._visited):
             left -= 1
         self._branches_left[block.block_id] = left
         return runs[left - 1] if left else None

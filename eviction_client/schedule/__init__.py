@@ -1,0 +1,1 @@
+"""Which waiting request is served next. Tied to no eviction policy."""
