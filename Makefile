@@ -264,11 +264,8 @@ test-extras: setup ## install the wheel with each extra into an empty environmen
 	LPC_TEST_EXTRAS=1 $(BIN)/pytest -s tests/integration/test_extras.py tests/integration/test_cluster.py
 
 .PHONY: test-newest
-NEWEST := .venv-newest
-test-newest: ## the unit tests with the newest version of each dependency, in an environment of its own (a package index; 6 GB, ten minutes)
-	$(PYTHON) -m venv $(NEWEST)
-	$(NEWEST)/bin/pip install --disable-pip-version-check --quiet --upgrade --editable '.[test]'
-	OMP_NUM_THREADS=1 $(NEWEST)/bin/pytest --numprocesses 3 --dist loadfile --max-worker-restart 0 tests/unit
+test-newest: ## the unit tests with the newest version of each dependency, in .venv-newest (a package index; 6 GB, ten minutes)
+	$(PYTHON) requirements/newest.py .venv-newest
 
 .PHONY: test-python release
 # PyTorch, training's packages and the linters are not installed for another Python: engine and sidecar do without.
@@ -286,4 +283,4 @@ release: setup deploy-tools ## dist/: wheel, sdist, Helm chart, rules, SBOMs, im
 	$(BIN)/python -m deploy.release
 
 clean: ## remove what was built (the environment, the stubs, the model artefacts)
-	rm -rf $(VENV) $(DOCS) $(LMCACHE) $(LMCACHE)-newest $(ENGINE) $(SGLANG) $(RAY) $(NEWEST) .venv-python* lpc/v1 lpc/cache/v1 models build dist out
+	rm -rf $(VENV) $(DOCS) $(LMCACHE) $(LMCACHE)-newest $(ENGINE) $(SGLANG) $(RAY) .venv-newest .venv-python* lpc/v1 lpc/cache/v1 models build dist out

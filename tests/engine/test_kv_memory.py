@@ -28,9 +28,8 @@ for group in found.kv_cache_groups:
     spec = group.kv_cache_spec
     kind, layers = type(spec).__name__, len(group.layer_names)
     if kind == "MambaSpec":
-        # A CPU with bfloat16 keeps states in float32, whatever the model, so their type is the configuration's or that of the rest.
-        types = spec.dtypes if sys.argv[3:] else [spec.dtypes[0]] * 2
-        size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in zip(spec.shapes, types, strict=True))
+        # vLLM makes all states of a CPU with bfloat16 float32. Elsewhere they have the type of the convolution.
+        size = sum(math.prod(shape) for shape in spec.shapes) * spec.dtypes[0].itemsize
     else:
         size = spec.unpadded_page_size_bytes / spec.block_size
     groups.append([kind, layers, size, getattr(spec, "sliding_window", None)])
@@ -81,19 +80,6 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 64,
         "shared_expert_intermediate_size": 64,
-    },
-    "gated delta networks whose configuration names the type of their states": {
-        "architectures": ["Qwen3_5ForCausalLM"],
-        "model_type": "qwen3_5_text",
-        "num_hidden_layers": 4,
-        "num_key_value_heads": 1,
-        "head_dim": 64,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 32,
-        "linear_value_head_dim": 32,
-        "linear_conv_kernel_dim": 4,
-        "mamba_ssm_dtype": "float32",
     },
     "Mamba 2 in two of four layers": {
         "architectures": ["GraniteMoeHybridForCausalLM"],
@@ -173,10 +159,10 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def start(model: Path, kv_dtype: str, *, reads_type: bool) -> dict[str, Any]:
-    """Start vLLM with dummy weights, and return its KV cache. ``reads_type``: the configuration names the type of states."""
+def start(model: Path, kv_dtype: str) -> dict[str, Any]:
+    """Start vLLM with dummy weights, and return its KV cache."""
     environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    command = [sys.executable, "-c", PROGRAM, str(model), kv_dtype, *(["reads type"] if reads_type else [])]
+    command = [sys.executable, "-c", PROGRAM, str(model), kv_dtype]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -199,7 +185,7 @@ def test_bytes_are_those_of_vllms_specs(name: str, kv_dtype: str, tmp_path: Path
     config = json.loads((model / "config.json").read_text()) | CONFIGURATIONS[name]
     given = {key: value for key, value in config.items() if value is not None or key == "q_lora_rank"}
     (model / "config.json").write_text(json.dumps(given))
-    found = start(model, kv_dtype, reads_type="mamba_ssm_dtype" in given)
+    found = start(model, kv_dtype)
     full = windowed = state = 0
     windows = set()
     for kind, layers, size, window in found["groups"]:

@@ -7,7 +7,7 @@ in prefill, wait for their first tokens in the engine.
 from collections.abc import Callable, Iterator
 from typing import Final, Literal
 
-from eviction_client.policy.warm_first import OVERTAKE_S
+from eviction_client.schedule.warm_first import OVERTAKE_S
 from lpc_apps.simulator.segments import Segment
 from lpc_apps.simulator.waiting import Fcfs, WarmFirst
 from lpc_apps.simulator.workload import Turn, Workload

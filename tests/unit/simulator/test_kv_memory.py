@@ -34,6 +34,23 @@ def of(config: Any, tmp_path: Path, **more: Any) -> KvMemory:
     return kv_memory(str(tmp_path / "config.json"), **more)
 
 
+@pytest.mark.parametrize(("kind", "size"), [("qwen3_5_text", 4), ("qwen3_5_moe_text", 4), ("qwen3_next", 2)])
+def test_only_qwen3_5_names_the_type_of_its_states(kind: str, size: int, tmp_path: Path) -> None:
+    """vllm/model_executor/models/config.py of 0.32 reads the key for Qwen3.5; other states have the type of the model."""
+    config = LLAMA_8B | {
+        "model_type": kind,
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4,
+        "mamba_ssm_dtype": "float32",
+    }
+    assert of(config, tmp_path).state == (2 * 2 * 32 + 4 * 16) * 3 * 2 + 4 * 32 * 16 * size
+
+
 @pytest.mark.parametrize("installed", [True, False])
 @pytest.mark.parametrize(
     ("config", "more", "per_token"),
