@@ -163,13 +163,13 @@ class _Answers:
             seeds = f", mean of {row['seeds']} seeds" if row["seeds"] > 1 else ""
             _line(f"\n{row['workload']}: {row['engines']} engines of {tokens(row['capacity_tokens'])} tokens, {times}{seeds}")
             _line(f"{'engine':<{NAME}}{'router':<{NAME}}", COLUMNS)
-        times = "latency" if row["closed_loop"] else "ttft"
+        times, longest = ("latency", "wait") if row["closed_loop"] else ("ttft", "ttft")
         cells = (
             percent(row["hit_rate"]),
             f"{row['throughput_tokens_s']:,.0f}",
             f"{row[f'{times}_mean_s']:.1f}",
             f"{row[f'{times}_p99_s']:.1f}",
-            f"{row['wait_longest_s']:.1f}",
+            f"{row[f'{longest}_longest_s']:.1f}",
             percent(row["copies"]),
             f"{row['imbalance']:.2f}",
             percent(row["moved"]),

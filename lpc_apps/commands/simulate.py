@@ -124,9 +124,10 @@ def simulate(
         str | None,
         _option(
             FLEET,
-            "What routers know of the caches, names with commas: all; sent, what they have sent; text, the same by the text of "
-            "messages alone; lru:SHARE, an LRU cache of its own per engine, of this share; events:SECONDS, KV events so late; "
-            "numbered-events:SECONDS, as Dynamo reads them; default: all.",
+            "What routers know of the caches, names with commas. all: everything. sent: what they have sent; corrected: also "
+            "cached tokens of answers; text: as sent, by the text of messages. lru:SHARE: an LRU cache of their own, of this "
+            "share of each engine's. events:SECONDS: KV events so late; numbered-events:SECONDS: as Dynamo reads them. "
+            "Default: all.",
         ),
     ] = None,
     router_restart: Annotated[

@@ -79,6 +79,15 @@ def test_the_pages_name_commands() -> None:
     assert {"serve", "simulate", "doctor", "train", "models"} <= named
 
 
+def test_the_fleets_page_lists_every_router_and_knowledge_with_its_rule() -> None:
+    from lpc_apps.simulator.fleet.knowledge import KINDS
+    from lpc_apps.simulator.fleet.routers import REGISTRY
+
+    page = (ROOT / "docs/how-to/simulate-a-fleet.md").read_text().partition("\n## Routers\n")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `([a-z-]+)(?::[A-Z]+)?` \| (.+?) \|", page, re.MULTILINE))
+    assert rows == {one.name: one.rule for one in (*REGISTRY.values(), *KINDS)}
+
+
 def test_the_simulators_page_lists_every_policy_with_its_rule() -> None:
     from lpc_apps.simulator.policies import REGISTRY
 

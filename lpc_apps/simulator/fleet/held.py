@@ -1,6 +1,6 @@
 """The router's own queue: it holds requests for an engine, and hands them on in its own order.
 
-So the order is the router's, whatever the engine's is. It hands a request on while at most ``ahead`` others, beside the one
+So the order is the router's, whatever the engine's is. It hands a request on while at most ``ahead`` others, without the one
 in prefill, wait for their first tokens in the engine.
 """
 

@@ -5,7 +5,8 @@ what the caches hold:
 
 - `all`: exactly, at once; and the exact prefill that waits.
 - `sent`: the last engine of a session is believed to hold its last prompt and reply. Engines say nothing.
-- `text`: the same, by the text of messages alone, without roles, tools and arguments.
+- `corrected`: the same, and the cached tokens that answers report correct the prefill that waits.
+- `text`: as `sent`, by the text of messages alone, without roles, tools and arguments.
 - `lru:SHARE`: an LRU cache of its own for each engine, of this share of the engine's cache.
 - `events:SECONDS`: the engines' KV events, this much later. A restart clears an engine's blocks at once, as in `vllm-router`.
 - `numbered-events:SECONDS`: as in NVIDIA Dynamo, an engine that restarts numbers its events from the start again. Its old
@@ -111,8 +112,8 @@ class Knowledge:
         """Record that an engine is back, with an empty cache."""
         self.up = sorted((*self.up, engine))
 
-    def stored(self, engine: int, turn: Turn, now: float) -> None:
-        """Called when a request has allocated its blocks."""
+    def started(self, engine: int, turn: Turn, now: float, hits: int) -> None:
+        """Called when an engine starts a request. ``hits``: tokens of its prompt in the cache."""
 
     def evicted(self, engine: int, now: float, contents: Sequence[int]) -> None:
         """Called when an engine has evicted blocks: their content ids."""
@@ -146,8 +147,8 @@ class Everything(Knowledge):
         self._in_flight[engine][turn] = 0
         self._queued[engine] = None
 
-    def stored(self, engine: int, turn: Turn, now: float) -> None:
-        """Called when a request has allocated its blocks."""
+    def started(self, engine: int, turn: Turn, now: float, hits: int) -> None:
+        """Called when an engine starts a request. ``hits``: tokens of its prompt in the cache."""
         self._queued[engine] = None
 
     def failed(self, engine: int) -> None:
@@ -207,6 +208,56 @@ class Sent(Knowledge):
         """Return what identifies the blocks of a request, in order, each with the prompt tokens up to its end."""
         size = self._workload.block_tokens
         return [(segment, (segment.depth + segment.size) * size) for segment in self._workload.paths.of(turn)]
+
+
+class Corrected(Sent):
+    """As `sent`; how many believed tokens were not cached corrects the waiting prefill.
+
+    An engine that evicts what a router believes in has more work than the router knows. Without the correction it goes on
+    sending sessions there.
+    """
+
+    name = "corrected"
+    rule = "as sent; the answers' cached tokens correct the waiting prefill, by the believed share that was not there"
+
+    STEP: Final = 0.05
+    """Weight of the latest answer in an engine's average."""
+
+    def __init__(self, workload: Workload, engines: Sequence[Engine], prompt_token_s: float, number: float = 0.0) -> None:
+        super().__init__(workload, engines, prompt_token_s, number)
+        self._wrong = [0.0] * len(engines)
+        """By engine: share of the believed tokens that its answers did not report as cached."""
+        self._believed: dict[Turn, tuple[int, int]] = {}
+        """Believed tokens of a request in flight, and those that its answer will report as cached."""
+
+    def sent(self, engine: int, turn: Turn, now: float) -> None:
+        """Record that a request is about to be sent."""
+        believed = self.cached(engine, turn, now)
+        super().sent(engine, turn, now)
+        more = int(believed * self._wrong[engine])
+        self._before_first[engine][turn] += more
+        self._missing[engine] += more
+        self._believed[turn] = believed, 0
+
+    def started(self, engine: int, turn: Turn, now: float, hits: int) -> None:
+        """Keep what the answer will report."""
+        believed, _ = self._believed.get(turn, (0, 0))
+        if believed:
+            self._believed[turn] = believed, hits
+
+    def answered(self, engine: int, turn: Turn, now: float) -> None:
+        """Record an answer, and what it reports as cached."""
+        super().answered(engine, turn, now)
+        believed, hits = self._believed.pop(turn, (0, 0))
+        if believed:
+            self._wrong[engine] += self.STEP * (max(believed - hits, 0) / believed - self._wrong[engine])
+
+    def failed(self, engine: int) -> None:
+        """Record that an engine has failed."""
+        for turn in self._in_flight[engine]:
+            self._believed.pop(turn, None)
+        super().failed(engine)
+        self._wrong[engine] = 0.0
 
 
 class Text(Sent):
@@ -301,8 +352,8 @@ class Events(Knowledge):
             break
         return min(count, turn.servable(size)) * size
 
-    def stored(self, engine: int, turn: Turn, now: float) -> None:
-        """Called when a request has allocated its blocks."""
+    def started(self, engine: int, turn: Turn, now: float, hits: int) -> None:
+        """Called when an engine starts a request. ``hits``: tokens of its prompt in the cache."""
         self._send(engine, now, True, turn.all_contents)
 
     def evicted(self, engine: int, now: float, contents: Sequence[int]) -> None:
@@ -359,9 +410,8 @@ class NumberedEvents(Events):
         return takes
 
 
-KNOWLEDGE: Final[dict[str, type[Knowledge]]] = {
-    kind.name: kind for kind in (Everything, Sent, Text, OwnLru, Events, NumberedEvents)
-}
+KINDS: Final[tuple[type[Knowledge], ...]] = (Everything, Sent, Corrected, Text, OwnLru, Events, NumberedEvents)
+KNOWLEDGE: Final = {kind.name: kind for kind in KINDS}
 
 
 def parse_knowledge(text: str) -> tuple[type[Knowledge], float]:

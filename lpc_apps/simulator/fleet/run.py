@@ -72,6 +72,7 @@ class FleetResult:
         mean = sum(self.requests) / len(self.requests)
         return {
             **self.all.figures(),
+            "ttft_longest_s": max(self.all.ttft, default=0.0),
             "requests_by_engine": self.requests,
             "imbalance": max(self.requests) / mean if mean else 1.0,
             "moved": self.moved / self.returned if self.returned else 0.0,
@@ -214,7 +215,7 @@ class _Run:
         self._engines[number].arrive(turn, now)
 
     def _started(self, number: int, engine: Engine, turn: Turn, hits: int) -> None:
-        self._known.stored(number, turn, self._replay.now)
+        self._known.started(number, turn, self._replay.now, hits)
         self._known.first_token_due(number, turn, engine.prefilled_at)
         if self._fleet.queue is not None:
             computed = turn.input_tokens - hits

@@ -16,7 +16,16 @@ USUAL: Final = "session-hash"
 SAME: Final = 0.02
 """Differences below this share are called equal: seeds differ by as much."""
 MEANS: Final = (
-    *("hit_rate", "throughput_tokens_s", "latency_mean_s", "latency_p99_s", "ttft_mean_s", "ttft_p99_s", "wait_longest_s"),
+    *(
+        "hit_rate",
+        "throughput_tokens_s",
+        "latency_mean_s",
+        "latency_p99_s",
+        "ttft_mean_s",
+        "ttft_p99_s",
+        "wait_longest_s",
+        "ttft_longest_s",
+    ),
     *("copies", "imbalance", "moved", "resent", "prefill_load"),
 )
 

@@ -25,7 +25,7 @@ from tests.unit.simulator.test_closed_loop import LOGS, build_turns, loop, sessi
 SIZE = 16
 COST = Cost(prefill_tokens_s=1000.0, output_token_s=0.1)
 ROUTERS = ("round-robin", "least-loaded", "session-hash", "fewest-sessions", "prefix", "cost:1", "cost:11")
-KNOWN = ("all", "sent", "text", "lru:0.9", "events:2", "numbered-events:2")
+KNOWN = ("all", "sent", "corrected", "text", "lru:0.9", "events:2", "numbered-events:2")
 
 
 def replay(

@@ -14,6 +14,7 @@ from lpc_apps.simulator.amounts import SimulationError
 from lpc_apps.simulator.engine import Engine
 from lpc_apps.simulator.fleet.knowledge import (
     KNOWLEDGE,
+    Corrected,
     Events,
     Everything,
     Knowledge,
@@ -172,7 +173,7 @@ def test_a_router_that_does_not_exist_is_one_clear_error(text: str, said: str) -
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("nothing", "choose from all, sent, text, lru:SHARE, events:SECONDS, numbered-events:SECONDS"),
+        ("nothing", "choose from all, sent, corrected, text, lru:SHARE, events:SECONDS, numbered-events:SECONDS"),
         ("all:3", "is not a knowledge of routers"),
         ("events", "needs a number of seconds from 0 on: events:5"),
         ("events:-1", "needs a number of seconds"),
@@ -237,6 +238,26 @@ def test_sent_believes_in_the_last_engine_of_a_session() -> None:
     known.failed(1)
     known.returned(1)
     assert (known.cached(0, again, 0.0), known.cached(1, again, 0.0)) == (2 * SIZE, 0)
+
+
+def test_cached_tokens_of_answers_correct_the_prefill_that_waits() -> None:
+    turns = [request("a", range(10), number) for number in range(1, 102)]
+    workload, _, engines = engines_of(turns)
+    known, sent = (kind(workload, engines, COST.prompt_token_s) for kind in (Corrected, Sent))
+    for number, turn in enumerate(turns[:-1]):
+        for one in (known, sent):
+            one.sent(0, turn, float(number))
+            one.started(0, turn, float(number), 40)  # of the 160 that are believed to be there
+            one.first_token_due(0, turn, float(number))
+            one.answered(0, turn, float(number))
+    for one in (known, sent):
+        one.sent(0, turns[-1], 200.0)
+        assert one.missing(0, turns[-1], 200.0) == 1
+    assert sent.waiting_s(0, 200.0) == pytest.approx(0.001)
+    assert known.waiting_s(0, 200.0) == pytest.approx(0.001 + 0.120, abs=0.002)
+    known.failed(0)
+    known.returned(0)
+    assert known.waiting_s(0, 200.0) == 0.0
 
 
 def test_text_takes_requests_that_differ_in_tools_alone_for_the_same(tmp_path: Path) -> None:
@@ -309,7 +330,7 @@ def test_events_come_late_and_an_eviction_ends_the_prefix_there() -> None:
     turn = request("a", range(10))
     workload, _, engines = engines_of([turn])
     known = Events(workload, engines, COST.prompt_token_s, 5.0)
-    known.stored(0, turn, 1.0)
+    known.started(0, turn, 1.0, 0)
     assert known.cached(0, turn, 5.9) == 0
     assert known.cached(0, turn, 6.0) == 10 * SIZE
     known.evicted(0, 7.0, [7])
@@ -324,14 +345,14 @@ def test_a_restarted_engine_is_cleared_at_once_or_ignored_until_its_numbers_pass
     vllm_router = Events(workload, engines, COST.prompt_token_s)
     dynamo = NumberedEvents(workload, engines, COST.prompt_token_s)
     for known in (vllm_router, dynamo):
-        known.stored(0, old, 0.0)
-        known.stored(0, old, 0.0)
+        known.started(0, old, 0.0, 0)
+        known.started(0, old, 0.0, 0)
         assert known.cached(0, old, 0.0) == 10 * SIZE
         known.failed(0)
         known.returned(0)
-        known.stored(0, new, 1.0)
+        known.started(0, new, 1.0, 0)
     assert (vllm_router.cached(0, old, 1.0), vllm_router.cached(0, new, 1.0)) == (0, 10 * SIZE)
     assert (dynamo.cached(0, old, 1.0), dynamo.cached(0, new, 1.0)) == (10 * SIZE, 0)
     for at in (2.0, 3.0):  # the third event is the first that it reads
-        dynamo.stored(0, new, at)
+        dynamo.started(0, new, at, 0)
     assert dynamo.cached(0, new, 3.0) == 10 * SIZE
