@@ -155,6 +155,14 @@ def bench_gateway(
     report(lambda: gateway.run(models, model, quick=quick), output)
 
 
+@app.command("as-read")
+def bench_as_read(quick: Quick = False, output: Output = None) -> None:
+    """Time that the gateway spends on what engines read of a request, next to reading its JSON."""
+    from benchmarks import as_read
+
+    report(lambda: as_read.run(quick=quick), output)
+
+
 @app.command("gpu")
 def bench_gpu(
     device: Annotated[Literal["cuda", "cpu"], typer.Option(help="cpu: the same steps on a small scale, to try them.")] = "cuda",

@@ -16,7 +16,7 @@ from response_cache.service.servicer import request_of
 from tests.nightly import LONG
 
 Body = dict[str, Any]
-PAIRS: Final = 20_000 if LONG else 500
+PAIRS: Final = 20_000 if LONG else 2_000
 """Random pairs of chats."""
 REFUSED: Final = "refused"
 """In place of the tokens of a body that an engine refuses."""

@@ -32,9 +32,9 @@ _READ_BY_VLLM: Final = frozenset(
 _TOOL: Final = ("type", "function", "defer_loading")
 _FUNCTION: Final = ("name", "description", "parameters", "strict", "defer_loading")
 """Keys that engines read, in the order in which vLLM prints them."""
-_CALL: Final = frozenset({"id", "type", "function"})
-_CALLED: Final = frozenset({"name", "arguments"})
-"""Keys of a call and of its function."""
+_CALL: Final = ("id", "type", "function")
+_CALLED: Final = ("name", "arguments")
+"""Keys of a call and of its function, as clients send them."""
 _REMEMBERED_CHARS: Final = 1024
 """Characters of the longest arguments that are remembered."""
 _NULL: Final = ("strict", "defer_loading")
@@ -72,7 +72,7 @@ def without_nulls(one: Mapping[str, Any]) -> dict[str, Any]:
 def message(one: Mapping[str, Any], rules: Collection[str]) -> Mapping[str, Any]:
     """Return a message in its sure form. One with a null name stays: vLLM then reads the parts of a tool's result otherwise."""
     role, content = one.get("role"), one.get("content")
-    if isinstance(content, str) and len(one) == 2:
+    if isinstance(content, str) and (len(one) == 2 or (role == "tool" and len(one) == 3 and "tool_call_id" in one)):
         return one
     found = _with_keys_read(one, role, rules)
     if "name" in found and found["name"] is None:
@@ -177,23 +177,25 @@ def _known(names: _Names, known: _Names, nulls: _Names) -> _Names:
 
 
 def _call(call: Any, rules: Collection[str]) -> Any:
+    """Return a call with keys in the order in which clients send them, and others behind these."""
     if not (isinstance(call, dict) and isinstance(function := call.get("function"), dict)):
         return call
+    called = function
     text = function.get("arguments")
     if "arguments" in rules and isinstance(text, str):
         written = _written(text) if len(text) > _REMEMBERED_CHARS else _remembered(text)
-        if written is not None:
-            function = {**function, "arguments": written}
+        if written is not None and written != text:
+            called = {**function, "arguments": written}
     if "call_order" in rules:
-        # Without sorting what most calls are.
-        if function.keys() == _CALLED:
-            function = {"arguments": function["arguments"], "name": function["name"]}
-        else:
-            function = {name: function[name] for name in sorted(function)}
-        if call.keys() == _CALL:
-            return {"function": function, "id": call["id"], "type": call["type"]}
-        call = {name: call[name] for name in sorted(call)}
-    return {**call, "function": function}
+        if tuple(called) != _CALLED:
+            called = _ordered(called, _CALLED)
+        if tuple(call) != _CALL:
+            call = _ordered(call, _CALL)
+    return call if called is function else {**call, "function": called}
+
+
+def _ordered(one: Mapping[str, Any], first: _Names) -> dict[str, Any]:
+    return {name: one[name] for name in (*(name for name in first if name in one), *sorted(one.keys() - set(first)))}
 
 
 def _written(text: str) -> str | None:
