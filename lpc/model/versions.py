@@ -107,7 +107,10 @@ def newest_first(folder: Path) -> list[Path]:
     try:
         found = [path for path in folder.iterdir() if not path.name.startswith(".") and path.is_dir()]
     except (FileNotFoundError, NotADirectoryError) as error:
-        remedy = "make one with `lpc export` (e5-small: with --recipe lpc), or set models and model"
+        remedy = (
+            "make one with `lpc export` (e5-small: with --recipe lpc), or name another folder and model: --models and --model, "
+            "in a sidecar LPC_MODELS and LPC_MODEL"
+        )
         raise ArtifactError(f"no model in {folder}: {remedy}") from error
     except OSError as error:
         raise ArtifactError(

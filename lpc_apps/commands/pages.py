@@ -3,6 +3,7 @@
 import base64
 import http.client
 import ipaddress
+import socket
 import time
 import urllib.error
 import urllib.parse
@@ -142,10 +143,21 @@ def read(address: Address, *, statuses: frozenset[int] = frozenset()) -> Page:
     except http.client.HTTPException as error:
         raise PageError(f"{name}: the answer is not HTTP ({type(error).__name__})") from None
     except (OSError, ValueError) as error:
-        raise PageError(f"{name}: {getattr(error, 'reason', None) or str(error) or type(error).__name__}") from None
+        raise PageError(f"{name}: {_reason(getattr(error, 'reason', error))}") from None
     if kind == "text/html" or body[:256].lstrip().lower().startswith((b"<!doctype html", b"<html")):
         raise PageError(f"{name}: answers with an HTML page, perhaps a proxy's login: name the server itself")
     return Page(body, kind)
+
+
+def _reason(error: object) -> str:
+    """Return why a page cannot be had, and what to do where that is known."""
+    if isinstance(error, ConnectionRefusedError):
+        return "nothing listens there: start it, or name its address and port"
+    if isinstance(error, TimeoutError):
+        return f"no answer within {TIMEOUT_S:g} s: see whether it runs and can be reached from here"
+    if isinstance(error, socket.gaierror):
+        return f"the name is not known here ({error.strerror}): see whether it is spelled right"
+    return str(error) or type(error).__name__
 
 
 def _body(answer: http.client.HTTPResponse, name: str) -> bytes:

@@ -582,3 +582,9 @@ def test_the_doctor_names_an_engine_that_cannot_be_read(server: Server) -> None:
 def examine_hits(engine: str) -> list[Finding]:
     found = examine(ClientSettings(predictor_address="127.0.0.1:1"), engine)
     return [finding for finding in found if finding.check == "hits"]
+
+
+def test_an_address_at_which_nothing_listens_is_named_with_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    refused(lpc("--engine", address), f"{address}/metrics: nothing listens there: start it, or name its address and port")
