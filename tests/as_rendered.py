@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from lpc.requests.families import HARMONY_CHARS
+from lpc.requests.families import HARMONY_WITH_TOOLS_CHARS
 from lpc_apps.commands.why import explained
 from tests.unit.why.test_engines import LOGS, RECORDS
 from tests.unit.why.traffic import write
@@ -29,7 +29,7 @@ TEMPLATES: Final[dict[str, str]] = {
         INSTRUCTIONS + "\n" + TOOLS + "<|im_end|>\n{% set messages = messages[1:] %}{% else %}" + TOOLS + "{% endif %}" + CHATML
     ),
 }
-TEMPLATES["gpt-oss"] = "x" * HARMONY_CHARS + TEMPLATES["instructions first"]
+TEMPLATES["gpt-oss"] = "x" * HARMONY_WITH_TOOLS_CHARS + TEMPLATES["instructions first"]
 """By where the tools are. That of `m` is not known, and `lpc why` takes tools first."""
 COMPARED: Final = [name for name in LOGS if name != "developer, DeepSeek V3.2"]
 """DeepSeek V3.2 writes a page about its tools that no log has."""

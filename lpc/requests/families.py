@@ -27,6 +27,8 @@ def separator(model: str, kind: Kind) -> str:
 
 HARMONY_CHARS: Final = 288
 """Of what Harmony writes before the instructions: identity, dates, effort, channels, and the header of the next message."""
+HARMONY_WITH_TOOLS_CHARS: Final = HARMONY_CHARS + 79
+"""The same with tools, whose channel it names."""
 
 
 def is_harmony(model: str) -> bool:

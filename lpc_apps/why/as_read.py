@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from lpc.logs.chats.fields import as_json
 from lpc.logs.chats.request import LoggedMessage, LoggedRequest, Part
-from lpc.requests.families import drops_billing, has_developer, separator
+from lpc.requests.families import drops_billing, has_developer, is_harmony, separator
+from lpc.requests.harmony import definition
 from lpc.requests.possibly import BILLING, INSTRUCTIONS, unbilled
 from lpc.requests.rules import Kind, sure
 from lpc.requests.surely import tool
@@ -15,17 +16,22 @@ _FLAT: Final = ("type", "name", "description", "parameters", "input_schema", "st
 """Keys of a tool of Anthropic's API and of the responses API, in the order in which engines print them."""
 
 
-def tools_as_read(request: LoggedRequest, kind: Kind) -> tuple[Part, ...]:
-    """Return the definitions of tools as an engine of a kind reads them."""
-    return tuple(_tool(part, kind) for part in request.tools)
+def tools_as_read(request: LoggedRequest, model: str, kind: Kind) -> tuple[Part, ...]:
+    """Return the definitions of tools as an engine of a kind reads them; ``model`` decides how they are written."""
+    return tuple(_tool(part, kind, is_harmony(model)) for part in request.tools)
 
 
 @lru_cache(maxsize=4096)
-def _tool(part: Part, kind: Kind) -> Part:
+def _tool(part: Part, kind: Kind, harmony: bool) -> Part:
     try:
         found = json.loads(part.text)
     except (ValueError, RecursionError):
         return part
+    if harmony and isinstance(found, dict):
+        function = found.get("function", found)
+        if isinstance(function, dict) and isinstance(function.get("name"), str):
+            schema = function.get("parameters", function.get("input_schema"))
+            return Part(part.kind, definition({**function, "parameters": schema}))
     read = _flat(found, kind) if _is_flat(found) else tool(found, sure(kind))
     return part if read is found else Part(part.kind, as_json(read))
 

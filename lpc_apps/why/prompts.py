@@ -9,7 +9,7 @@ from typing import Final
 
 from lpc.logs.chats.request import MEDIA_TOKENS, LoggedMessage, LoggedRequest, Part, rendered
 from lpc.logs.traces.chat import BLOCK_CHARS, BLOCK_TOKENS, BLOCK_TOKENS_RANGE, CHARS_PER_TOKEN, SURE_TOKENS
-from lpc.requests.families import HARMONY_CHARS, is_harmony
+from lpc.requests.families import HARMONY_CHARS, HARMONY_WITH_TOOLS_CHARS, is_harmony
 from lpc.requests.possibly import INSTRUCTIONS
 from lpc.requests.rules import Kind
 from lpc_apps.why.as_read import messages_as_read, tools_as_read
@@ -20,8 +20,10 @@ _LINKED: Final = 512
 """Characters of a message by which it is found again."""
 
 
-_HARMONY: Final = LoggedMessage("system", (Part("text", "harmony " * (HARMONY_CHARS // 8)),))
-"""Stands for the message that no log has."""
+_HARMONY, _HARMONY_WITH_TOOLS = (
+    LoggedMessage("system", (Part("text", "harmony " * (chars // 8)),)) for chars in (HARMONY_CHARS, HARMONY_WITH_TOOLS_CHARS)
+)
+"""Stand for the message that no log has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,12 +139,12 @@ class Prompts:
     def prompt(self, request: LoggedRequest) -> Prompt:
         """Return the prompt of a request."""
         model = request.scope[0] if request.scope else ""
-        tools = [self._unit(TOOLS, (tool,), f"tool {tool.text}\n") for tool in tools_as_read(request, self.kind)]
+        tools = [self._unit(TOOLS, (tool,), f"tool {tool.text}\n") for tool in tools_as_read(request, model, self.kind)]
         messages = [self._message(message) for message in messages_as_read(request.messages, model, self.kind)]
         own = next((i for i, unit in enumerate(messages) if unit.role not in INSTRUCTIONS), len(messages))
         head = [*tools, *messages[:own]]
         if is_harmony(model):
-            head = [self._message(_HARMONY), *messages[:own], *tools]
+            head = [self._message(_HARMONY_WITH_TOOLS if tools else _HARMONY), *messages[:own], *tools]
         return Prompt(
             request.time,
             (*head, *messages[own:]),

@@ -133,4 +133,5 @@ def test_why_counts_the_hits_of_what_sglang_renders(of_logs: Renderer, name: str
         return found
 
     said, rendered = as_rendered.rates(name, "sglang", render, tmp_path)
-    assert said == pytest.approx(rendered, abs=0.01)
+    # With gpt-oss little is hit, and one block is 1.6% of a prompt. The template stands for its own, and has tools as JSON.
+    assert said == pytest.approx(rendered, abs=0.02 if "gpt-oss" in name else 0.01)
