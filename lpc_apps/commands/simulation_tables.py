@@ -114,7 +114,8 @@ def print_reading(log: dict[str, Any]) -> None:
     """Print to standard error what was read of a log (`Workload.reading`)."""
     conversations = f"{log['conversations']:,} conversations, " if "conversations" in log else ""
     how = " (recognised)" if log["recognised"] else ""
-    lines = [f"{log['file']}: {conversations}{log['requests']:,} requests, format {log['format']}{how}"]
+    requests = f"{log['requests']:,} request{'s' if log['requests'] != 1 else ''}"
+    lines = [f"{log['file']}: {conversations}{requests}, format {log['format']}{how}"]
     if skipped := log["skipped"]:
         lines.append(f"  records skipped: {sum(found['records'] for found in skipped.values()):,}")
         lines += [f"{found['records']:>10,}  {reason} (first: {found['first']})" for reason, found in skipped.items()]

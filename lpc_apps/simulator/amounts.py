@@ -57,6 +57,11 @@ def tokens(count: float) -> str:
     return f"{count:.0f}"
 
 
+def memory(count: float) -> str:
+    """Return a number of bytes in GiB, below a tenth of one in MiB: 6.5 GiB, 12 MiB."""
+    return f"{count / 2**30:.1f} GiB" if count >= 0.1 * 2**30 else f"{count / 2**20:.0f} MiB"
+
+
 def seconds(value: float) -> str:
     """Return a time: 48 ms, 0.47 s, 4.2 s, 49 s, 6 min, 1.5 h, 2 days."""
     if value < 0.0995:

@@ -15,7 +15,7 @@ from lpc.logs.traces import open_trace
 from lpc.logs.traces.agents import ACTIVE_SESSIONS
 from lpc.logs.traces.sample import Sample
 from lpc.progress import progress
-from lpc_apps.simulator.amounts import SimulationError, in_tokens
+from lpc_apps.simulator.amounts import SimulationError, about, in_tokens
 from lpc_apps.simulator.cluster import spreading_on
 from lpc_apps.simulator.conversation_log import read_conversations
 from lpc_apps.simulator.conversations import ACTIVE, SAMPLE, ThinkTimes, draw, load_sample
@@ -166,9 +166,10 @@ def run_one(run: Run, on_start: Callable[[Turn, int], None] | None = None) -> di
     policy = REGISTRY[run.policy]
     if capacity // sample < workload.block_tokens:
         of_sample = f" for a sample of 1 in {sample}" if sample > 1 else ""
+        share = "" if isinstance(run.capacity, int) else f", {about(run.capacity)} of the {working_set:,} tokens of this log,"
         raise SimulationError(
-            f"a capacity of {capacity:,} tokens{of_sample} leaves no block of {workload.block_tokens} tokens: choose a larger "
-            "one"
+            f"a capacity of {capacity:,} tokens{share}{of_sample} leaves no block of {workload.block_tokens} tokens: choose a "
+            "larger one" + (" with --capacity, or give more of the log" if share else "")
         )
     make, cost, queueing = partial(policy, workload=workload, settings=run.settings), run.settings.cost, run.queueing
     if run.fleet is None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from eviction_client.observability.misses import UNUSED
-from lpc_apps.simulator.amounts import about, percent, tokens
+from lpc_apps.simulator.amounts import about, memory, percent, tokens
 from lpc_apps.simulator.compute import DEFAULT
 from lpc_apps.simulator.summary import ALONE, BASELINE, OURS, SAME, Pair, Rows, sentence, size_for
 
@@ -99,7 +99,7 @@ def _assumed(lru: dict[str, Any]) -> str:
     size = lru["capacity_tokens"]
     return (
         f"**No cache size was given**, so this is for {tokens(size)} tokens, the middle of the sizes that were run "
-        f"({size * BYTES / 2**30:.1f} GiB of KV cache for {DEFAULT.model}). Give yours: `--cache` with the tokens that vLLM "
+        f"({memory(size * BYTES)} of KV cache for {DEFAULT.model}). Give yours: `--cache` with the tokens that vLLM "
         "logs as `GPU KV cache size`, or `--model` and `--gpu-gib`."
     )
 
