@@ -69,6 +69,15 @@ ELSEWHERE: Final = {
     "vllm": "a GPU; tests/lmcache/test_mp_mode.py runs vLLM with these settings",
 }
 """By program: what a command needs, or the tests that run it. Paths in it exist."""
+AGENTS: Final = "--requests 6000 --engines 4 --capacity 2M --prefill-rate 30000 --output-token-ms 12 --policies lru"
+FLEETS: Final = (
+    f"lpc simulate agent_sessions_2026.tar.gz --closed --sessions 200 {AGENTS} --schedule warm-first --keep-waiting "
+    "--router round-robin,session-hash,fewest-sessions,prefix,cost:1,cost:4,cost:11",
+    "lpc simulate mooncake_conversation_trace.jsonl --engines 4 --capacity 1.25% --prefill-rate 15000 --policies lru "
+    "--router session-hash,cost:4",
+    f"lpc simulate coding_sessions.tar.gz --closed --sessions 224 {AGENTS} --router session-hash,cost:11 "
+    "--router-queue none,warm-first --router-knows all,lru:0.9",
+)
 HOW: Final[dict[str, dict[str, How]]] = {
     "deploy.md": {"lpc secrets deploy/overlays/gateway/secrets --client app": 0},
     "install/lmcache.md": {
@@ -128,6 +137,10 @@ HOW: Final[dict[str, dict[str, How]]] = {
     },
     "runbook.md": {
         "sed 's#docs/how-to/runbook.md#https://wiki.example/lpc/runbook#' deploy/prometheus/rules.yml > rules.yml": 0,
+    },
+    "simulate-a-fleet.md": {
+        "lpc simulate log.jsonl --engines 4 --capacity 2M": 0,
+        **dict.fromkeys(FLEETS, "data that the repository does not have; tests/integration/test_simulate.py runs such fleets"),
     },
     "simulate-your-log.md": {
         "lpc simulate log.jsonl --cache 1.2M": 0,
@@ -503,6 +516,7 @@ PREPARED: Final = {
     "install/lmcache.md": lmcache,
     "response-caches.md": caches,
     "retrain.md": retrain,
+    "simulate-a-fleet.md": simulate,
     "simulate-your-log.md": simulate,
     "use-from-python.md": predict,
     "why-prompts-miss.md": why,
