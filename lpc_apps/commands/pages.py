@@ -152,7 +152,7 @@ def read(address: Address, *, statuses: frozenset[int] = frozenset()) -> Page:
 def _reason(error: object) -> str:
     """Return why a page cannot be had, and what to do where that is known."""
     if isinstance(error, ConnectionRefusedError):
-        return "nothing listens there: start it, or name its address and port"
+        return "connection refused: nothing listens there, so start it, or name its address and port"
     if isinstance(error, TimeoutError):
         return f"no answer within {TIMEOUT_S:g} s: see whether it runs and can be reached from here"
     if isinstance(error, socket.gaierror):

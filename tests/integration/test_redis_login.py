@@ -39,7 +39,7 @@ def test_every_user_and_password_can_be_written_into_a_url(user: str, password: 
     parsed = RedisUrl.parse(f"redis://{quote(user, safe='')}:{quote(password, safe='')}@host:7000/0")
     assert (parsed.user, parsed.password, parsed.where) == (user, password, "host:7000")
     assert parsed.bare == "redis://host:7000/0"
-    assert password not in repr(parsed).replace(user, "").replace("host:7000", "").replace("redis", "") or len(password) < 3
+    assert repr(parsed) == repr(RedisUrl.parse(f"redis://{quote(user, safe='')}:{quote(password + 'x', safe='')}@host:7000/0"))
 
 
 @pytest.mark.parametrize("mark", ["/", "#", "?", "%", "[", "]", "/0#", "1/", "1#", "1?"])

@@ -136,7 +136,14 @@ def hit(policy: str, size: int, rate: float, seed: int = 0, think_time: float = 
     shares = {"sources": dict.fromkeys(("shared", "own", "evicted"), 0), "unused": {"unused": 0}}
     place = {"workload": "d", "policy": policy, "capacity_tokens": size, "capacity_fraction": 0.1, "seed": seed}
     setting = {"think_time_s": think_time, "inverted": False, "by_fraction": False, "closed_loop": False, "queue": ""}
-    counts = {"hit_rate": rate, "request_hit_rate": rate / 2, "requests": 1, "refused": 0, "prompt_tokens": 1}
+    counts = {
+        "prefill_tokens_s": 20_000.0,
+        "hit_rate": rate,
+        "request_hit_rate": rate / 2,
+        "requests": 1,
+        "refused": 0,
+        "prompt_tokens": 1,
+    }
     return dict.fromkeys(MEANS, 0.0) | shares | place | setting | counts
 
 

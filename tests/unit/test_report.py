@@ -587,4 +587,7 @@ def examine_hits(engine: str) -> list[Finding]:
 def test_an_address_at_which_nothing_listens_is_named_with_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    refused(lpc("--engine", address), f"{address}/metrics: nothing listens there: start it, or name its address and port")
+    refused(
+        lpc("--engine", address),
+        f"{address}/metrics: connection refused: nothing listens there, so start it, or name its address and port",
+    )
