@@ -218,7 +218,7 @@ class Corrected(Sent):
     """
 
     name = "corrected"
-    rule = "as sent; the answers' cached tokens correct the waiting prefill, by the believed share that was not there"
+    rule = "as sent; where answers report fewer cached tokens than believed, more prefill is taken to wait"
 
     STEP: Final = 0.05
     """Weight of the latest answer in an engine's average."""
