@@ -71,7 +71,7 @@ def test_a_row_or_table_that_is_gone_is_one_clear_error(copied: Path) -> None:
     assert "no row begins with 'mq'" in script(copied).main([])
     page.write_text(text.replace("## Mooncake", "## Another"))
     assert "'Mooncake': there is no such heading" in script(copied).main([])
-    page.write_text(text.replace("| 5.43 |", "| - |"))
+    page.write_text(re.sub(r"\| LRU \| [\d.]+ \|", "| LRU | - |", text, count=1))
     assert "'-' has no number" in script(copied).main([])
 
 
