@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from lpc.progress import apart
-from lpc.wire.terminal import console
 from lpc_apps.commands.outcome import note
 from lpc_apps.commands.simulation import built_in_moments
 from lpc_apps.commands.simulation_lists import names_of, parts_of, sessions_of, workloads_of
-from lpc_apps.commands.simulation_tables import print_paragraph, print_reading
+from lpc_apps.commands.simulation_rows import Collected
+from lpc_apps.commands.simulation_tables import print_line, print_paragraph
 from lpc_apps.simulator.amounts import SimulationError, parse_capacity, percent, tokens
 from lpc_apps.simulator.engine import FCFS
 from lpc_apps.simulator.fleet.held import QUEUES, RouterQueue
@@ -126,33 +126,21 @@ def simulate_fleets(
     return found
 
 
-class _Answers:
-    """Collects rows, and prints those of a router as soon as all its seeds are known.
-
-    Attributes:
-        rows: by run.
-        log: what was read of a log; None: no log.
-    """
+class _Answers(Collected):
+    """Prints the row of a router as soon as all its seeds are known."""
 
     def __init__(self, runs: Sequence[Run], recognised: bool) -> None:
-        self.rows: dict[Run, dict[str, Any]] = {}
-        self.log: dict[str, Any] | None = None
-        self._recognised = recognised
+        super().__init__(recognised)
         self._left = Counter(map(_row, runs))
         self._titled: Any = None
 
     def add(self, run: Run, row: dict[str, Any]) -> None:
         """Add the row of a run."""
-        log = row.pop("log", None)
-        row["by_fraction"] = isinstance(run.capacity, float)
-        self.rows[run] = row
-        with apart():
-            if log is not None and self.log is None:
-                self.log = {"format": run.workload.format, "recognised": self._recognised, **log}
-                print_reading(self.log)
-            kind = _row(run)
-            self._left[kind] -= 1
-            if not self._left[kind]:
+        super().add(run, row)
+        kind = _row(run)
+        self._left[kind] -= 1
+        if not self._left[kind]:
+            with apart():
                 self._print(of_fleets([row for run, row in self.rows.items() if _row(run) == kind])[0])
 
     def _print(self, row: dict[str, Any]) -> None:
@@ -161,8 +149,10 @@ class _Answers:
             self._titled = title
             times = "latency" if row["closed_loop"] else "time to first token"
             seeds = f", mean of {row['seeds']} seeds" if row["seeds"] > 1 else ""
-            _line(f"\n{row['workload']}: {row['engines']} engines of {tokens(row['capacity_tokens'])} tokens, {times}{seeds}")
-            _line(f"{'engine':<{NAME}}{'router':<{NAME}}", COLUMNS)
+            print_line(
+                f"\n{row['workload']}: {row['engines']} engines of {tokens(row['capacity_tokens'])} tokens, {times}{seeds}"
+            )
+            print_line(f"{'engine':<{NAME}}{'router':<{NAME}}", COLUMNS, cell=CELL)
         times, longest = ("latency", "wait") if row["closed_loop"] else ("ttft", "ttft")
         cells = (
             percent(row["hit_rate"]),
@@ -174,7 +164,7 @@ class _Answers:
             f"{row['imbalance']:.2f}",
             percent(row["moved"]),
         )
-        _line(f"{engine_of(row):<{NAME}}{router_of(row):<{NAME}}", cells)
+        print_line(f"{engine_of(row):<{NAME}}{router_of(row):<{NAME}}", cells, cell=CELL)
 
 
 def _row(run: Run) -> tuple[Any, ...]:
@@ -183,12 +173,6 @@ def _row(run: Run) -> tuple[Any, ...]:
         *(run.workload.workload, run.workload.sessions, run.capacity, run.policy, run.queueing),
         *(run.fleet.router, run.fleet.knows, run.fleet.queue),
     )
-
-
-def _line(name: str, cells: Sequence[str] = ()) -> None:
-    """Print at once: the next line may take minutes."""
-    console().print(name + "".join(f"{cell:>{CELL}}" for cell in cells), soft_wrap=True, highlight=False)
-    console().file.flush()
 
 
 def parse_queue(text: str) -> RouterQueue | None:

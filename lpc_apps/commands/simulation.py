@@ -18,6 +18,7 @@ from lpc.wire.terminal import console
 from lpc_apps.commands.outcome import note
 from lpc_apps.commands.simulation_lists import names_of, parts_of, sessions_of, workloads_of
 from lpc_apps.commands.simulation_page import write_page
+from lpc_apps.commands.simulation_rows import Collected
 from lpc_apps.commands.simulation_tables import (
     naming_left_out,
     print_closed_loop,
@@ -264,18 +265,11 @@ class _Plan:
             print_paragraph(text)
 
 
-class _Answers:
-    """Collects rows, and prints what was read, and each policy's curve as soon as it is known.
-
-    Attributes:
-        rows: by run.
-        log: what was read of a log; None: no log.
-    """
+class _Answers(Collected):
+    """Prints each policy's curve as soon as it is known."""
 
     def __init__(self, runs: Sequence[Run], recognised: bool) -> None:
-        self.rows: dict[Run, dict[str, Any]] = {}
-        self.log: dict[str, Any] | None = None
-        self._recognised = recognised
+        super().__init__(recognised)
         self._left: Counter[tuple[Any, ...]] = Counter()
         self.await_(runs)
         self._titled: set[Any] = set()
@@ -287,16 +281,7 @@ class _Answers:
 
     def add(self, run: Run, row: dict[str, Any]) -> None:
         """Add the row of a run."""
-        log = row.pop("log", None)
-        sample = row["sample"]
-        if log is not None and self.log is None:
-            self.log = {"format": run.workload.format, "recognised": self._recognised, **log}
-            with apart():
-                print_reading(self.log)
-                if sample > 1:
-                    note(f"1 in {sample} conversations is simulated, with 1/{sample} of each cache size; --sample changes that")
-        row["by_fraction"] = isinstance(run.capacity, float)
-        self.rows[run] = row
+        super().add(run, row)
         curve = self._curve(run)
         self._left[curve] -= 1
         if self._left[curve] or run.workload.sessions is not None:

@@ -53,22 +53,22 @@ def print_sizes(rows: Rows) -> None:
     """Print what the curves of a workload have in common: its name, the ideal, and the sizes of the cache."""
     rows = sorted(rows, key=lambda row: row["capacity_tokens"])
     seeds = f", mean of {rows[0]['seeds']} seeds" if rows[0]["seeds"] > 1 else ""
-    _line(
+    print_line(
         f"\n{rows[0]['workload']}: an infinite cache would serve {percent(rows[-1]['ideal_hit_rate'])} of prompt tokens{seeds}"
     )
-    _line("cache, tokens", [tokens(row["capacity_tokens"]) for row in rows])
-    _line("of the working set", [about(row["capacity_fraction"]) for row in rows])
+    print_line("cache, tokens", [tokens(row["capacity_tokens"]) for row in rows])
+    print_line("of the working set", [about(row["capacity_fraction"]) for row in rows])
     if any(row["fit"] < FIT for row in rows):
-        _line("requests that fit", [percent(row["fit"]) for row in rows])
+        print_line("requests that fit", [percent(row["fit"]) for row in rows])
 
 
 def print_curve(rows: Rows) -> None:
     """Print the hit rates of one policy by size of the cache."""
     rows = sorted(rows, key=lambda row: row["capacity_tokens"])
     policy = rows[0]["policy"]
-    _line(f"{policy} (bound)" if REGISTRY[policy].bound else policy, [percent(row["hit_rate"]) for row in rows])
+    print_line(f"{policy} (bound)" if REGISTRY[policy].bound else policy, [percent(row["hit_rate"]) for row in rows])
     if any(row["spread"] for row in rows):
-        _line("", [f"±{100 * row['spread']:.1f}" for row in rows])
+        print_line("", [f"±{100 * row['spread']:.1f}" for row in rows])
 
 
 def print_titles(rows: Rows) -> None:
@@ -80,10 +80,10 @@ def print_titles(rows: Rows) -> None:
 def print_sources(rows: Rows) -> None:
     """Print where the prompt tokens come from at one size of the cache, with a column for each row."""
     console().print()
-    _line(f"prompt tokens at {tokens(rows[0]['capacity_tokens'])}", [row["policy"] for row in rows], cell=16)
+    print_line(f"prompt tokens at {tokens(rows[0]['capacity_tokens'])}", [row["policy"] for row in rows], cell=16)
     for name, shares, indented in sources_in_words(rows):
-        _line(f"  {name}" if indented else name, [percent(share) for share in shares], cell=16)
-    _line("prefill compute saved", [percent(row["compute_saved"]) for row in rows], cell=16)
+        print_line(f"  {name}" if indented else name, [percent(share) for share in shares], cell=16)
+    print_line("prefill compute saved", [percent(row["compute_saved"]) for row in rows], cell=16)
 
 
 def sources_in_words(rows: Rows) -> Iterator[tuple[str, list[float], bool]]:
@@ -104,7 +104,7 @@ def print_paragraph(text: str) -> None:
     console().print(Text.assemble(*((part, "bold" if number % 2 else "") for number, part in enumerate(parts))))
 
 
-def _line(name: str, cells: Sequence[str] = (), cell: int = CELL) -> None:
+def print_line(name: str, cells: Sequence[str] = (), cell: int = CELL) -> None:
     """Print at once: the next line may take minutes."""
     console().print(f"{name:<{NAME}}" + "".join(f"{text:>{cell}}" for text in cells), soft_wrap=True, highlight=False)
     console().file.flush()

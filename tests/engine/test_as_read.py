@@ -166,7 +166,7 @@ def test_a_null_name_changes_how_parts_of_a_result_are_read(renderer: Renderer) 
     assert not renderer.alike(one, other)[HARMONY] and key(one, "vllm") != key(other, "vllm")
 
 
-def test_null_calls_are_refused_beside_a_null_content(renderer: Renderer) -> None:
+def test_null_calls_are_refused_with_a_null_content(renderer: Renderer) -> None:
     one, other = (body(USER, {"role": "assistant", "content": None, **calls}, USER) for calls in ({}, {"tool_calls": None}))
     assert renderer.tokens(one, "all") != renderer.tokens(other, "all") == REFUSED and key(one, "vllm") != key(other, "vllm")
 

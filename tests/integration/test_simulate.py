@@ -725,7 +725,7 @@ def test_a_fleet_has_a_row_per_router_and_engine_and_a_paragraph(tmp_path: Path)
     assert done.exit_code == 0, done.output
     lines = [line.split() for line in done.stdout.splitlines()]
     rows = [line for line in lines if line and line[-1].endswith("%")]
-    # Stock engines run beside those with the plug-in; what it knows is asked of the router that reads caches only.
+    # Stock engines run next to those with the plug-in; what it knows is asked of the router that reads caches only.
     assert [" ".join(row[:-8]) for row in rows] == [
         "stock session-hash",
         "stock cost:4",
