@@ -92,7 +92,11 @@ def build(spec: WorkloadSpec) -> tuple[Workload, int]:
     """
     files = log_files(spec.trace) if spec.trace is not None and spec.trace.exists() else []
     changed = tuple((file, file.stat().st_mtime_ns) for file in files)
-    return _build(spec, changed)
+    gc.disable()  # what is read stays, and has no cycles
+    try:
+        return _build(spec, changed)
+    finally:
+        gc.enable()
 
 
 @lru_cache(maxsize=1)

@@ -6,7 +6,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
@@ -80,7 +79,7 @@ class _Calls:
         self._several = several
         self._unsure: tuple[set[str], set[str]] | None = None
         """What ``several`` found, once a call has come again."""
-        self._seen: set[bytes] = set()
+        self._seen: set[int] = set()
         self._names: set[str] = set()
         self._around: set[str] = set()
         """Names of the calls around those that were kept."""
@@ -91,9 +90,9 @@ class _Calls:
             return
         if request.parent in self._names or not self._around.isdisjoint(request.ids):
             raise OtherRecord("the same call, of another instrumentation")
-        prompt = repr((request.scope, request.tools, request.messages)).encode("utf-8", "replace")
-        names = {blake2b(name.encode() + b"\0" + prompt, digest_size=16).digest(): name for name in request.ids}
-        if again := [name for digest, name in names.items() if digest in self._seen]:
+        prompt = _prompt_id(request)
+        names = {hash((name, prompt)): name for name in request.ids}
+        if again := [name for call, name in names.items() if call in self._seen]:
             self._unsure = unsure, fields = self._unsure or self._several()
             if any(name not in unsure and name.partition(":")[0] not in fields for name in again):
                 raise OtherRecord("logged twice")
@@ -102,22 +101,26 @@ class _Calls:
         self._around.add(request.parent)
 
 
+def _prompt_id(request: LoggedRequest) -> int:
+    """Return 64 bits, with a key of the process, that tell a prompt from others."""
+    return hash((request.scope, request.tools, request.messages))
+
+
 def _several(path: Path, reader: Reader) -> tuple[set[str], set[str]]:
     """Return the names that different prompts have, and the fields of which most names that come again are such.
 
     These are names of conversations, not of calls: an equal prompt with one of them is another request.
     """
-    prompts: dict[str, bytes] = {}
+    prompts: dict[str, int] = {}
     again, several = set[str](), set[str]()
     for _, request in read_records(path, reader.read, Skipped(), reader.repair):
-        prompt = repr((request.scope, request.tools, request.messages)).encode("utf-8", "replace")
-        digest = blake2b(prompt, digest_size=16).digest()
+        prompt = _prompt_id(request)
         for name in request.ids:
             if name in prompts:
                 again.add(name)
-                if prompts[name] != digest:
+                if prompts[name] != prompt:
                     several.add(name)
-            prompts.setdefault(name, digest)
+            prompts.setdefault(name, prompt)
     fields = Counter(name.partition(":")[0] for name in again)
     different = Counter(name.partition(":")[0] for name in several)
     return several, {field for field, number in different.items() if 2 * number > fields[field]}

@@ -14,7 +14,7 @@ UNITS: Final = ((1e11, 1.0), (1e14, 1e3), (1e17, 1e6), (1e20, 1e9))
 """Highest time stamp and its units per second: seconds, milliseconds, microseconds and nanoseconds until the year 5138."""
 MOST_TOKENS: Final = 10**8
 """Higher token counts are errors of the log."""
-_LONG_NAME: Final = 64
+LONG_NAME: Final = 64
 """Characters of a field's name from which its form is not remembered."""
 _NUMBER: Final = re.compile(r"\d{1,20}(\.\d{1,20})?")
 _COMMON_LOG: Final = re.compile(r"(\d\d)/([A-Z][a-z]{2})/(\d{4}):(\d\d:\d\d:\d\d) ([+-]\d{4})")
@@ -137,11 +137,11 @@ def _details(usage: Record, *beginnings: str) -> int:
     return sum(count_of(usage[name]) or 0 for name in names if not name.endswith(("_cost", "_price", "_count")))
 
 
-def snake(record: Record) -> Record:
+def snake(record: Mapping[str, Any]) -> Record:
     """Return a record whose field names are in snake case instead of camel case. Equal names: the last one that is not null."""
     found: Record = {}
     for name, value in record.items():
-        word = _in_snake_case(name) if len(name) <= _LONG_NAME else _in_snake_case.__wrapped__(name)
+        word = _in_snake_case(name) if len(name) <= LONG_NAME else _in_snake_case.__wrapped__(name)
         if value is not None or word not in found:
             found[word] = value
     return found

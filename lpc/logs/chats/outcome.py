@@ -6,9 +6,10 @@ twice. Each would count as a whole hit. Names and values are those of LiteLLM, P
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Final
 
-from lpc.logs.chats.fields import count_of, first_of, name_of, object_of, snake
+from lpc.logs.chats.fields import LONG_NAME, count_of, first_of, name_of, object_of, snake
 from lpc.logs.records import OtherRecord, Record
 
 STATUS: Final = (
@@ -23,13 +24,13 @@ STATUS: Final = (
 """Fields of a status; a number, or text with it such as `503 Service Unavailable`."""
 FAILED: Final = frozenset({"failure", "failed", "error"})
 """Words of a status, an outcome or a state."""
-OUTCOMES: Final = (*STATUS, "state", "outcome", "result_status")
+OUTCOMES: Final = frozenset((*STATUS, "state", "outcome", "result_status"))
 SUCCESS: Final = ("success", "ok", "is_success", "succeeded")
 """Fields that are false for a failed call."""
 ERRORS: Final = ("error", "error_message", "error_str", "exception")
-CACHED: Final = (
-    *("cache_hit", "cached", "from_cache", "is_cached", "cache_status", "cache", "x_cache", "x_cache_status", "x_lpc_cache"),
-    *("upstream_cache_status", "helicone_cache", "cf_cache_status", "x_litellm_cache_hit"),
+CACHED: Final = frozenset(
+    "cache cache_hit cache_status cached cf_cache_status from_cache helicone_cache is_cached upstream_cache_status x_cache "
+    "x_cache_status x_litellm_cache_hit x_lpc_cache".split()
 )
 HITS: Final = ("true", "hit", "exact", "normalised", "semantic", "yes")
 """Beginnings of their values."""
@@ -52,8 +53,8 @@ def refuse_uncomputed(*records: Mapping[str, Any], replied: bool) -> None:
         replied: whether there is a reply, so that an error is a note on a call that was computed.
     """
     for fields in (found for record in records for found in _with_inner(record)):
-        for name in OUTCOMES:
-            value = fields.get(name)
+        for name in fields.keys() & OUTCOMES:
+            value = fields[name]
             code = count_of(value)
             if (code is not None and 400 <= code < 1000) or (
                 isinstance(value, str) and (value.lower() in FAILED or (name in STATUS and _CODE.match(value)))
@@ -63,8 +64,8 @@ def refuse_uncomputed(*records: Mapping[str, Any], replied: bool) -> None:
             raise OtherRecord("failed call")
         if not replied and (any(_says(fields.get(name)) for name in ERRORS) or _ended_in_error(fields)):
             raise OtherRecord("failed call")
-        for name in CACHED:
-            value = fields.get(name)
+        for name in fields.keys() & CACHED:
+            value = fields[name]
             if (
                 value is True
                 or (isinstance(value, str) and value.lower().startswith(HITS))
@@ -85,7 +86,16 @@ def _with_inner(record: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def _plain(record: Mapping[str, Any]) -> Record:
-    return {_SEPARATORS.sub("_", name): value for name, value in snake(dict(record)).items()}
+    return {_joined(name): value for name, value in snake(record).items()}
+
+
+@lru_cache(maxsize=1024)
+def _short_joined(name: str) -> str:
+    return _SEPARATORS.sub("_", name)
+
+
+def _joined(name: str) -> str:
+    return _short_joined(name) if len(name) <= LONG_NAME else _SEPARATORS.sub("_", name)
 
 
 def _ended_in_error(response: Record) -> bool:

@@ -76,8 +76,11 @@ def _messages(item: object) -> Iterator[LoggedMessage]:
             raise WrongRecord("a turn of from and value has an unknown speaker, or no text")
         yield text_message(SPEAKERS[item["from"]], item["value"])
         return
-    kind = item.get("type")
     role = item.get("role")
+    if len(item) == 2 and isinstance(role, str) and isinstance(content := item.get("content"), str):  # nearly all of a log
+        yield text_message(_role(role), content)
+        return
+    kind = item.get("type")
     if not isinstance(role, str):
         if isinstance(kind, str) and kind.endswith("_output"):
             yield from message_of("tool", _plain(item.get("output")))
@@ -103,12 +106,16 @@ def _messages(item: object) -> Iterator[LoggedMessage]:
         if not isinstance(kind, str) or kind not in LANGCHAIN:
             raise WrongRecord("a message has no role")
         role = kind
-    role = unicode(ROLES.get(role, role)[:_LONG])
+    role = _role(role)
     content = item.get("content")
     if content is None and "parts" in item:
         content = item["parts"]
     parts = [*_extras_before(item), *_contents(_plain(content) if role == "tool" else content), *_extras_after(item)]
     yield from _split(role, parts)
+
+
+def _role(name: str) -> str:
+    return unicode(ROLES.get(name, name)[:_LONG])
 
 
 def _with_role(message: Record, path: object) -> Record:

@@ -12,9 +12,9 @@ A request has tool definitions, messages and the reply. A message is a list of p
 A tool's result is a message of role `tool` in every API.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from json.encoder import encode_basestring as quoted
 from typing import Final, Literal, NamedTuple
 
 from lpc.logs.chats.server import Server
@@ -104,6 +104,8 @@ def rendered(message: LoggedMessage, filler: Callable[[Part], str]) -> str:
     Args:
         filler: the text that stands for a medium: as long as its tokens, and different for different media.
     """
+    if len(message.parts) == 1 and message.parts[0].kind == "text":
+        return f"[{quoted(message.role)}, {quoted(message.parts[0].text)}]\n"
     pieces: list[str] = []
     text: list[str] = []
     for part in message.parts:
@@ -111,13 +113,13 @@ def rendered(message: LoggedMessage, filler: Callable[[Part], str]) -> str:
             text.append(part.text)
             continue
         if text:
-            pieces.append(json.dumps("".join(text), ensure_ascii=False))
+            pieces.append(quoted("".join(text)))
             text = []
         if part.kind in MEDIA_TOKENS:
             pieces.append(f"{part.kind} {filler(part)}")
         else:
-            shown = json.dumps(part.text, ensure_ascii=False) if part.kind == "reasoning" else part.text
+            shown = quoted(part.text) if part.kind == "reasoning" else part.text
             pieces.append(f"{part.kind} {shown}")
     if text or not pieces:
-        pieces.append(json.dumps("".join(text), ensure_ascii=False))
-    return f"[{json.dumps(message.role, ensure_ascii=False)}, {', '.join(pieces)}]\n"
+        pieces.append(quoted("".join(text)))
+    return f"[{quoted(message.role)}, {', '.join(pieces)}]\n"
