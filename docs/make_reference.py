@@ -56,7 +56,7 @@ COMMANDS = """# Commands
 | 130, 143 | Ctrl-C or SIGTERM ended the command. |
 
 `--json` prints the result as JSON on standard output. A file is written only into a folder that exists.
-Long work shows a bar on a terminal. Elsewhere it writes a line to standard error every ten seconds: what is done, of how much,
+Long work shows a bar on a terminal. Elsewhere it writes a line to standard error every eight seconds: what is done, of how much,
 and about how long the rest takes.
 
 """

@@ -1,4 +1,4 @@
-"""Progress of long work, on standard error: a bar on a terminal, otherwise a line every ten seconds.
+"""Progress of long work, on standard error: a bar on a terminal, otherwise a line every eight seconds.
 
 Lines suit pipes, files and the logs of CI. A thread writes them, and moves the bar, also while one step takes minutes. Of work
 inside other work lines report only the innermost. A process that another one started, such as a worker, reports nothing.
@@ -19,8 +19,8 @@ from lpc.wire.terminal import shown
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-LINE_S: Final = 10.0
-"""Seconds between lines."""
+LINE_S: Final = 8.0
+"""Seconds between lines, so that no ten pass without a sign, start of the work included."""
 BAR_S: Final = 1.0
 """Seconds before a bar appears, since most work ends sooner, and between its moves at most."""
 BYTES: Final = "B"

@@ -1,4 +1,4 @@
-"""Progress is a bar on a terminal, and otherwise a line every ten seconds, also while a single step takes minutes."""
+"""Progress is a bar on a terminal, and otherwise a line every eight seconds, also while a single step takes minutes."""
 
 import gzip
 import io

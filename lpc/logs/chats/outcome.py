@@ -24,14 +24,14 @@ STATUS: Final = (
 """Fields of a status; a number, or text with it such as `503 Service Unavailable`."""
 FAILED: Final = frozenset({"failure", "failed", "error"})
 """Words of a status, an outcome or a state."""
-OUTCOMES: Final = frozenset((*STATUS, "state", "outcome", "result_status"))
+OUTCOMES: Final = {*STATUS, "state", "outcome", "result_status"}
 SUCCESS: Final = ("success", "ok", "is_success", "succeeded")
 """Fields that are false for a failed call."""
 ERRORS: Final = ("error", "error_message", "error_str", "exception")
-CACHED: Final = frozenset(
-    "cache cache_hit cache_status cached cf_cache_status from_cache helicone_cache is_cached upstream_cache_status x_cache "
-    "x_cache_status x_litellm_cache_hit x_lpc_cache".split()
-)
+CACHED: Final = {
+    *("cache_hit", "cached", "from_cache", "is_cached", "cache_status", "cache", "x_cache", "x_cache_status", "x_lpc_cache"),
+    *("upstream_cache_status", "helicone_cache", "cf_cache_status", "x_litellm_cache_hit"),
+}
 HITS: Final = ("true", "hit", "exact", "normalised", "semantic", "yes")
 """Beginnings of their values."""
 INSIDE: Final = ("headers", "response_headers", "http", "cache", "properties", "metadata")
