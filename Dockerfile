@@ -30,6 +30,7 @@ COPY pyproject.toml README.md LICENSE hatch_build.py ./
 COPY proto proto
 COPY lpc lpc
 COPY lpc_apps lpc_apps
+COPY lpc_cli lpc_cli
 COPY predictor_service predictor_service
 COPY eviction_client eviction_client
 COPY response_cache response_cache

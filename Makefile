@@ -51,7 +51,7 @@ lint: setup
 	$(BIN)/mypy
 
 quick: lint ## lint, types, imports and the unit tests, in four minutes: at each save
-	$(TESTS) tests/unit
+	$(TESTS) tests/unit benchmarks/tests
 
 # What the tests need, two things at a time: both environments unpack for minutes.
 .PHONY: test-setup

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 import typer
 
 from lpc.errors import LpcError, UsageError
-from lpc_apps.commands.options import FormatName, ModelName, Models, Output, Quick
-from lpc_apps.commands.outcome import end_with, report
+from lpc_cli.options import FormatName, ModelName, Models, Output, Quick
+from lpc_cli.outcome import end_with, report
 
 app = typer.Typer(
     help="Measurements against a plain alternative.",

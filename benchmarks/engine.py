@@ -14,8 +14,8 @@ from typing import Any, Final
 from rich.table import Table
 
 from benchmarks import BenchmarkError
-from benchmarks.processes import Sidecar
 from lpc.wire.terminal import console
+from testing.processes import Sidecar
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PYTHON: Final = ROOT / ".venv-engine" / "bin" / "python"

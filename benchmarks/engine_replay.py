@@ -15,12 +15,12 @@ from typing import Any, Final
 from vllm import SamplingParams
 from vllm.inputs import TokensPrompt
 
-from benchmarks.tiny_engine import TinyEngine
 from benchmarks.trace_replay import Replay, number_of
 from benchmarks.virtual_clock import VirtualClock
 from eviction_client.background import AtOnce
 from eviction_client.settings import ClientSettings
 from eviction_client.transport.predictor import Predictor
+from testing.tiny_engine import TinyEngine
 
 STEP_S: Final = 0.05
 BATCH_TOKENS: Final = 8192

@@ -4,7 +4,6 @@ JOB is a JSON object with the name of a function in `RUNS` (``run``) and the fun
 """
 
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,23 +11,7 @@ from typing import Any, Final
 
 from benchmarks.trace_replay import Replay, predictor_of, rule_of
 from benchmarks.virtual_clock import VirtualClock
-
-SETTINGS: Final = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    # Requests that end in the same step reach the offload tier in the order of a set of their names.
-    "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",
-    "PYTHONHASHSEED": "0",
-    # Two layers of 64 are too small to parallelise: threads that synchronise at every layer are slow on busy cores.
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-}
-
-
-def settle() -> None:
-    """Make vLLM a quiet process with one thread. Variables that are set stay. Call it before vLLM is imported."""
-    for name, value in SETTINGS.items():
-        os.environ.setdefault(name, value)
+from testing.vllm_settings import settle
 
 
 def times(*, predictor: str, rounds: int) -> dict[str, Any]:
@@ -57,8 +40,8 @@ def trace(
         tier: chunks of a CPU offload tier below the blocks.
         tier_policy: its ``eviction_policy``; None: that of the scheduler.
     """
-    from benchmarks.cpu_tier import connector
     from benchmarks.engine_replay import serve
+    from testing.cpu_tier import connector
 
     replay = Replay.read(Path(requests))
     named: dict[str, Any] = {"eviction_policy": tier_policy} if tier_policy else {}

@@ -12,8 +12,6 @@ from typing import Any, Final
 
 from vllm.v1.core.block_pool import BlockPool
 
-from benchmarks import bare_scheduler
-from benchmarks.bare_scheduler import Engine, conversations
 from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
 from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.spans import Span, Spans
@@ -21,6 +19,8 @@ from eviction_client.transport.predictor_client import PredictorClient
 from eviction_client.transport.scripted_predictor import CONTINUES
 from lpc.model.curve import EDGES, values
 from lpc_apps.tiny_llama import BLOCK
+from testing import bare_scheduler
+from testing.bare_scheduler import Engine, conversations
 
 STEP_BLOCKS: Final = 1500
 """Blocks of 16 tokens in the measurement of scheduler steps: enough that no request waits."""

@@ -22,14 +22,14 @@ from rich.table import Table
 
 from benchmarks import BenchmarkError
 from benchmarks.engine import check_engine, in_engine, tiny_model
-from benchmarks.processes import Sidecar
 from benchmarks.trace_replay import SERVED
 from benchmarks.virtual_clock import VirtualClock
-from lpc.logs.traces import Trace, open_trace
 from lpc.wire.terminal import console
+from lpc_apps.logs.traces import Trace, open_trace
 from lpc_apps.simulator.workload import from_trace
 from lpc_apps.simulator.workloads import EVERYDAY
 from lpc_apps.tiny_llama import BLOCK
+from testing.processes import Sidecar
 
 SHARES: Final = (0.02, 0.05, 0.08)
 """Capacities, as shares of the working set, which is the content of an infinite cache."""

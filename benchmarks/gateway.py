@@ -23,12 +23,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from benchmarks.processes import RedisServer, Sidecar
 from eviction_client.settings import ClientSettings
 from lpc.wire.terminal import console
 from response_cache.client import SILENCES
 from response_cache.gateway.server import running
 from response_cache.gateway.settings import GatewaySettings
+from testing.processes import RedisServer, Sidecar
 
 CHAT: Final = "/v1/chat/completions"
 REQUESTS: Final = 200

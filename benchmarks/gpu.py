@@ -25,14 +25,14 @@ import grpc.aio
 from rich.table import Table
 
 from benchmarks.engine import ROOT
-from benchmarks.engine_run import SETTINGS
 from benchmarks.gpu_run import prompts, traffic
-from benchmarks.processes import Sidecar
 from lpc.errors import LpcError
 from lpc.model.versions import served_folder
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.terminal import console
+from testing.processes import Sidecar
+from testing.vllm_settings import SETTINGS
 
 Device = Literal["cpu", "cuda"]
 Figures = dict[str, Any]
@@ -307,7 +307,7 @@ class Bench:
         return figures_in(ended(command, _environment(**environment), self.folder / f"{log}.log", seconds))
 
     def _export(self, seconds: float) -> Figures:
-        command = [sys.executable, "-m", "lpc_apps", "export", "--models", str(self._models), "--recipe", "lpc"]
+        command = [sys.executable, "-m", "lpc_cli", "export", "--models", str(self._models), "--recipe", "lpc"]
         ended([*command, "--precision", PRECISION[self.device]], _environment(), self.folder / "export.log", seconds)
         return {"precision": PRECISION[self.device]}
 

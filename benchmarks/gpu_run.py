@@ -78,8 +78,8 @@ def predictions(*, device: Literal["cpu", "cuda"], artefact: str) -> dict[str, A
 def service(*, device: Literal["cpu", "cuda"], models: str, model: str) -> dict[str, Any]:
     """Return predictions/s of the sidecar over gRPC with prompts of the model's token limit, tokenised by it."""
     from benchmarks.predict import service_saturated
-    from benchmarks.processes import Sidecar
     from lpc.v1 import predictor_pb2 as pb
+    from testing.processes import Sidecar
 
     before = memory_mib(device)
     count = SERVED if device == "cuda" else SERVED // 10

@@ -25,13 +25,13 @@ import numpy as np
 from rich.table import Table
 
 from benchmarks import BenchmarkError
-from benchmarks.processes import Sidecar
-from benchmarks.requests import conversations, request
 from lpc.errors import UsageError
 from lpc.model.versions import served_folder
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.terminal import console
+from testing.processes import Sidecar
+from testing.requests import conversations, request
 
 PATIENCE_S: Final = 10.0
 """An engine's default deadline."""

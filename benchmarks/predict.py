@@ -23,8 +23,6 @@ import grpc.aio
 import numpy as np
 from rich.table import Table
 
-from benchmarks.processes import Sidecar
-from benchmarks.requests import conversations, request
 from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.model.session import InferenceSettings
@@ -34,6 +32,8 @@ from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.terminal import console
 from predictor_service.batching.budget import BATCH_TOKENS
+from testing.processes import Sidecar
+from testing.requests import conversations, request
 
 IN_FLIGHT: Final = 64
 CHANNEL: Final = [("grpc.max_send_message_length", -1)]

@@ -24,8 +24,8 @@ from rich.table import Table
 from benchmarks import BenchmarkError
 from benchmarks.chat_users import Habits, reply_of, script
 from benchmarks.lmcache_counted import LEARNED_TRIGGER, LEARNED_WATERMARK
-from benchmarks.lmcache_stack import CHUNK_BYTES, MODEL, Coordinator, Engine, Node
 from lpc.wire.terminal import console
+from testing.lmcache_stack import CHUNK_BYTES, MODEL, Coordinator, Engine, Node
 
 HABITS: Final = Habits(users=36, think_s=14.0, reply=24)
 SEATS: Final = 2

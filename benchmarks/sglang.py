@@ -28,8 +28,8 @@ from benchmarks.engine_trace import (
 )
 from benchmarks.sglang_run import BLOCK
 from benchmarks.virtual_clock import VirtualClock
-from lpc.logs.traces import Trace
 from lpc.wire.terminal import console
+from lpc_apps.logs.traces import Trace
 from lpc_apps.simulator.workload import from_trace
 from lpc_apps.tiny_llama import build
 

@@ -11,9 +11,9 @@ from array import array
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.sglang_settle import settle
 from benchmarks.trace_replay import Replay, predictor_of, rule_of
 from benchmarks.virtual_clock import VirtualClock
+from testing.sglang_settle import settle
 
 BLOCK: Final = 64
 """Tokens of the cache per block of the trace."""
@@ -41,7 +41,7 @@ def trace(*, requests: str, side: str, tokens: int, core: str, clock: str, predi
         core: one of the radix cache's two tree cores.
         predictor: address of a sidecar.
     """
-    from benchmarks.sglang_cache import Cache
+    from testing.sglang_cache import Cache
 
     replay = Replay.read(Path(requests))
     seconds = VirtualClock(Path(clock))

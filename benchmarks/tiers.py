@@ -2,7 +2,7 @@
 
 Four sides: ``stock`` (vLLM's LRU in pool and tier), ``gpu_only`` (our scheduler, vLLM's LRU in the tier), ``both`` (also our
 policy in the tier) and ``oracle`` (both, with the knowledge whether a turn's conversation has a later one, not when).
-`benchmarks.engine_trace` describes the replay. The tier is vLLM's own, with copies from CPU to CPU (`benchmarks.cpu_tier`).
+`benchmarks.engine_trace` describes the replay. The tier is vLLM's own, with copies from CPU to CPU (`testing.cpu_tier`).
 A fifth side with constant predictions must evict what stock evicts, in pool and tier.
 """
 

@@ -22,8 +22,8 @@ from eviction_client.settings import ClientSettings
 from lpc.distribution import from_source
 from lpc.wire.redis_settings import RedisSettings
 from lpc.wire.server_settings import ServerSettings
-from lpc_apps.commands.cli import app
 from lpc_apps.lmcache.settings import LMCacheSettings
+from lpc_cli.cli import app
 from predictor_service import metrics as sidecar
 from predictor_service.settings import ServiceSettings
 from response_cache.gateway import metrics as gateway
@@ -56,8 +56,8 @@ COMMANDS = """# Commands
 | 130, 143 | Ctrl-C or SIGTERM ended the command. |
 
 `--json` prints the result as JSON on standard output. A file is written only into a folder that exists.
-Long work shows a bar on a terminal. Elsewhere it writes a line to standard error every eight seconds: what is done, of how much,
-and about how long the rest takes.
+Long work shows a bar on a terminal. Elsewhere it writes a line to standard error every eight seconds: what is done, of how
+much, and about how long the rest takes.
 
 """
 METRICS_HEAD = """# Metrics and alerts

@@ -9,8 +9,8 @@
     ├── ArtifactError           a model artefact is missing, corrupted or incompatible
     ├── ProviderError           lpc.model.session: CUDA is required but unavailable
     ├── CertificateError        lpc.wire.certificates: a certificate, key or token cannot be used
-    ├── TraceError              lpc.logs.records: a log cannot be read
-    ├── DatasetError            lpc.logs.records: a dataset cannot be read
+    ├── TraceError              lpc_apps.logs.records: a log cannot be read
+    ├── DatasetError            lpc_apps.logs.records: a dataset cannot be read
     ├── ServiceError            predictor_service.errors, with a tree of its own: a call to the sidecar failed
     ├── StartError              predictor_service.errors: the sidecar cannot start
     ├── ForeignFolder           predictor_service.own_folder: another user owns a folder that must be this user's
@@ -39,9 +39,9 @@
     ├── WorkerError             lpc_apps.simulator.spread: a process or a cluster that runs simulations failed
     ├── LabelLogError           lpc_apps.training.label_log: a label log cannot be read
     │   └── TooFewTurnsError    lpc_apps.training.label_log: there are too few turns to train on
-    ├── ReportError             lpc_apps.commands.report: metrics are unavailable or empty
-    └── PredictError            lpc_apps.commands.predict: the input or the sidecar of `lpc predict` is invalid
-        └── Refused             lpc_apps.commands.predict: one conversation was rejected; others may succeed
+    ├── ReportError             lpc_cli.report: metrics are unavailable or empty
+    └── PredictError            lpc_cli.predict: the input or the sidecar of `lpc predict` is invalid
+        └── Refused             lpc_cli.predict: one conversation was rejected; others may succeed
 
 A message states what is wrong and what to do. It contains no text of a conversation.
 """

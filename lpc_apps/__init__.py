@@ -1,1 +1,1 @@
-"""The programs of this project: command line, simulator, training, gateway, and the controller for LMCache."""
+"""The programs of this project: simulator, training, gateway, and the controller for LMCache."""

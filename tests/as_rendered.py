@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lpc.requests.families import HARMONY_WITH_TOOLS_CHARS
-from lpc_apps.commands.why import explained
+from lpc_cli.why import explained
 from tests.unit.why.test_engines import LOGS, RECORDS
 from tests.unit.why.traffic import write
 

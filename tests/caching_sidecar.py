@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.processes import RedisServer, Sidecar
+from testing.processes import RedisServer, Sidecar
 from tests.eventually import patiently
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from typer.testing import CliRunner
 
-from lpc_apps.commands.cli import app
+from lpc_cli.cli import app
 
 
 class Done(NamedTuple):

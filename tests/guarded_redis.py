@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.processes import RedisServer
+from testing.processes import RedisServer
 
 SECURITY_PAGE = Path(__file__).parents[1] / "docs/how-to/security.md"
 

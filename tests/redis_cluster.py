@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.processes import RedisServer, free_port
+from testing.processes import RedisServer, free_port
 from tests.eventually import patiently, until
 
 

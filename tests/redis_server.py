@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.processes import RedisServer
+from testing.processes import RedisServer
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from lpc_apps.commands.serve import run
-from lpc_apps.commands.settings import service_settings
+from lpc_cli.serve import run
+from lpc_cli.settings import service_settings
 from predictor_service.constants import Constants
 from predictor_service.server import Parts
 from predictor_service.settings import ServiceSettings

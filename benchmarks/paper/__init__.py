@@ -11,8 +11,8 @@ from typing import Any
 from benchmarks.paper import hits, page, tables
 from benchmarks.paper.data import Data, read
 from benchmarks.paper.texts import embed_texts
-from lpc_apps.commands.outcome import note
 from lpc_apps.training.embedding import Embedded
+from lpc_cli.outcome import note
 
 
 def run(

@@ -8,11 +8,11 @@ from typing import Final
 import numpy as np
 
 from lpc.errors import UsageError
-from lpc.logs.datasets.conversation import Conversation
-from lpc.logs.datasets.sharegpt import load_segments, load_sharegpt
-from lpc.logs.records import Skipped
-from lpc.logs.registry import LOADERS, load
 from lpc.model.conversation import is_user_turn
+from lpc_apps.logs.datasets.conversation import Conversation
+from lpc_apps.logs.datasets.sharegpt import load_segments, load_sharegpt
+from lpc_apps.logs.records import Skipped
+from lpc_apps.logs.registry import LOADERS, load
 
 OF_PACKAGE: Final[dict[str, Callable[[], Iterator[Conversation]]]] = {
     "sharegpt": load_sharegpt,
@@ -54,7 +54,7 @@ def read(source: str, sample: int | None, seed: int = 0) -> Data:
 
     Raises:
         UsageError: the source has another form.
-        DatasetError: see `lpc.logs.registry.load`.
+        DatasetError: see `lpc_apps.logs.registry.load`.
     """
     name, _, file = source.partition(":")
     if file and name in LOADERS:

@@ -14,8 +14,8 @@ from benchmarks.paper.data import Data
 from benchmarks.paper.tables import PROMPTS, pooled
 from benchmarks.paper.texts import embed_texts
 from benchmarks.rules.runs import rows_of
-from lpc.logs.datasets.conversation import Conversation, conversation_key, split_of
 from lpc.model.conversation import UserTurns, is_user_turn
+from lpc_apps.logs.datasets.conversation import Conversation, conversation_key, split_of
 from lpc_apps.simulator.conversation_log import read_conversations
 from lpc_apps.simulator.conversations import save_sample
 from lpc_apps.simulator.run import Run, WorkloadSpec

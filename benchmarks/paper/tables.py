@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from benchmarks.paper.data import Data
 from benchmarks.paper.texts import Vectors
 from benchmarks.rules.runs import code_digest
-from lpc.logs.datasets.conversation import Conversation, conversation_key, split_of
 from lpc.model.conversation import is_user_turn
 from lpc.progress import each
+from lpc_apps.logs.datasets.conversation import Conversation, conversation_key, split_of
 from lpc_apps.training.embedding import Embedded, joined, split_of_few
 from lpc_apps.training.head import Head
 from lpc_apps.training.quality import best_threshold, figures

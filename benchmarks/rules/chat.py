@@ -22,7 +22,7 @@ PREDICTED: Final = ("lpc", "plugin-sidecar")
 HEAD: Final = ", head"
 """End of the label of a policy with a head."""
 READING: Final = (
-    *("lpc/logs", "lpc/model", "lpc_apps/training"),
+    *("lpc_apps/logs", "lpc/model", "lpc_apps/training"),
     *("lpc_apps/simulator/conversation_log.py", "lpc_apps/simulator/conversations.py"),
 )
 """Sources that the tokens and probabilities of conversations depend on."""

@@ -8,13 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from lpc_apps.commands.outcome import note
 from lpc_apps.simulator.amounts import seconds, tokens
 from lpc_apps.simulator.run import Run, run_one
 from lpc_apps.simulator.spread import spread
+from lpc_cli.outcome import note
 
 ROOT: Final = Path(__file__).parents[2]
-SOURCES: Final = ("eviction_client", "lpc/logs", "lpc/model", "lpc_apps/simulator", "lpc_apps/training")
+SOURCES: Final = ("eviction_client", "lpc_apps/logs", "lpc/model", "lpc_apps/simulator", "lpc_apps/training")
 """Folders that a run's result depends on."""
 JOBS: Final = 2
 

@@ -17,9 +17,8 @@ import numpy as np
 
 from benchmarks.rules.figures import Row, mean, singles, table
 from benchmarks.rules.runs import code_digest, size_name
-from lpc.logs.log import CONVERSATIONS
-from lpc.logs.traces import open_trace
-from lpc_apps.commands.outcome import note
+from lpc_apps.logs.log import CONVERSATIONS
+from lpc_apps.logs.traces import open_trace
 from lpc_apps.simulator.amounts import in_tokens
 from lpc_apps.simulator.conversation_log import read_conversations
 from lpc_apps.simulator.conversations import ACTIVE, draw
@@ -29,6 +28,7 @@ from lpc_apps.simulator.spread import spread
 from lpc_apps.simulator.workload import Workload, from_trace
 from lpc_apps.simulator.workloads import EVERYDAY, WORKLOADS
 from lpc_apps.simulator.workloads.timeline import WARM_UP_REQUESTS
+from lpc_cli.outcome import note
 
 REQUESTS: Final = 4_000
 SIZES: Final = (0.01, 0.02, 0.03, 0.05, 0.08, 0.2)

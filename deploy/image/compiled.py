@@ -7,7 +7,7 @@ import importlib
 import sys
 
 MODULES = (
-    "lpc_apps.commands.cli",
+    "lpc_cli.cli",
     "predictor_service.requests.loading",
     "predictor_service.server",
     "response_cache.gateway.server",

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from lpc.logs.traces import Trace
+from lpc_apps.logs.traces import Trace
 from lpc_apps.simulator.workload import Workload
 
 PARTS: Final = 10

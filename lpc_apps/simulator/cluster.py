@@ -25,7 +25,7 @@ ABANDONED_S: Final = 30.0
 """Seconds without any worker after which a run ends."""
 _POLL_S: Final = 0.2
 _ONE: Final = threading.Lock()
-CODE: Final = ("lpc/logs", "lpc/model", "eviction_client", "lpc_apps/simulator", "lpc_apps/training")
+CODE: Final = ("lpc_apps/logs", "lpc/model", "eviction_client", "lpc_apps/simulator", "lpc_apps/training")
 """Folders of the code on which figures depend."""
 
 

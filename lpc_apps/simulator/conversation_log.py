@@ -5,7 +5,7 @@
   prompt. A request that begins with a tool's result follows at once, every other one after a think time.
 - **Tokens** are multilingual-e5-small's; without the packages of its tokenizer they are estimated as 4 characters. A message of
   a prompt has four more for the chat template's markup; a reply has at least one. Media are estimated
-  (`lpc.logs.chats.request.MEDIA_TOKENS`). Of a conversation at most MOST_CHARS are read, which exceeds MAX_CONTEXT tokens of
+  (`MEDIA_TOKENS`). Of a conversation at most MOST_CHARS are read, which exceeds MAX_CONTEXT tokens of
   any text that is not mostly white space.
 - **Blocks**: the leading blocks of a first prompt that another conversation has as well, such as those of a system prompt or of
   tool definitions, are shared. All other blocks are the conversation's own.
@@ -20,13 +20,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Protocol
 
-from lpc.logs.chats.body import Prompt
-from lpc.logs.chats.request import MEDIA_TOKENS, LoggedMessage, Part
-from lpc.logs.datasets.conversation import conversation_key, split_of
-from lpc.logs.datasets.conversations import conversation_parser
-from lpc.logs.records import OtherRecord, Record, Skipped, WithoutPrompt, read_records
-from lpc.logs.traces.request import BlockIds
 from lpc.model.conversation import Message, TurnReader, UserTurns
+from lpc_apps.logs.chats.body import Prompt
+from lpc_apps.logs.chats.request import MEDIA_TOKENS, LoggedMessage, Part
+from lpc_apps.logs.datasets.conversation import conversation_key, split_of
+from lpc_apps.logs.datasets.conversations import conversation_parser
+from lpc_apps.logs.records import OtherRecord, Record, Skipped, WithoutPrompt, read_records
+from lpc_apps.logs.traces.request import BlockIds
 from lpc_apps.simulator.conversations import BLOCK_TOKENS, MAX_CONTEXT, Conversations, ConversationTokens, requests_within
 
 MARKUP_TOKENS: Final = 4
@@ -78,7 +78,7 @@ def turns_of(messages: Sequence[LoggedMessage]) -> list[LoggedTurn]:
 
 
 def read_conversations(path: Path, scorer: Scorer | None = None, *, held_out: bool = False) -> Conversations:
-    """Read a file of conversations (`lpc.logs.datasets.conversations`).
+    """Read a file of conversations (`lpc_apps.logs.datasets.conversations`).
 
     Args:
         path: a JSON or JSONL file, which may be compressed with gzip.
@@ -86,7 +86,7 @@ def read_conversations(path: Path, scorer: Scorer | None = None, *, held_out: bo
         held_out: leave out conversations that `lpc train` trains on, if it has this file.
 
     Raises:
-        TraceError: see `lpc.logs.records.read_records`.
+        TraceError: see `lpc_apps.logs.records.read_records`.
         EncoderError: the tokenizer's package is not the one that this project was built with.
     """
     skipped = Skipped()

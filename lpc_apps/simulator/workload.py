@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import count, islice
 from typing import Any, Final
 
-from lpc.logs.traces import Trace, TracedRequest
+from lpc_apps.logs.traces import Trace, TracedRequest
 from lpc_apps.simulator.compute import DEFAULT, Compute
 from lpc_apps.simulator.segments import Paths
 

@@ -19,13 +19,13 @@ from tokenizers import Tokenizer
 
 from lpc.errors import LpcError
 from lpc.files import replacing, write_text
-from lpc.logs.datasets.conversation import Conversation, Example, examples_of
 from lpc.model.artifact import read_manifest
 from lpc.model.features import SCALARS, FeatureEncoder, Features
 from lpc.model.inference import graph_inputs
 from lpc.model.label_rows import COUNTS
 from lpc.model.onnx_runtime import ort
 from lpc.progress import progress
+from lpc_apps.logs.datasets.conversation import Conversation, Example, examples_of
 
 EXAMPLES_PER_SHARD: Final = 2048
 BATCH_TOKENS: Final = 8192

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from lpc.logs.traces.chat import BLOCK_CHARS
+from lpc_apps.logs.traces.chat import BLOCK_CHARS
 from lpc_apps.why.differences import (
     Change,
     Groups,

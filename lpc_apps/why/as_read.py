@@ -4,13 +4,13 @@ import json
 from functools import lru_cache
 from typing import Any, Final
 
-from lpc.logs.chats.fields import as_json
-from lpc.logs.chats.request import LoggedMessage, LoggedRequest, Part
 from lpc.requests.families import drops_billing, has_developer, is_harmony, separator
 from lpc.requests.harmony import definition
 from lpc.requests.possibly import BILLING, INSTRUCTIONS, unbilled
 from lpc.requests.rules import Kind, sure
 from lpc.requests.surely import tool
+from lpc_apps.logs.chats.fields import as_json
+from lpc_apps.logs.chats.request import LoggedMessage, LoggedRequest, Part
 
 _FLAT: Final = ("type", "name", "description", "parameters", "input_schema", "strict")
 """Keys of a tool of Anthropic's API and of the responses API, in the order in which engines print them."""

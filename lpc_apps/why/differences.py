@@ -8,9 +8,9 @@ from functools import lru_cache
 from itertools import chain
 from typing import Final, Literal, NamedTuple
 
-from lpc.logs.chats.request import MEDIA_TOKENS, Part
-from lpc.logs.traces.chat import CHARS_PER_TOKEN
 from lpc.requests.possibly import INSTRUCTIONS
+from lpc_apps.logs.chats.request import MEDIA_TOKENS, Part
+from lpc_apps.logs.traces.chat import CHARS_PER_TOKEN
 from lpc_apps.why.prompts import TOOLS, Prompts, Unit
 from lpc_apps.why.replay import Entry
 from lpc_apps.why.values import common, edits

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from lpc.logs.traces.request import Trace
+from lpc_apps.logs.traces.request import Trace
 from lpc_apps.simulator.workload import Turn, from_trace
 from lpc_apps.why.analysis import REPORTED, Analysis, Finding
 from lpc_apps.why.differences import Key

@@ -7,11 +7,11 @@ from functools import cached_property
 from statistics import median
 from typing import Final
 
-from lpc.logs.chats.request import MEDIA_TOKENS, LoggedMessage, LoggedRequest, Part, rendered
-from lpc.logs.traces.chat import BLOCK_CHARS, BLOCK_TOKENS, BLOCK_TOKENS_RANGE, CHARS_PER_TOKEN, SURE_TOKENS
 from lpc.requests.families import HARMONY_CHARS, HARMONY_WITH_TOOLS_CHARS, is_harmony
 from lpc.requests.possibly import INSTRUCTIONS
 from lpc.requests.rules import Kind
+from lpc_apps.logs.chats.request import MEDIA_TOKENS, LoggedMessage, LoggedRequest, Part, rendered
+from lpc_apps.logs.traces.chat import BLOCK_CHARS, BLOCK_TOKENS, BLOCK_TOKENS_RANGE, CHARS_PER_TOKEN, SURE_TOKENS
 from lpc_apps.why.as_read import messages_as_read, tools_as_read
 from lpc_apps.why.thoughts import apart
 from lpc_apps.why.values import masked

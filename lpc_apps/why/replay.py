@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from lpc.logs.traces.chat import BLOCK_CHARS
+from lpc_apps.logs.traces.chat import BLOCK_CHARS
 from lpc_apps.why.prompts import Unit
 
 

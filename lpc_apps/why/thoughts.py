@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from lpc.logs.chats.request import Part
+from lpc_apps.logs.chats.request import Part
 
 _PAIRS: Final = (
     *(

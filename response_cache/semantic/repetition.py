@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lpc.logs.chats.request import LoggedRequest
+from lpc_apps.logs.chats.request import LoggedRequest
 from response_cache.semantic.normal import normal_form
 from response_cache.semantic.ranking import NEAREST
 from response_cache.semantic.vetoes import language_of, veto

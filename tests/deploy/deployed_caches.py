@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.processes import Server, free_port
+from testing.processes import Server, free_port
 from tests.deploy.test_compose import configured
 from tests.deploy.test_first_prediction import environment_of
 from tests.deploy.test_kubernetes import Object, containers, kustomized, pods, render, secret_data
@@ -126,7 +126,7 @@ def from_compose(folder: Path, models: Path, address: str) -> Rendered:
         )
 
     secrets = part("secrets", writes=True)
-    command = [sys.executable, "-m", "lpc_apps", *secrets.command, "--name", address]
+    command = [sys.executable, "-m", "lpc_cli", *secrets.command, "--name", address]
     # As `docker compose up` does each time.
     for _ in range(2):
         subprocess.run(command, env=_environment(secrets), check=True, capture_output=True)
@@ -211,7 +211,7 @@ def deployed(kind: str, folder: Path, models: Path, address: str) -> Iterator[De
     }
     caches |= {"LPC_PORT": str(port), "LPC_METRICS_PORT": ""}
     gateway |= {"LPC_PORT": str(http), "LPC_METRICS_PORT": "", "LPC_GATEWAY_LOOKUP_TIMEOUT_S": "10"}
-    lpc = [sys.executable, "-m", "lpc_apps"]
+    lpc = [sys.executable, "-m", "lpc_cli"]
     with contextlib.ExitStack() as stack:
         double = stack.enter_context(_engine())
         gateway["LPC_GATEWAY_ENGINES"] = double.url

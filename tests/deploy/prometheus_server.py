@@ -17,10 +17,10 @@ from urllib.request import urlopen
 import yaml
 from prometheus_client import REGISTRY, Counter, generate_latest
 
-from benchmarks.processes import free_port
 from eviction_client.observability.metrics import METRICS, EngineMetrics
 from eviction_client.observability.misses import SOURCES
 from eviction_client.policy.rules import RULES
+from testing.processes import free_port
 from tests.eventually import patiently
 
 

@@ -11,11 +11,11 @@ import pytest
 import yaml
 from pydantic_settings import BaseSettings
 
-from benchmarks.processes import free_port
 from eviction_client.settings import ClientSettings
 from predictor_service.settings import ServiceSettings
 from response_cache.gateway.settings import GatewaySettings
 from response_cache.service.settings import CacheServerSettings
+from testing.processes import free_port
 from tests.deploy.test_kubernetes import check_rights
 from tests.dockerfile import ROOT, stages
 from tests.eventually import patiently, until

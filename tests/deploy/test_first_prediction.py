@@ -15,9 +15,9 @@ from urllib.request import urlopen
 
 import pytest
 
-from benchmarks.processes import free_port
 from eviction_client.settings import ClientSettings
 from eviction_client.transport.predictor_client import PredictorClient
+from testing.processes import free_port
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.deploy.test_kubernetes import Object, example, named, pods, rendered, secret_data
 from tests.dockerfile import stages
@@ -94,7 +94,7 @@ def running(container: Container) -> Iterator[None]:
     user, group = container.user
     become = [f"--reuid={user}", f"--regid={group}", f"--groups={group}"]
     setpriv = ["setpriv", *become, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"] if CAN_BE_OTHERS else []
-    program = [sys.executable, "-m", "lpc_apps", *container.command[1:]]
+    program = [sys.executable, "-m", "lpc_cli", *container.command[1:]]
     paths = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
     log = Path(container.environment["HOME"]).parent / "log"
     with log.open("w") as output:

@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings
 from typer.testing import CliRunner
 
 from eviction_client.settings import ClientSettings
-from lpc_apps.commands.cli import app
+from lpc_cli.cli import app
 from predictor_service.settings import ServiceSettings
 from response_cache.gateway.settings import GatewaySettings
 from response_cache.service.settings import CacheServerSettings

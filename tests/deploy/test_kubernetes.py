@@ -25,18 +25,18 @@ from prometheus_client import generate_latest
 from pydantic_settings import BaseSettings
 from typer.testing import CliRunner
 
-from benchmarks.processes import free_port
 from eviction_client.settings import ClientSettings
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
 from eviction_client.transport.predictor_client import TIMEOUT_S
 from lpc.wire.redis_connection import Connection
-from lpc_apps.commands.cli import app
+from lpc_cli.cli import app
 from predictor_service.batching.batch_queue import PATIENCE_SHARE
 from predictor_service.metrics import Metrics
 from predictor_service.settings import ServiceSettings
 from response_cache.gateway.settings import GatewaySettings
 from response_cache.service.settings import CacheServerSettings
+from testing.processes import free_port
 from tests.dockerfile import ROOT, stages
 from tests.eventually import patiently
 
@@ -63,7 +63,7 @@ def rendered(overlay: str) -> list[Object]:
 def kustomized(tree: Path, *options: str) -> Path:
     """Copy `deploy` and write the secrets that the overlay `gateway` wants, as docs/how-to/deploy.md says; return the copy."""
     shutil.copytree(DEPLOY, tree, symlinks=True)
-    command = [sys.executable, "-m", "lpc_apps", "secrets", tree / "overlays/gateway/secrets", "--client", "app", *options]
+    command = [sys.executable, "-m", "lpc_cli", "secrets", tree / "overlays/gateway/secrets", "--client", "app", *options]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return tree
 

@@ -13,7 +13,6 @@ import grpc.aio
 import pytest
 import redis
 
-from benchmarks.processes import RedisServer, free_port
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import open_store
 from eviction_client.stores.namespace import Namespace
@@ -22,6 +21,7 @@ from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.server import running
 from predictor_service.settings import ServiceSettings
+from testing.processes import RedisServer, free_port
 from tests.authority import Authority
 from tests.deploy.test_kubernetes import DEPLOY, containers, named, pods, rendered
 from tests.dockerfile import ROOT

@@ -16,7 +16,6 @@ import pytest
 import yaml
 from prometheus_client import generate_latest
 
-from benchmarks.processes import RedisServer
 from eviction_client.transport.scripted_predictor import ScriptedPredictor
 from lpc.cache.v1 import response_cache_pb2 as cache_pb
 from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
@@ -32,6 +31,7 @@ from response_cache.gateway.metrics import Metrics as GatewayMetrics
 from response_cache.service.running import running
 from response_cache.service.settings import CacheSettings
 from response_cache.store.scopes import ScopeSettings
+from testing.processes import RedisServer
 from tests.deploy.prometheus_server import Prometheus, prometheus, vllm_metrics
 from tests.eventually import until
 from tests.response_cache import KEY_LINES

@@ -11,11 +11,11 @@ from urllib.parse import quote
 import pytest
 import redis
 
-from benchmarks.processes import CLUSTER_BUS, free_port
 from eviction_client.errors import StoreError
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, open_store
 from eviction_client.stores.namespace import Namespace
+from testing.processes import CLUSTER_BUS, free_port
 from tests.deploy.test_kubernetes import DEPLOY, containers, named, rendered
 from tests.eventually import patiently, until
 from tests.relay import Relay

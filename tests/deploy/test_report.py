@@ -9,11 +9,11 @@ import pytest
 from prometheus_client import REGISTRY, start_http_server
 from typer.testing import CliRunner
 
-from benchmarks.processes import free_port
 from eviction_client.observability.metrics import EngineMetrics
 from eviction_client.plugin_metrics import values_of_plugin
 from eviction_client.policy.rules import RULES
-from lpc_apps.commands.cli import app
+from lpc_cli.cli import app
+from testing.processes import free_port
 from tests.deploy.prometheus_server import prometheus
 from tests.eventually import until
 from tests.unit.test_misses import Engine, words

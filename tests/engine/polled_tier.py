@@ -14,7 +14,7 @@ from vllm.v1.kv_offload.base import LookupResult, OffloadingManager, OffloadKey,
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager, TieringOffloadingManager
 
-from benchmarks.cpu_tier import CopyingSpec
+from testing.cpu_tier import CopyingSpec
 
 PAGE = 64
 ASKED = 8

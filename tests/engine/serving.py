@@ -1,4 +1,4 @@
-"""Serves conversations on real vLLM, stock or with the plug-in. Call `benchmarks.engine_run.settle` before the import.
+"""Serves conversations on real vLLM, stock or with the plug-in. Call `testing.vllm_settings.settle` before the import.
 
 Time is virtual: a step takes STEP_S, and think times pass at once. So arrivals are the same on all sides and machines.
 """
@@ -14,12 +14,12 @@ from typing import Any, Final
 from vllm import SamplingParams
 from vllm.inputs import TokensPrompt
 
-from benchmarks.tiny_engine import TinyEngine
 from eviction_client.background import AtOnce
 from eviction_client.settings import ClientSettings
 from eviction_client.transport.predictor import Predictor
 from eviction_client.transport.scripted_predictor import CONTINUES, OVER, ScriptedPredictor
 from lpc_apps.tiny_llama import SPECIAL
+from testing.tiny_engine import TinyEngine
 
 STEP_S: Final = 0.05
 REPLY: Final = 24

@@ -17,11 +17,11 @@ from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from benchmarks.bare_scheduler import Engine, conversations, vllm_config
 from eviction_client.engines.vllm import conformance
 from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
 from eviction_client.engines.vllm_cpu import placing
 from eviction_client.errors import EngineUnsupported
+from testing.bare_scheduler import Engine, conversations, vllm_config
 
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="the check at start")
 
@@ -188,7 +188,7 @@ AT_INFO = {**os.environ, "VLLM_LOGGING_LEVEL": "INFO"}
 
 
 def test_the_plug_in_logs_in_vllms_format() -> None:
-    program = "from benchmarks.bare_scheduler import Engine; Engine(50)"
+    program = "from testing.bare_scheduler import Engine; Engine(50)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=AT_INFO, check=True)
     lines = [line for line in (done.stdout + done.stderr).splitlines() if "learned prefix cache: on" in line]
     assert len(lines) == 1

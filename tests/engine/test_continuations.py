@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from vllm.v1.request import RequestStatus
 
-from benchmarks.bare_scheduler import BLOCK, Engine
 from eviction_client.background import AtOnce
 from eviction_client.policy.rules import AUTO, RULES
 from eviction_client.tenants import digest_of
+from testing.bare_scheduler import BLOCK, Engine
 
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="a block is evicted after what continues it")
 GROUP = 4

@@ -16,14 +16,14 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.cpu.policies.lru import LRUCachePolicy
 from vllm.v1.request import RequestStatus
 
-from benchmarks.bare_scheduler import BLOCK, Engine, vllm_config
-from benchmarks.cpu_tier import connector
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm_cpu.policy import LearnedCachePolicy
 from eviction_client.errors import EngineUnsupported
 from eviction_client.policy.queue.free_queue import DONE
 from eviction_client.policy.tier import ChunkTier
+from testing.bare_scheduler import BLOCK, Engine, vllm_config
+from testing.cpu_tier import connector
 from tests.engine.tier_course import FEW, TABLES, Side, course, fail, key_of
 from tests.nightly import LONG
 

@@ -22,9 +22,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from benchmarks.engine_run import settle
+from testing.vllm_settings import settle
 settle()
-from benchmarks.cpu_tier import connector
+from testing.cpu_tier import connector
 from eviction_client.transport.scripted_predictor import CONTINUES, ScriptedPredictor
 from tests.engine.serving import drawn, oracle, serve
 texts = drawn(90)

@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from benchmarks.processes import free_port
+from testing.processes import free_port
 from tests.eventually import patiently, until
 from tests.page import ROOT, paragraphs, words
 
@@ -125,7 +125,7 @@ def test_the_rehearsal_runs_as_written_and_prints_what_the_page_has(rehearsal: R
     in_production = command("pip install '.[vllm]'").splitlines()[-1]
     assert serves.startswith(f"{in_production} ")
     # The sidecar has an environment of its own.
-    sidecar = command("pip install '.[server]'").splitlines()[-1].replace("lpc ", f"{ROOT}/.venv/bin/python -m lpc_apps ")
+    sidecar = command("pip install '.[server]'").splitlines()[-1].replace("lpc ", f"{ROOT}/.venv/bin/python -m lpc_cli ")
     rehearsal.wait_for(rehearsal.start(sidecar, "sidecar.log"), shown_after("pip install '.[server]'"))
     rehearsal.run(makes)
     engine = rehearsal.start(f"{serves} --port {rehearsal.port}", "vllm.log")

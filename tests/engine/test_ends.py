@@ -9,10 +9,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
-from benchmarks.bare_scheduler import BLOCK, Engine
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm import requests as requests_read
 from eviction_client.transport.predictor_client import PredictorClient
+from testing.bare_scheduler import BLOCK, Engine
 from tests.reachable import names_in, reached
 
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="every way in which its scheduler ends a request")

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from vllm.v1.request import RequestStatus
 
-from benchmarks.bare_scheduler import BLOCK, Engine, conversations, oracle
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.transport.messages import Prediction
 from eviction_client.transport.scripted_predictor import CONTINUES
+from testing.bare_scheduler import BLOCK, Engine, conversations, oracle
 from tests.engine.test_hit_units import HITS, words
 
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="the gain over LRU")

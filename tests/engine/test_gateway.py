@@ -17,8 +17,8 @@ from typing import Any
 import openai
 import pytest
 
-from benchmarks.processes import RedisServer, free_port
 from lpc_apps.tiny_llama import build
+from testing.processes import RedisServer, free_port
 from tests.engine.test_serve import ROOT, Sidecar, VllmServer
 from tests.eventually import patiently, until
 
@@ -52,7 +52,7 @@ class Stack:
             "LPC_PREDICTOR_ADDRESS": address,
         }
         self.log = folder / "gateway.log"
-        command = [self.sidecar.python, "-m", "lpc_apps", "gateway"]
+        command = [self.sidecar.python, "-m", "lpc_cli", "gateway"]
         with self.log.open("wb") as log:
             self.gateway = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=ROOT)
         self.engine.wait()

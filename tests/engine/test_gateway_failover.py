@@ -13,8 +13,8 @@ import httpx
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from benchmarks.processes import free_port
 from lpc_apps.tiny_llama import build
+from testing.processes import free_port
 from tests.engine.test_serve import ROOT, Sidecar, VllmServer
 from tests.eventually import patiently, until
 
@@ -39,7 +39,7 @@ class Pair:
         for engine in self.engines:
             engine.wait()
         with (folder / "gateway.log").open("wb") as log:
-            command = [str(Sidecar(folder).python), "-m", "lpc_apps", "gateway"]
+            command = [str(Sidecar(folder).python), "-m", "lpc_cli", "gateway"]
             self.gateway = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=ROOT)
         assert until(lambda: "listening on" in (folder / "gateway.log").read_text(), 60)
 

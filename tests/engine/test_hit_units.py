@@ -17,12 +17,12 @@ import torch
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from benchmarks.bare_scheduler import BLOCK, Engine
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm.hit_unit import hit_unit_of, log_hit_unit
 from eviction_client.engines.vllm.requests import some_layers_of
 from eviction_client.observability.misses import HitUnit
 from lpc_apps.tiny_llama import build
+from testing.bare_scheduler import BLOCK, Engine
 from tests.engine.test_kv_memory import CONFIGURATIONS, ROOT
 
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="hits that never come: hybrid models, large blocks")

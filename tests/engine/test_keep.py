@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from vllm.v1.request import RequestStatus
 
-from benchmarks.bare_scheduler import BLOCK, Engine, conversations
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm import waiting_prefixes as keep
 from eviction_client.engines.vllm.metrics import values_of
+from testing.bare_scheduler import BLOCK, Engine, conversations
 
 pytestmark = pytest.mark.supports(
     engine="vLLM", tier="GPU pool", what="what waiting requests will hit goes last, in its scheduler without a model"

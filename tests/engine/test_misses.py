@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from benchmarks.bare_scheduler import BLOCK, Engine, conversations
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm.metrics import values_of
+from testing.bare_scheduler import BLOCK, Engine, conversations
 
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="why prompt tokens were not cached")
 

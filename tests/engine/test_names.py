@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.bare_scheduler import BLOCK, Engine
 from eviction_client.background import AtOnce
 from eviction_client.tenants import digest_of
 from eviction_client.transport.scripted_predictor import ScriptedPredictor
+from testing.bare_scheduler import BLOCK, Engine
 from tests.reachable import reached, weigh
 
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="names of a megabyte and of invalid characters")

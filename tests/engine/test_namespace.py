@@ -4,9 +4,9 @@ import inspect
 
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 
-from benchmarks.bare_scheduler import Engine, vllm_config
 from eviction_client.engines.vllm.namespace import namespace_of
 from eviction_client.settings import ClientSettings
+from testing.bare_scheduler import Engine, vllm_config
 
 
 def test_engines_whose_hashes_cover_further_tokens_do_not_pool_with_others() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lpc.logs.log import open_log
+from lpc_apps.logs.log import open_log
 
 WRITE = """
 from vllm.config.logging import LoggingConfig

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.bare_scheduler import Engine
 from eviction_client.background import AtOnce
 from eviction_client.tenants import digest_of
+from testing.bare_scheduler import Engine
 
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="`reset_prefix_cache`")
 BLOCKS = 300

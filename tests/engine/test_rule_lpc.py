@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.bare_scheduler import BLOCK, Engine
 from eviction_client.background import AtOnce
 from eviction_client.policy.reuse_monitor import SHARED_FROM, ReuseMonitor
 from eviction_client.policy.rules.lpc import LOG_ODDS_STEP
@@ -16,6 +15,7 @@ from lpc_apps.simulator.cache import BlockCache
 from lpc_apps.simulator.policies.lpc import Continuations, Lpc
 from lpc_apps.simulator.policy import PolicySettings
 from lpc_apps.simulator.workload import Turn, Workload
+from testing.bare_scheduler import BLOCK, Engine
 
 pytestmark = pytest.mark.supports(
     engine="vLLM", tier="GPU pool", what="the rule lpc: the order of Learned Prefix Caching, in its scheduler without a model"

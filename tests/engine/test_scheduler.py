@@ -14,8 +14,6 @@ import pytest
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
-from benchmarks.bare_scheduler import BLOCK, Engine, conversations, oracle
-from benchmarks.processes import RedisServer
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
 from eviction_client.engines.vllm.metrics import values_of
@@ -27,6 +25,8 @@ from eviction_client.policy.rules import RULES
 from eviction_client.transport.scripted_predictor import CONTINUES, OVER
 from lpc.wire import bugs
 from lpc.wire.session import name_of
+from testing.bare_scheduler import BLOCK, Engine, conversations, oracle
+from testing.processes import RedisServer
 from tests.engine.pools import give_hash
 from tests.eventually import until
 

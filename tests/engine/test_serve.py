@@ -16,9 +16,9 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.processes import RedisServer, free_port
 from eviction_client.policy.rules import RULES
 from lpc_apps.tiny_llama import build
+from testing.processes import RedisServer, free_port
 from tests.eventually import patiently, until
 
 pytestmark = pytest.mark.supports(
@@ -53,7 +53,7 @@ class Sidecar:
 
     def start(self) -> None:
         model = "tiny"
-        command = [self.python, "-m", "lpc_apps", "serve", "--model", model]
+        command = [self.python, "-m", "lpc_cli", "serve", "--model", model]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, env=self._environment, stderr=log, stdout=log, cwd=ROOT)
 

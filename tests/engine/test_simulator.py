@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.v1.request import RequestStatus
 
-from benchmarks.bare_scheduler import BLOCK, STEP_S, Engine
-from lpc.logs.traces import open_trace
+from lpc_apps.logs.traces import open_trace
 from lpc_apps.simulator.engine import simulate
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
 from lpc_apps.simulator.workload import Cost, from_trace
+from testing.bare_scheduler import BLOCK, STEP_S, Engine
 from tests.nightly import LONG
 
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="the simulator's blocks")

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import pytest
 
-from benchmarks.bare_scheduler import BLOCK
-from benchmarks.processes import RedisServer
 from eviction_client.background import BackgroundThread
+from testing.bare_scheduler import BLOCK
+from testing.processes import RedisServer
 from tests.engine.test_ends import MARK, Walk
 from tests.nightly import LONG
 from tests.reachable import reached, tables, weigh

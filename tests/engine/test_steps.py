@@ -2,9 +2,9 @@
 
 import pytest
 
-from benchmarks.bare_scheduler import Engine
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm.steps import STEP_S
+from testing.bare_scheduler import Engine
 
 
 def worked(engine: Engine, times: list[float | None]) -> list[int]:

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from vllm.v1.request import RequestStatus
 
-from benchmarks.bare_scheduler import BLOCK, Engine
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.tenants import digest_of
+from testing.bare_scheduler import BLOCK, Engine
 
 pytestmark = pytest.mark.supports(engine="vLLM", tier="GPU pool", what="floors of tenants")
 BLOCKS = 100

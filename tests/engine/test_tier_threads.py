@@ -15,11 +15,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import Offlo
 from vllm.v1.kv_offload.base import ReqContext
 from vllm.v1.outputs import KVConnectorOutput
 
-from benchmarks.bare_scheduler import BLOCK, Engine, vllm_config
-from benchmarks.cpu_tier import connector
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm_cpu.policy import LearnedCachePolicy
 from eviction_client.policy.finished_request import FinishedRequest
+from testing.bare_scheduler import BLOCK, Engine, vllm_config
+from testing.cpu_tier import connector
 from tests.engine import polled_tier
 from tests.engine.tier_course import TABLES, Side, fail, key_of
 from tests.eventually import patiently

@@ -36,7 +36,7 @@ def test_tokens_and_evictions_equal_stocks_and_an_oracle_hits_more(model: Path) 
     program = """
 import json, sys
 from pathlib import Path
-from benchmarks.engine_run import settle
+from testing.vllm_settings import settle
 settle()
 from eviction_client.transport.scripted_predictor import ScriptedPredictor
 from tests.engine.serving import drawn, oracle, serve
@@ -70,7 +70,7 @@ def test_a_kv_connector_stores_and_loads_the_same_as_with_stock(model: Path, tmp
     program = """
 import json, sys
 from pathlib import Path
-from benchmarks.engine_run import settle
+from testing.vllm_settings import settle
 settle()
 from tests.engine.serving import drawn, serve
 model, texts, stored = Path(sys.argv[1]), drawn(40), Path(sys.argv[2])

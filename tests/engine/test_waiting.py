@@ -11,7 +11,6 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue, PriorityRequestQueue
 from vllm.v1.request import RequestStatus
 
-from benchmarks.bare_scheduler import BLOCK, Engine, Turn, conversations, vllm_config
 from eviction_client.engines.vllm import conformance
 from eviction_client.engines.vllm.metrics import values_of
 from eviction_client.engines.vllm.waiting import CachedPrompts, WarmFirstQueue
@@ -19,6 +18,7 @@ from eviction_client.errors import EngineUnsupported
 from eviction_client.schedule import warm_first
 from eviction_client.schedule.prefill import START_SPEED
 from eviction_client.schedule.warm_first import MOST_OVERTAKING
+from testing.bare_scheduler import BLOCK, Engine, Turn, conversations, vllm_config
 from tests.nightly import LONG
 
 pytestmark = pytest.mark.supports(

@@ -20,9 +20,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import json, random, sys
 from pathlib import Path
-from benchmarks.engine_run import settle
+from testing.vllm_settings import settle
 settle()
-from benchmarks.cpu_tier import connector
+from testing.cpu_tier import connector
 from eviction_client.schedule import warm_first
 from tests.engine.serving import serve
 warm_first.REPEATED, warm_first.GATE = 0.0, 0.1  # this traffic need not thrash

@@ -30,7 +30,7 @@ READING = "tests/engine/test_as_read.py"
 NEEDED = "orjson==3.13.0"
 """vLLM's servers import it from 0.33 on, and the installed release does without."""
 CHECK = """
-from benchmarks.bare_scheduler import Engine
+from testing.bare_scheduler import Engine
 from vllm import __version__
 from eviction_client.engines.vllm.conformance import find_incompatibility
 reason = find_incompatibility(Engine(50, learned=False).scheduler)

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import BenchmarkError
-from benchmarks.processes import RedisServer, Sidecar
 from eviction_client.plugin import Plugin
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash
@@ -24,6 +22,8 @@ from eviction_client.stores.redis import RedisStore
 from eviction_client.transport.predictor_client import PredictorClient
 from lpc.wire.redis_connection import Connection
 from lpc_apps.tiny_llama import build
+from testing import Unavailable
+from testing.processes import RedisServer, Sidecar
 from tests.eventually import patiently
 
 SERVED_MODEL: Final = "llama"
@@ -158,7 +158,7 @@ def restarts(folder: Path, models: Path, model: str, *, rounds: int) -> dict[str
     """Kill (-9) sidecar and Redis ``rounds`` times under load, in either order, and start them again.
 
     Raises:
-        BenchmarkError: one of them does not start.
+        Unavailable: one of them does not start.
     """
     rng = random.Random(0)
     served = {SERVED_MODEL: str(build(folder / "llama"))}
@@ -169,7 +169,7 @@ def restarts(folder: Path, models: Path, model: str, *, rounds: int) -> dict[str
     ):
         servers = [sidecar, redis]
         if not until(lambda: engine.predicted and engine.written):
-            raise BenchmarkError("the first prediction or the first block in Redis did not come within a minute")
+            raise Unavailable("the first prediction or the first block in Redis did not come within a minute")
         predictions_back = store_back = 0
         for _ in range(rounds):
             rng.shuffle(servers)

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import grpc
 
-from benchmarks.processes import Sidecar
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
+from testing.processes import Sidecar
 from tests.eventually import patiently
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -24,7 +24,6 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from benchmarks.processes import RedisServer, free_port
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore, open_store
 from eviction_client.stores.namespace import Namespace
@@ -37,6 +36,7 @@ from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.requests.parser import RequestParser
 from predictor_service.server import Parts
+from testing.processes import RedisServer, free_port
 from tests import tuned
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.eventually import eventually, patiently, until

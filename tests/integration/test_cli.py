@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.processes import free_port
+from testing.processes import free_port
 from tests.command import lpc
 from tests.eventually import patiently, until
 
-LPC = [sys.executable, "-m", "lpc_apps"]
+LPC = [sys.executable, "-m", "lpc_cli"]
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +232,7 @@ import sys, time
 
 class Slow:
     def find_spec(self, name, path=None, target=None):
-        if name == "lpc_apps.commands.cli":
+        if name == "lpc_cli.cli":
             print("importing", flush=True)
             time.sleep(60)
 
@@ -260,7 +260,7 @@ import signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 sys.argv = ["lpc", "--version"]
-from lpc_apps.start import main
+from lpc_cli.start import main
 try:
     main()
 finally:

@@ -9,7 +9,6 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from benchmarks.processes import RedisServer
 from lpc.clock import MonotoneClock
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
@@ -23,6 +22,7 @@ from predictor_service.requests.served_models import ServedModels
 from predictor_service.server import Parts
 from predictor_service.sharing import registry
 from predictor_service.sharing.registry import TurnRegistry
+from testing.processes import RedisServer
 from tests.eventually import eventually
 from tests.integration.test_labels import Sidecar, chat
 from tests.label_log import rows_of

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import pytest
 
-from benchmarks.processes import free_port
 from lpc.model.artifact import verify
+from testing.processes import free_port
 from tests.eventually import patiently
 from tests.only import ROOT, hide_all_but, pinned
 from tests.peak_memory import PeakMemory
 
-LPC = [sys.executable, "-m", "lpc_apps"]
+LPC = [sys.executable, "-m", "lpc_cli"]
 QUIET = {"LPC_UNIX_SOCKET": "", "LPC_METRICS_PORT": "0", "LPC_LOG_FORMAT": "text"}
 
 

@@ -13,10 +13,10 @@ from unittest.mock import patch
 
 import pytest
 
-from benchmarks.processes import RedisServer, free_port
 from eviction_client.settings import ClientSettings
-from lpc_apps.commands import checks, cli
-from lpc_apps.commands.checks import Finding, examine
+from lpc_cli import checks, cli
+from lpc_cli.checks import Finding, examine
+from testing.processes import RedisServer, free_port
 from tests.authority import Authority
 from tests.caching_sidecar import response_caches
 from tests.chat_templates import STYLES, tokenizer_of
@@ -195,7 +195,7 @@ async def test_the_base_install_suffices_and_nothing_heavy_is_loaded(tiny_models
     program = (
         "import atexit, sys; sys.argv = ['lpc', 'doctor', '--json'];"
         "atexit.register(lambda: print(sorted({'numpy', 'onnxruntime', 'torch', 'transformers'} & set(sys.modules))));"
-        "from lpc_apps.commands.cli import main; main()"
+        "from lpc_cli.cli import main; main()"
     )
     async with sidecar(tiny_models) as (_, addresses):
         env = {**os.environ, "PYTHONPATH": f"{only}:{ROOT}", "LPC_PREDICTOR_ADDRESS": f"127.0.0.1:{addresses.port}"}

@@ -15,9 +15,9 @@ from typing import Any, Final
 import grpc
 import pytest
 
-from benchmarks.processes import Sidecar
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
+from testing.processes import Sidecar
 from tests.eventually import patiently, until
 from tests.integration.test_server import chat, one
 from tests.nightly import LONG

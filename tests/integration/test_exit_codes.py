@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lpc_apps.commands.cli import app
+from lpc_cli.cli import app
 from tests.command import lpc
 from tests.integration.test_cli import served
 

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from threadpoolctl import threadpool_limits
 
-from benchmarks.requests import real_conversations
 from lpc.model.artifact import verify
 from lpc.model.conversation import UserTurns
 from lpc.model.features import FeatureEncoder, FeatureSettings
@@ -30,6 +29,7 @@ from lpc_apps.training.export import BOUNDS, Bound, ExportError
 from lpc_apps.training.graph import PRECISIONS, Precision, write_onnx
 from lpc_apps.training.head import Head
 from lpc_apps.training.head_file import DEFAULT_HEAD, SHIPPED_HEADS, HeadFile
+from testing.requests import real_conversations
 from tests.eventually import patiently
 from tests.tiny_model import build_tiny_artifact, build_tiny_encoder, tiny_encoder
 
@@ -234,7 +234,7 @@ def test_embeddings_resume_and_hold_no_text(tiny_models: Path, tmp_path: Path, m
 
     import pyarrow.parquet as pq
 
-    from lpc.logs.datasets.sharegpt import load_sharegpt
+    from lpc_apps.logs.datasets.sharegpt import load_sharegpt
     from lpc_apps.training.embedding import EmbeddingError, embed, load_embedded
 
     monkeypatch.setattr("lpc_apps.training.embedding.EXAMPLES_PER_SHARD", 200)

@@ -1,26 +1,17 @@
-"""The fault scenarios of tests/faults, and the load of benchmark `load`, with a tiny model.
+"""The fault scenarios of tests/faults with a tiny model.
 
 `make test-nightly` makes it more kills and clients.
 """
 
 import asyncio
-import itertools
-from collections import Counter
 from pathlib import Path
-from unittest.mock import patch
 
-import pytest
-
-from benchmarks import load
-from benchmarks.processes import Sidecar
-from benchmarks.requests import conversations, request
 from predictor_service.rpc.listening import Keepalive
 from predictor_service.server import Parts
 from tests.faults.outages import restarts
 from tests.faults.rude_clients import PREFACE, SETTINGS, frame, rude_clients
 from tests.integration.test_server import chat, one, sidecar
 from tests.nightly import LONG
-from tests.tuned import command
 
 
 def test_no_call_fails_and_all_comes_back_when_sidecar_and_redis_are_killed(tiny_models: Path, tmp_path: Path) -> None:
@@ -49,24 +40,3 @@ async def test_a_peer_that_answers_no_ping_is_let_go_and_an_idle_engine_is_not(t
         await reader.read()
         writer.close()
         assert (await stub.Predict(one(chat("hello")))).prediction.probability > 0
-
-
-@pytest.mark.nightly
-def test_the_loads_clients_go_on_when_their_connections_are_ended_for_their_age(tiny_models: Path, tmp_path: Path) -> None:
-    (turns,) = conversations(10, 1)
-    requests = itertools.cycle([request(t) for t in turns])
-    with Sidecar(tmp_path, tiny_models, "tiny", command=command(connection_age_s=2.0)) as sidecar:
-        load_of = load.overload(sidecar, requests, clients=3, per_second=30, seconds=7.0)
-        everything, _ = asyncio.run(load_of)
-    fates = Counter(sent.fate for sent in everything)
-    assert fates["failed"] == fates["unanswered"] == 0
-    assert any(sent.fate == "answered" and sent.at > 3.0 for sent in everything)
-
-
-@pytest.mark.nightly
-def test_every_request_of_the_load_comes_to_one_end(tiny_models: Path) -> None:
-    with patch("benchmarks.load.WINDOW_S", 1.0):
-        figures = load.run(tiny_models, "tiny", minutes=0.05, clients=8, factor=1.5, saturation_s=1.5)
-    assert figures["failed"] == figures["unanswered"] == 0
-    assert figures["offered"] == figures["answered"] + figures["refused"] + figures["expired"] > 0
-    assert len(figures["windows"]) == 3

@@ -19,10 +19,10 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks.processes import Sidecar
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.rpc.slots import MAX_READS, MAX_WATCHES
+from testing.processes import Sidecar
 from tests.authority import Authority
 from tests.eventually import eventually, patiently
 from tests.faults.rude_clients import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame, headers

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.processes import free_port
 from lpc.model.curve import INTERVALS, KNOTS, retain_seconds, value_at, values
 from lpc.v1 import predictor_pb2 as pb
+from testing.processes import free_port
 from tests.eventually import eventually, patiently
 from tests.integration.test_returns import LONG, SHORT, sidecar
 

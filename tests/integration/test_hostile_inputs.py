@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.processes import Sidecar
 from lpc.v1 import predictor_pb2 as pb
+from testing.processes import Sidecar
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.eventually import patiently, until
 from tests.nightly import EXAMPLES

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.processes import RedisServer
 from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisReach
 from predictor_service.errors import StartError
@@ -22,6 +21,7 @@ from response_cache.semantic.gate import Decision, Gate
 from response_cache.service.outcomes import Hit, Miss
 from response_cache.store.scopes import ScopeSettings
 from response_cache.store.shared_evidence import SharedEvidence
+from testing.processes import RedisServer
 from tests.integration.response_cache.test_cache import Make, ask, fill, make
 from tests.integration.response_cache.test_service import serve_caches
 from tests.integration.response_cache.test_shared_evidence import labels_from_before, misses

@@ -26,11 +26,11 @@ from typing import Any, Final, NamedTuple
 import grpc
 import pytest
 
-from benchmarks.processes import free_port
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from lpc.model.artifact import read_manifest
 from lpc.model.versions import served_folder
+from testing.processes import free_port
 from tests.engine_double import EngineDouble, serve_double
 from tests.eventually import patiently, until
 from tests.integration.response_cache.test_service import request, response

@@ -11,12 +11,12 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from benchmarks.processes import RedisServer, free_port
 from eviction_client.settings import ClientSettings
 from lpc.wire.listening import listen, serve_metrics
 from lpc.wire.redis_connection import Connection, RedisUrl
 from lpc.wire.redis_reach import RedisReach
 from lpc.wire.server_settings import ServerSettings
+from testing.processes import RedisServer, free_port
 from tests.dockerfile import stages
 from tests.engine_double import EngineDouble, serve_double
 from tests.eventually import patiently, until
@@ -74,7 +74,7 @@ async def test_a_gateway_on_all_addresses_is_healthy_on_both_families_and_names_
 def test_the_gate_of_lmcache_answers_on_both_families(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("t")
     port, env = free_port(), {**os.environ, "LPC_LMCACHE_TOKEN_FILE": str(tmp_path / "token"), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "lpc_apps", "lmcache", "front", "--host", "::", "--port", str(port)]
+    command = [sys.executable, "-m", "lpc_cli", "lmcache", "front", "--host", "::", "--port", str(port)]
     with subprocess.Popen(command, env=env, cwd=tmp_path) as process:
         try:
             for place in PLACES:

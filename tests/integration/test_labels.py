@@ -15,7 +15,6 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from benchmarks.processes import Sidecar as Process
 from lpc.model import label_rows
 from lpc.model.conversation import Message, from_messages
 from lpc.model.inference import Model
@@ -26,6 +25,7 @@ from predictor_service.labels.tracker import TurnTracker
 from predictor_service.labels.turn import Turn
 from predictor_service.process import Addresses
 from predictor_service.server import Parts, running
+from testing.processes import Sidecar as Process
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.eventually import patiently
 from tests.integration.test_server import _scrape, one

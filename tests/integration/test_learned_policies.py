@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from lpc.logs.traces import Trace, TracedRequest
+from lpc_apps.logs.traces import Trace, TracedRequest
 from lpc_apps.simulator.engine import simulate
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
 from lpc_apps.simulator.policies.lpc import Continuations

@@ -30,7 +30,7 @@ def said(models: Path, served: Path, **settings: str) -> list[str]:
     env |= {"LPC_SERVED_MODELS": json.dumps({"m": str(served)}), **settings}
     lines = []
     with subprocess.Popen(
-        [sys.executable, "-m", "lpc_apps", "serve"], stderr=subprocess.PIPE, text=True, env={**os.environ, **env}
+        [sys.executable, "-m", "lpc_cli", "serve"], stderr=subprocess.PIPE, text=True, env={**os.environ, **env}
     ) as process:
         assert process.stderr is not None
         for line in process.stderr:

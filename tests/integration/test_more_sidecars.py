@@ -13,12 +13,12 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-from benchmarks.processes import free_port
 from eviction_client.transport.predictor_client import PredictorClient
 from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.model.session import InferenceSettings
 from predictor_service.server import Parts, running
+from testing.processes import free_port
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.dockerfile import ROOT
 from tests.eventually import eventually

@@ -13,7 +13,7 @@ from lpc.cache.v1 import response_cache_pb2 as cache_pb
 from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
-from lpc_apps.commands.cli import app
+from lpc_cli.cli import app
 from tests.unit.test_terminal import harmless
 
 NAME = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202e\nlpc: forged [/bold] :smile: \x7f" + 100_000 * "x"

@@ -14,7 +14,6 @@ import grpc
 import grpc.aio
 import pytest
 
-from benchmarks.processes import Sidecar
 from eviction_client.transport.predictor_client import CHANNEL_OPTIONS, PredictorClient
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
@@ -22,6 +21,7 @@ from lpc.wire.tokenizer_files import MAX_BYTES, NAMES, digest_of
 from predictor_service.requests.parser import RequestLimits, RequestParser
 from predictor_service.requests.served_models import ServedModels
 from predictor_service.server import Parts
+from testing.processes import Sidecar
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.eventually import eventually, patiently
 from tests.integration.response_cache.test_callers import bearer, tokens

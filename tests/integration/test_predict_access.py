@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from eviction_client.settings import ClientSettings
-from lpc_apps.commands import demo
+from lpc_cli import demo
 from predictor_service.process import Addresses
 from tests import command
 from tests.authority import Authority

@@ -16,10 +16,10 @@ from typing import ClassVar
 import grpc
 import pytest
 
-from benchmarks.processes import free_port
 from eviction_client import Prediction, PredictorClient
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc
+from testing.processes import free_port
 from tests.eventually import patiently, until
 
 Answer = Callable[[pb.PredictRequest, grpc.ServicerContext], pb.PredictResponse]

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.processes import free_port
 from eviction_client.settings import ClientSettings
 from lpc.v1 import predictor_pb2 as pb
 from lpc.wire.access import Access, proxy_for
-from lpc_apps.commands.checks import examine
-from lpc_apps.commands.predict import PredictError, asking
+from lpc_cli.checks import examine
+from lpc_cli.predict import PredictError, asking
 from response_cache.client import ResponseCacheClient
+from testing.processes import free_port
 from tests.eventually import patiently
 from tests.integration.test_server import sidecar
 

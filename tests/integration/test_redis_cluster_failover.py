@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import redis.cluster
 
-from benchmarks.processes import RedisServer
 from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisFailed, RedisReach
+from testing.processes import RedisServer
 from tests.eventually import eventually
 from tests.redis_cluster import form, node
 

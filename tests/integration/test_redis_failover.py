@@ -11,10 +11,10 @@ from typing import NamedTuple
 import pytest
 import redis
 
-from benchmarks.processes import RedisServer, free_port
 from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisFailed, RedisReach
 from response_cache.service.outcomes import Hit, Miss
+from testing.processes import RedisServer, free_port
 from tests.eventually import eventually, until
 from tests.integration.test_sharing import connected, prepared_sides, shared_past
 from tests.redis_stores import BLOCKS, A, storing

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.processes import RedisServer
 from eviction_client.errors import StoreError
 from eviction_client.settings import ClientSettings
 from lpc.wire.redis_connection import RedisUrl
+from testing.processes import RedisServer
 from tests.redis_stores import BLOCKS, A, flushed, storing
 
 AWKWARD = "a/b#c?d%e@f:g[h]i j%41"

@@ -8,7 +8,6 @@ import pytest
 import redis
 from redis import exceptions
 
-from benchmarks.processes import RedisServer
 from eviction_client.errors import StoreError
 from eviction_client.stores.redis import RedisStore
 from lpc.wire.redis_connection import ERRORS, Connection
@@ -17,6 +16,7 @@ from lpc.wire.redis_reach import RedisAway, RedisReach, RedisRefused
 from lpc.wire.redis_settings import REFUSALS
 from predictor_service.sharing import records
 from response_cache.service.outcomes import Hit, Miss
+from testing.processes import RedisServer
 from tests.integration.response_cache.test_cache import ask, fill
 from tests.redis_proxy import redis_proxy
 from tests.redis_stores import NAMESPACE

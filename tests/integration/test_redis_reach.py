@@ -5,9 +5,9 @@ import contextlib
 
 import pytest
 
-from benchmarks.processes import RedisServer
 from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import CONNECTIONS, RedisAway, RedisReach
+from testing.processes import RedisServer
 from tests.eventually import eventually
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import redis
 
-from benchmarks.processes import RedisServer
 from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisAway, RedisReach, RedisRefused
 from response_cache.keys.canonical import Scope
 from response_cache.service.outcomes import Hit, Miss
 from response_cache.store import layout
+from testing.processes import RedisServer
 from tests.deploy.deployed_caches import own_address
 from tests.response_cache import Caches, answer, asked
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from redis.backoff import ConstantBackoff
 
-from benchmarks.processes import RedisServer, free_port
 from eviction_client.stores import ConversationId
 from eviction_client.stores.layout import LIMIT, UNIT, floor
 from eviction_client.stores.namespace import Namespace
+from testing.processes import RedisServer, free_port
 from tests.eventually import until
 from tests.redis_stores import BLOCKS, NAMESPACE, A, B, flushed, refusal, storing
 

@@ -14,11 +14,11 @@ from lpc.model.artifact import read_manifest
 from lpc.model.versions import promote, served_folder
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
-from lpc_apps.commands.cli import app
 from lpc_apps.training.encoders import EncoderError
 from lpc_apps.training.export import ExportError
 from lpc_apps.training.label_log import read_label_log
 from lpc_apps.training.retrain import retrain
+from lpc_cli.cli import app
 from tests.eventually import eventually
 from tests.integration.test_server import chat, one, sidecar
 from tests.label_log import DAY_MS, END_MS, made_up_rows, write_made_up

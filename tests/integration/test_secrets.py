@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from lpc.wire.certificates import CertificateFiles, read
 from lpc.wire.tokens import read_tokens
-from lpc_apps.commands.cli import app
+from lpc_cli.cli import app
 from response_cache.gateway.clients import read_key
 from response_cache.keys.sealing import read_keys
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.processes import RedisServer
 from lpc.clock import MonotoneClock
 from lpc.model.arrivals import GapHistory
 from lpc.model.returns.facts import Facts
@@ -26,6 +25,7 @@ from predictor_service.requests.served_models import ServedModels
 from predictor_service.sharing import records, registry
 from predictor_service.sharing.records import SharedTurn
 from predictor_service.sharing.registry import TurnRegistry
+from testing.processes import RedisServer
 from tests.eventually import eventually, until
 from tests.guarded_redis import GuardedRedis
 from tests.integration.test_returns import Sidecar, sidecar

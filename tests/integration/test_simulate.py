@@ -15,9 +15,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from lpc.logs.datasets.conversation import split_of
-from lpc_apps.commands import simulation
-from lpc_apps.commands.cli import app
+from lpc_apps.logs.datasets.conversation import split_of
 from lpc_apps.simulator import run
 from lpc_apps.simulator.amounts import SimulationError, about, parse_capacity
 from lpc_apps.simulator.conversations import load_sample
@@ -27,6 +25,8 @@ from lpc_apps.simulator.run import DEFAULT_POLICIES, Run, WorkloadSpec, build, s
 from lpc_apps.simulator.spread import Task, WorkerError, spread, spreading
 from lpc_apps.simulator.workload import from_trace
 from lpc_apps.simulator.workloads import WORKLOADS
+from lpc_cli import simulation
+from lpc_cli.cli import app
 from tests.eventually import patiently, until
 from tests.integration.test_learned_policies import trace
 
@@ -534,7 +534,7 @@ def test_a_simulation_imports_nothing_heavy(qwen: Path) -> None:
     program = (
         "import sys\n"
         f"sys.modules.update(dict.fromkeys({HEAVY}))\n"  # an import of one of them fails
-        "from lpc_apps.commands.cli import app\n"
+        "from lpc_cli.cli import app\n"
         "app(sys.argv[1:])"
     )
     conversation = json.dumps({"messages": [{"role": "user", "content": "hello " * 40}]})

@@ -12,9 +12,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from benchmarks.processes import free_port
 from eviction_client import PredictorClient
 from eviction_client.transport.messages import MAX_TOKEN_IDS
+from testing.processes import free_port
 from tests.eventually import patiently, until
 from tests.integration.test_predictor_client import Sidecar, refusing, serving
 

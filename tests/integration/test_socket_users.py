@@ -56,7 +56,7 @@ def serving(models: Path, socket: Path, mode: str | None, user: int = SIDECAR, g
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LPC_")}
     environment |= {"HOME": "/tmp", "LPC_LOG_FORMAT": "text", **{f"LPC_{name}": value for name, value in settings.items()}}
     with subprocess.Popen(
-        [*setpriv, sys.executable, "-m", "lpc_apps", "serve"], env=environment, stderr=subprocess.PIPE, text=True
+        [*setpriv, sys.executable, "-m", "lpc_cli", "serve"], env=environment, stderr=subprocess.PIPE, text=True
     ) as sidecar:
         assert sidecar.stderr is not None
         said = ""

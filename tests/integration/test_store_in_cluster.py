@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from benchmarks.processes import RedisServer
 from eviction_client.stores import BlockHash
+from testing.processes import RedisServer
 from tests.redis_cluster import redis_cluster
 from tests.redis_stores import BLOCKS, A, B, LosingProxy, flushed, refusal, storing
 

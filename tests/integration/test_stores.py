@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.processes import RedisServer
 from eviction_client.stores import BlockHash, BlockStore, ConversationId, MemoryStore
 from eviction_client.stores.base import pooled
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
 from lpc.wire.redis_connection import Connection
+from testing.processes import RedisServer
 from tests.guarded_redis import GuardedRedis
 
 NAMESPACE = Namespace("sha256_cbor", "0", 16, "a-model")

@@ -13,7 +13,6 @@ import grpc.aio
 import pytest
 from pydantic import ValidationError
 
-from benchmarks.processes import RedisServer, free_port
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import open_store
 from eviction_client.stores.namespace import Namespace
@@ -25,6 +24,7 @@ from lpc.wire.certificates import CertificateFiles
 from predictor_service.errors import StartError
 from predictor_service.process import Addresses
 from predictor_service.server import running
+from testing.processes import RedisServer, free_port
 from tests.authority import Authority
 from tests.eventually import eventually, patiently
 from tests.integration.test_server import chat, one

@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from lpc.logs.datasets.conversation import conversation_key, split_of
 from lpc.model.features import SCALARS
-from lpc_apps.commands.cli import app
+from lpc_apps.logs.datasets.conversation import conversation_key, split_of
 from lpc_apps.training.embedding import load_embedded
 from lpc_apps.training.evaluate import evaluate
 from lpc_apps.training.head import Head
 from lpc_apps.training.train import CANDIDATES, choose, train
+from lpc_cli.cli import app
 
 WIDTH = 8
 

@@ -16,13 +16,13 @@ from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
-from benchmarks.processes import free_port
 from eviction_client import PredictorClient
 from eviction_client.settings import ClientSettings
 from lpc.cache.v1 import response_cache_pb2 as cache_pb
 from lpc.v1 import predictor_pb2 as pb
-from lpc_apps.commands.predict import asking
+from lpc_cli.predict import asking
 from response_cache.client import ResponseCacheClient
+from testing.processes import free_port
 from tests.caching_sidecar import ResponseCaches, response_caches
 from tests.eventually import eventually, patiently
 

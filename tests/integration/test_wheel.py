@@ -18,7 +18,7 @@ from tests.eventually import patiently
 from tests.integration.test_train import write_embeddings
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"lpc", "lpc_apps", "predictor_service", "eviction_client", "response_cache"}
+PACKAGES = {"lpc", "lpc_apps", "lpc_cli", "predictor_service", "eviction_client", "response_cache"}
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "hatch_build.py", "proto", *PACKAGES)
 EVERYBODYS = ("training", "simulator", "benchmarks", "tests")
 """Folders that a user may well have where the command is run."""
@@ -86,7 +86,7 @@ def somewhere(tmp_path: Path) -> Path:
 def lpc(python: Path, folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     # With -m the working directory is the first place where Python looks for a package.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH" and not name.startswith("LPC_")}
-    command = [python, "-m", "lpc_apps", *arguments]
+    command = [python, "-m", "lpc_cli", *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500)
 
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
-from benchmarks.lmcache_stack import CHUNK_BYTES, MODEL, Coordinator, Engine, Node, program
-from benchmarks.processes import RedisServer, Sidecar
+from testing.lmcache_stack import CHUNK_BYTES, MODEL, Coordinator, Engine, Node, program
+from testing.processes import RedisServer, Sidecar
 from tests.tuned import command
 
 if "LPC_TEST_LMCACHE" not in os.environ:

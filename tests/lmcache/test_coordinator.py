@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lmcache_stack import Coordinator
-from benchmarks.processes import free_port
 from lpc_apps.lmcache.coordinator import REFUSED, find_incompatibility
+from testing.lmcache_stack import Coordinator
+from testing.processes import free_port
 from tests.eventually import until
 from tests.integration.lmcache.lmcache_node import NodeServer, serving
 

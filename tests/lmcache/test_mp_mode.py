@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.lmcache_stack import CHUNK_BYTES, MODEL, HttpServer, Node, environment, program
-from benchmarks.processes import free_port
 from lpc_apps.lmcache import node as lpc_node
 from lpc_apps.lmcache.events import KeyChain, ObjectId
+from testing.lmcache_stack import CHUNK_BYTES, MODEL, HttpServer, Node, environment, program
+from testing.processes import free_port
 from tests.eventually import patiently, until
 from tests.lmcache.conftest import CHUNKS, Stack
 
@@ -89,7 +89,7 @@ class Front(HttpServer):
 
     def __init__(self, folder: Any, to: int, token: str) -> None:
         port = free_port()
-        command = [program(), "-m", "lpc_apps", "lmcache", "front", "--upstream", f"127.0.0.1:{to}", "--host", "127.0.0.1"]
+        command = [program(), "-m", "lpc_cli", "lmcache", "front", "--upstream", f"127.0.0.1:{to}", "--host", "127.0.0.1"]
         (folder / "token").write_text(token)
         variables = environment(lmcache_token_file=folder / "token")
         super().__init__(port, folder / "front.log", [*command, "--port", str(port)], variables)
@@ -124,7 +124,7 @@ async def test_a_node_with_an_api_key_accepts_the_controllers_token_alone(
 
 
 def test_a_token_on_an_open_address_is_refused(tmp_path: Any) -> None:
-    command = [program(), "-m", "lpc_apps", "lmcache", "coordinator", "--host", "0.0.0.0", "--port", str(free_port())]
+    command = [program(), "-m", "lpc_cli", "lmcache", "coordinator", "--host", "0.0.0.0", "--port", str(free_port())]
     (tmp_path / "token").write_text("t")
     variables = environment(lmcache_token_file=tmp_path / "token")
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=patiently(120))

@@ -2,7 +2,7 @@
 
 import importlib.util
 
-from benchmarks.sglang_settle import settle
+from testing.sglang_settle import settle
 
 if importlib.util.find_spec("sglang") is None:
     collect_ignore_glob = ["test_*.py"]

@@ -4,9 +4,9 @@ import gc
 
 import pytest
 
-from benchmarks.sglang_cache import Cache
 from eviction_client.observability.waiting_stats import KEPT_REQUESTS
 from eviction_client.transport.scripted_predictor import ScriptedPredictor
+from testing.sglang_cache import Cache
 from tests.reachable import names_in, reached
 from tests.sglang.test_radix_cache import shows, tokens
 

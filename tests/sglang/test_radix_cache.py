@@ -11,7 +11,6 @@ from sglang.srt.mem_cache.radix_cache import RadixCache
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from benchmarks.sglang_cache import BACKENDS, Cache
 from eviction_client.background import AtOnce
 from eviction_client.engines.sglang.building import build
 from eviction_client.engines.sglang.versions import OTHER_ORDERS, unsuitable
@@ -24,6 +23,7 @@ from eviction_client.settings import ClientSettings
 from eviction_client.transport.scripted_predictor import ScriptedPredictor
 from lpc.model.curve import KNOTS
 from lpc.wire import bugs
+from testing.sglang_cache import BACKENDS, Cache
 from tests.sglang.workloads import SideBySide
 
 SUPPORTS = {"engine": "SGLang", "tier": "radix cache"}

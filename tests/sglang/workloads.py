@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.sglang_cache import Cache
+from testing.sglang_cache import Cache
 
 SYSTEM = range(1_000_000, 1_000_080)
 

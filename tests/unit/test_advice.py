@@ -9,7 +9,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from lpc.distribution import install
-from lpc_apps.commands.cli import EXTRAS, NEEDS, _advice, app
+from lpc_cli.cli import EXTRAS, NEEDS, _advice, app
 from tests.command import lpc
 from tests.only import ROOT
 
@@ -62,7 +62,7 @@ def test_a_package_that_is_missing_is_one_line_with_the_extra(monkeypatch: pytes
     def missing(*_: object, **__: object) -> None:
         raise ModuleNotFoundError("No module named 'h11'", name="h11")
 
-    monkeypatch.setattr("response_cache.commands.gateway.server_settings", missing)
+    monkeypatch.setattr("lpc_cli.caches.gateway.server_settings", missing)
     done = lpc("gateway")
     assert (done.returncode, done.err) == (1, f"lpc: this command needs the package h11: {install('cache')}\n")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from lpc.logs.records import TraceError
-from lpc.logs.traces import Trace, open_trace
+from lpc_apps.logs.records import TraceError
+from lpc_apps.logs.traces import Trace, open_trace
 
 Json = dict[str, Any]
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from lpc.logs.log import open_log
-from lpc.logs.traces import Trace
-from lpc_apps.commands.cli import app
+from lpc_apps.logs.log import open_log
+from lpc_apps.logs.traces import Trace
+from lpc_cli.cli import app
 from tests.unit.why.traffic import PLANTS, clean, write
 
 SECRET = "zebra-s3cret"

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from lpc.logs import records
-from lpc.logs.log import open_log
-from lpc.logs.records import DatasetError, Skipped, WrongRecord, json_lines, records_of
-from lpc.logs.traces import agents
+from lpc_apps.logs import records
+from lpc_apps.logs.log import open_log
+from lpc_apps.logs.records import DatasetError, Skipped, WrongRecord, json_lines, records_of
+from lpc_apps.logs.traces import agents
 from tests.unit.test_traces import mooncake, qwen
 
 LONGEST = 1 << 16

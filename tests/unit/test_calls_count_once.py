@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lpc.logs.log import open_log
-from lpc.logs.traces.request import Trace
+from lpc_apps.logs.log import open_log
+from lpc_apps.logs.traces.request import Trace
 
 Row = dict[str, Any]
 ASKED = [{"role": "user", "content": "what is a cache? " * 40}]

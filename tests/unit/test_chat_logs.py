@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from lpc.logs import records
-from lpc.logs.chats import read_chats
-from lpc.logs.chats.request import LoggedRequest
-from lpc.logs.records import Skipped
-from lpc.logs.traces import Trace, TraceError, open_trace
+from lpc_apps.logs import records
+from lpc_apps.logs.chats import read_chats
+from lpc_apps.logs.chats.request import LoggedRequest
+from lpc_apps.logs.records import Skipped
+from lpc_apps.logs.traces import Trace, TraceError, open_trace
 
 Json = dict[str, Any]
 Read = Callable[..., Trace]

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lpc.logs.chats import read_chats
-from lpc.logs.records import MISFIT_ALWAYS, Skipped
-from lpc.logs.traces import TraceError, open_trace
+from lpc_apps.logs.chats import read_chats
+from lpc_apps.logs.records import MISFIT_ALWAYS, Skipped
+from lpc_apps.logs.traces import TraceError, open_trace
 from tests.nightly import EXAMPLES
 from tests.unit.test_chat_logs import FORMS, LONG, as_bytes, asked, call, picture, shared, user
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lpc.errors import InvalidRequest
-from lpc.logs.datasets.conversation import Conversation, examples_of
 from lpc.model.conversation import ROLES, Message, UserTurns, from_messages, from_prompt, with_turn_count
+from lpc_apps.logs.datasets.conversation import Conversation, examples_of
 
 CANARY = "canaryzebra"
 

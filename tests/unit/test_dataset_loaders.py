@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from lpc.errors import UsageError
-from lpc.logs.datasets.conversation import Conversation
-from lpc.logs.records import DatasetError, Skipped
-from lpc.logs.registry import load
 from lpc.model.conversation import Message
+from lpc_apps.logs.datasets.conversation import Conversation
+from lpc_apps.logs.records import DatasetError, Skipped
+from lpc_apps.logs.registry import load
 
 Row = dict[str, Any]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpc.logs.datasets.conversation import Conversation, conversation_key, examples_of
-from lpc.logs.datasets.sharegpt import load_segments, load_sharegpt
-from lpc.logs.records import Skipped
 from lpc.model.conversation import Message
+from lpc_apps.logs.datasets.conversation import Conversation, conversation_key, examples_of
+from lpc_apps.logs.datasets.sharegpt import load_segments, load_sharegpt
+from lpc_apps.logs.records import Skipped
 
 
 def segment(name: str, start: int, count: int) -> dict[str, object]:

@@ -18,7 +18,16 @@ PAGES = [
 ]
 PROGRAMS = [
     path
-    for folder in ("lpc", "lpc_apps", "predictor_service", "eviction_client", "response_cache", "benchmarks")
+    for folder in (
+        "lpc",
+        "lpc_apps",
+        "predictor_service",
+        "eviction_client",
+        "response_cache",
+        "lpc_cli",
+        "testing",
+        "benchmarks",
+    )
     for path in sorted((ROOT / folder).rglob("*.py"))
     if path != ROOT / "lpc/distribution.py"
 ]

@@ -3,10 +3,10 @@
 import pytest
 
 from lpc.errors import LpcError
-from lpc_apps.commands import checks
-from lpc_apps.commands.checks import WEEK_H
-from lpc_apps.commands.engines import Finding
-from lpc_apps.commands.report import Counted
+from lpc_cli import checks
+from lpc_cli.checks import WEEK_H
+from lpc_cli.engines import Finding
+from lpc_cli.report import Counted
 
 
 def counted(value: int, *, asked: int = 10_000, answered: int = 5) -> Counted:

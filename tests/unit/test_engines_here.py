@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lpc_apps.commands.engines import Finding, examine_engines
+from lpc_cli.engines import Finding, examine_engines
 from tests.support import TIERS
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lpc.logs.datasets.conversation import conversation_key, split_of
+from lpc_apps.logs.datasets.conversation import conversation_key, split_of
 from lpc_apps.training.embedding import split_of_few
 from lpc_apps.training.head import Head
 from lpc_apps.training.head_file import DEFAULT_HEAD, HeadError

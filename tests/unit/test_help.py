@@ -9,7 +9,7 @@ from pydantic_settings import BaseSettings
 from typer.main import get_command
 
 from eviction_client.settings import ClientSettings
-from lpc_apps.commands.cli import app
+from lpc_cli.cli import app
 from predictor_service.settings import ServiceSettings
 from response_cache.gateway.settings import GatewaySettings
 from response_cache.service.settings import CacheServerSettings
@@ -71,7 +71,7 @@ def test_options_that_stand_for_settings_name_the_default(path: str, settings: t
 
 
 def test_the_sizes_that_are_simulated_by_default_are_named() -> None:
-    from lpc_apps.commands.simulation import DEFAULT_SHARES, DEFAULT_SIZES
+    from lpc_cli.simulation import DEFAULT_SHARES, DEFAULT_SIZES
 
     assert f"default: {DEFAULT_SHARES}, of ShareGPT {DEFAULT_SIZES}." in text("simulate")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lpc_apps.commands.cli import app
+from lpc_cli.cli import app
 from predictor_service.settings import ServiceSettings
 from response_cache.service.settings import CacheServerSettings
 from tests.dockerfile import ROOT, stages

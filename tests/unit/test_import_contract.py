@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("lpc", "lpc_apps", "predictor_service", "eviction_client", "response_cache", "benchmarks")
+PACKAGES = ("lpc", "lpc_apps", "predictor_service", "eviction_client", "response_cache", "lpc_cli", "testing", "benchmarks")
 PLANTED = [
-    ("lpc/wire/terminal.py", "import lpc_apps.commands.cli", "lpc.wire is not allowed to import lpc_apps.commands"),
+    ("lpc/wire/terminal.py", "import lpc_cli.cli", "lpc.wire is not allowed to import lpc_cli"),
     ("lpc/wire/terminal.py", "import lpc.progress", "lpc.wire is not allowed to import lpc.progress"),
     ("lpc/model/arrivals.py", "import predictor_service.server", "lpc.model is not allowed to import predictor_service"),
     (

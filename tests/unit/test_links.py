@@ -41,7 +41,7 @@ def test_what_the_map_of_the_house_names_is_there() -> None:
 
 def test_every_room_is_on_the_map() -> None:
     text = (ROOT / "docs/explanation/architecture.md").read_text()
-    houses = ("lpc", "lpc_apps", "predictor_service", "eviction_client", "response_cache", "benchmarks")
+    houses = ("lpc", "lpc_apps", "predictor_service", "eviction_client", "response_cache", "lpc_cli", "testing", "benchmarks")
     rooms = {f"{file.parent.relative_to(ROOT)}/" for house in houses for file in (ROOT / house).glob("*/__init__.py")}
     assert len(rooms) > 15
     assert {room for room in rooms if f"`{room}" not in text} == set()

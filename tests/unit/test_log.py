@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from lpc.errors import UsageError
-from lpc.logs.log import FORMATS, open_log
-from lpc.logs.records import Skipped, TraceError
-from lpc.logs.traces.block_size import block_tokens_of
+from lpc_apps.logs.log import FORMATS, open_log
+from lpc_apps.logs.records import Skipped, TraceError
+from lpc_apps.logs.traces.block_size import block_tokens_of
 from lpc_apps.simulator.conversation_log import read_conversations
 from tests.unit.test_chat_logs import FORMS, chat, collector, otel, span, user, written
 from tests.unit.test_traces import mooncake, qwen

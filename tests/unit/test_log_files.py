@@ -14,11 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from lpc.errors import UsageError
-from lpc.logs.log import open_log
-from lpc.logs.records import Skipped, TraceError
-from lpc.logs.traces import Trace
-from lpc_apps.commands.cli import app
+from lpc_apps.logs.log import open_log
+from lpc_apps.logs.records import Skipped, TraceError
+from lpc_apps.logs.traces import Trace
 from lpc_apps.simulator.run import WorkloadSpec, build
+from lpc_cli.cli import app
 from tests.unit.test_chat_logs import FORMS, as_bytes, chat, written
 from tests.unit.test_traces import mooncake, qwen
 

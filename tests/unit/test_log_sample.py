@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from lpc.logs.traces import Trace, open_trace
-from lpc.logs.traces.sample import Sample, every_for
-from lpc_apps.commands.cli import app
+from lpc_apps.logs.traces import Trace, open_trace
+from lpc_apps.logs.traces.sample import Sample, every_for
 from lpc_apps.simulator.run import Run, WorkloadSpec, build, run_one
+from lpc_cli.cli import app
 from tests.unit.test_chat_logs import user, written
 
 CHATS, TURNS = 400, 4

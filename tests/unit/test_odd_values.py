@@ -10,17 +10,17 @@ import pytest
 from safetensors.numpy import save_file
 
 from lpc.errors import LpcError
-from lpc.logs.log import FORMATS, open_log
-from lpc.logs.records import Skipped
 from lpc.model.artifact import MANIFEST, read_manifest
 from lpc.model.versions import PROMOTED, read_promotion
-from lpc_apps.commands.cli import app
-from lpc_apps.commands.predict import conversation, read
-from lpc_apps.commands.report import result_of
+from lpc_apps.logs.log import FORMATS, open_log
+from lpc_apps.logs.records import Skipped
 from lpc_apps.simulator.conversation_log import read_conversations
 from lpc_apps.simulator.model_config import read_config
 from lpc_apps.training.embedding import DESCRIPTION, encoder_sha256
 from lpc_apps.training.head_file import FORMAT, HeadFile
+from lpc_cli.cli import app
+from lpc_cli.predict import conversation, read
+from lpc_cli.report import result_of
 from response_cache.gateway.recording import Recording
 from response_cache.gateway.warming import Warmed, Warmer, read_requests
 from response_cache.semantic.calibration import PairsError, read_pairs

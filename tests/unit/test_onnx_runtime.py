@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-FOLDERS = ("lpc", "lpc_apps", "predictor_service", "response_cache", "benchmarks", "tests")
+FOLDERS = ("lpc", "lpc_apps", "lpc_cli", "testing", "predictor_service", "response_cache", "benchmarks", "tests")
 IMPORT = re.compile(r"^\s*(import onnxruntime\b|from onnxruntime\b)", re.MULTILINE)
 
 

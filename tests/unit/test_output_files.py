@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from lpc import files
 from lpc.files import writing_output
-from lpc_apps.commands.cli import app
+from lpc_cli.cli import app
 from tests.eventually import patiently
 from tests.unit.why.traffic import clean, write
 
@@ -123,7 +123,7 @@ def test_a_full_device_is_an_error_that_names_it(log: Path, kind: str) -> None:
 
 
 def test_standard_output_gets_the_trace_and_nothing_else(log: Path, tmp_path: Path) -> None:
-    script = [sys.executable, "-c", "from lpc_apps.commands.cli import main; main()"]
+    script = [sys.executable, "-c", "from lpc_cli.cli import main; main()"]
     command = [*script, *commands(log, Path("/dev/stdout"))["trace"]]
     piped = subprocess.run(command, capture_output=True, check=True)
     with (tmp_path / "shell's").open("wb") as file:

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
 MOST_WORDS = 30
-PACKAGES = ("eviction_client", "predictor_service", "response_cache", "lpc", "lpc_apps")
+PACKAGES = ("eviction_client", "predictor_service", "response_cache", "lpc", "lpc_apps", "lpc_cli")
 PHRASES = re.compile(
     r"\b(?:(?<!there )(?:is|are) no(?! longer)|told|choose of|in vain|beside|mend(?:s|ed|ing)?|reckon\w*|whoever|anew"
     r"|foret(?:ell|ells|old|elling))\b|, too\b(?! \w)",

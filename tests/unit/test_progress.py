@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from lpc import progress as module
-from lpc.logs import records
-from lpc.logs.records import Skipped, read_records, records_of
 from lpc.progress import BYTES, _Lines, apart, each, progress
+from lpc_apps.logs import records
+from lpc_apps.logs.records import Skipped, read_records, records_of
 from lpc_apps.simulator.spread import spread
 from tests.command import lpc
 from tests.eventually import until
@@ -24,7 +24,7 @@ from tests.unit.why.traffic import clean, write
 
 SOURCES = [
     path
-    for folder in ("lpc", "lpc_apps", "response_cache", "predictor_service", "benchmarks")
+    for folder in ("lpc", "lpc_apps", "response_cache", "predictor_service", "lpc_cli", "testing", "benchmarks")
     for path in Path(folder).rglob("*.py")
 ]
 

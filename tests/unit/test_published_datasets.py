@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lpc.logs.log import open_log
-from lpc.logs.records import DatasetError, Skipped, TraceError
-from lpc.logs.registry import load
+from lpc_apps.logs.log import open_log
+from lpc_apps.logs.records import DatasetError, Skipped, TraceError
+from lpc_apps.logs.registry import load
 from lpc_apps.simulator.conversation_log import read_conversations
 
 Row = dict[str, Any]

@@ -40,7 +40,7 @@ def unknown(call: str) -> str | None:
     """Return a command or option in a call that does not exist; None if all exist."""
     from typer.main import get_command
 
-    from lpc_apps.commands.cli import app
+    from lpc_cli.cli import app
 
     command: Any = get_command(app)
     path: list[str] = []

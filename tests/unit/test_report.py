@@ -22,11 +22,11 @@ from eviction_client.observability.repeated_text import CHANGES
 from eviction_client.policy.rules import RULES
 from eviction_client.settings import ClientSettings
 from lpc.wire.addresses import without_secrets
-from lpc_apps.commands import pages
-from lpc_apps.commands.checks import examine
-from lpc_apps.commands.cli import app
-from lpc_apps.commands.engines import Finding
-from lpc_apps.commands.report import CHANGED, LABELS
+from lpc_cli import pages
+from lpc_cli.checks import examine
+from lpc_cli.cli import app
+from lpc_cli.engines import Finding
+from lpc_cli.report import CHANGED, LABELS
 
 PASSWORD = "s3cret-zebra"
 GOOD = 'lpc_prompt_tokens_total{source="cached"} 75\nlpc_prompt_tokens_total{source="new"} 25\n'

@@ -9,7 +9,7 @@ import pytest
 
 from eviction_client.transport.tokenizer_upload import LogOnce, Offer
 from lpc.v1 import predictor_pb2
-from lpc_apps.commands.checks import _judged
+from lpc_cli.checks import _judged
 from predictor_service.errors import UnreadPrompt, UnreadTemplate
 from predictor_service.requests.loading import TokenizerLoader
 from predictor_service.requests.served_model import ServedModel

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from lpc.wire.log_lines import TEXT, JsonFormatter, TextFormatter
 from lpc.wire.terminal import LONGEST, console, shown
-from lpc_apps.commands.simulation_tables import print_reading
+from lpc_cli.simulation_tables import print_reading
 
 NASTY = [
     "\x1b[2J\x1b]0;title\x07",

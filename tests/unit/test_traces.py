@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from lpc.errors import UsageError
-from lpc.logs.traces import Trace, TracedRequest, TraceError, open_trace
-from lpc.logs.traces.chat import BLOCK_TOKENS
-from lpc.logs.traces.mooncake import SHARED_AFTER
+from lpc_apps.logs.traces import Trace, TracedRequest, TraceError, open_trace
+from lpc_apps.logs.traces.chat import BLOCK_TOKENS
+from lpc_apps.logs.traces.mooncake import SHARED_AFTER
 
 MOONCAKE = Path(__file__).parents[3] / "shared" / "data" / "mooncake_conversation_trace.jsonl"
 SYSTEM = 0

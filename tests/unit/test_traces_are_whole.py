@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from lpc.logs.log import open_log
-from lpc.logs.records import TraceError
-from lpc.logs.traces.request import Trace
+from lpc_apps.logs.log import open_log
+from lpc_apps.logs.records import TraceError
+from lpc_apps.logs.traces.request import Trace
 
 Row = dict[str, Any]
 

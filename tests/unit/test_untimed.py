@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from lpc.errors import UsageError
-from lpc.logs.log import open_log
-from lpc.logs.records import DatasetError, Skipped, TraceError
-from lpc.logs.registry import load
+from lpc_apps.logs.log import open_log
+from lpc_apps.logs.records import DatasetError, Skipped, TraceError
+from lpc_apps.logs.registry import load
 
 Rows = list[dict[str, Any]]
 

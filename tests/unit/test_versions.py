@@ -25,7 +25,7 @@ from lpc.model.versions import (
     unpin,
     write_promotion,
 )
-from lpc_apps.commands.cli import app
+from lpc_cli.cli import app
 from predictor_service.repository import ModelRepository
 from tests.eventually import patiently
 from tests.full_disk import fill

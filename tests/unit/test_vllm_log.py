@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from lpc.logs.log import open_log
-from lpc.logs.records import TraceError
-from lpc.logs.traces.request import Trace
+from lpc_apps.logs.log import open_log
+from lpc_apps.logs.records import TraceError
+from lpc_apps.logs.traces.request import Trace
 
 NOISE = [
     "(APIServer pid=7) INFO 11-28 21:44:01 [entrypoints/launcher.py:41] Route: /v1/chat/completions, Methods: POST",

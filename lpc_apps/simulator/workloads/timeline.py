@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from lpc.logs.traces import Trace, TracedRequest
+from lpc_apps.logs.traces import Trace, TracedRequest
 from lpc_apps.simulator.workload import Cost, Turn, Workload, computed_tokens
 
 WARM_UP_REQUESTS: Final = 500

@@ -63,9 +63,9 @@ def principal(words: NDArray[np.float32], weight: NDArray[np.float32]) -> tuple[
 
 def counted(encoder: Encoder) -> NDArray[np.float32]:
     """Return how often each token occurs in the inputs of ShareGPT's training split, [vocabulary]. Raises DatasetError."""
-    from lpc.logs.datasets.conversation import examples_of
-    from lpc.logs.datasets.sharegpt import load_sharegpt
     from lpc.model.features import FeatureEncoder, FeatureSettings
+    from lpc_apps.logs.datasets.conversation import examples_of
+    from lpc_apps.logs.datasets.sharegpt import load_sharegpt
 
     features = FeatureEncoder(encoder.tokenizer, FeatureSettings(prefix=""))
     found = np.zeros(len(encoder.weights[WORDS]), np.float32)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.processes import RedisServer
 from response_cache.service.outcomes import Hit, Miss
 from response_cache.store.scopes import ScopeSettings
+from testing.processes import RedisServer
 from tests.response_cache import KEY_LINES, Caches, answer, asked
 
 Make = Callable[..., Caches]

@@ -12,12 +12,12 @@ import grpc
 import grpc.aio
 import pytest
 
-from benchmarks.processes import RedisServer, free_port
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from predictor_service.process import Addresses
 from response_cache.service.running import running
 from response_cache.service.settings import CacheSettings
+from testing.processes import RedisServer, free_port
 from tests.authority import Authority
 from tests.eventually import patiently
 from tests.integration.response_cache.test_service import caching, request, response
@@ -62,7 +62,7 @@ def test_caches_on_a_public_address_need_tokens_or_client_certificates(host: str
     environment |= {"LPC_CACHE_REDIS_URL": f"redis://127.0.0.1:{free_port()}", "LPC_CACHE_KEYS": str(tmp_path / "keys")}
     environment |= {"LPC_HOST": host, "LPC_MODELS": str(tmp_path), "LPC_PORT": "0", "LPC_UNIX_SOCKET": ""}
     done = subprocess.run(
-        [sys.executable, "-m", "lpc_apps", "serve"], env=environment, capture_output=True, text=True, timeout=patiently(120)
+        [sys.executable, "-m", "lpc_cli", "serve"], env=environment, capture_output=True, text=True, timeout=patiently(120)
     )
     assert done.returncode == 2
     assert "set LPC_TOKENS or LPC_TLS_CLIENT_CA (docs/how-to/security.md), or listen on 127.0.0.1" in done.stderr

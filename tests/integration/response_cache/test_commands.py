@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
-from lpc_apps.commands.cli import app
+from lpc_cli.cli import app
 from response_cache.bodies import question
 from response_cache.service import servicer
 from tests.caching_sidecar import ResponseCaches, response_caches

@@ -8,7 +8,6 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from benchmarks.processes import RedisServer
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from predictor_service.errors import Overloaded
@@ -19,6 +18,7 @@ from response_cache.service.outcomes import Hit, Miss
 from response_cache.service.running import running
 from response_cache.store import flights
 from response_cache.store.scopes import ScopeSettings
+from testing.processes import RedisServer
 from tests.eventually import eventually
 from tests.integration.response_cache.test_cache import Make, ask, make
 from tests.integration.response_cache.test_service import caching, request, response

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.processes import RedisServer, free_port
 from response_cache.keys.canonical import Request
 from response_cache.store import frequent
 from response_cache.store.frequent import DAY_S, LONGEST, QUESTIONS, body_of
 from response_cache.store.scopes import ScopeSettings
+from testing.processes import RedisServer, free_port
 from tests.response_cache import Caches, answer, asked
 
 pytestmark = pytest.mark.usefixtures("patient")

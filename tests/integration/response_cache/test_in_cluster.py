@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.processes import RedisServer
 from response_cache.keys.canonical import Names
 from response_cache.service.outcomes import Hit, Miss
 from response_cache.store import layout
 from response_cache.store.scopes import ScopeSettings
 from response_cache.store.vectors import Vector, seal
+from testing.processes import RedisServer
 from tests.redis_cluster import redis_cluster
 from tests.response_cache import Caches, answer, asked
 

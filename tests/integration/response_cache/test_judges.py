@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.processes import RedisServer
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from predictor_service.errors import StartError
@@ -13,6 +12,7 @@ from response_cache.semantic.evidence import Evidence
 from response_cache.semantic.evidence_file import write_evidence
 from response_cache.semantic.threshold import JudgeError
 from response_cache.store.scopes import ScopeSettings
+from testing.processes import RedisServer
 from tests.eventually import eventually, patiently
 from tests.integration.response_cache.test_semantic_cache import QUESTIONS, reworded, until_candidate
 from tests.integration.response_cache.test_service import request, response, serve_caches

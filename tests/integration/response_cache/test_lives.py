@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.processes import RedisServer
 from response_cache.service.outcomes import Hit, Miss
 from response_cache.store.scopes import HOUR, ScopeSettings
+from testing.processes import RedisServer
 from tests.response_cache import Caches, GivenVectors, answer, asked
 
 pytestmark = pytest.mark.usefixtures("patient")

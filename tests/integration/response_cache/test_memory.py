@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.processes import RedisServer
 from response_cache.store import layout
 from response_cache.store.scopes import ScopeSettings
+from testing.processes import RedisServer
 from tests.response_cache import Caches, GivenVectors, answer, asked, in_turn
 
 ENTRIES = 1000

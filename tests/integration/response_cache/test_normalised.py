@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.processes import RedisServer
 from response_cache.keys.canonical import Request
 from response_cache.semantic import gate as gates
 from response_cache.semantic.gate import Gate
 from response_cache.service.outcomes import Hit, Miss
 from response_cache.store.scopes import ScopeSettings
+from testing.processes import RedisServer
 from tests.response_cache import Caches, answer, asked
 from tests.unit.response_cache import opposites
 

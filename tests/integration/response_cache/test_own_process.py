@@ -9,17 +9,17 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks import BenchmarkError
-from benchmarks.processes import RedisServer, Sidecar
 from eviction_client.settings import ClientSettings
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from lpc.v1 import predictor_pb2 as predictor
 from lpc.v1 import predictor_pb2_grpc as predictor_rpc
-from lpc_apps.commands.checks import examine
+from lpc_cli.checks import examine
 from response_cache.service.building import SERVICE
 from response_cache.service.running import running
 from response_cache.store.scopes import ScopeSettings
+from testing import Unavailable
+from testing.processes import RedisServer, Sidecar
 from tests.caching_sidecar import write_keys
 from tests.engine_double import EngineDouble, serve_double
 from tests.eventually import eventually
@@ -27,7 +27,7 @@ from tests.integration.response_cache.gateway.conftest import a_gateway, chat
 from tests.integration.response_cache.test_service import caching, request, response
 from tests.response_cache import KEY_LINES
 
-SERVE = ("lpc_apps", "cache", "serve")
+SERVE = ("lpc_cli", "cache", "serve")
 
 
 def caches(folder: Path, redis: RedisServer, models: Path | None = None, **settings: object) -> Sidecar:
@@ -129,7 +129,7 @@ async def test_its_answers_and_vectors_are_those_of_a_sidecar_with_the_same_keys
 
 def test_without_a_store_it_says_what_to_set(redis_server: RedisServer, tmp_path: Path) -> None:
     with (
-        pytest.raises(BenchmarkError, match="LPC_CACHE_REDIS_URL"),
+        pytest.raises(Unavailable, match="LPC_CACHE_REDIS_URL"),
         caches(tmp_path, redis_server, cache_redis_url="", cache_keys="", cache_gateways=""),
     ):
         pass

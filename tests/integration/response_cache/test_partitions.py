@@ -12,10 +12,10 @@ from typing import Final, TypedDict
 
 import numpy as np
 
-from benchmarks.processes import RedisServer
 from response_cache.keys.canonical import Request
 from response_cache.service.outcomes import Hit
 from response_cache.store.scopes import ScopeSettings
+from testing.processes import RedisServer
 from tests.response_cache import Caches, GivenVectors, answer, in_turn
 
 TEXTS: Final = ("continue", "Continue.", "go on", "yes", "no", "why?", "thank you", "and then", "shorter please", "is it safe")

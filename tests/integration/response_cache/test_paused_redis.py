@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.processes import RedisServer
 from lpc.cache.v1 import response_cache_pb2 as pb
 from response_cache.client import ResponseCacheClient
 from response_cache.service.running import running
 from response_cache.store.scopes import ScopeSettings
+from testing.processes import RedisServer
 from tests.integration.response_cache.test_service import caching, own_redis, request, response
 
 __all__ = ["own_redis"]

@@ -8,10 +8,10 @@ import grpc
 import grpc.aio
 import pytest
 
-from benchmarks.processes import RedisServer
 from lpc.cache.v1 import response_cache_pb2 as pb
 from response_cache.service.outcomes import Hit, Miss
 from response_cache.store.scopes import ScopeSettings
+from testing.processes import RedisServer
 from tests.integration.response_cache.test_cache import Make, ask, entries_in, fill, make
 from tests.integration.response_cache.test_callers import bearer, tokens
 from tests.integration.response_cache.test_service import request, response, serve_caches

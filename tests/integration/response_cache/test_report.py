@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.processes import RedisServer
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.wire.redis_reach import RedisAway
 from response_cache.service.outcomes import Hit
 from response_cache.store.days import KEPT_DAYS
 from response_cache.store.scopes import ScopeSettings
+from testing.processes import RedisServer
 from tests.response_cache import Caches, Clock, answer, asked
 
 Make = Callable[..., Caches]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.processes import RedisServer
 from response_cache.service.outcomes import Miss
+from testing.processes import RedisServer
 from tests.response_cache import answer
 from tests.semantic_traffic import Caches, Ending, Outcome, drive, fill, question
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from benchmarks.processes import RedisServer
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from lpc.model.features import Features
@@ -23,6 +22,7 @@ from response_cache.semantic.evidence_file import write_evidence
 from response_cache.service import scopes_in_use
 from response_cache.service.running import running
 from response_cache.store.scopes import ScopeSettings
+from testing.processes import RedisServer
 from tests.eventually import eventually
 from tests.integration.response_cache import test_service as service
 from tests.integration.response_cache.test_service import caching, response, serve_caches

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.processes import RedisServer
 from response_cache.semantic import gate as gates
 from response_cache.semantic.drift import EACH
 from response_cache.service.outcomes import Hit
+from testing.processes import RedisServer
 from tests.semantic_traffic import Caches, drive, fill, question
 
 COUNT = 400

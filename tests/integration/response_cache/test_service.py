@@ -14,13 +14,13 @@ import grpc
 import grpc.aio
 import pytest
 
-from benchmarks.processes import RedisServer, free_port
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from predictor_service.errors import StartError
 from response_cache.service.running import running
 from response_cache.service.settings import CacheSettings
 from response_cache.store.scopes import ScopeSettings
+from testing.processes import RedisServer, free_port
 from tests.eventually import eventually, patiently
 from tests.response_cache import KEY_LINES
 
@@ -242,7 +242,7 @@ async def test_a_sidecar_without_response_caches_neither_offers_nor_imports_them
     settings = {"MODELS": tiny_models, "MODEL": "tiny", "PORT": port, "METRICS_PORT": "", "UNIX_SOCKET": "", "THREADS": 1}
     environment = {**os.environ, **{f"LPC_{name}": str(value) for name, value in settings.items()}}
     with (tmp_path / "imports").open("w") as imports:
-        command = [sys.executable, "-X", "importtime", "-m", "lpc_apps", "serve"]
+        command = [sys.executable, "-X", "importtime", "-m", "lpc_cli", "serve"]
         process = await asyncio.create_subprocess_exec(*command, env=environment, stderr=imports)
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -257,7 +257,7 @@ async def test_a_sidecar_without_response_caches_neither_offers_nor_imports_them
     assert "predictor_service.server" in names
     # The command line declares the commands.
     of_room = {name for name in names if name.partition(".")[0] == "response_cache"}
-    assert {name for name in of_room if not name.startswith("response_cache.commands")} == {"response_cache"}
+    assert {name for name in of_room if not name.startswith("lpc_cli.caches")} == {"response_cache"}
     assert not {"cryptography", "httpx", "redis", "starlette", "uvicorn", "lpc.cache"} & set(names)
 
 

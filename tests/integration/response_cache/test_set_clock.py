@@ -6,12 +6,12 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from benchmarks.processes import RedisServer
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.cache.v1 import response_cache_pb2_grpc as rpc
 from response_cache.service.running import running_alone
 from response_cache.service.settings import CacheSettings
 from response_cache.store.days import day_of
+from testing.processes import RedisServer
 from tests.caching_sidecar import write_keys
 from tests.integration.response_cache.test_service import request
 from tests.tuned import TINY

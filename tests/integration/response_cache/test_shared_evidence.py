@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from benchmarks.processes import RedisServer
 from lpc.wire.redis_connection import Connection
 from lpc.wire.redis_reach import RedisAway, RedisReach
 from response_cache.keys.canonical import EntryId, Namer, Scope
@@ -15,6 +14,7 @@ from response_cache.semantic.gate import Decision, Gate
 from response_cache.semantic.ranking import Cluster
 from response_cache.store import layout, shared_evidence
 from response_cache.store.shared_evidence import SharedEvidence
+from testing.processes import RedisServer
 
 SCOPE = Scope(b"s" * 16)
 NEAR = 0.999

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.processes import free_port
 from lpc.cache.v1 import response_cache_pb2 as pb
 from lpc.wire.access import Access
 from lpc.wire.certificates import CertificateError
 from response_cache.bodies import question
 from response_cache.client import REST_S, SILENCES, CacheError, CircuitBreaker, ResponseCacheClient
+from testing.processes import free_port
 
 QUESTION = question({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
 

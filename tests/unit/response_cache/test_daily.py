@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from response_cache.commands import warm
+from lpc_cli.caches import warm
 
 AT_S = 3 * 3600
 HOUR = 3600.0

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lpc.logs.chats.request import LoggedMessage, LoggedRequest, Part
+from lpc_apps.logs.chats.request import LoggedMessage, LoggedRequest, Part
 from response_cache.gateway.gateway import LOOKUP_BYTES
 from response_cache.semantic import repetition
 from response_cache.semantic.repetition import Repetition

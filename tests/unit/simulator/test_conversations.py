@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from lpc.logs.datasets.conversation import examples_of
-from lpc.logs.records import TraceError
-from lpc.logs.registry import load
 from lpc.model.conversation import UserTurns
+from lpc_apps.logs.datasets.conversation import examples_of
+from lpc_apps.logs.records import TraceError
+from lpc_apps.logs.registry import load
 from lpc_apps.simulator.amounts import SimulationError
 from lpc_apps.simulator.conversation_log import MARKUP_TOKENS, read_conversations
 from lpc_apps.simulator.conversations import (

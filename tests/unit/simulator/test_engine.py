@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from lpc.logs.traces import Trace, TracedRequest
+from lpc_apps.logs.traces import Trace, TracedRequest
 from lpc_apps.simulator.engine import Result, simulate
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
 from lpc_apps.simulator.workload import UNKNOWN_FROM, Cost, Turn, Workload, from_trace

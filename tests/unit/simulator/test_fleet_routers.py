@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from lpc.errors import UsageError
-from lpc.logs.traces import open_trace
+from lpc_apps.logs.traces import open_trace
 from lpc_apps.simulator.amounts import SimulationError
 from lpc_apps.simulator.engine import Engine
 from lpc_apps.simulator.fleet.knowledge import (

@@ -6,7 +6,6 @@ from functools import cache
 import numpy as np
 import pytest
 
-from benchmarks import known_users
 from lpc_apps.simulator.workload import Turn
 from lpc_apps.simulator.workloads import WORKLOADS
 from lpc_apps.simulator.workloads.users import truth
@@ -101,12 +100,3 @@ def test_the_true_laws_are_those_of_the_requests() -> None:
 
         assert np.corrcoef(expected, [np.mean(went_on[name]) for name in busy])[0, 1] > 0.9
         assert np.corrcoef([begun[name] for name in busy], [true.users[name].rate for name in busy])[0, 1] > 0.9
-
-
-def test_bounds_that_know_more_of_users_hit_more() -> None:
-    workload = WORKLOADS["users"](1, requests=3_000)
-    tokens = workload.working_set_tokens() // 20
-    found = [known_users.simulated(name, workload, tokens, truth(1)).hit_rate for name in ("lru", *known_users.KNOWN)]
-
-    assert found[0] + 0.005 < found[-1] - 0.05
-    assert found[1] + 0.003 < found[4]  # laws of all, of each user

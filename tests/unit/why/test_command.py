@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from lpc_apps.commands.cli import app
-from lpc_apps.commands.why import CAUSES
 from lpc_apps.why.differences import CAUSES as KINDS
+from lpc_cli.cli import app
+from lpc_cli.why import CAUSES
 from tests.unit.why.traffic import PLANTS, clean, in_system, share, write
 
 SECRET = "zebra-s3cret"

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from lpc_apps.commands.why import explained
+from lpc_cli.why import explained
 from tests.unit.why.traffic import Record, clean, write
 
 Form = Callable[[Record, int], Record]

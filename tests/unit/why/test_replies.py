@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lpc.logs.chats import chat
+from lpc_apps.logs.chats import chat
 from lpc_apps.why.prompts import Prompts
 from lpc_apps.why.thoughts import apart
 from tests.unit.why.test_why import CLOSE, analysed, causes

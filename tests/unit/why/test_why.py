@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lpc.logs.chats import chat
+from lpc_apps.logs.chats import chat
 from lpc_apps.why.analysis import Analysis, analyse
 from lpc_apps.why.prompts import Prompts
 from tests.unit.why.traffic import PLANTS, Record, clean, hits, in_system, share, words

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from lpc.logs.chats import chat
-from lpc.logs.chats.request import MEDIA_TOKENS, LoggedRequest, Part, rendered
+from lpc_apps.logs.chats import chat
+from lpc_apps.logs.chats.request import MEDIA_TOKENS, LoggedRequest, Part, rendered
 
 WORDS = re.findall(
     r"\w+",

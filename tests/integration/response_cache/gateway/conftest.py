@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 
-from benchmarks.processes import free_port
 from eviction_client.settings import ClientSettings
 from response_cache.gateway.server import running
 from response_cache.gateway.settings import Bounds, GatewaySettings
+from testing.processes import free_port
 from tests.engine_double import EngineDouble
 from tests.eventually import patiently
 

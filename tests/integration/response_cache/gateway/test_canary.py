@@ -14,11 +14,11 @@ from urllib.request import urlopen
 import httpx
 import pytest
 
-from benchmarks.processes import RedisServer, Sidecar, free_port
 from response_cache.semantic.calibration import Embeddings
 from response_cache.semantic.evidence import Evidence
 from response_cache.semantic.evidence_file import write_evidence
 from response_cache.semantic.threshold import JudgeError
+from testing.processes import RedisServer, Sidecar, free_port
 from tests.caching_sidecar import write_keys
 from tests.engine_double import EngineDouble, serve_double
 from tests.eventually import eventually, patiently
@@ -69,7 +69,7 @@ async def test_questions_and_answers_appear_only_at_client_and_engine(
                     tmp_path / "gateway",
                     tiny_models,
                     "tiny",
-                    command=("lpc_apps", "gateway"),
+                    command=("lpc_cli", "gateway"),
                     log_level="DEBUG",
                     port=ports["gateway"],
                     metrics_port=ports["gateway_metrics"],

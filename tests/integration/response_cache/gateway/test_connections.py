@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.processes import free_port
 from lpc.wire.http_server import FEWEST, Patience
+from testing.processes import free_port
 from tests.engine_double import EngineDouble, serve_double
 from tests.eventually import eventually, patiently, until
 from tests.integration.response_cache.gateway.conftest import CHAT, Running, a_gateway, chat
@@ -224,7 +224,7 @@ async def test_pipelined_and_old_requests_are_answered_in_their_order() -> None:
 
 
 PROGRAM = "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200)); sys.argv = ['lpc', *sys.argv[1:]]; "
-PROGRAM += "from lpc_apps.commands.cli import app; app()"
+PROGRAM += "from lpc_cli.cli import app; app()"
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from benchmarks.processes import free_port
+from testing.processes import free_port
 from tests.engine_double import EngineDouble, serve_double
 from tests.eventually import eventually
 from tests.integration.response_cache.gateway.conftest import Running, a_gateway, chat

@@ -8,10 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.processes import RedisServer, Sidecar, free_port
 from eviction_client.settings import ClientSettings
 from response_cache.gateway.server import running
 from response_cache.gateway.settings import GatewaySettings
+from testing.processes import RedisServer, Sidecar, free_port
 from tests.caching_sidecar import ResponseCaches, response_caches, write_keys
 from tests.engine_double import EngineDouble, serve_double
 from tests.eventually import eventually, patiently

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.processes import Sidecar, free_port
+from testing.processes import Sidecar, free_port
 from tests.eventually import patiently
 from tests.nightly import EXAMPLES
 
@@ -108,7 +108,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory, tiny_models: Path) -> Iterat
     folder = tmp_path_factory.mktemp("gateway")
     with recording() as engine, recording() as stranger:
         settings = {"port": port, "metrics_port": "", "gateway_engines": f"http://{engine.address}"}
-        command = ("lpc_apps", "gateway")
+        command = ("lpc_cli", "gateway")
         with Sidecar(folder, tiny_models, "tiny", command=command, gateway_cache="false", **settings) as gateway:
             yield Stage(gateway, port, engine, stranger)
 

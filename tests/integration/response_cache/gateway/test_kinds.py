@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.processes import free_port
 from lpc.requests.rules import ANY, sure
 from response_cache.gateway.engines import ASKED_S, Engines
 from response_cache.gateway.metrics import Metrics
 from response_cache.gateway.settings import GatewaySettings
+from testing.processes import free_port
 from tests.engine_double import EngineDouble, serve_double
 
 VLLM = {"/version": {"version": "0.32.0+cpu"}}

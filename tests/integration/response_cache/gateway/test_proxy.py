@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.processes import free_port
+from testing.processes import free_port
 from tests.engine_double import EngineDouble, serve_double
 from tests.eventually import eventually
 from tests.integration.response_cache.gateway.conftest import CHAT, a_gateway, chat

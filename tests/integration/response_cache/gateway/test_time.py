@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.processes import RedisServer
 from predictor_service.server import Parts
 from response_cache.client import SILENCES, ResponseCacheClient
 from response_cache.gateway.settings import GatewaySettings
 from response_cache.service.running import running as a_sidecar
 from response_cache.service.settings import CacheSettings
 from response_cache.store.scopes import LIFE_S
+from testing.processes import RedisServer
 from tests.engine_double import EngineDouble, serve_double
 from tests.eventually import eventually
 from tests.integration.response_cache.gateway.conftest import Running, a_gateway, chat

@@ -8,11 +8,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.processes import free_port
 from eviction_client.settings import ClientSettings
 from lpc.wire.http_server import FEWEST, Patience
 from response_cache.gateway.server import running
 from response_cache.gateway.settings import Bounds, GatewaySettings
+from testing.processes import free_port
 from tests.authority import Authority
 from tests.engine_double import EngineDouble, serve_double
 from tests.eventually import eventually, patiently

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from lpc_apps.commands.cli import app
+from lpc_cli.cli import app
 from response_cache.gateway.targets import FREQUENT
 from response_cache.gateway.warming import IN_VAIN, LONGEST, Warmed, Warmer, WarmError, read_requests
 from response_cache.service.outcomes import SOURCES
@@ -236,7 +236,7 @@ async def test_the_daily_command_runs_at_once_then_waits_and_ends_at_sigterm(gat
     path.write_text(json.dumps(chat("daily")))
     words = ["cache", "warm", path, "--gateway", gateway.url, "--token-file", token, "--daily", "00:00"]
     started = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "lpc_apps", *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        *(sys.executable, "-m", "lpc_cli", *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert started.stdout is not None
     assert await started.stdout.readline() == b"asked 1, cached 0, failed 0, skipped 0\n"

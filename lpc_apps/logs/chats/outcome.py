@@ -1,0 +1,120 @@
+"""Records of calls that no engine computed, and the names by which a record that was logged twice is known.
+
+Gateways log failed attempts next to the one that succeeded, and answers of their own caches; a collector may deliver a record
+twice. Each would count as a whole hit. Names and values are those of LiteLLM, Portkey, Helicone, Kong, Envoy and nginx.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+from lpc_apps.logs.chats.fields import LONG_NAME, count_of, first_of, name_of, object_of, snake
+from lpc_apps.logs.records import OtherRecord, Record
+
+STATUS: Final = (
+    "status",
+    "status_code",
+    "http_status",
+    "http_status_code",
+    "response_status",
+    "response_code",
+    "response_status_code",
+)
+"""Fields of a status; a number, or text with it such as `503 Service Unavailable`."""
+FAILED: Final = frozenset({"failure", "failed", "error"})
+"""Words of a status, an outcome or a state."""
+OUTCOMES: Final = {*STATUS, "state", "outcome", "result_status"}
+SUCCESS: Final = ("success", "ok", "is_success", "succeeded")
+"""Fields that are false for a failed call."""
+ERRORS: Final = ("error", "error_message", "error_str", "exception")
+CACHED: Final = {
+    *("cache_hit", "cached", "from_cache", "is_cached", "cache_status", "cache", "x_cache", "x_cache_status", "x_lpc_cache"),
+    *("upstream_cache_status", "helicone_cache", "cf_cache_status", "x_litellm_cache_hit"),
+}
+HITS: Final = ("true", "hit", "exact", "normalised", "semantic", "yes")
+"""Beginnings of their values."""
+INSIDE: Final = ("headers", "response_headers", "http", "cache", "properties", "metadata")
+"""Objects in a record that may have these fields; those in PREFIXED with its name in front."""
+PREFIXED: Final = ("http", "cache")
+IDS: Final = (
+    *("id", "request_id", "x_request_id", "call_id", "litellm_call_id"),
+    *("_id", "log_id", "event_id", "uuid", "generation_id", "completion_id"),
+)
+_SEPARATORS: Final = re.compile(r"(?<=.)[-._]+")
+_CODE: Final = re.compile(r"(?:HTTP/\d\S*\s+)?([45]\d\d)(?:\s|$)")
+
+
+def refuse_uncomputed(*records: Mapping[str, Any], replied: bool) -> None:
+    """Raise OtherRecord for a failed attempt, or an answer of a cache.
+
+    Args:
+        records: the record, and objects in it that may contain these fields.
+        replied: whether there is a reply, so that an error is a note on a call that was computed.
+    """
+    for fields in (found for record in records for found in _with_inner(record)):
+        for name in fields.keys() & OUTCOMES:
+            value = fields[name]
+            code = count_of(value)
+            if (code is not None and 400 <= code < 1000) or (
+                isinstance(value, str) and (value.lower() in FAILED or (name in STATUS and _CODE.match(value)))
+            ):
+                raise OtherRecord("failed call")
+        if any(fields.get(name) is False for name in SUCCESS):
+            raise OtherRecord("failed call")
+        if not replied and (any(_says(fields.get(name)) for name in ERRORS) or _ended_in_error(fields)):
+            raise OtherRecord("failed call")
+        for name in fields.keys() & CACHED:
+            value = fields[name]
+            if (
+                value is True
+                or (isinstance(value, str) and value.lower().startswith(HITS))
+                or (name.endswith("_hit") and value in (1, "1"))
+            ):
+                raise OtherRecord("answered by a cache")
+
+
+def _with_inner(record: Mapping[str, Any]) -> Iterator[Record]:
+    """Yield a record and the objects in it that may have its fields, with names in snake case."""
+    fields = _plain(record)
+    yield fields
+    for name in INSIDE:
+        inner = fields.get(name)
+        if isinstance(inner, dict):
+            found = _plain(inner)
+            yield {f"{name}_{key}": value for key, value in found.items()} if name in PREFIXED else found
+
+
+def _plain(record: Mapping[str, Any]) -> Record:
+    return {_joined(name): value for name, value in snake(record).items()}
+
+
+@lru_cache(maxsize=1024)
+def _short_joined(name: str) -> str:
+    return _SEPARATORS.sub("_", name)
+
+
+def _joined(name: str) -> str:
+    return _short_joined(name) if len(name) <= LONG_NAME else _SEPARATORS.sub("_", name)
+
+
+def _ended_in_error(response: Record) -> bool:
+    choices = response.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    return first.get("finish_reason") == "error"
+
+
+def _says(error: object) -> bool:
+    if isinstance(error, str):
+        return error.strip().lower() not in ("", "null", "none", "-", "{}", "false")
+    return bool(error)
+
+
+def ids_of(record: Mapping[str, Any], response: object = None) -> tuple[str, ...]:
+    """Return the names of a call in its record and in its response, each with the field that has it."""
+    fields = _plain(record)
+    inner = _plain(object_of(record.get("metadata")))
+    found = [(name, name_of(first_of(fields, name))) for name in IDS]
+    found += [(name, name_of(inner.get(name))) for name in IDS if name.endswith("request_id") and name not in fields]
+    found.append(("response", name_of(first_of(object_of(response), "id", "response_id"))))
+    return tuple(f"{field}:{name}" for field, name in found if name is not None)

@@ -1,0 +1,208 @@
+"""Coding-agent sessions (callanjfox/kv-cache-tester, Apache-2.0) as one trace with N concurrent sessions.
+
+Format: a tar of one JSON per session with `block_size` and `requests` of `t` s, `in`, `out`, `hash_ids`, `stop`, `api_time` s.
+Ids are local to the session unless `hash_id_scope` is `global`. An entry with `requests` of its own is a sub-agent, whose times
+start at the entry's `t`; it is a conversation with the session's blocks. Requests of a session have their recorded intervals.
+The best predictor of a session's return is why the reply ended (a tool call or the end of the turn). An engine sees it in the
+reply; it is the category of the next request.
+"""
+
+import random
+import tarfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final
+
+from lpc_apps.logs.records import (
+    DAMAGED,
+    LONGEST_LINE,
+    MOST_VALUES,
+    Misfit,
+    Record,
+    Skipped,
+    TooLarge,
+    TraceError,
+    WrongRecord,
+    loads,
+    log_files,
+    name_of,
+    refuse_remainder,
+    unpacked,
+)
+from lpc_apps.logs.traces.request import BlockIds, Trace, TracedRequest, ids_of, seconds, tokens
+
+ACTIVE_SESSIONS: Final = 20
+OTHER_SIZE: Final = "block_size is not that of most sessions"
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    at: float
+    input_tokens: int
+    output_tokens: int
+    blocks: list[int]
+    reply_end: str
+    took: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    name: str
+    block_tokens: int
+    is_global: bool
+    conversations: list[list[_Call]]
+    """Its own calls, and those of each sub-agent."""
+    retries: int
+
+
+def read_agent_sessions(path: Path, *, active: int = ACTIVE_SESSIONS, seed: int = 0) -> Trace:
+    """Return the sessions as a trace, in a random order. Damaged sessions are skipped and counted.
+
+    Raises:
+        TraceError: the file cannot be read, or has no agent session.
+    """
+    skipped = Skipped()
+    sessions = _sessions(path, skipped)
+    random.Random(seed).shuffle(sessions)
+    block_tokens = sessions[0].block_tokens
+    free_at = [0.0] * active
+    requests = []
+    ids = BlockIds()
+    for number, session in enumerate(sessions):
+        slot = min(range(active), key=free_at.__getitem__)
+        start = free_at[slot]
+        within = None if session.is_global else number
+        for agent, calls in enumerate(session.conversations):
+            kind = ""
+            name = f"{session.name}/{agent}" if agent else session.name
+            for turn, call in enumerate(calls, 1):
+                blocks = ids.chain(call.blocks[: call.input_tokens // block_tokens], within=within)
+                arrival = start + call.at
+                requests.append(
+                    TracedRequest(
+                        *(arrival, call.input_tokens, call.output_tokens, blocks, name, turn, kind),
+                        reply_end=call.reply_end,
+                        served_s=call.took,
+                    )
+                )
+                kind = call.reply_end
+                free_at[slot] = max(free_at[slot], arrival + call.took)
+    requests.sort(key=lambda request: request.arrival)
+    return Trace(path.name, block_tokens, requests, skipped=skipped)
+
+
+def _sessions(path: Path, skipped: Skipped) -> list[_Session]:
+    found: list[tuple[str, _Session]] = []
+    seen: dict[str, list[bytes]] = {}
+    misfits = Skipped()
+    files = log_files(path)
+    for file in files:
+        name = name_of(file, path)
+        try:
+            for place, content in _members(file):
+                try:
+                    if len(content) > LONGEST_LINE:
+                        raise WrongRecord(f"longer than {LONGEST_LINE >> 20} MiB")
+                    session = _session(loads(content))
+                    digest = blake2b(content, digest_size=16).digest()
+                    if digest in seen.setdefault(session.name, []):
+                        raise WrongRecord("session that is there twice")
+                except WrongRecord as wrong:
+                    skipped.note(str(wrong), f"{name}:{place}")
+                    if isinstance(wrong, Misfit):
+                        misfits.note(str(wrong), f"{name}:{place}")
+                except TooLarge:
+                    skipped.note(f"more than {MOST_VALUES:,} values", f"{name}:{place}")
+                except (ValueError, RecursionError):
+                    skipped.note("not JSON", f"{name}:{place}")
+                else:
+                    seen[session.name].append(digest)
+                    for _ in range(session.retries):
+                        skipped.note("request without blocks: a retry", f"{name}:{place}", other=True)
+                    if (number := len(seen[session.name])) > 1:  # another session with this id
+                        session = replace(session, name=f"{session.name} ({number})")
+                    found += [(f"{name}:{place}", session)] if any(session.conversations) else []
+        except (OSError, *DAMAGED, tarfile.TarError) as error:
+            broken = "it is not a tar archive, or damaged" if file.stat().st_size else "it is empty"
+            reason = (error.strerror if isinstance(error, OSError) else None) or broken
+            if len(files) == 1:
+                raise TraceError(f"cannot read {path}: {reason}") from error
+            skipped.note(f"file that cannot be read: {reason}", name)
+    if not found:
+        reasons = skipped.named()
+        raise TraceError(f"{path} holds no agent sessions" + (f" ({reasons})" if reasons else ""))
+    refuse_remainder(path, len(found), misfits)
+    return _of_one_size(path, found, skipped)
+
+
+def _of_one_size(path: Path, found: list[tuple[str, _Session]], skipped: Skipped) -> list[_Session]:
+    """Return the sessions with the block size of most. Raises TraceError if too many have others."""
+    size = Counter(session.block_tokens for _, session in found).most_common(1)[0][0]
+    others = Skipped()
+    for place, session in found:
+        if session.block_tokens != size:
+            skipped.note(OTHER_SIZE, place)
+            others.note(OTHER_SIZE, place)
+    kept = [session for _, session in found if session.block_tokens == size]
+    refuse_remainder(path, len(kept), others)
+    return kept
+
+
+def _members(file: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield name and contents of an archive's JSON files, by name."""
+    with unpacked(file) as packed, tarfile.open(fileobj=packed) as archive:
+        for member in sorted(archive.getmembers(), key=lambda member: member.name):
+            content = archive.extractfile(member) if member.name.endswith(".json") else None
+            if content is not None:
+                yield member.name, content.read(LONGEST_LINE + 1)
+
+
+def _session(record: object) -> _Session:
+    if not isinstance(record, dict):
+        raise WrongRecord("not a JSON object")
+    calls = record.get("requests")
+    name = record.get("id")
+    if not isinstance(name, str | int) or isinstance(name, bool):
+        raise WrongRecord("id is neither text nor a whole number")
+    scope = record.get("hash_id_scope", "local")
+    if scope not in ("local", "global", None):
+        raise WrongRecord("hash_id_scope is neither local nor global")
+    conversations: list[list[_Call]] = []
+    retries = _gather(calls, 0.0, conversations)
+    return _Session(str(name), tokens(record, "block_size", 1), scope == "global", conversations, retries)
+
+
+def _gather(calls: object, start: float, conversations: list[list[_Call]]) -> int:
+    """Add the calls of an agent, whose times are from ``start``, as a conversation; then those of its sub-agents.
+
+    Return the number of calls without blocks, or without a prompt, which are retries. Raises WrongRecord.
+    """
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise WrongRecord("requests is not a list of objects")
+    own: list[_Call] = []
+    conversations.append(own)
+    retries = 0
+    for call in calls:
+        if "requests" in call:
+            retries += _gather(call["requests"], start + seconds(call, "t"), conversations)
+        elif call.get("hash_ids") and call.get("in") != 0:
+            own.append(_call(call, start))
+        else:
+            retries += 1
+    return retries
+
+
+def _call(call: Record, start: float) -> _Call:
+    ids = ids_of(call, "hash_ids")
+    took = call.get("api_time") or 0.0
+    return _Call(
+        start + seconds(call, "t"),
+        tokens(call, "in", 1),
+        tokens(call, "out"),
+        ids,
+        str(call.get("stop") or "unknown"),
+        seconds(call, "api_time") if took else 0.0,
+    )

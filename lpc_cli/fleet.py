@@ -1,0 +1,197 @@
+"""Runs and tables of `lpc simulate --engines`: a fleet of engines behind a router."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from lpc.progress import apart
+from lpc_apps.simulator.amounts import SimulationError, parse_capacity, percent, tokens
+from lpc_apps.simulator.engine import FCFS
+from lpc_apps.simulator.fleet.held import QUEUES, RouterQueue
+from lpc_apps.simulator.fleet.knowledge import Text, parse_knowledge
+from lpc_apps.simulator.fleet.routers import parse_router
+from lpc_apps.simulator.fleet.run import Fleet
+from lpc_apps.simulator.fleet.verdict import STOCK, engine_of, fleet_verdict, of_fleets, router_of
+from lpc_apps.simulator.run import Run, sweep
+from lpc_cli.outcome import note
+from lpc_cli.simulation import built_in_moments
+from lpc_cli.simulation_lists import names_of, parts_of, sessions_of, workloads_of
+from lpc_cli.simulation_rows import Collected
+from lpc_cli.simulation_tables import print_line, print_paragraph
+
+POLICIES: Final = "lru,plugin"
+ROUTERS: Final = "session-hash,cost:1,cost:11"
+NAME: Final = 30
+CELL: Final = 10
+COLUMNS: Final = ("hits", "tokens/s", "mean, s", "p99, s", "longest", "copies", "imbalance", "moved")
+
+
+def simulate_fleets(
+    template: Run,
+    *,
+    head: Path | None,
+    held_out: bool,
+    engines: int,
+    routers: str | None,
+    knows: str,
+    down: str | None,
+    router_restart: float | None,
+    queues: str,
+    ahead: int,
+    policies: str | None,
+    sessions: str | None,
+    capacity: str | None,
+    seeds: int,
+    jobs: int | None,
+    cluster: str | None,
+    recognised: bool,
+) -> dict[str, Any]:
+    """Run every router before every kind of engine; print each row as it comes; return `rows`, `summary` and `answer`.
+
+    If the template's queue is not an engine's own, LRU also runs with that: a *stock* engine.
+
+    Args:
+        template: what all runs have in common.
+        head, held_out: see `lpc_cli.simulation.simulate`.
+        engines: number of engines, from 1 on.
+        routers, knows, queues: names with commas; the queue `none`: the router holds no requests.
+        ahead: see `Fleet`.
+        down: `FROM-TO`, seconds at which engine 1 fails and returns; None: it does not.
+
+    Raises:
+        SimulationError, TraceError, WorkerError: an option cannot be used, or a run failed.
+    """
+    if capacity is None:
+        raise SimulationError("a fleet needs the size of each engine's cache: --capacity 2M")
+    spec = template.workload
+    sizes = list(dict.fromkeys(map(parse_capacity, parts_of(capacity))))
+    named = parts_of(ROUTERS if routers is None else routers)
+    known = parts_of(knows)
+    texts = any(issubclass(parse_knowledge(one)[0], Text) for one in known)
+    if texts and spec.trace is None:
+        raise SimulationError("only a log has text of messages: give LOG, or leave text out of --router-knows")
+    orders = [parse_queue(one) for one in parts_of(queues)]
+    # What the caches hold does not matter to the other routers without a queue of their own.
+    informed = [
+        (router, one, order)
+        for order in orders
+        for router in named
+        for one in known[: None if order == "warm-first" or parse_router(router)[0].reads_caches else 1]
+    ]
+    fails = None if down is None else parse_down(down, engines)
+    names = names_of(POLICIES if policies is None else policies)
+    kinds = [(name, template.queueing) for name in names]
+    if template.queueing.label != STOCK[1] and names:
+        kinds.insert(0, (STOCK[0], replace(FCFS, in_turn=template.queueing.in_turn)))
+    with built_in_moments(spec, head, held_out) as prepared:
+        runs = [
+            replace(
+                template,
+                workload=replace(prepared, workload=workload, seed=spec.seed + seed, sessions=count, texts=texts),
+                policy=name,
+                capacity=size,
+                queueing=queueing,
+                fleet=Fleet(engines, router, one, fails, router_restart, spec.seed + seed, order, ahead),
+            )
+            for workload in workloads_of(spec.workload)
+            for count in sessions_of(sessions, spec)
+            for size in sizes
+            for name, queueing in kinds
+            for router, one, order in informed
+            for seed in range(seeds)
+        ]
+        answers = _Answers(runs, recognised)
+        stopped = False
+        try:
+            sweep(runs, jobs, lambda place, row: answers.add(runs[place], row), cluster=cluster)
+        except KeyboardInterrupt:
+            if not answers.rows:
+                raise
+            note(f"stopped after {len(answers.rows)} runs; what follows is from these")
+            stopped = True
+    rows = [answers.rows[run] for run in runs if run in answers.rows]
+    summary = of_fleets(rows)
+    said: dict[str, str] = {}
+    for place in dict.fromkeys((row["workload"], row["capacity_tokens"]) for row in summary):
+        text = fleet_verdict([row for row in summary if (row["workload"], row["capacity_tokens"]) == place])
+        print_paragraph(text)
+        said[f"{place[0]}, {tokens(place[1])} each"] = text.replace("**", "")
+    if stopped:
+        raise KeyboardInterrupt
+    found: dict[str, Any] = {"rows": rows, "summary": summary, "answer": said}
+    if answers.log is not None:
+        found["log"] = answers.log
+    return found
+
+
+class _Answers(Collected):
+    """Prints the row of a router as soon as all its seeds are known."""
+
+    def __init__(self, runs: Sequence[Run], recognised: bool) -> None:
+        super().__init__(recognised)
+        self._left = Counter(map(_row, runs))
+        self._titled: Any = None
+
+    def add(self, run: Run, row: dict[str, Any]) -> None:
+        """Add the row of a run."""
+        super().add(run, row)
+        kind = _row(run)
+        self._left[kind] -= 1
+        if not self._left[kind]:
+            with apart():
+                self._print(of_fleets([row for run, row in self.rows.items() if _row(run) == kind])[0])
+
+    def _print(self, row: dict[str, Any]) -> None:
+        title = (row["workload"], row["capacity_tokens"])
+        if title != self._titled:
+            self._titled = title
+            times = "latency" if row["closed_loop"] else "time to first token"
+            seeds = f", mean of {row['seeds']} seeds" if row["seeds"] > 1 else ""
+            print_line(
+                f"\n{row['workload']}: {row['engines']} engines of {tokens(row['capacity_tokens'])} tokens, {times}{seeds}"
+            )
+            print_line(f"{'engine':<{NAME}}{'router':<{NAME}}", COLUMNS, cell=CELL)
+        times, longest = ("latency", "wait") if row["closed_loop"] else ("ttft", "ttft")
+        cells = (
+            percent(row["hit_rate"]),
+            f"{row['throughput_tokens_s']:,.0f}",
+            f"{row[f'{times}_mean_s']:.1f}",
+            f"{row[f'{times}_p99_s']:.1f}",
+            f"{row[f'{longest}_longest_s']:.1f}",
+            percent(row["copies"]),
+            f"{row['imbalance']:.2f}",
+            percent(row["moved"]),
+        )
+        print_line(f"{engine_of(row):<{NAME}}{router_of(row):<{NAME}}", cells, cell=CELL)
+
+
+def _row(run: Run) -> tuple[Any, ...]:
+    assert run.fleet is not None
+    return (
+        *(run.workload.workload, run.workload.sessions, run.capacity, run.policy, run.queueing),
+        *(run.fleet.router, run.fleet.knows, run.fleet.queue),
+    )
+
+
+def parse_queue(text: str) -> RouterQueue | None:
+    """Return the order of a router's queue; None of `none`. Raises SimulationError."""
+    found = next((order for order in QUEUES if order == text), None)
+    if found is None and text != "none":
+        raise SimulationError(f"unknown queue of a router {text!r:.40}: choose from none, {', '.join(QUEUES)}")
+    return found
+
+
+def parse_down(text: str, engines: int) -> tuple[float, float]:
+    """Return the seconds at which engine 1 fails and returns, of `FROM-TO`. Raises SimulationError."""
+    first, dash, last = text.partition("-")
+    try:
+        fails, returns = float(first), float(last)
+    except ValueError:
+        fails = returns = -1.0
+    if not dash or not 0 <= fails <= returns < float("inf"):
+        raise SimulationError(f"{text!r:.40} is not a time without engine 1: give seconds, 600-660 (600-600: a restart)")
+    if engines == 1 and returns > fails:
+        raise SimulationError("without its only engine a fleet answers nothing: give more --engines, or a restart (600-600)")
+    return fails, returns

@@ -1,0 +1,34 @@
+"""Rows of a simulation as they come, and what was read of the log."""
+
+from typing import Any
+
+from lpc.progress import apart
+from lpc_apps.simulator.run import Run
+from lpc_cli.outcome import note
+from lpc_cli.simulation_tables import print_reading
+
+
+class Collected:
+    """Collects rows, and prints once what was read of the log.
+
+    Attributes:
+        rows: by run.
+        log: what was read of a log; None: no log.
+    """
+
+    def __init__(self, recognised: bool) -> None:
+        self.rows: dict[Run, dict[str, Any]] = {}
+        self.log: dict[str, Any] | None = None
+        self._recognised = recognised
+
+    def add(self, run: Run, row: dict[str, Any]) -> None:
+        """Add the row of a run."""
+        log, sample = row.pop("log", None), row["sample"]
+        if log is not None and self.log is None:
+            self.log = {"format": run.workload.format, "recognised": self._recognised, **log}
+            with apart():
+                print_reading(self.log)
+                if sample > 1:
+                    note(f"1 in {sample} conversations is simulated, with 1/{sample} of each cache size; --sample changes that")
+        row["by_fraction"] = isinstance(run.capacity, float)
+        self.rows[run] = row
