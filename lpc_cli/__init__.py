@@ -1,1 +1,1 @@
-"""The command line: one file per command."""
+"""The command line: a file per command. Nothing imports it but benchmarks and tests."""
