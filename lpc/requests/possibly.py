@@ -61,6 +61,34 @@ def beginning(fields: Mapping[str, Any]) -> str:
     return found.hexdigest()
 
 
+def turns(fields: Mapping[str, Any]) -> Iterator[tuple[bytes, bool]]:
+    """Yield the texts of a prompt in order, in the same form, and whether each is a model's reply: tools, then each message."""
+    tools = [fields[name] for name in ("tools", "functions") if fields.get(name)]
+    if tools:
+        yield json.dumps(tools, sort_keys=True).encode(), False
+    for name in ("system", "instructions"):
+        if fields.get(name):
+            yield b"".join(_pieces(fields[name], system=True)), False
+    content = fields.get("messages") or fields.get("input") or fields.get("prompt")
+    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], list):
+        content = content[0]
+    if isinstance(content, list) and content and isinstance(content[0], int):
+        yield json.dumps(content, separators=(",", ":")).encode(), False
+        return
+    for item in content if isinstance(content, list) else [content]:
+        if not isinstance(item, dict):
+            yield b"".join(_pieces(item, system=False)), False
+            continue
+        role = item.get("role")
+        inner = next((item[name] for name in ("content", "output", "arguments") if item.get(name)), None)
+        calls = item.get("tool_calls")
+        text = b"".join(_pieces(inner, system=role in INSTRUCTIONS))
+        if calls:
+            text += json.dumps(calls, sort_keys=True).encode()
+        reply = role == "assistant" or item.get("type") in ("function_call", "reasoning")
+        yield (b"" if role in INSTRUCTIONS else str(role)[:_MOST_ID].encode("utf-8", "surrogatepass")) + b"\0" + text, reply
+
+
 def _pieces(content: object, *, system: bool, most: int | None = None) -> Iterator[bytes]:
     """Yield the texts of a content without white space, and digests of its media.
 

@@ -7,6 +7,7 @@ what the caches hold:
 - `sent`: the last engine of a session is believed to hold its last prompt and reply. Engines say nothing.
 - `corrected`: the same, and the cached tokens that answers report correct the prefill that waits.
 - `text`: as `sent`, by the text of messages alone, without roles, tools and arguments.
+- `gateway`: what `lpc gateway` knows, by its own code (`lpc_apps.routing`): as `corrected`, bounded, and it learns the speed.
 - `lru:SHARE`: an LRU cache of its own for each engine, of this share of the engine's cache.
 - `events:SECONDS`: the engines' KV events, this much later. A restart clears an engine's blocks at once, as in `vllm-router`.
 - `numbered-events:SECONDS`: as in NVIDIA Dynamo, an engine that restarts numbers its events from the start again. Its old
@@ -15,9 +16,14 @@ what the caches hold:
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
+from hashlib import blake2b
 from itertools import chain
 from typing import ClassVar, Final
 
+from lpc_apps.routing import router as routing
+from lpc_apps.routing.known import Known, Match
+from lpc_apps.routing.prompt import Prompt
+from lpc_apps.routing.router import Sending
 from lpc_apps.simulator.amounts import SimulationError
 from lpc_apps.simulator.blocks import Piece
 from lpc_apps.simulator.cache import BlockCache
@@ -272,6 +278,88 @@ class Text(Sent):
         return [(block, turn.input_tokens * place // len(blocks)) for place, block in enumerate(blocks, 1)]
 
 
+class Gateway(Knowledge):
+    """What `lpc gateway` knows, by its own code."""
+
+    name = "gateway"
+    rule = "as corrected, by the code of `lpc gateway`: the speed of engines is learned, and all is bounded"
+
+    def __init__(self, workload: Workload, engines: Sequence[Engine], prompt_token_s: float, number: float = 0.0) -> None:
+        super().__init__(workload, engines, prompt_token_s, number)
+        names = [f"engine-{engine}" for engine in range(len(engines))]
+        self.router = routing.Router(names, known=Known(tokens_per_size=1.0))
+        self._sendings: dict[Turn, Sending] = {}
+        """Requests without an answer."""
+        self._first: list[deque[tuple[float, Sending]]] = [deque() for _ in engines]
+        """First tokens to come."""
+        self._hits: dict[Turn, int] = {}
+        self._latest: tuple[Turn, Prompt, Match] | None = None
+
+    def prompt(self, turn: Turn) -> tuple[Prompt, Match]:
+        """Return a request's prompt, and what is known of it."""
+        if self._latest is None or self._latest[0] is not turn:
+            size, path = self._workload.block_tokens, self._workload.paths.of(turn)
+            sizes = [min((segment.depth + segment.size) * size, turn.input_tokens) for segment in path]
+            name = blake2b(turn.conversation.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+            ids = [hash(segment) & 2**64 - 1 for segment in path]
+            prompt = Prompt(tuple(ids) or (0,), tuple(sizes) or (turn.input_tokens,), (False,) * max(len(ids), 1), name)
+            self._latest = turn, prompt, self.router.known.match(prompt)._replace(tokens=turn.input_tokens)
+        return self._latest[1:]
+
+    def cached(self, engine: int, turn: Turn, now: float) -> int:
+        """Return the tokens of a prompt that the router believes an engine to hold."""
+        return min(self.prompt(turn)[1].cached(engine), turn.input_tokens - 1)
+
+    def missing(self, engine: int, turn: Turn, now: float) -> int:
+        """Return the tokens that the router believes an engine to compute."""
+        return self.router.missing(self.prompt(turn)[1], engine)
+
+    def waiting_s(self, engine: int, now: float) -> float:
+        """Return the seconds of prefill that the router believes to wait."""
+        self._see(engine, now)
+        return self.router.engines[engine].waiting_s(now)
+
+    def sent(self, engine: int, turn: Turn, now: float) -> None:
+        """Record that a request is about to be sent."""
+        super().sent(engine, turn, now)
+        self._see(engine, now)
+        prompt, match = self.prompt(turn)
+        self._sendings[turn] = self.router.sent(prompt, match, engine, now)
+        self._latest = None
+
+    def first_token_due(self, engine: int, turn: Turn, at: float) -> None:
+        """Announce when the router will see a request's first token."""
+        super().first_token_due(engine, turn, at)
+        if (sending := self._sendings.get(turn)) is not None:
+            self._first[engine].append((at, sending))
+
+    def started(self, engine: int, turn: Turn, now: float, hits: int) -> None:
+        """Keep what the answer will report."""
+        self._hits[turn] = hits
+
+    def answered(self, engine: int, turn: Turn, now: float) -> None:
+        """Record an answer, and what it reports."""
+        super().answered(engine, turn, now)
+        self._see(engine, now)
+        hits = self._hits.pop(turn, 0)
+        if (sending := self._sendings.pop(turn, None)) is not None:
+            self.router.answered(sending, turn.input_tokens, hits)
+
+    def failed(self, engine: int) -> None:
+        """Record that an engine has failed."""
+        for turn in self._in_flight[engine]:
+            self._sendings.pop(turn, None)
+        super().failed(engine)
+        self._first[engine].clear()
+        self.router.lost(engine)
+
+    def _see(self, engine: int, now: float) -> None:
+        first = self._first[engine]
+        while first and first[0][0] <= now:
+            at, sending = first.popleft()
+            self.router.first_token(sending, at)
+
+
 class OwnLru(Knowledge):
     """An LRU cache of its own for each engine, which the requests fill that the router hands on."""
 
@@ -410,7 +498,7 @@ class NumberedEvents(Events):
         return takes
 
 
-KINDS: Final[tuple[type[Knowledge], ...]] = (Everything, Sent, Corrected, Text, OwnLru, Events, NumberedEvents)
+KINDS: Final[tuple[type[Knowledge], ...]] = (Everything, Sent, Corrected, Text, Gateway, OwnLru, Events, NumberedEvents)
 KNOWLEDGE: Final = {kind.name: kind for kind in KINDS}
 
 

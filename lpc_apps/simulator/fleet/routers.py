@@ -12,7 +12,7 @@ from random import Random
 from typing import ClassVar, Final, TypeVar
 
 from lpc_apps.simulator.amounts import SimulationError
-from lpc_apps.simulator.fleet.knowledge import Knowledge
+from lpc_apps.simulator.fleet.knowledge import Gateway, Knowledge
 from lpc_apps.simulator.workload import Turn
 
 
@@ -31,6 +31,7 @@ class Router(ABC):
         takes: what the number after a colon is; empty: there is none.
         default: of this number; None: it must be given.
         reads_caches: whether it asks what the caches hold.
+        knows: the only knowledge with which it works; empty: any.
     """
 
     name: ClassVar[str]
@@ -39,6 +40,7 @@ class Router(ABC):
     takes: ClassVar[str] = ""
     default: ClassVar[float | None] = None
     reads_caches: ClassVar[bool] = False
+    knows: ClassVar[str] = ""
 
     def __init__(self, known: Knowledge, random: Random, number: float = 0.0) -> None:
         self.known = known
@@ -219,6 +221,25 @@ class Cost(Router):
         """Return the engine of the lowest cost."""
         known, weight_s = self.known, self.number * self.known.prompt_token_s
         return self.least(lambda engine: known.waiting_s(engine, now) + weight_s * known.missing(engine, turn, now))
+
+
+@register
+class GatewaysOwn(Router):
+    """The router of `lpc gateway`, by its own code: as `cost:11`; engines of nearly equal cost by a hash of the session."""
+
+    name = "gateway"
+    rule = "the code of `lpc gateway`: as cost:11; of engines of nearly equal cost by a hash, the first that has room"
+    source = "lpc_apps.routing"
+    knows = "gateway"
+
+    def choose(self, turn: Turn, now: float) -> int:
+        """Return the first engine of the gateway's order."""
+        assert isinstance(self.known, Gateway)
+        prompt, match = self.known.prompt(turn)
+        for engine in self.known.up:
+            self.known.waiting_s(engine, now)
+        key = int.from_bytes((prompt.name or b"")[:8], "big")
+        return self.known.router.ranked(match, key, self.known.up, now)[0]
 
 
 def parse_router(text: str) -> tuple[type[Router], float]:

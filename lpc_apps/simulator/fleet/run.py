@@ -169,8 +169,8 @@ class _Run:
 
     def _new_router(self, up: list[int]) -> tuple[Knowledge, Router]:
         """Return a router that knows only which engines are up."""
-        kind, delay = parse_knowledge(self._fleet.knows)
         router, number = parse_router(self._fleet.router)
+        kind, delay = parse_knowledge(router.knows or self._fleet.knows)
         known = kind(self._replay.workload, self._engines, self._cost.prompt_token_s, delay)
         known.up = up
         if self._fleet.queue is not None:

@@ -173,7 +173,7 @@ def test_a_router_that_does_not_exist_is_one_clear_error(text: str, said: str) -
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("nothing", "choose from all, sent, corrected, text, lru:SHARE, events:SECONDS, numbered-events:SECONDS"),
+        ("nothing", "choose from all, sent, corrected, text, gateway, lru:SHARE, events:SECONDS, numbered-events:SECONDS"),
         ("all:3", "is not a knowledge of routers"),
         ("events", "needs a number of seconds from 0 on: events:5"),
         ("events:-1", "needs a number of seconds"),

@@ -1,0 +1,234 @@
+"""Chooses the engine of a request: the fewest seconds of waiting prefill, plus W times the seconds of prefill that it misses.
+
+A missing token is weighed more than a waiting one because a copy of a conversation evicts another one, whose next request then
+misses as well. Without this, a fleet near the end of its caches moves conversations about, and all engines thrash. NVIDIA
+Dynamo's router has the same cost, with W = 1 by default (``--router-prefill-load-scale``).
+
+A router knows what it has sent, which of it has had its first token, and what answers report: tokens of the prompt, and how
+many of them were cached. An engine that evicts what the router believes in has more work than the router knows, so the share
+of the believed tokens that were not cached corrects the prefill that waits. It does not correct what a request would miss: then
+an engine that evicts much would lose its conversations, and they would be computed elsewhere. For the same reason an engine's
+speed is learned only from requests whose cached tokens are reported: from beliefs such an engine would seem slow.
+
+Engines of equal cost are ranked by a hash of the conversation, so that two routers without shared state agree. The first of
+them gets the request that has at most `FULLER` times its share of the conversations.
+"""
+
+import heapq
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Final
+
+from eviction_client.schedule.prefill import PrefillSpeed
+from lpc_apps.routing.known import Conversation, Known, Match
+from lpc_apps.routing.prompt import Prompt
+
+WEIGHT: Final = 11.0
+"""W: the best one, or near it, on recorded agents and on open traffic (docs/how-to/simulate-a-fleet.md)."""
+EQUAL_S: Final = 0.05
+"""Seconds by which costs may differ and count as equal."""
+FULLER: Final = 1.1
+"""Conversations of an engine over its share up to which a new one may go there."""
+KNOWN_S: Final = 10.0
+"""Seconds of an engine's prefill after which its own speed counts. Until then it is taken to be as fast as all together."""
+LIVE_S: Final = 600.0
+"""Seconds after its last request for which a conversation counts."""
+STEP: Final = 0.05
+"""Weight of the latest answer in an engine's average."""
+_MASK: Final = 2**64 - 1
+
+
+class Sending:
+    """A request that an engine was sent and has not answered.
+
+    Attributes:
+        engine: number of the engine.
+        believed: tokens of the prompt that the engine was believed to hold.
+        missing: tokens that it is believed to compute.
+        at: when it was sent, seconds.
+        took: seconds of its prefill, as far as a router sees; None: not known.
+    """
+
+    __slots__ = ("at", "believed", "conversation", "engine", "missing", "open", "prompt", "took")
+
+    def __init__(self, engine: int, prompt: Prompt, conversation: Conversation, believed: int, missing: int, at: float) -> None:
+        self.engine, self.prompt, self.conversation = engine, prompt, conversation
+        self.believed, self.missing, self.at = believed, missing, at
+        self.took: float | None = None
+        self.open = True
+        """Whether its prefill counts as waiting."""
+
+
+class Engine:
+    """What a router knows of one engine's work.
+
+    Attributes:
+        missing: tokens of its waiting prefill.
+        wrong: share of the believed tokens that its answers did not report as cached.
+        salt: ranks it by conversation.
+        live: number of the conversations that were there last.
+
+    Args:
+        fleet: speed of all engines together.
+    """
+
+    __slots__ = ("_due", "_first_at", "_fleet", "_measured_s", "_own", "live", "missing", "salt", "wrong")
+
+    def __init__(self, name: str, fleet: PrefillSpeed) -> None:
+        self._fleet = fleet
+        self.salt = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big") | 1
+        self.live = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget its work and its speed: it is a new process."""
+        self._own, self._measured_s = PrefillSpeed(), 0.0
+        self.missing, self.wrong = 0, 0.0
+        self._first_at = 0.0
+        self._due: list[tuple[float, int, Sending]] = []
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The prompt tokens that it computes per second."""
+        return (self._own if self._measured_s >= KNOWN_S else self._fleet).tokens_per_s
+
+    def waiting_s(self, now: float) -> float:
+        """Return the seconds of prefill that it has accepted and not yet computed, as far as known."""
+        due = self._due
+        while due and due[0][0] <= now:
+            self.close(heapq.heappop(due)[2])
+        return self.missing / self.tokens_per_s
+
+    def add(self, sending: Sending, *, streamed: bool) -> None:
+        """Count a request's prefill. Of one that is not streamed the end is estimated."""
+        if not streamed:
+            ends = sending.at + self.waiting_s(sending.at) + sending.missing / self.tokens_per_s
+            heapq.heappush(self._due, (ends, id(sending), sending))
+        self.missing += sending.missing
+
+    def close(self, sending: Sending) -> None:
+        """Count a request's prefill as done, or as never to be done."""
+        if sending.open:
+            sending.open = False
+            self.missing -= sending.missing
+
+    def first_token(self, sending: Sending, now: float) -> None:
+        """Record a request's first token. Prefill is computed one prompt after the other, as far as a router sees."""
+        sending.took = now - max(sending.at, self._first_at)
+        self._first_at = now
+        self.close(sending)
+
+    def answered(self, sending: Sending, tokens: int | None, cached: int | None) -> None:
+        """Record an answer: see `Router.answered`."""
+        self.close(sending)
+        if cached is None:
+            return
+        if sending.believed:
+            wrong = max(sending.believed - cached, 0) / sending.believed
+            self.wrong += STEP * (wrong - self.wrong)
+        if sending.took is not None and tokens is not None:
+            self._own.note(tokens - cached, sending.took)
+            self._fleet.note(tokens - cached, sending.took)
+            self._measured_s += sending.took
+
+
+class Router:
+    """Knows engines by number. Times are seconds of any one clock.
+
+    Args:
+        names: of the engines: the same in all routers before them.
+        weight: W.
+
+    Attributes:
+        speed: of all engines together.
+    """
+
+    def __init__(self, names: Sequence[str], weight: float = WEIGHT, known: Known | None = None) -> None:
+        self.speed = PrefillSpeed()
+        self.engines = [Engine(name, self.speed) for name in names]
+        self.known = known or Known()
+        self.weight = weight
+        self._live: dict[int, tuple[float, int]] = {}
+        """Time and engine of the last request by number of the conversation, the oldest first."""
+
+    def ranked(self, match: Match, key: int, up: Sequence[int], now: float) -> list[int]:
+        """Return the engines that are up, in the order in which a request tries them.
+
+        Args:
+            key: 64 bits of the conversation, which rank engines of equal cost.
+        """
+        costs = {engine: self.cost(match, engine, now) for engine in up}
+        order = sorted(up, key=costs.__getitem__)
+        if len(order) < 2 or costs[order[1]] > costs[order[0]] + EQUAL_S:
+            return order
+        limit = costs[order[0]] + EQUAL_S
+        if match.engine is not None and costs.get(match.engine, limit + 1.0) <= limit:
+            return [match.engine, *(engine for engine in order if engine != match.engine)]
+        equal = [engine for engine in order if costs[engine] <= limit]
+        equal.sort(key=lambda engine: _mixed(key ^ self.engines[engine].salt), reverse=True)
+        self._forget(now)
+        most = FULLER * (sum(self.engines[engine].live for engine in up) + 1) / len(up)
+        first = next((engine for engine in equal if self.engines[engine].live + 1 <= most), None)
+        if first is None:
+            first = min(equal, key=lambda engine: self.engines[engine].live)
+        return [first, *(engine for engine in equal if engine != first), *order[len(equal) :]]
+
+    def missing(self, match: Match, engine: int) -> int:
+        """Return the tokens of a prompt that an engine is believed to compute."""
+        return match.tokens - min(match.cached(engine), match.tokens - 1)
+
+    def cost(self, match: Match, engine: int, now: float) -> float:
+        """Return the cost of a request at an engine, seconds."""
+        one = self.engines[engine]
+        return one.waiting_s(now) + self.weight * self.missing(match, engine) / one.tokens_per_s
+
+    def sent(self, prompt: Prompt, match: Match, engine: int, now: float, *, streamed: bool = True) -> Sending:
+        """Record that an engine is sent a request."""
+        believed = min(match.cached(engine), match.tokens - 1)
+        missing = match.tokens - believed + int(believed * self.engines[engine].wrong)
+        conversation = self.known.sent(prompt, match, engine)
+        sending = Sending(engine, prompt, conversation, believed, missing, now)
+        self.engines[engine].add(sending, streamed=streamed)
+        before = self._live.pop(conversation.number, None)
+        if before is not None:
+            self.engines[before[1]].live -= 1
+        self._live[conversation.number] = now, engine
+        self.engines[engine].live += 1
+        return sending
+
+    def first_token(self, sending: Sending, now: float) -> None:
+        """Record that the first token of an answer has come."""
+        self.engines[sending.engine].first_token(sending, now)
+
+    def answered(self, sending: Sending, tokens: int | None = None, cached: int | None = None) -> None:
+        """Record an answer, with the tokens of the prompt and those of them that were cached, if it reports them."""
+        if tokens:
+            self.known.counted(sending.conversation, sending.prompt, tokens)
+        self.engines[sending.engine].answered(sending, tokens, cached)
+
+    def failed(self, sending: Sending) -> None:
+        """Record that an engine has not answered a request: it does not hold its prompt."""
+        self.engines[sending.engine].close(sending)
+        if sending.conversation.engine == sending.engine and not sending.believed:
+            sending.conversation.engine = None
+
+    def lost(self, engine: int) -> None:
+        """Record that an engine has ended: what it held is gone, and what it was sent will not be computed."""
+        self.known.lost(engine)
+        self.engines[engine].clear()
+
+    def _forget(self, now: float) -> None:
+        live = self._live
+        while live:
+            number, (at, engine) = next(iter(live.items()))
+            if at + LIVE_S >= now:
+                break
+            del live[number]
+            self.engines[engine].live -= 1
+
+
+def _mixed(key: int) -> int:
+    """Return a 64-bit hash: the finalizer of splitmix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+    key = (key ^ key >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    key = (key ^ key >> 27) * 0x94D049BB133111EB & _MASK
+    return key ^ key >> 31

@@ -1,0 +1,137 @@
+"""The engine that a router chooses."""
+
+from collections import Counter
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lpc_apps.routing.known import Match
+from lpc_apps.routing.prompt import Prompt, prompt_of
+from lpc_apps.routing.router import FULLER, Router, Sending
+
+NAMES = [f"http://engine-{number}:8000" for number in range(4)]
+ALL = range(4)
+NEW = Match(1000, 0, None, 0, (), None)
+
+
+def prompt(*texts: str) -> Prompt:
+    return prompt_of(b"", [(text.encode() * 4000, at % 2 == 1) for at, text in enumerate(texts)])
+
+
+def send(router: Router, one: Prompt, now: float, *, streamed: bool = True, key: int | None = None) -> Sending:
+    match = router.known.match(one)
+    (engine, *_) = router.ranked(match, one.ids[0] if key is None else key, ALL, now)
+    return router.sent(one, match, engine, now, streamed=streamed)
+
+
+def test_the_next_turn_goes_home_while_the_wait_there_is_short() -> None:
+    router = Router(NAMES)
+    first = send(router, prompt("a"), 0.0)
+    router.first_token(first, 0.1)
+    again = send(router, prompt("a", "b", "c"), 1.0)
+    assert again.engine == first.engine
+    assert again.believed > 1900 and again.missing < 1100
+
+
+def test_the_next_turn_leaves_an_engine_whose_prefill_waits_longer_than_the_copy_costs() -> None:
+    router = Router(NAMES)
+    first = send(router, prompt("a"), 0.0)
+    router.first_token(first, 0.1)
+    # W times a thousand tokens against what waits: prompts of 2M bytes, each about 50 s of prefill.
+    router.sent(prompt_of(b"", [(b"long" * 500_000, False)]), NEW._replace(tokens=500_000), first.engine, 0.2)
+    assert send(router, prompt("a", "b", "c"), 1.0).engine != first.engine
+
+
+def test_new_conversations_are_spread_and_the_fullest_engine_has_a_tenth_more_than_its_share() -> None:
+    router, now = Router(NAMES), 0.0
+    counts: Counter[int] = Counter()
+    for number in range(400):
+        sending = send(router, prompt(f"conversation {number}"), now)
+        counts[sending.engine] += 1
+        router.first_token(sending, now)
+        now += 1.0
+    assert max(counts.values()) <= FULLER * 100 + 1
+
+
+def test_two_routers_that_each_see_half_agree_on_nearly_all_new_conversations() -> None:
+    routers = [Router(NAMES), Router(NAMES)]
+    random, agree = Random(0), 0
+    for number in range(1000):
+        mine, other = random.sample(routers, 2)
+        one = prompt(f"conversation {number}")
+        foreseen = other.ranked(other.known.match(one), one.ids[0], ALL, float(number))[0]
+        sending = send(mine, one, float(number))
+        mine.first_token(sending, float(number))
+        agree += sending.engine == foreseen
+    assert agree > 800
+
+
+def test_waiting_prefill_ends_with_the_first_token_or_without_a_stream_when_it_is_due() -> None:
+    router = Router(NAMES)
+    streamed, whole = (router.sent(prompt(name), NEW, 0, 0.0, streamed=way) for name, way in (("a", True), ("b", False)))
+    engine = router.engines[0]
+    assert engine.waiting_s(0.0) == 2000 / 10_000
+    assert engine.waiting_s(0.3) == 1000 / 10_000
+    router.first_token(streamed, 0.3)
+    assert engine.waiting_s(0.3) == 0.0
+    router.answered(whole)
+    assert engine.missing == 0
+
+
+def test_an_engine_that_evicts_what_is_believed_has_more_waiting_work_and_keeps_its_conversations() -> None:
+    router = Router(NAMES)
+    history = ["a"]
+    home = send(router, prompt(*history), 0.0)
+    router.first_token(home, 1.0)
+    router.answered(home, 1000, 0)
+    for turn in range(60):
+        history += ["b", "c"]
+        sending = send(router, prompt(*history), 2.0 + turn)
+        assert sending.engine == home.engine
+        router.first_token(sending, 2.5 + turn)
+        router.answered(sending, 1000 * len(history), 0)
+    assert router.engines[home.engine].wrong > 0.9
+    assert send(router, prompt(*history, "b", "c"), 100.0).missing > 0.9 * 1000 * len(history)
+
+
+def test_a_slow_engine_is_known_by_the_time_of_its_prefills() -> None:
+    router, now = Router(NAMES), 0.0
+    for turn in range(60):
+        for engine, speed in enumerate((30_000, 30_000, 30_000, 10_000)):
+            sending = router.sent(prompt(f"{turn} {engine}"), NEW._replace(tokens=30_000), engine, now)
+            router.first_token(sending, now + 30_000 / speed)
+            router.answered(sending, 30_000, 0)
+        now += 5.0
+    assert abs(router.engines[0].tokens_per_s - 30_000) < 600
+    assert abs(router.engines[3].tokens_per_s - 10_000) < 200
+
+
+def test_an_engine_without_measurements_is_taken_to_be_as_fast_as_the_others() -> None:
+    router = Router(NAMES)
+    for turn in range(30):
+        sending = router.sent(prompt(str(turn)), NEW._replace(tokens=30_000), 0, float(turn))
+        router.first_token(sending, turn + 1.0)
+        router.answered(sending, 30_000, 0)
+    assert router.engines[1].tokens_per_s == router.speed.tokens_per_s > 25_000
+
+
+@given(st.lists(st.tuples(st.sampled_from(["send", "first", "answer", "fail", "lose"]), st.integers(0, 9), st.booleans())))
+def test_no_waiting_prefill_and_no_live_conversation_is_lost_or_counted_twice(steps: list[tuple[str, int, bool]]) -> None:
+    router, running = Router(NAMES), list[Sending]()
+    for now, (kind, number, flag) in enumerate(steps):
+        if kind == "send":
+            running.append(send(router, prompt(str(number), *("b", "c") * flag), float(now), streamed=flag))
+        elif kind == "lose":
+            router.lost(number % 4)
+            running = [sending for sending in running if sending.engine != number % 4]
+        elif running:
+            sending = running[number % len(running)]
+            if kind == "first":
+                router.first_token(sending, float(now))
+                continue
+            running.remove(sending)
+            router.answered(sending, 100, 50) if kind == "answer" else router.failed(sending)
+        for at, engine in enumerate(router.engines):
+            assert engine.missing == sum(one.missing for one in running if one.engine == at and one.open)
+    assert sum(engine.live for engine in router.engines) == len(router._live)
