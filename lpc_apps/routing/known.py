@@ -36,10 +36,11 @@ class Conversation:
         end: id of the last piece.
         size, tokens: of its last prompt; the tokens as an answer reported them, else estimated.
         engine: number of the engine that is believed to hold it; None: none does.
+        left: the engine that it left because that was down; None: it is at home.
         number: counts conversations.
     """
 
-    __slots__ = ("end", "engine", "ids", "name", "number", "size", "start", "tokens")
+    __slots__ = ("end", "engine", "ids", "left", "name", "number", "size", "start", "tokens")
 
     def __init__(self, number: int, name: bytes | None) -> None:
         self.number = number
@@ -47,6 +48,7 @@ class Conversation:
         self.ids = array("I")
         self.start = self.end = self.size = self.tokens = 0
         self.engine: int | None = None
+        self.left: int | None = None
 
 
 class Match(NamedTuple):
@@ -55,6 +57,7 @@ class Match(NamedTuple):
     Attributes:
         tokens: of the prompt, estimated.
         known: tokens of its beginning that were sent before, to any engine.
+        home: the last engine of the conversation of this name, else of this beginning; None: there is none.
         engine, held: an engine, and the tokens that it is believed to hold of the prompt; None: no engine has the conversation.
         heads: engines as bits, and the tokens that they are believed to hold of the beginning, the longest first.
         conversation: the earlier turn's; None: the conversation is new.
@@ -62,6 +65,7 @@ class Match(NamedTuple):
 
     tokens: int
     known: int
+    home: int | None
     engine: int | None
     held: int
     heads: tuple[tuple[int, int], ...]
@@ -101,8 +105,7 @@ class Known:
         per_size = found.tokens / found.size if found is not None and found.size else self._per_size
         tokens = max(int(sizes[-1] * per_size), 1)
         known = sizes[common - 1] if common else 0
-        same = found if found is not None and common else None
-        if same is not None and ids[common - 1] == same.end:
+        if found is not None and common and ids[common - 1] == found.end:
             # The reply follows the conversation's last prompt.
             while common < len(ids) - 1 and prompt.replies[common]:
                 common += 1
@@ -114,8 +117,15 @@ class Known:
                 heads.append((head[1], int(sizes[at] * per_size)))
                 known = max(known, sizes[at])
         held = int((sizes[common - 1] if common else 0) * per_size)
-        engine = None if same is None else same.engine
-        return Match(tokens, int(known * per_size), engine, 0 if engine is None else held, tuple(heads), same)
+        engine = None if found is None else found.engine
+        home = None if prompt.name is None else self.engine_of(prompt.name)
+        home = engine if home is None else home
+        return Match(tokens, int(known * per_size), home, engine, 0 if engine is None else held, tuple(heads), found)
+
+    def engine_of(self, name: bytes) -> int | None:
+        """Return the engine of the latest conversation of a name; None: not known."""
+        found = self._by_name.get(name)
+        return None if found is None else found.engine
 
     def sent(self, prompt: Prompt, match: Match, engine: int) -> Conversation:
         """Record that an engine was sent a prompt, which it holds from now on; return its conversation."""
@@ -157,7 +167,7 @@ class Known:
         """Record that an engine holds nothing any more."""
         for conversation in self._all.values():
             if conversation.engine == engine:
-                conversation.engine = None
+                conversation.engine, conversation.left = None, engine
         mask = ~(1 << engine)
         self._heads = {one: (owner, engines & mask) for one, (owner, engines) in self._heads.items()}
 

@@ -12,9 +12,13 @@ speed is learned only from requests whose cached tokens are reported: from belie
 
 Engines of equal cost are ranked by a hash of the conversation, so that two routers without shared state agree. The first of
 them gets the request that has at most `FULLER` times its share of the conversations.
+
+A conversation whose engine was down goes back when that is up again and has room for it, because its cache is empty: a copy
+there evicts nothing. It may wait up to `RETURN_S` longer for it.
 """
 
 import heapq
+import math
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final
@@ -33,6 +37,8 @@ KNOWN_S: Final = 10.0
 """Seconds of an engine's prefill after which its own speed counts. Until then it is taken to be as fast as all together."""
 LIVE_S: Final = 600.0
 """Seconds after its last request for which a conversation counts."""
+RETURN_S: Final = 5.0
+"""Seconds by which a request may wait longer at its conversation's engine that is up again."""
 STEP: Final = 0.05
 """Weight of the latest answer in an engine's average."""
 _MASK: Final = 2**64 - 1
@@ -159,19 +165,29 @@ class Router:
         """
         costs = {engine: self.cost(match, engine, now) for engine in up}
         order = sorted(up, key=costs.__getitem__)
-        if len(order) < 2 or costs[order[1]] > costs[order[0]] + EQUAL_S:
+        if len(order) < 2:
             return order
+        self._forget(now)
+        left = None if match.conversation is None else match.conversation.left
+        if left is not None and left in costs and self._may_return(match, left, up, now):
+            return _first(left, order)
         limit = costs[order[0]] + EQUAL_S
-        if match.engine is not None and costs.get(match.engine, limit + 1.0) <= limit:
-            return [match.engine, *(engine for engine in order if engine != match.engine)]
+        if match.home is not None and costs.get(match.home, math.inf) <= limit:
+            return _first(match.home, order)
         equal = [engine for engine in order if costs[engine] <= limit]
         equal.sort(key=lambda engine: _mixed(key ^ self.engines[engine].salt), reverse=True)
-        self._forget(now)
-        most = FULLER * (sum(self.engines[engine].live for engine in up) + 1) / len(up)
-        first = next((engine for engine in equal if self.engines[engine].live + 1 <= most), None)
-        if first is None:
-            first = min(equal, key=lambda engine: self.engines[engine].live)
-        return [first, *(engine for engine in equal if engine != first), *order[len(equal) :]]
+        first = next((engine for engine in equal if self._has_room(engine, up)), None)
+        return _first(min(equal, key=lambda engine: self.engines[engine].live) if first is None else first, order)
+
+    def _has_room(self, engine: int, up: Sequence[int]) -> bool:
+        """Return whether an engine has less than its share of the live conversations, or little more."""
+        return self.engines[engine].live + 1 <= FULLER * (sum(self.engines[one].live for one in up) + 1) / len(up)
+
+    def _may_return(self, match: Match, engine: int, up: Sequence[int], now: float) -> bool:
+        there = self.engines[engine]
+        here_s = self.engines[match.home].waiting_s(now) if match.home is not None and match.home in up else 0.0
+        there_s = there.waiting_s(now) + self.missing(match, engine) / there.tokens_per_s
+        return self._has_room(engine, up) and there_s <= here_s + RETURN_S
 
     def missing(self, match: Match, engine: int) -> int:
         """Return the tokens of a prompt that an engine is believed to compute."""
@@ -182,11 +198,22 @@ class Router:
         one = self.engines[engine]
         return one.waiting_s(now) + self.weight * self.missing(match, engine) / one.tokens_per_s
 
-    def sent(self, prompt: Prompt, match: Match, engine: int, now: float, *, streamed: bool = True) -> Sending:
-        """Record that an engine is sent a request."""
+    def sent(
+        self, prompt: Prompt, match: Match, engine: int, now: float, *, streamed: bool = True, left: int | None = None
+    ) -> Sending:
+        """Record that an engine is sent a request.
+
+        Args:
+            streamed: the router sees the first token.
+            left: the conversation's engine, if that is down.
+        """
         believed = min(match.cached(engine), match.tokens - 1)
         missing = match.tokens - believed + int(believed * self.engines[engine].wrong)
         conversation = self.known.sent(prompt, match, engine)
+        if left is not None:
+            conversation.left = left
+        elif conversation.left == engine:
+            conversation.left = None
         sending = Sending(engine, prompt, conversation, believed, missing, now)
         self.engines[engine].add(sending, streamed=streamed)
         before = self._live.pop(conversation.number, None)
@@ -206,10 +233,14 @@ class Router:
             self.known.counted(sending.conversation, sending.prompt, tokens)
         self.engines[sending.engine].answered(sending, tokens, cached)
 
-    def failed(self, sending: Sending) -> None:
-        """Record that an engine has not answered a request: it does not hold its prompt."""
+    def failed(self, sending: Sending, *, refused: bool = False) -> None:
+        """Record that an engine has not computed a prompt, so it does not hold it.
+
+        Args:
+            refused: another engine would not compute it either.
+        """
         self.engines[sending.engine].close(sending)
-        if sending.conversation.engine == sending.engine and not sending.believed:
+        if not refused and sending.conversation.engine == sending.engine and not sending.believed:
             sending.conversation.engine = None
 
     def lost(self, engine: int) -> None:
@@ -225,6 +256,10 @@ class Router:
                 break
             del live[number]
             self.engines[engine].live -= 1
+
+
+def _first(engine: int, order: Sequence[int]) -> list[int]:
+    return [engine, *(one for one in order if one != engine)]
 
 
 def _mixed(key: int) -> int:

@@ -1,4 +1,4 @@
-"""Chooses the engine of a request: the one that has its conversation's prefix, if that is up and not overloaded.
+"""The engines, whether they answer, and their order by a hash of the conversation.
 
 Rendezvous hashing (Thaler and Ravishankar, 1998): each key ranks all engines by a hash of both. If an engine fails, only its
 own conversations move, and they return with it. The first engine of the ranking that is up and has at most `LOAD` times its
@@ -61,6 +61,7 @@ class Engine:
         up: whether it answers, as far as known.
         answered_at: time of the last answer to a request or a probe, at first of its creation.
         kind: what it says that it is; None: not known, or it was down since.
+        starts: how often it has answered again after it had refused connections: as a new process, whose cache is empty.
     """
 
     def __init__(self, url: str, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
@@ -73,6 +74,8 @@ class Engine:
         self.answered_at = clock()
         self.kind: EngineKind | None = None
         self.asked_at = -math.inf
+        self.starts = 0
+        self._refused = False
         self._clock = clock
         self._failures = 0
         self._try_at = self._failed_at = -math.inf
@@ -94,12 +97,18 @@ class Engine:
     def answered(self) -> None:
         """Record that it has answered a request."""
         self._failures = self._missed_probes = 0
-        self.answered_at = self._clock()
+        self._answers()
         self._set("it answers")
 
-    def failed(self, why: str, *, reachable: bool = True) -> None:
-        """Record that it has not answered a request. ``reachable``: it has accepted the connection."""
+    def failed(self, why: str, *, reachable: bool = True, refused: bool = False) -> None:
+        """Record that it has not answered a request.
+
+        Args:
+            reachable: it has accepted the connection.
+            refused: it has refused the connection.
+        """
         now = self._clock()
+        self._refused |= refused
         self._failed_at = now
         if not reachable:
             self._missed_probes = MISSED_PROBES
@@ -108,17 +117,23 @@ class Engine:
             self._try_at = now + min(PAUSE_S * 2 ** min(self._failures - 1, 16), LONGEST_PAUSE_S)
         self._set(why)
 
-    def probed(self, why: str | None) -> None:
-        """Record a probe. ``why`` it failed; None: it was answered."""
+    def probed(self, why: str | None, *, refused: bool = False) -> None:
+        """Record a probe. ``why`` it failed; None: it was answered. ``refused``: it has refused the connection."""
         now = self._clock()
+        self._refused |= refused
         if why is None:
-            self.answered_at = now
+            self._answers()
             if self._missed_probes or now - self._failed_at >= CALM_S:
                 self._failures = 0
             self._missed_probes = 0
         else:
             self._missed_probes += 1
         self._set(why or "its /health answers")
+
+    def _answers(self) -> None:
+        self.answered_at = self._clock()
+        self.starts += self._refused
+        self._refused = False
 
     def _set(self, why: str) -> None:
         up = self._failures == 0 and self._missed_probes < MISSED_PROBES
@@ -225,7 +240,8 @@ class Engines:
         try:
             answer = await http.get(f"{engine.url}/health", timeout=PROBE_TIMEOUT_S)
         except httpx.HTTPError as error:
-            engine.probed(f"its /health gives no answer ({type(error).__name__})")
+            why = f"its /health gives no answer ({type(error).__name__})"
+            engine.probed(why, refused=isinstance(error, httpx.ConnectError))
         else:
             # Engines without /health return 404; vLLM returns 503 when its core has died.
             engine.probed(f"its /health answers {answer.status_code}" if answer.status_code >= 500 else None)

@@ -21,6 +21,7 @@ from lpc.wire.headers import Headers, end_to_end
 from lpc.wire.raw_path import BadTarget, check_framing
 from response_cache.gateway.answered import Answered, Conversation
 from response_cache.gateway.cached import Cached, Found
+from response_cache.gateway.choice import Route
 from response_cache.gateway.clients import SESSION_HEADERS, Client, Clients, scope_of
 from response_cache.gateway.errors import CLOSE, GatewayError
 from response_cache.gateway.exchange import JSON, ClientGone, Exchange, Load
@@ -157,17 +158,17 @@ class Gateway:
                 raise GatewayError(400, f"{exchange.method} requests must not have a body")
             await exchange.body()
             async with exchange.watched():
-                await self._forward(exchange, client, b"", digest("other", client.tenant))
+                await self._forward(exchange, client, b"", Route(digest("other", client.tenant)))
             return
         if is_form(path, exchange.headers):
             content = await exchange.body() if exchange.body_bytes <= BUFFERED_BYTES else exchange.chunks()
             async with exchange.watched():
-                await self._forward(exchange, client, content, digest("other", client.tenant))
+                await self._forward(exchange, client, content, Route(digest("other", client.tenant)))
             return
         body = await exchange.decoded_body()
         if not body:
             async with exchange.watched():
-                await self._forward(exchange, client, body, digest("other", client.tenant))
+                await self._forward(exchange, client, body, Route(digest("other", client.tenant)))
             return
         scope = _scope(exchange, client)
         directives = directives_of(exchange.headers)
@@ -179,7 +180,7 @@ class Gateway:
             if path == RESPONSES:
                 await self._respond(exchange, client, reading)
             elif path not in (CHAT, COMPLETIONS):
-                await self._forward(exchange, client, reading.body, reading.affinity, reading.session)
+                await self._forward(exchange, client, reading.body, reading.route, reading.session)
             else:
                 await self._complete(exchange, client, scope, directives, reading)
 
@@ -199,7 +200,7 @@ class Gateway:
             self._metrics.answers.labels(client.name, scope, found.label).inc()
         if not self._cached.wants(found, store=directives.store):
             label = found.label if found.asked else "none"
-            await self._forward(exchange, client, reading.body, reading.affinity, reading.session, label)
+            await self._forward(exchange, client, reading.body, reading.route, reading.session, label)
         else:
             await self._answer_by_engine(exchange, client, reading, found, directives)
 
@@ -244,7 +245,7 @@ class Gateway:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 answer = await stack.enter_async_context(
-                    self._upstream.answer(exchange.method, exchange.target, headers, reading.body, reading.affinity)
+                    self._upstream.answer(exchange.method, exchange.target, headers, reading.body, reading.route)
                 )
                 chunks = answer.aiter_raw()
                 if answer.status_code == 200:
@@ -262,23 +263,24 @@ class Gateway:
     async def _respond(self, exchange: Exchange, client: Client, reading: Reading) -> None:
         """Forward a request of the responses API, to the engine that has the answer which it continues."""
         known = self._answered.find(client.tenant, reading.continues)
-        conversation = known or Conversation(reading.affinity, reading.session)
+        conversation = known or Conversation(reading.route.key, reading.session)
         noted = partial(self._answered.add, client.tenant, conversation)
-        await self._forward(exchange, client, reading.body, conversation.affinity, conversation.session, noted=noted)
+        route = reading.route if known is None else reading.route.continuing(conversation.affinity)
+        await self._forward(exchange, client, reading.body, route, conversation.session, noted=noted)
 
     async def _forward(
         self,
         exchange: Exchange,
         client: Client,
         content: bytes | AsyncIterator[bytes],
-        key: bytes,
+        route: Route,
         session: str | None = None,
         label: str = "none",
         noted: Callable[[bytes], None] | None = None,
     ) -> None:
         """Forward a request whose answer is not recorded. ``session`` is that of `Reading`; ``noted``: see :meth:`_relay`."""
         headers = self._for_engine(exchange, client, session)
-        async with self._upstream.answer(exchange.method, exchange.target, headers, content or None, key) as answer:
+        async with self._upstream.answer(exchange.method, exchange.target, headers, content or None, route) as answer:
             await self._relay(exchange, answer, answer.aiter_raw(), label, noted)
 
     async def _relay(

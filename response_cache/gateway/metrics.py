@@ -66,6 +66,22 @@ class Metrics:
         self.engine_in_flight = Gauge(
             "lpc_gateway_engine_in_flight", "Requests in progress in an engine.", ["engine"], registry=registry
         )
+        self.engine_waiting = Gauge(
+            "lpc_gateway_engine_waiting_seconds",
+            "Seconds of prefill that an engine was sent and that wait for their first tokens, as far as the router knows.",
+            ["engine"],
+            registry=registry,
+        )
+        self.routes = Counter(
+            "lpc_gateway_routes",
+            "Requests sent by the router `cost`: `home`, to the conversation's engine; `moved`, to another one; `new`, of a "
+            "new conversation.",
+            ["route"],
+            registry=registry,
+        )
+        self.conversations = Gauge(
+            "lpc_gateway_conversations", "Conversations that the router `cost` remembers.", registry=registry
+        )
         self.in_flight = Gauge("lpc_gateway_in_flight", "Requests in progress.", registry=registry)
         self.held_bytes = Gauge("lpc_gateway_held_bytes", "Bytes of the bodies of requests in progress.", registry=registry)
         self.cache_up = Gauge(

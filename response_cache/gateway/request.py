@@ -25,15 +25,17 @@ from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
 from lpc.cache.v1 import response_cache_pb2 as pb
-from lpc.requests.possibly import beginning, of_claude_code
+from lpc.requests.possibly import beginning, of_claude_code, turns
 from lpc.requests.rules import ANY
 from lpc.requests.surely import chat
 from lpc.wire.headers import Headers
+from lpc_apps.routing.prompt import prompt_of
 from response_cache.bodies import question
+from response_cache.gateway.choice import Route
 from response_cache.gateway.clients import NAMES, SALT, Tenants, text_at
 from response_cache.gateway.errors import GatewayError
 from response_cache.gateway.headers import first
-from response_cache.gateway.targets import CHAT, COMPLETIONS
+from response_cache.gateway.targets import CHAT, COMPLETIONS, PROMPTS
 
 SESSION_HEADER: Final = b"x-session-id"
 """Names the conversation to vLLM."""
@@ -69,7 +71,7 @@ class Reading:
 
     Attributes:
         body: body for the engine.
-        affinity: key that chooses the engine.
+        route: chooses the engine.
         session: name of the conversation for X-Session-ID, if the client sent it in a field that engines do not read.
         question: request to the caches; None: they are not asked.
         streamed: whether the client requests a stream.
@@ -77,7 +79,7 @@ class Reading:
     """
 
     body: bytes
-    affinity: bytes
+    route: Route
     session: str | None = None
     question: pb.Request | None = None
     streamed: bool = False
@@ -119,7 +121,9 @@ class Reader:
         sent = self.tenants.apply(tenant, *self._with_hints(fields, body, name))
         key = affinity(fields, known_to_engines if others is None else others.engine, tenant)
         continues = None if known_to_engines else text_at(fields, ("previous_response_id",))
-        return Reading(sent, key, session, asked, fields.get("stream") is True, continues)
+        streamed = fields.get("stream") is True
+        prompt = prompt_of(digest("scope", tenant, fields.get("model")), turns(fields), key) if path in PROMPTS else None
+        return Reading(sent, Route(key, prompt, streamed), session, asked, streamed, continues)
 
     def _with_hints(self, fields: Mapping[str, Any], body: bytes, name: str | None) -> tuple[Mapping[str, Any], bytes]:
         """Return fields and body with the hints that other APIs' fields amount to, and the user. The client's own stay.

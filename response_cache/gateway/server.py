@@ -24,6 +24,7 @@ from lpc.wire.tokens import TokenFileError
 from lpc.wire.watched import Watched
 from response_cache.client import ResponseCacheClient
 from response_cache.gateway.cached import Cached
+from response_cache.gateway.choice import router_of
 from response_cache.gateway.clients import Clients, SaltKeyError, Tenants, read_key
 from response_cache.gateway.engines import Engines, http_clients
 from response_cache.gateway.errors import GatewayStartError
@@ -116,7 +117,7 @@ async def running(
             settings,
             clients,
             cached,
-            Upstream(kept, fresh, engines, metrics),
+            Upstream(kept, fresh, engines, router_of(settings.gateway_router, engines, metrics), metrics),
             metrics,
             Reader(
                 tenants,

@@ -65,6 +65,11 @@ class GatewaySettings(ServerSettings):
         ("http://127.0.0.1:8000",),
         description="Base URLs of the engines, separated by commas, without /v1. They must serve the same models.",
     )
+    gateway_router: Literal["cost", "hash"] = Field(
+        "cost",
+        description="How the engine of a request is chosen. cost: seconds of prefill that wait there, plus 11 times the "
+        "seconds that the request would miss there; hash: by the conversation alone, while the engine is not overloaded.",
+    )
     gateway_paths: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="Additional requests to proxy, as `METHOD /path` separated by commas; `*` matches one segment. Do not "

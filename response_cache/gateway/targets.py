@@ -13,6 +13,8 @@ from response_cache.gateway.errors import GatewayError
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 RESPONSES: Final = "/v1/responses"
+PROMPTS: Final = frozenset({CHAT, COMPLETIONS, RESPONSES, "/v1/messages"})
+"""Paths whose prompts engines cache."""
 OWN: Final = "/lpc/"
 """Prefix of the gateway's own paths."""
 FREQUENT: Final = "/lpc/v1/frequent"

@@ -23,6 +23,7 @@ from typing import Any, Final
 import httpx
 
 from lpc.wire.headers import Headers
+from response_cache.gateway.choice import Choice, Route, Visit
 from response_cache.gateway.engines import Engine, Engines
 from response_cache.gateway.errors import GatewayError
 from response_cache.gateway.metrics import Metrics
@@ -123,37 +124,38 @@ class Upstream:
         kept: httpx.AsyncClient,
         fresh: httpx.AsyncClient,
         engines: Engines,
+        choice: Choice,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kept = kept
         self._fresh = fresh
         self._engines = engines
+        self._choice = choice
         self._metrics = metrics
         self._clock = clock
 
     @contextlib.asynccontextmanager
     async def answer(
-        self, method: str, target: bytes, headers: Headers, content: bytes | AsyncIterator[bytes] | None, key: bytes
+        self, method: str, target: bytes, headers: Headers, content: bytes | AsyncIterator[bytes] | None, route: Route
     ) -> AsyncIterator[httpx.Response]:
         """Send a request and yield its answer, before the body. Closes the answer when the block is left.
 
         Args:
             target: path and query as received; the path has been checked.
             content: the body. A body that is still being received is sent once.
-            key: chooses the engine.
+            route: chooses the engine.
 
         Raises:
             GatewayError: no engine answered (502), or the request cannot be sent (400).
         """
         request = Request(method, target, headers, Body(content))
         async with contextlib.AsyncExitStack() as stack:
-            yield await self._first_answer(request, self._engines.ranked(key), stack)
+            yield await self._first_answer(request, route, stack)
 
-    async def _first_answer(
-        self, request: Request, engines: Sequence[Engine], stack: contextlib.AsyncExitStack
-    ) -> httpx.Response:
+    async def _first_answer(self, request: Request, route: Route, stack: contextlib.AsyncExitStack) -> httpx.Response:
         """Return the first answer that is not a refusal, else the last refusal. Raises GatewayError."""
+        engines = self._choice.ranked(route)
         refusal: httpx.Response | None = None
         late: list[Engine] = []
         doubted: list[Engine] = []
@@ -164,12 +166,12 @@ class Upstream:
             attempts.sort(key=lambda attempt: not attempt[0].ready)
             engine, patience_s = attempts.pop(0)
             async with contextlib.AsyncExitStack() as attempt:
-                attempt.enter_context(engine.serving())
+                visit = attempt.enter_context(self._choice.visiting(engine, route))
                 began = self._clock()
                 try:
                     response = await self._send(request, engine, patience_s)
                     attempt.push_async_callback(response.aclose)
-                    response, status = await _begun(response, request.needs_body)
+                    response, status = await _begun(response, request.needs_body, visit)
                 except httpx.ConnectTimeout:
                     self._count(engine, "unreachable")
                     if engine.answered_at < began:
@@ -177,7 +179,7 @@ class Upstream:
                     late.append(engine)
                 except httpx.ConnectError as error:
                     self._count(engine, "unreachable")
-                    engine.failed(f"it accepts no connection ({error})", reachable=False)
+                    engine.failed(f"it accepts no connection ({error})", reachable=False, refused=True)
                 except httpx.LocalProtocolError:
                     raise GatewayError(400, "the request has a header field that cannot be sent: leave it out") from None
                 except BodyCut:
@@ -197,6 +199,8 @@ class Upstream:
                         doubted.append(engine)
                     elif status != FULL:
                         engine.answered()
+                        if status != HTTPStatus.OK:
+                            visit.refused()
                         for other in doubted:
                             other.failed("it answers 500 or 504 where another engine answers")
                         stack.push_async_exit(attempt.pop_all())
@@ -260,20 +264,24 @@ def _may_send(request: Request, most: int) -> bool:
 class _Begun(httpx.AsyncByteStream):
     """The body of an answer whose first bytes were received."""
 
-    def __init__(self, first: bytes, rest: AsyncIterator[bytes], close: Callable[[], Awaitable[None]]) -> None:
-        self._first, self._rest, self._close = first, rest, close
+    def __init__(
+        self, first: bytes, rest: AsyncIterator[bytes], close: Callable[[], Awaitable[None]], seen: Callable[[bytes], None]
+    ) -> None:
+        self._first, self._rest, self._close, self._seen = first, rest, close, seen
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         if self._first:
+            self._seen(self._first)
             yield self._first
         async for part in self._rest:
+            self._seen(part)
             yield part
 
     async def aclose(self) -> None:
         await self._close()
 
 
-async def _begun(response: httpx.Response, needs_body: bool) -> tuple[httpx.Response, int]:
+async def _begun(response: httpx.Response, needs_body: bool, visit: Visit) -> tuple[httpx.Response, int]:
     """Return an answer when its body has begun, and its status.
 
     Raises TransportError if the connection breaks before that, or if a body is missing that the path's answers have.
@@ -292,7 +300,10 @@ async def _begun(response: httpx.Response, needs_body: bool) -> tuple[httpx.Resp
         with contextlib.suppress(ValueError, LookupError, TypeError):
             code = json.loads(first.partition(b"\n")[0].removeprefix(b"data:"))["error"]["code"]
             status = code if type(code) is int and 500 <= code < 600 else status
-    return httpx.Response(HTTPStatus.OK, headers=response.headers.raw, stream=_Begun(first, rest, response.aclose)), status
+    if status == HTTPStatus.OK:
+        visit.begun()
+    stream = _Begun(first, rest, response.aclose, visit.part)
+    return httpx.Response(HTTPStatus.OK, headers=response.headers.raw, stream=stream), status
 
 
 async def _kept(response: httpx.Response) -> httpx.Response:

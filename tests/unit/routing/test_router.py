@@ -12,7 +12,7 @@ from lpc_apps.routing.router import FULLER, Router, Sending
 
 NAMES = [f"http://engine-{number}:8000" for number in range(4)]
 ALL = range(4)
-NEW = Match(1000, 0, None, 0, (), None)
+NEW = Match(1000, 0, None, None, 0, (), None)
 
 
 def prompt(*texts: str) -> Prompt:
@@ -135,3 +135,35 @@ def test_no_waiting_prefill_and_no_live_conversation_is_lost_or_counted_twice(st
         for at, engine in enumerate(router.engines):
             assert engine.missing == sum(one.missing for one in running if one.engine == at and one.open)
     assert sum(engine.live for engine in router.engines) == len(router._live)
+
+
+def test_the_conversations_of_an_engine_that_ends_and_returns_go_home_one_at_a_time() -> None:
+    router, now = Router(NAMES), 0.0
+    homes = []
+    for number in range(80):
+        sending = send(router, prompt(str(number)), now)
+        router.first_token(sending, now)
+        homes.append(sending.engine)
+    up = [0, 1, 2]
+    for number in (number for number, home in enumerate(homes) if home == 3 and number % 2):
+        one = prompt(str(number), "b", "c")
+        match = router.known.match(one)
+        (engine, *_) = router.ranked(match, one.ids[0], up, now)
+        assert engine != 3
+        router.first_token(router.sent(one, match, engine, now, left=3), now)
+    router.lost(3)
+    back = []
+    for number in (number for number, home in enumerate(homes) if home == 3):
+        sending = send(router, prompt(str(number), "b", "c", *("d", "e") * (number % 2)), now)
+        back.append(sending.engine == 3)
+        router.first_token(sending, now)
+    assert len(back) > 10 and sum(back) >= 0.9 * len(back)
+
+
+def test_a_conversation_does_not_go_home_to_an_engine_whose_prefill_waits() -> None:
+    router = Router(NAMES)
+    home = send(router, prompt("a"), 0.0)
+    router.first_token(home, 0.0)
+    router.lost(home.engine)
+    router.sent(prompt_of(b"", [(b"long" * 250_000, False)]), NEW._replace(tokens=250_000), home.engine, 0.2)
+    assert send(router, prompt("a", "b", "c"), 1.0).engine != home.engine

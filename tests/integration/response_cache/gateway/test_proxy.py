@@ -152,10 +152,10 @@ async def test_without_an_engine_the_error_names_the_cause() -> None:
         assert (await client.get("/lpc/health")).json() == {"status": "ok"}
 
 
-async def test_a_conversation_stays_on_its_engine_and_returns_to_it_after_a_failure() -> None:
+async def test_by_hash_a_conversation_stays_on_its_engine_and_another_gateway_sends_it_there_after_a_failure() -> None:
     port = free_port()
     async with serve_double(EngineDouble()) as one:
-        async with serve_double(EngineDouble(), port) as two, gateway(one, two) as client:
+        async with serve_double(EngineDouble(), port) as two, gateway(one, two, gateway_router="hash") as client:
             texts = [f"question {i}" for i in range(16)]
             home: dict[str, EngineDouble] = {}
             for text in texts:
@@ -169,7 +169,7 @@ async def test_a_conversation_stays_on_its_engine_and_returns_to_it_after_a_fail
             of_two = [text for text in texts if home[text] is two]
             address = two.url
         # The same gateway cannot outlive the block, so another one learns that the second engine is down, and sees it return.
-        async with gateway(one, address) as client:
+        async with gateway(one, address, gateway_router="hash") as client:
             for text in of_two:
                 assert (await client.post(CHAT, json=chat(text))).status_code == 200
             async with serve_double(EngineDouble(), port) as again:
@@ -179,6 +179,35 @@ async def test_a_conversation_stays_on_its_engine_and_returns_to_it_after_a_fail
                 for text in of_two:
                     await client.post(CHAT, json=chat(text))
                 assert len(again.completions) == len(of_two)
+
+
+async def test_by_cost_conversations_leave_an_engine_that_ends_and_go_home_when_it_is_back() -> None:
+    port = free_port()
+    async with serve_double(EngineDouble()) as one, a_gateway(one, f"http://127.0.0.1:{port}") as running:
+        texts = [f"question {i}" for i in range(20)]
+        up = f'lpc_gateway_engine_up{{engine="127.0.0.1:{port}"}}'
+
+        async def ask(turns: int) -> None:
+            for text in texts:
+                history = [{"role": "assistant", "content": "a"}, {"role": "user", "content": "more"}] * turns
+                body = {"model": "m", "messages": [*chat(text)["messages"], *history]}
+                assert (await running.client.post(CHAT, json=body)).status_code == 200
+
+        async with serve_double(EngineDouble(), port) as two:
+            await ask(0)
+            assert 9 <= len(two.completions) <= 11
+            await ask(1)
+            homes = {request.json["messages"][0]["content"] for request in two.completions}
+            assert len(two.completions) == 2 * len(homes)
+        await ask(2)
+        assert await running.metric(up) == 0
+        async with serve_double(EngineDouble(), port) as again:
+            await eventually(lambda: again.received)  # the probe
+            while await running.metric(up) != 1:
+                await asyncio.sleep(0.01)
+            await ask(3)
+            assert {request.json["messages"][0]["content"] for request in again.completions} == homes
+        assert await running.metric('lpc_gateway_routes_total{route="new"}') == 20
 
 
 async def test_the_engine_never_gets_a_clients_token(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ async def test_no_turn_moves_and_no_name_changes(behaviour: str) -> None:
     moved, names, homes = 0, set(), Counter[str]()
     for conversation in range(CONVERSATIONS):
         readings = [await reading_of(BEHAVIOURS[behaviour](conversation, turn)) for turn in range(TURNS)]
-        engines = [ENGINES.ranked(reading.affinity)[0].url for reading in readings]
+        engines = [ENGINES.ranked(reading.route.key)[0].url for reading in readings]
         moved += sum(engine != engines[0] for engine in engines)
         homes[engines[0]] += 1
         if "compacted" not in behaviour:  # a summary begins another prompt
@@ -47,8 +47,8 @@ async def test_no_turn_moves_and_no_name_changes(behaviour: str) -> None:
 def test_agents_of_one_session_share_an_engine_and_have_names_of_their_own() -> None:
     path, body, headers = billed(1, 0, "header")
     main, agent = read((path, body, headers)), read((path, {**body, "system": "You search files."}, headers))
-    assert main.affinity == agent.affinity and main.session != agent.session
-    assert main.affinity != read((path, body, headers), "another tenant").affinity
+    assert main.route.key == agent.route.key and main.session != agent.session
+    assert main.route.key != read((path, body, headers), "another tenant").route.key
 
 
 def test_the_user_of_claude_code_is_named_without_the_session() -> None:
@@ -61,12 +61,12 @@ def test_the_user_of_claude_code_is_named_without_the_session() -> None:
 def test_header_fields_of_other_clients_name_the_conversation(field: str) -> None:
     first, later = ((RESPONSES, {"input": text}, {field: "one"}) for text in ("a", "b"))
     assert read(first).session == read(later).session is not None
-    assert read(first).affinity == read(later).affinity != read((RESPONSES, {"input": "a"}, {field: "two"})).affinity
+    assert read(first).route.key == read(later).route.key != read((RESPONSES, {"input": "a"}, {field: "two"})).route.key
 
 
 def test_what_engines_read_apart_is_told_apart() -> None:
     def key(**fields: object) -> bytes:
-        return read((MESSAGES, {"model": "m", "messages": said(1, 0), **fields}, {})).affinity
+        return read((MESSAGES, {"model": "m", "messages": said(1, 0), **fields}, {})).route.key
 
     image = [{"type": "image", "source": {"type": "base64", "data": data}} for data in ("aa", "bb")]
     asked = [[{"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}] for part in image]
@@ -77,4 +77,4 @@ def test_what_engines_read_apart_is_told_apart() -> None:
 @pytest.mark.parametrize("odd", [7, {"a": 1}, [7], [None], [{"role": "user"}], [{"role": 7, "content": {"text": 1}}], [[]]])
 def test_an_odd_body_has_a_key(odd: object) -> None:
     for field in ("messages", "input", "prompt", "system", "instructions", "metadata", "model"):
-        assert read((MESSAGES, {field: odd}, {}), ANONYMOUS).affinity
+        assert read((MESSAGES, {field: odd}, {}), ANONYMOUS).route.key
