@@ -110,12 +110,14 @@ class Known:
             while common < len(ids) - 1 and prompt.replies[common]:
                 common += 1
             known = sizes[common - 1]
-        heads = []
+        heads, seen = [], 0
         for at in range(min(HEADS, len(ids)) - 1, -1, -1):
             head = self._heads.get(ids[at])
             if head is not None:
-                heads.append((head[1], int(sizes[at] * per_size)))
                 known = max(known, sizes[at])
+                if head[1] | seen != seen:  # else these engines hold more
+                    seen |= head[1]
+                    heads.append((head[1], int(sizes[at] * per_size)))
         held = int((sizes[common - 1] if common else 0) * per_size)
         engine = None if found is None else found.engine
         home = None if prompt.name is None else self.engine_of(prompt.name)

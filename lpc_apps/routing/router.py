@@ -73,12 +73,14 @@ class Engine:
         wrong: share of the believed tokens that its answers did not report as cached.
         salt: ranks it by conversation.
         live: number of the conversations that were there last.
+        own_speed: its own prompt tokens per second; 0 until they are known.
+        due: heap of the ends of requests that are not streamed: time, a number, and the request.
 
     Args:
         fleet: speed of all engines together.
     """
 
-    __slots__ = ("_due", "_first_at", "_fleet", "_measured_s", "_own", "live", "missing", "salt", "wrong")
+    __slots__ = ("_first_at", "_fleet", "_measured_s", "_own", "due", "live", "missing", "own_speed", "salt", "wrong")
 
     def __init__(self, name: str, fleet: PrefillSpeed) -> None:
         self._fleet = fleet
@@ -88,28 +90,32 @@ class Engine:
 
     def clear(self) -> None:
         """Forget its work and its speed: it is a new process."""
-        self._own, self._measured_s = PrefillSpeed(), 0.0
+        self._own, self._measured_s, self.own_speed = PrefillSpeed(), 0.0, 0.0
         self.missing, self.wrong = 0, 0.0
         self._first_at = 0.0
-        self._due: list[tuple[float, int, Sending]] = []
+        self.due: list[tuple[float, int, Sending]] = []
 
     @property
     def tokens_per_s(self) -> float:
         """The prompt tokens that it computes per second."""
-        return (self._own if self._measured_s >= KNOWN_S else self._fleet).tokens_per_s
+        return self.own_speed or self._fleet.tokens_per_s
 
     def waiting_s(self, now: float) -> float:
         """Return the seconds of prefill that it has accepted and not yet computed, as far as known."""
-        due = self._due
-        while due and due[0][0] <= now:
-            self.close(heapq.heappop(due)[2])
+        if self.due:
+            self.end_due(now)
         return self.missing / self.tokens_per_s
+
+    def end_due(self, now: float) -> None:
+        """Count the prefills as done that are not streamed and should have ended."""
+        while self.due and self.due[0][0] <= now:
+            self.close(heapq.heappop(self.due)[2])
 
     def add(self, sending: Sending, *, streamed: bool) -> None:
         """Count a request's prefill. Of one that is not streamed the end is estimated."""
         if not streamed:
             ends = sending.at + self.waiting_s(sending.at) + sending.missing / self.tokens_per_s
-            heapq.heappush(self._due, (ends, id(sending), sending))
+            heapq.heappush(self.due, (ends, id(sending), sending))
         self.missing += sending.missing
 
     def close(self, sending: Sending) -> None:
@@ -136,6 +142,8 @@ class Engine:
             self._own.note(tokens - cached, sending.took)
             self._fleet.note(tokens - cached, sending.took)
             self._measured_s += sending.took
+            if self._measured_s >= KNOWN_S:
+                self.own_speed = self._own.tokens_per_s
 
 
 class Router:
@@ -163,7 +171,7 @@ class Router:
         Args:
             key: 64 bits of the conversation, which rank engines of equal cost.
         """
-        costs = {engine: self.cost(match, engine, now) for engine in up}
+        costs = self.costs(match, up, now)
         order = sorted(up, key=costs.__getitem__)
         if len(order) < 2:
             return order
@@ -176,27 +184,39 @@ class Router:
             return _first(match.home, order)
         equal = [engine for engine in order if costs[engine] <= limit]
         equal.sort(key=lambda engine: _mixed(key ^ self.engines[engine].salt), reverse=True)
-        first = next((engine for engine in equal if self._has_room(engine, up)), None)
+        most = self._most(up)
+        first = next((engine for engine in equal if self.engines[engine].live < most), None)
         return _first(min(equal, key=lambda engine: self.engines[engine].live) if first is None else first, order)
 
-    def _has_room(self, engine: int, up: Sequence[int]) -> bool:
-        """Return whether an engine has less than its share of the live conversations, or little more."""
-        return self.engines[engine].live + 1 <= FULLER * (sum(self.engines[one].live for one in up) + 1) / len(up)
+    def _most(self, up: Sequence[int]) -> float:
+        """Return the live conversations below which an engine gets another one."""
+        return max(FULLER * (sum(self.engines[one].live for one in up) + 1) / len(up) - 1, 1)
 
     def _may_return(self, match: Match, engine: int, up: Sequence[int], now: float) -> bool:
         there = self.engines[engine]
         here_s = self.engines[match.home].waiting_s(now) if match.home is not None and match.home in up else 0.0
         there_s = there.waiting_s(now) + self.missing(match, engine) / there.tokens_per_s
-        return self._has_room(engine, up) and there_s <= here_s + RETURN_S
+        return there.live < self._most(up) and there_s <= here_s + RETURN_S
 
     def missing(self, match: Match, engine: int) -> int:
         """Return the tokens of a prompt that an engine is believed to compute."""
         return match.tokens - min(match.cached(engine), match.tokens - 1)
 
-    def cost(self, match: Match, engine: int, now: float) -> float:
-        """Return the cost of a request at an engine, seconds."""
-        one = self.engines[engine]
-        return one.waiting_s(now) + self.weight * self.missing(match, engine) / one.tokens_per_s
+    def costs(self, match: Match, up: Sequence[int], now: float) -> dict[int, float]:
+        """Return the cost of a request at each engine, seconds."""
+        fleet, engines, weight, most = self.speed.tokens_per_s, self.engines, self.weight, match.tokens - 1
+        found = {}
+        for engine in up:
+            one = engines[engine]
+            if one.due:
+                one.end_due(now)
+            cached = match.held if engine == match.engine else 0
+            for holders, tokens in match.heads:
+                if holders >> engine & 1:
+                    cached = max(cached, tokens)
+                    break
+            found[engine] = (one.missing + weight * (match.tokens - min(cached, most))) / (one.own_speed or fleet)
+        return found
 
     def sent(
         self, prompt: Prompt, match: Match, engine: int, now: float, *, streamed: bool = True, left: int | None = None
