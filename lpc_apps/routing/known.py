@@ -73,11 +73,11 @@ class Match(NamedTuple):
 
     def cached(self, engine: int) -> int:
         """Return the tokens that an engine is believed to hold of the prompt."""
-        held = self.held if engine == self.engine else 0
-        for engines, tokens in self.heads:
-            if engines >> engine & 1:
-                return max(held, tokens)
-        return held
+        return max(self.held if engine == self.engine else 0, self.shared(engine))
+
+    def shared(self, engine: int) -> int:
+        """Return the tokens that an engine is believed to hold of the beginning."""
+        return next((tokens for engines, tokens in self.heads if engines >> engine & 1), 0)
 
 
 class Known:

@@ -49,17 +49,29 @@ class Sending:
 
     Attributes:
         engine: number of the engine.
+        tokens: of the prompt, estimated.
+        known: tokens of its beginning that were sent before, to any engine.
         believed: tokens of the prompt that the engine was believed to hold.
+        shared: the same, of a beginning that other conversations share.
         missing: tokens that it is believed to compute.
-        at: when it was sent, seconds.
+        at: when it was sent, or handed on, seconds.
+        streamed: whether the router sees the first token.
         took: seconds of its prefill, as far as a router sees; None: not known.
     """
 
-    __slots__ = ("at", "believed", "conversation", "engine", "missing", "open", "prompt", "took")
+    __slots__ = (
+        *("at", "believed", "conversation", "engine", "known", "missing", "open", "prompt"),
+        *("shared", "streamed", "took", "tokens"),
+    )
 
-    def __init__(self, engine: int, prompt: Prompt, conversation: Conversation, believed: int, missing: int, at: float) -> None:
-        self.engine, self.prompt, self.conversation = engine, prompt, conversation
-        self.believed, self.missing, self.at = believed, missing, at
+    def __init__(
+        self, engine: int, prompt: Prompt, conversation: Conversation, match: Match, at: float, *, streamed: bool
+    ) -> None:
+        self.engine, self.prompt, self.conversation, self.at, self.streamed = engine, prompt, conversation, at, streamed
+        self.tokens, self.known = match.tokens, match.known
+        self.believed = min(match.cached(engine), match.tokens - 1)
+        self.shared = min(match.shared(engine), self.believed)
+        self.missing = match.tokens - self.believed
         self.took: float | None = None
         self.open = True
         """Whether its prefill counts as waiting."""
@@ -80,7 +92,7 @@ class Engine:
         fleet: speed of all engines together.
     """
 
-    __slots__ = ("_first_at", "_fleet", "_measured_s", "_own", "due", "live", "missing", "own_speed", "salt", "wrong")
+    __slots__ = ("_first_at", "_fleet", "_measured_s", "_open", "_own", "due", "live", "missing", "own_speed", "salt", "wrong")
 
     def __init__(self, name: str, fleet: PrefillSpeed) -> None:
         self._fleet = fleet
@@ -91,6 +103,9 @@ class Engine:
     def clear(self) -> None:
         """Forget its work and its speed: it is a new process."""
         self._own, self._measured_s, self.own_speed = PrefillSpeed(), 0.0, 0.0
+        for sending in getattr(self, "_open", ()):
+            sending.open = False
+        self._open: set[Sending] = set()
         self.missing, self.wrong = 0, 0.0
         self._first_at = 0.0
         self.due: list[tuple[float, int, Sending]] = []
@@ -111,17 +126,27 @@ class Engine:
         while self.due and self.due[0][0] <= now:
             self.close(heapq.heappop(self.due)[2])
 
-    def add(self, sending: Sending, *, streamed: bool) -> None:
-        """Count a request's prefill. Of one that is not streamed the end is estimated."""
-        if not streamed:
-            ends = sending.at + self.waiting_s(sending.at) + sending.missing / self.tokens_per_s
-            heapq.heappush(self.due, (ends, id(sending), sending))
+    def add(self, sending: Sending) -> None:
+        """Count a request's prefill."""
+        sending.missing += int(sending.believed * self.wrong)
         self.missing += sending.missing
+        self._open.add(sending)
+
+    def handed(self, sending: Sending, missing: int, now: float) -> None:
+        """Record that the engine gets a request now that misses this much. If it is not streamed its end is estimated."""
+        if sending.open:
+            self.missing += missing - sending.missing
+            sending.missing = missing
+        sending.at = now
+        if not sending.streamed:
+            ends = now + self.missing / self.tokens_per_s
+            heapq.heappush(self.due, (ends, id(sending), sending))
 
     def close(self, sending: Sending) -> None:
         """Count a request's prefill as done, or as never to be done."""
         if sending.open:
             sending.open = False
+            self._open.discard(sending)
             self.missing -= sending.missing
 
     def first_token(self, sending: Sending, now: float) -> None:
@@ -219,23 +244,32 @@ class Router:
         return found
 
     def sent(
-        self, prompt: Prompt, match: Match, engine: int, now: float, *, streamed: bool = True, left: int | None = None
+        self,
+        prompt: Prompt,
+        match: Match,
+        engine: int,
+        now: float,
+        *,
+        streamed: bool = True,
+        held: bool = False,
+        left: int | None = None,
     ) -> Sending:
         """Record that an engine is sent a request.
 
         Args:
             streamed: the router sees the first token.
+            held: it is held first (`lpc_apps.routing.held`).
             left: the conversation's engine, if that is down.
         """
-        believed = min(match.cached(engine), match.tokens - 1)
-        missing = match.tokens - believed + int(believed * self.engines[engine].wrong)
         conversation = self.known.sent(prompt, match, engine)
         if left is not None:
             conversation.left = left
         elif conversation.left == engine:
             conversation.left = None
-        sending = Sending(engine, prompt, conversation, believed, missing, now)
-        self.engines[engine].add(sending, streamed=streamed)
+        sending = Sending(engine, prompt, conversation, match, now, streamed=streamed)
+        self.engines[engine].add(sending)
+        if not held:
+            self.engines[engine].handed(sending, sending.missing, now)
         before = self._live.pop(conversation.number, None)
         if before is not None:
             self.engines[before[1]].live -= 1

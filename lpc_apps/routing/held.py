@@ -1,0 +1,138 @@
+"""The requests that a router holds for one engine, and hands on warm first.
+
+So agents whose sessions together exceed an engine's cache do not lose it all, whatever the engine's own order is: who waits
+and is still in the cache goes first, within a bound (`eviction_client.schedule.warm_first`). An engine has at most one request
+in prefill, or `AHEAD_S` seconds of prefill, before the router holds others. So an engine that does not queue gets all at once.
+
+What an engine has cached is believed: the conversations that it was handed last, up to a share of its cache. The share is
+learned from the cached tokens that answers report.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from eviction_client.schedule.prefill import RepeatedPrefill
+from eviction_client.schedule.warm_first import OVERTAKE_S, WarmFirst
+from lpc_apps.routing.router import Engine, Sending
+
+AHEAD_S: Final = 0.2
+"""Seconds of prefill that an engine may have waiting before requests are held."""
+SHARE: Final = 0.9
+"""Share of an engine's cache that conversations are believed to fill, at first: replies and running requests take the rest."""
+SHARES: Final = (0.3, 1.5)
+"""Least and most that is learned."""
+LEARNS: Final = 0.02
+"""Change of the share by an answer that was not as believed."""
+
+
+class Cache:
+    """The conversations that an engine is believed to hold: those that it was handed last.
+
+    Args:
+        capacity: of the engine's cache, tokens.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.share = SHARE
+        self._tokens: dict[int, int] = {}
+        """By number of the conversation, the one handed longest ago first."""
+        self._total = 0
+
+    def __contains__(self, conversation: int) -> bool:
+        return conversation in self._tokens
+
+    def use(self, conversation: int, tokens: int) -> None:
+        """Record that the engine holds this many tokens of a conversation; it evicts others for them."""
+        self._total += tokens - self._tokens.pop(conversation, 0)
+        self._tokens[conversation] = tokens
+        most = self.share * self.capacity
+        while self._total > most and len(self._tokens) > 1:
+            self._total -= self._tokens.pop(next(iter(self._tokens)))
+
+    def learn(self, *, held: bool, cached: bool) -> None:
+        """Learn from an answer whether the engine holds less or more than believed."""
+        least, most = SHARES
+        if held and not cached:
+            self.share = max(self.share * (1 - LEARNS), least)
+        elif cached and not held:
+            self.share = min(self.share * (1 + LEARNS), most)
+
+
+class Held:
+    """Requests that are held for one engine.
+
+    Args:
+        capacity: of its cache, tokens.
+        overtake_s: bound of overtaking, seconds of prefill; 0: first come, first served.
+    """
+
+    def __init__(self, engine: Engine, capacity: int, *, overtake_s: float = OVERTAKE_S) -> None:
+        self.cache = Cache(capacity)
+        self._engine = engine
+        self._repeated = RepeatedPrefill(capacity)
+        self._order: WarmFirst[Sending] = WarmFirst(
+            self.missing,
+            capacity,
+            room=lambda: capacity,  # a router does not see how much running requests hold
+            speed=lambda: engine.tokens_per_s,
+            repeated=lambda: self._repeated.share,
+            overtake_s=overtake_s,
+        )
+        self._waiting: dict[Sending, None] = {}
+        self._handed: set[Sending] = set()
+        """Requests in the engine without a first token."""
+        self._believed: dict[Sending, bool] = {}
+        """Whether their conversation was believed to be cached, of the requests in the engine."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Sending]:
+        return iter(self._waiting)
+
+    def missing(self, sending: Sending) -> int:
+        """Return the prompt tokens that the engine is believed to compute for a request."""
+        held = sending.believed if sending.conversation.number in self.cache else sending.shared
+        return sending.tokens - min(held, sending.tokens - 1)
+
+    def add(self, sending: Sending) -> None:
+        """Hold a request."""
+        self._waiting[sending] = None
+        self._order.add(sending, sending.tokens)
+
+    def drop(self, sending: Sending) -> None:
+        """Forget a request that is not to be handed on."""
+        del self._waiting[sending]
+        self._order.drop(sending)
+
+    def hand_on(self, now: float) -> Sending | None:
+        """Return the next request, which the engine gets now; None: none is held, or the engine has enough."""
+        if not self._waiting:
+            return None
+        if self._engine.due:
+            self._engine.end_due(now)
+        self._handed = {one for one in self._handed if one.open}
+        if self._handed and sum(one.missing for one in self._handed) >= AHEAD_S * self._engine.tokens_per_s:
+            return None
+        self._order.step()
+        sending = self._order.first() or next(iter(self._waiting))
+        self._order.remove(sending)
+        self._order.settle()
+        del self._waiting[sending]
+        self._hand(sending, now)
+        return sending
+
+    def answered(self, sending: Sending, cached: int | None) -> None:
+        """Record an answer, and the cached tokens that it reports."""
+        held = self._believed.pop(sending, None)
+        if cached is not None and held is not None and sending.known > 2 * sending.shared:
+            self.cache.learn(held=held, cached=cached > sending.known / 2)
+
+    def _hand(self, sending: Sending, now: float) -> None:
+        number, missing = sending.conversation.number, self.missing(sending)
+        self._believed[sending] = number in self.cache
+        self._repeated.note(missing, max(sending.known - (sending.tokens - missing), 0))
+        self.cache.use(number, sending.tokens)
+        self._engine.handed(sending, missing, now)
+        self._handed.add(sending)
