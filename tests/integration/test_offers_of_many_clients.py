@@ -14,7 +14,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from eviction_client.transport.predictor_client import CHANNEL_OPTIONS, PredictorClient
+from eviction_client.transport.channel import CHANNEL_OPTIONS
+from eviction_client.transport.client import PredictorClient
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.tokenizer_files import MAX_BYTES, NAMES, digest_of

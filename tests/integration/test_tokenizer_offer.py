@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from transformers import PreTrainedTokenizerFast
 
-from eviction_client.transport.predictor_client import PredictorClient
+from eviction_client.transport.client import PredictorClient
 from eviction_client.transport.tokenizer_upload import NoTokenizer, hash_files
 from lpc.v1 import predictor_pb2 as pb
 from lpc.wire.tokenizer_files import MAX_BYTES
@@ -29,8 +29,8 @@ TURNS = ("hello world", "hi", "what is a cache")
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between offers."""
-    monkeypatch.setattr("eviction_client.transport.predictor_client.RETRY_S", 0.1)
-    monkeypatch.setattr("eviction_client.transport.predictor_client.REFUSED_S", 600.0)
+    monkeypatch.setattr("eviction_client.transport.channel.RETRY_S", 0.1)
+    monkeypatch.setattr("eviction_client.transport.channel.REFUSED_S", 600.0)
 
 
 @pytest.fixture
