@@ -120,7 +120,7 @@ async def test_an_engine_that_does_not_finish_leaves_the_sending_to_the_next(
     tiny_models: Path, folder: Path, ends: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both are the same client: an engine that restarts, or another one of a fleet without tokens."""
-    monkeypatch.setattr("predictor_service.requests.offered.FREE_S", 10.0)
+    monkeypatch.setattr("predictor_service.requests.uploads.FREE_S", 10.0)
     if ends == "stalls":
         monkeypatch.setattr("predictor_service.rpc.offers.STALLED_S", 3.0)
     files = hash_files(files_of(folder)())
