@@ -17,7 +17,7 @@ from lpc.model.recalibration import Platt
 from predictor_service.batching.job import Job
 from predictor_service.returns.learning import ReturnLearning
 
-Forward: TypeAlias = tuple[float, bytes | None]
+_Output: TypeAlias = tuple[float, bytes | None]
 """The served model's output for one input: probability, and embedding if any input of the batch needs it."""
 
 
@@ -34,7 +34,7 @@ class Inference:
     def __init__(self, *, returns: ReturnLearning | None = None, remembered: int = 0, threads: int = 1) -> None:
         self._returns = returns
         self._remembered = remembered
-        self._forwards: OrderedDict[bytes, Forward] = OrderedDict()
+        self._forwards: OrderedDict[bytes, _Output] = OrderedDict()
         self._cached_model: Model | None = None
         self._lock = threading.Lock()
         """Guards the cached outputs."""
@@ -80,14 +80,14 @@ class Inference:
         for (job, _), group in zip(needing, groups, strict=True):
             job.reuse_group = group
 
-    def _forward(self, model: Model, jobs: Sequence[Job]) -> list[Forward]:
+    def _forward(self, model: Model, jobs: Sequence[Job]) -> list[_Output]:
         features = [job.features for job in jobs]
         # The cached outputs also serve later requests for embeddings.
         if self._remembered or any(job.embeds for job in jobs):
             return list(zip(*model.run_with_embeddings(features), strict=True))
         return [(probability, None) for probability in model.run(features)]
 
-    def _forward_cached(self, model: Model, jobs: Sequence[Job]) -> list[Forward]:
+    def _forward_cached(self, model: Model, jobs: Sequence[Job]) -> list[_Output]:
         """Return the outputs; run the model once for each text that is not cached."""
         digests = [_digest(job.features) for job in jobs]
         with self._lock:
