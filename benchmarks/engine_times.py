@@ -15,7 +15,7 @@ from vllm.v1.core.block_pool import BlockPool
 from eviction_client.engines.vllm.free_queue import LearnedFreeQueue
 from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.spans import Span, Spans
-from eviction_client.transport.predictor_client import PredictorClient
+from eviction_client.transport.client import PredictorClient
 from eviction_client.transport.scripted_predictor import CONTINUES
 from lpc.model.curve import EDGES, values
 from lpc_apps.tiny_llama import BLOCK

@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from eviction_client.transport.predictor_client import PredictorClient
+from eviction_client.transport.client import PredictorClient
 from eviction_client.transport.scripted_predictor import CONTINUES, OVER, ScriptedPredictor
 from lpc_apps.tiny_llama import BLOCK, SPECIAL
 

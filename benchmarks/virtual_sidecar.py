@@ -16,7 +16,8 @@ from benchmarks.virtual_clock import VirtualClock
 from lpc.model.conversation import UserTurns
 from lpc.model.features import Features
 from lpc.model.inference import Model
-from lpc.model.returns.memory import Asked
+from lpc.model.returns.facts import Facts
+from lpc.model.returns.memory import WatchedTurn
 from predictor_service import server
 from predictor_service.constants import Constants
 from predictor_service.returns.learning import ReturnLearning
@@ -43,7 +44,7 @@ class PunctualLearning(ReturnLearning):
 
     _refit_at = -math.inf
 
-    def answer(self, asked: Sequence[Asked]) -> list[int]:
+    def answer(self, turns: Sequence[WatchedTurn], facts: Sequence[Facts]) -> list[int]:
         """Like the parent's method, after refitting and publishing the curves if that is due."""
         now = self._clock()
         if now >= self._refit_at:
@@ -51,7 +52,7 @@ class PunctualLearning(ReturnLearning):
             self._refit()
             self.curves.update()
             self._refit_at = now + REFIT_S
-        return super().answer(asked)
+        return super().answer(turns, facts)
 
 
 def serve_virtual(clock_file: Path) -> None:

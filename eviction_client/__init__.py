@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from eviction_client.settings import ClientSettings
     from eviction_client.stores import BlockHash, BlockStore, ConversationId, open_store
     from eviction_client.stores.namespace import Namespace
+    from eviction_client.transport.client import PredictorClient
     from eviction_client.transport.messages import Prediction
-    from eviction_client.transport.predictor_client import PredictorClient
 
 __all__ = [
     "Block",
@@ -42,7 +42,7 @@ _HOMES: Final = {
     "errors": ("ClientError", "EngineUnsupported", "StoreError"),
     "policy.hints": ("Hints",),
     "transport.messages": ("Prediction",),
-    "transport.predictor_client": ("PredictorClient",),
+    "transport.client": ("PredictorClient",),
     "settings": ("ClientSettings",),
     "stores": ("BlockHash", "BlockStore", "ConversationId", "open_store"),
     "stores.namespace": ("Namespace",),

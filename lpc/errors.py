@@ -16,7 +16,7 @@
     ├── ForeignFolder           predictor_service.own_folder: another user owns a folder that must be this user's
     ├── TokenizerError          predictor_service.requests.loading: a tokenizer cannot be read
     ├── OfferRefused            predictor_service.rpc.offers: a tokenizer offered by an engine was rejected
-    ├── OfferWaits              predictor_service.requests.offered: an offered tokenizer is accepted later
+    ├── OfferWaits              predictor_service.requests.uploads: an offered tokenizer is accepted later
     ├── ListenError             lpc.wire.listening: the process cannot listen on an address
     ├── TokenFileError          lpc.wire.tokens: the token file cannot be used
     ├── BadTarget               lpc.wire.raw_path: a request's path or query cannot be forwarded

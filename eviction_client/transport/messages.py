@@ -62,7 +62,7 @@ class Prediction:
 
     @property
     def log_odds(self) -> float | None:
-        """Log-odds of the probability; None: there is none."""
+        """Log-odds of the probability, which the sidecar has recalibrated; None: there is none."""
         return None if self.unread else logit(self.probability)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Final, TypeAlias
 
 from eviction_client.transport.messages import Prediction, Question
-from eviction_client.transport.predictor_client import PredictorCounters
+from eviction_client.transport.predictor import PredictorCounters
 from eviction_client.transport.sidecar_curves import ReuseCurves
 from eviction_client.transport.tokenizer_upload import TokenizerState
 

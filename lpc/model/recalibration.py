@@ -89,11 +89,11 @@ class Recalibration:
                 self._labels.clear()
         return self.fitted
 
-    def learn(self, version: str, log_odds: float, continues: bool) -> None:
+    def learn(self, version: str, model_log_odds: float, continues: bool) -> None:
         """Add the label of a prediction; one of a version that is not in service any more is ignored."""
         with self._lock:
             if version == self._version:
-                self._labels.append((log_odds, continues))
+                self._labels.append((model_log_odds, continues))
                 self._new = True
 
     def refit(self) -> None:

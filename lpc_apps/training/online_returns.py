@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lpc.model.probability import logit
 from lpc.model.returns.facts import Facts
-from lpc.model.returns.memory import Arrival, Asked, Conversations
+from lpc.model.returns.memory import Arrival, Conversations
 from lpc.model.returns.model import ReturnModel
 from lpc.model.returns.users import Users
 
@@ -62,17 +62,16 @@ class OnlineReturns:
             turn,
             input_tokens,
             reply_tokens=self._replies.get(conversation, math.nan),
-            log_odds=math.nan if probability is None else logit(probability),
+            model_log_odds=math.nan if probability is None else logit(probability),
             category=category,
         )
         name = conversation.encode() if linkable else b""
         came, before = self._conversations.arrive(Arrival(name, at, facts, opening, user=user.encode()), self._users)
-        asked = Asked(came, came.arrival.facts)
         self._replies[conversation] = output_tokens
-        found = self.model.forecast(asked)
+        found = self.model.forecast(came, came.arrival.facts)
         if before is not None:
             self.model.record_return(before)
-        self.model.answer([asked])
+        self.model.answer([came], [came.arrival.facts])
         return found
 
     def _refit(self, at: float) -> None:

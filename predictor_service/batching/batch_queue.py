@@ -4,27 +4,25 @@ There is no timer: a batch is formed when the model is free, from the requests t
 depends only on the queue (:meth:`BatchQueue.next_batch`); `batcher.py` runs the model.
 """
 
-import asyncio
 import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
-from lpc.model.inference import Model
 from lpc.model.session import Provider
 from predictor_service.batching.budget import TokenBudget
-from predictor_service.batching.inference import Inferred, Input
+from predictor_service.batching.job import Job
 from predictor_service.errors import Overloaded
 
 DropReason = Literal["cancelled", "expired"]
 Lane = Literal["short", "long"]
 
 LANES: Final[dict[Provider, tuple[Lane | None, ...]]] = {"cpu": ("short", "long"), "cuda": (None,)}
-"""Lanes whose batches run at the same time; None: all entries in one lane. On a CPU 512 tokens take 15 to 30 times as long as a
+"""Lanes whose batches run at the same time; None: all jobs in one lane. On a CPU 512 tokens take 15 to 30 times as long as a
 short prompt, which would wait for them. A GPU has no such difference, and its memory is for one batch."""
 SHORT_TOKENS: Final = 128
-"""Largest number of tokens of an entry of the lane `short`."""
+"""Largest number of tokens of a job of the lane `short`."""
 
 PATIENCE_SHARE: Final = 0.5
 """A request is admitted if the queued work takes at most this share of the time to its deadline. Later requests whose length
@@ -35,58 +33,26 @@ PACE_DECAY: Final = 0.98
 """Weight of earlier observations of the pace after each batch."""
 
 
-class Outcome(NamedTuple):
-    """The model's output for one entry, and its time in the queue and in the model, microseconds."""
-
-    inferred: Inferred
-    queue_us: int
-    infer_us: int
-
-
-@dataclass(eq=False, slots=True)
-class Entry:
-    """One request in the queue.
-
-    Attributes:
-        input: what the models run; the length of its features counts against the budget.
-        model: the only model that can run the features, because its tokenizer produced them.
-        outcome: resolved when the model has run; cancelled if the caller has cancelled.
-        deadline: seconds on the event loop's clock; infinite: no deadline.
-        queued: time of entry, on the same clock.
-    """
-
-    input: Input
-    model: Model
-    outcome: "asyncio.Future[Outcome]"
-    deadline: float
-    queued: float = 0.0
-
-    @property
-    def lane(self) -> Lane:
-        """The lane of its length."""
-        return "short" if len(self.input.features.input_ids) <= SHORT_TOKENS else "long"
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens, without padding."""
-        return len(self.input.features.input_ids)
+def lane_of(job: Job) -> Lane:
+    """Return the lane of a job's length."""
+    return "short" if job.tokens <= SHORT_TOKENS else "long"
 
 
 @dataclass
 class Batch:
-    """The next entries to run, all of one model, in ascending order of length; and the entries dropped instead of run."""
+    """The next jobs to run, all of one model, in ascending order of length; and the jobs dropped instead of run."""
 
-    entries: list[Entry]
-    dropped: dict[DropReason, list[Entry]] = field(default_factory=lambda: {"cancelled": [], "expired": []})
+    jobs: list[Job]
+    dropped: dict[DropReason, list[Job]] = field(default_factory=lambda: {"cancelled": [], "expired": []})
 
     @property
     def tokens(self) -> int:
         """Number of tokens, including padding."""
-        return len(self.entries) * self.entries[-1].tokens if self.entries else 0
+        return len(self.jobs) * self.jobs[-1].tokens if self.jobs else 0
 
 
 class BatchQueue:
-    """Bounded queue of entries in order of arrival.
+    """Bounded queue of jobs in order of arrival.
 
     A request takes a permit before any work is done for it, tokenisation included, so a full queue refuses at once.
     """
@@ -95,7 +61,7 @@ class BatchQueue:
         self.max_items = max_items
         self.max_batch_items = max_batch_items
         self.budget = budget
-        self._waiting: list[Entry] = []
+        self._waiting: list[Job] = []
         self._permits = 0
         self._served_items = self._served_seconds = 0.0
 
@@ -151,53 +117,53 @@ class BatchQueue:
         """Number of requests admitted and not answered."""
         return self._permits
 
-    def put(self, entry: Entry, now: float) -> None:
-        """Append an entry whose permit was taken."""
-        entry.queued = now
-        self._waiting.append(entry)
+    def put(self, job: Job, now: float) -> None:
+        """Append a job whose permit was taken."""
+        job.queued_at = now
+        self._waiting.append(job)
 
-    def put_back(self, entries: list[Entry]) -> None:
-        """Put entries that were taken but not run back at the front."""
-        self._waiting[:0] = entries
+    def put_back(self, jobs: list[Job]) -> None:
+        """Put jobs that were taken but not run back at the front."""
+        self._waiting[:0] = jobs
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def next_batch(self, now: float, lane: Lane | None = None) -> Batch:
-        """Remove and return the entries of a lane that the model should run now; None: of all lanes.
+        """Remove and return the jobs of a lane that the model should run now; None: of all lanes.
 
-        The oldest entry of the lane is always among them, so none starves. The others are those closest in length, as long as
-        the batch stays within the budget. Padding counts, because on a CPU a padding token costs as much as a real one. Entries
+        The oldest job of the lane is always among them, so none starves. The others are those closest in length, as long as
+        the batch stays within the budget. Padding counts, because on a CPU a padding token costs as much as a real one. Jobs
         that were cancelled or whose deadline has passed are removed and not run.
         """
         batch: Batch = Batch([])
         alive, others = [], []
-        for entry in self._waiting:
-            if lane is not None and entry.lane != lane:
-                others.append(entry)
-            elif entry.outcome.done():
-                batch.dropped["cancelled"].append(entry)
-            elif entry.deadline <= now:
-                batch.dropped["expired"].append(entry)
+        for job in self._waiting:
+            if lane is not None and lane_of(job) != lane:
+                others.append(job)
+            elif job.future.done():
+                batch.dropped["cancelled"].append(job)
+            elif job.deadline <= now:
+                batch.dropped["expired"].append(job)
             else:
-                alive.append(entry)
+                alive.append(job)
         if alive:
-            batch.entries = self._around_oldest(alive)
-            taken = set(map(id, batch.entries))
-            alive = [entry for entry in alive if id(entry) not in taken]
+            batch.jobs = self._around_oldest(alive)
+            taken = set(map(id, batch.jobs))
+            alive = [job for job in alive if id(job) not in taken]
         # Lanes do not compare their ages, so their order in the list does not matter.
         self._waiting = alive + others
         return batch
 
-    def take_all(self) -> list[Entry]:
-        """Remove all entries, and return those without an answer."""
+    def take_all(self) -> list[Job]:
+        """Remove all jobs, and return those without an answer."""
         waiting, self._waiting = self._waiting, []
-        return [entry for entry in waiting if not entry.outcome.done()]
+        return [job for job in waiting if not job.future.done()]
 
-    def _around_oldest(self, alive: list[Entry]) -> list[Entry]:
+    def _around_oldest(self, alive: list[Job]) -> list[Job]:
         oldest = alive[0]
-        order = sorted((e for e in alive if e.model is oldest.model), key=lambda entry: entry.tokens)
-        low = high = next(i for i, entry in enumerate(order) if entry is oldest)
+        order = sorted((job for job in alive if job.model is oldest.model), key=lambda job: job.tokens)
+        low = high = next(i for i, job in enumerate(order) if job is oldest)
         while high - low + 1 < self.max_batch_items:
             items = high - low + 2
             shorter = order[low - 1].tokens if low > 0 else None

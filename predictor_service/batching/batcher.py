@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.wire.bugs import log_bug
-from predictor_service.batching.batch_queue import Batch, BatchQueue, Entry, Lane, Outcome
-from predictor_service.batching.inference import Inference, Input
-from predictor_service.batching.prepare import Prepared
+from predictor_service.batching.batch_queue import Batch, BatchQueue, Lane
+from predictor_service.batching.inference import Inference
+from predictor_service.batching.job import Job
 from predictor_service.errors import BROKEN, CLOSING, Expired, Overloaded, Unavailable
 from predictor_service.metrics import Metrics
 
@@ -45,36 +45,32 @@ class Batcher:
         self._failed: Model | None = None
         """Model of the last batch if that failed; else None."""
 
-    async def predict(self, prepared: Prepared, deadline: float) -> Outcome:
-        """Return the model's output for a conversation whose permit the caller holds (`BatchQueue.admit`).
-
-        Args:
-            prepared: the conversation.
-            deadline: seconds on the event loop's clock; infinite: no deadline.
+    async def predict(self, job: Job) -> None:
+        """Run a prepared conversation whose permit the caller holds (`BatchQueue.admit`); the job then has all attributes.
 
         Raises:
             Expired: the deadline passed first. Unavailable: the service is shutting down or has failed.
         """
-        outcome: asyncio.Future[Outcome] = self._loop.create_future()
-        needed = Input(prepared.features, prepared.turn, self._embeddings)
-        return await self._wait_for(Entry(needed, prepared.model, outcome, deadline))
+        job.embeds = self._embeddings
+        await self._queue_up(job)
 
     async def embed(self, model: Model, features: Features, deadline: float) -> bytes:
-        """Return the embedding of the model's features, little-endian fp16. Deadline and errors as in :meth:`predict`."""
-        outcome: asyncio.Future[Outcome] = self._loop.create_future()
-        needed = Input(features, embedding=True)
-        embedding = (await self._wait_for(Entry(needed, model, outcome, deadline))).inferred.embedding
-        assert embedding is not None
-        return embedding
+        """Return the embedding of the model's features, little-endian fp16. Deadline as in `Job`, errors as :meth:`predict`."""
+        job = Job(model=model, deadline=deadline)
+        job.features, job.embeds = features, True
+        await self._queue_up(job)
+        assert job.embedding is not None
+        return job.embedding
 
-    async def _wait_for(self, entry: Entry) -> Outcome:
+    async def _queue_up(self, job: Job) -> None:
         if self._closed is not None:
             raise self._closed
-        self.queue.put(entry, self._loop.time())
+        job.future = self._loop.create_future()
+        self.queue.put(job, self._loop.time())
         for work in self._work:
             work.set()
-        # If the caller cancels, the outcome is cancelled as well, and the queue drops the entry.
-        return await entry.outcome
+        # If the caller cancels, the future is cancelled as well, and the queue drops the job.
+        await job.future
 
     async def close(self) -> None:
         """Stop; new requests and those in the queue fail with Unavailable."""
@@ -108,7 +104,7 @@ class Batcher:
                 await work.wait()
                 batch = self.queue.next_batch(self._loop.time(), lane)
                 self._drop(batch)
-                if batch.entries:
+                if batch.jobs:
                     self._running += 1
                     try:
                         await self._infer(batch)
@@ -120,53 +116,53 @@ class Batcher:
             if self._closed is None:
                 log_bug(log, "the batcher, which makes no more predictions", error)
                 self._metrics.task_failures.labels("batcher").inc()
-            self._refuse(Unavailable(BROKEN), batch.entries)
+            self._refuse(Unavailable(BROKEN), batch.jobs)
 
-    def _refuse(self, error: Unavailable, taken: list[Entry]) -> None:
-        """Fail new work, the entries of the current batch (``taken``) and those in the queue."""
+    def _refuse(self, error: Unavailable, taken: list[Job]) -> None:
+        """Fail new work, the jobs of the current batch (``taken``) and those in the queue."""
         self._closed = error
-        for entry in [*taken, *self.queue.take_all()]:
-            if not entry.outcome.done():
-                entry.outcome.set_exception(error)
+        _fail([*taken, *self.queue.take_all()], error)
 
     def _drop(self, batch: Batch) -> None:
-        for reason, entries in batch.dropped.items():
-            self._metrics.dropped.labels(reason).inc(len(entries))
-            for entry in entries:
-                if not entry.outcome.done():
-                    entry.outcome.set_exception(Expired("the deadline passed while the conversation waited for the model"))
+        for reason, jobs in batch.dropped.items():
+            self._metrics.dropped.labels(reason).inc(len(jobs))
+            _fail(jobs, Expired("the deadline passed while the conversation waited for the model"))
 
     async def _infer(self, batch: Batch) -> None:
-        started = self._loop.time()
+        jobs, started = batch.jobs, self._loop.time()
         try:
-            inferred, infer_us = await self._inference.run(batch.entries[0].model, [entry.input for entry in batch.entries])
+            infer_us = await self._inference.run(jobs)
         except MemoryError as error:
             self._too_large(batch, error)
             return
         except Exception as error:
             log_bug(log, "inference", error)
-            self._failed = batch.entries[0].model
-            for entry in batch.entries:
-                if not entry.outcome.done():
-                    entry.outcome.set_exception(error)
+            self._failed = jobs[0].model
+            _fail(jobs, error)
             return
-        self._metrics.observe_batch(len(batch.entries), batch.tokens, sum(entry.tokens for entry in batch.entries))
+        self._metrics.observe_batch(len(jobs), batch.tokens, sum(job.tokens for job in jobs))
         self._metrics.infer_seconds.observe(infer_us / 1e6)
         # Batches that run at the same time share the model.
-        self.queue.observe_batch(len(batch.entries), (self._loop.time() - started) / self._running)
-        for entry, one in zip(batch.entries, inferred, strict=True):
-            if not entry.outcome.done():
-                entry.outcome.set_result(Outcome(one, int((started - entry.queued) * 1e6), infer_us))
+        self.queue.observe_batch(len(jobs), (self._loop.time() - started) / self._running)
+        for job in jobs:
+            job.queue_us, job.infer_us = int((started - job.queued_at) * 1e6), infer_us
+            if not job.future.done():
+                job.future.set_result(None)
 
     def _too_large(self, batch: Batch, error: MemoryError) -> None:
         """Retry in smaller batches, or fail a conversation that does not fit into memory alone."""
         budget = self.queue.budget
-        if len(batch.entries) > 1:
+        if len(batch.jobs) > 1:
             budget.shrink(batch.tokens)
             log.warning("a batch did not fit into memory: batches now have at most %d tokens (%s)", budget.tokens, error)
-            self.queue.put_back([entry for entry in batch.entries if not entry.outcome.done()])
+            self.queue.put_back([job for job in batch.jobs if not job.future.done()])
             return
         log.error("a single conversation does not fit into memory: raise the memory limit (%s)", error)
-        for entry in batch.entries:
-            if not entry.outcome.done():
-                entry.outcome.set_exception(Overloaded("a conversation of this length does not fit into this sidecar's memory"))
+        _fail(batch.jobs, Overloaded("a conversation of this length does not fit into this sidecar's memory"))
+
+
+def _fail(jobs: Sequence[Job], error: Exception) -> None:
+    """Answer the jobs that still wait with an error."""
+    for job in jobs:
+        if not job.future.done():
+            job.future.set_exception(error)

@@ -9,15 +9,14 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from lpc.model.conversation import NO_TEXT, UserTurns, with_turn_count
-from lpc.model.features import Features
-from lpc.model.inference import Model
 from lpc.model.returns.facts import Facts
 from lpc.v1 import predictor_pb2 as pb
+from predictor_service.batching.job import Job
 from predictor_service.errors import CLOSING, Unavailable
 from predictor_service.labels.names import WINDOW, Names, identity_of, user_name
 from predictor_service.labels.tracker import TurnTracker
@@ -35,24 +34,7 @@ TOKENIZER_THREADS: Final = {"cpu": 1, "cuda": 8}
 SMALL: Final = 16 * 2**10
 """Largest length of a conversation (`RequestParser.length`) that does not need the thread of large ones."""
 
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A conversation as input of the model.
-
-    Attributes:
-        model: the only model that can run the features, because its tokenizer produced them.
-        features: the model's input.
-        turn: the turn as recorded by `TurnTracker`.
-        has_text: whether the conversation has user text. Otherwise its prediction is not labelled.
-        microseconds: duration of parsing and tokenisation.
-    """
-
-    model: Model
-    features: Features
-    turn: Turn
-    has_text: bool
-    microseconds: int
+_Arrived: TypeAlias = tuple[Turn, Names | None]
 
 
 class Preparation:
@@ -84,24 +66,19 @@ class Preparation:
         self._large = ThreadPoolExecutor(1, "tokenize-large")
         self._closed = False
 
-    async def prepare(self, conversation: pb.Conversation, model: Model, *, client: str = "") -> Prepared:
-        """Prepare a conversation that has just arrived for a model.
-
-        Args:
-            client: name of its client.
+    async def prepare(self, job: Job) -> Turn:
+        """Prepare a conversation that has just arrived for the model; return its turn.
 
         Raises:
             InvalidRequest, UnreadPrompt: the conversation cannot be read. Unavailable: the service is shutting down.
         """
         if self._closed:
             raise Unavailable(CLOSING)
-        loop = asyncio.get_running_loop()
-        threads = self._lane_of(conversation)
         at = self._clock()
-        prepared, names = await loop.run_in_executor(threads, self._prepare, conversation, model, at, client)
-        self._metrics.tokenize_seconds.observe(prepared.microseconds / 1e6)
-        await self._share(prepared.turn, names, at)
-        return prepared
+        turn, names = await self._in_thread(self._prepare, job, at)
+        self._metrics.tokenize_seconds.observe(job.tokenize_us / 1e6)
+        await self._share(turn, names, at)
+        return turn
 
     async def _share(self, turn: Turn, names: Names | None, at: float) -> None:
         """Find the previous turn among other sidecars' turns, unless this turn arrived before ``at``, in an earlier request."""
@@ -111,19 +88,18 @@ class Preparation:
             # The sidecar that got the turn first labels it and learns from it.
             self._tracker.repeated_elsewhere(turn)
 
-    async def note_unread(self, conversation: pb.Conversation, *, client: str = "") -> Turn:
-        """Record the arrival of a conversation whose token ids cannot be read; arguments as in :meth:`prepare`."""
+    async def note_unread(self, job: Job) -> Turn:
+        """Record the arrival of a conversation whose token ids cannot be read. Raises Unavailable."""
         if self._closed:
             raise Unavailable(CLOSING)
-        loop = asyncio.get_running_loop()
         at = self._clock()
-        threads = self._lane_of(conversation)
-        turn, names = await loop.run_in_executor(threads, self._note_unread, conversation, at, client)
+        turn, names = await self._in_thread(self._note_unread, job, at)
         await self._share(turn, names, at)
         return turn
 
-    def _lane_of(self, conversation: pb.Conversation) -> ThreadPoolExecutor:
-        return self._threads if self._parser.length(conversation) <= SMALL else self._large
+    async def _in_thread(self, prepare: Callable[[Job, float], _Arrived], job: Job, at: float) -> _Arrived:
+        threads = self._threads if self._parser.length(job.conversation) <= SMALL else self._large
+        return await asyncio.get_running_loop().run_in_executor(threads, prepare, job, at)
 
     def close(self) -> None:
         """Refuse new work, and cancel work that has not begun."""
@@ -131,32 +107,33 @@ class Preparation:
         for threads in (self._threads, self._large):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def _prepare(self, conversation: pb.Conversation, model: Model, at: float, client: str) -> tuple[Prepared, Names | None]:
-        start = time.perf_counter_ns()
-        turns = self._parser.parse(conversation, max(model.manifest.features.prompt_window, WINDOW))
+    def _prepare(self, job: Job, at: float) -> _Arrived:
+        start, conversation = time.perf_counter_ns(), job.conversation
+        turns = self._parser.parse(conversation, max(job.model.manifest.features.prompt_window, WINDOW))
         named = turns
         if not turns.has_text:
             named = self._by_digest(conversation, turns)
             turns = replace(turns, turn_count=named.turn_count)
-        turn, names = self._arrive(conversation, named, at, facts_of(conversation, turns), client)
-        features = model.encode(turns)
-        return Prepared(model, features, turn, turns.has_text, (time.perf_counter_ns() - start) // 1000), names
+        turn, names = self._arrive(job, named, at, facts_of(conversation, turns))
+        job.has_text, job.features = turns.has_text, job.model.encode(turns)
+        job.tokenize_us = (time.perf_counter_ns() - start) // 1000
+        return turn, names
 
-    def _arrive(
-        self, conversation: pb.Conversation, turns: UserTurns, at: float, facts: Facts, client: str
-    ) -> tuple[Turn, Names | None]:
-        """Return the recorded turn, and its names under the fleet's hash key; None: there is no key."""
+    def _arrive(self, job: Job, turns: UserTurns, at: float, facts: Facts) -> _Arrived:
+        """Set the recorded turn; return it, and its names under the fleet's hash key; None: there is no key."""
+        conversation, client = job.conversation, job.client
         identity = identity_of(turns, conversation.conversation_id)
         turn = self._tracker.arrive(turns, identity, at, facts, opening_of(conversation), client, conversation.user)
+        job.turn = turn
         key = None if self._registry is None else self._registry.key
         if key is None or identity is None:
             return turn, None
         return turn, identity.under(key)._replace(user=user_name(client, conversation.user, key))
 
-    def _note_unread(self, conversation: pb.Conversation, at: float, client: str) -> tuple[Turn, Names | None]:
-        turns = self._by_digest(conversation, UserTurns(NO_TEXT, 1, told_apart=False))
-        facts = facts_of(conversation, turns)._replace(reply_tokens=math.nan)
-        return self._arrive(conversation, turns, at, facts, client)
+    def _note_unread(self, job: Job, at: float) -> _Arrived:
+        turns = self._by_digest(job.conversation, UserTurns(NO_TEXT, 1, told_apart=False))
+        facts = facts_of(job.conversation, turns)._replace(reply_tokens=math.nan)
+        return self._arrive(job, turns, at, facts)
 
     def _by_digest(self, conversation: pb.Conversation, turns: UserTurns) -> UserTurns:
         """Return the turns of a conversation without text, named by a digest of its input and counted by its id."""

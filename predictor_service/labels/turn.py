@@ -21,14 +21,14 @@ class Forecast(NamedTuple):
         embedding: little-endian fp16; None: there is no label log.
         tokens: number of tokens of the model's input.
         manifest: manifest of the model.
-        log_odds: of the model's own probability.
+        model_log_odds: log-odds of the model's own probability.
     """
 
     probability: float
     embedding: bytes | None
     tokens: int
     manifest: "Manifest"
-    log_odds: float = 0.0
+    model_log_odds: float = 0.0
 
 
 class Sent(NamedTuple):

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from lpc.files import writing
 from lpc.model.recalibration import Recalibration
-from lpc.model.returns.memory import Asked
+from lpc.model.returns.facts import Facts
+from lpc.model.returns.memory import WatchedTurn
 from lpc.model.returns.model import ReturnModel
 from lpc.wire.bugs import log_bug
 from predictor_service.labels.turn import Label, Turn, TurnObserver
@@ -60,13 +61,13 @@ class ReturnLearning(TurnObserver):
         metrics.return_model_head_share.set_function(lambda: model.quality.head_share)
         metrics.return_model_nats.set_function(lambda: model.quality.nats)
 
-    def answer(self, asked: Sequence[Asked]) -> list[int]:
-        """Return the predicted group of each turn, and store the turns; 0: unknown."""
+    def answer(self, turns: Sequence[WatchedTurn], facts: Sequence[Facts]) -> list[int]:
+        """Return the predicted group of each turn, and store the turns; 0: unknown. ``facts``: as in `ReturnModel.answer`."""
         try:
-            groups: list[int] = self._model.answer(asked).tolist()
+            groups: list[int] = self._model.answer(turns, facts).tolist()
         except Exception as error:  # a bug here must not fail the prediction
             self._failed("the return model", error)
-            return [0] * len(asked)
+            return [0] * len(turns)
         return groups
 
     def returned(self, turn: Turn) -> None:
@@ -79,7 +80,7 @@ class ReturnLearning(TurnObserver):
     def labelled(self, label: Label) -> None:
         """Learn the outcome of a prediction."""
         forecast = label.forecast
-        self.recalibration.learn(forecast.manifest.version, forecast.log_odds, label.continues)
+        self.recalibration.learn(forecast.manifest.version, forecast.model_log_odds, label.continues)
 
     def forgotten(self, turn: Turn) -> None:
         """Drop a turn whose next turn will not be recognised."""

@@ -11,9 +11,8 @@ from lpc.wire.names import MAX_NAME, is_name
 from lpc.wire.tokenizer_files import LEAST_CHUNK_BYTES, MAX_BYTES, NAMES, NEEDED, is_digest
 from predictor_service.errors import TokenizerFailed, UnknownServedModel, UnreadPrompt, UnreadTemplate
 from predictor_service.metrics import Metrics
-from predictor_service.requests.offered import Known, OfferWaits, State
-from predictor_service.requests.served_models import ServedModels
-from predictor_service.requests.upload import Upload
+from predictor_service.requests.served_models import Known, ServedModels, State
+from predictor_service.requests.uploads import OfferWaits, Upload
 from predictor_service.rpc.callers import Caller
 
 STALLED_S: Final = 15.0
@@ -42,7 +41,6 @@ class TokenizerOffers:
 
     def __init__(self, models: ServedModels, metrics: Metrics, *, accepted: bool) -> None:
         self._models = models
-        self._offered = models.offered
         self._metrics = metrics
         self._accepted = accepted
 
@@ -61,7 +59,7 @@ class TokenizerOffers:
                 return _status(error)
             if not self._accepted or not sizes:
                 raise OfferRefused(str(error))
-            upload = self._offered.begin(caller.who, offer.served_model, offer.digest, sizes)
+            upload = self._models.begin(caller.who, offer.served_model, offer.digest, sizes)
         except OfferRefused as refusal:
             self._metrics.tokenizer_offers.labels("refused").inc()
             return pb.TokenizerStatus(state=pb.TOKENIZER_STATE_REFUSED, message=str(refusal))
@@ -84,17 +82,17 @@ class TokenizerOffers:
             complete = await self._receive(upload, parts)
         except OfferRefused as refusal:
             # Shielded, because cancelling the call would otherwise cancel the work in the other thread.
-            await asyncio.shield(asyncio.wrap_future(self._offered.abandon(upload, punish=result == "damaged")))
+            await asyncio.shield(asyncio.wrap_future(self._models.abandon(upload, punish=result == "damaged")))
             self._metrics.tokenizer_offers.labels(result).inc()
             return pb.TokenizerStatus(state=pb.TOKENIZER_STATE_REFUSED, message=str(refusal))
         except BaseException:
-            self._offered.abandon(upload, punish=True)
+            self._models.abandon(upload, punish=True)
             raise
         if complete:
             self._metrics.tokenizer_offers.labels("received").inc()
-            self._offered.received(upload)
+            self._models.received(upload)
         else:
-            self._offered.abandon(upload, punish=False)
+            self._models.abandon(upload, punish=False)
         error = self._models.look(caller.who, upload.name, upload.digest)
         return _status(error)
 
@@ -114,12 +112,12 @@ class TokenizerOffers:
                         raise OfferRefused("the upload has more bytes than were offered")
                     if messages > SHORT_MESSAGES + received // LEAST_CHUNK_BYTES:
                         raise OfferRefused(f"send the files in messages of at least {LEAST_CHUNK_BYTES} bytes")
-                    if not self._offered.useful(upload):
+                    if not self._models.useful(upload):
                         return False
-                    await loop.run_in_executor(self._offered.disk, upload.write, data)
+                    await loop.run_in_executor(self._models.disk, upload.write, data)
                     slowest = began_at + STALLED_S + received / MIN_BYTES_PER_S
                     limit.reschedule(min(loop.time() + STALLED_S, slowest))
-            digest = await loop.run_in_executor(self._offered.disk, upload.received_digest)
+            digest = await loop.run_in_executor(self._models.disk, upload.received_digest)
         except TimeoutError:
             raise OfferRefused("the upload was too slow: offer the tokenizer again") from None
         except OSError as error:

@@ -11,10 +11,10 @@ import grpc
 import grpc.aio
 
 from lpc.errors import InvalidRequest
-from lpc.model.returns.memory import Asked
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from predictor_service.batching.batcher import Batcher
+from predictor_service.batching.job import Job
 from predictor_service.batching.prepare import Preparation
 from predictor_service.errors import TokenizerLoading, UnreadPrompt
 from predictor_service.labels.tracker import TurnTracker
@@ -156,30 +156,31 @@ class PredictorService(rpc.ContinuationPredictorServicer):
         patience = deadline - self._loop.time()
         # The permit comes before any work, because conversations that are being tokenised also wait for the model.
         with contextlib.nullcontext() if admitted else self._batcher.queue.permit(patience):
+            model = self._serving.model
+            job = Job(model=model, deadline=deadline, conversation=conversation, client=CALLER.get().name)
             try:
-                prepared = await self._preparation.prepare(conversation, self._serving.model, client=CALLER.get().name)
+                turn = await self._preparation.prepare(job)
             except UnreadPrompt as error:
                 self._note_unread(conversation.tokens.served_model[:100], error)
                 if not answers_unread:
                     raise
-                return await self._answer_unread(conversation)
-            outcome = await self._batcher.predict(prepared, deadline)
-        inferred, manifest, tokens = outcome.inferred, prepared.model.manifest, len(prepared.features.input_ids)
-        if prepared.has_text:
-            forecast = Forecast(inferred.probability, inferred.embedding, tokens, manifest, inferred.log_odds)
-            self._tracker.answered(prepared.turn, forecast)
+                return await self._answer_unread(job)
+            await self._batcher.predict(job)
+        if job.has_text:
+            forecast = Forecast(job.probability, job.embedding, job.tokens, model.manifest, job.model_log_odds)
+            self._tracker.answered(turn, forecast)
         return pb.Prediction(
-            probability=inferred.probability,
-            model_version=manifest.version,
-            reuse_group=inferred.reuse_group,
-            turn_count=prepared.turn.sent.turn_count,
-            timing=pb.Timing(queue_us=outcome.queue_us, tokenize_us=prepared.microseconds, infer_us=outcome.infer_us),
+            probability=job.probability,
+            model_version=model.manifest.version,
+            reuse_group=job.reuse_group,
+            turn_count=turn.sent.turn_count,
+            timing=pb.Timing(queue_us=job.queue_us, tokenize_us=job.tokenize_us, infer_us=job.infer_us),
         )
 
-    async def _answer_unread(self, conversation: pb.Conversation) -> pb.Prediction:
+    async def _answer_unread(self, job: Job) -> pb.Prediction:
         """Predict the group without text: from length, times of turns and the conversation's start."""
-        turn = await self._preparation.note_unread(conversation, client=CALLER.get().name)
-        (reuse_group,) = await asyncio.to_thread(self._returns.answer, [Asked(turn, turn.arrival.facts)])
+        turn = await self._preparation.note_unread(job)
+        (reuse_group,) = await asyncio.to_thread(self._returns.answer, [turn], [turn.arrival.facts])
         version = self._serving.model.manifest.version
         return pb.Prediction(
             model_version=version, reuse_group=reuse_group, turn_count=turn.sent.turn_count, unread=True, timing=pb.Timing()

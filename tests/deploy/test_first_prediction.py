@@ -16,7 +16,7 @@ from urllib.request import urlopen
 import pytest
 
 from eviction_client.settings import ClientSettings
-from eviction_client.transport.predictor_client import PredictorClient
+from eviction_client.transport.client import PredictorClient
 from testing.processes import free_port
 from tests.chat_templates import STYLES, tokenizer_of
 from tests.deploy.test_kubernetes import Object, example, named, pods, rendered, secret_data

@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 from eviction_client.settings import ClientSettings
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
-from eviction_client.transport.predictor_client import TIMEOUT_S
+from eviction_client.transport.client import TIMEOUT_S
 from lpc.wire.redis_connection import Connection
 from lpc_cli.cli import app
 from predictor_service.batching.batch_queue import PATIENCE_SHARE

@@ -7,8 +7,8 @@ import pytest
 
 from predictor_service.requests.loading import MAX_WRITTEN, MEMORY_BYTES
 from predictor_service.requests.marked_text import MAX_VOCABULARY
-from predictor_service.requests.offered import MAX_LOADED_TOKENS, MAX_UPLOADED
-from predictor_service.requests.served_models import LOADERS
+from predictor_service.requests.served_models import LOADERS, MAX_LOADED_TOKENS
+from predictor_service.requests.uploads import MAX_UPLOADED
 from tests.deploy.chart import VALUES, charted
 from tests.deploy.test_compose import configured
 from tests.deploy.test_kubernetes import EXAMPLES, OVERLAYS, Object, example, pods, rendered

@@ -11,7 +11,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from eviction_client.background import AtOnce
 from eviction_client.engines.vllm import requests as requests_read
-from eviction_client.transport.predictor_client import PredictorClient
+from eviction_client.transport.client import PredictorClient
 from testing.bare_scheduler import BLOCK, Engine
 from tests.reachable import names_in, reached
 
@@ -311,7 +311,7 @@ def test_a_shutdown_with_running_requests_leaves_no_question_and_no_thread() -> 
     assert client.waiting
     walk.scheduler.shutdown()
     assert not [path for path, one in reached(client) if isinstance(one, str) and MARK in one]
-    assert not any(thread.is_alive() for thread in client._threads)
+    assert not any(thread.is_alive() for thread in (client._sender, client._channel._watcher))
 
 
 def test_the_walk_finds_what_runs() -> None:

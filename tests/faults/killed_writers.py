@@ -15,7 +15,7 @@ from pathlib import Path
 from lpc.model import label_rows
 from lpc.model.artifact import read_manifest
 from lpc.model.returns.facts import Facts
-from lpc.model.returns.memory import Arrival, Asked, WatchedTurn
+from lpc.model.returns.memory import Arrival, WatchedTurn
 from lpc.model.returns.model import ReturnModel
 from lpc.model.versions import PROMOTED, promote, read_promotion
 from predictor_service.labels.log import LabelWriter, _Rows
@@ -32,7 +32,7 @@ def save_forever(folder: Path, model: Path, begun: int) -> None:
     returns, number = ReturnModel(1000), 0
     for n in range(500):
         turn = WatchedTurn(arrival=Arrival(b"%d" % n, float(n), Facts(1, 100.0)))
-        returns.answer([Asked(turn, turn.arrival.facts)])
+        returns.answer([turn], [turn.arrival.facts])
     verdicts = Verdicts(folder / "verdicts.json")
     writer = LabelWriter.__new__(LabelWriter)
     writer.folder, writer._max_bytes, writer._process = folder / "labels", 2**20, "0000abcd"

@@ -19,7 +19,7 @@ from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
-from eviction_client.transport.predictor_client import PredictorClient
+from eviction_client.transport.client import PredictorClient
 from lpc.wire.redis_connection import Connection
 from lpc_apps.tiny_llama import build
 from testing import Unavailable

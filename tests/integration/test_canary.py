@@ -27,7 +27,7 @@ import pytest
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore, open_store
 from eviction_client.stores.namespace import Namespace
-from eviction_client.transport.predictor_client import PredictorClient
+from eviction_client.transport.client import PredictorClient
 from lpc.cache.v1 import response_cache_pb2 as cache_pb
 from lpc.cache.v1 import response_cache_pb2_grpc as cache_rpc
 from lpc.model.conversation import UserTurns

@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from eviction_client.settings import ClientSettings
-from eviction_client.transport.predictor_client import PredictorClient
+from eviction_client.transport.client import PredictorClient
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.access import access_of
@@ -71,7 +71,7 @@ async def test_the_engines_client_shows_its_token(tiny_models: Path, tokens: Pat
             settings = ClientSettings(predictor_address=f"127.0.0.1:{addresses.port}", predictor_token_file=file)
             client = PredictorClient(settings.predictor_address, access=access_of(settings))
             try:
-                await eventually(lambda client=client: client._reached is not None)
+                await eventually(lambda client=client: client._channel.reached is not None)
                 assert client.healthy is welcome
             finally:
                 await asyncio.to_thread(client.close)

@@ -25,6 +25,7 @@ from predictor_service.sharing.registry import TurnRegistry
 from testing.processes import RedisServer
 from tests.eventually import eventually
 from tests.integration.test_labels import Sidecar, chat
+from tests.jobs import unread_job
 from tests.label_log import rows_of
 from tests.tuned import SHIPPED, TINY, tuned
 
@@ -111,7 +112,7 @@ class Machine:
 
     async def ask(self, tokens: int):
         ids = pb.TokenIds(ids=range(tokens), served_model="nobody knows it")
-        return await self.preparation.note_unread(pb.Conversation(tokens=ids, conversation_id="c"))
+        return await self.preparation.note_unread(unread_job(pb.Conversation(tokens=ids, conversation_id="c")))
 
     def close(self) -> None:
         self.preparation.close()

@@ -13,7 +13,7 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-from eviction_client.transport.predictor_client import PredictorClient
+from eviction_client.transport.client import PredictorClient
 from lpc.model.features import Features
 from lpc.model.inference import Model
 from lpc.model.session import InferenceSettings
@@ -154,7 +154,7 @@ async def test_connections_that_are_ended_for_their_age_lose_nothing(tiny_models
 
 ENGINE = """
 import json, sys, threading, time
-from eviction_client.transport.predictor_client import PredictorClient
+from eviction_client.transport.client import PredictorClient
 address, per_second, ids = sys.argv[1], float(sys.argv[2]), json.loads(sys.argv[3])
 options = (("grpc.dns_min_time_between_resolutions_ms", 100),)
 client = PredictorClient(address, served_model="m", timeout_s=4.0, options=options)

@@ -14,7 +14,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from eviction_client.transport.predictor_client import CHANNEL_OPTIONS, PredictorClient
+from eviction_client.transport.channel import CHANNEL_OPTIONS
+from eviction_client.transport.client import PredictorClient
 from lpc.v1 import predictor_pb2 as pb
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.tokenizer_files import MAX_BYTES, NAMES, digest_of
@@ -293,7 +294,7 @@ async def test_without_names_the_callers_of_each_address_are_a_client(tiny_model
 async def test_a_silent_upload_of_a_digest_holds_nobody_else(
     tiny_models: Path, tmp_path: Path, files: Files, holders: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("predictor_service.requests.offered.ALONE_S", 0.2, raising=False)
+    monkeypatch.setattr("predictor_service.requests.uploads.ALONE_S", 0.2)
     monkeypatch.setattr("predictor_service.rpc.offers.STALLED_S", patiently(60))  # on a busy machine they would end
     names = [f"holder-{n}" for n in range(holders)]
     async with sidecar(tiny_models, tokens=tokens(tmp_path, "honest", *names)) as (stub, _):
@@ -448,12 +449,12 @@ async def test_a_loading_process_that_dies_leaves_nothing_behind(
         await offer(stub, endless, "a")
         running = kept[0]._loader._running
         await eventually(lambda: running)
-        assert kept[0].offered.uploading and files_in(scratch)
+        assert kept[0].uploading and files_in(scratch)
         for process in list(running):
             process.kill()
         status = await offered(stub, endless, "a")
         assert status.state == pb.TOKENIZER_STATE_FAILED and "has died" in status.message
-        await eventually(lambda: not kept[0].offered.uploading)
+        await eventually(lambda: not kept[0].uploading)
         assert not files_in(scratch)
         assert (await offered(stub, files, "b")).state == pb.TOKENIZER_STATE_READY
 
@@ -487,7 +488,7 @@ async def test_a_cancelled_offer_gives_back_its_slot_bytes_and_files(
     sizes = {"nothing": 0, "the offer": 0, "half": len(content) // 2, "all but one byte": len(content) - 1}
     part = content[: sizes.get(after, len(content))]
     async with sidecar(tiny_models, parts) as (stub, _):
-        offers = kept[0].offered
+        offers = kept[0]
 
         async def send() -> Any:
             call = stub.OfferTokenizer()
@@ -513,7 +514,7 @@ async def test_a_cancelled_offer_gives_back_its_slot_bytes_and_files(
             calls[-1].cancel()
             await eventually(lambda: not offers.uploading)
             assert not files_in(scratch)
-            offers._rest_until.clear()
+            offers._uploads._rest_until.clear()
         assert (await offered_by_all(stub, files)).state == pb.TOKENIZER_STATE_READY
         assert not offers.uploading and not files_in(scratch)
 
@@ -533,7 +534,7 @@ async def test_a_full_disk_refuses_the_upload_and_leaves_nothing_behind(
         status = await offer(stub, large, "anonymous")
         assert status.state == pb.TOKENIZER_STATE_REFUSED
         assert "No space left on device" in status.message and "set TMPDIR" in status.message
-        assert not kept[0].offered.uploading and not files_in(small_disk)
+        assert not kept[0].uploading and not files_in(small_disk)
         assert (await stub.Predict(one(pb.Conversation(prompt="hello")))).prediction.probability
 
 
@@ -548,7 +549,7 @@ async def test_a_disk_that_has_no_space_for_the_loaded_tokenizer_fails_the_load_
         status = await offered(stub, files, "anonymous")
         assert status.state == pb.TOKENIZER_STATE_FAILED
         assert "No space left on device" in status.message or "disk space" in status.message
-        await eventually(lambda: not kept[0].offered.uploading)
+        await eventually(lambda: not kept[0].uploading)
         assert not files_in(small_disk)
         assert (await stub.Predict(one(pb.Conversation(prompt="hello")))).prediction.probability
 

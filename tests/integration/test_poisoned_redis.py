@@ -20,7 +20,6 @@ from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
 from lpc.clock import MonotoneClock
 from lpc.model.curve import HORIZON_S as LONGEST_S
-from lpc.model.returns.memory import Asked
 from lpc.model.returns.model import ReturnModel
 from lpc.v1 import predictor_pb2 as pb
 from lpc.wire.redis_connection import Connection
@@ -37,6 +36,7 @@ from tests.eventually import eventually, until
 from tests.guarded_redis import GuardedRedis
 from tests.integration.test_returns import sidecar
 from tests.integration.test_sharing import shows, turn
+from tests.jobs import unread_job
 from tests.nightly import EXAMPLES
 
 pytestmark = pytest.mark.filterwarnings("default::RuntimeWarning")  # as in production, where NumPy's do not raise
@@ -106,8 +106,8 @@ class Side:
 
     async def ask(self, name: str, tokens: int) -> Any:
         ids = pb.TokenIds(ids=range(tokens), served_model="nobody knows it")
-        arrived = await self.preparation.note_unread(pb.Conversation(tokens=ids, conversation_id=name))
-        self.learning.answer([Asked(arrived, arrived.arrival.facts)])
+        arrived = await self.preparation.note_unread(unread_job(pb.Conversation(tokens=ids, conversation_id=name)))
+        self.learning.answer([arrived], [arrived.arrival.facts])
         return arrived
 
     def bugs(self) -> float:

@@ -275,7 +275,7 @@ def test_requests_wait_for_a_sidecar_that_starts_later() -> None:
     address = f"127.0.0.1:{free_port()}"
     with asking(address) as client:
         client.ask("r", token_ids=[5], timeout_s=60)
-        assert until(lambda: client._reached is False)
+        assert until(lambda: client._channel.reached is False)
         assert not client.healthy
         with serving(Sidecar(), address):
             answer = answer_of(client, "r")
@@ -346,7 +346,7 @@ def test_a_peer_that_accepts_and_never_speaks_is_not_healthy_and_deadlines_hold(
     ):
         client.ask("r", token_ids=[1], timeout_s=0.5)
         assert until(lambda: client.counters.late == 1)
-        assert until(lambda: client._reached is False)
+        assert until(lambda: client._channel.reached is False)
         assert client.take("r") is None
 
 
@@ -432,24 +432,24 @@ def test_an_address_that_leads_nowhere_costs_answers_only(address: str) -> None:
 def test_losing_and_finding_the_sidecar_is_one_line_each(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eviction_client.transport.predictor_client.RETRY_S", 0.05)
+    monkeypatch.setattr("eviction_client.transport.channel.RETRY_S", 0.05)
     caplog.set_level("INFO", "eviction_client")
     address = f"127.0.0.1:{free_port()}"
     probes = 0
     with asking(address, probe_s=0.05) as client:
-        assert until(lambda: client._reached is False)
+        assert until(lambda: client._channel.reached is False)
         with serving(Sidecar(), address):
             assert until(lambda: client.healthy)
         assert until(lambda: not client.healthy)
-        probes = client._probed_at
-        assert until(lambda: client._probed_at > probes)
+        probes = client._channel._probed_at
+        assert until(lambda: client._channel._probed_at > probes)
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
 
 
 def test_the_interpreter_ends_without_close() -> None:
     with serving(Sidecar()) as address:
         program = (
-            "from eviction_client.transport.predictor_client import PredictorClient\n"
+            "from eviction_client.transport.client import PredictorClient\n"
             f"client = PredictorClient('{address}'); client.ask('r', token_ids=[1])\n"
             "import time\n"
             "while client.take('r') is None: time.sleep(0.01)\n"

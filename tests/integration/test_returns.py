@@ -288,7 +288,7 @@ async def test_a_repeated_turn_is_not_a_return(tiny_models: Path) -> None:
 
 
 async def test_a_bug_in_the_return_model_does_not_fail_predictions(tiny_models: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def broken(turns: object) -> np.ndarray:
+    def broken(turns: object, facts: object) -> np.ndarray:
         raise FloatingPointError("a secret")
 
     async with sidecar(tiny_models) as running_:

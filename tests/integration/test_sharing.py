@@ -30,6 +30,7 @@ from tests.eventually import eventually, until
 from tests.guarded_redis import GuardedRedis
 from tests.integration.test_returns import Sidecar, sidecar
 from tests.integration.test_server import _scrape
+from tests.jobs import unread_job
 
 HORIZON_S = 600.0
 
@@ -249,10 +250,10 @@ async def shared_past(
 ) -> bool:
     """Ask the first sidecar for a conversation's first turn, the second one for its next; say if that one knew the first."""
     ids = pb.TokenIds(ids=range(500), served_model="nobody knows it")
-    await sides[0][0].note_unread(pb.Conversation(tokens=ids, conversation_id=name))
+    await sides[0][0].note_unread(unread_job(pb.Conversation(tokens=ids, conversation_id=name)))
     between()
     ids.ids.extend(range(200))
-    second = await sides[1][0].note_unread(pb.Conversation(tokens=ids, conversation_id=name))
+    second = await sides[1][0].note_unread(unread_job(pb.Conversation(tokens=ids, conversation_id=name)))
     return second.arrival.facts.growth_tokens == 200
 
 
@@ -347,7 +348,7 @@ async def test_a_full_redis_gives_up_users_before_turns(redis_server: RedisServe
         for _, shared, _ in sides:
             await connected(shared)
         ids = pb.TokenIds(ids=range(500), served_model="nobody knows it")
-        await sides[0][0].note_unread(pb.Conversation(tokens=ids, conversation_id="first", user="me"))
+        await sides[0][0].note_unread(unread_job(pb.Conversation(tokens=ids, conversation_id="first", user="me")))
         (client_part,) = await eventually(lambda: sides[0][1]._clients)
         for _ in range(20):
             records.put(admin, [], 60, users=users_of(client_part, 1000))
@@ -368,7 +369,9 @@ async def test_a_second_client_finds_its_user_at_another_sidecar_after_a_flood(r
         ids = pb.TokenIds(ids=range(500), served_model="nobody knows it")
         for number in range(200):
             one = pb.Conversation(tokens=ids, conversation_id=f"{number}", user=f"invented {number}")
-            await sides[0][0].note_unread(one, client="loud")
-        await sides[0][0].note_unread(pb.Conversation(tokens=ids, conversation_id="mine", user="me"), client="quiet")
-        found = await sides[1][0].note_unread(pb.Conversation(tokens=ids, conversation_id="other", user="me"), client="quiet")
+            await sides[0][0].note_unread(unread_job(one, "loud"))
+        await sides[0][0].note_unread(unread_job(pb.Conversation(tokens=ids, conversation_id="mine", user="me"), "quiet"))
+        found = await sides[1][0].note_unread(
+            unread_job(pb.Conversation(tokens=ids, conversation_id="other", user="me"), "quiet")
+        )
         assert found.arrival.user_past.turns == 1.0

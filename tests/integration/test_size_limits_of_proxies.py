@@ -112,7 +112,7 @@ def test_other_answers_of_a_proxy_count_by_their_status(status: int, caplog: pyt
 def test_the_log_says_once_that_a_proxy_refuses_the_tokenizer(
     caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eviction_client.transport.predictor_client.RETRY_S", 0.05)
+    monkeypatch.setattr("eviction_client.transport.channel.RETRY_S", 0.05)
     (tmp_path / "tokenizer.json").write_text("{}")
     with proxy(413) as between, asked(between.address, 0, tokenizer=lambda: {"tokenizer.json": tmp_path / "tokenizer.json"}):
         assert until(lambda: between.requests > 5)

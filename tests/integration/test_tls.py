@@ -17,7 +17,7 @@ from eviction_client.settings import ClientSettings
 from eviction_client.stores import open_store
 from eviction_client.stores.namespace import Namespace
 from eviction_client.stores.redis import RedisStore
-from eviction_client.transport.predictor_client import PredictorClient
+from eviction_client.transport.client import PredictorClient
 from lpc.v1 import predictor_pb2_grpc as rpc
 from lpc.wire.access import access_of
 from lpc.wire.certificates import CertificateFiles

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from transformers import PreTrainedTokenizerFast
 
-from eviction_client.transport.predictor_client import PredictorClient
+from eviction_client.transport.client import PredictorClient
 from eviction_client.transport.tokenizer_upload import NoTokenizer, hash_files
 from lpc.v1 import predictor_pb2 as pb
 from lpc.wire.tokenizer_files import MAX_BYTES
@@ -29,8 +29,8 @@ TURNS = ("hello world", "hi", "what is a cache")
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between offers."""
-    monkeypatch.setattr("eviction_client.transport.predictor_client.RETRY_S", 0.1)
-    monkeypatch.setattr("eviction_client.transport.predictor_client.REFUSED_S", 600.0)
+    monkeypatch.setattr("eviction_client.transport.channel.RETRY_S", 0.1)
+    monkeypatch.setattr("eviction_client.transport.channel.REFUSED_S", 600.0)
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ async def test_an_engine_that_does_not_finish_leaves_the_sending_to_the_next(
     tiny_models: Path, folder: Path, ends: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both are the same client: an engine that restarts, or another one of a fleet without tokens."""
-    monkeypatch.setattr("predictor_service.requests.offered.FREE_S", 10.0)
+    monkeypatch.setattr("predictor_service.requests.uploads.FREE_S", 10.0)
     if ends == "stalls":
         monkeypatch.setattr("predictor_service.rpc.offers.STALLED_S", 3.0)
     files = hash_files(files_of(folder)())

@@ -10,16 +10,17 @@ from hypothesis import strategies as st
 
 from lpc.model.features import Features
 from lpc.model.inference import Model
-from predictor_service.batching.batch_queue import BatchQueue, Entry
+from predictor_service.batching.batch_queue import BatchQueue
 from predictor_service.batching.budget import TokenBudget
-from predictor_service.batching.inference import Input
+from predictor_service.batching.job import Job
 from predictor_service.errors import Overloaded
 
 
-def entry(tokens: int, *, model: str = "m", deadline: float = math.inf) -> Entry:
-    # Of the model the queue asks only whether two entries have the same one.
-    needed = Input(Features([0] * tokens, (1.0,)))
-    return Entry(needed, cast("Model", model), asyncio.Future(loop=LOOP), deadline)
+def job(tokens: int, *, model: str = "m", deadline: float = math.inf) -> Job:
+    # The queue only compares the models of jobs.
+    made = Job(model=cast("Model", model), deadline=deadline)
+    made.features, made.future = Features([0] * tokens, (1.0,)), asyncio.Future(loop=LOOP)
+    return made
 
 
 LOOP = asyncio.new_event_loop()
@@ -31,12 +32,12 @@ def _close_loop() -> object:
     LOOP.close()
 
 
-def filled(lengths: list[int], *, items: int = 256, tokens: int = 512) -> tuple[BatchQueue, list[Entry]]:
+def filled(lengths: list[int], *, items: int = 256, tokens: int = 512) -> tuple[BatchQueue, list[Job]]:
     queue = BatchQueue(10_000, items, TokenBudget(tokens))
-    entries = [entry(length) for length in lengths]
-    for waiting in entries:
+    jobs = [job(length) for length in lengths]
+    for waiting in jobs:
         queue.put(waiting, 0.0)
-    return queue, entries
+    return queue, jobs
 
 
 lengths = st.lists(st.integers(1, 512), min_size=1, max_size=60)
@@ -44,37 +45,37 @@ lengths = st.lists(st.integers(1, 512), min_size=1, max_size=60)
 
 @given(lengths=lengths)
 def test_the_oldest_is_always_in_the_next_batch(lengths: list[int]) -> None:
-    queue, entries = filled(lengths)
-    assert entries[0] in queue.next_batch(0.0).entries
+    queue, jobs = filled(lengths)
+    assert jobs[0] in queue.next_batch(0.0).jobs
 
 
 @given(lengths=lengths, items=st.integers(1, 8), tokens=st.integers(512, 4096))
 def test_a_batch_with_its_padding_stays_within_the_budget(lengths: list[int], items: int, tokens: int) -> None:
     queue, _ = filled(lengths, items=items, tokens=tokens)
     batch = queue.next_batch(0.0)
-    sizes = [len(e.input.features.input_ids) for e in batch.entries]
+    sizes = [len(job.features.input_ids) for job in batch.jobs]
     assert len(sizes) <= items
     assert len(sizes) * max(sizes) == batch.tokens <= tokens
     assert sizes == sorted(sizes)
 
 
 @given(lengths=lengths)
-def test_every_entry_is_in_exactly_one_batch(lengths: list[int]) -> None:
-    queue, entries = filled(lengths)
+def test_every_job_is_in_exactly_one_batch(lengths: list[int]) -> None:
+    queue, jobs = filled(lengths)
     seen: list[int] = []
     while len(queue):
-        seen += [id(e) for e in queue.next_batch(0.0).entries]
-    assert sorted(seen) == sorted(map(id, entries))
+        seen += [id(job) for job in queue.next_batch(0.0).jobs]
+    assert sorted(seen) == sorted(map(id, jobs))
 
 
-def test_cancelled_and_expired_entries_are_not_run() -> None:
+def test_cancelled_and_expired_jobs_are_not_run() -> None:
     queue = BatchQueue(10, 8, TokenBudget(512))
-    gone, late, alive = entry(5), entry(5, deadline=1.0), entry(5, deadline=3.0)
+    gone, late, alive = job(5), job(5, deadline=1.0), job(5, deadline=3.0)
     for waiting in (gone, late, alive):
         queue.put(waiting, 0.0)
-    gone.outcome.cancel()
+    gone.future.cancel()
     batch = queue.next_batch(2.0)
-    assert (batch.entries, batch.dropped) == ([alive], {"cancelled": [gone], "expired": [late]})
+    assert (batch.jobs, batch.dropped) == ([alive], {"cancelled": [gone], "expired": [late]})
     assert not len(queue)
 
 

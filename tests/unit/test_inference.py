@@ -12,8 +12,9 @@ from lpc.model.inference import Model
 from lpc.model.probability import logit
 from lpc.model.recalibration import Recalibration
 from lpc.model.returns.facts import Facts
-from lpc.model.returns.memory import Arrival, Asked, WatchedTurn
-from predictor_service.batching.inference import Inference, Inferred, Input
+from lpc.model.returns.memory import Arrival, WatchedTurn
+from predictor_service.batching.inference import Inference
+from predictor_service.batching.job import Job
 from predictor_service.returns.learning import ReturnLearning
 
 VERSION = "v1"
@@ -38,27 +39,39 @@ class Groups:
     """A return model whose group of a turn is its number."""
 
     def __init__(self) -> None:
-        self.asked: list[Asked] = []
+        self.turns: list[WatchedTurn] = []
+        self.facts: list[Facts] = []
         self.recalibration = Recalibration()
 
-    def answer(self, asked: Sequence[Asked]) -> list[int]:
-        self.asked += asked
-        return [int(one.facts.turn_count) for one in asked]
+    def answer(self, turns: Sequence[WatchedTurn], facts: Sequence[Facts]) -> list[int]:
+        self.turns += turns
+        self.facts += facts
+        return [int(one.turn_count) for one in facts]
 
 
 def turn(number: int) -> WatchedTurn:
     return WatchedTurn(arrival=Arrival(b"c", 1.0, Facts(number)))
 
 
-def features(token: int) -> Features:
-    return Features([token], (1.0,))
+def job(model: Runs, token: int, turn: WatchedTurn | None = None, *, embeds: bool = False) -> Job:
+    made = Job(model=cast("Model", model), deadline=math.inf)
+    made.features, made.turn, made.embeds = Features([token], (1.0,)), turn, embeds
+    return made
 
 
-async def run(model: Runs, groups: Groups, inputs: Sequence[Input], *, remembered: int = 0) -> list[Inferred]:
+Found = tuple[float, bytes | None, float, int]
+
+
+async def run(groups: Groups, *jobs: Job, remembered: int = 0) -> list[Found]:
+    """Return probability, embedding, own log-odds and group of each job."""
+
+    async def outputs() -> list[Found]:
+        await inference.run(jobs)
+        return [(job.probability, job.embedding, job.model_log_odds, job.reuse_group) for job in jobs]
+
     inference = Inference(returns=cast("ReturnLearning", groups), remembered=remembered)
     try:
-        found, _ = await inference.run(cast("Model", model), inputs)
-        again, _ = await inference.run(cast("Model", model), inputs)
+        found, again = await outputs(), await outputs()
     finally:
         inference.close()
     assert again == found
@@ -67,16 +80,16 @@ async def run(model: Runs, groups: Groups, inputs: Sequence[Input], *, remembere
 
 @pytest.mark.parametrize("remembered", [0, 100])
 async def test_each_conversation_gets_what_it_needs(remembered: int) -> None:
-    inputs = [
-        Input(features(10), turn(4)),
-        Input(features(20), embedding=True),
-        Input(features(30), turn(5), embedding=True),
-        Input(features(20), turn(6)),
-    ]
     model, groups = Runs(), Groups()
+    jobs = [
+        job(model, 10, turn(4)),
+        job(model, 20, embeds=True),
+        job(model, 30, turn(5), embeds=True),
+        job(model, 20, turn(6)),
+    ]
     expected = [(0.1, None, 4), (0.2, b"\x14", 0), (0.3, b"\x1e", 5), (0.2, None, 6)]
-    assert await run(model, groups, inputs, remembered=remembered) == [
-        Inferred(pytest.approx(p), embedding, logit(p), group) for p, embedding, group in expected
+    assert await run(groups, *jobs, remembered=remembered) == [
+        (pytest.approx(p), embedding, logit(p), group) for p, embedding, group in expected
     ]
     assert model.lengths == ([3] if remembered else [4, 4])
 
@@ -84,10 +97,10 @@ async def test_each_conversation_gets_what_it_needs(remembered: int) -> None:
 async def test_the_return_model_gets_the_log_odds_and_the_turn_stays_as_it_arrived() -> None:
     model, groups, one = Runs(), Groups(), turn(3)
     arrival = one.arrival
-    await run(model, groups, [Input(features(40)), Input(features(90), one)])
-    assert [asked.turn for asked in groups.asked] == [one, one]
-    assert groups.asked[0].facts.log_odds == logit(0.9)
-    assert one.arrival is arrival and math.isnan(arrival.facts.log_odds)
+    await run(groups, job(model, 40), job(model, 90, one))
+    assert groups.turns == [one, one]
+    assert groups.facts[0].model_log_odds == logit(0.9)
+    assert one.arrival is arrival and math.isnan(arrival.facts.model_log_odds)
 
 
 async def test_labels_correct_the_probability_but_not_what_the_return_model_gets() -> None:
@@ -96,6 +109,6 @@ async def test_labels_correct_the_probability_but_not_what_the_return_model_gets
     for number in range(400):
         groups.recalibration.learn(VERSION, logit(0.9), continues=number % 5 == 0)
     groups.recalibration.refit()
-    (found,) = await run(model, groups, [Input(features(90), one)])
-    assert found.probability == pytest.approx(0.2, abs=0.03)
-    assert found.log_odds == groups.asked[0].facts.log_odds == logit(0.9)
+    ((probability, _, model_log_odds, _),) = await run(groups, job(model, 90, one))
+    assert probability == pytest.approx(0.2, abs=0.03)
+    assert model_log_odds == groups.facts[0].model_log_odds == logit(0.9)

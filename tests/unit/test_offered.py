@@ -11,21 +11,17 @@ from tokenizers import Tokenizer, models
 
 from lpc.wire.tokenizer_files import MAX_BYTES
 from predictor_service.errors import TokenizerFailed, TokenizerLoading
-from predictor_service.requests import offered as module
+from predictor_service.requests import uploads as module
 from predictor_service.requests.loading import Loaded, TokenizerError, TokenizerLoader
-from predictor_service.requests.offered import (
-    ALONE_S,
+from predictor_service.requests.served_models import (
     MAX_CLIENTS,
     MAX_FAILED,
     MAX_LOADED,
     MAX_LOADED_TOKENS,
-    MAX_UPLOADED,
-    PENALTY,
     RETRY_S,
-    OfferedTokenizers,
-    OfferWaits,
+    ServedModels,
 )
-from predictor_service.requests.upload import Upload
+from predictor_service.requests.uploads import ALONE_S, MAX_UPLOADED, PENALTY, OfferWaits, Upload
 from tests.eventually import patiently, until
 
 SIZES = {"tokenizer.json": 10}
@@ -62,7 +58,7 @@ class Table:
     def __init__(self) -> None:
         self.now = [0.0]
         self.loader = DrivenLoader(self.now)
-        self.offered = OfferedTokenizers(self.loader, lambda: self.now[0])
+        self.offered = ServedModels({}, self.loader, lambda: self.now[0])
 
     def upload(self, client: str, digest: str, name: str = "m") -> Upload:
         upload = self.offered.begin(client, name, digest, SIZES)
@@ -206,6 +202,14 @@ def test_a_client_that_offers_many_tokenizers_pushes_out_its_own(table: Table, t
     assert table.ready() == {*honest, "a31"}
 
 
+def test_a_client_cannot_push_out_what_it_has_sent_and_another_one_offers_too(table: Table) -> None:
+    table.load("attacker", "shared")
+    assert not table.offered.needs("honest", "m", "shared")
+    for n in range(2 * MAX_LOADED):
+        table.load("attacker", f"a{n}")
+    assert len(table.ready()) == MAX_LOADED and "shared" in table.ready()
+
+
 def test_a_client_with_large_vocabularies_pushes_out_its_own(table: Table) -> None:
     table.loader.vocabulary = MAX_LOADED_TOKENS // 16
     for n in range(4):
@@ -257,7 +261,7 @@ def test_a_client_sees_its_own_name_of_a_tokenizer(table: Table) -> None:
     assert names == {"first": "name of first", "second": "name of second", "third": "name of first"}
     for n in range(2 * MAX_CLIENTS):
         table.offered.needs(f"c{n}", f"name {n}", "1")
-    (entry,) = table.offered._entries.values()
+    (entry,) = table.offered._offered.values()
     assert len(entry.names) == MAX_CLIENTS
 
 

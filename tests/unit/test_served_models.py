@@ -253,10 +253,10 @@ def test_an_offered_tokenizer_that_fails_is_accepted_again_later_and_later(folde
         now[0] = float(at)
         if isinstance(served.look("engine", "m", "0" * 64), UnknownServedModel):
             sent.append(at)
-            upload = served.offered.begin("engine", "m", "0" * 64, {"tokenizer.json": 2})
+            upload = served.begin("engine", "m", "0" * 64, {"tokenizer.json": 2})
             upload.write(b"{}")
             upload.received_digest()
-            served.offered.received(upload)
+            served.received(upload)
             loaded(served)
             assert not list(loader.scratch.folder().iterdir())
         with pytest.raises(TokenizerFailed):
@@ -278,10 +278,10 @@ def test_offered_tokenizers_that_hang_do_not_delay_a_configured_one(folder: Path
     served = ServedModels({"m": str(folder / "later")}, HangingLoader(), clock=lambda: now[0])
     served.wait(patiently())
     for client in ("a", "b", "c"):
-        upload = served.offered.begin(client, "other", client, {"tokenizer.json": 2})
+        upload = served.begin(client, "other", client, {"tokenizer.json": 2})
         upload.write(b"{}")
         upload.received_digest()
-        served.offered.received(upload)
+        served.received(upload)
     tokenizer_of(STYLES["llama3"]).save_pretrained(folder / "later")
     now[0] = RETRY_S
     with pytest.raises(TokenizerFailed):

@@ -13,8 +13,8 @@ from eviction_client.observability.metrics import EngineMetrics
 from eviction_client.plugin import Plugin
 from eviction_client.plugin_metrics import values_of_plugin
 from eviction_client.settings import ClientSettings
+from eviction_client.transport.client import PredictorClient
 from eviction_client.transport.predictor import Predictor
-from eviction_client.transport.predictor_client import PredictorClient
 from lpc.errors import LpcError
 from lpc.wire.variables import unknown_variables
 

@@ -23,8 +23,8 @@ from eviction_client.observability.metrics import EngineMetrics
 from eviction_client.plugin import Plugin
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockStore, open_store
+from eviction_client.transport.client import PredictorClient
 from eviction_client.transport.predictor import Predictor
-from eviction_client.transport.predictor_client import PredictorClient
 from eviction_client.transport.tokenizer_upload import FindFiles
 from lpc.errors import LpcError
 from lpc.wire.variables import unknown_variables

@@ -19,7 +19,7 @@ _RANGES: Final[dict[str, tuple[float, float]]] = {
     "reply_tokens": (3.0, 11.0),
     "growth_before": (5.0, 15.0),
     "openings": (0.0, 12.0),
-    "log_odds": (-6.0, 6.0),
+    "model_log_odds": (-6.0, 6.0),
     "user_conversations": (0.0, 8.0),
     "user_went_on": (0.0, 1.0),
     "user_turns": (1.0, 5.0),
@@ -28,7 +28,7 @@ _RANGES: Final[dict[str, tuple[float, float]]] = {
     "user_usual": (0.0, 1.0),
 }
 """Lowest and highest knot of each feature, in log2(1 + value); for the log-odds in log-odds."""
-_LOG_ODDS: Final = list(_RANGES).index("log_odds")
+_LOG_ODDS: Final = list(_RANGES).index("model_log_odds")
 OF_TURN: Final = (_LOG_ODDS + 1) * (KNOTS + 1)
 """Inputs of the network from the turn: per feature its hat functions and a flag for unknown."""
 WIDTH: Final = OF_TURN + (len(_RANGES) - _LOG_ODDS - 1) * KNOTS
@@ -49,7 +49,7 @@ class Facts(NamedTuple):
         reply_tokens: tokens of the reply between the last two prompts.
         growth_before: `growth_tokens` of the previous turn.
         openings: number of earlier conversations with the same beginning.
-        log_odds: log-odds predicted by the sidecar's text model.
+        model_log_odds: log-odds that the sidecar's text model predicts, without recalibration.
         user_conversations: number of earlier conversations of the user, falling with age.
         user_went_on: share of the user's conversations that had a second turn, and half of one more.
         user_turns, user_gap: mean turns of these, and the geometric mean of the seconds between their turns.
@@ -66,7 +66,7 @@ class Facts(NamedTuple):
     reply_tokens: float = math.nan
     growth_before: float = math.nan
     openings: float = math.nan
-    log_odds: float = math.nan
+    model_log_odds: float = math.nan
     user_conversations: float = math.nan
     user_went_on: float = math.nan
     user_turns: float = math.nan

@@ -52,7 +52,7 @@ class Arrival(NamedTuple):
     Attributes:
         conversation: an opaque name, equal for all of its turns; empty if it cannot be recognised.
         asked_at: seconds since the epoch.
-        facts: facts about the turn, without those that are known only when it is answered (`openings`, `log_odds`).
+        facts: facts about the turn, without those that are known only when it is answered (`openings`, `model_log_odds`).
         opening: digest of the conversation's beginning; empty if unknown.
         past: the conversation up to this turn.
         user: an opaque name of who asks; empty if unknown.
@@ -123,13 +123,6 @@ class WatchedTurn:
     next_at: float | None = None
     number: int | None = None
     openings: float = math.nan
-
-
-class Asked(NamedTuple):
-    """A turn to predict, with all facts but `openings`, which the memory adds."""
-
-    turn: WatchedTurn
-    facts: Facts
 
 
 class Conversations:
@@ -209,9 +202,8 @@ class TurnMemory:
     def __len__(self) -> int:
         return min(self.number, self.capacity)
 
-    def facts(self, asked: Asked) -> Facts:
-        """Return all facts about a turn; those of one that was added before have its `openings`."""
-        turn, facts = asked
+    def facts(self, turn: WatchedTurn, facts: Facts) -> Facts:
+        """Return the facts about a turn with its `openings`; those of one that was added before do not change."""
         if turn.number is not None:
             return facts._replace(openings=turn.openings)
         if not turn.arrival.opening:

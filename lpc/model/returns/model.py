@@ -20,7 +20,7 @@ from lpc.model.returns.facts import Facts, inputs, strata
 from lpc.model.returns.groups import CurveGroups, GroupCurves
 from lpc.model.returns.hazards import INTERVALS, Floats, log_likelihood, returned, with_tail
 from lpc.model.returns.head import HazardHead
-from lpc.model.returns.memory import CAPACITY, Asked, Outcomes, TurnMemory, WatchedTurn
+from lpc.model.returns.memory import CAPACITY, Outcomes, TurnMemory, WatchedTurn
 
 FEWEST_TURNS: Final = 200
 DECAY: Final = 0.995
@@ -86,19 +86,22 @@ class ReturnModel:
         self._taught = 0
         self.resets = 0
 
-    def answer(self, asked: Sequence[Asked]) -> NDArray[np.int64]:
-        """Add turns; return the groups [n] of their curves, or 0 before there is enough data."""
+    def answer(self, turns: Sequence[WatchedTurn], facts: Sequence[Facts]) -> NDArray[np.int64]:
+        """Add turns; return the groups [n] of their curves, or 0 before there is enough data.
+
+        ``facts``: all about each turn but `openings`, which the memory adds.
+        """
         with self._lock:
             memory, forecasters = self._memory, self._forecasters
-            facts = [memory.facts(one) for one in asked]
+            facts = list(map(memory.facts, turns, facts))
             rows = inputs(facts)
             forecast = None if forecasters is None else forecasters.hazards(facts, rows)
-            for place, ((turn, _), fact) in enumerate(zip(asked, facts, strict=True)):
+            for place, (turn, fact) in enumerate(zip(turns, facts, strict=True)):
                 memory.take(turn, fact, rows[place], None if forecast is None else forecast[:, place])
                 self._record_return(turn)  # the next turn may have arrived in the meantime
-            if forecast is None or not asked:
-                return np.zeros(len(asked), np.int64)
-            return self._groups.join(mixed(forecast, self.head_share), max(turn.arrival.asked_at for turn, _ in asked))
+            if forecast is None or not turns:
+                return np.zeros(len(turns), np.int64)
+            return self._groups.join(mixed(forecast, self.head_share), max(turn.arrival.asked_at for turn in turns))
 
     def group_curves(self) -> GroupCurves:
         """Return a snapshot of the groups."""
@@ -116,7 +119,7 @@ class ReturnModel:
         with self._lock:
             self._memory.leave(turn)
 
-    def forecast(self, asked: Asked) -> tuple[Floats, float] | None:
+    def forecast(self, turn: WatchedTurn, facts: Facts) -> tuple[Floats, float] | None:
         """Return hazards [2, INTERVALS] of counts and head, and the head's share, without adding the turn.
 
         None before there is enough data.
@@ -124,8 +127,8 @@ class ReturnModel:
         with self._lock:
             if self._forecasters is None:
                 return None
-            facts = [self._memory.facts(asked)]
-            return self._forecasters.hazards(facts, inputs(facts))[:, 0], self.head_share
+            known = [self._memory.facts(turn, facts)]
+            return self._forecasters.hazards(known, inputs(known))[:, 0], self.head_share
 
     def refit(self, now: float) -> None:
         """Learn from outcomes until ``now``, seconds since the epoch. Takes tenths of a second without blocking answers."""

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from lpc.model.returns.facts import Facts, inputs
-from lpc.model.returns.memory import SPAN_S, Arrival, Asked, Conversations, TurnMemory
+from lpc.model.returns.memory import SPAN_S, Arrival, Conversations, TurnMemory
 from lpc.model.returns.users import Users
 
 START = 1_700_000_000.0
 
 
 def turn(name: str, at: float, number: int = 1, tokens: float = 100.0, opening: bytes = b"", category: str = "") -> Arrival:
-    facts = Facts(number, tokens, log_odds=0.0, category=category)
+    facts = Facts(number, tokens, model_log_odds=0.0, category=category)
     return Arrival(name.encode(), START + at, facts, opening)
 
 
@@ -31,13 +31,13 @@ class Memory(TurnMemory):
             placed, before = self.conversations.arrive(one, Users())
             gap = None if before is None else self.record_return(before)
             found.append(None if before is None or gap is None else (before.number, gap))
-            facts = self.facts(Asked(placed, placed.arrival.facts))
+            facts = self.facts(placed, placed.arrival.facts)
             self.take(placed, facts, inputs([facts])[0], None)
         return found
 
     def facts_of(self, arrival: Arrival) -> Facts:
         turn, _ = self.conversations.arrive(arrival, Users())
-        return self.facts(Asked(turn, turn.arrival.facts))
+        return self.facts(turn, turn.arrival.facts)
 
 
 def test_a_turn_follows_the_latest_of_its_conversation() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lpc.model.returns.facts import Facts
 from lpc.model.returns.groups import GROUPS
-from lpc.model.returns.memory import Arrival, Asked, Conversations, WatchedTurn
+from lpc.model.returns.memory import Arrival, Conversations, WatchedTurn
 from lpc.model.returns.model import FEWEST_TURNS, GIVEN_UP_S, ReturnModel
 from lpc.model.returns.users import Users
 
@@ -18,11 +18,17 @@ START = 1_700_000_000.0
 
 
 def turn(name: str, at: float, number: int = 1, tokens: float = 100.0) -> Arrival:
-    return Arrival(name.encode(), at, Facts(number, tokens, log_odds=0.0))
+    return Arrival(name.encode(), at, Facts(number, tokens, model_log_odds=0.0))
 
 
-def asked(*arrivals: Arrival) -> list[Asked]:
-    return [Asked(WatchedTurn(arrival=arrival), arrival.facts) for arrival in arrivals]
+def answers(model: ReturnModel, *turns: WatchedTurn) -> list[int]:
+    groups: list[int] = model.answer(turns, [turn.arrival.facts for turn in turns]).tolist()
+    return groups
+
+
+def groups_of(model: ReturnModel, *arrivals: Arrival) -> list[int]:
+    """Return the groups of turns of conversations that nothing is known of."""
+    return answers(model, *(WatchedTurn(arrival=arrival) for arrival in arrivals))
 
 
 def answer(model: ReturnModel, conversations: Conversations, *turns: Arrival) -> list[int]:
@@ -31,8 +37,7 @@ def answer(model: ReturnModel, conversations: Conversations, *turns: Arrival) ->
     for _, before in placed:
         if before is not None:
             model.record_return(before)
-    groups: list[int] = model.answer([Asked(one, one.arrival.facts) for one, _ in placed]).tolist()
-    return groups
+    return answers(model, *(one for one, _ in placed))
 
 
 class Traffic:
@@ -75,7 +80,7 @@ def learnt() -> Traffic:
 
 def returning(model: ReturnModel, *turns: Arrival) -> list[float]:
     """Return the probability to return ever, by the curves of the turns' groups."""
-    groups = model.answer(asked(*turns))
+    groups = np.array(groups_of(model, *turns))
     assert ((groups > 0) & (groups < GROUPS)).all()
     stays = np.prod(1.0 - model.group_curves().hazards, axis=1)
     returned: list[float] = (1.0 - stays[groups - 1]).tolist()
@@ -89,9 +94,9 @@ def long_and_short(model: ReturnModel, now: float) -> list[float]:
 def test_before_enough_was_seen_nobody_has_a_group() -> None:
     model = ReturnModel()
     for n in range(FEWEST_TURNS - 1):
-        assert model.answer(asked(turn(f"c{n}", START + n))).tolist() == [0]
+        assert groups_of(model, turn(f"c{n}", START + n)) == [0]
     model.refit(START + 300)
-    assert model.answer(asked(turn("last", START + 300))).tolist() == [0]
+    assert groups_of(model, turn("last", START + 300)) == [0]
     assert len(model.group_curves().hazards) == 0
 
 
@@ -120,7 +125,7 @@ def test_groups_do_not_depend_on_the_batch(learnt: Traffic) -> None:
         model = ReturnModel()
         model.restore(learnt.model.state(learnt.now), learnt.now)
         starts = range(0, len(turns), size)
-        groups.append(np.concatenate([model.answer(asked(*turns[start : start + size])) for start in starts]).tolist())
+        groups.append([group for start in starts for group in groups_of(model, *turns[start : start + size])])
     assert groups[0] == groups[1]
 
 
@@ -153,8 +158,8 @@ def test_what_was_learnt_comes_back(learnt: Traffic, capacity: int) -> None:
 def test_odd_facts_give_a_group_with_a_finite_curve(learnt: Traffic, facts: tuple[float, float]) -> None:
     count, tokens = facts
     odd = turn("", learnt.now)
-    odd = odd._replace(facts=Facts(count, tokens, reply_tokens=tokens, log_odds=tokens, category="x" * 1000))
-    (group,) = learnt.model.answer(asked(odd)).tolist()
+    odd = odd._replace(facts=Facts(count, tokens, reply_tokens=tokens, model_log_odds=tokens, category="x" * 1000))
+    (group,) = groups_of(learnt.model, odd)
     assert 0 < group < GROUPS
     assert np.isfinite(learnt.model.group_curves().hazards).all()
 
@@ -179,7 +184,7 @@ def test_a_damaged_state_is_refused_or_leaves_groups_with_finite_curves(learnt: 
     later = Traffic()
     later.model, later.now = model, learnt.now
     later.minutes(4)
-    groups = model.answer(asked(*(turn("", later.now, n, 5000.0) for n in (1, 2))))
+    groups = np.array(groups_of(model, *(turn("", later.now, n, 5000.0) for n in (1, 2))))
     assert ((groups > 0) & (groups < GROUPS)).all()
     assert np.isfinite(model.group_curves().hazards).all() and 0.0 < model.head_share < 1.0
 

@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from lpc.model.returns.facts import Facts
 from lpc.model.returns.hazards import AGES
-from lpc.model.returns.memory import Asked
+from lpc.model.returns.memory import WatchedTurn
 from lpc_apps.simulator.engine import simulate
 from lpc_apps.simulator.policies.lru import Lru
 from lpc_apps.simulator.policy import PolicySettings
@@ -27,15 +28,15 @@ def turn(number: int = 1, contents: tuple[int, ...] = (7, 8, 9), probability: fl
 
 def test_a_sidecar_gets_of_a_turn_what_comes_over_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
     online = OnlineReturns()
-    seen: list[Asked] = []
-    monkeypatch.setattr(online.model, "answer", seen.extend)
+    seen: list[tuple[WatchedTurn, Facts]] = []
+    monkeypatch.setattr(online.model, "answer", lambda turns, facts: seen.extend(zip(turns, facts, strict=True)))
     take_in(online, turn(1), 1.0)
     take_in(online, turn(2, probability=0.75), 5.0)
 
-    arrival, facts = seen[1].turn.arrival, seen[1].facts
+    arrival, facts = seen[1][0].arrival, seen[1][1]
     assert (arrival.conversation, arrival.asked_at) == (b"c", EPOCH_S + 5)
     assert (facts.turn_count, facts.input_tokens, facts.reply_tokens, facts.category) == (2, 48, 20, "ask")
-    assert facts.log_odds == pytest.approx(math.log(3))
+    assert facts.model_log_odds == pytest.approx(math.log(3))
     assert arrival.opening == block_hash(8)
 
 
