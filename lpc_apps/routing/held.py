@@ -39,7 +39,7 @@ class Cache:
         """By number of the conversation, the one handed longest ago first."""
         self._total = 0
 
-    def __contains__(self, conversation: int) -> bool:
+    def __contains__(self, conversation: object) -> bool:
         return conversation in self._tokens
 
     def use(self, conversation: int, tokens: int) -> None:
@@ -69,6 +69,7 @@ class Held:
 
     def __init__(self, engine: Engine, capacity: int, *, overtake_s: float = OVERTAKE_S) -> None:
         self.cache = Cache(capacity)
+        engine.cache = self.cache
         self._engine = engine
         self._repeated = RepeatedPrefill(capacity)
         self._order: WarmFirst[Sending] = WarmFirst(
@@ -120,7 +121,7 @@ class Held:
         self._order.remove(sending)
         self._order.settle()
         del self._waiting[sending]
-        self._hand(sending, now)
+        self.hand(sending, now)
         return sending
 
     def answered(self, sending: Sending, cached: int | None) -> None:
@@ -129,10 +130,11 @@ class Held:
         if cached is not None and held is not None and sending.known > 2 * sending.shared:
             self.cache.learn(held=held, cached=cached > sending.known / 2)
 
-    def _hand(self, sending: Sending, now: float) -> None:
+    def hand(self, sending: Sending, now: float) -> None:
+        """Record that the engine gets a request now."""
         number, missing = sending.conversation.number, self.missing(sending)
         self._believed[sending] = number in self.cache
         self._repeated.note(missing, max(sending.known - (sending.tokens - missing), 0))
         self.cache.use(number, sending.tokens)
-        self._engine.handed(sending, missing, now)
+        self._engine.handed(sending, missing, sum(one.missing for one in self._handed if one.open), now)
         self._handed.add(sending)

@@ -60,7 +60,8 @@ class Match(NamedTuple):
         home: the last engine of the conversation of this name, else of this beginning; None: there is none.
         engine, held: an engine, and the tokens that it is believed to hold of the prompt; None: no engine has the conversation.
         heads: engines as bits, and the tokens that they are believed to hold of the beginning, the longest first.
-        conversation: the earlier turn's; None: the conversation is new.
+        conversation: that of this beginning; None: the prompt is a new one's.
+        continues: whether the prompt is its next turn, and no branch of it.
     """
 
     tokens: int
@@ -70,6 +71,7 @@ class Match(NamedTuple):
     held: int
     heads: tuple[tuple[int, int], ...]
     conversation: Conversation | None
+    continues: bool = False
 
     def cached(self, engine: int) -> int:
         """Return the tokens that an engine is believed to hold of the prompt."""
@@ -105,24 +107,26 @@ class Known:
         per_size = found.tokens / found.size if found is not None and found.size else self._per_size
         tokens = max(int(sizes[-1] * per_size), 1)
         known = sizes[common - 1] if common else 0
+        # Clients edit what they send again, and replies come back with other tokens at their end.
+        continues = found is not None and 2 * common >= found.start + len(found.ids)
         if found is not None and common and ids[common - 1] == found.end:
             # The reply follows the conversation's last prompt.
             while common < len(ids) - 1 and prompt.replies[common]:
                 common += 1
             known = sizes[common - 1]
-        heads, seen = [], 0
+        heads, seen, own = [], 0, 0 if found is None else found.number
         for at in range(min(HEADS, len(ids)) - 1, -1, -1):
-            head = self._heads.get(ids[at])
-            if head is not None:
+            owner, engines = self._heads.get(ids[at], (own, 0))
+            if owner != own:  # else it is held as long as the conversation is
                 known = max(known, sizes[at])
-                if head[1] | seen != seen:  # else these engines hold more
-                    seen |= head[1]
-                    heads.append((head[1], int(sizes[at] * per_size)))
+                if engines | seen != seen:  # else these engines hold more
+                    seen |= engines
+                    heads.append((engines, int(sizes[at] * per_size)))
         held = int((sizes[common - 1] if common else 0) * per_size)
         engine = None if found is None else found.engine
         home = None if prompt.name is None else self.engine_of(prompt.name)
         home = engine if home is None else home
-        return Match(tokens, int(known * per_size), home, engine, 0 if engine is None else held, tuple(heads), found)
+        return Match(tokens, int(known * per_size), home, engine, 0 if engine is None else held, tuple(heads), found, continues)
 
     def engine_of(self, name: bytes) -> int | None:
         """Return the engine of the latest conversation of a name; None: not known."""
@@ -133,8 +137,9 @@ class Known:
         """Record that an engine was sent a prompt, which it holds from now on; return its conversation."""
         ids = prompt.ids
         found = match.conversation
-        if found is not None and (found.end in ids or found.end == ids[-1]):
-            self._by_end.pop(found.end, None)
+        if found is not None and match.continues:
+            if self._by_end.get(found.end) is found:
+                del self._by_end[found.end]
             self._all.pop(found.number, None)
         else:  # a new one, or one that branches off
             self._begun += 1

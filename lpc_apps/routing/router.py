@@ -19,7 +19,7 @@ there evicts nothing. It may wait up to `RETURN_S` longer for it.
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from hashlib import blake2b
 from typing import Final
 
@@ -85,6 +85,7 @@ class Engine:
         wrong: share of the believed tokens that its answers did not report as cached.
         salt: ranks it by conversation.
         live: number of the conversations that were there last.
+        cache: numbers of the conversations that it is believed to hold; None: all that it had last.
         own_speed: its own prompt tokens per second; 0 until they are known.
         due: heap of the ends of requests that are not streamed: time, a number, and the request.
 
@@ -92,12 +93,16 @@ class Engine:
         fleet: speed of all engines together.
     """
 
-    __slots__ = ("_first_at", "_fleet", "_measured_s", "_open", "_own", "due", "live", "missing", "own_speed", "salt", "wrong")
+    __slots__ = (
+        *("_first_at", "_fleet", "_measured_s", "_open", "_own"),
+        *("cache", "due", "live", "missing", "own_speed", "salt", "wrong"),
+    )
 
     def __init__(self, name: str, fleet: PrefillSpeed) -> None:
         self._fleet = fleet
         self.salt = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big") | 1
         self.live = 0
+        self.cache: Container[object] | None = None
         self.clear()
 
     def clear(self) -> None:
@@ -109,6 +114,10 @@ class Engine:
         self.missing, self.wrong = 0, 0.0
         self._first_at = 0.0
         self.due: list[tuple[float, int, Sending]] = []
+
+    def holds(self, conversation: Conversation | None) -> bool:
+        """Return whether it is believed not to have evicted a conversation that it had last."""
+        return self.cache is None or (conversation is not None and conversation.number in self.cache)
 
     @property
     def tokens_per_s(self) -> float:
@@ -128,18 +137,26 @@ class Engine:
 
     def add(self, sending: Sending) -> None:
         """Count a request's prefill."""
-        sending.missing += int(sending.believed * self.wrong)
+        if not self.holds(sending.conversation):
+            sending.missing += sending.believed - sending.shared
+        elif self.cache is None:
+            sending.missing += int(sending.believed * self.wrong)
         self.missing += sending.missing
         self._open.add(sending)
 
-    def handed(self, sending: Sending, missing: int, now: float) -> None:
-        """Record that the engine gets a request now that misses this much. If it is not streamed its end is estimated."""
+    def handed(self, sending: Sending, missing: int, ahead: int, now: float) -> None:
+        """Record that the engine gets a request now. If it is not streamed the end of its prefill is estimated.
+
+        Args:
+            missing: tokens that it misses.
+            ahead: tokens that those miss which the engine has before it.
+        """
         if sending.open:
             self.missing += missing - sending.missing
             sending.missing = missing
         sending.at = now
         if not sending.streamed:
-            ends = now + self.missing / self.tokens_per_s
+            ends = now + (ahead + missing) / self.tokens_per_s
             heapq.heappush(self.due, (ends, id(sending), sending))
 
     def close(self, sending: Sending) -> None:
@@ -225,7 +242,8 @@ class Router:
 
     def missing(self, match: Match, engine: int) -> int:
         """Return the tokens of a prompt that an engine is believed to compute."""
-        return match.tokens - min(match.cached(engine), match.tokens - 1)
+        held = match.cached(engine) if self.engines[engine].holds(match.conversation) else match.shared(engine)
+        return match.tokens - min(held, match.tokens - 1)
 
     def costs(self, match: Match, up: Sequence[int], now: float) -> dict[int, float]:
         """Return the cost of a request at each engine, seconds."""
@@ -235,7 +253,7 @@ class Router:
             one = engines[engine]
             if one.due:
                 one.end_due(now)
-            cached = match.held if engine == match.engine else 0
+            cached = match.held if engine == match.engine and one.holds(match.conversation) else 0
             for holders, tokens in match.heads:
                 if holders >> engine & 1:
                     cached = max(cached, tokens)
@@ -269,7 +287,8 @@ class Router:
         sending = Sending(engine, prompt, conversation, match, now, streamed=streamed)
         self.engines[engine].add(sending)
         if not held:
-            self.engines[engine].handed(sending, sending.missing, now)
+            one = self.engines[engine]
+            one.handed(sending, sending.missing, one.missing - sending.missing, now)
         before = self._live.pop(conversation.number, None)
         if before is not None:
             self.engines[before[1]].live -= 1

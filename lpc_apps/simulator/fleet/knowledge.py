@@ -21,6 +21,7 @@ from itertools import chain
 from typing import ClassVar, Final
 
 from lpc_apps.routing import router as routing
+from lpc_apps.routing.held import Held
 from lpc_apps.routing.known import Known, Match
 from lpc_apps.routing.prompt import Prompt
 from lpc_apps.routing.router import Sending
@@ -288,6 +289,9 @@ class Gateway(Knowledge):
         super().__init__(workload, engines, prompt_token_s, number)
         names = [f"engine-{engine}" for engine in range(len(engines))]
         self.router = routing.Router(names, known=Known(tokens_per_size=1.0))
+        size = workload.block_tokens
+        self._queues = [Held(self.router.engines[at], one.cache.capacity * size) for at, one in enumerate(engines)]
+        """What each engine is believed to hold, for requests that wait in the router."""
         self._sendings: dict[Turn, Sending] = {}
         """Requests without an answer."""
         self._first: list[deque[tuple[float, Sending]]] = [deque() for _ in engines]
@@ -311,7 +315,9 @@ class Gateway(Knowledge):
         return min(self.prompt(turn)[1].cached(engine), turn.input_tokens - 1)
 
     def missing(self, engine: int, turn: Turn, now: float) -> int:
-        """Return the tokens that the router believes an engine to compute."""
+        """Return the tokens that the router believes an engine to compute: of a request that it holds, if it got it now."""
+        if (sending := self._sendings.get(turn)) is not None and sending.engine == engine:
+            return self._queues[engine].missing(sending)
         return self.router.missing(self.prompt(turn)[1], engine)
 
     def waiting_s(self, engine: int, now: float) -> float:
@@ -324,8 +330,13 @@ class Gateway(Knowledge):
         super().sent(engine, turn, now)
         self._see(engine, now)
         prompt, match = self.prompt(turn)
-        self._sendings[turn] = self.router.sent(prompt, match, engine, now)
+        self._sendings[turn] = self.router.sent(prompt, match, engine, now, held=True)
         self._latest = None
+
+    def handed(self, engine: int, turn: Turn, now: float) -> None:
+        """Record that an engine gets a request."""
+        if (sending := self._sendings.get(turn)) is not None:
+            self._queues[engine].hand(sending, now)
 
     def first_token_due(self, engine: int, turn: Turn, at: float) -> None:
         """Announce when the router will see a request's first token."""
@@ -343,6 +354,7 @@ class Gateway(Knowledge):
         self._see(engine, now)
         hits = self._hits.pop(turn, 0)
         if (sending := self._sendings.pop(turn, None)) is not None:
+            self._queues[engine].answered(sending, hits)
             self.router.answered(sending, turn.input_tokens, hits)
 
     def failed(self, engine: int) -> None:
@@ -352,6 +364,7 @@ class Gateway(Knowledge):
         super().failed(engine)
         self._first[engine].clear()
         self.router.lost(engine)
+        self._queues[engine] = Held(self.router.engines[engine], self._queues[engine].cache.capacity)
 
     def _see(self, engine: int, now: float) -> None:
         first = self._first[engine]

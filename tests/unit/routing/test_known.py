@@ -63,12 +63,20 @@ def test_an_edited_history_is_held_up_to_the_edit_if_the_conversation_has_a_name
     assert match.cached(0) == int((401 + 101 + 101) * 0.25)
 
 
-def test_two_branches_of_a_named_conversation_are_both_found_by_their_ends() -> None:
+def test_two_agents_of_one_name_that_share_a_system_prompt_are_both_found_by_their_ends() -> None:
     known = Known()
     sent(known, talk("a", "b", "c", name=b"n"), 0)
-    sent(known, talk("a", "b", "d", name=b"n"), 1)
+    sent(known, talk("d", "e", "f", name=b"n"), 1)
     assert known.match(talk("a", "b", "c", "x", "y", name=b"n")).engine == 0
-    assert known.match(talk("a", "b", "d", "x", "y", name=b"n")).engine == 1
+    assert known.match(talk("d", "e", "f", "x", "y", name=b"n")).engine == 1
+    assert len(known) == 2
+
+
+def test_a_reply_that_comes_back_changed_does_not_make_another_conversation() -> None:
+    known = Known()
+    sent(known, talk("a", "b", "c", name=b"n"), 0)
+    sent(known, talk("a", "b", "C", "d", "e", name=b"n"), 0)
+    assert len(known) == 1
 
 
 def test_a_long_document_before_different_questions_is_shared_up_to_the_last_whole_piece() -> None:
