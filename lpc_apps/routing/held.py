@@ -17,6 +17,8 @@ from lpc_apps.routing.router import Engine, Sending
 
 AHEAD_S: Final = 0.2
 """Seconds of prefill that an engine may have waiting before requests are held."""
+SLOW, SLOW_S = 3.0, 1.0
+"""An engine shows no first tokens if one takes this many times as long as its prefill should, and so many seconds."""
 SHARE: Final = 0.9
 """Share of an engine's cache that conversations are believed to fill, at first: replies and running requests take the rest."""
 SHARES: Final = (0.3, 1.5)
@@ -50,6 +52,11 @@ class Cache:
         while self._total > most and len(self._tokens) > 1:
             self._total -= self._tokens.pop(next(iter(self._tokens)))
 
+    def clear(self) -> None:
+        """Record that the engine holds nothing."""
+        self._tokens.clear()
+        self._total = 0
+
     def learn(self, *, held: bool, cached: bool) -> None:
         """Learn from an answer whether the engine holds less or more than believed."""
         least, most = SHARES
@@ -81,13 +88,16 @@ class Held:
             overtake_s=overtake_s,
         )
         self._waiting: dict[Sending, None] = {}
-        self._handed: set[Sending] = set()
-        """Requests in the engine without a first token."""
+        self._handed: dict[Sending, float] = {}
+        """Requests in the engine without a first token, and when the engine counts as not showing it."""
         self._believed: dict[Sending, bool] = {}
         """Whether their conversation was believed to be cached, of the requests in the engine."""
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def __contains__(self, sending: Sending) -> bool:
+        return sending in self._waiting
 
     def __iter__(self) -> Iterator[Sending]:
         return iter(self._waiting)
@@ -113,7 +123,7 @@ class Held:
             return None
         if self._engine.due:
             self._engine.end_due(now)
-        self._handed = {one for one in self._handed if one.open}
+        self._handed = {one: until for one, until in self._handed.items() if one.open and until > now}
         if self._handed and sum(one.missing for one in self._handed) >= AHEAD_S * self._engine.tokens_per_s:
             return None
         self._order.step()
@@ -123,6 +133,15 @@ class Held:
         del self._waiting[sending]
         self.hand(sending, now)
         return sending
+
+    def next_at(self) -> float | None:
+        """Return when the engine should get a request even if nothing happens until then; None: nothing is due."""
+        due = [until for one, until in self._handed.items() if one.open]
+        return min([*due, *(at for at, _, _ in self._engine.due[:1])], default=None)
+
+    def resize(self, capacity: int) -> None:
+        """Set the size of the engine's cache, tokens."""
+        self.cache.capacity = capacity
 
     def answered(self, sending: Sending, cached: int | None) -> None:
         """Record an answer, and the cached tokens that it reports."""
@@ -136,5 +155,6 @@ class Held:
         self._believed[sending] = number in self.cache
         self._repeated.note(missing, max(sending.known - (sending.tokens - missing), 0))
         self.cache.use(number, sending.tokens)
-        self._engine.handed(sending, missing, sum(one.missing for one in self._handed if one.open), now)
-        self._handed.add(sending)
+        ahead = sum(one.missing for one in self._handed if one.open)
+        self._engine.handed(sending, missing, ahead, now)
+        self._handed[sending] = now + SLOW * (ahead + missing) / self._engine.tokens_per_s + SLOW_S

@@ -77,6 +77,31 @@ class Sending:
         """Whether its prefill counts as waiting."""
 
 
+class Speed:
+    """Prompt tokens per second of one engine, or of several.
+
+    Attributes:
+        tokens_per_s: as measured, or assumed before that.
+    """
+
+    __slots__ = ("_measured", "_seconds", "tokens_per_s")
+
+    def __init__(self) -> None:
+        self._measured, self._seconds = PrefillSpeed(), 0.0
+        self.tokens_per_s = self._measured.tokens_per_s
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it was measured for `KNOWN_S`."""
+        return self._seconds >= KNOWN_S
+
+    def note(self, tokens: int, seconds: float) -> None:
+        """Count a prefill."""
+        self._measured.note(tokens, seconds)
+        self._seconds += seconds
+        self.tokens_per_s = self._measured.tokens_per_s
+
+
 class Engine:
     """What a router knows of one engine's work.
 
@@ -94,11 +119,11 @@ class Engine:
     """
 
     __slots__ = (
-        *("_first_at", "_fleet", "_measured_s", "_open", "_own"),
+        *("_first_at", "_fleet", "_open", "_own"),
         *("cache", "due", "live", "missing", "own_speed", "salt", "wrong"),
     )
 
-    def __init__(self, name: str, fleet: PrefillSpeed) -> None:
+    def __init__(self, name: str, fleet: Speed) -> None:
         self._fleet = fleet
         self.salt = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big") | 1
         self.live = 0
@@ -107,13 +132,18 @@ class Engine:
 
     def clear(self) -> None:
         """Forget its work and its speed: it is a new process."""
-        self._own, self._measured_s, self.own_speed = PrefillSpeed(), 0.0, 0.0
+        self._own, self.own_speed = Speed(), 0.0
         for sending in getattr(self, "_open", ()):
             sending.open = False
         self._open: set[Sending] = set()
         self.missing, self.wrong = 0, 0.0
         self._first_at = 0.0
         self.due: list[tuple[float, int, Sending]] = []
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether a speed is known, its own or that of all engines."""
+        return self.own_speed > 0.0 or self._fleet.is_known
 
     def holds(self, conversation: Conversation | None) -> bool:
         """Return whether it is believed not to have evicted a conversation that it had last."""
@@ -183,8 +213,7 @@ class Engine:
         if sending.took is not None and tokens is not None:
             self._own.note(tokens - cached, sending.took)
             self._fleet.note(tokens - cached, sending.took)
-            self._measured_s += sending.took
-            if self._measured_s >= KNOWN_S:
+            if self._own.is_known:
                 self.own_speed = self._own.tokens_per_s
 
 
@@ -200,7 +229,7 @@ class Router:
     """
 
     def __init__(self, names: Sequence[str], weight: float = WEIGHT, known: Known | None = None) -> None:
-        self.speed = PrefillSpeed()
+        self.speed = Speed()
         self.engines = [Engine(name, self.speed) for name in names]
         self.known = known or Known()
         self.weight = weight

@@ -14,6 +14,7 @@ from lpc_apps.routing.prompt import Prompt
 from lpc_apps.routing.router import Router, Sending
 from response_cache.gateway.engines import Engine, Engines
 from response_cache.gateway.metrics import Metrics
+from response_cache.gateway.queue import Queue
 
 TAIL: Final = 4096
 """Bytes at the end of an answer in which its usage is searched."""
@@ -46,6 +47,9 @@ class Route(NamedTuple):
 class Visit(Protocol):
     """A request at an engine."""
 
+    async def turn(self) -> None:
+        """Wait until the engine is to get it. Raises EngineDown, and GatewayError (503) if it was held for too long."""
+
     def begun(self) -> None:
         """Record the first bytes of an answer 200."""
 
@@ -69,6 +73,9 @@ class Choice(Protocol):
 
 
 class _Unseen:
+    async def turn(self) -> None:
+        pass
+
     def begun(self) -> None:
         pass
 
@@ -100,14 +107,21 @@ class ByHash:
 class _Seen:
     """A request whose prompt is known, at an engine."""
 
-    def __init__(self, router: Router, sending: Sending, clock: Callable[[], float]) -> None:
-        self._router, self._sending, self._clock = router, sending, clock
+    def __init__(
+        self, router: Router, sending: Sending, queue: Queue | None, clock: Callable[[], float], *, held: bool
+    ) -> None:
+        self._router, self._sending, self._queue, self._clock, self._held = router, sending, queue, clock, held
         self._tail = b""
         self._answered = self._refused = False
+
+    async def turn(self) -> None:
+        if self._held and self._queue is not None:
+            await self._queue.turn(self._sending)
 
     def begun(self) -> None:
         self._answered = True
         self._router.first_token(self._sending, self._clock())
+        self._pump()
 
     def part(self, data: bytes) -> None:
         self._tail = (self._tail + data)[-TAIL:]
@@ -118,22 +132,36 @@ class _Seen:
     def end(self) -> None:
         """Record that the answer has ended, whole or not."""
         if self._answered:
-            self._router.answered(self._sending, *usage_of(self._tail))
+            tokens, cached = usage_of(self._tail)
+            self._router.answered(self._sending, tokens, cached)
+            if self._queue is not None:
+                self._queue.answered(self._sending, cached)
         else:
             self._router.failed(self._sending, refused=self._refused)
+        self._pump()
+
+    def _pump(self) -> None:
+        if self._queue is not None:
+            self._queue.pump(self._sending.engine)
 
 
 class ByCost:
     """The fewest seconds of waiting prefill, plus a multiple of the seconds of prefill that the request misses.
 
     Args:
+        queue: holds requests; None: they are sent at once.
         clock: monotonic seconds.
     """
 
-    def __init__(self, engines: Engines, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
-        self._engines = engines
-        self._clock = clock
-        self._router = Router([engine.url for engine in engines.all])
+    def __init__(
+        self,
+        engines: Engines,
+        router: Router,
+        queue: Queue | None,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engines, self._router, self._queue, self._clock = engines, router, queue, clock
         self._number = {engine.url: number for number, engine in enumerate(engines.all)}
         self._starts = [engine.starts for engine in engines.all]
         self._routes = metrics.routes
@@ -167,8 +195,10 @@ class ByCost:
             kind = "new" if match.home is None else "home" if match.home == number else "moved"
             self._routes.labels(kind).inc()
             left = None if match.home is None or self._engines.all[match.home].ready else match.home
-            sending = router.sent(route.prompt, match, number, self._clock(), streamed=route.streamed, left=left)
-            visit = _Seen(router, sending, self._clock)
+            held = self._queue is not None and self._queue.takes(number, streamed=route.streamed)
+            now, prompt = self._clock(), route.prompt
+            sending = router.sent(prompt, match, number, now, streamed=route.streamed, held=held, left=left)
+            visit = _Seen(router, sending, self._queue, self._clock, held=held)
             try:
                 yield visit
             finally:
@@ -179,14 +209,11 @@ class ByCost:
             if engine.starts != self._starts[number]:
                 self._starts[number] = engine.starts
                 self._router.lost(number)
+                if self._queue is not None:
+                    self._queue.lost(number)
 
     def _waiting_of(self, number: int) -> Callable[[], float]:
         return lambda: self._router.engines[number].waiting_s(self._clock())
-
-
-def router_of(name: str, engines: Engines, metrics: Metrics) -> Choice:
-    """Return a router of the gateway by its name: `cost` or `hash`. One engine needs none."""
-    return ByCost(engines, metrics) if name == "cost" and len(engines.all) > 1 else ByHash(engines)
 
 
 def usage_of(tail: bytes) -> tuple[int | None, int | None]:

@@ -175,7 +175,7 @@ class Engines:
     ) -> None:
         self.all = [Engine(url, metrics, clock) for url in urls]
         self._idle_s = idle_s
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self.headers = {"authorization": f"Bearer {key}"} if key else {}
         self._clock = clock
         self._kinds = metrics.engine_kind
         self._labelled: dict[str, EngineKind] = {}
@@ -204,7 +204,7 @@ class Engines:
 
     async def _identify(self, engine: Engine, http: httpx.AsyncClient) -> None:
         try:
-            found = await kind_of(http, engine.url, self._headers)
+            found = await kind_of(http, engine.url, self.headers)
         except httpx.HTTPError:
             return  # it is asked again with the next probe
         engine.kind, engine.asked_at = found, self._clock()

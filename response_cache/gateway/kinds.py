@@ -35,31 +35,36 @@ class EngineKind(NamedTuple):
 
 async def kind_of(http: httpx.AsyncClient, url: str, headers: dict[str, str]) -> EngineKind | None:
     """Return what an engine is; None: it does not say. ``headers``: with its key. Raises httpx.HTTPError."""
-    version = _version(await _fields(http, f"{url}/version", headers))
+    version = _version(await fields_of(http, f"{url}/version", headers))
     if version:
         return EngineKind("vllm", version)
     for path in ("/model_info", "/get_model_info"):
-        found = await _fields(http, url + path, headers)
+        found = await fields_of(http, url + path, headers)
         if "model_path" in found and "is_generation" in found:
-            return EngineKind("sglang", _version(await _fields(http, f"{url}/server_info", headers)))
+            return EngineKind("sglang", _version(await fields_of(http, f"{url}/server_info", headers)))
     return None
 
 
-async def _fields(http: httpx.AsyncClient, url: str, headers: dict[str, str]) -> dict[str, Any]:
-    """Return the object of an answer; empty: there is none."""
-    body = b""
-    async with http.stream("GET", url, headers=headers, timeout=TIMEOUT_S) as answer:
-        if answer.status_code != 200:
-            return {}
-        async for piece in answer.aiter_bytes():
-            body += piece
-            if len(body) > MOST_BYTES:
-                return {}
+async def fields_of(http: httpx.AsyncClient, url: str, headers: dict[str, str]) -> dict[str, Any]:
+    """Return the object of an answer; empty: there is none. Raises httpx.HTTPError."""
     try:
-        found = json.loads(body)
+        found = json.loads(await bytes_of(http, url, headers, MOST_BYTES))
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+async def bytes_of(http: httpx.AsyncClient, url: str, headers: dict[str, str], most: int) -> bytes:
+    """Return the body of an answer 200 of at most so many bytes; empty: there is none. Raises httpx.HTTPError."""
+    body = bytearray()
+    async with http.stream("GET", url, headers=headers, timeout=TIMEOUT_S) as answer:
+        if answer.status_code != 200:
+            return b""
+        async for piece in answer.aiter_bytes():
+            body += piece
+            if len(body) > most:
+                return b""
+    return bytes(body)
 
 
 def _version(fields: dict[str, Any]) -> str:

@@ -72,6 +72,13 @@ class Metrics:
             ["engine"],
             registry=registry,
         )
+        self.held = Gauge("lpc_gateway_held", "Requests that the gateway holds for an engine.", ["engine"], registry=registry)
+        self.held_seconds = Histogram(
+            "lpc_gateway_held_seconds",
+            "Time for which the gateway held a request, those that were handed on at once included.",
+            buckets=SECONDS,
+            registry=registry,
+        )
         self.routes = Counter(
             "lpc_gateway_routes",
             "Requests sent by the router `cost`: `home`, to the conversation's engine; `moved`, to another one; `new`, of a "

@@ -22,15 +22,17 @@ from lpc.wire.http_server import Connections, Patience, Server, raise_descriptor
 from lpc.wire.listening import listen, serve_metrics
 from lpc.wire.tokens import TokenFileError
 from lpc.wire.watched import Watched
+from lpc_apps.routing.router import Router
 from response_cache.client import ResponseCacheClient
 from response_cache.gateway.cached import Cached
-from response_cache.gateway.choice import router_of
+from response_cache.gateway.choice import ByCost, ByHash
 from response_cache.gateway.clients import Clients, SaltKeyError, Tenants, read_key
 from response_cache.gateway.engines import Engines, http_clients
 from response_cache.gateway.errors import GatewayStartError
 from response_cache.gateway.exchange import Load
 from response_cache.gateway.gateway import Gateway
 from response_cache.gateway.metrics import Metrics
+from response_cache.gateway.queue import Queue
 from response_cache.gateway.request import ARGUMENTS, Reader
 from response_cache.gateway.settings import Bounds, GatewaySettings
 from response_cache.gateway.upstream import Upstream
@@ -112,12 +114,18 @@ async def running(
         engines = Engines(
             settings.gateway_engines, metrics, bounds.idle_s, "" if key is None else key.get_secret_value().strip()
         )
+        router = Router([engine.url for engine in engines.all])
+        queue = None
+        if settings.gateway_queue != "off":
+            queue = Queue(engines.all, router, metrics, settings.gateway_engine_tokens, settings.gateway_queue_timeout_s)
+        by_cost = queue is not None or (settings.gateway_router == "cost" and len(engines.all) > 1)
+        choice = ByCost(engines, router, queue, metrics) if by_cost else ByHash(engines)
         kind = settings.engine_kind
         gateway = Gateway(
             settings,
             clients,
             cached,
-            Upstream(kept, fresh, engines, router_of(settings.gateway_router, engines, metrics), metrics),
+            Upstream(kept, fresh, engines, choice, metrics),
             metrics,
             Reader(
                 tenants,
@@ -135,6 +143,8 @@ async def running(
         background = Background(metrics.task_failures)
         background.watch("server", serving)
         background.every(bounds.probe_interval_s, "probe", partial(engines.probe, fresh))
+        if queue is not None:
+            background.every(bounds.probe_interval_s, "measure", partial(queue.measure, fresh, engines.headers))
         if kind == "auto" and settings.gateway_cache:
             background.every(bounds.probe_interval_s, "identify", partial(engines.identify, fresh))
         background.every(REFRESH_S, "tokens", partial(asyncio.to_thread, clients.refresh))

@@ -70,6 +70,19 @@ class GatewaySettings(ServerSettings):
         description="How the engine of a request is chosen. cost: seconds of prefill that wait there, plus 11 times the "
         "seconds that the request would miss there; hash: by the conversation alone, while the engine is not overloaded.",
     )
+    gateway_queue: Literal["off", "warm-first"] = Field(
+        "off",
+        description="warm-first: hold requests while an engine's prefill is busy, and hand them on with mostly cached prompts "
+        "first, within a bound, so that agents beyond the cache do not lose it. For engines without the plug-in. Needs the "
+        "router cost.",
+    )
+    gateway_queue_timeout_s: Seconds = Field(600.0, description="Seconds for which a request is held; over it 503.")
+    gateway_engine_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens of each engine's KV cache, for LPC_GATEWAY_QUEUE; empty: the engines are asked (vLLM's /metrics, "
+        "SGLang's /server_info).",
+    )
     gateway_paths: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="Additional requests to proxy, as `METHOD /path` separated by commas; `*` matches one segment. Do not "
@@ -141,7 +154,12 @@ class GatewaySettings(ServerSettings):
     )
 
     _empty_is_none_too = field_validator(
-        "gateway_engine_key", "gateway_engine_ca", "gateway_salt_key_file", "gateway_max_connections_per_address", mode="before"
+        "gateway_engine_key",
+        "gateway_engine_ca",
+        "gateway_engine_tokens",
+        "gateway_salt_key_file",
+        "gateway_max_connections_per_address",
+        mode="before",
     )(none_if_empty)
 
     @field_validator("gateway_engines", "gateway_paths", "gateway_identity_headers", mode="before")
@@ -202,6 +220,8 @@ class GatewaySettings(ServerSettings):
     def _is_whole(self) -> Self:
         if self.gateway_engine_key is not None and self.tokens is None:
             raise ValueError("gateway_engine_key without tokens would open the engines to everybody: set tokens")
+        if self.gateway_queue != "off" and self.gateway_router != "cost":
+            raise ValueError("gateway_queue needs the router cost: set LPC_GATEWAY_ROUTER=cost, or LPC_GATEWAY_QUEUE=off")
         if self.gateway_max_held_bytes < self.max_request_bytes:
             raise ValueError("gateway_max_held_bytes must be at least max_request_bytes")
         return self

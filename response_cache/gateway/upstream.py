@@ -27,6 +27,7 @@ from response_cache.gateway.choice import Choice, Route, Visit
 from response_cache.gateway.engines import Engine, Engines
 from response_cache.gateway.errors import GatewayError
 from response_cache.gateway.metrics import Metrics
+from response_cache.gateway.queue import EngineDown
 from response_cache.gateway.targets import JSON_PATHS
 
 REFUSALS: Final = frozenset((502, 503))
@@ -169,9 +170,12 @@ class Upstream:
                 visit = attempt.enter_context(self._choice.visiting(engine, route))
                 began = self._clock()
                 try:
+                    await visit.turn()
                     response = await self._send(request, engine, patience_s)
                     attempt.push_async_callback(response.aclose)
                     response, status = await _begun(response, request.needs_body, visit)
+                except EngineDown:
+                    pass  # what it held goes to another one
                 except httpx.ConnectTimeout:
                     self._count(engine, "unreachable")
                     if engine.answered_at < began:

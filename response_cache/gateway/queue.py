@@ -1,0 +1,169 @@
+"""The gateway's queue: requests wait here instead of in the engine, and are handed on warm first (`lpc_apps.routing.held`).
+
+Nothing is held for an engine whose cache's size is not known, since the order depends on what it has cached. An answer that is
+not streamed shows no first token, so such a request is held only if the engine's speed is known. An engine that shows no first
+token in `SLOW` times the time that its prefill should take gets the next request: its own queue decides then.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import httpx
+
+from lpc_apps.routing.held import Held
+from lpc_apps.routing.router import Router, Sending
+from response_cache.gateway.engines import Engine
+from response_cache.gateway.errors import GatewayError
+from response_cache.gateway.kinds import bytes_of, fields_of
+from response_cache.gateway.metrics import Metrics
+
+LOOK_S: Final = 1.0
+"""Seconds between looks at whether the engine of a held request is still up."""
+MEASURED_S: Final = 60.0
+"""Seconds after which an engine is asked again how large its cache is."""
+METRICS_BYTES: Final = 4 << 20
+MOST_TOKENS: Final = 10**10
+_CACHE: Final = re.compile(rb"^vllm:cache_config_info\{([^}\n]*)\}", re.MULTILINE)
+_NUMBER: Final = re.compile(rb'(block_size|num_gpu_blocks)="(\d{1,12})"')
+
+
+class EngineDown(Exception):
+    """The engine went down while it was to get a held request."""
+
+
+class Queue:
+    """Requests that are held, by engine. Lives on one event loop.
+
+    Args:
+        tokens: size of each engine's cache; None: the engines are asked.
+        longest_s: seconds after which a held request is refused.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        router: Router,
+        metrics: Metrics,
+        tokens: int | None = None,
+        longest_s: float = 600.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engines, self._router, self._tokens, self._longest_s, self._clock = engines, router, tokens, longest_s, clock
+        self._held: list[Held | None] = [None] * len(engines)
+        self._asked_at = [-MEASURED_S] * len(engines)
+        self._turns: dict[Sending, asyncio.Future[None]] = {}
+        self._timers: list[asyncio.TimerHandle | None] = [None] * len(engines)
+        self._seconds = metrics.held_seconds
+        for number, engine in enumerate(engines):
+            metrics.held.labels(engine.name).set_function(partial(self._length, number))
+            if tokens is not None:
+                self._size(number, tokens)
+
+    def takes(self, number: int, *, streamed: bool) -> bool:
+        """Return whether a request for an engine goes through the queue."""
+        return self._held[number] is not None and (streamed or self._router.engines[number].is_measured)
+
+    async def turn(self, sending: Sending) -> None:
+        """Wait until the engine is to get a request.
+
+        Raises:
+            EngineDown: the engine went down.
+            GatewayError: it was held for too long (503).
+        """
+        number = sending.engine
+        held = self._held[number]
+        assert held is not None
+        held.add(sending)
+        turn = self._turns[sending] = asyncio.get_running_loop().create_future()
+        began = self._clock()
+        try:
+            self.pump(number)
+            while not turn.done():
+                await asyncio.wait((turn,), timeout=LOOK_S)
+                if turn.done():
+                    break
+                if not self._engines[number].ready:
+                    raise EngineDown
+                if self._clock() - began > self._longest_s:
+                    waited = f"the request waited {self._longest_s:g} s for an engine"
+                    raise GatewayError(503, f"{waited} (LPC_GATEWAY_QUEUE_TIMEOUT_S): try again later")
+        finally:
+            del self._turns[sending]
+            if sending in held:
+                held.drop(sending)
+                self.pump(number)
+            self._seconds.observe(self._clock() - began)
+
+    def pump(self, number: int) -> None:
+        """Hand on what an engine is to have now."""
+        held = self._held[number]
+        if held is None:
+            return
+        now = self._clock()
+        while (sending := held.hand_on(now)) is not None:
+            turn = self._turns.get(sending)
+            if turn is not None and not turn.done():
+                turn.set_result(None)
+        timer = self._timers[number]
+        if timer is not None:
+            timer.cancel()
+        at = held.next_at() if len(held) else None
+        loop = asyncio.get_running_loop()
+        self._timers[number] = None if at is None else loop.call_later(max(at - now, 0.0) + 0.001, self.pump, number)
+
+    def answered(self, sending: Sending, cached: int | None) -> None:
+        """Record an answer, and the cached tokens that it reports."""
+        held = self._held[sending.engine]
+        if held is not None:
+            held.answered(sending, cached)
+
+    def lost(self, number: int) -> None:
+        """Record that an engine has ended: its cache is empty."""
+        held = self._held[number]
+        if held is not None:
+            held.cache.clear()
+        self._asked_at[number] = -MEASURED_S
+
+    async def measure(self, http: httpx.AsyncClient, headers: dict[str, str]) -> None:
+        """Ask the engines that are up how large their caches are, each once in `MEASURED_S`."""
+        if self._tokens is not None:
+            return
+        now = self._clock()
+        for number, engine in enumerate(self._engines):
+            if engine.up and now - self._asked_at[number] >= MEASURED_S:
+                self._asked_at[number] = now
+                try:
+                    tokens = await tokens_of(http, engine.url, headers)
+                except httpx.HTTPError:
+                    continue
+                if tokens is not None:
+                    self._size(number, tokens)
+
+    def _size(self, number: int, tokens: int) -> None:
+        held = self._held[number]
+        if held is None:
+            self._held[number] = Held(self._router.engines[number], tokens)
+        else:
+            held.resize(tokens)
+
+    def _length(self, number: int) -> int:
+        held = self._held[number]
+        return 0 if held is None else len(held)
+
+
+async def tokens_of(http: httpx.AsyncClient, url: str, headers: dict[str, str]) -> int | None:
+    """Return the tokens of an engine's cache, of all its ranks together; None: it does not say. Raises httpx.HTTPError."""
+    tokens = 0
+    for labels in _CACHE.findall(await bytes_of(http, f"{url}/metrics", headers, METRICS_BYTES)):
+        sizes = {name: int(number) for name, number in _NUMBER.findall(labels)}
+        tokens += sizes.get(b"block_size", 0) * sizes.get(b"num_gpu_blocks", 0)
+    if not tokens:
+        fields: Any = await fields_of(http, f"{url}/server_info", headers)
+        found = fields.get("max_total_num_tokens")
+        tokens = found if isinstance(found, int) and not isinstance(found, bool) else 0
+    return tokens if 0 < tokens <= MOST_TOKENS else None

@@ -1,0 +1,154 @@
+"""The gateway holds requests while an engine's prefill is busy, and loses none."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from response_cache.gateway.queue import tokens_of
+from tests.engine_double import EngineDouble, serve_double
+from tests.eventually import eventually
+from tests.integration.response_cache.gateway.conftest import Running, a_gateway, chat
+
+QUEUE = {"gateway_queue": "warm-first", "gateway_engine_tokens": 100_000}
+LONG = "word " * 8000
+"""Its prefill takes a second at the speed that is assumed before one is measured, so the next may be sent after four."""
+
+
+@contextlib.asynccontextmanager
+async def asking(gateway: Running, *texts: str, stream: bool = True) -> AsyncIterator[list[asyncio.Task[httpx.Response]]]:
+    """Ask these questions, each a moment after the one before."""
+    tasks = []
+    for text in texts:
+        tasks.append(asyncio.ensure_future(gateway.ask(chat(text + LONG, stream=stream))))
+        await asyncio.sleep(0.05)
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def held(gateway: Running, engine: EngineDouble) -> float:
+    return await gateway.metric(f'lpc_gateway_held{{engine="{engine.url.removeprefix("http://")}"}}')
+
+
+async def until_held(gateway: Running, engine: EngineDouble, count: int) -> None:
+    while await held(gateway, engine) != count:
+        await asyncio.sleep(0.01)
+
+
+async def test_a_request_waits_in_the_gateway_until_the_first_token_of_the_one_before() -> None:
+    engine = EngineDouble()
+    engine.go.clear()
+    async with serve_double(engine), a_gateway(engine, **QUEUE) as gateway, asking(gateway, "a", "b") as (first, second):
+        await until_held(gateway, engine, 1)
+        assert len(engine.completions) == 1
+        engine.go.set()
+        assert [answer.status_code for answer in await asyncio.gather(first, second)] == [200, 200]
+        assert len(engine.completions) == 2
+        assert await held(gateway, engine) == 0
+
+
+async def test_a_client_that_leaves_while_its_request_is_held_is_taken_out() -> None:
+    engine = EngineDouble()
+    engine.go.clear()
+    async with serve_double(engine), a_gateway(engine, **QUEUE) as gateway, asking(gateway, "a", "b") as (first, second):
+        await until_held(gateway, engine, 1)
+        second.cancel()
+        await until_held(gateway, engine, 0)
+        engine.go.set()
+        assert (await first).status_code == 200
+        assert len(engine.completions) == 1
+
+
+async def test_a_client_that_leaves_during_its_prefill_lets_the_next_one_in() -> None:
+    engine = EngineDouble()
+    engine.go.clear()
+    async with serve_double(engine), a_gateway(engine, **QUEUE) as gateway, asking(gateway, "a", "b") as (first, second):
+        await until_held(gateway, engine, 1)
+        first.cancel()
+        await eventually(lambda: len(engine.completions) == 2)
+        engine.go.set()
+        assert (await second).status_code == 200
+
+
+async def test_the_requests_of_an_engine_that_ends_go_to_another_one_also_those_that_are_held() -> None:
+    good, bad, ending = EngineDouble(), EngineDouble(), contextlib.AsyncExitStack()
+    good.go.clear()
+    bad.go.clear()
+    await ending.enter_async_context(serve_double(bad))
+    async with serve_double(good), a_gateway(good, bad, **QUEUE) as gateway, asking(gateway, *map(str, range(6))) as tasks:
+        await until_held(gateway, bad, 2)
+        assert len(good.completions) == len(bad.completions) == 1
+        await ending.aclose()
+        good.go.set()
+        assert {answer.status_code for answer in await asyncio.gather(*tasks)} == {200}
+
+
+async def test_a_request_that_is_held_for_too_long_gets_one_clear_error() -> None:
+    engine = EngineDouble()
+    engine.go.clear()
+    limited = {**QUEUE, "gateway_queue_timeout_s": 0.5}
+    async with serve_double(engine), a_gateway(engine, **limited) as gateway, asking(gateway, "a", "b") as (first, second):
+        refused = await second
+        assert refused.status_code == 503 and "LPC_GATEWAY_QUEUE_TIMEOUT_S" in refused.text
+        engine.go.set()
+        assert (await first).status_code == 200
+
+
+async def test_an_engine_that_shows_no_first_token_gets_the_next_request_anyway() -> None:
+    engine = EngineDouble()
+    engine.go.clear()
+    async with serve_double(engine), a_gateway(engine, **QUEUE) as gateway, asking(gateway, "a", "b"):
+        await until_held(gateway, engine, 1)
+        await eventually(lambda: len(engine.completions) == 2)
+        engine.go.set()
+
+
+async def test_answers_without_a_stream_are_not_held_while_the_engines_speed_is_unknown() -> None:
+    engine = EngineDouble()
+    engine.go.clear()
+    async with serve_double(engine), a_gateway(engine, **QUEUE) as gateway, asking(gateway, "a", "b", stream=False):
+        await eventually(lambda: len(engine.completions) == 2)
+        engine.go.set()
+
+
+async def test_nothing_is_held_for_an_engine_whose_cache_has_no_known_size() -> None:
+    engine = EngineDouble()
+    engine.go.clear()
+    async with serve_double(engine), a_gateway(engine, gateway_queue="warm-first") as gateway, asking(gateway, "a", "b"):
+        await eventually(lambda: len(engine.completions) == 2)
+        engine.go.set()
+
+
+VLLM = (
+    '# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",'
+    'num_gpu_blocks="1000",num_gpu_blocks_override="None"} 1.0\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("answers", "tokens"),
+    [
+        ({"/metrics": VLLM}, 16_000),
+        ({"/metrics": VLLM + VLLM.replace('engine="0"', 'engine="1"')}, 32_000),  # ranks of one address
+        ({"/metrics": VLLM.replace('"1000"', '"None"')}, None),
+        ({"/metrics": VLLM.replace('"1000"', '"9999999999999999"')}, None),
+        ({"/metrics": "x" * (5 << 20)}, None),
+        ({"/server_info": '{"max_total_num_tokens": 5000, "version": "0.5.23"}'}, 5_000),
+        ({"/server_info": '{"max_total_num_tokens": true}'}, None),
+        ({"/server_info": "[" * 100_000}, None),
+        ({}, None),
+    ],
+)
+async def test_the_size_of_an_engines_cache_is_read(answers: dict[str, str], tokens: int | None) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        text = answers.get(request.url.path)
+        return httpx.Response(404) if text is None else httpx.Response(200, text=text)
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
+        assert await tokens_of(http, "http://engine", {}) == tokens
