@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 import typer
 
 from lpc.errors import LpcError, UsageError
-from lpc_cli.options import FormatName, ModelName, Models, Output, Quick
+from lpc_apps.logs.formats import FormatName
+from lpc_cli.options import ModelName, Models, Output, Quick
 from lpc_cli.outcome import end_with, report
 
 app = typer.Typer(

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from benchmarks.engine_trace import coarser, rows_of
 from lpc.errors import UsageError
-from lpc_apps.logs.traces import Trace, TracedRequest, open_trace
+from lpc_apps.logs.formats import open_trace
+from lpc_apps.logs.traces import Trace, TracedRequest
 from lpc_apps.simulator.sessions import PAUSE_S, Sessions, chain, closed_loop
 from lpc_apps.simulator.workload import Turn, Workload, from_trace
 from lpc_apps.simulator.workloads import WORKLOADS

@@ -190,8 +190,8 @@ def simulate(
     ShareGPT is a bundled sample of it.
     """
     try:
-        from lpc_apps.logs.log import CONVERSATIONS, open_log
-        from lpc_apps.logs.traces import SAMPLED
+        from lpc_apps.logs.formats import CONVERSATIONS, SAMPLED
+        from lpc_apps.logs.log import open_log
         from lpc_apps.logs.traces.sample import every_for
         from lpc_cli import simulation
         from lpc_cli.fleet import simulate_fleets

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from lpc.errors import ArtifactError
 from lpc.progress import apart, progress
 from lpc.wire.terminal import console
-from lpc_apps.logs.log import CONVERSATIONS, Log
+from lpc_apps.logs.formats import CONVERSATIONS
+from lpc_apps.logs.log import Log
 from lpc_apps.logs.records import Skipped
 from lpc_apps.simulator.amounts import SimulationError, in_tokens, parse_capacity, percent, tokens
 from lpc_apps.simulator.beginning import ERROR, FIRST, Beginning

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from lpc_apps.logs import records
-from lpc_apps.logs.chats import read_chats
 from lpc_apps.logs.chats.request import LoggedRequest
+from lpc_apps.logs.formats import open_trace
+from lpc_apps.logs.log import open_log
 from lpc_apps.logs.records import Skipped
-from lpc_apps.logs.traces import Trace, TraceError, open_trace
+from lpc_apps.logs.traces import Trace, TraceError
 
 Json = dict[str, Any]
 Read = Callable[..., Trace]
@@ -38,7 +39,8 @@ def as_bytes(line: Json | str | bytes) -> bytes:
 
 
 def requests_of(path: Path, format: str) -> list[LoggedRequest]:  # noqa: A002
-    return [request for _, request in read_chats(path, format, Skipped())]
+    with open_log(path, format) as log:
+        return [request for _, request in log.requests(Skipped())]
 
 
 def user(content: Any) -> Json:
@@ -835,7 +837,8 @@ def test_log_records_of_one_span_are_one_request(tmp_path: Path) -> None:
     ]
     path = written(tmp_path / "log.jsonl", {"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]})
     skipped = Skipped()
-    ((_, request),) = read_chats(path, "otel", skipped)
+    with open_log(path, "otel") as log:
+        ((_, request),) = log.requests(skipped)
     assert [message.text for message in request.messages + request.reply] == ["s", "q", "a"]
     assert skipped.counts == {"messages without an answer in the same line": 1}
 

@@ -178,7 +178,7 @@ def test_more_than_ten_and_one_in_a_hundred_wrong_records_are_refused(
 
 
 def test_an_unknown_dataset_and_a_missing_path_are_refused_before_anything_is_read() -> None:
-    with pytest.raises(UsageError, match="unknown dataset shargpt: known are sharegpt, conversations, chat"):
+    with pytest.raises(UsageError, match="unknown dataset shargpt: known are sharegpt, chat, conversations"):
         load("shargpt")
     with pytest.raises(UsageError, match="conversations does not come with this package: give its file or folder"):
         load("conversations")

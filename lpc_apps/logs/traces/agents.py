@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from lpc_apps.logs.records import (
     DAMAGED,
@@ -56,6 +56,15 @@ class _Session:
     conversations: list[list[_Call]]
     """Its own calls, and those of each sub-agent."""
     retries: int
+
+
+def is_archive(file: IO[bytes]) -> bool:
+    """Return whether a file is a tar with a member. Zero bytes alone, as at the start of a log that was truncated, are not."""
+    try:
+        with tarfile.open(fileobj=file) as archive:
+            return archive.next() is not None
+    except tarfile.TarError:
+        return False
 
 
 def read_agent_sessions(path: Path, *, active: int = ACTIVE_SESSIONS, seed: int = 0) -> Trace:

@@ -239,6 +239,16 @@ def ids_of(record: dict[str, Any], name: str) -> list[int]:
     return ids
 
 
+def has_ids(record: Record) -> bool:
+    """Return whether a record has block ids and the length of the prompt, as in the formats of Mooncake and Qwen."""
+    return "hash_ids" in record and "input_length" in record
+
+
+def check_ids(record: Record) -> None:
+    """Raise WrongRecord for a record whose ids, length or time cannot be read."""
+    ids_of(record, "hash_ids"), tokens(record, "input_length", 1), milliseconds(record, "timestamp")
+
+
 def hashed_blocks(record: dict[str, Any], input_tokens: int, block_tokens: int) -> list[int]:
     """Return the field hash_ids: one id per full block, and optionally one for a partial last block. Raises WrongRecord.
 
