@@ -23,6 +23,7 @@ from response_cache.service.cache import ResponseCache
 from response_cache.service.embedding import Embedder
 from response_cache.service.judging import rules_of
 from response_cache.service.metrics import CacheMetrics
+from response_cache.service.opening import Opener
 from response_cache.service.scopes_in_use import SYNC_S
 from response_cache.service.servicer import ResponseCacheService
 from response_cache.service.settings import CacheSettings
@@ -103,8 +104,17 @@ def _build(
         *(redis, store.namer, embedder.encoder, ranking.digest, verdicts),
         forged=cache_metrics.forged.labels("evidence").inc,
     )
+    opener = Opener(keys, cache_metrics, clock.now)
     semantic = SimilarQuestions(
-        *(keys, store, Vectors(redis, embedder.encoder), evidence, embedder, partial(rules_of, embedder), clock.now, ranking),
+        keys=keys,
+        store=store,
+        opener=opener,
+        vectors=Vectors(redis, embedder.encoder),
+        evidence=evidence,
+        embedder=embedder,
+        rules=partial(rules_of, embedder),
+        clock=clock.now,
+        ranking=ranking,
         judged=lambda scope, same: cache_metrics.judged(scopes.label(scope), same),
         report=lambda client, scope, in_force: cache_metrics.in_force(client, scopes.label(scope), in_force),
     )
@@ -113,7 +123,15 @@ def _build(
     made.stack.push_async_callback(share, days)
     frequent = FrequentQuestions(redis, keys, store.namer, clock.wall)
     cache = ResponseCache(
-        *(keys, store, Flights(redis, FLIGHT_S), scopes, semantic, frequent, cache_metrics, days),
+        keys=keys,
+        store=store,
+        opener=opener,
+        flights=Flights(redis, FLIGHT_S),
+        scopes=scopes,
+        semantic=semantic,
+        frequent=frequent,
+        metrics=cache_metrics,
+        days=days,
         max_entry_bytes=settings.cache_max_entry_kib * 1024,
         client_scopes=settings.cache_client_scopes,
         clock=clock.now,
