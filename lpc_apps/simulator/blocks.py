@@ -21,7 +21,8 @@ class Piece(Block):
         segment, start, size: ``size`` blocks of the segment from index ``start``.
         block_id: content id of the first block; unique in a cache.
         held: cached pieces of the segment.
-        waiter: waiting request that retains the piece (`lpc_apps.simulator.keep`); None: in use, or in the policy's order.
+        waiter: waiting request that retains the piece (`lpc_apps.simulator.waiting_prefixes`); None: in use, or in the
+            policy's order.
     """
 
     __slots__ = ("held", "segment", "size", "start", "waiter")

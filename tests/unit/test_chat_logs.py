@@ -239,7 +239,7 @@ def test_equal_prompts_share_all_blocks(name: str, read: Read) -> None:
     ],
     ids=["ids of calls", "white space in arguments", "mark on text", "mark on an image", "mark on a tool"],
 )
-def test_what_no_template_renders_makes_no_difference(bodies: list[Json], read: Read) -> None:
+def test_fields_that_no_template_renders_make_no_difference(bodies: list[Json], read: Read) -> None:
     trace = read("chat", *({"time": i, **body} for i, body in enumerate(bodies)))
     assert shared(trace)[0] == shared(trace)[1]
 
@@ -314,7 +314,7 @@ def test_anthropic_counts_cached_tokens_apart(read: Read) -> None:
     assert (request.input_tokens, request.output_tokens) == (1000, 7)
 
 
-def test_what_is_not_in_the_blocks_is_counted(read: Read) -> None:
+def test_parts_outside_the_blocks_are_counted(read: Read) -> None:
     body = {"messages": [user("hi")], "response_format": {"type": "json_object"}, "previous_response_id": "r"}
     assert read("chat", {"time": 1, **body}).estimated == {"response_format": 1, "previous_response_id": 1}
 

@@ -211,7 +211,9 @@ def test_an_operators_own_log_is_a_dataset_too(tmp_path: Path) -> None:
         ({"x.jsonl": '{"text": "canaryzebra"}\n'}, "x.jsonl", "no field messages: 1 (first: x.jsonl:1)"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_the_reason(files: dict[str, str], path: str, reason: str, tmp_path: Path) -> None:
+def test_an_unreadable_dataset_is_refused_with_the_reason(
+    files: dict[str, str], path: str, reason: str, tmp_path: Path
+) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     assert reason in refusal(tmp_path / path)
