@@ -29,7 +29,7 @@ class Course:
 
     Attributes:
         trace: their requests, session by session; the times of arrival have no meaning.
-        gaps_s: by request, seconds from the previous answer, or the end of the session before, to its arrival.
+        gaps_s: seconds, by request, from the previous answer, or the end of the session before, to its arrival.
         left_out: number of sessions of the log with a prompt that is too long.
     """
 

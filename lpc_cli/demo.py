@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PICTURE = Path("out/gain.png")
 """The default, whose folder is created."""
 TIMEOUT_S = 60.0
-"""Of each prediction."""
+"""Timeout of each prediction."""
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.08)
 """Sizes of the simulated cache, shares of the working set."""
 SAMPLES = {

@@ -13,8 +13,8 @@ class Collected:
     """Collects rows, and prints once what was read of the log, if there is one.
 
     Attributes:
-        rows: by run.
-        log: what was read of a log; None: no log.
+        rows: rows by run.
+        log: counts of what was read of a log; None: no log.
     """
 
     def __init__(self, log: Log | None) -> None:

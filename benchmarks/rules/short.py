@@ -57,7 +57,7 @@ class Part(NamedTuple):
     Attributes:
         file: the file, or the name of a generated workload; None: sessions in AIPerf's format, drawn by seed.
         start: first request, of a log that has its own times.
-        seed: of a log that is drawn.
+        seed: seed of a log that is drawn.
     """
 
     file: Path | None

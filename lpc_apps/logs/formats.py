@@ -162,7 +162,7 @@ _LIST: Final = (
     ),
 )
 FORMATS: Final[Mapping[str, Format]] = {known.name: known for known in _LIST}
-"""By name. Of several whose shape a record has, the first is its format."""
+"""Formats by name. Of several whose shape a record has, the first is its format."""
 WITH_TEXT: Final = tuple(known.name for known in _LIST if known.chats is not None)
 SAMPLED: Final = tuple(known.name for known in _LIST if known.chats is not None or known.trace is not None)
 """Formats of which a sample can be read."""

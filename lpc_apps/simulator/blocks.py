@@ -93,7 +93,7 @@ class Held(Generic[B]):
     """The cached blocks of a segment.
 
     Attributes:
-        pieces: in the order of the prefix, possibly with gaps.
+        pieces: cached pieces in the order of the prefix, possibly with gaps.
         size: number of cached blocks.
         references: number of running requests that use the segment, and so all of its blocks.
         waiters: waiting requests that will hit blocks of the segment, in order of arrival; an ordered set.

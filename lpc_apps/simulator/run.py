@@ -42,7 +42,7 @@ class WorkloadSpec:
         workload: one of `WORKLOADS` or `EVERYDAY`; None: a trace, or conversations.
         think_time, law, active, seed: parameters of conversations; active and seed also of agent sessions, seed also of
             generated workloads.
-        sample: of a trace with times, 1 in so many families (`lpc_apps.logs.traces.sample`), for so small a cache; 1: all.
+        sample: part of a trace with times, 1 in so many families (`lpc_apps.logs.traces.sample`), for so small a cache; 1: all.
         count_from: second of a trace from which hits are counted; None: from LEARN_S on, in a trace of up to
             1.9 times that (57 minutes) from its middle on, in a generated workload after 500 requests.
         sessions: concurrent sessions of a closed loop; None: requests arrive at the log's times.

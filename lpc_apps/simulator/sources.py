@@ -40,7 +40,7 @@ class Sources:
     """Counts the tokens of prompts by source. Its memory is unbounded, as the log's length is known.
 
     Attributes:
-        tokens: by source, one of HITS or MISSES.
+        tokens: prompt tokens by source, one of HITS or MISSES.
         unused: evicted tokens by the time since the last request with their blocks started; see `misses.UNUSED`.
     """
 

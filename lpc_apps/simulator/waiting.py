@@ -129,7 +129,7 @@ class SGLangs(Fcfs):
         self._computed = 0
         """Prompt tokens computed so far."""
         self._misses = 0
-        """Of the request that :meth:`first` has returned."""
+        """Missing tokens of the request that :meth:`first` has returned."""
         self._at_arrival: dict[Turn, int] = {}
 
     def add(self, turn: Turn) -> None:

@@ -48,7 +48,7 @@ class TenantTier:
 
     Attributes:
         tier: the tier.
-        owner: whose limits apply to it: the client of which it may be a part.
+        owner: tenant whose limits apply to it: the client of which it may be a part.
         place: location of its evidence in Redis: judge and tenant.
         part_of: name in Redis of the client of which it is a part; empty: it is none.
         rules: gate and judge.

@@ -65,7 +65,7 @@ class _Calls:
         """``several`` returns the names, and the fields of names, of several calls each."""
         self._several = several
         self._unsure: tuple[set[str], set[str]] | None = None
-        """What ``several`` found, once a call has come again."""
+        """Result of ``several``, once a call has come again."""
         self._seen: set[int] = set()
         self._names: set[str] = set()
         self._around: set[str] = set()

@@ -28,7 +28,7 @@ DETAILS: Final = "gen_ai.client.inference.operation.details"
 ERROR: Final = frozenset({"2", "ERROR", "STATUS_CODE_ERROR"})
 _ASKED: Final = ("gen_ai.prompt", "llm.input_messages", "llm.prompts", "ai.prompt.messages")
 _SAID: Final = ("gen_ai.completion", "llm.output_messages", "llm.completions", "ai.response.text")
-"""Of the older conventions, of OpenInference, of older OpenLLMetry, and of Vercel's AI SDK."""
+"""Names in the older conventions, in OpenInference, in older OpenLLMetry, and in Vercel's AI SDK."""
 _DEEPEST: Final = 12
 """Levels of numbered names."""
 _SCALARS: Final = ("stringValue", "intValue", "doubleValue", "boolValue", "bytesValue")

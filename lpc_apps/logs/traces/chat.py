@@ -34,7 +34,7 @@ BLOCK_CHARS: Final = BLOCK_TOKENS * CHARS_PER_TOKEN
 SURE_TOKENS: Final = 256
 """Estimated tokens of a prompt in which the template's own text does not matter for the ratio of characters and tokens."""
 BLOCK_TOKENS_RANGE: Final = (8, 64)
-"""From 8 characters per token to one."""
+"""Tokens of a block from 8 characters per token to one."""
 MEDIUM_RANGE: Final = (BLOCK_TOKENS, 65_536)
 SETTLED_S: Final = 3600.0
 """A conversation with a request in the last seconds of the log may not have ended."""

@@ -38,9 +38,9 @@ class TracedRequest:
         linkable: whether a later turn could be recognised as part of this conversation. If not, it is unknown whether the
             conversation continued, and the turn is not an example.
         with_reply: content ids of the blocks of prompt and reply together; None if the format lacks the reply's text.
-        reply_end: how the reply ended, as the engine saw it: a tool call, the end of a turn; empty: unknown.
+        reply_end: kind of the reply's end as the engine saw it: a tool call, the end of a turn; empty: unknown.
         served_s: seconds from arrival to the end of the reply; None if unknown.
-        user: who asked, in the log's own terms; empty: unknown.
+        user: user's name in the log's own terms; empty: unknown.
         tenant: its cache salt; empty without one.
         text_blocks: content ids of blocks of the text of all messages, without roles, tools and arguments; empty: not read.
     """
@@ -68,7 +68,7 @@ class Trace:
     Attributes:
         name: the file's name.
         block_tokens: tokens of a full block.
-        requests: in order of arrival; the first arrives at 0.
+        requests: requests in order of arrival; the first arrives at 0.
         start: seconds since the epoch of the first request; None if unknown.
         skipped: skipped records.
         decodes: whether its engines decode, so that replies are cached. Mooncake's only prefill.
