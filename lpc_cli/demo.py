@@ -88,7 +88,10 @@ def _show_gain(picture: Path, screen: "Console") -> None:
     runs = [Run(WorkloadSpec(workload="production"), policy, share) for share in SHARES for policy in (BASELINE, OURS)]
     summary = derived([{**row, "by_fraction": True} for row in sweep(runs)])
     table = Table(
-        *("cache, of the working set", "LRU", "this project", "more hits"),
+        "cache, of the working set",
+        "LRU",
+        "this project",
+        "more hits",
         title="Prompt tokens served from the cache: one simulated hour of chat, modelled on a real trace",
     )
     choices = pairs(summary)

@@ -89,7 +89,10 @@ def _build(
     made.stack.push_async_callback(redis.close)
     cache_metrics.watch_redis(lambda: not redis.away)
     store = Store(
-        *(redis, Namer(keys.current.names), embedder.encoder, cache_metrics.forged.labels("generation").inc),
+        redis,
+        Namer(keys.current.names),
+        embedder.encoder,
+        forged=cache_metrics.forged.labels("generation").inc,
         most_bytes=settings.cache_max_entry_kib * 1024 + MIB,  # an entry has its question as well
     )
     for name, scope in settings.cache_scopes.items():
@@ -101,7 +104,11 @@ def _build(
     ranking = shipped()
     verdicts = _verdicts(settings.verdicts_file) if settings.learns else None
     evidence = SharedEvidence(
-        *(redis, store.namer, embedder.encoder, ranking.digest, verdicts),
+        redis,
+        store.namer,
+        embedder.encoder,
+        ranking=ranking.digest,
+        verdicts=verdicts,
         forged=cache_metrics.forged.labels("evidence").inc,
     )
     opener = Opener(keys, cache_metrics, clock.now)

@@ -215,9 +215,8 @@ class SimilarQuestions:
                 tenant.gate.unjudged(candidate.score, decision, excused=True)
                 return
             joins = names.exact if same else None
-            earlier = await self._evidence.label(
-                *(names.scope, tenant.place, candidate.entry, candidate.score), same=same, joins=joins
-            )
+            entry, score = candidate.entry, candidate.score
+            earlier = await self._evidence.label(names.scope, tenant.place, entry, score, same=same, joins=joins)
             tenant.gate.learn(candidate.score, same=same, decision=decision, earlier=earlier)
             tenant.share_soon()
 

@@ -92,7 +92,13 @@ def read_agent_sessions(path: Path, *, active: int = ACTIVE_SESSIONS, seed: int 
                 arrival = start + call.at
                 requests.append(
                     TracedRequest(
-                        *(arrival, call.input_tokens, call.output_tokens, blocks, name, turn, kind),
+                        arrival=arrival,
+                        input_tokens=call.input_tokens,
+                        output_tokens=call.output_tokens,
+                        blocks=blocks,
+                        conversation=name,
+                        turn=turn,
+                        category=kind,
                         reply_end=call.reply_end,
                         served_s=call.took,
                     )

@@ -223,9 +223,14 @@ def _requests(sessions: dict[str, list[_Prompt]], size: int, fine: int, *, is_wh
             blocks = said.blocks()
             said.add(("reply", name, at), row.output_tokens)
             both = chains.chain(said.blocks() if not is_whole else blocks)
-            lengths = prompt.input_tokens, row.output_tokens
             yield TracedRequest(
-                *(prompt.arrival - first, *lengths, both[: len(blocks)], name, at + 1, turn_bucket(at + 1)),
+                arrival=prompt.arrival - first,
+                input_tokens=prompt.input_tokens,
+                output_tokens=row.output_tokens,
+                blocks=both[: len(blocks)],
+                conversation=name,
+                turn=at + 1,
+                category=turn_bucket(at + 1),
                 with_reply=None if is_whole else both,
                 served_s=prompt.took,
             )

@@ -81,15 +81,13 @@ def read_qwen(path: Path, sample: Sample = WHOLE) -> Trace:
         roots[line.chat] = root
         requests.append(
             TracedRequest(
-                *(
-                    line.arrival - first,
-                    line.input_tokens,
-                    line.output_tokens,
-                    line.blocks,
-                    str(root),
-                    line.turn,
-                    line.category,
-                ),
+                arrival=line.arrival - first,
+                input_tokens=line.input_tokens,
+                output_tokens=line.output_tokens,
+                blocks=line.blocks,
+                conversation=str(root),
+                turn=line.turn,
+                category=line.category,
                 with_reply=line.with_reply,
                 reply_end=line.reply_end,
                 served_s=line.served,
