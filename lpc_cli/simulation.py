@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from lpc.errors import ArtifactError
 from lpc.progress import apart, progress
 from lpc.wire.terminal import console
-from lpc_apps.logs.formats import CONVERSATIONS
+from lpc_apps.logs.formats import CONVERSATIONS, SAMPLED
 from lpc_apps.logs.log import Log
 from lpc_apps.logs.records import Skipped
 from lpc_apps.simulator.amounts import SimulationError, in_tokens, parse_capacity, percent, tokens
@@ -160,7 +160,7 @@ def simulate_engine(options: SimulateOptions, log: Log | None) -> dict[str, Any]
 
 def _refuse(options: SimulateOptions, spec: WorkloadSpec, *, several: bool) -> None:
     """Raise SimulationError if an option does not fit the workload, ModuleNotFoundError if one needs a missing package."""
-    if spec.trace is not None and spec.format not in ("agents", CONVERSATIONS) and not options.closed and options.seeds > 1:
+    if spec.trace is not None and spec.format in SAMPLED and not options.closed and options.seeds > 1:
         raise SimulationError(
             "a trace with times is replayed as it is: --seeds is for generated workloads, for agent sessions, for "
             "conversations, and for --closed"
