@@ -1,4 +1,4 @@
-"""What depends on a model's template: how an engine joins the texts of a message's parts."""
+"""Facts of a model's template: how an engine joins the texts of a message's parts."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,4 +1,4 @@
-"""Where prompt tokens come from: of a hit, whose text it is; of a miss, why no cache had it.
+"""Sources of prompt tokens: of a hit, whose text it is; of a miss, why no cache had it.
 
 The words are those of a live engine (`eviction_client.observability.misses`), which `lpc report` prints. The same requests use
 all blocks of a segment, so it has one record.

@@ -1,4 +1,4 @@
-"""What a prompt has differently from an earlier one, piece by piece, and the prompt as it would be without some differences."""
+"""Differences of a prompt from an earlier one, piece by piece, and the prompt as it would be without some differences."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What a router knows of its engines: what their caches hold, how much prefill waits, and how many requests are in flight.
+"""Knowledge of a router about its engines: what their caches hold, how much prefill waits, and how many requests are in flight.
 
 Every router knows what it has sent, which of it has had its first token, and which has been answered. A kind of knowledge adds
 what the caches hold:
