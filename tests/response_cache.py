@@ -109,17 +109,26 @@ class Caches:
         evidence = SharedEvidence(self.redis, self.store.namer, embedder.encoder)
         opener = Opener(self.keys, self.metrics, self.clock)
         self.semantic = SimilarQuestions(
-            *(self.keys, self.store, opener, self.vectors, evidence, embedder),
-            *(lambda scope, _tier: Rules(make_gate(scope)), self.clock, shipped()),
+            store=self.store,
+            opener=opener,
+            vectors=self.vectors,
+            evidence=evidence,
+            embedder=embedder,
+            rules=lambda scope, _tier: Rules(make_gate(scope)),
+            ranking=shipped(),
         )
         self.days = Days(self.redis, self.clock)
         frequent = FrequentQuestions(self.redis, self.keys, self.store.namer, self.clock)
         self.cache = ResponseCache(
-            *(self.keys, self.store, opener, Flights(self.redis, flight_s), self.scopes, self.semantic, frequent, self.metrics),
-            self.days,
+            store=self.store,
+            opener=opener,
+            flights=Flights(self.redis, flight_s),
+            scopes=self.scopes,
+            semantic=self.semantic,
+            frequent=frequent,
+            days=self.days,
             max_entry_bytes=64 * 1024,
             client_scopes=client_scopes,
-            clock=self.clock,
         )
         self.upkeep = Upkeep(*(self.keys, self.store, self.scopes, self.semantic, frequent, self.metrics, self.days))
 

@@ -113,14 +113,12 @@ def _build(
     )
     opener = Opener(keys, cache_metrics, clock.now)
     semantic = SimilarQuestions(
-        keys=keys,
         store=store,
         opener=opener,
         vectors=Vectors(redis, embedder.encoder),
         evidence=evidence,
         embedder=embedder,
         rules=partial(rules_of, embedder),
-        clock=clock.now,
         ranking=ranking,
         judged=lambda scope, same: cache_metrics.judged(scopes.label(scope), same),
         report=lambda client, scope, in_force: cache_metrics.in_force(client, scopes.label(scope), in_force),
@@ -130,18 +128,15 @@ def _build(
     made.stack.push_async_callback(share, days)
     frequent = FrequentQuestions(redis, keys, store.namer, clock.wall)
     cache = ResponseCache(
-        keys=keys,
         store=store,
         opener=opener,
         flights=Flights(redis, FLIGHT_S),
         scopes=scopes,
         semantic=semantic,
         frequent=frequent,
-        metrics=cache_metrics,
         days=days,
         max_entry_bytes=settings.cache_max_entry_kib * 1024,
         client_scopes=settings.cache_client_scopes,
-        clock=clock.now,
     )
     made.stack.push_async_callback(cache.counted)
     upkeep = Upkeep(keys, store, scopes, semantic, frequent, cache_metrics, days)

@@ -5,18 +5,16 @@ A failing store is a miss with a reason. Only invalid requests raise.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
 from lpc.errors import InvalidRequest
 from lpc.wire.redis_reach import RedisFailed, RedisRefused
 from response_cache.keys.canonical import REMEMBERED, Request, Scope
-from response_cache.keys.sealing import Keys
 from response_cache.keys.tickets import Flight, Served, Tickets
 from response_cache.semantic.time_sensitive import time_sensitive
 from response_cache.service.lookup import Lookup
-from response_cache.service.metrics import CacheMetrics
 from response_cache.service.opening import Opener, offload
 from response_cache.service.outcomes import Hit, Miss, Stored
 from response_cache.service.similar import SimilarQuestions
@@ -44,35 +42,29 @@ class ResponseCache:
     """The response caches of one sidecar. Lives on one event loop.
 
     Args:
-        keys: encryption keys.
         store: entries in Redis.
-        opener: opens the entries of a lookup.
+        opener: opens the entries of a lookup; has keys, metrics and clock.
         flights: single flight of equal requests.
         scopes: the operator's settings.
         semantic: the semantic tier.
         frequent: counts questions in scopes with `warm_up`.
-        metrics: Prometheus metrics.
         days: counts by day.
         max_entry_bytes: largest answer that is cached.
         client_scopes: most scopes of one client.
-        clock: returns seconds since the epoch.
     """
 
     def __init__(
         self,
-        keys: Keys,
         store: Store,
         opener: Opener,
         flights: Flights,
         scopes: Scopes,
         semantic: SimilarQuestions,
         frequent: FrequentQuestions,
-        metrics: CacheMetrics,
         days: Days,
         *,
         max_entry_bytes: int,
         client_scopes: int,
-        clock: Callable[[], float],
     ) -> None:
         self.scopes = scopes
         self._store = store
@@ -80,15 +72,15 @@ class ResponseCache:
         self._semantic = semantic
         self._frequent = frequent
         self._counting: set[asyncio.Task[None]] = set()
-        self._keys = keys
+        self._keys = opener.keys
         self._namer = store.namer
         self._tickets = Tickets(store.namer)
         self._flights = flights
-        self._metrics = metrics
+        self._metrics = opener.metrics
         self._days = days
         self._max_entry_bytes = max_entry_bytes
         self._client_scopes = client_scopes
-        self._clock = clock
+        self._clock = opener.clock
         self._listed: dict[bytes, tuple[int | None, float]] = {}
 
     async def lookup(

@@ -17,7 +17,7 @@ import numpy as np
 
 from lpc.wire.redis_reach import RedisAway
 from response_cache.keys.canonical import EntryId, Scope, owner_of
-from response_cache.keys.sealing import Keys, Unsealable
+from response_cache.keys.sealing import Unsealable
 from response_cache.keys.tickets import Candidate, Served, Tickets
 from response_cache.semantic.evidence import Tier
 from response_cache.semantic.gate import Decision
@@ -51,14 +51,12 @@ class SimilarQuestions:
     """Both tiers of all scopes. Lives on one event loop.
 
     Args:
-        keys: encryption keys.
         store: entries in Redis.
-        opener: opens the entries of a lookup.
+        opener: opens the entries of a lookup; has keys and clock.
         vectors: vectors in Redis.
         evidence: evidence in Redis.
         embedder: computes vectors.
         rules: returns gate and judge for a scope's settings and tier.
-        clock: returns seconds since the epoch.
         ranking: ranks candidates.
         judged: called with a scope's name and each verdict; None if the judge failed.
         report: called with client, scope and state of each scope in use.
@@ -66,26 +64,24 @@ class SimilarQuestions:
 
     def __init__(
         self,
-        keys: Keys,
         store: Store,
         opener: Opener,
         vectors: Vectors,
         evidence: SharedEvidence,
         embedder: Embedder,
         rules: Callable[[ScopeSettings, Tier], Rules],
-        clock: Callable[[], float],
         ranking: Ranking,
         judged: Callable[[str, bool | None], None] = lambda _scope, _same: None,
         report: Callable[[str, str, InForce], None] = lambda _client, _scope, _in_force: None,
     ) -> None:
-        self._keys = keys
+        self._keys = keys = opener.keys
         self._store = store
         self._opener = opener
         self._evidence = evidence
         self._embedder = embedder
         self._judged = judged
         self._judging = Judging(embedder)
-        self._clock = clock
+        self._clock = clock = opener.clock
         self._ranking = ranking
         self._tickets = Tickets(store.namer)
         self._in_use = ScopesInUse(keys, vectors, evidence, embedder.encoder, rules, clock, report)
