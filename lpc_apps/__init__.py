@@ -1,1 +1,1 @@
-"""The programs that the command line calls: logs, simulator, training, `lpc why`, the controller for LMCache."""
+"""The programs of this project, which its command line calls: logs, simulator, training, and others."""
