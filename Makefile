@@ -269,7 +269,7 @@ test-newest: ## the unit tests with the newest version of each dependency, in .v
 
 .PHONY: test-python release
 # PyTorch, training's packages and the linters are not installed for another Python: engine and sidecar do without.
-WITH_ALL := artifact datasets errors floors head image read_label_log session settings_page versions wire_contract
+WITH_ALL := artifact datasets head image import_contract read_label_log reference_pages session versions wire_contract
 OTHER := .venv-$(notdir $(PYTHON))
 test-python: redis-server ## unit tests of client and sidecar, and an export, with another Python: make test-python PYTHON=python3.13
 	$(PYTHON) -m venv $(OTHER)
@@ -283,4 +283,4 @@ release: setup deploy-tools ## dist/: wheel, sdist, Helm chart, rules, SBOMs, im
 	$(BIN)/python -m deploy.release
 
 clean: ## remove what was built (the environment, the stubs, the model artefacts)
-	rm -rf $(VENV) $(DOCS) $(LMCACHE) $(LMCACHE)-newest $(ENGINE) $(SGLANG) $(RAY) .venv-newest .venv-python* lpc/v1 lpc/cache/v1 models build dist out
+	rm -rf $(VENV) $(DOCS) $(LMCACHE) $(LMCACHE)-newest $(ENGINE) $(SGLANG) .venv-newest .venv-python* lpc/v1 lpc/cache/v1 models build dist out

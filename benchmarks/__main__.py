@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 import typer
 
 from lpc.errors import LpcError, UsageError
-from lpc_cli.options import FormatName, ModelName, Models, Output, Quick
+from lpc_apps.logs.formats import FormatName
+from lpc_cli.options import ModelName, Models, Output, Quick
 from lpc_cli.outcome import end_with, report
 
 app = typer.Typer(
@@ -19,7 +20,7 @@ app = typer.Typer(
 STORED = Path("out/rules")
 """Folder of the finished runs of `rules-...`."""
 OwnLog = Annotated[Path | None, typer.Option("--trace", help="A log with times. [default: a generated hour of chat]")]
-Format = Annotated[str, typer.Option("--format", help="mooncake, qwen, chat or agents.")]
+Format = Annotated[FormatName, typer.Option("--format", help="Format of the log.")]
 
 
 @app.command("predict")
@@ -275,7 +276,7 @@ def bench_rules_worst(
 @app.command("compute")
 def bench_compute(
     log: Annotated[Path, typer.Argument(help="A log.")],
-    log_format: Annotated[FormatName, typer.Option("--format", help="Format of the log.")] = "mooncake",
+    log_format: Format = "mooncake",
     capacity: Annotated[str, typer.Option(help="Tokens or shares of the working set.")] = "2%,5%,8%",
     output: Output = None,
 ) -> None:

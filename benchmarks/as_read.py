@@ -19,7 +19,7 @@ from response_cache.gateway.request import affinity, names_in_other_fields, pars
 ROUNDS: Final = 150
 VALUES: Final = 1_000_000
 RULES: Final = {"vllm": sure("vllm", "0.32.0"), "sglang": sure("sglang", "0.5.23"), "any": ANY}
-"""By kind of the engines."""
+"""Rules by kind of the engines."""
 
 
 def _tool(number: int, **others: Any) -> dict[str, Any]:

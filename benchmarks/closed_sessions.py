@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from benchmarks.engine_trace import coarser, rows_of
 from lpc.errors import UsageError
-from lpc_apps.logs.traces import Trace, TracedRequest, open_trace
+from lpc_apps.logs.formats import open_trace
+from lpc_apps.logs.traces import Trace, TracedRequest
 from lpc_apps.simulator.sessions import PAUSE_S, Sessions, chain, closed_loop
 from lpc_apps.simulator.workload import Turn, Workload, from_trace
 from lpc_apps.simulator.workloads import WORKLOADS
@@ -28,7 +29,7 @@ class Course:
 
     Attributes:
         trace: their requests, session by session; the times of arrival have no meaning.
-        gaps_s: by request, seconds from the previous answer, or the end of the session before, to its arrival.
+        gaps_s: seconds, by request, from the previous answer, or the end of the session before, to its arrival.
         left_out: number of sessions of the log with a prompt that is too long.
     """
 

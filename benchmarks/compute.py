@@ -34,7 +34,7 @@ def weight(depth: float) -> float:
 
 
 WEIGHTS: Final = tuple(weight((low * high) ** 0.5) for low, high in zip((1_000, *DEPTHS), (*DEPTHS, 256_000), strict=True))
-"""By depth group, in the middle of it."""
+"""Weights by depth group, in the middle of it."""
 
 
 class _Weighted(Tables):

@@ -25,7 +25,8 @@ from benchmarks.engine import check_engine, in_engine, tiny_model
 from benchmarks.trace_replay import SERVED
 from benchmarks.virtual_clock import VirtualClock
 from lpc.wire.terminal import console
-from lpc_apps.logs.traces import Trace, open_trace
+from lpc_apps.logs.formats import open_trace
+from lpc_apps.logs.traces import Trace
 from lpc_apps.simulator.workload import from_trace
 from lpc_apps.simulator.workloads import EVERYDAY
 from lpc_apps.tiny_llama import BLOCK

@@ -60,7 +60,7 @@ class Scale:
         shape: config of the model that is made.
         conversations, opening, further: see `gpu_run.traffic`.
         block: tokens per block.
-        options: of vLLM's ``LLM``. Eager, so that five starts fit into ten minutes.
+        options: options of vLLM's ``LLM``. Eager, so that five starts fit into ten minutes.
     """
 
     shape: Mapping[str, Any]
@@ -250,10 +250,10 @@ class Bench:
     """The steps on one machine.
 
     Attributes:
-        device: where sidecar and engine run.
-        folder: for models and logs.
+        device: device of sidecar and engine.
+        folder: folder for models and logs.
         engine_model: folder of the engine's model; None: one is found or made.
-        engine_python, sidecar_python: of these environments; None: they are searched.
+        engine_python, sidecar_python: Pythons of these environments; None: they are searched.
     """
 
     device: Device

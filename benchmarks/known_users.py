@@ -34,7 +34,7 @@ SIZES: Final = (0.02, 0.03, 0.05)
 LAST_TURN: Final = 6
 """Later turns count as this one."""
 FILE, OWN, ENDED = range(LAST_TURN, LAST_TURN + 3)
-"""What a block holds, after numbers for the turns of a conversation that may go on: a file, instructions, what has ended."""
+"""Contents of a block, after numbers for the turns of a conversation that may go on: a file, instructions, what has ended."""
 KINDS: Final = LAST_TURN + 3
 
 
@@ -43,7 +43,7 @@ class Knowledge:
     """What a bound knows of each user. What it does not know is the average of all.
 
     Attributes:
-        rate: how often the user begins a conversation, and how often about the same file.
+        rate: whether it knows how often the user begins a conversation, and how often about the same file.
         p: probability of another turn; else the share by turn number.
         gaps: the law of the gaps.
         outcome: whether this conversation goes on.

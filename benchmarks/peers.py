@@ -28,7 +28,7 @@ PEERS: Final = ("kvcache-simulator", "llmtrafficlens", "kvlint")
 ROOT: Final = Path(__file__).parents[1]
 LONGEST_S: Final = 900
 SIZES: Final = 7
-"""Of the cache, in the curve of the trace."""
+"""Sizes of the cache, in the curve of the trace."""
 HASHED: Final = {"timestamp": 0, "input_length": 1024, "output_length": 10, "hash_ids": [0, 1]}
 QWEN: Final = {"chat_id": 1, "parent_chat_id": -1, "type": "text", "turn": 1, **HASHED}
 SHAREGPT: Final = {
@@ -44,7 +44,7 @@ LOGS: Final[dict[str, tuple[Any, Any]]] = {
 }
 """Two records of each format: those of this project's tests, and those that the others name."""
 NOTHING_READ: Final = "no parseable requests"
-"""How llmtrafficlens ends, without an error, if it has read nothing."""
+"""End of llmtrafficlens, without an error, if it has read nothing."""
 KVLINT: Final = {"ShareGPT": ("sharegpt",), "prompts": ("plain",)}
 """Its names of formats. It starts slowly, so others are read as `openai` only."""
 OPTIONS: Final = {
@@ -64,14 +64,14 @@ OPTIONS: Final = {
     "anonymous trace": {OURS: ("export --help", "--anonymous"), "llmtrafficlens": ("--help", "anonymized")},
     "exit code for CI": {OURS: ("why --help", "--fail-on"), "kvlint": ("lint --help", "--fail-on")},
 }
-"""Which command's help names an option, and the words that show it."""
+"""Command whose help names an option, and the words that show it."""
 
 
 class Program:
     """A program in an environment of its own.
 
     Attributes:
-        megabytes: of its packages; ``install_s``: a processor's seconds of an installation from a warm package cache.
+        megabytes: size of its packages; ``install_s``: a processor's seconds of an installation from a warm package cache.
     """
 
     def __init__(self, name: str, requirement: str, folder: Path) -> None:

@@ -122,7 +122,7 @@ def _measure(side: Side, seed: int, turns: int) -> dict[str, Any]:
 
 async def _chat(engine: Engine, seed: int, turns: int) -> dict[str, Any]:
     answers: list[Answer | None] = []
-    """Of each turn in order; None: the first turn of a conversation."""
+    """Answer before each turn in order; None: the first turn of a conversation."""
     done = asyncio.Event()
     counted_from = 0.0
 

@@ -35,7 +35,7 @@ LOADS: Final = 4
 AGAIN_S: Final = 15.0
 """Least time between two loads of a conversation."""
 LOOK_S: Final = 1.0
-"""How often conversations to load are looked for."""
+"""Seconds after which conversations to load are looked for again."""
 
 
 class Thinking(NamedTuple):

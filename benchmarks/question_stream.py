@@ -18,7 +18,7 @@ from benchmarks.questions import INTENTS, Questions
 from response_cache.semantic.evidence import NO_RECORD, Record, band_of, level_of
 from response_cache.semantic.gate import Decision, Gate
 from response_cache.semantic.normal import normal_form
-from response_cache.semantic.ranking import NEAREST, Candidate, Cluster, Ranking, features, shortlist
+from response_cache.semantic.ranking import NEAREST, Cluster, Neighbour, Ranking, features, shortlist
 from response_cache.semantic.time_sensitive import time_sensitive
 from response_cache.semantic.vetoes import Doubt, Veto, difference
 
@@ -33,7 +33,7 @@ class Found(NamedTuple):
     """
 
     question: int
-    candidate: Candidate
+    candidate: Neighbour
     row: list[float]
     right: bool | None
 
@@ -114,7 +114,7 @@ class Stream:
         same_form = self._forms.get(normal_form(text))
         if same_form is not None:
             right = self.questions.same(question, same_form)
-            one = Candidate(0, 1.0, 1.0, 1.0, self._normalised.of(same_form))
+            one = Neighbour(0, 1.0, 1.0, 1.0, self._normalised.of(same_form))
             return None if right is None else Found(same_form, one, [], right)
         near, similarities = self._nearest(question, partner)
         if not near:

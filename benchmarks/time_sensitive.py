@@ -1,4 +1,4 @@
-"""How many public questions count as time-sensitive, and of CLINC150 how many of those whose answers change within a day."""
+"""Shares of public questions that count as time-sensitive, and of CLINC150 those whose answers change within a day."""
 
 import json
 from pathlib import Path

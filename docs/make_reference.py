@@ -1,4 +1,5 @@
 """Writes the pages of docs/reference that the code knows best (`make reference`): settings, commands, metrics with alerts.
+Of the page of log formats it writes the table.
 
 Commands of all pages that install this package get the source of `lpc.distribution`. --check compares only.
 """
@@ -23,6 +24,7 @@ from lpc.distribution import from_source
 from lpc.wire.redis_settings import RedisSettings
 from lpc.wire.server_settings import ServerSettings
 from lpc_apps.lmcache.settings import LMCacheSettings
+from lpc_apps.logs.formats import FORMATS
 from lpc_cli.cli import app
 from predictor_service import metrics as sidecar
 from predictor_service.settings import ServiceSettings
@@ -200,9 +202,21 @@ def _metrics(registry: CollectorRegistry) -> list[tuple[str, str, str, str]]:
     return [(one._name, str(one._type), ",".join(one._labelnames), one._documentation) for one in found]
 
 
+def with_formats(page: str) -> str:
+    """Return the page of the formats of logs with a table of them."""
+    rows = [f"| `{name}` | {known.file} | {known.record} | {known.known_by} |" for name, known in FORMATS.items()]
+    head, titles, rest = page.partition("| `--format` | File | One record | Recognised by |\n|---|---|---|---|\n")
+    return head + titles + "\n".join(rows) + "\n\n" + rest.partition("\n\n")[2]
+
+
 INSTALLING = (DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md")), *sorted((DOCS.parent / "deploy/examples").glob("*.yaml")))
 """Pages with commands that install this package."""
-PAGES = {"settings": settings_page, "commands": commands_page, "metrics": metrics_page}
+PAGES = {
+    "settings": settings_page,
+    "commands": commands_page,
+    "metrics": metrics_page,
+    "log-formats": lambda: with_formats((DOCS / "reference/log-formats.md").read_text()),
+}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

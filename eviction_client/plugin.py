@@ -247,7 +247,7 @@ class Plugin:
             completed: False if it was aborted or failed; its prediction is then ignored.
             blocks: hashes of its computed blocks from the start, which must not change afterwards.
             prompt_blocks: number of these that the prompt filled.
-            reply_end: equal for replies with the same end; see `eviction_client.policy.reply_ends`.
+            reply_end: equal for replies with the same end; see `eviction_client.policy.features`.
             session: digest of the conversation's name, the same in all engines, if known.
             token_ids: the prompt, which must not change afterwards; empty for a prompt of embeddings.
             prompt_tokens: of the prompt; None: as many as ``token_ids``.

@@ -1,1 +1,1 @@
-"""What sidecar, client and programs share: wire contract (`lpc.v1`), model, logs, response caches."""
+"""The base that sidecar, client and programs share: wire contract (`lpc.v1`), model, logs, response caches."""

@@ -1,4 +1,4 @@
-"""Where pip gets this package from: the one place to change when a release is on a package index.
+"""The source from which pip gets this package: the one place to change when a release is on a package index.
 
 `make reference` then rewrites the commands of all pages, and the programs advise the new one (docs/contributing/publish.md).
 """

@@ -347,7 +347,9 @@ def _gain(prometheus: str) -> Iterator[Finding]:
         yield Finding("gain", "ok", f"the sidecar adds {adds:+.2%} of hits, in a week or since the first count", "")
     else:
         yield Finding(
-            *("gain", "warn", f"the sidecar adds {adds:+.2%} of hits in a week: nothing"),
+            "gain",
+            "warn",
+            f"the sidecar adds {adds:+.2%} of hits in a week: nothing",
             "run the engines without it: the plug-in alone hits as much here",
         )
 

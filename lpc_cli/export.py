@@ -5,12 +5,13 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from lpc.errors import UsageError
 from lpc.files import replaceable, writing_output
+from lpc_apps.logs.traces.anonymous import Form
 from lpc_cli.options import Encoder, Head, JsonOutput, LogFormat, Models, Output, Precision, Rate, Recipe
 from lpc_cli.outcome import report
 
@@ -28,7 +29,7 @@ def export(
     ] = False,
     to: Annotated[Path | None, typer.Option(help="File of the trace.", rich_help_panel=TRACE)] = None,
     trace_format: Annotated[
-        Literal["mooncake", "qwen"] | None,
+        Form | None,
         typer.Option("--as", help="Format of the trace; default: qwen, of a Mooncake trace mooncake.", rich_help_panel=TRACE),
     ] = None,
     log_format: LogFormat = None,
@@ -85,9 +86,7 @@ def export(
     report(exported, output, as_json=as_json)
 
 
-def _trace(
-    log: Sequence[Path], log_format: str | None, rate: float | None, to: Path, form: Literal["mooncake", "qwen"] | None
-) -> dict[str, Any]:
+def _trace(log: Sequence[Path], log_format: str | None, rate: float | None, to: Path, form: Form | None) -> dict[str, Any]:
     """Write a log's trace; return what was written. Raises UsageError, TraceError."""
     from lpc.wire.terminal import console
     from lpc_apps.logs.log import open_log

@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from lpc.progress import apart
+from lpc_apps.logs.log import Log
 from lpc_apps.simulator.amounts import SimulationError, parse_capacity, percent, tokens
 from lpc_apps.simulator.engine import FCFS
 from lpc_apps.simulator.fleet.held import QUEUES, RouterQueue
@@ -16,6 +16,7 @@ from lpc_apps.simulator.fleet.run import Fleet
 from lpc_apps.simulator.fleet.verdict import STOCK, engine_of, fleet_verdict, of_fleets, router_of
 from lpc_apps.simulator.run import Run, sweep
 from lpc_cli.outcome import note
+from lpc_cli.simulate_options import SimulateOptions
 from lpc_cli.simulation import built_in_moments
 from lpc_cli.simulation_lists import names_of, parts_of, sessions_of, workloads_of
 from lpc_cli.simulation_rows import Collected
@@ -28,84 +29,56 @@ CELL: Final = 10
 COLUMNS: Final = ("hits", "tokens/s", "mean, s", "p99, s", "longest", "copies", "imbalance", "moved")
 
 
-def simulate_fleets(
-    template: Run,
-    *,
-    head: Path | None,
-    held_out: bool,
-    engines: int,
-    routers: str | None,
-    knows: str,
-    down: str | None,
-    router_restart: float | None,
-    queues: str,
-    ahead: int,
-    policies: str | None,
-    sessions: str | None,
-    capacity: str | None,
-    seeds: int,
-    jobs: int | None,
-    cluster: str | None,
-    recognised: bool,
-) -> dict[str, Any]:
+def simulate_fleets(options: SimulateOptions, log: Log | None) -> dict[str, Any]:
     """Run every router before every kind of engine; print each row as it comes; return `rows`, `summary` and `answer`.
 
-    If the template's queue is not an engine's own, LRU also runs with that: a *stock* engine.
-
-    Args:
-        template: what all runs have in common.
-        head, held_out: see `lpc_cli.simulation.simulate`.
-        engines: number of engines, from 1 on.
-        routers, knows, queues: names with commas; the queue `none`: the router holds no requests.
-        ahead: see `Fleet`.
-        down: `FROM-TO`, seconds at which engine 1 fails and returns; None: it does not.
+    If the options' queue is not an engine's own, LRU also runs with that: a *stock* engine.
 
     Raises:
         SimulationError, TraceError, WorkerError: an option cannot be used, or a run failed.
     """
-    if capacity is None:
+    spec, engines = options.spec(log), options.engines
+    assert engines is not None
+    if options.capacity is None:
         raise SimulationError("a fleet needs the size of each engine's cache: --capacity 2M")
-    spec = template.workload
-    sizes = list(dict.fromkeys(map(parse_capacity, parts_of(capacity))))
-    named = parts_of(ROUTERS if routers is None else routers)
-    known = parts_of(knows)
+    sizes = list(dict.fromkeys(map(parse_capacity, parts_of(options.capacity))))
+    known = parts_of(options.router_knows or "all")
     texts = any(issubclass(parse_knowledge(one)[0], Text) for one in known)
     if texts and spec.trace is None:
         raise SimulationError("only a log has text of messages: give LOG, or leave text out of --router-knows")
-    orders = [parse_queue(one) for one in parts_of(queues)]
     # What the caches hold does not matter to the other routers without a queue of their own.
     informed = [
         (router, one, order)
-        for order in orders
-        for router in named
+        for order in map(parse_queue, parts_of(options.router_queue))
+        for router in parts_of(ROUTERS if options.router is None else options.router)
         for one in known[: None if order == "warm-first" or parse_router(router)[0].reads_caches else 1]
     ]
-    fails = None if down is None else parse_down(down, engines)
-    names = names_of(POLICIES if policies is None else policies)
-    kinds = [(name, template.queueing) for name in names]
-    if template.queueing.label != STOCK[1] and names:
-        kinds.insert(0, (STOCK[0], replace(FCFS, in_turn=template.queueing.in_turn)))
-    with built_in_moments(spec, head, held_out) as prepared:
+    fails = None if options.engine_down is None else parse_down(options.engine_down, engines)
+    kinds = [(name, options.queueing) for name in names_of(POLICIES if options.policies is None else options.policies)]
+    if options.queueing.label != STOCK[1]:
+        kinds.insert(0, (STOCK[0], replace(FCFS, in_turn=options.in_turn)))
+    restart, ahead = options.router_restart, options.requests_ahead or 0
+    with built_in_moments(spec, options) as prepared:
         runs = [
-            replace(
-                template,
-                workload=replace(prepared, workload=workload, seed=spec.seed + seed, sessions=count, texts=texts),
+            Run(
+                replace(prepared, workload=workload, seed=spec.seed + seed, sessions=count, texts=texts),
                 policy=name,
                 capacity=size,
                 queueing=queueing,
-                fleet=Fleet(engines, router, one, fails, router_restart, spec.seed + seed, order, ahead),
+                settings=options.settings,
+                fleet=Fleet(engines, router, one, fails, restart, spec.seed + seed, order, ahead),
             )
-            for workload in workloads_of(spec.workload)
-            for count in sessions_of(sessions, spec)
+            for workload in workloads_of(options.workload)
+            for count in sessions_of(options)
             for size in sizes
             for name, queueing in kinds
             for router, one, order in informed
-            for seed in range(seeds)
+            for seed in range(options.seeds)
         ]
-        answers = _Answers(runs, recognised)
+        answers = _Answers(runs, log)
         stopped = False
         try:
-            sweep(runs, jobs, lambda place, row: answers.add(runs[place], row), cluster=cluster)
+            sweep(runs, options.jobs, lambda place, row: answers.add(runs[place], row), cluster=options.dask)
         except KeyboardInterrupt:
             if not answers.rows:
                 raise
@@ -129,8 +102,8 @@ def simulate_fleets(
 class _Answers(Collected):
     """Prints the row of a router as soon as all its seeds are known."""
 
-    def __init__(self, runs: Sequence[Run], recognised: bool) -> None:
-        super().__init__(recognised)
+    def __init__(self, runs: Sequence[Run], log: Log | None) -> None:
+        super().__init__(log)
         self._left = Counter(map(_row, runs))
         self._titled: Any = None
 

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from lpc_apps.logs.formats import FormatName
+
 Output = Annotated[Path | None, typer.Option("--output", help="Write the figures to this file, as JSON.")]
 JsonOutput = Annotated[bool, typer.Option("--json", help="Print the figures to standard output, as JSON, instead of tables.")]
 Quick = Annotated[bool, typer.Option("--quick", help="End within 50 seconds.")]
@@ -23,9 +25,6 @@ Precision = Annotated[
 ]
 Provider = Literal["auto", "cpu", "cuda"]
 
-FormatName = Literal[
-    "mooncake", "aiperf", "qwen", "agents", "chat", "litellm", "langfuse", "otel", "nginx", "vllm", "wildchat", "conversations"
-]
 LogFormat = Annotated[FormatName | None, typer.Option("--format", help="Format of the log; default: recognised.")]
 Rate = Annotated[
     float | None,

@@ -52,7 +52,7 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Metrics to read, with the labels to sum by: counters, and gauges."""
 GAUGES: Final = frozenset({"lpc_rule"})
-"""Of a Prometheus they are added up over time."""
+"""Gauges, whose values of a Prometheus are added up over time."""
 LARGEST: Final = frozenset({"lpc_hit_tokens"})
 """Gauges of which the largest of all engines counts."""
 ADVICE: Final = {
@@ -81,7 +81,7 @@ CHANGED: Final = {
     "media": "another image, adapter or cache salt with the same text: send the same bytes in every turn",
     "edited": "a history that was changed in another way: append messages, and change none that was sent",
 }
-"""What to do about each of `CHANGES`."""
+"""Advice for each of `CHANGES`."""
 
 Sums = dict[tuple[str, ...], float]
 """(metric, values of its labels) to the count."""
@@ -100,7 +100,7 @@ class Sample(NamedTuple):
 
 
 MOST_DIGITS: Final = 18
-"""Of a number in a label."""
+"""Most digits of a number in a label."""
 
 
 def _is_time(text: str) -> bool:
@@ -142,7 +142,7 @@ class Counted:
     Attributes:
         ignored: number of series with a label that is missing or unknown.
         first_ignored: the first of them.
-        warnings: what a Prometheus reports about its answers.
+        warnings: warnings of a Prometheus about its answers.
     """
 
     sums: Sums = field(default_factory=dict)

@@ -1,7 +1,9 @@
 """Runs, tables and pictures of `lpc simulate`."""
 
+import shlex
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -13,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from lpc.errors import ArtifactError
 from lpc.progress import apart, progress
 from lpc.wire.terminal import console
-from lpc_apps.logs.log import CONVERSATIONS, Log
+from lpc_apps.logs.formats import CONVERSATIONS, SAMPLED
+from lpc_apps.logs.log import Log
 from lpc_apps.logs.records import Skipped
 from lpc_apps.simulator.amounts import SimulationError, in_tokens, parse_capacity, percent, tokens
 from lpc_apps.simulator.beginning import ERROR, FIRST, Beginning
@@ -21,12 +24,13 @@ from lpc_apps.simulator.capacity import capacity_in_words, conversation_tokens
 from lpc_apps.simulator.conversation_log import read_conversations
 from lpc_apps.simulator.conversations import save_sample
 from lpc_apps.simulator.describe import describe as figures_of
-from lpc_apps.simulator.kv_memory import Mark, Memory
+from lpc_apps.simulator.kv_memory import Mark
 from lpc_apps.simulator.picture import draw_hit_rates, write_png
 from lpc_apps.simulator.run import Run, WorkloadSpec, build, run_one, sweep
 from lpc_apps.simulator.summary import ALONE, BASELINE, OURS, derived, nearest, pairs, sentence
 from lpc_apps.simulator.verdict import left_out_of, verdict
 from lpc_cli.outcome import note
+from lpc_cli.simulate_options import SimulateOptions
 from lpc_cli.simulation_lists import names_of, parts_of, sessions_of, workloads_of
 from lpc_cli.simulation_page import write_page
 from lpc_cli.simulation_rows import Collected
@@ -42,6 +46,7 @@ from lpc_cli.simulation_tables import (
     print_sources,
     print_titles,
 )
+from lpc_cli.why import causes_of
 
 if TYPE_CHECKING:
     from lpc_apps.training.scoring import HeadScorer
@@ -52,94 +57,53 @@ MODEL = "e5-small"
 """Model that compares questions."""
 
 
-def simulate(
-    template: Run,
-    *,
-    head: Path | None,
-    held_out: bool,
-    policies: str | None,
-    sessions: str | None,
-    capacity: str | None,
-    cache: str | None,
-    memory: Memory | None,
-    seeds: int,
-    jobs: int | None,
-    cluster: str | None,
-    picture: Path | None,
-    html: Path | None,
-    causes: Callable[[], dict[str, Any] | None],
-    command: str,
-    recognised: bool,
-) -> dict[str, Any]:
+def simulate_engine(options: SimulateOptions, log: Log | None) -> dict[str, Any]:
     """Run every combination; print answers as they come; write the picture and page; return `rows`, `summary`, `answer`.
-
-    Args:
-        template: what all runs have in common.
-        head: file of the head that predicts for conversations without times; None: no predictions.
-        held_out: replay only those that `lpc train` holds out.
-        memory: in place of ``cache``: memory for KV blocks.
-        cluster: address of a Dask scheduler; None: this machine.
-        html: page to write; ``command``: the command that it names; ``causes``: returns why prompts of the log miss.
-        recognised: whether the format of the log was recognised.
 
     Raises:
         SimulationError, TraceError, EmbeddingError, HeadError, WorkerError: an option cannot be used, or a run failed.
     """
-    spec = template.workload
-    names = names_of(policies)
-    workloads = workloads_of(spec.workload)
-    at_a_time = sessions_of(sessions, spec)
+    spec, memory = options.spec(log), options.memory
+    names, workloads, at_a_time = names_of(options.policies), workloads_of(options.workload), sessions_of(options)
     drawn = spec.trace is None and spec.workload is None
-    asked = parts_of(capacity or (DEFAULT_SIZES if drawn else DEFAULT_SHARES))
+    asked = parts_of(options.capacity or (DEFAULT_SIZES if drawn else DEFAULT_SHARES))
     sizes = list(dict.fromkeys(map(parse_capacity, asked)))
-    own = parse_capacity(cache) if cache else None
+    own = parse_capacity(options.cache) if options.cache else None
     if own is not None and own not in sizes:
         sizes.append(own)
-    if spec.trace is not None and spec.format not in ("agents", CONVERSATIONS) and sessions is None and seeds > 1:
-        raise SimulationError(
-            "a trace with times is replayed as it is: --seeds is for generated workloads, for agent sessions, for "
-            "conversations, and for --closed"
-        )
-    if memory is not None and (len(workloads) > 1 or len(at_a_time) > 1):
-        raise SimulationError("tokens per GiB are those of one workload: give one --workload and one number of --sessions")
-    if picture is not None and (len(workloads) > 1 or len(at_a_time) > 1):
-        raise SimulationError("a picture shows one workload: give one --workload and one number of --sessions with --picture")
+    _refuse(options, spec, several=len(workloads) > 1 or len(at_a_time) > 1)
     if drawn:
         console().print("ShareGPT: the bundled sample. For your own traffic: lpc simulate LOG")
-    for file, package in ((picture, "matplotlib"), (html, "jinja2")):
-        if file is not None:
-            import_module(package)  # a missing package is an error now, not after the simulation
     marks: list[Mark] = []
     conversation = 0
-    with built_in_moments(spec, head, held_out) as ready:
+    with built_in_moments(spec, options) as ready:
         if memory is not None:
             conversation = conversation_tokens(build(replace(ready, workload=workloads[0], sessions=at_a_time[0]))[0])
             marks = memory.marks(conversation)
             own = marks[0].size
             sizes += dict.fromkeys(mark.size for mark in marks if mark.size not in sizes)
         runs = [
-            replace(
-                template,
-                workload=replace(ready, workload=workload, seed=spec.seed + seed, sessions=count),
+            Run(
+                replace(ready, workload=workload, seed=spec.seed + seed, sessions=count),
                 policy=name,
                 capacity=size,
+                queueing=options.queueing,
+                settings=options.settings,
             )
             for workload in workloads
             for count in at_a_time
-            for seed in range(seeds)
+            for seed in range(options.seeds)
             for name in names
             for size in sizes
         ]
-        answers = _Answers(runs, recognised)
         # One workload: the size that matters first, in this process, while others start with the rest; then LRU's curve.
-        alone = len(runs) == len(names) * len(sizes) and sessions is None
-        plan = _Plan(runs, own, everything=policies is not None) if alone else None
+        alone = len(runs) == len(names) * len(sizes) and not options.closed
+        plan = _Plan(runs, own, everything=options.policies is not None) if alone else None
+        answers = _Answers(runs if plan is None else plan.runs, log)
         stopped = False
         try:
-            if plan is not None:
-                answers.await_(plan.runs)
             left, begin = (runs, None) if plan is None else (plan.left, partial(plan.begin, answers))
-            sweep(left, jobs, lambda place, row: answers.add(left[place], row), cluster=cluster, meanwhile=begin)
+            sweep(left, options.jobs, lambda at, row: answers.add(left[at], row), cluster=options.dask, meanwhile=begin)
         except KeyboardInterrupt:
             if not answers.rows:
                 raise
@@ -153,7 +117,7 @@ def simulate(
         of_workload = [row for row in summary if row["workload"] == workload]
         page: dict[str, Any] = {"rows": of_workload, "at": [], "said": [], "marks": marks}
         choices = pairs(of_workload) or pairs(of_workload, BASELINE)
-        if sessions is not None:
+        if options.closed:
             print_closed_loop(of_workload)
         elif choices and (own is not None or len(workloads) == 1):
             place = nearest(choices, own)
@@ -171,16 +135,18 @@ def simulate(
         pages.append(page)
     if stopped:  # no file has figures of a part of the runs
         raise KeyboardInterrupt
-    if picture is not None:
-        write_png(draw_hit_rates(summary, nearest(pairs(summary), own), marks), picture)
-        console().print(f"picture: {picture}")
-    if html is not None:
-        compute = template.settings.cost.compute
-        write_page(html, pages, log=answers.log, causes=causes(), command=command, model=compute.model)
-        console().print(f"page: {html}")
+    compute = options.settings.cost.compute
+    if options.picture is not None:
+        write_png(draw_hit_rates(summary, nearest(pairs(summary), own), marks), options.picture)
+        console().print(f"picture: {options.picture}")
+    if options.html is not None:
+        causes = None if log is None else causes_of(log)
+        command = shlex.join(["lpc", *sys.argv[1:]])
+        write_page(options.html, pages, log=answers.log, causes=causes, command=command, model=compute.model)
+        console().print(f"page: {options.html}")
     found: dict[str, Any] = {"rows": rows, "summary": summary}
     found["answer"] = {workload: text.replace("**", "") for workload, text in said.items()}
-    found["compute"] = asdict(template.settings.cost.compute)
+    found["compute"] = asdict(compute)
     if memory is not None:
         found["memory"] = {
             "conversation_tokens": conversation,
@@ -190,6 +156,22 @@ def simulate(
     if answers.log is not None:
         found["log"] = answers.log
     return found
+
+
+def _refuse(options: SimulateOptions, spec: WorkloadSpec, *, several: bool) -> None:
+    """Raise SimulationError if an option does not fit the workload, ModuleNotFoundError if one needs a missing package."""
+    if spec.trace is not None and spec.format in SAMPLED and not options.closed and options.seeds > 1:
+        raise SimulationError(
+            "a trace with times is replayed as it is: --seeds is for generated workloads, for agent sessions, for "
+            "conversations, and for --closed"
+        )
+    if options.gpu_gib is not None and several:
+        raise SimulationError("tokens per GiB are those of one workload: give one --workload and one number of --sessions")
+    if options.picture is not None and several:
+        raise SimulationError("a picture shows one workload: give one --workload and one number of --sessions with --picture")
+    for file, package in ((options.picture, "matplotlib"), (options.html, "jinja2")):
+        if file is not None:
+            import_module(package)
 
 
 class _Plan:
@@ -268,16 +250,11 @@ class _Plan:
 class _Answers(Collected):
     """Prints each policy's curve as soon as it is known."""
 
-    def __init__(self, runs: Sequence[Run], recognised: bool) -> None:
-        super().__init__(recognised)
-        self._left: Counter[tuple[Any, ...]] = Counter()
-        self.await_(runs)
-        self._titled: set[Any] = set()
-
-    def await_(self, runs: Sequence[Run]) -> None:
-        """Set the runs whose rows will come."""
+    def __init__(self, runs: Sequence[Run], log: Log | None) -> None:
+        super().__init__(log)
         self._left = Counter(map(self._curve, runs))
         self._sizes = max(self._left.values(), default=0)
+        self._titled: set[Any] = set()
 
     def add(self, run: Run, row: dict[str, Any]) -> None:
         """Add the row of a run."""
@@ -302,12 +279,13 @@ class _Answers(Collected):
 
 
 @contextmanager
-def built_in_moments(spec: WorkloadSpec, head: Path | None, held_out: bool) -> Iterator[WorkloadSpec]:
+def built_in_moments(spec: WorkloadSpec, options: SimulateOptions) -> Iterator[WorkloadSpec]:
     """Yield a spec that workers build in moments: tokens of conversations are counted, and returns predicted, only once."""
     if spec.trace is None or spec.workload is not None or spec.format != CONVERSATIONS:
         yield spec
         return
-    found = read_conversations(spec.trace, None if head is None else _scorer(head), held_out=held_out)
+    scorer = None if options.head is None else _scorer(options.head)
+    found = read_conversations(spec.trace, scorer, held_out=options.held_out)
     with TemporaryDirectory(prefix="lpc-") as folder:
         counted = Path(folder) / "conversations.json.gz"
         save_sample(found, counted)
@@ -320,15 +298,9 @@ def _scorer(head: Path) -> "HeadScorer":
     return HeadScorer(encoder_of(Path("models"), head), head)
 
 
-def describe(spec: WorkloadSpec, *, recognised: bool, log: Log | None, models: Path | None) -> dict[str, Any]:
-    """Print the properties of a trace or generated workload; return them. Raises SimulationError, TraceError.
-
-    Args:
-        spec: the workload.
-        recognised: whether the log's format was recognised.
-        log: the log; None for a generated workload.
-        models: model repository by which questions are compared; None: `models`, if it is there.
-    """
+def describe(options: SimulateOptions, log: Log | None) -> dict[str, Any]:
+    """Print the properties of a log or generated workload; return them. Raises SimulationError, TraceError."""
+    spec = options.spec(log)
     if spec.trace is None and spec.workload is None:
         raise SimulationError("no log to describe: lpc simulate LOG --describe, or --workload NAME")
     if spec.format == CONVERSATIONS:
@@ -336,13 +308,13 @@ def describe(spec: WorkloadSpec, *, recognised: bool, log: Log | None, models: P
     workload, _ = build(spec)
     assert workload.trace is not None
     reading = workload.trace.reading()
-    if spec.trace is not None:
-        print_reading({"format": spec.format, "recognised": recognised, **reading})
+    if log is not None:
+        print_reading({"format": log.format, "recognised": log.recognised, **reading})
     found = figures_of(workload.trace, workload)
     with naming_left_out(reading):
         print_description(found)
     if log is not None and log.has_text:
-        found["repetition"] = _repetition(log, models)
+        found["repetition"] = _repetition(log, options.models)
         print_repetition(found["repetition"])
     return found
 

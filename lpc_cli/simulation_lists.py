@@ -2,19 +2,20 @@
 
 from lpc_apps.simulator.amounts import SimulationError
 from lpc_apps.simulator.policies import REGISTRY
-from lpc_apps.simulator.run import DEFAULT_POLICIES, WorkloadSpec
+from lpc_apps.simulator.run import DEFAULT_POLICIES
 from lpc_apps.simulator.workloads import EVERYDAY, WORKLOADS
+from lpc_cli.simulate_options import SimulateOptions
 
 
-def sessions_of(text: str | None, spec: WorkloadSpec) -> list[int | None]:
+def sessions_of(options: SimulateOptions) -> list[int | None]:
     """Return the numbers of concurrent sessions; None: no closed loop."""
-    if text is None:
+    if not options.closed:
         return [None]
-    if spec.count_from is not None:
+    if options.count_from is not None:
         raise SimulationError("a closed loop counts hits after a quarter of its --requests: leave out --count-from")
-    counts = [_number(part, "number of sessions") for part in parts_of(text)]
+    counts = [_number(part, "number of sessions") for part in parts_of(options.sessions)]
     if any(count < 1 or count != int(count) for count in counts):
-        raise SimulationError(f"{text!r:.40} is not a list of numbers of sessions: give whole numbers from 1")
+        raise SimulationError(f"{options.sessions!r:.40} is not a list of numbers of sessions: give whole numbers from 1")
     return [int(count) for count in counts]
 
 

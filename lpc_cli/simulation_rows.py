@@ -3,23 +3,24 @@
 from typing import Any
 
 from lpc.progress import apart
+from lpc_apps.logs.log import Log
 from lpc_apps.simulator.run import Run
 from lpc_cli.outcome import note
 from lpc_cli.simulation_tables import print_reading
 
 
 class Collected:
-    """Collects rows, and prints once what was read of the log.
+    """Collects rows, and prints once what was read of the log, if there is one.
 
     Attributes:
-        rows: by run.
-        log: what was read of a log; None: no log.
+        rows: rows by run.
+        log: counts of what was read of a log; None: no log.
     """
 
-    def __init__(self, recognised: bool) -> None:
+    def __init__(self, log: Log | None) -> None:
         self.rows: dict[Run, dict[str, Any]] = {}
         self.log: dict[str, Any] | None = None
-        self._recognised = recognised
+        self._recognised = log is not None and log.recognised
 
     def add(self, run: Run, row: dict[str, Any]) -> None:
         """Add the row of a run."""

@@ -1,4 +1,4 @@
-"""What `lpc simulate` prints: what was read, hit rates, and properties of a trace."""
+"""Output of `lpc simulate`: what was read, hit rates, and properties of a trace."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

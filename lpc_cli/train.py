@@ -40,7 +40,8 @@ def train(
             raise UsageError("give --from (a label log) or --embeddings (the output of `lpc embed`), not both")
         report(
             lambda: _retrain(log, models, model, encoder=encoder, recipe=recipe, seed=seed, head=head),
-            *(output, head),
+            output,
+            head,
             as_json=as_json,
         )
         return

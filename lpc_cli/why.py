@@ -134,7 +134,7 @@ def causes_of(log: "Log") -> dict[str, Any]:
 
     Raises TraceError.
     """
-    from lpc_apps.logs.log import CONVERSATIONS
+    from lpc_apps.logs.formats import CONVERSATIONS
 
     if log.format in (NAMELESS, CONVERSATIONS):
         return {"note": NO_CAUSES if log.format == NAMELESS else "the log has no times, so its prompts have no order"}

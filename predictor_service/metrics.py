@@ -2,10 +2,12 @@
 
 from bisect import bisect_left
 from collections.abc import Callable
+from functools import partial
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from lpc.wire.metrics import registered
 from lpc.wire.redis_settings import REFUSALS as REDIS_REFUSALS
 from predictor_service.errors import UnreadPrompt
 from predictor_service.labels.turn import Label, Reason, Turn, TurnObserver
@@ -23,166 +25,114 @@ TOKENS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
 class Metrics:
-    """All metrics, in a registry of their own."""
+    """All metrics, one entry each, in a registry of their own."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
-        self.requests = Counter("lpc_requests", "Calls by method and gRPC status.", ["method", "status"], registry=registry)
-        self.request_seconds = Histogram(
-            "lpc_request_seconds",
-            "Time from a unary call's arrival to its answer.",
-            ["method"],
-            buckets=SECONDS,
-            registry=registry,
+        counter, gauge = partial(registered, Counter, registry), partial(registered, Gauge, registry)
+        seconds = partial(registered, partial(Histogram, buckets=SECONDS), registry)
+        self.requests = counter("lpc_requests", "Calls by method and gRPC status.", method=(), status=())
+        self.request_seconds = seconds("lpc_request_seconds", "Time from a unary call's arrival to its answer.", method=())
+        self.dropped = counter("lpc_dropped", "Conversations removed from the queue without a prediction.", reason=())
+        self.tokenize_seconds = seconds("lpc_tokenize_seconds", "Tokenisation of one conversation.")
+        self.infer_seconds = seconds("lpc_infer_seconds", "One model batch.")
+        self.batch_items = registered(
+            partial(Histogram, buckets=ITEMS), registry, "lpc_batch_items", "Conversations of a model batch."
         )
-        self.dropped = Counter(
-            "lpc_dropped", "Conversations removed from the queue without a prediction.", ["reason"], registry=registry
+        self.batch_tokens = registered(
+            partial(Histogram, buckets=TOKENS), registry, "lpc_batch_tokens", "Tokens of a model batch, including padding."
         )
-        self.tokenize_seconds = Histogram(
-            "lpc_tokenize_seconds", "Tokenisation of one conversation.", buckets=SECONDS, registry=registry
+        self.batch_token_budget = gauge("lpc_batch_token_budget", "Current token limit of a model batch, including padding.")
+        self.padding_tokens = counter("lpc_padding_tokens", "Tokens computed for padding.")
+        self.reloads = counter("lpc_model_reloads", "Attempts to load a new model version.", result=())
+        self.model_info = gauge(
+            "lpc_model_info", "1 for the served model version.", model=(), version=(), precision=(), provider=()
         )
-        self.infer_seconds = Histogram("lpc_infer_seconds", "One model batch.", buckets=SECONDS, registry=registry)
-        self.batch_items = Histogram("lpc_batch_items", "Conversations of a model batch.", buckets=ITEMS, registry=registry)
-        self.batch_tokens = Histogram(
-            "lpc_batch_tokens", "Tokens of a model batch, including padding.", buckets=TOKENS, registry=registry
-        )
-        self.batch_token_budget = Gauge(
-            "lpc_batch_token_budget",
-            "Current token limit of a model batch, including padding.",
-            registry=registry,
-        )
-        self.padding_tokens = Counter("lpc_padding_tokens", "Tokens computed for padding.", registry=registry)
-        self.reloads = Counter("lpc_model_reloads", "Attempts to load a new model version.", ["result"], registry=registry)
-        self.model_info = Gauge(
-            "lpc_model_info",
-            "1 for the served model version.",
-            ["model", "version", "precision", "provider"],
-            registry=registry,
-        )
-        self.labelled = Counter(
+        self.labelled = counter(
             "lpc_labelled_predictions",
             "Predictions whose outcome is known, by interval of probability and whether the conversation continued.",
-            ["at_most", "continued"],
-            registry=registry,
+            at_most=DECILES,
+            continued=("true", "false"),
         )
-        self.labelled_probability_sum = Counter(
+        self.labelled_probability_sum = counter(
             "lpc_labelled_probability_sum",
             "Sum of the probabilities of these predictions, which is the expected number of continuations.",
-            ["at_most"],
-            registry=registry,
+            at_most=DECILES,
         )
-        self.unlabelled = Counter(
-            "lpc_unlabelled_predictions", "Predictions whose outcome will not be known.", ["reason"], registry=registry
+        self.unlabelled = counter(
+            "lpc_unlabelled_predictions", "Predictions whose outcome will not be known.", reason=get_args(Reason)
         )
-        self.label_memory = Gauge("lpc_label_memory_turns", "Turns stored until their horizon has passed.", registry=registry)
-        self.label_rows = Counter("lpc_label_rows", "Rows of the label log.", ["result"], registry=registry)
-        self.turns = Counter(
+        self.label_memory = gauge("lpc_label_memory_turns", "Turns stored until their horizon has passed.")
+        self.label_rows = counter("lpc_label_rows", "Rows of the label log.", result=("written", "dropped"))
+        self.turns = counter(
             "lpc_turns",
             "Turns by where the previous one was found through Redis: first (nowhere), own, elsewhere, repeated (another "
             "sidecar got this turn before), unasked (Redis is unreachable or slow). Heard: own turns that returned elsewhere.",
-            ["found"],
-            registry=registry,
+            found=("first", "own", "elsewhere", "repeated", "unasked", "heard"),
         )
-        self.turns_shared = Gauge(
-            "lpc_turns_shared",
-            "1 while sidecars share their turns; 0 if Redis is unreachable or not configured.",
-            registry=registry,
+        self.turns_shared = gauge(
+            "lpc_turns_shared", "1 while sidecars share their turns; 0 if Redis is unreachable or not configured."
         )
-        self.forgotten = Counter(
+        self.forgotten = counter(
             "lpc_memory_forgotten",
             "Conversations dropped because the memory is full, longest idle first; their next turn begins a new conversation.",
-            registry=registry,
         )
-        self.task_failures = Counter(
+        self.task_failures = counter(
             "lpc_task_failures",
             "Failures of background tasks; the log contains the frames of each. `unawaited`: errors without a handler.",
-            ["task"],
-            registry=registry,
+            task=(),
         )
-        self.refused_by_redis = Counter(
+        self.refused_by_redis = counter(
             "lpc_redis_refusals",
             "Commands that a Redis refused while it answered others, by its use (caches, turns) and by cause: OOM (it is "
             "full), WRONGTYPE (a key has another type) and others.",
-            ["use", "cause"],
-            registry=registry,
+            use=(),
+            cause=(),
         )
-        self.invalid_values = Counter(
+        self.invalid_values = counter(
             "lpc_invalid_values",
             "Values that were ignored or replaced, because no sidecar would have written them: turns, returns and users in "
             "Redis, and numbers of the return model that were not finite.",
-            ["of"],
-            registry=registry,
+            of=("turns", "returns", "model"),
         )
-        self.returns_learnt = Gauge(
+        self.returns_learnt = gauge(
             "lpc_returns_learnt",
             "Turns and returns that the return model has learnt from, including those before a restart.",
-            ["of"],
-            registry=registry,
+            of=(),
         )
-        self.return_model_head_share = Gauge(
+        self.return_model_head_share = gauge(
             "lpc_return_model_head_share",
             "The hazard head's share of the return model's mixture; the rest is the counts'.",
-            registry=registry,
         )
-        self.return_model_nats = Gauge(
+        self.return_model_nats = gauge(
             "lpc_return_model_nats",
             "Log-likelihood of recent outcomes under the return model minus that under the average curve, nats per turn; NaN "
             "before the first prediction.",
-            registry=registry,
         )
-        self.return_refit_seconds = Histogram(
-            "lpc_return_refit_seconds", "One refit of the return model, in the background.", buckets=SECONDS, registry=registry
-        )
-        # Create all series at the start, so that the first event of each kind is an increase.
-        for bound in DECILES:
-            self.labelled_probability_sum.labels(bound)
-            for continued in ("true", "false"):
-                self.labelled.labels(bound, continued)
-        for reason in get_args(Reason):
-            self.unlabelled.labels(reason)
-        for found in ("first", "own", "elsewhere", "repeated", "unasked", "heard"):
-            self.turns.labels(found)
-        for what in ("turns", "returns", "model"):
-            self.invalid_values.labels(what)
-        for fate in ("written", "dropped"):
-            self.label_rows.labels(fate)
-        self.unread_prompts = Counter(
+        self.return_refit_seconds = seconds("lpc_return_refit_seconds", "One refit of the return model, in the background.")
+        self.unread_prompts = counter(
             "lpc_unread_prompts",
             "Conversations whose token ids could not be read; engines get predictions from lengths and times.",
-            ["reason"],
-            registry=registry,
+            reason=[kind.reason for kind in UnreadPrompt.__subclasses__()],
         )
-        self.tokenizers = Gauge(
-            "lpc_tokenizers", "Tokenizers of served models, configured and offered, by state.", ["state"], registry=registry
+        self.tokenizers = gauge("lpc_tokenizers", "Tokenizers of served models, configured and offered, by state.", state=())
+        self.tokenizer_offers = counter(
+            "lpc_tokenizer_offers", "Tokenizers that engines have offered, by result.", result=OFFERS
         )
-        self.tokenizer_offers = Counter(
-            "lpc_tokenizer_offers", "Tokenizers that engines have offered, by result.", ["result"], registry=registry
+        self.client_conversations = counter("lpc_client_conversations", "Conversations admitted, by client.", client=())
+        self.client_refusals = counter(
+            "lpc_client_refusals", "Conversations refused by a limit per client.", client=(), reason=()
         )
-        for kind in UnreadPrompt.__subclasses__():
-            self.unread_prompts.labels(kind.reason)
-        for result in OFFERS:
-            self.tokenizer_offers.labels(result)
-        self.client_conversations = Counter(
-            "lpc_client_conversations", "Conversations admitted, by client.", ["client"], registry=registry
-        )
-        self.client_refusals = Counter(
-            "lpc_client_refusals",
-            "Conversations refused by a limit per client.",
-            ["client", "reason"],
-            registry=registry,
-        )
-        self.certificate_expiry = Gauge(
+        self.certificate_expiry = gauge(
             "lpc_certificate_expiry_timestamp_seconds",
             "Expiry of the current TLS certificate, seconds since the Unix epoch; 0 without TLS.",
-            registry=registry,
         )
-        self.queue_depth = Gauge("lpc_queue_depth", "Conversations admitted and not answered.", registry=registry)
-        self.queue_wait = Gauge(
+        self.queue_depth = gauge("lpc_queue_depth", "Conversations admitted and not answered.")
+        self.queue_wait = gauge(
             "lpc_queue_wait_seconds",
             "Estimated time for all admitted conversations, on which the refusal of requests is based.",
-            registry=registry,
         )
-        self.queue_limit = Gauge("lpc_queue_limit", "Largest number of admitted conversations.", registry=registry)
+        self.queue_limit = gauge("lpc_queue_limit", "Largest number of admitted conversations.")
 
     def redis_refusals(self, use: str) -> Callable[[str], None]:
         """Return a function that counts a refusal by the Redis of this use, given its cause. Creates all series of the use."""

@@ -1,4 +1,4 @@
-"""What benchmarks and tests both start: our processes, real engines without a model, tiny engines, LMCache's stack."""
+"""Things that benchmarks and tests start: processes, real engines without a model, tiny engines, LMCache's stack."""
 
 from lpc.errors import LpcError
 

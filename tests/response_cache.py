@@ -22,6 +22,7 @@ from response_cache.service.cache import ResponseCache
 from response_cache.service.embedding import Embedder
 from response_cache.service.judging import Rules
 from response_cache.service.metrics import CacheMetrics
+from response_cache.service.opening import Opener
 from response_cache.service.similar import SimilarQuestions
 from response_cache.service.upkeep import Upkeep
 from response_cache.store.answers import Answer
@@ -106,18 +107,28 @@ class Caches:
         self.vectors = Vectors(self.redis, embedder.encoder)
         self.metrics = CacheMetrics(Metrics(), self.scopes.labels)
         evidence = SharedEvidence(self.redis, self.store.namer, embedder.encoder)
+        opener = Opener(self.keys, self.metrics, self.clock)
         self.semantic = SimilarQuestions(
-            *(self.keys, self.store, self.vectors, evidence, embedder),
-            *(lambda scope, _tier: Rules(make_gate(scope)), self.clock, shipped()),
+            store=self.store,
+            opener=opener,
+            vectors=self.vectors,
+            evidence=evidence,
+            embedder=embedder,
+            rules=lambda scope, _tier: Rules(make_gate(scope)),
+            ranking=shipped(),
         )
         self.days = Days(self.redis, self.clock)
         frequent = FrequentQuestions(self.redis, self.keys, self.store.namer, self.clock)
         self.cache = ResponseCache(
-            *(self.keys, self.store, Flights(self.redis, flight_s), self.scopes, self.semantic, frequent, self.metrics),
-            self.days,
+            store=self.store,
+            opener=opener,
+            flights=Flights(self.redis, flight_s),
+            scopes=self.scopes,
+            semantic=self.semantic,
+            frequent=frequent,
+            days=self.days,
             max_entry_bytes=64 * 1024,
             client_scopes=client_scopes,
-            clock=self.clock,
         )
         self.upkeep = Upkeep(*(self.keys, self.store, self.scopes, self.semantic, frequent, self.metrics, self.days))
 

@@ -21,12 +21,12 @@ import pytest
 
 
 class Tier(NamedTuple):
-    """A tier of an engine. ``room``: our package for it; ``distributions``: give the engine's release.
+    """A tier of an engine. ``folder``: our code for it; ``distributions``: give the engine's release.
 
     ``environment``: where the engine is installed, if the tests run in another one.
     """
 
-    room: str
+    folder: str
     distributions: tuple[str, ...] = ()
     environment: str = ""
 

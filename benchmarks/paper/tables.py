@@ -28,7 +28,7 @@ from lpc_apps.training.quality import best_threshold, figures
 from lpc_apps.training.train import LPC, fit, probabilities, side_of
 
 SOURCES: Final = ("benchmarks/paper/tables.py", "lpc/model", "lpc_apps/training")
-"""What a table depends on besides its examples."""
+"""Dependencies of a table besides its examples."""
 BUDGET: Final = 512
 LAST_TURN: Final = 12
 """Higher turn counts are one class of the baseline."""

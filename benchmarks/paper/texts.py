@@ -23,7 +23,7 @@ AT_ONCE: Final = 256
 """Texts after which the file is written."""
 
 Vectors = dict[str, tuple[NDArray[np.float32], int]]
-"""By text: its embedding [384], and its tokens."""
+"""Embedding [384] and tokens by text."""
 
 
 def embed_texts(texts: Iterable[str], artifact: Path, stored: Path) -> Vectors:

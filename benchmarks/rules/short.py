@@ -17,8 +17,7 @@ import numpy as np
 
 from benchmarks.rules.figures import Row, mean, singles, table
 from benchmarks.rules.runs import code_digest, size_name
-from lpc_apps.logs.log import CONVERSATIONS
-from lpc_apps.logs.traces import open_trace
+from lpc_apps.logs.formats import CONVERSATIONS, open_trace
 from lpc_apps.simulator.amounts import in_tokens
 from lpc_apps.simulator.conversation_log import read_conversations
 from lpc_apps.simulator.conversations import ACTIVE, draw
@@ -58,7 +57,7 @@ class Part(NamedTuple):
     Attributes:
         file: the file, or the name of a generated workload; None: sessions in AIPerf's format, drawn by seed.
         start: first request, of a log that has its own times.
-        seed: of a log that is drawn.
+        seed: seed of a log that is drawn.
     """
 
     file: Path | None

@@ -69,7 +69,7 @@ class Features:
 
     Attributes:
         input_ids: at most token_budget ids: ``<s> prefix prompt_1 </s> prompt_2 </s> ... </s>``.
-        scalars: in the order of the settings.
+        scalars: scalar features in the order of the settings.
     """
 
     input_ids: list[int]

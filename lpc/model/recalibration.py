@@ -23,7 +23,7 @@ OFFSET_SD: Final = 2.0
 SLOPES: Final = (0.25, 4.0)
 LARGEST_OFFSET: Final = 6.0
 LARGEST_LOG_ODDS: Final = 10.0
-"""Above the log-odds of `lpc.model.probability.P_MIN`."""
+"""Bound above the log-odds of `lpc.model.probability.P_MIN`."""
 STEPS: Final = 50
 """Bound of Newton's steps; about six suffice."""
 

@@ -1,4 +1,4 @@
-"""What depends on a model's template: how an engine joins the texts of a message's parts."""
+"""Facts of a model's template: how an engine joins the texts of a message's parts."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 from lpc.requests.rules import Kind
 
 STRINGS: Final[Mapping[str, str]] = {"vllm": "\n", "sglang": " "}
-"""What engines put between parts for a template that takes strings, which are most."""
+"""Text that engines put between parts for a template that takes strings, which are most."""
 PARTS: Final[Mapping[str, str]] = {"vllm": "", "sglang": ""}
 """The template has the parts itself, and puts nothing between them."""
 FAMILIES: Final[tuple[tuple[str, Mapping[str, str]], ...]] = (
@@ -26,7 +26,7 @@ def separator(model: str, kind: Kind) -> str:
 
 
 HARMONY_CHARS: Final = 288
-"""Of what Harmony writes before the instructions: identity, dates, effort, channels, and the header of the next message."""
+"""Characters before the instructions in Harmony: identity, dates, effort, channels, and the header of the next message."""
 HARMONY_WITH_TOOLS_CHARS: Final = HARMONY_CHARS + 79
 """The same with tools, whose channel it names."""
 

@@ -1,4 +1,4 @@
-"""What all turns of a conversation begin with, in a form that is equal for bodies that an engine may read alike.
+"""The common beginning of all turns of a conversation, in a form that is equal for bodies that an engine may read alike.
 
 The rows of `lpc.requests.rules` that this form covers, whatever engine and template: text parts and strings, marks of caches,
 nulls and unknown keys, names of users, `developer` and `system`, Claude Code's billing line, `instructions` and a message in

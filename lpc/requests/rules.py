@@ -26,9 +26,9 @@ class Rule:
     """A change of a body that an engine does not see.
 
     Attributes:
-        name: by which code asks for it.
-        change: what differs between the two bodies.
-        versions: by engine the versions in which it was run; an engine that is missing reads the two apart.
+        name: name by which code asks for it.
+        change: difference between the two bodies.
+        versions: versions in which it was run, by engine; an engine that is missing reads the two apart.
         templates: ``all``, or the templates on which it holds.
     """
 

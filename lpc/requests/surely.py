@@ -40,7 +40,7 @@ _REMEMBERED_CHARS: Final = 1024
 _NULL: Final = ("strict", "defer_loading")
 _Names = tuple[str, ...]
 _Plans = dict[tuple[_Names, _Names, _Names, _Names], tuple[_Names, _Names] | None]
-"""By the keys of a tool and of its function, and those that are null: the keys of both in the sure form; None: the same."""
+"""Keys of a tool and of its function in the sure form, by their keys and by those that are null; None: the same."""
 
 
 def chat(fields: Mapping[str, Any], rules: Collection[str]) -> dict[str, Any]:

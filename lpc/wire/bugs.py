@@ -19,7 +19,7 @@ MAX_CAUSES: Final = 8
 
 _lock = threading.Lock()
 _reports: dict[str, tuple[float, int]] = {}
-"""By ``where``: time of the last report (monotonic seconds), and number of errors since."""
+"""Time of the last report (monotonic seconds), and number of errors since, by ``where``."""
 
 
 def log_bug(logger: logging.Logger, where: str, error: BaseException) -> None:

@@ -43,11 +43,11 @@ class Patience:
     """Seconds after which connections are closed.
 
     Attributes:
-        head_s: to complete TLS and a request's header.
-        body_s: to complete a request's body.
-        idle_s: between two requests. Longer than clients keep an idle connection (httpx: 5 s), so that they do not use one that
-            is being closed.
-        read_s: to read `LEAST_READ` bytes of an answer that waits.
+        head_s: limit for TLS and a request's header.
+        body_s: limit for a request's body.
+        idle_s: limit between two requests. Longer than clients keep an idle connection (httpx: 5 s), so that they do not use
+            one that is being closed.
+        read_s: limit for reading `LEAST_READ` bytes of an answer that waits.
     """
 
     head_s: float = 20.0

@@ -1,4 +1,4 @@
-"""What is written for people: the console for tables, and text that others have chosen.
+"""Output for people: the console for tables, and text that others have chosen.
 
 Names of models and clients, messages of servers, file names and labels may contain escape sequences of terminals, line breaks
 that forge a line, or characters that reverse the text behind them. They are shown as escapes.

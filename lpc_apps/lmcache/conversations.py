@@ -15,7 +15,7 @@ from lpc_apps.lmcache.tree import Chunk, Conversation
 LONGEST_TURN_S: Final = 900.0
 """A turn whose end has not been reported after this time counts as ended: its request was lost."""
 LATE_STORE_S: Final = 3.0
-"""How long after a turn's end a store may still belong to it."""
+"""Longest time from a turn's end to a store that belongs to it."""
 CANDIDATES: Final = 4096
 """Number of recent chunks tried as the parent of a stored chunk, because a store does not name it."""
 

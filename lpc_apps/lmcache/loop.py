@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 TICK_S: Final = 0.25
 EVENTS_SLICE_S: Final = 0.02
-"""How long a tick applies events before it yields to the coordinator's other tasks."""
+"""Time for which a tick applies events before it yields to the coordinator's other tasks."""
 MAX_EVENTS: Final = 20_000
 """Queued events above which new ones are dropped. After that the model of a tier's contents is wrong until LMCache evicts by
 itself. Capacities and restarts are reported only once, so they are never dropped."""

@@ -34,7 +34,7 @@ END_AFTER_S: Final = 4.5
 CHUNK_TOKENS: Final = 256
 """LMCache's default number of tokens in a chunk, until a chunk is reported with its tokens."""
 FRESH_S: Final = 10.0
-"""How long after its store a chunk that is not on disk stays in memory: LMCache is still copying it."""
+"""Time for which a chunk that is not on disk stays in memory after its store: LMCache is still copying it."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class State:
     Attributes:
         asked_turn: turn whose prediction was requested last.
         answered: whether a prediction of that turn has arrived or failed.
-        prediction: of that turn; None: none.
+        prediction: prediction for that turn; None: none.
         ended_turn: latest turn whose chunks have their classes.
     """
 

@@ -22,8 +22,8 @@ from lpc_apps.lmcache.events import NO_TOKENS, ChunkId, Location, ObjectId
 from lpc_apps.lmcache.tree import Chunk, Resident
 
 DELETION_TIMEOUT_S: Final = 3.0
-"""How long a chunk is skipped after its deletion was requested. By then the node has reported its deletions. A chunk that the
-node did not delete, because it was being read or written, is requested again."""
+"""Time for which a chunk is skipped after its deletion was requested. By then the node has reported its deletions. A chunk that
+the node did not delete, because it was being read or written, is requested again."""
 FREE_DOWN_TO: Final = 0.95
 """Eviction frees down to this share of the watermark, so that not every chunk costs a call."""
 

@@ -22,7 +22,7 @@ class Resident(Block):
 
     Attributes:
         objects: size of each object, bytes.
-        reuse_class: as in `eviction_client.policy.queue.free_queue`.
+        reuse_class: number as in `eviction_client.policy.queue.free_queue`.
         stored_at: time of the store.
         deletion_requested_at: time of the latest request to delete it.
     """

@@ -12,22 +12,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
 
 from lpc.errors import UsageError
-from lpc_apps.logs.chats import READERS, read_chats
+from lpc_apps.logs.chats import read_chats
 from lpc_apps.logs.chats.request import LoggedRequest
 from lpc_apps.logs.files import files_of, linked
+from lpc_apps.logs.formats import CONVERSATIONS, FORMATS, WITH_TEXT, open_trace
 from lpc_apps.logs.recognition import recognise
 from lpc_apps.logs.records import Skipped, TraceError
-from lpc_apps.logs.traces import FORMATS as WITH_TIMES
-from lpc_apps.logs.traces import Trace, open_trace
+from lpc_apps.logs.traces import Trace
 from lpc_apps.logs.traces.agents import ACTIVE_SESSIONS
 from lpc_apps.logs.untimed import untimed_requests, with_pace
-
-CONVERSATIONS: Final = "conversations"
-"""Format of conversations without times."""
-FORMATS: Final = (*WITH_TIMES, CONVERSATIONS)
 
 
 @dataclass(frozen=True)
@@ -47,7 +42,7 @@ class Log:
     @property
     def has_text(self) -> bool:
         """Whether the log has the messages of requests with times: `requests` works."""
-        return self.format in READERS
+        return self.format in WITH_TEXT
 
     def requests(self, skipped: Skipped) -> Iterator[tuple[str, LoggedRequest]]:
         """Yield place and contents of the requests, in the order of the files, which may not be that of time.
@@ -58,9 +53,10 @@ class Log:
         Raises:
             TraceError: the format has no text, or see `lpc_apps.logs.records.read_records`.
         """
-        if not self.has_text:
-            raise TraceError(f"a log of the format {self.format} has no text of requests: use one of {', '.join(READERS)}")
-        return read_chats(self.path, self.format, skipped)
+        reader = FORMATS[self.format].chats
+        if reader is None:
+            raise TraceError(f"a log of the format {self.format} has no text of requests: use one of {', '.join(WITH_TEXT)}")
+        return read_chats(self.path, reader, skipped)
 
     def with_times(self) -> "Log":
         """Return this log. Raises TraceError if its requests have no times, and so no order."""

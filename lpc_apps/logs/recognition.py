@@ -4,40 +4,24 @@ Each record has the shape of at most one format; the format with the most record
 that would be skipped, such as failed calls and health checks, decide only if no record can be read.
 """
 
-import tarfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
-from lpc_apps.logs.chats import READERS, nginx, vllm
-from lpc_apps.logs.chats.chat import TIMES
-from lpc_apps.logs.chats.fields import object_of, snake
-from lpc_apps.logs.chats.otel import LEVELS
-from lpc_apps.logs.datasets.conversations import conversation_parser
-from lpc_apps.logs.datasets.published import is_published
-from lpc_apps.logs.records import DAMAGED, DatasetError, Record, TraceError, WrongRecord, json_lines, unpacked
-from lpc_apps.logs.traces.aiperf import is_aiperf
-from lpc_apps.logs.traces.request import ids_of, milliseconds, tokens
+from lpc_apps.logs.formats import FORMATS, Format
+from lpc_apps.logs.records import DAMAGED, DatasetError, Record, TraceError, json_lines, unpacked
 
 ENOUGH: Final = 100
 """Records with a known shape that decide, of all files together."""
 MOST: Final = 10_000
 """Records that are read at most: a log may begin with damaged ones."""
 
-_LITELLM: Final = frozenset({"call_type", "standard_logging_object", "proxy_server_request", "litellm_call_id", "model_group"})
-_LANGFUSE: Final = frozenset(
-    {"SPAN", "EVENT", "GENERATION", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL"}
-)
-"""Types of observations: https://langfuse.com/docs/observability/features/observation-types."""
-_COLLECTOR: Final = frozenset(LEVELS) - {"data", "batches"}
-_TIMES: Final = (*TIMES, "time_iso8601", "msec", "time_local")
-
 
 def recognise(files: Sequence[Path]) -> str:
-    """Return the format of a log's files, one of `log.FORMATS`. Files without a record of a known format do not count.
+    """Return the format of a log's files, one of FORMATS. Files without a record of a known format do not count.
 
     Raises:
         TraceError: a file cannot be read, all are empty, no record has the shape of a known format, or files have different
@@ -71,16 +55,17 @@ def _format_of(path: Path, enough: int) -> str | None:
     """Return the format of most of a file's first records with a known shape; None: there is none. Raises TraceError."""
     try:
         with suppress(*DAMAGED), unpacked(path) as file:
-            if _is_tar(file):
-                return "agents"
+            for known in FORMATS.values():
+                if known.is_file is not None and known.is_file(file):
+                    return known.name
         kept, found = Counter[str](), Counter[str]()
         for _, record in islice(json_lines(path, _repair), MOST):
             try:
-                shape = shape_of(record) if isinstance(record, dict) else None
+                shape = format_of(record) if isinstance(record, dict) else None
                 if shape is None or not isinstance(record, dict):
                     continue
-                found[shape] += 1
-                kept[shape] += _is_read(record, shape)
+                found[shape.name] += 1
+                kept[shape.name] += shape.keeps(record)
             except RecursionError:
                 continue
             if kept.total() == enough:
@@ -93,32 +78,10 @@ def _format_of(path: Path, enough: int) -> str | None:
 
 
 def _repair(line: bytes) -> bytes:
-    return vllm.repair(line) if vllm.has_body(line) else nginx.repair(line)
-
-
-def _is_read(record: Record, shape: str) -> bool:
-    """Return whether the reader of a format keeps a record of its shape."""
-    try:
-        if shape == "conversations":
-            conversation_parser()(record)
-            return True
-        if shape in READERS:
-            return any(not isinstance(found, WrongRecord) for found in READERS[shape].read(record))
-        if shape == "aiperf":
-            return True
-        ids_of(record, "hash_ids"), tokens(record, "input_length", 1), milliseconds(record, "timestamp")
-        return True
-    except WrongRecord:
-        return False
-
-
-def _is_tar(file: IO[bytes]) -> bool:
-    """Return whether a file is a tar with a member. Zero bytes alone, as at the start of a log that was truncated, are not."""
-    try:
-        with tarfile.open(fileobj=file) as archive:
-            return archive.next() is not None
-    except tarfile.TarError:
-        return False
+    """Return a line that is not JSON as the first format reads it that repairs such lines."""
+    readers = (known.chats for known in FORMATS.values() if known.chats is not None)
+    repair = next((reader.repair for reader in readers if reader.repair is not None and reader.repairs(line)), None)
+    return line if repair is None else repair(line)
 
 
 RESULTS: Final = (
@@ -143,78 +106,6 @@ def _result_of(path: Path) -> str | None:
     return None
 
 
-def shape_of(record: Record) -> str | None:
-    """Return the format whose shape a record has; None: of no known format."""
-    return next((name for name, has_shape in SHAPES.items() if has_shape(record)), None)
-
-
-def _otel(record: Record) -> bool:
-    if not _COLLECTOR.isdisjoint(record):
-        return True
-    attributes = record.get("attributes")
-    if isinstance(attributes, list):
-        return any(isinstance(pair, dict) and "key" in pair for pair in attributes)
-    if not isinstance(attributes, dict):
-        return False
-    ids = {"span_id", "trace_id", "context", "start_time_unix_nano", "time_unix_nano"}
-    return any(name.startswith(("gen_ai.", "llm.", "openinference.")) for name in attributes) or not ids.isdisjoint(
-        snake(record)
-    )
-
-
-def _langfuse(record: Record) -> bool:
-    fields = snake(record)
-    inside = fields.get("observations", fields.get("data"))
-    if isinstance(inside, list):
-        return any(isinstance(item, dict) and (_langfuse(item) or "observations" in item) for item in inside)
-    kind = fields.get("type")
-    return "start_time" in fields and (
-        (isinstance(kind, str) and kind.upper() in _LANGFUSE)
-        or (
-            not {"trace_id", "observation_id", "provided_model_name", "model_parameters"}.isdisjoint(fields)
-            and "input" in fields
-            and "messages" not in fields
-        )
-    )
-
-
-def _litellm(record: Record) -> bool:
-    return not _LITELLM.isdisjoint(record) or (
-        "kwargs" in record and isinstance(record["kwargs"], dict) and not _LITELLM.isdisjoint(record["kwargs"])
-    )
-
-
-def _nginx(record: Record) -> bool:
-    return not {"body", "request_body"}.isdisjoint(record) and any(name in record for name in _TIMES)
-
-
-def _hashed(record: Record) -> bool:
-    return "hash_ids" in record and "input_length" in record
-
-
-def _asks(record: Record) -> bool:
-    return any(name in record for name in ("messages", "input", "prompt", "contents", "conversations", "text_input", "payload"))
-
-
-def _chat(record: Record) -> bool:
-    return bool(object_of(record.get("request"))) or (_asks(record) and any(name in record for name in (*TIMES, "delay")))
-
-
-def _conversation(record: Record) -> bool:
-    return "messages" in record or isinstance(record.get("conversations"), list) or isinstance(record.get("prompt"), str)
-
-
-SHAPES: Final[dict[str, Callable[[Record], bool]]] = {
-    "qwen": lambda record: _hashed(record) and "chat_id" in record,
-    "aiperf": is_aiperf,
-    "mooncake": _hashed,
-    "vllm": vllm.is_vllm,
-    "otel": _otel,
-    "litellm": _litellm,
-    "langfuse": _langfuse,
-    "nginx": _nginx,
-    "chat": _chat,
-    "wildchat": lambda record: "conversation_hash" in record and "conversation" in record,
-    "conversations": lambda record: _conversation(record) or is_published(record),
-}
-"""By format, the most specific first: whether a record has its shape."""
+def format_of(record: Record) -> Format | None:
+    """Return the first format whose shape a record has; None: of no known format."""
+    return next((known for known in FORMATS.values() if known.has_shape(record)), None)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from lpc.errors import UsageError
 from lpc_apps.logs.datasets.conversation import Conversation
@@ -24,9 +24,14 @@ def _chat(path: Path, skipped: Skipped) -> Iterator[Conversation]:
 
 LOADERS: Final[dict[str, Callable[[Path, Skipped], Iterator[Conversation]]]] = {
     "sharegpt": load_sharegpt,
-    "conversations": load_conversations,
     "chat": _chat,
+    "conversations": load_conversations,
 }
+if TYPE_CHECKING:
+    DatasetName = str
+else:
+    DatasetName = Literal[tuple(LOADERS)]
+    """Name of a dataset, for the command line."""
 
 
 def load(name: str, path: Path | None = None, skipped: Skipped | None = None) -> Iterator[Conversation]:

@@ -1,4 +1,4 @@
-"""What the beginning of a run shows, as an answer before a long run ends.
+"""A first estimate from the beginning of a run, as an answer before a long run ends.
 
 In 16 runs of 6,000 to 12,000 requests (Mooncake, a log of chats, five workloads at 2, 5 and 20%) the gain over LRU in 2,000
 requests differed from the whole log's by -1.9 to +0.6 points, and once by +3.0 (few-shot at 5%). It is too small where the

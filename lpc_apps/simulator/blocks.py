@@ -21,7 +21,8 @@ class Piece(Block):
         segment, start, size: ``size`` blocks of the segment from index ``start``.
         block_id: content id of the first block; unique in a cache.
         held: cached pieces of the segment.
-        waiter: waiting request that retains the piece (`lpc_apps.simulator.keep`); None: in use, or in the policy's order.
+        waiter: waiting request that retains the piece (`lpc_apps.simulator.waiting_prefixes`); None: in use, or in the
+            policy's order.
     """
 
     __slots__ = ("held", "segment", "size", "start", "waiter")
@@ -92,7 +93,7 @@ class Held(Generic[B]):
     """The cached blocks of a segment.
 
     Attributes:
-        pieces: in the order of the prefix, possibly with gaps.
+        pieces: cached pieces in the order of the prefix, possibly with gaps.
         size: number of cached blocks.
         references: number of running requests that use the segment, and so all of its blocks.
         waiters: waiting requests that will hit blocks of the segment, in order of arrival; an ordered set.

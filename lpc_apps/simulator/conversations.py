@@ -65,7 +65,7 @@ class Conversations:
     Attributes:
         name: name of the data.
         found: the conversations, at least one.
-        reading: what was read of a file, for `lpc_cli.simulation_tables.print_reading`; None for the sample.
+        reading: counts of what was read of a file, for `lpc_cli.simulation_tables.print_reading`; None for the sample.
     """
 
     name: str

@@ -36,9 +36,9 @@ class KvMemory:
     Attributes:
         model: its name.
         gpus: ranks of tensor parallelism.
-        per_token: of all layers that keep every token.
-        windows: of layers that keep the last tokens: (number of these, bytes per token).
-        state: of all recurrent layers, per conversation.
+        per_token: bytes per token of all layers that keep every token.
+        windows: layers that keep the last tokens: (number of these, bytes per token).
+        state: bytes of all recurrent layers per conversation.
     """
 
     model: str
@@ -75,7 +75,7 @@ class Memory:
 
     Attributes:
         gpu: bytes on each GPU; ``cpu``: bytes of the CPU tier, of all GPUs together.
-        gpu_hour_price: of one GPU; None: unknown.
+        gpu_hour_price: price of one GPU for an hour; None: unknown.
     """
 
     kv: KvMemory

@@ -12,7 +12,7 @@ from lpc.distribution import install
 from lpc.errors import LpcError
 
 NESTED: Final = ("text_config", "llm_config", "language_config", "thinker_config")
-"""Where configurations of models with images or audio have that of the language model."""
+"""Fields in which configurations of models with images or audio have that of the language model."""
 FULL: Final = frozenset({"full_attention", "attention", "global_attention"})
 WINDOWED: Final = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 """Types of layers that keep the last tokens, and the key that has the number of these."""

@@ -10,9 +10,8 @@ from typing import Any, Final
 import numpy as np
 
 from lpc.progress import progress
-from lpc_apps.logs.log import CONVERSATIONS
+from lpc_apps.logs.formats import CONVERSATIONS, open_trace
 from lpc_apps.logs.records import TraceError, log_files
-from lpc_apps.logs.traces import open_trace
 from lpc_apps.logs.traces.agents import ACTIVE_SESSIONS
 from lpc_apps.logs.traces.sample import Sample
 from lpc_apps.simulator.amounts import SimulationError, about, in_tokens
@@ -43,12 +42,12 @@ class WorkloadSpec:
         workload: one of `WORKLOADS` or `EVERYDAY`; None: a trace, or conversations.
         think_time, law, active, seed: parameters of conversations; active and seed also of agent sessions, seed also of
             generated workloads.
-        sample: of a trace with times, 1 in so many families (`lpc_apps.logs.traces.sample`), for so small a cache; 1: all.
+        sample: part of a trace with times, 1 in so many families (`lpc_apps.logs.traces.sample`), for so small a cache; 1: all.
         count_from: second of a trace from which hits are counted; None: from LEARN_S on, in a trace of up to
             1.9 times that (57 minutes) from its middle on, in a generated workload after 500 requests.
         sessions: concurrent sessions of a closed loop; None: requests arrive at the log's times.
         requests: number of requests after which a closed loop ends.
-        texts: also read the blocks of the messages' text alone (`lpc_apps.logs.traces.open_trace`).
+        texts: also read the blocks of the messages' text alone (`lpc_apps.logs.formats.open_trace`).
     """
 
     trace: Path | None = None

@@ -78,7 +78,7 @@ class Paths:
     def __init__(self, turns: Iterable[Chained], block_tokens: int) -> None:
         self._block_tokens = block_tokens
         self._starting: dict[int, Segment] = {}
-        """By content id of the first block."""
+        """Segments by content id of the first block."""
         self._known: set[int] = set()
         self._single: dict[int, Segment] = {}
         self._of: dict[Chained, Path] = {}

@@ -16,9 +16,9 @@ REQUESTS: Final = 4_000
 SHORTEST_GAP_S: Final = 0.2
 LONGEST_GAP_S: Final = 3600.0
 STAGGER_S: Final = 1.0
-"""Between the starts of the first sessions."""
+"""Seconds between the starts of the first sessions."""
 PAUSE_S: Final = 1.0
-"""From the end of a session to the start of the next one."""
+"""Seconds from the end of a session to the start of the next one."""
 ROUND: Final = 1 << 48
 """Exceeds the content ids of every log."""
 

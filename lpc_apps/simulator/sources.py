@@ -1,4 +1,4 @@
-"""Where prompt tokens come from: of a hit, whose text it is; of a miss, why no cache had it.
+"""Sources of prompt tokens: of a hit, whose text it is; of a miss, why no cache had it.
 
 The words are those of a live engine (`eviction_client.observability.misses`), which `lpc report` prints. The same requests use
 all blocks of a segment, so it has one record.
@@ -40,7 +40,7 @@ class Sources:
     """Counts the tokens of prompts by source. Its memory is unbounded, as the log's length is known.
 
     Attributes:
-        tokens: by source, one of HITS or MISSES.
+        tokens: prompt tokens by source, one of HITS or MISSES.
         unused: evicted tokens by the time since the last request with their blocks started; see `misses.UNUSED`.
     """
 

@@ -19,7 +19,7 @@ FIRST_FROM: Final = 0.1
 IDLE: Final = 0.5
 """Utilisation of the prefill server below which it does not limit throughput."""
 BYTES: Final = 2 * 32 * 8 * 128 * 2
-"""Of the KV cache of `compute.DEFAULT` for a token: keys and values of 32 layers with 8 heads of 128 numbers of two bytes."""
+"""KV cache of `compute.DEFAULT` for a token: keys and values of 32 layers with 8 heads of 128 numbers of two bytes."""
 TIMES: Final = dict(zip(UNUSED, ("under 10 s", "10 s to 1 min", "1 to 5 min", "5 to 20 min", "over 20 min"), strict=True))
 """Time unused in words."""
 

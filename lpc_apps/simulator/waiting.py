@@ -20,7 +20,7 @@ class Queueing:
 
     Attributes:
         schedule: order in which requests are served.
-        keep: evict blocks that waiting requests will hit last (`lpc_apps.simulator.keep`).
+        keep: evict blocks that waiting requests will hit last (`lpc_apps.simulator.waiting_prefixes`).
         in_turn: also in open traffic a request takes its blocks when its prefill starts, instead of on arrival.
         overtake_s: bound of overtaking under `warm-first`, seconds of prefill.
     """
@@ -129,7 +129,7 @@ class SGLangs(Fcfs):
         self._computed = 0
         """Prompt tokens computed so far."""
         self._misses = 0
-        """Of the request that :meth:`first` has returned."""
+        """Missing tokens of the request that :meth:`first` has returned."""
         self._at_arrival: dict[Turn, int] = {}
 
     def add(self, turn: Turn) -> None:

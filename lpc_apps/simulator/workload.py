@@ -70,8 +70,8 @@ class Turn:
         gap: seconds from the end of the previous turn to this arrival (closed workloads).
         next: the conversation's next turn; None at its end.
         probability: continuation probability predicted on arrival; None without a prediction.
-        reply_end: how the reply ended, as an engine sees it; empty: unknown.
-        user: who asked; empty: unknown.
+        reply_end: kind of the reply's end as an engine sees it; empty: unknown.
+        user: name of the user; empty: unknown.
         tenant: identifies the cache salt; empty without one.
         text_blocks: content ids of blocks of the messages' text alone (`TracedRequest`); empty: not read.
     """
@@ -129,7 +129,7 @@ class Workload:
             in use until its prompt is computed.
         trace: the trace of the workload, if there is one.
         loop: the closed loop; None if conversations start at fixed times.
-        reading: what was read of a user's file, as JSON; None for other workloads.
+        reading: counts of what was read of a user's file, as JSON; None for other workloads.
     """
 
     name: str

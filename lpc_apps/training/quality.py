@@ -12,7 +12,7 @@ from lpc.model.probability import P_MIN
 BINS: Final = 15
 """Bins of equal size for the calibration error."""
 RESAMPLES: Final = 300
-"""Of the bootstrap."""
+"""Resamples of the bootstrap."""
 
 
 def best_threshold(probability: NDArray[np.float64], continues: NDArray[np.bool_]) -> float:

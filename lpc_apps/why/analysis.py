@@ -82,8 +82,8 @@ class Analysis:
     """What was found in a log.
 
     Attributes:
-        tokens: of all prompts.
-        hit_rate: of an infinite cache; ``fixed``: of one without all differences.
+        tokens: tokens of all prompts.
+        hit_rate: hit rate of an infinite cache; ``fixed``: that without all differences.
         lost: tokens between both.
         findings: the largest loss first.
         unshared: prompts that begin like no earlier one, not even without the differences.

@@ -1,4 +1,4 @@
-"""What a prompt has differently from an earlier one, piece by piece, and the prompt as it would be without some differences."""
+"""Differences of a prompt from an earlier one, piece by piece, and the prompt as it would be without some differences."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -46,7 +46,7 @@ class Change(NamedTuple):
     Attributes:
         at: characters of the prompt's piece before it.
         own: characters that the other prompt has not.
-        text, other: what differs; empty for causes without a text.
+        text, other: the two texts that differ; empty for causes without a text.
         part, start: part of the message, and character of its text.
     """
 
@@ -79,7 +79,7 @@ class Piece:
 
 
 Groups = list[list[Entry]]
-"""For each unit of a prompt the entries that stand for it, after those that are dropped before it."""
+"""Entries that stand for each unit of a prompt, after those that are dropped before it."""
 
 
 def head_pieces(own: Sequence[Unit], other: Sequence[Unit]) -> list[Piece]:

@@ -32,8 +32,8 @@ class Unit:
 
     Attributes:
         role: ``tools`` for a definition.
-        parts: of the message; the definition.
-        text: as rendered in the prompt.
+        parts: parts of the message; the definition.
+        text: text as rendered in the prompt.
     """
 
     role: str
@@ -97,7 +97,7 @@ class Prompt:
     Attributes:
         time: seconds.
         reply: units of the reply; empty: not logged.
-        input_tokens: as the engine counted them; None: not logged.
+        input_tokens: the engine's count; None: not logged.
     """
 
     time: float
@@ -126,8 +126,8 @@ class Prompts:
     """Reads prompts as an engine reads them, and holds each different unit once.
 
     Attributes:
-        kind: of the engine; any: what engines of both kinds read alike.
-        chars: of the different units.
+        kind: kind of the engine; any: what engines of both kinds read alike.
+        chars: characters of the different units.
     """
 
     kind: Kind = "any"

@@ -29,7 +29,7 @@ _FRAMES: Final = re.compile(
     r"|\A\s*(?:<(?:answer|response)>|<\|(?:START_RESPONSE|begin_of_solution)\|>)"
     r"|(?:</(?:answer|response)>|<\|(?:END_RESPONSE|end_of_solution)\|>)\s*\Z"
 )
-"""What stands around the answer behind thoughts."""
+"""Marks around the answer behind thoughts."""
 _THOUGHTS: Final = re.compile(
     "|".join(rf"{re.escape(opening)}.*?(?:{re.escape(closing)}|\Z)" for opening, closing in _PAIRS) + f"|{_CHANNEL}|{_SKIPPED}",
     re.DOTALL,

@@ -1,5 +1,5 @@
-"""What templates do to appended text, which a comparison of messages does not show: prompts that may be rendered again from an
-earlier place, by the model's template.
+"""Changes that templates make to appended text, which a comparison of messages does not show: prompts that the model's template
+may render again from an earlier place.
 """
 
 from collections import Counter

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DAY_S: Final = 86_400
 LOOK_S: Final = 60.0
-"""How often --daily reads the clock, which may be set."""
+"""Seconds after which --daily reads the clock again, which may be set."""
 
 
 def warm(

@@ -58,7 +58,7 @@ class Cluster(NamedTuple):
         return cls(name, sum(labels for labels, _ in record), sum(wrong for _, wrong in record))
 
 
-class Candidate(NamedTuple):
+class Neighbour(NamedTuple):
     """One of the nearest questions.
 
     Attributes:
@@ -92,7 +92,7 @@ class Ranking:
         self.coefficients, self.intercept = tuple(coefficients), intercept
         self.digest = sha256(json.dumps([*coefficients, intercept]).encode()).hexdigest()[:8]
 
-    def score(self, question: str, candidate: Candidate, other: str) -> float | None:
+    def score(self, question: str, candidate: Neighbour, other: str) -> float | None:
         """Return the score of a candidate, the question ``other``; None if a veto stops it."""
         found = difference(question, other)
         if found is None or found == "rewording" or found == "addition":
@@ -105,7 +105,7 @@ class Ranking:
         return 1 / (1 + math.exp(-max(-30.0, min(30.0, logit))))
 
 
-def candidates(similarities: Sequence[float], clusters: Sequence[Cluster]) -> list[Candidate]:
+def candidates(similarities: Sequence[float], clusters: Sequence[Cluster]) -> list[Neighbour]:
     """Return the nearest questions as candidates: the cluster with the largest vote first, its nearest question first.
 
     Args:
@@ -120,19 +120,19 @@ def candidates(similarities: Sequence[float], clusters: Sequence[Cluster]) -> li
         members[cluster.name] = members.get(cluster.name, 0) + 1
     total = sum(votes.values())
     found = [
-        Candidate(place, similarity, votes[cluster.name] / total, members[cluster.name] / NEAREST, cluster)
+        Neighbour(place, similarity, votes[cluster.name] / total, members[cluster.name] / NEAREST, cluster)
         for place, (similarity, cluster) in enumerate(zip(similarities, clusters, strict=True))
     ]
     return sorted(found, key=lambda one: (-one.vote, -one.similarity, one.place))
 
 
-def shortlist(similarities: Sequence[float], clusters: Sequence[Cluster]) -> list[Candidate]:
+def shortlist(similarities: Sequence[float], clusters: Sequence[Cluster]) -> list[Neighbour]:
     """Return the candidates that are compared word by word: the first of :func:`candidates`, and the nearest."""
     ranked = candidates(similarities, clusters)
     return ranked[:CANDIDATES] + [one for one in ranked[CANDIDATES:] if one.place == 0]
 
 
-def features(question: str, candidate: Candidate, doubt: Doubt | None) -> list[float]:
+def features(question: str, candidate: Neighbour, doubt: Doubt | None) -> list[float]:
     """Return the `FEATURES` of a candidate."""
     similarity = min(candidate.similarity, 1.0)
     wrong = min(candidate.cluster.wrong, RECORDED)

@@ -1,4 +1,4 @@
-"""How often the questions of a log repeat: exactly, by their normal form, and by meaning.
+"""Shares of the questions of a log that repeat: exactly, by their normal form, and by meaning.
 
 A question is the text of a last user turn. It repeats an earlier one only with the same context, as in the caches: model, cache
 salt, tools, all earlier messages and language. Parameters and tenants are not compared, so each share is the most that a tier

@@ -23,6 +23,7 @@ from response_cache.service.cache import ResponseCache
 from response_cache.service.embedding import Embedder
 from response_cache.service.judging import rules_of
 from response_cache.service.metrics import CacheMetrics
+from response_cache.service.opening import Opener
 from response_cache.service.scopes_in_use import SYNC_S
 from response_cache.service.servicer import ResponseCacheService
 from response_cache.service.settings import CacheSettings
@@ -88,7 +89,10 @@ def _build(
     made.stack.push_async_callback(redis.close)
     cache_metrics.watch_redis(lambda: not redis.away)
     store = Store(
-        *(redis, Namer(keys.current.names), embedder.encoder, cache_metrics.forged.labels("generation").inc),
+        redis,
+        Namer(keys.current.names),
+        embedder.encoder,
+        forged=cache_metrics.forged.labels("generation").inc,
         most_bytes=settings.cache_max_entry_kib * 1024 + MIB,  # an entry has its question as well
     )
     for name, scope in settings.cache_scopes.items():
@@ -100,11 +104,22 @@ def _build(
     ranking = shipped()
     verdicts = _verdicts(settings.verdicts_file) if settings.learns else None
     evidence = SharedEvidence(
-        *(redis, store.namer, embedder.encoder, ranking.digest, verdicts),
+        redis,
+        store.namer,
+        embedder.encoder,
+        ranking=ranking.digest,
+        verdicts=verdicts,
         forged=cache_metrics.forged.labels("evidence").inc,
     )
+    opener = Opener(keys, cache_metrics, clock.now)
     semantic = SimilarQuestions(
-        *(keys, store, Vectors(redis, embedder.encoder), evidence, embedder, partial(rules_of, embedder), clock.now, ranking),
+        store=store,
+        opener=opener,
+        vectors=Vectors(redis, embedder.encoder),
+        evidence=evidence,
+        embedder=embedder,
+        rules=partial(rules_of, embedder),
+        ranking=ranking,
         judged=lambda scope, same: cache_metrics.judged(scopes.label(scope), same),
         report=lambda client, scope, in_force: cache_metrics.in_force(client, scopes.label(scope), in_force),
     )
@@ -113,10 +128,15 @@ def _build(
     made.stack.push_async_callback(share, days)
     frequent = FrequentQuestions(redis, keys, store.namer, clock.wall)
     cache = ResponseCache(
-        *(keys, store, Flights(redis, FLIGHT_S), scopes, semantic, frequent, cache_metrics, days),
+        store=store,
+        opener=opener,
+        flights=Flights(redis, FLIGHT_S),
+        scopes=scopes,
+        semantic=semantic,
+        frequent=frequent,
+        days=days,
         max_entry_bytes=settings.cache_max_entry_kib * 1024,
         client_scopes=settings.cache_client_scopes,
-        clock=clock.now,
     )
     made.stack.push_async_callback(cache.counted)
     upkeep = Upkeep(keys, store, scopes, semantic, frequent, cache_metrics, days)

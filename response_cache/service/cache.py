@@ -5,17 +5,16 @@ A failing store is a miss with a reason. Only invalid requests raise.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
 from lpc.errors import InvalidRequest
 from lpc.wire.redis_reach import RedisFailed, RedisRefused
-from response_cache.keys.canonical import REMEMBERED, Names, Request, Scope
-from response_cache.keys.sealing import Keys
+from response_cache.keys.canonical import REMEMBERED, Request, Scope
 from response_cache.keys.tickets import Flight, Served, Tickets
 from response_cache.semantic.time_sensitive import time_sensitive
-from response_cache.service.metrics import CacheMetrics
+from response_cache.service.lookup import Lookup
 from response_cache.service.opening import Opener, offload
 from response_cache.service.outcomes import Hit, Miss, Stored
 from response_cache.service.similar import SimilarQuestions
@@ -25,7 +24,7 @@ from response_cache.store.days import DAY_S, Days
 from response_cache.store.entry import Entry
 from response_cache.store.flights import Flights
 from response_cache.store.frequent import FrequentQuestions
-from response_cache.store.scopes import Scopes, ScopeSettings
+from response_cache.store.scopes import Scopes
 from response_cache.store.store import Store
 
 MAX_WAIT_S: Final = 60.0
@@ -43,48 +42,45 @@ class ResponseCache:
     """The response caches of one sidecar. Lives on one event loop.
 
     Args:
-        keys: encryption keys.
         store: entries in Redis.
+        opener: opens the entries of a lookup; has keys, metrics and clock.
         flights: single flight of equal requests.
         scopes: the operator's settings.
         semantic: the semantic tier.
         frequent: counts questions in scopes with `warm_up`.
-        metrics: Prometheus metrics.
         days: counts by day.
         max_entry_bytes: largest answer that is cached.
         client_scopes: most scopes of one client.
-        clock: returns seconds since the epoch.
     """
 
     def __init__(
         self,
-        keys: Keys,
         store: Store,
+        opener: Opener,
         flights: Flights,
         scopes: Scopes,
         semantic: SimilarQuestions,
         frequent: FrequentQuestions,
-        metrics: CacheMetrics,
         days: Days,
         *,
         max_entry_bytes: int,
         client_scopes: int,
-        clock: Callable[[], float],
     ) -> None:
         self.scopes = scopes
         self._store = store
+        self._opener = opener
         self._semantic = semantic
         self._frequent = frequent
         self._counting: set[asyncio.Task[None]] = set()
-        self._keys = keys
+        self._keys = opener.keys
         self._namer = store.namer
         self._tickets = Tickets(store.namer)
         self._flights = flights
-        self._metrics = metrics
+        self._metrics = opener.metrics
         self._days = days
         self._max_entry_bytes = max_entry_bytes
         self._client_scopes = client_scopes
-        self._clock = clock
+        self._clock = opener.clock
         self._listed: dict[bytes, tuple[int | None, float]] = {}
 
     async def lookup(
@@ -124,17 +120,15 @@ class ResponseCache:
         elif admitted is None:
             outcome = Miss("unavailable")
         else:
-            names, now = await offload(request.size, lambda: self._read(client, request, settings, last_turn=False))
+            lookup = await self._read(client, request, last_turn=False)
             try:
-                outcome = await self._find(
-                    *(client, request, names, settings, wait_s), exact_only=exact_only, about_now=now, renews=renews
-                )
+                outcome = await self._find(lookup, wait_s, exact_only=exact_only, renews=renews)
             except RedisFailed:
                 outcome = Miss("unavailable")
             if asks_again and isinstance(outcome, Miss) and outcome.reason == "in_flight":
                 return outcome
-            if settings.warm_up and not now and not exact_only and len(self._counting) < COUNTING:
-                task = asyncio.get_running_loop().create_task(self._count(names, request))
+            if settings.warm_up and not lookup.about_now and not exact_only and len(self._counting) < COUNTING:
+                task = asyncio.get_running_loop().create_task(self._count(lookup))
                 self._counting.add(task)
                 task.add_done_callback(self._counting.discard)
         self._metrics.looked_up(self.scopes.label(request.scope), outcome)
@@ -147,9 +141,9 @@ class ResponseCache:
         await asyncio.gather(*self._counting, return_exceptions=True)
         await self._flights.close()
 
-    async def _count(self, names: Names, request: Request) -> None:
+    async def _count(self, lookup: Lookup) -> None:
         with contextlib.suppress(RedisFailed):
-            await self._frequent.count(names.scope, names.exact, request)
+            await self._frequent.count(lookup.names.scope, lookup.names.exact, lookup.request)
 
     async def renew(self, client: str, flights: Sequence[tuple[str, bytes]]) -> int:
         """Renew flights that their callers lead, each a tenant and a ticket; return how many have not ended."""
@@ -204,8 +198,8 @@ class ResponseCache:
             InvalidRequest: the request is invalid.
         """
         _check(request)
-        settings = self.scopes.of(request.scope)
-        names, now = await offload(request.size, lambda: self._read(client, request, settings, last_turn=settings.learns))
+        lookup = await self._read(client, request, last_turn=self.scopes.of(request.scope).learns)
+        names, settings = lookup.names, lookup.settings
         ticket = self._tickets.read(client, request.tenant, Flight, flight)
         if ticket is not None and (ticket.scope, ticket.entry) != (names.scope, names.exact):
             ticket = None
@@ -214,11 +208,11 @@ class ResponseCache:
             because = await offload(answer.size, lambda: not_kept(request, answer, settings, self._max_entry_bytes))
         try:
             whole = because in (None, "too_large", "aborted")
-            await self._semantic.label(client, names, request, settings, None if aborted else answer, candidate, whole=whole)
+            await self._semantic.label(lookup, None if aborted else answer, candidate, whole=whole)
             if no_store and not aborted:
                 because = "no_store"
             if because is None:
-                because = await self._put(client, request, answer, names, settings, ticket, about_now=now)
+                because = await self._put(lookup, answer, ticket)
         except RedisFailed:
             because = because or "unavailable"
         if ticket is not None:
@@ -226,46 +220,42 @@ class ResponseCache:
             with contextlib.suppress(RedisFailed):
                 await self._flights.end(names.scope, names.exact, ticket.token.encode(), kept=because is None, again=again)
         self._metrics.stored(self.scopes.label(request.scope), because)
-        return Stored(refusal=because) if because is not None else Stored(self._exact_ticket(client, request, names))
+        return Stored(refusal=because) if because is not None else Stored(self._exact_ticket(lookup))
 
-    def _read(self, client: str, request: Request, settings: ScopeSettings, *, last_turn: bool) -> tuple[Names, bool]:
-        """Return the names of a request, and whether it is time-sensitive."""
-        now = settings.time_sensitive and any(map(time_sensitive, request.user_texts()[-TURNS:]))
-        return self._namer.names(client, request, last_turn=last_turn and not now), now
+    async def _read(self, client: str, request: Request, *, last_turn: bool) -> Lookup:
+        """Return the record of a request, with partition and normal form if ``last_turn`` and it is not time-sensitive."""
+        settings = self.scopes.of(request.scope)
 
-    def _exact_ticket(self, client: str, request: Request, names: Names) -> bytes:
-        return self._tickets.give(client, request.tenant, Served(names.scope, names.exact, "exact", 1.0))
+        def read() -> Lookup:
+            about_now = settings.time_sensitive and any(map(time_sensitive, request.user_texts()[-TURNS:]))
+            names = self._namer.names(client, request, last_turn=last_turn and not about_now)
+            return Lookup(client, request, settings, names, about_now)
+
+        return await offload(request.size, read)
+
+    def _exact_ticket(self, lookup: Lookup) -> bytes:
+        served = Served(lookup.names.scope, lookup.names.exact, "exact", 1.0)
+        return self._tickets.give(lookup.client, lookup.request.tenant, served)
 
     # -- lookup ----------------------------------------------------------------------------------------------------------------
 
-    async def _find(
-        self,
-        client: str,
-        request: Request,
-        names: Names,
-        settings: ScopeSettings,
-        wait_s: float,
-        *,
-        exact_only: bool,
-        about_now: bool,
-        renews: bool,
-    ) -> Hit | Miss:
+    async def _find(self, lookup: Lookup, wait_s: float, *, exact_only: bool, renews: bool) -> Hit | Miss:
+        request, names, learns = lookup.request, lookup.names, lookup.settings.learns
         loop = asyncio.get_running_loop()
         began = loop.time()
         deadline = began + min(wait_s, MAX_WAIT_S)
         unless_stored = True
         while True:
-            found = await self._store.find(names)
-            opener = Opener(self._keys, self._metrics, self._clock, client, request, found.generation)
-            entry = await opener.open(names.scope, names.exact, found.record)
+            lookup.generation, record = await self._store.find(names)
+            entry = await self._opener.open(lookup, names.exact, record)
             if entry is not None:
                 self._metrics.lookup_seconds.observe(loop.time() - began)
                 age, remaining = entry.life(self._clock())
-                return Hit(self._exact_ticket(client, request, names), "exact", entry.answer, age, remaining)
+                return Hit(self._exact_ticket(lookup), "exact", entry.answer, age, remaining)
             # Followers wait before the other tiers are asked, so that each does not repeat its lookup, and only the leader's
             # lookup counts as evidence.
             waits = deadline > loop.time()
-            if (waits or settings.learns) and await self._flights.flying(names.scope, names.exact):
+            if (waits or learns) and await self._flights.flying(names.scope, names.exact):
                 if not waits:
                     return Miss("in_flight")
                 state = await self._flights.wait(names.scope, names.exact, deadline - loop.time())
@@ -275,23 +265,23 @@ class ResponseCache:
                 if state == "stored":
                     continue
             miss: Hit | Miss = Miss("cold")
-            if settings.learns and about_now:
+            if learns and lookup.about_now:
                 miss = Miss("time_sensitive")
-            elif not exact_only and settings.learns:
-                by_turn = await offload(request.size, partial(self._namer.with_last_turn, names, request))
-                miss = await self._semantic.lookup(client, by_turn, request, settings, opener)
+            elif not exact_only and learns:
+                lookup.names = await offload(request.size, partial(self._namer.with_last_turn, names, request))
+                miss = await self._semantic.lookup(lookup)
             self._metrics.lookup_seconds.observe(loop.time() - began)
             if isinstance(miss, Hit):
                 return miss
             # A record that is here cannot be used: it is damaged, outdated or invalidated.
-            unless_stored = unless_stored and found.record is None
+            unless_stored = unless_stored and record is None
             try:
                 state, token = await self._flights.take(names.scope, names.exact, unless_stored=unless_stored, renews=renews)
             except RedisRefused:
                 return miss  # Redis is full, or the key has another type: no flight
             if state == "free":
-                flight = Flight(names.scope, names.exact, token.decode(), found.generation)
-                return miss._replace(flight=self._tickets.give(client, request.tenant, flight))
+                flight = Flight(names.scope, names.exact, token.decode(), lookup.generation)
+                return miss._replace(flight=self._tickets.give(lookup.client, request.tenant, flight))
             if state == "not_kept":
                 return miss  # the next answer would not be cached either: no flight
             if state == "flying" and deadline <= loop.time():
@@ -302,38 +292,36 @@ class ResponseCache:
 
     # -- store -----------------------------------------------------------------------------------------------------------------
 
-    async def _put(
-        self,
-        client: str,
-        request: Request,
-        answer: Answer,
-        names: Names,
-        settings: ScopeSettings,
-        flight: Flight | None,
-        *,
-        about_now: bool,
-    ) -> Refusal | None:
+    async def _put(self, lookup: Lookup, answer: Answer, flight: Flight | None) -> Refusal | None:
+        client, request, names, settings = lookup.client, lookup.request, lookup.names, lookup.settings
         if not await self._admitted(client, request, names.scope):
             return "scopes"
         if flight is not None:
-            generation = flight.generation
+            lookup.generation = flight.generation
         else:
-            generation = (await self._store.find(names)).generation
+            lookup.generation, _ = await self._store.find(names)
             # The generation at the time of the request is unknown: the engine may have begun before an invalidation.
             if await self._store.invalidated_s(names.scope) < answer.engine_s:
                 return "stale"
-        await self._admitted(client, request, names.scope, generation)
+        await self._admitted(client, request, names.scope, lookup.generation)
         now = self._clock()
-        ends = now + (min(settings.life_s, settings.time_sensitive_ttl_s) if about_now else settings.life_s)
+        ends = now + (min(settings.life_s, settings.time_sensitive_ttl_s) if lookup.about_now else settings.life_s)
         entry = Entry(
-            *(client, request.scope, request.tenant, request.last_turn or "", answer, now, ends, generation),
+            client=client,
+            scope=request.scope,
+            tenant=request.tenant,
+            question=request.last_turn or "",
+            answer=answer,
+            stored_at=now,
+            expires_at=ends,
+            generation=lookup.generation,
             partition=names.partition or b"",
         )
         keyring = self._keys.current
         record = await offload(answer.size, lambda: entries.seal(entry, names.scope, names.exact, keyring))
         if len(record) > min(settings.max_mib, settings.tenant_mib) * 2**20:
             return "full"
-        vector = await self._semantic.vector(names, request, settings, min(ends, now + settings.semantic_life_s), generation)
+        vector = await self._semantic.vector(lookup, min(ends, now + settings.semantic_life_s))
         token = b"" if flight is None else flight.token.encode()
         put = await self._store.put(names, entry, record, settings, vector=vector, flight=token)
         self._metrics.evicted(self.scopes.label(request.scope), put)

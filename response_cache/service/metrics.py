@@ -7,6 +7,7 @@ from typing import Final, get_args
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from lpc.wire.metrics import registered
 from predictor_service.metrics import SECONDS, Metrics
 from response_cache.service.outcomes import SOURCES, Hit, InForce, Miss, Reason
 from response_cache.store.answers import REFUSALS, Refusal
@@ -19,38 +20,45 @@ VERDICTS: Final = ("right", "wrong", "other_question", "incorrect", "outdated")
 
 
 class CacheMetrics:
-    """Metrics of the response caches, in the sidecar's registry. ``scopes`` are all labels of scopes."""
+    """Metrics of the response caches, in the sidecar's registry; one entry each. ``scopes`` are all labels of scopes."""
 
     def __init__(self, metrics: Metrics, scopes: Sequence[str]) -> None:
-        counter = partial(Counter, registry=metrics.registry)
-        gauge = partial(Gauge, registry=metrics.registry)
+        counter = partial(registered, Counter, metrics.registry)
+        gauge = partial(registered, Gauge, metrics.registry)
+        seconds = partial(registered, partial(Histogram, buckets=SECONDS), metrics.registry)
         self.lookups = counter(
             "lpc_cache_lookups",
             "Lookups in the response caches by result: the tier of a hit, or the reason of a miss.",
-            ["scope", "result"],
+            scope=scopes,
+            result=(*SOURCES, *get_args(Reason)),
         )
         self.stores = counter(
-            "lpc_cache_stores", "Answers sent to the response caches by result: stored, or the refusal.", ["scope", "result"]
+            "lpc_cache_stores",
+            "Answers sent to the response caches by result: stored, or the refusal.",
+            scope=scopes,
+            result=("stored", *REFUSALS),
         )
         self.evictions = counter(
             "lpc_cache_evictions",
             "Answers evicted because a client's scope, or a tenant in it, had too many entries or bytes.",
-            ["scope", "bound"],
+            scope=scopes,
+            bound=BOUNDS,
         )
         self.invalidations_refused = counter(
             "lpc_cache_invalidations_refused", "Calls of Invalidate refused by the rate limit of their client or tenant."
         )
         self.tokens_spared = counter(
-            "lpc_cache_tokens_spared", "Tokens of answers served from the cache, as the engine counted them.", ["scope", "kind"]
+            "lpc_cache_tokens_spared",
+            "Tokens of answers served from the cache, as the engine counted them.",
+            scope=scopes,
+            kind=("prompt", "completion"),
         )
         self.seconds_spared = counter(
-            "lpc_cache_engine_seconds_spared", "Seconds that engines took for the answers served from the cache.", ["scope"]
+            "lpc_cache_engine_seconds_spared", "Seconds that engines took for the answers served from the cache.", scope=scopes
         )
-        self.lookup_seconds = Histogram(
+        self.lookup_seconds = seconds(
             "lpc_cache_lookup_seconds",
             "Duration of a lookup in the response caches, without the wait for another caller's answer.",
-            buckets=SECONDS,
-            registry=metrics.registry,
         )
         self.unreadable = counter(
             "lpc_cache_unreadable",
@@ -59,50 +67,40 @@ class CacheMetrics:
         self.forged = counter(
             "lpc_cache_forged",
             "Forged or outdated values in the Redis of the response caches by kind, which are ignored.",
-            ["what"],
+            what=("generation", "evidence"),
         )
         self.feedback = counter(
             "lpc_cache_feedback",
             "Feedback on served answers: right, wrong, or the reason why it was wrong.",
-            ["scope", "verdict"],
+            scope=scopes,
+            verdict=VERDICTS,
         )
         self.redis_up = gauge("lpc_cache_redis_up", "1 while the Redis of the response caches answers, else 0.")
         self.threshold = gauge(
             "lpc_cache_threshold",
             "Lowest score, a probability, that the semantic tier serves in a client's scope; NaN if it serves nothing.",
-            ["client", "scope"],
+            client=(),
+            scope=(),
         )
         self.error_bound = gauge(
             "lpc_cache_error_bound",
             "Upper bound on the share of wrong answers among semantic hits; NaN if the tier serves nothing.",
-            ["client", "scope"],
+            client=(),
+            scope=(),
         )
         self.bound = gauge(
             "lpc_cache_bound",
             "Limit on the share of wrong answers among semantic hits: the scope's, or less after complaints.",
-            ["client", "scope"],
+            client=(),
+            scope=(),
         )
-        self.labels = gauge("lpc_cache_labels", "Labels in the semantic tier's window of evidence.", ["client", "scope"])
+        self.labels = gauge("lpc_cache_labels", "Labels in the semantic tier's window of evidence.", client=(), scope=())
         self.judgements = counter(
-            "lpc_cache_judgements", "Pairs of answers by verdict of the judge; unasked: the judge failed.", ["scope", "verdict"]
+            "lpc_cache_judgements",
+            "Pairs of answers by verdict of the judge; unasked: the judge failed.",
+            scope=scopes,
+            verdict=("same", "different", "unasked"),
         )
-        # Create all label values, so that the first event of each is an increase.
-        for what in ("generation", "evidence"):
-            self.forged.labels(what)
-        for scope in scopes:
-            for result in (*SOURCES, *get_args(Reason)):
-                self.lookups.labels(scope, result)
-            for kind in ("prompt", "completion"):
-                self.tokens_spared.labels(scope, kind)
-            self.seconds_spared.labels(scope)
-            for result in ("stored", *REFUSALS):
-                self.stores.labels(scope, result)
-            for bound in BOUNDS:
-                self.evictions.labels(scope, bound)
-            for verdict in VERDICTS:
-                self.feedback.labels(scope, verdict)
-            for verdict in ("same", "different", "unasked"):
-                self.judgements.labels(scope, verdict)
 
     def watch_redis(self, up: Callable[[], bool]) -> None:
         """Report whether Redis responds, at every scrape."""

@@ -1,4 +1,4 @@
-"""Decryption of records for a request, with a check that the entry may be served."""
+"""Decryption of records for a lookup, with a check that the entry may be served."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-from response_cache.keys.canonical import EntryId, Request, Scope
+from response_cache.keys.canonical import EntryId
 from response_cache.keys.sealing import Keys, Unsealable
+from response_cache.service.lookup import Lookup
 from response_cache.service.metrics import CacheMetrics
 from response_cache.store import entry as entries
 from response_cache.store.entry import Entry
@@ -21,29 +22,23 @@ THREAD_FROM: Final = 32 * 2**10
 
 @dataclass(frozen=True, slots=True)
 class Opener:
-    """Opens records for one request.
+    """Opens records.
 
     Attributes:
         keys: encryption keys.
         metrics: Prometheus metrics.
         clock: returns seconds since the epoch.
-        client: authenticated name of the client.
-        request: its request.
-        generation: current generation of the scope.
     """
 
     keys: Keys
     metrics: CacheMetrics
     clock: Callable[[], float]
-    client: str
-    request: Request
-    generation: int
 
-    async def open(self, scope: Scope, name: EntryId, record: bytes | None) -> Entry | None:
-        """Return the entry of a record if this request may get it, with the answer in its form; else None."""
+    async def open(self, lookup: Lookup, name: EntryId, record: bytes | None) -> Entry | None:
+        """Return the entry of a record if the request may get it, with the answer in its form; else None."""
         if record is None:
             return None
-        keyring = self.keys.current
+        scope, keyring = lookup.names.scope, self.keys.current
         try:
             if len(record) < THREAD_FROM:
                 entry = entries.unseal(record, scope, name, keyring)
@@ -52,12 +47,9 @@ class Opener:
         except Unsealable:
             self.metrics.unreadable.inc()
             return None
-        now, request = self.clock(), self.request
-        if not entry.belongs_to(self.client, request.scope, request.tenant):
+        if not lookup.owns(entry) or entry.generation != lookup.generation or entry.expires_at <= self.clock():
             return None
-        if entry.generation != self.generation or entry.expires_at <= now:
-            return None
-        answer = await offload(entry.answer.size, partial(in_form, entry.answer, form_of(request.parameters)))
+        answer = await offload(entry.answer.size, partial(in_form, entry.answer, form_of(lookup.request.parameters)))
         return None if answer is None else entry._replace(answer=answer)
 
 

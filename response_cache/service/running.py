@@ -64,7 +64,8 @@ async def running_alone(settings: CacheSettings) -> AsyncIterator[Addresses]:
             from lpc.model.inference import Model
             from predictor_service.model_loop import run_model
 
-            loop = await run_model(*(settings, made.metrics, made.stack), load=Model, max_batch_items=constants.max_batch_items)
+            most = constants.max_batch_items
+            loop = await run_model(settings, made.metrics, made.stack, load=Model, max_batch_items=most)
             embedder = ModelEmbedder(loop.serving, loop.batcher)
             rounds.append((made.reload_s, "reload", loop.serving.reload))
         service = build_caches(settings, made, embedder, clock)

@@ -43,12 +43,12 @@ evidence was shared."""
 
 
 @dataclass(eq=False, slots=True)
-class Tenant:
+class TenantTier:
     """A tenant of a scope in use, at one tier.
 
     Attributes:
         tier: the tier.
-        owner: whose limits apply to it: the client of which it may be a part.
+        owner: tenant whose limits apply to it: the client of which it may be a part.
         place: location of its evidence in Redis: judge and tenant.
         part_of: name in Redis of the client of which it is a part; empty: it is none.
         rules: gate and judge.
@@ -92,7 +92,7 @@ class InUse:
 
     scope: Scope
     settings: ScopeSettings
-    tenants: dict[tuple[bytes, Tier], Tenant] = field(default_factory=dict)
+    tenants: dict[tuple[bytes, Tier], TenantTier] = field(default_factory=dict)
     index: PartitionIndex = field(default_factory=PartitionIndex)
     position: str | None = None
     generation: str | None = None
@@ -143,14 +143,14 @@ class ScopesInUse:
         scope.used_at = asyncio.get_running_loop().time()
         return scope
 
-    def tenant(self, scope: InUse, name: bytes, tier: Tier, owner: bytes) -> Tenant:
+    def tenant(self, scope: InUse, name: bytes, tier: Tier, owner: bytes) -> TenantTier:
         """Return a tenant of a scope by its name in Redis and its owner's, and mark it as used."""
         tenant = scope.tenants.get((name, tier))
         if tenant is None:
             rules = self._rules(scope.settings, tier)
             place = ":".join((rules.judged_by, layout.text(name), *([] if tier == "semantic" else [tier])))
             part_of = "" if owner == name else layout.text(owner)
-            tenant = scope.tenants[name, tier] = Tenant(tier, owner, place, rules, part_of)
+            tenant = scope.tenants[name, tier] = TenantTier(tier, owner, place, rules, part_of)
         tenant.used_at = asyncio.get_running_loop().time()
         return tenant
 
@@ -248,7 +248,7 @@ class ScopesInUse:
             if str(one.generation) == generation and one.expires_at > now:
                 index.add(one.partition, one.entry, np.frombuffer(one.values, "<f2"), one.expires_at)
 
-    async def share_evidence(self, scope: InUse, tenant: Tenant, now: float) -> None:
+    async def share_evidence(self, scope: InUse, tenant: TenantTier, now: float) -> None:
         """Exchange a tenant's evidence with Redis. Raises RedisFailed."""
         gate = tenant.gate
         pending = gate.pending()
@@ -261,12 +261,12 @@ class ScopesInUse:
         tenant.shared_at = now
 
 
-def _surplus(tenants: Collection[Tenant], most: int) -> set[Tenant]:
+def _surplus(tenants: Collection[TenantTier], most: int) -> set[TenantTier]:
     """Return the tenants without which ``most`` are left. Owners keep equal numbers of them, the most recently used."""
-    of_owner: dict[bytes, list[Tenant]] = {}
+    of_owner: dict[bytes, list[TenantTier]] = {}
     for tenant in tenants if len(tenants) > most else ():
         of_owner.setdefault(tenant.owner, []).append(tenant)
-    surplus: set[Tenant] = set()
+    surplus: set[TenantTier] = set()
     room, owners = most, len(of_owner)
     for group in sorted(of_owner.values(), key=len):
         kept = min(len(group), room // owners)

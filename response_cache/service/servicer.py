@@ -86,7 +86,8 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         else:
             parsed = await offload(request.request.ByteSize(), lambda: request_of(request.request))
             outcome = await self._cache.lookup(
-                *(caller.name, parsed),
+                caller.name,
+                parsed,
                 wait_s=wait_s,
                 exact_only=request.exact_only,
                 renews=request.renews,
@@ -143,9 +144,13 @@ class ResponseCacheService(rpc.ResponseCacheServicer):
         """Record a user's feedback on an answer."""
         del context
         self._check_tenant(request.tenant)
-        wrong, drop, tenant, reason = request.wrong, request.drop, request.tenant, _reason(request.reason)
         counted, dropped = await self._upkeep.feedback(
-            *(CALLER.get().name, request.entry_id), wrong=wrong, drop=drop, tenant=tenant, reason=reason
+            CALLER.get().name,
+            request.entry_id,
+            wrong=request.wrong,
+            drop=request.drop,
+            tenant=request.tenant,
+            reason=_reason(request.reason),
         )
         return pb.FeedbackResponse(counted=counted, dropped=dropped)
 

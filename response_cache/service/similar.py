@@ -16,8 +16,8 @@ from typing import Final
 import numpy as np
 
 from lpc.wire.redis_reach import RedisAway
-from response_cache.keys.canonical import EntryId, Names, Request, Scope, owner_of
-from response_cache.keys.sealing import Keys, Unsealable
+from response_cache.keys.canonical import EntryId, Scope, owner_of
+from response_cache.keys.sealing import Unsealable
 from response_cache.keys.tickets import Candidate, Served, Tickets
 from response_cache.semantic.evidence import Tier
 from response_cache.semantic.gate import Decision
@@ -27,9 +27,10 @@ from response_cache.semantic.same_answer import equal_text
 from response_cache.semantic.threshold import Progress
 from response_cache.service.embedding import Embedder
 from response_cache.service.judging import Judging, Rules
+from response_cache.service.lookup import Lookup
 from response_cache.service.opening import Opener
 from response_cache.service.outcomes import Hit, InForce, Miss, Reason
-from response_cache.service.scopes_in_use import ScopesInUse, Tenant, in_force_of
+from response_cache.service.scopes_in_use import ScopesInUse, TenantTier, in_force_of
 from response_cache.store import vectors as records
 from response_cache.store.answers import Answer
 from response_cache.store.entry import Entry, unseal
@@ -50,13 +51,12 @@ class SimilarQuestions:
     """Both tiers of all scopes. Lives on one event loop.
 
     Args:
-        keys: encryption keys.
         store: entries in Redis.
+        opener: opens the entries of a lookup; has keys and clock.
         vectors: vectors in Redis.
         evidence: evidence in Redis.
         embedder: computes vectors.
         rules: returns gate and judge for a scope's settings and tier.
-        clock: returns seconds since the epoch.
         ranking: ranks candidates.
         judged: called with a scope's name and each verdict; None if the judge failed.
         report: called with client, scope and state of each scope in use.
@@ -64,36 +64,36 @@ class SimilarQuestions:
 
     def __init__(
         self,
-        keys: Keys,
         store: Store,
+        opener: Opener,
         vectors: Vectors,
         evidence: SharedEvidence,
         embedder: Embedder,
         rules: Callable[[ScopeSettings, Tier], Rules],
-        clock: Callable[[], float],
         ranking: Ranking,
         judged: Callable[[str, bool | None], None] = lambda _scope, _same: None,
         report: Callable[[str, str, InForce], None] = lambda _client, _scope, _in_force: None,
     ) -> None:
-        self._keys = keys
+        self._keys = keys = opener.keys
         self._store = store
+        self._opener = opener
         self._evidence = evidence
         self._embedder = embedder
         self._judged = judged
         self._judging = Judging(embedder)
-        self._clock = clock
+        self._clock = clock = opener.clock
         self._ranking = ranking
         self._tickets = Tickets(store.namer)
         self._in_use = ScopesInUse(keys, vectors, evidence, embedder.encoder, rules, clock, report)
 
-    async def lookup(self, client: str, names: Names, request: Request, settings: ScopeSettings, opener: Opener) -> Hit | Miss:
+    async def lookup(self, lookup: Lookup) -> Hit | Miss:
         """Look up a similar question of the same partition, and decide whether to serve its answer."""
-        question = request.last_turn
+        question, names, settings = lookup.request.last_turn, lookup.names, lookup.settings
         if question is None or names.partition is None:
             return Miss("cold")
         if settings.mode_of("normalised") != "off" and (found := await self._store.alike(names)) is not None:
             name, record, served_before = found
-            entry = await opener.open(names.scope, name, record)
+            entry = await self._opener.open(lookup, name, record)
             # The mapping is not sealed: the question is compared.
             if (
                 entry is not None
@@ -101,27 +101,17 @@ class SimilarQuestions:
                 and alike(question, entry.question)
                 and entry.life(self._clock())[0] < settings.semantic_life_s
             ):
-                return self._decided(
-                    *(client, names, request, settings, "normalised", name, entry), CERTAIN, served_before=served_before
-                )
+                return self._decided(lookup, "normalised", name, entry, CERTAIN, served_before=served_before)
         if settings.semantic == "off":
             return Miss("cold")
-        return await self._nearest(client, names, request, settings, opener, question, names.partition)
+        return await self._nearest(lookup, question, names.partition)
 
-    async def _nearest(
-        self,
-        client: str,
-        names: Names,
-        request: Request,
-        settings: ScopeSettings,
-        opener: Opener,
-        question: str,
-        partition: bytes,
-    ) -> Hit | Miss:
+    async def _nearest(self, lookup: Lookup, question: str, partition: bytes) -> Hit | Miss:
         """Look up a similar question by vectors."""
-        scope = self._in_use.of(names.scope, settings)
-        scope.named = (client, request.scope)
-        tenant = self._tenant(names.scope, settings, request.tenant, "semantic")
+        names = lookup.names
+        scope = self._in_use.of(names.scope, lookup.settings)
+        scope.named = (lookup.client, lookup.request.scope)
+        tenant = self._tenant(names.scope, lookup.settings, lookup.request.tenant, "semantic")
         vector = await self._embedder.vector(question)
         if vector is None or scope.position is None:
             return Miss("cold")
@@ -138,7 +128,7 @@ class SimilarQuestions:
         )
         for one, record in zip(ranked, found_records, strict=True):
             name = near[one.place][0]
-            entry = await opener.open(names.scope, name, record)
+            entry = await self._opener.open(lookup, name, record)
             if record is None:
                 scope.index.remove(name)
             if found is not None or entry is None or entry.partition != partition or alike(question, entry.question):
@@ -150,16 +140,12 @@ class SimilarQuestions:
                 found = (name, entry, score, one.similarity)
         if found is None:
             return Miss("vetoed" if vetoed else "cold")
-        return self._decided(
-            *(client, names, request, settings, "semantic", *found[:3]), similarity=found[3], served_before=served_before
-        )
+        name, entry, score, similarity = found
+        return self._decided(lookup, "semantic", name, entry, score, similarity=similarity, served_before=served_before)
 
     def _decided(
         self,
-        client: str,
-        names: Names,
-        request: Request,
-        settings: ScopeSettings,
+        lookup: Lookup,
         tier: Tier,
         name: EntryId,
         entry: Entry,
@@ -169,7 +155,8 @@ class SimilarQuestions:
         similarity: float = 1.0,
     ) -> Hit | Miss:
         """Return the hit or miss of a candidate, as its tier's gate decides."""
-        gate = self._tenant(names.scope, settings, request.tenant, tier).gate
+        names, settings, tenant = lookup.names, lookup.settings, lookup.request.tenant
+        gate = self._tenant(names.scope, settings, tenant, tier).gate
         if served_before:
             gate.served(names.exact)
         decision = gate.decide(score, names.exact)
@@ -178,9 +165,12 @@ class SimilarQuestions:
             scope = self._in_use.of(names.scope, settings)
             scope.served.append(names.exact)
             age, remaining = entry.life(self._clock())
-            ticket = self._tickets.give(client, request.tenant, Served(names.scope, name, tier, score))
             return Hit(
-                *(ticket, tier, entry.answer, age, min(remaining, max(0.0, settings.semantic_life_s - age))),
+                ticket=self._tickets.give(lookup.client, tenant, Served(names.scope, name, tier, score)),
+                source=tier,
+                answer=entry.answer,
+                age_s=age,
+                remaining_s=min(remaining, max(0.0, settings.semantic_life_s - age)),
                 similarity=similarity,
                 error_bound=threshold.bound,
                 question=entry.question,
@@ -188,41 +178,29 @@ class SimilarQuestions:
         candidate = Candidate(names.scope, name, score, decision.value, tier)
         would = settings.mode_of(tier) == "shadow" and threshold is not None and score >= threshold.score
         reason: Reason = "audited" if decision is Decision.AUDIT else "shadow" if would else "below_threshold"
-        ticket = self._tickets.give(client, request.tenant, candidate)
-        return Miss(reason, candidate=ticket)
+        return Miss(reason, candidate=self._tickets.give(lookup.client, tenant, candidate))
 
-    async def vector(
-        self, names: Names, request: Request, settings: ScopeSettings, expires_at: float, generation: int
-    ) -> bytes:
+    async def vector(self, lookup: Lookup, expires_at: float) -> bytes:
         """Return the encrypted vector of a question whose answer is stored; empty if it has none."""
-        question = request.last_turn
-        if question is None or names.partition is None or settings.semantic == "off":
+        question, names = lookup.request.last_turn, lookup.names
+        if question is None or names.partition is None or lookup.settings.semantic == "off":
             return b""
-        self._in_use.of(names.scope, settings)
+        self._in_use.of(names.scope, lookup.settings)
         vector = await self._embedder.vector(question, STORE_PATIENCE_S)
         if vector is None:
             return b""
         values = vector.astype("<f2").tobytes()
-        plain = Vector(names.exact, names.partition, expires_at, generation, values)
+        plain = Vector(names.exact, names.partition, expires_at, lookup.generation, values)
         return records.seal(plain, names.scope, self._keys.current)
 
-    async def label(
-        self,
-        client: str,
-        names: Names,
-        request: Request,
-        settings: ScopeSettings,
-        answer: Answer | None,
-        ticket: bytes,
-        *,
-        whole: bool,
-    ) -> None:
+    async def label(self, lookup: Lookup, answer: Answer | None, ticket: bytes, *, whole: bool) -> None:
         """Compare the engine's answer with the candidate's, and record the label: `different` if it is not a ``whole`` text.
 
         Without an answer the lookup stays unjudged and the threshold counts it as wrong, because the client may have hung up on
         a wrong answer (`response_cache.semantic.evidence`). If the judge fails, the lookup is subtracted again.
         """
-        candidate = self._tickets.read(client, request.tenant, Candidate, ticket) if ticket else None
+        request, names, settings = lookup.request, lookup.names, lookup.settings
+        candidate = self._tickets.read(lookup.client, request.tenant, Candidate, ticket) if ticket else None
         if candidate is None or candidate.scope != names.scope or settings.mode_of(candidate.tier) == "off":
             return
         tenant = self._tenant(names.scope, settings, request.tenant, candidate.tier)
@@ -233,9 +211,8 @@ class SimilarQuestions:
                 tenant.gate.unjudged(candidate.score, decision, excused=True)
                 return
             joins = names.exact if same else None
-            earlier = await self._evidence.label(
-                *(names.scope, tenant.place, candidate.entry, candidate.score), same=same, joins=joins
-            )
+            entry, score = candidate.entry, candidate.score
+            earlier = await self._evidence.label(names.scope, tenant.place, entry, score, same=same, joins=joins)
             tenant.gate.learn(candidate.score, same=same, decision=decision, earlier=earlier)
             tenant.share_soon()
 
@@ -254,7 +231,7 @@ class SimilarQuestions:
             entry = None if record is None else unseal(record, names.scope, candidate.entry, self._keys.current)
         except Unsealable:
             entry = None
-        if entry is None or not entry.belongs_to(client, request.scope, request.tenant):
+        if entry is None or not lookup.owns(entry):
             tenant.gate.unjudged(candidate.score, decision)
             return
         if tenant.rules.judged_by:
@@ -293,7 +270,7 @@ class SimilarQuestions:
         progress = [tenant.gate.progress() for tenant in in_use.tenants.values() if tenant.tier == tier]
         return in_force_of(in_use, tier), min(progress, key=lambda one: (one.lookups, -one.effective))
 
-    def _tenant(self, scope: Scope, settings: ScopeSettings, name: str, tier: Tier) -> Tenant:
+    def _tenant(self, scope: Scope, settings: ScopeSettings, name: str, tier: Tier) -> TenantTier:
         namer = self._store.namer
         owner = namer.tenant(scope, owner_of(name))
         return self._in_use.tenant(self._in_use.of(scope, settings), namer.tenant(scope, name), tier, owner)

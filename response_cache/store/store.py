@@ -253,18 +253,6 @@ return ARGV[2]
 """
 
 
-class Found(NamedTuple):
-    """Result of one lookup in Redis.
-
-    Attributes:
-        generation: current generation of the scope.
-        record: record of the exact request, or None.
-    """
-
-    generation: int
-    record: bytes | None
-
-
 class Put(NamedTuple):
     """Result of storing one entry.
 
@@ -307,15 +295,15 @@ class Store:
         self._forged = forged
         self._seen: dict[str, tuple[bytes, int]] = {}
 
-    async def find(self, names: Names) -> Found:
-        """Look up a request by one script."""
+    async def find(self, names: Names) -> tuple[int, bytes | None]:
+        """Return the current generation of a request's scope, and the record of the exact request, by one script."""
         key = layout.key(names.scope, "g")
         value, record = await self._values(key, layout.key(names.scope, "e", layout.text(names.exact)))
         number = self._number(key, value)
         if number is None:
             number = self._next(key)
             number = self._number(key, await self._replace(key, value, number)) or number
-        return Found(number, record)
+        return number, record
 
     async def candidates(
         self, scope: Scope, names: Sequence[EntryId], question: EntryId

@@ -31,7 +31,7 @@ class Changes(NamedTuple):
     """Changes of a scope since a position in its stream.
 
     Attributes:
-        position: where to continue.
+        position: place at which to continue.
         generation: the scope's current generation; None if it has none.
         added: new vectors.
         removed: entries that were removed.

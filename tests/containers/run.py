@@ -340,7 +340,7 @@ def test_predictions_go_on_after_a_restart_of_the_sidecar(stack: Stack) -> None:
     predicted(8001, before + 3)
 
 
-def test_what_was_learnt_outlives_the_containers(stack: Stack) -> None:
+def test_learnt_state_outlives_the_containers(stack: Stack) -> None:
     def learnt() -> float:
         return stack.metrics("cpu", "predictor", 9090)["lpc_returns_learnt", "returns"]
 

@@ -171,7 +171,7 @@ def test_every_setting_exists_and_is_valid(monkeypatch: pytest.MonkeyPatch) -> N
                 reader()
 
 
-def test_what_the_values_say_reaches_the_pods() -> None:
+def test_values_reach_the_pods() -> None:
     objects = charted("everything")
     (_, pod) = next(found for found in pods(objects) if found[0] == "Deployment lpc-predictor")
     (sidecar,) = pod["spec"]["containers"]
@@ -271,7 +271,7 @@ def peers(objects: list[Object], name: str, way: str) -> list[tuple[str, list[in
     ]
 
 
-def test_who_calls_by_name_may_ask_for_names() -> None:
+def test_pods_that_call_by_name_may_resolve_names() -> None:
     """The response caches call their Redis by its name; the gateway calls the caches."""
     objects = charted("minimal", *GATEWAY)
     for name in ("lpc-caches", "lpc-gateway"):

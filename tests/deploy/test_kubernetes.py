@@ -146,7 +146,7 @@ def test_every_object_has_the_recommended_labels(overlay: str) -> None:
         assert OWN_LABELS | {"app.kubernetes.io/part-of"} <= set(pod["metadata"]["labels"]), owner
 
 
-def test_what_serves_has_probes(objects: list[Object]) -> None:
+def test_every_serving_container_has_probes(objects: list[Object]) -> None:
     for owner, pod in pods(objects):
         if not owner.startswith(("Job", "CronJob")):
             for container in pod["spec"]["containers"]:

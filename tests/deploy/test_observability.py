@@ -275,7 +275,7 @@ def test_no_alert_fires_at_a_sidecar_that_answers(server: Prometheus) -> None:
 
 
 @pytest.mark.nightly
-def test_what_is_wrong_is_named(tmp_path: Path) -> None:
+def test_a_failing_plug_in_is_named_on_the_dashboard(tmp_path: Path) -> None:
     # The last test of this file: a process has one plug-in's metrics, and these are now the failing one's.
     with vllm_metrics(failing=True) as engines, prometheus(tmp_path, RULES, {"vllm": engines}) as made:
         until(lambda: values(made, PANELS["What is wrong"][0]) == {"LpcEngineFailures": 1})

@@ -98,7 +98,7 @@ def test_a_report_of_a_prometheus_has_the_last_hours(engine: tuple[Engine, Engin
         (("--prometheus", "http://127.0.0.1:1"), 1, "refused"),
     ],
 )
-def test_what_cannot_be_read_is_one_clear_line(arguments: tuple[str, ...], code: int, said: str) -> None:
+def test_an_unreadable_source_is_one_clear_line(arguments: tuple[str, ...], code: int, said: str) -> None:
     found = lpc("report", *arguments)
     assert found.exit_code == code
     assert said in found.stderr and len(found.stderr.splitlines()) == 1

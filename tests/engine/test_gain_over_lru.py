@@ -126,7 +126,7 @@ def test_in_a_large_cache_nothing_is_gained_by_another_rule_whatever_happens(cas
     assert gain(engine) == 0.0
 
 
-def test_what_an_oracle_gains_is_about_its_distance_from_stock() -> None:
+def test_the_gain_of_an_oracle_is_about_its_distance_from_stock() -> None:
     """Ghost caches lack the blocks of running requests, so this holds for caches that are larger than these."""
     made, blocks = conversations(3, 200), 300
     engine = Engine(blocks, background=AtOnce, script=oracle(made), rule="value", keep_waiting=False)

@@ -140,7 +140,7 @@ def test_a_hit_needs_as_many_tokens_in_common_as_the_metric_shows(case: str) -> 
 
 
 @pytest.mark.parametrize("case", HITS)
-def test_what_a_small_cache_has_evicted_is_what_a_large_one_hits_more(case: str) -> None:
+def test_blocks_evicted_by_a_small_cache_are_the_extra_hits_of_a_large_one(case: str) -> None:
     """The same prompts, which share starts of any length, also such that end with a block, in caches of two sizes."""
     rng = random.Random(3)
     sizes = [Engine(blocks, background=AtOnce, **HITS[case]) for blocks in (3_000, 48)]

@@ -65,7 +65,7 @@ def test_a_dry_run_counts_what_keeping_would_save() -> None:
 
 
 @pytest.mark.parametrize(("dry_run", "blocks"), [(False, 4), (True, 10)])
-def test_what_is_kept_ends_where_outputs_of_layers_are_lost(dry_run: bool, blocks: int) -> None:
+def test_the_kept_prefix_ends_where_outputs_of_layers_are_lost(dry_run: bool, blocks: int) -> None:
     """Since vLLM 0.33 a hit is no longer than the stored outputs of layers. Asking for these uses them: not in a dry run."""
     engine = engine_of(shadow=dry_run)
     scheduler, hooks = engine.scheduler, engine.scheduler.lpc

@@ -55,7 +55,7 @@ def test_after_a_reset_other_prompts_hit_as_much_as_under_stock(settings: dict[s
 
 
 @pytest.mark.parametrize("settings", [SETTINGS[name] for name in ("lru", "mq", "floor", "hints")])
-def test_what_a_reset_has_removed_counts_as_reset_and_ghost_caches_do_not_hit_it(settings: dict[str, Any]) -> None:
+def test_blocks_removed_by_a_reset_count_as_reset_and_ghost_caches_do_not_hit_them(settings: dict[str, Any]) -> None:
     engine = Engine(BLOCKS, background=AtOnce, **settings)
     serve(engine, 0, "first")
     plugin = engine.scheduler.lpc.plugin

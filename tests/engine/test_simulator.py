@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.v1.request import RequestStatus
 
-from lpc_apps.logs.traces import open_trace
+from lpc_apps.logs.formats import open_trace
 from lpc_apps.simulator.engine import simulate
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
 from lpc_apps.simulator.workload import Cost, from_trace

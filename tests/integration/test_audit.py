@@ -76,7 +76,7 @@ def test_a_known_one_is_named_and_fails(osv: str) -> None:
 
 
 @pytest.mark.nightly
-def test_nobody_to_ask_is_a_failure() -> None:
+def test_an_audit_without_its_database_fails() -> None:
     done = audit("http://127.0.0.1:9/v1/query")
     assert done.returncode == 1
     assert "nothing was checked" in done.stderr and "Traceback" not in done.stderr

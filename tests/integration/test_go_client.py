@@ -68,7 +68,7 @@ async def turn(go: Program, name: str, length: int) -> dict[str, Any]:
     return await go.do("end", id=name)
 
 
-async def test_who_returns_is_retained_longer_than_who_does_not(tiny_models: Path) -> None:
+async def test_conversations_that_return_are_retained_longer_than_others(tiny_models: Path) -> None:
     async with sidecar(tiny_models, refit_s=0.05) as running, program(running.addresses.port or 0) as go:
         await running.traffic(5)
 

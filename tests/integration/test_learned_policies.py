@@ -46,7 +46,7 @@ def rate(workload: Workload, policy: str, capacity: int, **settings: object) -> 
 CAPACITY = 500 * BLOCK
 
 
-def test_whoever_learns_beats_lru_and_nobody_beats_the_bounds(workload: Workload) -> None:
+def test_learning_policies_beat_lru_and_no_policy_beats_the_bounds(workload: Workload) -> None:
     rates = {name: rate(workload, name, CAPACITY) for name in REGISTRY}
     assert rates["wa"] > rates["lru"]
     for name in ("lpc", "plugin-sidecar", "oracle"):

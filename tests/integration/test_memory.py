@@ -18,7 +18,7 @@ from tests.integration.test_server import sidecar
 ROOT = Path(__file__).parents[2]
 
 
-def test_what_the_runtime_cannot_allocate_is_a_memory_error(tiny_models: Path) -> None:
+def test_a_failed_allocation_of_the_runtime_is_a_memory_error(tiny_models: Path) -> None:
     program = """
         import resource, sys
         from pathlib import Path

@@ -171,7 +171,7 @@ BIGGEST = records._RECORD.pack(
 @example([("SET", "key", b"short"), ("list", "inbox", b"")], 4)
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(written=st.lists(poison, min_size=1, max_size=3), number=st.integers())
-def test_whatever_an_engine_writes_turns_are_shared_and_numbers_stay_finite(
+def test_turns_are_shared_and_numbers_stay_finite_despite_any_value_of_an_engine(
     guarded_redis: GuardedRedis,
     sides: list[Side],
     caplog: pytest.LogCaptureFixture,
@@ -221,7 +221,7 @@ times = st.sampled_from(("inf", "-inf", "nan", "1e308", "-1", "0", str(LIMIT - U
 @example([str(LIMIT - UNIT)])
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(written=st.lists(st.sampled_from(("SET", "list")) | times, min_size=1, max_size=3))
-def test_whatever_an_engine_writes_times_are_pooled_and_plausible(guarded_redis: GuardedRedis, written: list[str]) -> None:
+def test_times_are_pooled_and_plausible_despite_any_value_of_an_engine(guarded_redis: GuardedRedis, written: list[str]) -> None:
     namespace = Namespace("sha256", "0", 16, "a-model")
     one, other = (RedisStore(Connection(guarded_redis.url), namespace, shards=2) for _ in range(2))
     with contextlib.closing(guarded_redis.client()) as admin, contextlib.closing(one), contextlib.closing(other):

@@ -61,7 +61,9 @@ async def test_an_engines_settings_open_a_guarded_sidecar(tiny_models: Path, aut
     assert TOKEN.encode() not in by_flag.stdout + by_flag.stderr + doctor.stdout + doctor.stderr
 
 
-async def test_what_is_missing_or_wrong_is_one_clear_error(tiny_models: Path, authority: Authority, tmp_path: Path) -> None:
+async def test_a_missing_or_wrong_credential_is_one_clear_error(
+    tiny_models: Path, authority: Authority, tmp_path: Path
+) -> None:
     engine = authority.issue("engine")
     ca, mutual = variables(engine.ca), variables(engine.ca, engine.certificate, engine.key)
     strangers = variables(Authority(tmp_path / "stranger").certificate, engine.certificate, engine.key)

@@ -310,7 +310,7 @@ def test_a_request_that_breaks_each_sidecar_is_given_up() -> None:
         assert sum(request.conversation.tokens.ids[0] == 13 for request in sidecar.requests) == 2
 
 
-def test_what_one_sidecar_refuses_another_is_asked() -> None:
+def test_a_request_that_one_sidecar_refuses_goes_to_another() -> None:
     full, idle = Sidecar(refusing(grpc.StatusCode.RESOURCE_EXHAUSTED)), Sidecar()
     with serving(full) as one, serving(idle) as two, asking(f"ipv4:{one},{two}") as client:
         early = itertools.count()
@@ -328,7 +328,7 @@ def test_what_one_sidecar_refuses_another_is_asked() -> None:
     assert full.requests and len(idle.requests) == before + 20
 
 
-def test_what_is_too_long_for_the_sidecar_costs_the_others_nothing() -> None:
+def test_a_request_too_long_for_the_sidecar_costs_the_others_nothing() -> None:
     sidecar = Sidecar()
     with serving(sidecar) as address, asking(address) as client:
         client.ask("long", token_ids=[7] * 20_000, timeout_s=60)

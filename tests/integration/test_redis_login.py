@@ -74,6 +74,6 @@ def test_a_password_file_is_read_at_each_connection(locked: RedisServer, tmp_pat
         ({"redis_password_file": "f"}, "set LPC_REDIS_URL"),
     ],
 )
-def test_what_contradicts_itself_is_refused(values: dict[str, str], why: str) -> None:
+def test_contradicting_settings_are_refused(values: dict[str, str], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         settings(**values)

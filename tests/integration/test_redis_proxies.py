@@ -132,7 +132,7 @@ def test_a_proxy_that_is_not_a_cluster_is_named(redis_server: RedisServer) -> No
         (exceptions.AuthenticationError("Client sent AUTH, but no password is set"), "unneeded password"),
     ],
 )
-def test_what_a_server_or_cluster_answers_is_not_logged_as_a_bug(
+def test_an_answer_of_a_server_or_cluster_is_not_logged_as_a_bug(
     caplog: pytest.LogCaptureFixture, error: Exception, cause: str
 ) -> None:
     connection = Connection("redis://127.0.0.1:1/0", cluster=True)

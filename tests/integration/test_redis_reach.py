@@ -20,7 +20,7 @@ def clients_of(server: RedisServer) -> int:
         return len(client.client_list())
 
 
-async def test_what_the_server_closed_while_it_lay_idle_is_opened_again(redis_server: RedisServer) -> None:
+async def test_an_idle_connection_that_the_server_closed_is_opened_again(redis_server: RedisServer) -> None:
     redis = reach(redis_server.url)
     with contextlib.closing(redis_server.client()) as client:
         client.set("k", "v")
@@ -60,7 +60,7 @@ async def test_an_answer_that_came_too_late_is_not_the_next_one_s(redis_server: 
     await redis.close()
 
 
-async def test_who_gives_up_takes_no_answer_from_the_next(redis_server: RedisServer) -> None:
+async def test_a_cancelled_call_takes_no_answer_from_the_next(redis_server: RedisServer) -> None:
     redis = reach(redis_server.url)
     with contextlib.closing(redis_server.client()) as client:
         client.mset({"first": 1, "second": 2})

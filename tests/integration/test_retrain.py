@@ -123,7 +123,7 @@ async def test_a_promoted_version_is_compared_with_and_then_left_for_the_publish
         await version_of(stub, lambda version: version == found["version"])
 
 
-def test_what_keeps_it_from_training_is_said_and_nothing_is_published(root: Path, tmp_path: Path) -> None:
+def test_the_reason_against_training_is_logged_and_nothing_is_published(root: Path, tmp_path: Path) -> None:
     log = log_of(root, tmp_path / "log")
     with pytest.raises(EncoderError):
         learn(root, log, encoder=str(tmp_path))

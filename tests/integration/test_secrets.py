@@ -90,7 +90,7 @@ def test_a_link_that_someone_may_have_put_there_is_refused(name: str, tmp_path: 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 @pytest.mark.parametrize("name", ["", "caches", "caches/keys", "clients/app"])
-def test_what_belongs_to_another_user_is_refused(name: str, tmp_path: Path) -> None:
+def test_files_of_another_user_are_refused(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "made"
     make(folder, "--client", "app")
     os.chown(folder / name, 4321, 4321)

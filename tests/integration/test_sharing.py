@@ -142,7 +142,7 @@ async def test_a_turn_repeated_at_another_sidecar_is_not_a_return(tiny_models: P
         assert (await counts(b, "lpc_unlabelled_predictions_total"))["repeated"] == 1
 
 
-async def test_when_redis_dies_answers_go_on_and_the_log_says_it_once(
+async def test_answers_go_on_when_redis_dies_and_the_log_has_it_once(
     tiny_models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "lpc.wire.redis_health")

@@ -276,7 +276,7 @@ def test_the_answer_says_that_its_size_was_assumed_unless_one_size_was_given(qwe
     assert ("No cache size was given" in " ".join(done.output.split())) == assumed
 
 
-def test_what_was_read_and_skipped_is_printed_once_and_is_in_the_json(tmp_path: Path) -> None:
+def test_read_and_skipped_records_are_printed_once_and_are_in_the_json(tmp_path: Path) -> None:
     image = {"type": "image_url", "image_url": {"url": "https://x/1.png"}}
     lines = [
         {"time": i, "messages": [{"role": "user", "content": [image, {"type": "text", "text": "q" * 900}]}]} for i in range(9)
@@ -383,7 +383,7 @@ def test_capacities_are_tokens_or_shares(text: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-1", "0", "x%", "nan", "inf%", "K"])
-def test_what_is_no_capacity_is_refused(text: str) -> None:
+def test_an_invalid_capacity_is_refused(text: str) -> None:
     with pytest.raises(SimulationError, match="is not a capacity"):
         parse_capacity(text)
 
@@ -401,7 +401,7 @@ def test_what_is_no_capacity_is_refused(text: str) -> None:
         (["--cache", "large"], "'large' is not a capacity"),
     ],
 )
-def test_what_cannot_be_run_is_refused_in_one_line(qwen: Path, options: list[str], why: str) -> None:
+def test_impossible_options_are_refused_in_one_line(qwen: Path, options: list[str], why: str) -> None:
     done = RUN.invoke(app, ["simulate", "--trace", str(qwen), "--format", "qwen", "--capacity", "5%", *options])
     assert done.exit_code == 2
     assert why in done.stderr
@@ -453,7 +453,7 @@ def test_generated_workloads_are_replayed_by_name_and_seed(tmp_path: Path) -> No
         (["--workload", "documents,loop", "--describe"], "unknown workload 'documents,loop'"),
     ],
 )
-def test_what_of_generated_workloads_cannot_be_run_is_said(options: list[str], message: str) -> None:
+def test_impossible_options_of_generated_workloads_are_refused(options: list[str], message: str) -> None:
     done = RUN.invoke(app, ["simulate", "--policies", "lru", "--capacity", "5%", *options])
 
     assert done.exit_code != 0
@@ -602,7 +602,9 @@ def test_conversations_without_times_are_drawn_by_seed(conversations: Path, tmp_
         (["--workload", "loop"], "give LOG or --workload, not both"),
     ],
 )
-def test_what_conversations_without_times_cannot_do_is_said(conversations: Path, options: list[str], why: str) -> None:
+def test_options_that_need_times_are_refused_for_conversations_without_times(
+    conversations: Path, options: list[str], why: str
+) -> None:
     done = RUN.invoke(app, ["simulate", "--trace", str(conversations), "--format", "conversations", *options])
     assert done.exit_code == 2
     assert why in " ".join(done.stderr.split())

@@ -103,7 +103,7 @@ def test_a_later_turn_of_the_only_conversation_replaces_the_time(bench: Bench, r
 
 @law
 @given(records)
-def test_what_others_hold_bounds_a_time_from_below(bench: Bench, records: list) -> None:
+def test_times_of_other_holders_bound_a_time_from_below(bench: Bench, records: list) -> None:
     """Exactly the maximum of the latest times cannot be had from one number per block; never less can."""
     latest: dict[tuple[BlockHash, ConversationId], float] = {}
     for conversation, blocks, until in records:

@@ -34,7 +34,7 @@ def test_it_is_a_model_with_a_chat_template_that_answers_in_letters(tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "link"])
-def test_what_exists_is_kept(tmp_path: Path, kind: str) -> None:
+def test_an_existing_place_is_refused_and_stays_as_it_is(tmp_path: Path, kind: str) -> None:
     place = tmp_path / "taken"
     if kind == "folder":
         place.mkdir()

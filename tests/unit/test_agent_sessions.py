@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from lpc_apps.logs.formats import open_trace
 from lpc_apps.logs.records import TraceError
-from lpc_apps.logs.traces import Trace, open_trace
+from lpc_apps.logs.traces import Trace
 
 Json = dict[str, Any]
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from lpc_apps.logs.formats import open_trace
 from lpc_apps.logs.log import open_log
 from lpc_apps.logs.records import TraceError
-from lpc_apps.logs.traces import Trace, aiperf, open_trace
+from lpc_apps.logs.traces import Trace, aiperf
 from lpc_apps.simulator.sessions import chain, closed_loop
 from lpc_apps.simulator.workload import from_trace
 

@@ -107,7 +107,7 @@ def test_values_are_split_wherever_a_piece_of_the_file_ends(cut: int, monkeypatc
     assert list(records._split(io.BytesIO(text.encode()))) == [value.encode() for value in values]
 
 
-def test_what_stands_between_objects_is_counted(tmp_path: Path) -> None:
+def test_text_between_objects_is_counted(tmp_path: Path) -> None:
     (tmp_path / "log.json").write_text('[{"a": 1}, 7, "x, y", null, {"b": [2]}\n, true]')
     found = [record for _, record in records_of(tmp_path / "log.json")]
     assert [record for record in found if isinstance(record, dict)] == [{"a": 1}, {"b": [2]}]

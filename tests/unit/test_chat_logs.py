@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from lpc_apps.logs import records
-from lpc_apps.logs.chats import read_chats
 from lpc_apps.logs.chats.request import LoggedRequest
+from lpc_apps.logs.formats import open_trace
+from lpc_apps.logs.log import open_log
 from lpc_apps.logs.records import Skipped
-from lpc_apps.logs.traces import Trace, TraceError, open_trace
+from lpc_apps.logs.traces import Trace, TraceError
 
 Json = dict[str, Any]
 Read = Callable[..., Trace]
@@ -38,7 +39,8 @@ def as_bytes(line: Json | str | bytes) -> bytes:
 
 
 def requests_of(path: Path, format: str) -> list[LoggedRequest]:  # noqa: A002
-    return [request for _, request in read_chats(path, format, Skipped())]
+    with open_log(path, format) as log:
+        return [request for _, request in log.requests(Skipped())]
 
 
 def user(content: Any) -> Json:
@@ -237,7 +239,7 @@ def test_equal_prompts_share_all_blocks(name: str, read: Read) -> None:
     ],
     ids=["ids of calls", "white space in arguments", "mark on text", "mark on an image", "mark on a tool"],
 )
-def test_what_no_template_renders_makes_no_difference(bodies: list[Json], read: Read) -> None:
+def test_fields_that_no_template_renders_make_no_difference(bodies: list[Json], read: Read) -> None:
     trace = read("chat", *({"time": i, **body} for i, body in enumerate(bodies)))
     assert shared(trace)[0] == shared(trace)[1]
 
@@ -312,7 +314,7 @@ def test_anthropic_counts_cached_tokens_apart(read: Read) -> None:
     assert (request.input_tokens, request.output_tokens) == (1000, 7)
 
 
-def test_what_is_not_in_the_blocks_is_counted(read: Read) -> None:
+def test_parts_outside_the_blocks_are_counted(read: Read) -> None:
     body = {"messages": [user("hi")], "response_format": {"type": "json_object"}, "previous_response_id": "r"}
     assert read("chat", {"time": 1, **body}).estimated == {"response_format": 1, "previous_response_id": 1}
 
@@ -835,7 +837,8 @@ def test_log_records_of_one_span_are_one_request(tmp_path: Path) -> None:
     ]
     path = written(tmp_path / "log.jsonl", {"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]})
     skipped = Skipped()
-    ((_, request),) = read_chats(path, "otel", skipped)
+    with open_log(path, "otel") as log:
+        ((_, request),) = log.requests(skipped)
     assert [message.text for message in request.messages + request.reply] == ["s", "q", "a"]
     assert skipped.counts == {"messages without an answer in the same line": 1}
 

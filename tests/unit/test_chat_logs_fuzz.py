@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lpc_apps.logs.chats import read_chats
+from lpc_apps.logs.formats import open_trace
+from lpc_apps.logs.log import open_log
 from lpc_apps.logs.records import MISFIT_ALWAYS, Skipped
-from lpc_apps.logs.traces import TraceError, open_trace
+from lpc_apps.logs.traces import TraceError
 from tests.nightly import EXAMPLES
 from tests.unit.test_chat_logs import FORMS, LONG, as_bytes, asked, call, picture, shared, user
 
@@ -137,9 +138,11 @@ def test_good_records_are_read_whatever_stands_between_them(name: str, seed: int
         alone = Path(folder) / "alone"
         alone.write_bytes(lines[0] + b"\n" + lines[-1] + b"\n")
         skipped = Skipped()
-        found = list(read_chats(path, format, skipped))
+        with open_log(path, format) as log:
+            found = list(log.requests(skipped))
         places = [place for place, _ in found]
-        good = [request for _, request in read_chats(alone, format, Skipped())]
+        with open_log(alone, format) as log:
+            good = [request for _, request in log.requests(Skipped())]
         assert repr([dict(found)["log.jsonl:1"], dict(found)[f"log.jsonl:{len(lines)}"]]) == repr(good)
         if name not in ("langfuse page", "langfuse trace", "otel collector"):  # several records a line
             assert len(places) == len(set(places))

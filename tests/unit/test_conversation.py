@@ -36,7 +36,7 @@ def test_the_turns_are_the_user_messages_with_text(pairs: list[tuple[str, str]],
 
 
 @given(st.lists(st.builds(Message, st.sampled_from(sorted(ROLES)), st.text(st.characters(codec="utf-8")))), st.integers(1, 6))
-def test_what_is_learnt_from_a_log_is_what_is_served_when_each_turn_arrives(messages: list[Message], window: int) -> None:
+def test_turns_learnt_from_a_log_equal_the_turns_served_as_they_arrive(messages: list[Message], window: int) -> None:
     places = [i for i, message in enumerate(messages) if message.role == "user" and message.content.strip()]
     examples = list(examples_of(Conversation("c", tuple(messages)), window))
     assert [example.turns for example in examples] == [from_messages(messages[: i + 1], window) for i in places]

@@ -178,7 +178,7 @@ def test_more_than_ten_and_one_in_a_hundred_wrong_records_are_refused(
 
 
 def test_an_unknown_dataset_and_a_missing_path_are_refused_before_anything_is_read() -> None:
-    with pytest.raises(UsageError, match="unknown dataset shargpt: known are sharegpt, conversations, chat"):
+    with pytest.raises(UsageError, match="unknown dataset shargpt: known are sharegpt, chat, conversations"):
         load("shargpt")
     with pytest.raises(UsageError, match="conversations does not come with this package: give its file or folder"):
         load("conversations")
@@ -211,7 +211,9 @@ def test_an_operators_own_log_is_a_dataset_too(tmp_path: Path) -> None:
         ({"x.jsonl": '{"text": "canaryzebra"}\n'}, "x.jsonl", "no field messages: 1 (first: x.jsonl:1)"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_the_reason(files: dict[str, str], path: str, reason: str, tmp_path: Path) -> None:
+def test_an_unreadable_dataset_is_refused_with_the_reason(
+    files: dict[str, str], path: str, reason: str, tmp_path: Path
+) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     assert reason in refusal(tmp_path / path)

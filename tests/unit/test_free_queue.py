@@ -96,7 +96,7 @@ def test_done_goes_first_and_retained_last_under_either_rule(by_value: bool) -> 
 
 
 @pytest.mark.parametrize("by_value", [True, False])
-def test_when_its_time_is_over_a_retained_run_lies_in_its_class_as_just_used(by_value: bool) -> None:
+def test_a_retained_run_lies_in_its_class_as_just_used_when_its_time_is_over(by_value: bool) -> None:
     clock = Clock()
     queue = queue_of(clock)
     queue.set_tables([decreasing(0.3)] * CLASSES if by_value else None)
@@ -128,7 +128,7 @@ def test_a_request_that_goes_on_goes_last_and_sinks_if_it_never_resumes() -> Non
 
 
 @pytest.mark.parametrize("by_value", [True, False])
-def test_what_waiting_requests_will_hit_goes_last_that_of_the_first_the_very_last(by_value: bool) -> None:
+def test_needed_blocks_go_last_and_those_of_the_first_waiting_request_at_the_very_end(by_value: bool) -> None:
     clock = Clock()
     queue = queue_of(clock)
     queue.set_tables([decreasing(0.3)] * CLASSES if by_value else None)
@@ -145,7 +145,7 @@ def test_what_waiting_requests_will_hit_goes_last_that_of_the_first_the_very_las
     assert ids(queue.popleft_n(3)) == [1, 2, 3]
 
 
-def test_what_no_request_waits_for_any_more_goes_next_if_its_turn_had_come_and_else_in_its_turn() -> None:
+def test_blocks_no_longer_needed_return_to_their_eviction_order() -> None:
     clock = Clock()
     queue = queue_of(clock)
     for number in range(4):
@@ -409,7 +409,7 @@ def test_a_block_is_evicted_after_all_that_continues_it(limit: float) -> None:
         assert pool.evicted > 50
 
 
-def test_what_has_been_cleared_goes_first_in_the_order_in_which_it_would_have_gone() -> None:
+def test_cleared_blocks_go_first_in_their_eviction_order() -> None:
     queue = queue_of(clock := Clock())
     queue.insert([Block(1)], 0, clock.now)
     queue.retain([Block(2)], 0, clock.now + 600.0)

@@ -29,7 +29,7 @@ def test_arrivals_at_one_instant_or_noted_late_are_no_further_turn(again: float)
 
 
 @given(st.lists(st.floats(-1e9, 1e10), max_size=60))
-def test_whatever_arrives_gaps_are_positive_or_unknown(arrivals: list[float]) -> None:
+def test_gaps_are_positive_or_unknown_for_all_arrivals(arrivals: list[float]) -> None:
     gaps = after(*arrivals).gaps
     assert gaps is NO_GAPS or (gaps.last > 0 and math.isfinite(gaps.mean_log))
 

@@ -80,7 +80,7 @@ def test_datasets_with_other_rates_teach_the_same_head_and_a_few_labels_find_the
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no head at all"])
-def test_what_is_no_head_is_refused(tmp_path: Path, content: bytes | None) -> None:
+def test_an_invalid_head_is_refused(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "head").write_bytes(content)
     with pytest.raises(HeadError, match="train one with `lpc train`"):

@@ -24,7 +24,7 @@ from eviction_client.stores import BlockHash
         ({"lpc_done": 1, "lpc_retain_seconds": 5}, Hints(5.0, done=True)),
     ],
 )
-def test_what_cannot_be_read_is_not_a_hint(arguments: dict[str, Any] | None, hints: Hints) -> None:
+def test_an_unreadable_argument_is_not_a_hint(arguments: dict[str, Any] | None, hints: Hints) -> None:
     assert Hints.of(arguments) == hints
 
 
@@ -89,7 +89,7 @@ def test_owners_of_blocks_in_use_are_remembered_and_the_memory_is_bounded() -> N
     assert uses(owners, "s1", chain("system", "new")) == 1
 
 
-def test_what_a_hinted_request_continues_is_looked_at_up_to_the_limit_and_its_refusal_does_not_count() -> None:
+def test_hinted_prefixes_are_looked_up_to_a_limit_and_their_refusal_does_not_count() -> None:
     retained: Retained[int] = Retained(4)
     assert retained.hold({1: 1}, 60.0, 0.0)
     prefix = iter(range(2, 1000))

@@ -139,7 +139,7 @@ def test_a_hit_needs_what_is_dropped_replayed_or_covered_ahead_as_well(hits: Hit
         (HitUnit(16), 0, 0, 0),
     ],
 )
-def test_what_a_prompt_hits_of_its_known_tokens(hits: HitUnit, known: int, prompt: int, usable: int) -> None:
+def test_the_usable_part_of_known_tokens_is_hit(hits: HitUnit, known: int, prompt: int, usable: int) -> None:
     assert hits.usable(known, prompt) == usable
 
 
@@ -154,7 +154,7 @@ def test_of_blocks_that_look_ahead_only_those_with_another_token_behind_are_part
     assert parts.find(prompt, (), 0, 16, "tenant") == 16, "the block is known"
 
 
-def test_what_only_some_layers_have_was_not_evicted() -> None:
+def test_tokens_that_only_some_layers_have_were_not_evicted() -> None:
     engine, rng = Engine(16, HitUnit(16), capacity=200), random.Random(1)
     prompt = text(rng, 161)
     engine.serve(prompt)

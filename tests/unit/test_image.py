@@ -73,7 +73,7 @@ def test_an_index_with_a_password_as_a_build_argument_is_refused(name: str) -> N
 
 
 @pytest.mark.parametrize("target", SIDECARS)
-def test_what_a_sidecar_image_keeps_has_a_folder_of_its_users(target: str) -> None:
+def test_persistent_state_of_a_sidecar_image_is_in_a_folder_of_its_user(target: str) -> None:
     made = next(text for text in STAGES[target].texts("RUN") if "install -d" in text)
     folders = re.findall(r"install -d -m 0700 -o 10001 -g 10001 (.*)", made)[0].split()
     environment = STAGES[target].env()

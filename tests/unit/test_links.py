@@ -1,4 +1,4 @@
-"""Links between the pages lead somewhere, to the heading too, and the files that the map of the house names are there."""
+"""Links between the pages lead somewhere, to the heading too, and the architecture page names files that exist."""
 
 import re
 from pathlib import Path
@@ -32,19 +32,19 @@ def spelt(pattern: str) -> list[str]:
     return [found[1] + one + found[3] for one in found[2].split(",")] if found else [pattern]
 
 
-def test_what_the_map_of_the_house_names_is_there() -> None:
+def test_every_path_on_the_architecture_page_exists() -> None:
     text = (ROOT / "docs/explanation/architecture.md").read_text()
     named = [path for pattern in re.findall(r"`((?:[\w{},.]+/)[\w{},./]*)`", text) for path in spelt(pattern)]
     assert len(named) > 60
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
-def test_every_room_is_on_the_map() -> None:
+def test_every_package_is_on_the_architecture_page() -> None:
     text = (ROOT / "docs/explanation/architecture.md").read_text()
-    houses = ("lpc", "lpc_apps", "predictor_service", "eviction_client", "response_cache", "lpc_cli", "testing", "benchmarks")
-    rooms = {f"{file.parent.relative_to(ROOT)}/" for house in houses for file in (ROOT / house).glob("*/__init__.py")}
-    assert len(rooms) > 15
-    assert {room for room in rooms if f"`{room}" not in text} == set()
+    packages = ("lpc", "lpc_apps", "predictor_service", "eviction_client", "response_cache", "lpc_cli", "testing", "benchmarks")
+    inner = {f"{file.parent.relative_to(ROOT)}/" for package in packages for file in (ROOT / package).glob("*/__init__.py")}
+    assert len(inner) > 15
+    assert {package for package in inner if f"`{package}" not in text} == set()
 
 
 def test_every_page_is_in_the_sites_navigation() -> None:

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from lpc.errors import UsageError
-from lpc_apps.logs.log import FORMATS, open_log
+from lpc_apps.logs.formats import FORMATS
+from lpc_apps.logs.log import open_log
 from lpc_apps.logs.records import Skipped, TraceError
 from lpc_apps.logs.traces.block_size import block_tokens_of
 from lpc_apps.simulator.conversation_log import read_conversations
@@ -129,7 +130,7 @@ def test_a_given_format_overrides_and_an_unknown_one_is_refused(tmp_path: Path) 
     path = written(tmp_path / "log", chat(0))
     with open_log(path, "conversations") as log:
         assert (log.format, log.recognised) == ("conversations", False)
-    with pytest.raises(UsageError, match="unknown log format 'csv': use one of mooncake"), open_log(path, "csv"):
+    with pytest.raises(UsageError, match="unknown log format 'csv': use one of agents"), open_log(path, "csv"):
         pass
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from lpc_apps.logs.traces import Trace, open_trace
+from lpc_apps.logs.formats import open_trace
+from lpc_apps.logs.traces import Trace
 from lpc_apps.logs.traces.sample import Sample, every_for
 from lpc_apps.simulator.run import Run, WorkloadSpec, build, run_one
 from lpc_cli.cli import app
@@ -135,4 +136,4 @@ def test_a_sample_is_refused_where_the_load_or_the_draw_decides(rest: list[str],
     path = log(tmp_path / "log", chats)
     found = CliRunner().invoke(app, ["simulate", str(path), "--sample", "2", *rest])
     assert found.exit_code == 2
-    assert "--sample is for logs of mooncake, aiperf, qwen" in " ".join(found.output.split())
+    assert "--sample is for logs of qwen, aiperf, mooncake" in " ".join(found.output.split())

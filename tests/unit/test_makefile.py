@@ -1,5 +1,6 @@
 """`make test` and `make test-nightly` run both halves of the tests, and fail if one of them fails."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -31,3 +32,8 @@ def test_a_failure_outside_the_engine_does_not_hide_the_engines_half(
     assert bool(done.returncode) == bool(code) and (not code or f"Error {code}" in done.stderr)
     for failed, name in ((outside, "outside the engine"), (inside, "in the engine")):
         assert (f"== the tests {name} failed" in done.stdout) == bool(failed)
+
+
+def test_unit_tests_that_another_python_leaves_out_exist() -> None:
+    (names,) = re.findall(r"(?m)^WITH_ALL := (.+)$", (ROOT / "Makefile").read_text())
+    assert [name for name in names.split() if not (ROOT / f"tests/unit/test_{name}.py").exists()] == []

@@ -147,7 +147,7 @@ def test_the_same_text_under_another_salt_is_not_new_and_each_salt_is_a_tenant()
     assert all(tenant.sampled for tenant in tenants.values())
 
 
-def test_what_the_ghost_caches_hit_is_known_by_tenant() -> None:
+def test_hits_of_ghost_caches_are_known_by_tenant() -> None:
     engine = Engine(1000)
     for number in range(100):
         engine.serve(words(41), salt="returns")
@@ -163,7 +163,7 @@ def test_what_the_ghost_caches_hit_is_known_by_tenant() -> None:
     assert returns["asked"] + floods["asked"] + unsalted == ghosts.asked
 
 
-def test_what_another_engine_has_used_is_not_new() -> None:
+def test_blocks_that_another_engine_has_used_are_not_new() -> None:
     store = MemoryStore()
     for owner in ("x", "y"):
         store.record(ConversationId(owner), hashed(words(40)), 1.8e9 + 100)
@@ -233,7 +233,7 @@ def stamped(rng: random.Random, number: int, prompt: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("session", [False, True])
-def test_what_a_time_stamp_costs_is_counted_with_and_without_sessions(session: bool) -> None:
+def test_the_cost_of_a_time_stamp_is_counted_with_and_without_sessions(session: bool) -> None:
     engine, counted, could = chats(stamped, session=session)
     lost = could - counted["cached"]
     assert lost > 50_000

@@ -12,7 +12,8 @@ from safetensors.numpy import save_file
 from lpc.errors import LpcError
 from lpc.model.artifact import MANIFEST, read_manifest
 from lpc.model.versions import PROMOTED, read_promotion
-from lpc_apps.logs.log import FORMATS, open_log
+from lpc_apps.logs.formats import FORMATS
+from lpc_apps.logs.log import open_log
 from lpc_apps.logs.records import Skipped
 from lpc_apps.simulator.conversation_log import read_conversations
 from lpc_apps.simulator.model_config import read_config

@@ -261,7 +261,7 @@ def test_a_clock_that_jumps_a_day_never_lets_the_last_use_fall(bench: Bench, jum
     assert seen == sorted(seen)
 
 
-def test_what_is_kept_of_requests_is_bounded_whatever_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_of_requests_is_bounded_for_any_dropped_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eviction_client.plugin.MAX_RUNNING", 50)
     bench = Bench(MemoryStore())
     for number in range(200):
@@ -298,7 +298,7 @@ def test_a_hint_asks_for_no_longer_than_the_operator_allows(wanted: float, allow
 
 
 @pytest.mark.parametrize("key", [math.nan, 1.8e7, NOW + 1e6, -math.inf, math.inf])
-def test_what_cannot_be_a_key_is_counted_and_ignored(key: float) -> None:
+def test_an_impossible_key_is_counted_and_ignored(key: float) -> None:
     bench = Bench(MemoryStore())
     blocks = chain("a", 0, 2)
     own = bench.serve("b", chain("b", 0, 2))

@@ -241,7 +241,7 @@ def test_a_new_class_of_the_sidecar_has_the_table_that_it_would_have_without_the
     assert bench.table(split) == bench.table(known) != bench.policy.tables[cell]
 
 
-def test_what_is_remembered_and_watched_is_bounded() -> None:
+def test_remembered_and_watched_blocks_are_bounded() -> None:
     bench = Bench(capacity=40)
     for turn in range(3000):
         bench.clock.now += 10.0

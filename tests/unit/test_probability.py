@@ -9,7 +9,7 @@ from lpc.model.probability import P_MIN, clip, expit, logit
 
 
 @given(st.floats(allow_nan=True))
-def test_whatever_number_is_clipped_and_nan_says_nothing(p: float) -> None:
+def test_any_number_is_clipped_and_has_finite_log_odds(p: float) -> None:
     assert P_MIN <= clip(p) <= 1 - P_MIN
     assert math.isfinite(logit(p))
     assert logit(p) == 0 or not math.isnan(p)

@@ -70,7 +70,7 @@ def test_damaged_and_foreign_files_are_left_out_and_named(tmp_path: Path) -> Non
     assert f"6 damaged files left out, the first {tmp_path / 'labels-a.npz'}" in said
 
 
-def test_what_cannot_be_learnt_from_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_unusable_labels_are_refused_with_the_reason(tmp_path: Path) -> None:
     rows = made_up_rows(WIDTH, 60)
     with pytest.raises(LabelLogError, match=r"does not exist: name that of the sidecars' LPC_LABEL_LOG"):
         read_label_log(tmp_path / "none", LIVE)

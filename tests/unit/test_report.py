@@ -129,7 +129,7 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("strange", STRANGE)
-def test_what_is_no_count_is_absent(server: Server, strange: str) -> None:
+def test_an_invalid_count_is_absent(server: Server, strange: str) -> None:
     url = server.sends(GOOD + STRANGE[strange])
     found = figures("--engine", url)
     assert found["prompt_tokens"] == 100
@@ -175,7 +175,7 @@ def test_rules_are_compared_with_lru_and_those_in_force_and_the_best_are_marked(
     assert ["a", "25", "0.0%", "0.0%", "0.0%", "25", "+6.5%", "ttl"] in rows
 
 
-def test_what_the_sidecar_adds_is_the_difference_of_value_and_own(server: Server) -> None:
+def test_the_gain_of_the_sidecar_is_the_difference_of_value_and_own(server: Server) -> None:
     url = server.sends(GOOD + of_ghosts(asked=1000, lru=400, own=450, value=468) + 'lpc_predictions_total{fate="answered"} 9\n')
     assert figures("--engine", url)["sidecar_adds"] == pytest.approx(0.018)
     assert "The sidecar adds +1.8% of hits" in " ".join(lpc("--engine", url).stdout.split())
@@ -285,7 +285,7 @@ def test_a_page_that_cannot_be_read_is_one_clear_line(server: Server, case: str)
 @pytest.mark.parametrize(
     "raw", [b"garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"HTTP/9 x\r\n\r\n"]
 )
-def test_what_is_not_http_is_one_clear_line(server: Server, raw: bytes) -> None:
+def test_an_answer_other_than_http_is_one_clear_line(server: Server, raw: bytes) -> None:
     server.raw = raw
     refused(lpc("--engine", f"http://{server.netloc}"), server.netloc)
 

@@ -20,7 +20,7 @@ def test_every_requirement_of_a_lock_has_a_version_and_hashes(lock: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["Makefile", "Dockerfile"])
-def test_what_is_installed_from_an_index_has_its_hash_checked(name: str) -> None:
+def test_installs_from_an_index_check_hashes(name: str) -> None:
     text = (ROOT / name).read_text().replace("\\\n", " ").replace("$(LOCKED)", "install --no-deps --require-hashes")
     calls = re.findall(r"pip (?:install|wheel|download)\b[^&|;\n]*", re.sub(r"(?m)^\s*#.*$", "", text))
     assert len(calls) > 5

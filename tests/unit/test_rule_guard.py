@@ -130,7 +130,7 @@ def test_a_rule_that_turns_bad_is_left_for_good() -> None:
         assert guard.in_force == "lru"
 
 
-def test_what_the_cache_serves_counts_not_what_the_rule_would() -> None:
+def test_hits_of_the_real_cache_count_not_those_of_a_rules_own_cache() -> None:
     """A cache that loses at every change of the rule is put under LRU, although each rule's own cache gains."""
     guard = Guard(RULES, homes=("value",))
     for _ in range(50):

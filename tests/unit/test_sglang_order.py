@@ -108,7 +108,7 @@ def test_done_goes_first_and_what_is_retained_last_until_its_time_is_over(tables
     assert order.get_priority(done) < order.get_priority(plain)
 
 
-def test_what_fails_is_told_and_leaves_the_order_of_last_access() -> None:
+def test_a_failure_is_logged_and_leaves_the_order_of_last_access() -> None:
     order = Order()
     one = node(7)
     order.used([one], [99], NOW)

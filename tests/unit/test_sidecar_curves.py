@@ -42,7 +42,7 @@ def answer(version: int, group: int, curves: pb.ReuseCurves | None = None) -> pb
         message(edges=(*EDGES[:-1], 2 * EDGES[-1])),
     ],
 )
-def test_what_is_not_curves_of_groups_is_refused(bad: pb.ReuseCurves) -> None:
+def test_invalid_curves_of_groups_are_refused(bad: pb.ReuseCurves) -> None:
     with pytest.raises(BadCurves):
         curves_of(bad)
 

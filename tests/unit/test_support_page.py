@@ -18,8 +18,8 @@ def test_the_page_is_current() -> None:
 
 def test_every_adapter_has_a_tier_and_every_tier_that_is_there_has_been_run() -> None:
     folders = {path.parent.relative_to(ROOT).as_posix() for path in ENGINES.glob("*/__init__.py")}
-    assert folders <= {tier.room for tier in TIERS.values()}
-    there = {key for key, tier in TIERS.items() if (ROOT / tier.room).exists()}
+    assert folders <= {tier.folder for tier in TIERS.values()}
+    there = {key for key, tier in TIERS.items() if (ROOT / tier.folder).exists()}
     assert {(row["engine"], row["tier"]) for row in ROWS if row["outcome"] == "supports"} == there
 
 

@@ -139,7 +139,7 @@ def test_an_absent_tenant_pins_nothing_until_it_returns() -> None:
     assert floor.held == FLOORS["a"]
 
 
-def test_what_a_tenant_has_above_its_floor_goes_first_from_what_was_set_aside() -> None:
+def test_blocks_above_a_tenants_floor_go_first_of_those_set_aside() -> None:
     clock = Clock()
     queue = queue_of(clock)
     first = leave(queue, clock, "a", 10)

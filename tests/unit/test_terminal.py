@@ -60,7 +60,7 @@ def test_tables_and_lines_show_names_as_they_are_but_for_controls(name: str, mon
 
 
 @pytest.mark.parametrize("name", NASTY)
-def test_what_was_read_of_a_log_controls_no_terminal_and_forges_no_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_of_a_log_controls_no_terminal_and_forges_no_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     skipped = {name: {"records": 1, "first": f"{name}:1", "lost": True}}
     print_reading(
         {"file": name, "format": "chat", "recognised": True, "requests": 1, "skipped": skipped, "estimated": {name: 1}}

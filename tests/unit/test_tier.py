@@ -67,7 +67,7 @@ def test_while_lru_is_in_force_the_tiers_own_order_stays() -> None:
     assert not bench.tier.decides and bench.order() == ["a1", "a0", "b1", "b0"]
 
 
-def test_what_a_running_request_has_stored_goes_last() -> None:
+def test_chunks_stored_by_a_running_request_go_last() -> None:
     bench = Bench()
     for block in chain("running", 2):
         bench.tier.store(block)
@@ -86,7 +86,7 @@ def test_hints_decide_under_either_rule_until_their_chunks_are_gone() -> None:
     assert not bench.tier.decides and bench.tier.evictions == {"plugin": 3, "lru": 0} and len(bench.tier) == 2
 
 
-def test_what_a_waiting_request_will_load_goes_last_and_then_next() -> None:
+def test_chunks_that_a_waiting_request_will_load_go_last_and_then_next() -> None:
     bench = Bench("lru")
     for name in "abc":
         bench.use(chain(name, 2), (2, LOW))

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from lpc.errors import UsageError
-from lpc_apps.logs.traces import Trace, TracedRequest, TraceError, open_trace
+from lpc_apps.logs.formats import open_trace
+from lpc_apps.logs.traces import Trace, TracedRequest, TraceError
 from lpc_apps.logs.traces.chat import BLOCK_TOKENS
 from lpc_apps.logs.traces.mooncake import SHARED_AFTER
 
@@ -230,7 +231,9 @@ def test_no_message_repeats_a_line(read: Read) -> None:
 
 
 def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="use one of mooncake, aiperf, qwen, agents, chat, litellm, langfuse, otel, nginx"):
+    with pytest.raises(
+        UsageError, match="use one of agents, qwen, aiperf, mooncake, vllm, otel, litellm, langfuse, nginx, chat"
+    ):
         open_trace(write(tmp_path, GOOD["qwen"]), "csv")
 
 

@@ -73,7 +73,7 @@ def test_whole_conversations_stay_conversations(tmp_path: Path, rows: Rows) -> N
         assert log.format == "conversations"
 
 
-def test_who_says_that_they_are_conversations_is_believed(tmp_path: Path) -> None:
+def test_a_given_format_of_conversations_is_believed(tmp_path: Path) -> None:
     with open_log(written(tmp_path / "log.jsonl", requests(5, 3)), "conversations") as log:
         assert log.format == "conversations"
 

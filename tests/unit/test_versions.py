@@ -220,7 +220,7 @@ def test_a_promotion_in_place_of_another_version_than_the_served_one_changes_not
     assert served_folder(folder).name == "v1"
 
 
-def test_what_killed_writers_have_left_is_removed_at_the_next_promotion(root: Path) -> None:
+def test_remains_of_killed_writers_are_removed_at_the_next_promotion(root: Path) -> None:
     folder = root / "tiny"
     for name, age in (
         (f".{PROMOTED}.0123456789abcdef", 3600),

@@ -120,7 +120,7 @@ def test_the_oldest_is_served_once_it_has_been_overtaken_by_the_bound() -> None:
     assert order.index("cold") == BOUND // 3_000
 
 
-def test_who_comes_later_than_an_overtaker_has_not_been_overtaken_by_it() -> None:
+def test_a_request_that_comes_after_an_overtaker_has_not_been_overtaken_by_it() -> None:
     order = order_of({"cold": 20_000, "warm": 5_000, "colder": 20_000})
     order.remove("warm")
     order.settle()
@@ -180,7 +180,7 @@ def test_steps_and_choices_make_a_bounded_number_of_estimates(waiting: int) -> N
         assert len(calls) <= ESTIMATES
 
 
-def test_what_is_held_is_bounded_by_what_waits() -> None:
+def test_held_state_is_bounded_by_the_waiting_requests() -> None:
     order: WarmFirst[int] = thrashing(lambda _: 50)
     for number in range(100_000):
         order.add(number, 20_000)
@@ -200,7 +200,7 @@ def test_an_invalid_estimate_is_an_error_and_adds_nothing(nonsense: float) -> No
 
 
 @given(st.integers(2, 60), st.sampled_from([0.0, 0.01, 0.25, 1.0]), st.booleans(), st.floats(0.0, 4.0), st.integers(0, 1 << 32))
-def test_nobody_is_overtaken_by_more_than_the_bound_whatever_happens_to_the_cache(
+def test_no_request_is_overtaken_by_more_than_the_bound_for_any_cache(
     requests: int, overtake: float, much_room: bool, rate: float, seed: int
 ) -> None:
     """An adversary changes what each misses, and the room, at any time. ``rate``: of arrivals, for each that is served."""

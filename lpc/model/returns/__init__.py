@@ -1,1 +1,1 @@
-"""When conversations return, learnt from those that do."""
+"""The return model: when conversations return, learnt from those that do."""

@@ -54,7 +54,7 @@ class Facts(NamedTuple):
         user_went_on: share of the user's conversations that had a second turn, and half of one more.
         user_turns, user_gap: mean turns of these, and the geometric mean of the seconds between their turns.
         user_since: seconds since the user's latest turn, in any conversation.
-        user_usual: how near the time of day is to that of the user's earlier turns, in [0, 1].
+        user_usual: nearness of the time of day to that of the user's earlier turns, in [0, 1].
         category: category of the request; may be empty.
     """
 

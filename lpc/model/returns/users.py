@@ -1,4 +1,4 @@
-"""What is known of users besides their current conversation: a bounded table of numbers under opaque names, without text."""
+"""Facts of users besides their current conversation: a bounded table of numbers under opaque names, without text."""
 
 import math
 from collections import OrderedDict

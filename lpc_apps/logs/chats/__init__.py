@@ -7,9 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
-from lpc_apps.logs.chats import chat, langfuse, litellm, nginx, otel, vllm, wildchat
 from lpc_apps.logs.chats.request import LoggedRequest
 from lpc_apps.logs.records import OtherRecord, Record, Skipped, WrongRecord, read_records
 
@@ -21,40 +19,29 @@ class Reader:
     Attributes:
         read: yields the requests of a record, and WrongRecord for what is wrong in it; raises WrongRecord.
         repair: makes JSON of a line that is not; None: such a line is wrong.
+        repairs: whether a line, of a log whose format is not known yet, is for ``repair``.
     """
 
     read: Callable[[Record], Iterable[LoggedRequest | WrongRecord]]
     repair: Callable[[bytes], bytes] | None = None
-
-
-READERS: Final = {
-    "chat": Reader(chat.read),
-    "litellm": Reader(litellm.read),
-    "langfuse": Reader(langfuse.read),
-    "otel": Reader(otel.read),
-    "nginx": Reader(nginx.read, nginx.repair),
-    "vllm": Reader(vllm.read, vllm.repair),
-    "wildchat": Reader(wildchat.read),
-}
+    repairs: Callable[[bytes], bool] = bool
 
 
 def read_chats(
     path: Path,
-    format: str,  # noqa: A002
+    reader: Reader,
     skipped: Skipped,
     check: Callable[[LoggedRequest], None] | None = None,
 ) -> Iterator[tuple[str, LoggedRequest]]:
     """Yield the place and contents of the requests of a log, in file order.
 
     Args:
-        format: one of READERS.
         skipped: counts what was left out.
         check: raises WrongRecord for a request to leave out.
 
     Raises:
         TraceError: see `lpc_apps.logs.records.read_records`.
     """
-    reader = READERS[format]
     calls = _Calls(lambda: _several(path, reader))
 
     def parse(record: Record) -> Iterator[LoggedRequest | WrongRecord]:
@@ -78,7 +65,7 @@ class _Calls:
         """``several`` returns the names, and the fields of names, of several calls each."""
         self._several = several
         self._unsure: tuple[set[str], set[str]] | None = None
-        """What ``several`` found, once a call has come again."""
+        """Result of ``several``, once a call has come again."""
         self._seen: set[int] = set()
         self._names: set[str] = set()
         self._around: set[str] = set()

@@ -24,6 +24,14 @@ TIMES: Final = ("time", "timestamp", "ts", "@timestamp", "created_at", "start_ti
 EPOCH_S: Final = 1e9
 """Times from here on have their own unit: seconds since the epoch from 2001 on, or parts of them."""
 
+_ASKED: Final = ("messages", "input", "prompt", "contents", "conversations", "text_input", "payload")
+
+
+def has_shape(record: Record) -> bool:
+    """Return whether a record is of this format, by its fields."""
+    asks = any(name in record for name in _ASKED)
+    return bool(object_of(record.get("request"))) or (asks and any(name in record for name in (*TIMES, "delay")))
+
 
 def read(record: Record) -> Iterator[LoggedRequest]:
     """Yield the request of a record. Raises WrongRecord."""

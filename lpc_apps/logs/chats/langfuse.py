@@ -6,12 +6,35 @@ list `data`; a trace of the API has its observations inside. Media are reference
 """
 
 from collections.abc import Iterator
+from typing import Final
 
 from lpc_apps.logs.chats.body import prompt_of, reply_of
 from lpc_apps.logs.chats.fields import decoded, first_of, moment, name_of, object_of, snake, tokens_of
 from lpc_apps.logs.chats.outcome import ids_of, refuse_uncomputed
 from lpc_apps.logs.chats.request import LoggedRequest
 from lpc_apps.logs.records import OtherRecord, Record, WithoutPrompt, WrongRecord
+
+_KINDS: Final = frozenset(
+    {"SPAN", "EVENT", "GENERATION", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL"}
+)
+"""Types of observations: https://langfuse.com/docs/observability/features/observation-types."""
+
+
+def has_shape(record: Record) -> bool:
+    """Return whether a record is of this format, by its fields."""
+    fields = snake(record)
+    inside = fields.get("observations", fields.get("data"))
+    if isinstance(inside, list):
+        return any(isinstance(item, dict) and (has_shape(item) or "observations" in item) for item in inside)
+    kind = fields.get("type")
+    return "start_time" in fields and (
+        (isinstance(kind, str) and kind.upper() in _KINDS)
+        or (
+            not {"trace_id", "observation_id", "provided_model_name", "model_parameters"}.isdisjoint(fields)
+            and "input" in fields
+            and "messages" not in fields
+        )
+    )
 
 
 def read(record: Record) -> Iterator[LoggedRequest | WrongRecord]:

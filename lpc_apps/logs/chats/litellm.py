@@ -5,7 +5,7 @@ Source: https://docs.litellm.ai/docs/proxy/logging_spec. The table has strings o
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from lpc_apps.logs.chats.body import prompt_of, refuse_operation, reply_of
 from lpc_apps.logs.chats.fields import count_of, decoded, first_of, moment, name_of, object_of
@@ -13,6 +13,14 @@ from lpc_apps.logs.chats.outcome import ids_of, refuse_uncomputed
 from lpc_apps.logs.chats.request import LoggedRequest
 from lpc_apps.logs.chats.server import server_of
 from lpc_apps.logs.records import OtherRecord, Record
+
+_FIELDS: Final = frozenset({"call_type", "standard_logging_object", "proxy_server_request", "litellm_call_id", "model_group"})
+
+
+def has_shape(record: Record) -> bool:
+    """Return whether a record is of this format, by its fields."""
+    inside = record.get("kwargs")
+    return not _FIELDS.isdisjoint(record) or (isinstance(inside, dict) and not _FIELDS.isdisjoint(inside))
 
 
 def read(record: Record) -> Iterator[LoggedRequest]:

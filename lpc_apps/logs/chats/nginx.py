@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from lpc_apps.logs.chats import chat
 from lpc_apps.logs.chats.body import prompt_of, refuse_operation, reply_of
 from lpc_apps.logs.chats.fields import decoded, first_of, moment, name_of, object_of, tokens_of
 from lpc_apps.logs.chats.outcome import ids_of, refuse_uncomputed
@@ -20,6 +21,12 @@ from lpc_apps.logs.records import Record, WithoutPrompt, WrongRecord, loads
 _ESCAPED: Final = re.compile(rb"(?:\\x[0-9A-Fa-f]{2})+")
 _MISSING: Final = re.compile(rb'(?<!\\)":[ ]*-?[ ]*(?=[,}])')
 """A variable without a value, outside of quotes."""
+_TIMES: Final = (*chat.TIMES, "time_iso8601", "msec", "time_local")
+
+
+def has_shape(record: Record) -> bool:
+    """Return whether a record is of this format, by its fields."""
+    return not {"body", "request_body"}.isdisjoint(record) and any(name in record for name in _TIMES)
 
 
 def repair(line: bytes) -> bytes:

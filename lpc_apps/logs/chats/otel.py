@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from lpc_apps.logs.chats.body import prompt_of, refuse_operation, reply_of
-from lpc_apps.logs.chats.fields import count_of, decoded, first_of, moment, name_of, tokens_of
+from lpc_apps.logs.chats.fields import count_of, decoded, first_of, moment, name_of, snake, tokens_of
 from lpc_apps.logs.chats.outcome import CACHED, STATUS, refuse_uncomputed
 from lpc_apps.logs.chats.request import LoggedRequest
 from lpc_apps.logs.records import OtherRecord, Record, WithoutPrompt, WrongRecord
 
-LEVELS: Final = (
+_LEVELS: Final = (
     *("resourceSpans", "resource_spans", "scopeSpans", "scope_spans", "instrumentationLibrarySpans", "spans"),
     *("resourceLogs", "resource_logs", "scopeLogs", "scope_logs", "logRecords", "log_records", "batches", "data"),
 )
@@ -28,10 +28,25 @@ DETAILS: Final = "gen_ai.client.inference.operation.details"
 ERROR: Final = frozenset({"2", "ERROR", "STATUS_CODE_ERROR"})
 _ASKED: Final = ("gen_ai.prompt", "llm.input_messages", "llm.prompts", "ai.prompt.messages")
 _SAID: Final = ("gen_ai.completion", "llm.output_messages", "llm.completions", "ai.response.text")
-"""Of the older conventions, of OpenInference, of older OpenLLMetry, and of Vercel's AI SDK."""
+"""Names in the older conventions, in OpenInference, in older OpenLLMetry, and in Vercel's AI SDK."""
 _DEEPEST: Final = 12
 """Levels of numbered names."""
 _SCALARS: Final = ("stringValue", "intValue", "doubleValue", "boolValue", "bytesValue")
+
+
+def has_shape(record: Record) -> bool:
+    """Return whether a record is of this format, by its fields."""
+    if not (frozenset(_LEVELS) - {"data", "batches"}).isdisjoint(record):
+        return True
+    attributes = record.get("attributes")
+    if isinstance(attributes, list):
+        return any(isinstance(pair, dict) and "key" in pair for pair in attributes)
+    if not isinstance(attributes, dict):
+        return False
+    ids = {"span_id", "trace_id", "context", "start_time_unix_nano", "time_unix_nano"}
+    return any(name.startswith(("gen_ai.", "llm.", "openinference.")) for name in attributes) or not ids.isdisjoint(
+        snake(record)
+    )
 
 
 def read(record: Record) -> Iterator[LoggedRequest | WrongRecord]:
@@ -48,7 +63,7 @@ def read(record: Record) -> Iterator[LoggedRequest | WrongRecord]:
 
 
 def _spans(record: Record) -> Iterator[Record]:
-    inside = [record[name] for name in LEVELS if isinstance(record.get(name), list)]
+    inside = [record[name] for name in _LEVELS if isinstance(record.get(name), list)]
     if not inside:
         if not any(isinstance(record.get(name), dict) for name in ("resource", "scope")) or "attributes" in record:
             yield record

@@ -67,10 +67,10 @@ class LoggedRequest:
         session: name of the conversation, if the log has it.
         group: id that may group the calls of a conversation; used if the messages continue no earlier ones.
         user: narrows the search for the earlier turn.
-        input_tokens, output_tokens: as the engine counted them; None if the log lacks them.
+        input_tokens, output_tokens: the engine's counts; None if the log lacks them.
         category: class of the request.
         scope: model and cache salt. Requests of different scopes share nothing in a cache.
-        left_out: what is not in the parts, in fixed words.
+        left_out: content that is not in the parts, in fixed words.
         ids: names of the call, each with its field. A record with one of these and the same prompt is the same call.
         parent: the name of the call around this one, as in its ids; empty: none.
         server: kind of the engine, ``vllm`` or ``sglang``; empty: not logged.

@@ -38,7 +38,7 @@ def has_body(line: bytes) -> bool:
     return b" JSON body: {" in line and b"Request " in line
 
 
-def is_vllm(record: Record) -> bool:
+def has_shape(record: Record) -> bool:
     """Return whether a record is a request's line, also if vLLM writes JSON."""
     if "vllm" in record:
         return True
@@ -48,7 +48,7 @@ def is_vllm(record: Record) -> bool:
 
 def read(record: Record) -> Iterator[LoggedRequest]:
     """Yield the request of a line. Raises WrongRecord; OtherRecord for all other lines."""
-    if not is_vllm(record):
+    if not has_shape(record):
         raise OtherRecord("not a line of a request's body")
     line = record.get("vllm")
     text = _COLOUR.sub("", line) if isinstance(line, str) else f"{record['asctime']} {record['message']}"

@@ -13,6 +13,11 @@ from lpc_apps.logs.chats.request import LoggedRequest
 from lpc_apps.logs.records import OtherRecord, Record, WrongRecord
 
 
+def has_shape(record: Record) -> bool:
+    """Return whether a record is of this format, by its fields."""
+    return "conversation_hash" in record and "conversation" in record
+
+
 def read(record: Record) -> Iterator[LoggedRequest | WrongRecord]:
     """Yield the requests of a conversation; a turn without a reply, or without its time, as WrongRecord. Raises WrongRecord."""
     messages = record.get("conversation")

@@ -19,12 +19,22 @@ from lpc.model.conversation import ROLES, Message
 from lpc_apps.logs.chats.body import Prompt, prompt_of
 from lpc_apps.logs.chats.fields import first_of
 from lpc_apps.logs.datasets.conversation import Conversation
-from lpc_apps.logs.datasets.published import as_messages
+from lpc_apps.logs.datasets.published import as_messages, is_published
 from lpc_apps.logs.datasets.reading import id_of, read
 from lpc_apps.logs.records import Record, Skipped, WrongRecord
 
 REPLIES: Final = ("response", "completion")
 """Names of the reply to a single `prompt`."""
+
+
+def has_shape(record: Record) -> bool:
+    """Return whether a record is a conversation, by its fields."""
+    return (
+        "messages" in record
+        or isinstance(record.get("conversations"), list)
+        or isinstance(record.get("prompt"), str)
+        or is_published(record)
+    )
 
 
 def load_conversations(path: Path, skipped: Skipped) -> Iterator[Conversation]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from lpc_apps.logs.records import (
     DAMAGED,
@@ -58,6 +58,15 @@ class _Session:
     retries: int
 
 
+def is_archive(file: IO[bytes]) -> bool:
+    """Return whether a file is a tar with a member. Zero bytes alone, as at the start of a log that was truncated, are not."""
+    try:
+        with tarfile.open(fileobj=file) as archive:
+            return archive.next() is not None
+    except tarfile.TarError:
+        return False
+
+
 def read_agent_sessions(path: Path, *, active: int = ACTIVE_SESSIONS, seed: int = 0) -> Trace:
     """Return the sessions as a trace, in a random order. Damaged sessions are skipped and counted.
 
@@ -83,7 +92,13 @@ def read_agent_sessions(path: Path, *, active: int = ACTIVE_SESSIONS, seed: int 
                 arrival = start + call.at
                 requests.append(
                     TracedRequest(
-                        *(arrival, call.input_tokens, call.output_tokens, blocks, name, turn, kind),
+                        arrival=arrival,
+                        input_tokens=call.input_tokens,
+                        output_tokens=call.output_tokens,
+                        blocks=blocks,
+                        conversation=name,
+                        turn=turn,
+                        category=kind,
                         reply_end=call.reply_end,
                         served_s=call.took,
                     )

@@ -36,7 +36,7 @@ from lpc_apps.logs.traces.request import (
 from lpc_apps.logs.traces.sample import WHOLE, Sample
 
 PUBLISHED_TOKENS: Final = 512
-"""Of a block in AIPerf, unless `--isl-block-size` differs."""
+"""Tokens of a block in AIPerf, unless `--isl-block-size` differs."""
 SIZES: Final = (16, 32, 64, 128, 256)
 MOST_BLOCKS: Final = 20_000_000
 MOST_BLOCKS_WHOLE: Final = 5 * MOST_BLOCKS
@@ -46,7 +46,7 @@ REPLY_TOKEN_S: Final = 0.01
 """Nominal rates, those of the simulator."""
 
 _Source = tuple[object, int, int]
-"""Where consecutive tokens come from: a block's id, a row's unnamed tokens or a reply, and the first and last token of it."""
+"""Source of consecutive tokens: a block's id, a row's unnamed tokens or a reply, and the first and last token of it."""
 
 
 @dataclass(slots=True)
@@ -223,9 +223,14 @@ def _requests(sessions: dict[str, list[_Prompt]], size: int, fine: int, *, is_wh
             blocks = said.blocks()
             said.add(("reply", name, at), row.output_tokens)
             both = chains.chain(said.blocks() if not is_whole else blocks)
-            lengths = prompt.input_tokens, row.output_tokens
             yield TracedRequest(
-                *(prompt.arrival - first, *lengths, both[: len(blocks)], name, at + 1, turn_bucket(at + 1)),
+                arrival=prompt.arrival - first,
+                input_tokens=prompt.input_tokens,
+                output_tokens=row.output_tokens,
+                blocks=both[: len(blocks)],
+                conversation=name,
+                turn=at + 1,
+                category=turn_bucket(at + 1),
                 with_reply=None if is_whole else both,
                 served_s=prompt.took,
             )

@@ -21,7 +21,7 @@ from statistics import median
 from typing import Final
 
 from lpc.model.conversation import Message
-from lpc_apps.logs.chats import read_chats
+from lpc_apps.logs.chats import Reader, chat, read_chats
 from lpc_apps.logs.chats.request import MEDIA_TOKENS, LoggedMessage, LoggedRequest, Part, rendered
 from lpc_apps.logs.datasets.conversation import Conversation
 from lpc_apps.logs.records import Skipped, WithoutPrompt
@@ -34,7 +34,7 @@ BLOCK_CHARS: Final = BLOCK_TOKENS * CHARS_PER_TOKEN
 SURE_TOKENS: Final = 256
 """Estimated tokens of a prompt in which the template's own text does not matter for the ratio of characters and tokens."""
 BLOCK_TOKENS_RANGE: Final = (8, 64)
-"""From 8 characters per token to one."""
+"""Tokens of a block from 8 characters per token to one."""
 MEDIUM_RANGE: Final = (BLOCK_TOKENS, 65_536)
 SETTLED_S: Final = 3600.0
 """A conversation with a request in the last seconds of the log may not have ended."""
@@ -63,13 +63,13 @@ class _Line:
     text_blocks: tuple[int, ...]
 
 
-def read_chat(path: Path, format: str = "chat", sample: Sample = WHOLE, *, texts: bool = False) -> Trace:  # noqa: A002
+def read_chat(path: Path, reader: Reader, sample: Sample = WHOLE, *, texts: bool = False) -> Trace:
     """Read a log of chats, or a sample of it, as a trace. Raises TraceError: see `lpc_apps.logs.records.read_records`.
 
     Args:
         texts: also read the blocks of the messages' text alone.
     """
-    in_sample = sample.checker(lambda: (_parts(request) for _, request in read_chats(path, format, Skipped())))
+    in_sample = sample.checker(lambda: (_parts(request) for _, request in read_chats(path, reader, Skipped())))
     between = -math.inf, math.inf
 
     def check(request: LoggedRequest) -> None:
@@ -77,11 +77,11 @@ def read_chat(path: Path, format: str = "chat", sample: Sample = WHOLE, *, texts
             raise WithoutPrompt(FAR_AWAY)
         in_sample(_parts(request))
 
-    skipped, reading, lines = _lines(path, format, check, texts=texts)
+    skipped, reading, lines = _lines(path, reader, check, texts=texts)
     if FAR_AWAY in skipped.counts:
         # What is skipped must not decide the tokens of media or of blocks.
         between = lines[0].time, lines[-1].time
-        skipped, reading, lines = _lines(path, format, check, texts=texts)
+        skipped, reading, lines = _lines(path, reader, check, texts=texts)
     names: dict[int, int] = {}
 
     def numbered(blocks: tuple[int, ...]) -> tuple[int, ...]:
@@ -114,14 +114,14 @@ def read_chat(path: Path, format: str = "chat", sample: Sample = WHOLE, *, texts
 
 def _lines(
     path: Path,
-    format: str,  # noqa: A002
+    reader: Reader,
     check: Callable[[LoggedRequest], None],
     *,
     texts: bool,
 ) -> "tuple[Skipped, _Reading, list[_Line]]":
     """Return the requests of a log in order of time, what was skipped, and what was learnt about media."""
     skipped, reading = Skipped(), _Reading(texts=texts)
-    placed = ((place, reading.line(request)) for place, request in read_chats(path, format, skipped, check))
+    placed = ((place, reading.line(request)) for place, request in read_chats(path, reader, skipped, check))
     return skipped, reading, in_order(placed, lambda line: (line.time,), skipped, path)
 
 
@@ -142,7 +142,7 @@ def chat_conversations(path: Path, skipped: Skipped | None = None) -> Iterator[C
     """
     skipped = skipped if skipped is not None else Skipped()
     reading = _Reading()
-    placed = ((place, (reading.line(request), request)) for place, request in read_chats(path, "chat", skipped))
+    placed = ((place, (reading.line(request), request)) for place, request in read_chats(path, Reader(chat.read), skipped))
     lines = in_order(placed, lambda found: (found[0].time,), skipped, path)
     places = _Conversations()
     longest: dict[str, LoggedRequest] = {}

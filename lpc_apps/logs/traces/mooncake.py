@@ -111,7 +111,7 @@ class _Conversations:
     def __init__(self) -> None:
         self._latest: dict[int, _Place] = {}  # by the last full block of the prompt
         self._followers: dict[int, int | set[int]] = {}
-        """By block: its only follower, or all of them. Most have one, and a set for each took half of the memory."""
+        """The only follower, or all of them, by block. Most have one, and a set for each took half of the memory."""
         self._count = 0
 
     def add(self, lines: list[_Line]) -> list[tuple[_Line, _Place]]:

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from lpc_apps.logs.records import Skipped, WrongRecord, read_records
+from lpc_apps.logs.records import Record, Skipped, WrongRecord, read_records
 from lpc_apps.logs.traces.block_size import block_tokens_of
 from lpc_apps.logs.traces.request import (
     BlockIds,
     Trace,
     TracedRequest,
+    has_ids,
     hashed_blocks,
     ids_of,
     read_lines,
@@ -46,6 +47,11 @@ class _Line:
     with_reply: tuple[int, ...] | None
     reply_end: str
     served: float | None
+
+
+def has_shape(record: Record) -> bool:
+    """Return whether a record is of this format, by its fields."""
+    return has_ids(record) and "chat_id" in record
 
 
 def read_qwen(path: Path, sample: Sample = WHOLE) -> Trace:
@@ -75,15 +81,13 @@ def read_qwen(path: Path, sample: Sample = WHOLE) -> Trace:
         roots[line.chat] = root
         requests.append(
             TracedRequest(
-                *(
-                    line.arrival - first,
-                    line.input_tokens,
-                    line.output_tokens,
-                    line.blocks,
-                    str(root),
-                    line.turn,
-                    line.category,
-                ),
+                arrival=line.arrival - first,
+                input_tokens=line.input_tokens,
+                output_tokens=line.output_tokens,
+                blocks=line.blocks,
+                conversation=str(root),
+                turn=line.turn,
+                category=line.category,
                 with_reply=line.with_reply,
                 reply_end=line.reply_end,
                 served_s=line.served,

@@ -38,9 +38,9 @@ class TracedRequest:
         linkable: whether a later turn could be recognised as part of this conversation. If not, it is unknown whether the
             conversation continued, and the turn is not an example.
         with_reply: content ids of the blocks of prompt and reply together; None if the format lacks the reply's text.
-        reply_end: how the reply ended, as the engine saw it: a tool call, the end of a turn; empty: unknown.
+        reply_end: kind of the reply's end as the engine saw it: a tool call, the end of a turn; empty: unknown.
         served_s: seconds from arrival to the end of the reply; None if unknown.
-        user: who asked, in the log's own terms; empty: unknown.
+        user: user's name in the log's own terms; empty: unknown.
         tenant: its cache salt; empty without one.
         text_blocks: content ids of blocks of the text of all messages, without roles, tools and arguments; empty: not read.
     """
@@ -68,7 +68,7 @@ class Trace:
     Attributes:
         name: the file's name.
         block_tokens: tokens of a full block.
-        requests: in order of arrival; the first arrives at 0.
+        requests: requests in order of arrival; the first arrives at 0.
         start: seconds since the epoch of the first request; None if unknown.
         skipped: skipped records.
         decodes: whether its engines decode, so that replies are cached. Mooncake's only prefill.
@@ -237,6 +237,16 @@ def ids_of(record: dict[str, Any], name: str) -> list[int]:
     if not isinstance(ids, list) or not all(isinstance(block, int) and not isinstance(block, bool) for block in ids):
         raise WrongRecord(f"{name} is not a list of whole numbers")
     return ids
+
+
+def has_ids(record: Record) -> bool:
+    """Return whether a record has block ids and the length of the prompt, as in the formats of Mooncake and Qwen."""
+    return "hash_ids" in record and "input_length" in record
+
+
+def check_ids(record: Record) -> None:
+    """Raise WrongRecord for a record whose ids, length or time cannot be read."""
+    ids_of(record, "hash_ids"), tokens(record, "input_length", 1), milliseconds(record, "timestamp")
 
 
 def hashed_blocks(record: dict[str, Any], input_tokens: int, block_tokens: int) -> list[int]:

@@ -18,7 +18,7 @@ from lpc_apps.logs.records import DAMAGED, NotSampled, log_files, unpacked
 MOST_REQUESTS: Final = 1_000_000
 """Requests of a log that is read as a whole; they take about 2 GB."""
 LEAST_BYTES: Final = 20
-"""Of a record in a compressed file. Smaller files are not counted."""
+"""Least size of a record in a compressed file. Smaller files are not counted."""
 SHARED_AFTER: Final = 16
 """A prefix with more different successors is shared by many prompts."""
 SHARED_BY: Final = 10_000

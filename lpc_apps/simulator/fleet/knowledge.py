@@ -1,4 +1,4 @@
-"""What a router knows of its engines: what their caches hold, how much prefill waits, and how many requests are in flight.
+"""Knowledge of a router about its engines: what their caches hold, how much prefill waits, and how many requests are in flight.
 
 Every router knows what it has sent, which of it has had its first token, and which has been answered. A kind of knowledge adds
 what the caches hold:
@@ -35,7 +35,7 @@ from lpc_apps.simulator.segments import Path
 from lpc_apps.simulator.workload import Turn, Workload
 
 MOST_SHARE: Final = 10.0
-"""Of an engine's cache, for `lru`."""
+"""Largest share of an engine's cache, for `lru`."""
 
 
 class Knowledge:
@@ -49,14 +49,14 @@ class Knowledge:
     name: ClassVar[str]
     rule: ClassVar[str]
     takes: ClassVar[str] = ""
-    """What the number after a colon is; empty: there is none."""
+    """Meaning of the number after a colon; empty: there is none."""
 
     def __init__(self, workload: Workload, engines: Sequence[Engine], prompt_token_s: float, number: float = 0.0) -> None:
         self.prompt_token_s: Final = prompt_token_s
         self.up: list[int] = list(range(len(engines)))
         """Numbers of the engines that answer."""
         self.held: Sequence[Iterable[Turn]] = [()] * len(engines)
-        """By engine: requests that the router has chosen it for and still holds."""
+        """Requests that the router has chosen an engine for and still holds, by engine."""
         self._workload = workload
         self._engines = engines
         self._number = number
@@ -233,7 +233,7 @@ class Corrected(Sent):
     def __init__(self, workload: Workload, engines: Sequence[Engine], prompt_token_s: float, number: float = 0.0) -> None:
         super().__init__(workload, engines, prompt_token_s, number)
         self._wrong = [0.0] * len(engines)
-        """By engine: share of the believed tokens that its answers did not report as cached."""
+        """Share of the believed tokens that its answers did not report as cached, by engine."""
         self._believed: dict[Turn, tuple[int, int]] = {}
         """Believed tokens of a request in flight, and those that its answer will report as cached."""
 

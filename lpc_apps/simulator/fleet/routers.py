@@ -28,8 +28,8 @@ class Router(ABC):
         name: name in the registry and in tables.
         rule: one line: the engine that it chooses.
         source: source of the rule.
-        takes: what the number after a colon is; empty: there is none.
-        default: of this number; None: it must be given.
+        takes: meaning of the number after a colon; empty: there is none.
+        default: default of this number; None: it must be given.
         reads_caches: whether it asks what the caches hold.
         knows: the only knowledge with which it works; empty: any.
     """

@@ -30,7 +30,7 @@ class Fleet:
         router, knows: names of `routers.parse_router` and `knowledge.parse_knowledge`.
         down: seconds at which engine 1 fails, and at which it is back with an empty cache; equal: it restarts.
         router_restart: second at which the router restarts and knows nothing any more.
-        seed: of the router's draws among equals.
+        seed: seed of the router's draws among equals.
         queue: order in which the router hands requests on (`held`); None: it hands them on at once.
         ahead: requests that may wait in an engine behind the one in prefill, if the router holds others.
     """

@@ -28,7 +28,7 @@ class UsedPiece(Piece):
         super().__init__(segment, start, size)
         self.uses = 0
         self.level = 0.0
-        """What the policy needs to know of the piece beyond its uses."""
+        """The policy's number for the piece besides its uses."""
 
 
 class Ghosts:

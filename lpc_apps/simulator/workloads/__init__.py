@@ -44,7 +44,7 @@ WORKLOADS: Final[Mapping[str, Callable[..., Workload]]] = MappingProxyType(
         "applications": applications.applications,
     }
 )
-"""By name, in the order of the tables."""
+"""Generators by name, in the order of the tables."""
 
 EVERYDAY: Final[Mapping[str, Callable[..., Workload]]] = MappingProxyType({"production": production.production})
-"""By name. These refute nothing, so the tables leave them out."""
+"""Generators by name. These refute nothing, so the tables leave them out."""

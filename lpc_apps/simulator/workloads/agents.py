@@ -51,7 +51,7 @@ REQUESTS: Final = 6_000
 EVERY_S: Final = 45.0
 """Mean seconds between the starts of sessions."""
 MEAN_CALLS: Final = 24.0
-"""Per session, approximately."""
+"""Calls per session, approximately."""
 VERSIONS: Final = 5
 TOOL_PROMPT: Final = 4_000
 COMMON: Final = 2_000

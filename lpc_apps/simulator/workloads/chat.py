@@ -69,7 +69,7 @@ READING_S: Final = 25.0
 AWAY_S: Final = 3600.0
 AWAY_SHARE: Final = 0.25
 MEAN_TURNS: Final = 5.4
-"""Per conversation within the context limit, approximately."""
+"""Turns per conversation within the context limit, approximately."""
 
 
 def tokens_at(quantiles: tuple[int, ...], z: Floats) -> NDArray[np.int64]:

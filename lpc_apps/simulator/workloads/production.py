@@ -20,10 +20,10 @@ CONVERSATION_EVERY_S: Final = 1.1
 FIRST_GOES_ON: Final = ((1_000, 0.0), (4_000, 0.45), (12_000, 0.34), (1_000_000, 0.25))
 """(tokens, share): share of the conversations that continue after a first prompt of fewer tokens."""
 PREEMPTED: Final = (0.54, 0.63, 0.68, 0.70, 0.75, 0.80, 0.85)
-"""After turn 2, 3, ...; the last one holds for all further turns."""
+"""Probabilities after turn 2, 3, ...; the last one holds for all further turns."""
 PASTED: Final = 1_000
 PASTED_GOES_ON: Final = 0.1
-"""After a later turn that adds at least PASTED tokens."""
+"""Probability after a later turn that adds at least PASTED tokens."""
 THINK_TIME_S: Final = 115.0
 """Median from the end of a turn to the next; the trace's arrivals are 123 s apart."""
 SIGMA: Final = 1.0

@@ -119,8 +119,18 @@ class Timeline:
         blocks = text.blocks(computed_tokens(input_tokens, output_tokens))
         self._requests.append(
             _Request(
-                *(at, conversation, turn, category, input_tokens, output_tokens, blocks, linked, reply_end, user, tenant),
-                probability,
+                arrival=at,
+                conversation=conversation,
+                turn=turn,
+                category=category,
+                input_tokens=input_tokens,
+                output_tokens=output_tokens,
+                blocks=blocks,
+                linked=linked,
+                reply_end=reply_end,
+                user=user,
+                tenant=tenant,
+                probability=probability,
             )
         )
         return at + input_tokens / self._cost.prefill_tokens_s + output_tokens * self._cost.output_token_s
@@ -158,7 +168,12 @@ class Timeline:
         for turn, (prompt, reply, gap) in enumerate(zip(prompts[:turns], replies[:turns], gaps[:turns], strict=True), 1):
             context += prompt
             end = self.ask(
-                *(at, conversation, turn, text, context, reply),
+                at,
+                conversation,
+                turn,
+                text,
+                context,
+                reply,
                 linked=linked,
                 category=category,
                 user=user,

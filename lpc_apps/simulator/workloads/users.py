@@ -111,7 +111,7 @@ class Truth:
     """The laws of workload `users`, for bounds.
 
     Attributes:
-        users: by name.
+        users: users by name.
         gap, sigma: median gap of all users, seconds, and standard deviation of its logarithm.
         within: standard deviation of the logarithm of one user's gaps.
         same_file: share of the conversations about a file that are about the previous one.

@@ -25,14 +25,14 @@ class Encoder:
     """A BERT-like encoder: post-layer normalisation, absolute positions, GELU (the exact one). Or, without layers, its words.
 
     Attributes:
-        weights: by their names in `transformers.BertModel`, fp32; matrices [output features, input features]. Of an encoder
-            without layers only WORDS, and the mean of a text's words is its embedding.
+        weights: arrays by their names in `transformers.BertModel`, fp32; matrices [output features, input features]. Of an
+            encoder without layers only WORDS, and the mean of a text's words is its embedding.
         heads: number of attention heads; each has width / heads components.
-        epsilon: of layer normalisation.
+        epsilon: epsilon of layer normalisation.
         first_position: row of the position embeddings that the first token takes: 0 in BERT, 2 in RoBERTa.
-        tokenizer: without post-processing; its vocabulary has the special tokens `<s>`, `<pad>`, `</s>`.
+        tokenizer: tokenizer without post-processing; its vocabulary has the special tokens `<s>`, `<pad>`, `</s>`.
         id: source and model.
-        sha256: of the weights' file, hexadecimal.
+        sha256: digest of the weights' file, hexadecimal.
         prefix: text before every input, as in training: "query: " for the e5 family.
     """
 

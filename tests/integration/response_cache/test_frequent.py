@@ -64,7 +64,7 @@ async def test_a_scope_without_the_setting_leaves_nothing_in_redis(caches: Cache
     assert await caches.upkeep.yesterday("gateway", "other", "", 10) == []
 
 
-async def test_what_would_not_be_kept_is_not_counted(caches: Caches, redis_server: RedisServer) -> None:
+async def test_requests_whose_answers_are_not_kept_are_not_counted(caches: Caches, redis_server: RedisServer) -> None:
     await look(caches, CANARY, 3, parameters={"temperature": 1})
     await look(caches, "what is the time right now?", 3)
     assert keys(redis_server) == []
@@ -119,7 +119,7 @@ async def test_a_client_that_divides_itself_leaves_room_for_the_questions_of_oth
 
 
 @pytest.mark.parametrize("other", [{"client": "another"}, {"tenant": "b"}, {"tenant": ""}], ids=str)
-async def test_nobody_else_gets_a_tenants_questions(caches: Caches, other: dict[str, str]) -> None:
+async def test_a_tenants_questions_are_its_own(caches: Caches, other: dict[str, str]) -> None:
     await look(caches, CANARY, 3, tenant="a")
     await look(caches, "their own", 2, **{**other, "client": "gateway"})
     caches.clock.now += DAY_S
@@ -140,7 +140,7 @@ async def test_a_record_that_is_copied_to_another_tenant_does_not_open(caches: C
 
 
 @pytest.mark.parametrize("what", ["types", "members", "scores"])
-async def test_what_no_sidecar_has_written_stops_nothing(caches: Caches, redis_server: RedisServer, what: str) -> None:
+async def test_foreign_values_stop_no_count(caches: Caches, redis_server: RedisServer, what: str) -> None:
     await look(caches, CANARY, 2)
     with contextlib.closing(redis_server.client()) as client:
         for key in keys(redis_server):

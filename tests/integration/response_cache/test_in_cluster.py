@@ -4,11 +4,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from response_cache.keys.canonical import Names
+from response_cache.service.lookup import Lookup
 from response_cache.service.outcomes import Hit, Miss
 from response_cache.store import layout
 from response_cache.store.scopes import ScopeSettings
@@ -71,7 +70,8 @@ async def test_equal_requests_at_two_sidecars_call_the_engine_once(
 
 
 async def test_vectors_and_their_changes_can_be_read(caches: Caches) -> None:
-    async def vector(names: Names, *_: Any) -> bytes:
+    async def vector(lookup: Lookup, _: float) -> bytes:
+        names = lookup.names
         one = Vector(names.exact, names.partition or b"", 2e9, 7, b"\0" * 16)
         return seal(one, names.scope, caches.keys.current)
 

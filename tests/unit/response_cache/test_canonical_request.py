@@ -173,7 +173,7 @@ def asked(tools: Any = None, content: Any = "q", role: str = "user", **others: A
     return canonical(Request("m", others, messages, tools=tools))
 
 
-def test_what_no_engine_reads_apart_is_one_request() -> None:
+def test_bodies_that_no_engine_reads_apart_are_one_request() -> None:
     text = {"type": "text", "text": "q"}
     for role in ("user", "system"):
         assert asked(role=role) == asked(content=[text], role=role) == asked(content=[{**text, **MARK}], role=role)
@@ -192,7 +192,7 @@ def test_what_no_engine_reads_apart_is_one_request() -> None:
     assert len({asked([TOOL], tool_choice=choice) for choice in ("auto", "none", None)}) == 3
 
 
-def test_what_an_engine_may_read_apart_is_two_requests() -> None:
+def test_bodies_that_an_engine_may_read_apart_are_two_requests() -> None:
     def tool(**function: Any) -> list[Any]:
         return [{**TOOL, "function": {**TOOL["function"], **function}}]
 

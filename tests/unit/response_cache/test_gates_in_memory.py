@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from response_cache.service.scopes_in_use import Tenant, _surplus
+from response_cache.service.scopes_in_use import TenantTier, _surplus
 
 
-def tenants(owner: bytes, used_at: Sequence[float]) -> list[Tenant]:
+def tenants(owner: bytes, used_at: Sequence[float]) -> list[TenantTier]:
     rules: Any = None
-    return [Tenant("semantic", owner, "", rules, used_at=at) for at in used_at]
+    return [TenantTier("semantic", owner, "", rules, used_at=at) for at in used_at]
 
 
 def test_the_parts_of_one_client_push_out_no_other_clients_gates() -> None:

@@ -57,7 +57,7 @@ def test_case_space_and_final_punctuation_do_not_count(a: str, b: str) -> None:
         ("can I", "can't I"),
     ],
 )
-def test_what_changes_the_meaning_stays(a: str, b: str) -> None:
+def test_differences_of_meaning_stay(a: str, b: str) -> None:
     assert normal_form(a) != normal_form(b)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from response_cache.semantic.evidence import BAND_STARTS, Record, band_of, level_of
 from response_cache.semantic.gate import Decision, Gate
-from response_cache.semantic.ranking import NEAREST, Candidate, Cluster, features, shipped
+from response_cache.semantic.ranking import NEAREST, Cluster, Neighbour, features, shipped
 
 POPULAR = 25
 
@@ -47,7 +47,7 @@ class Traffic:
         members = min(NEAREST, 1 + known.labels - known.wrong)
         if not self._recorded:
             known, members = Cluster(str(cluster)), 1
-        candidate = Candidate(0, 0.95, members / NEAREST, members / NEAREST, known)
+        candidate = Neighbour(0, 0.95, members / NEAREST, members / NEAREST, known)
         score = shipped().of(features("when does my card come", candidate, None))
         decision = self.gate.decide(score, self._lookups.to_bytes(8, "big"))
         if decision is Decision.SERVE:

@@ -50,7 +50,7 @@ def test_a_turn_follows_the_latest_of_its_conversation() -> None:
     assert outcomes.waiting.tolist() == [False, True, False, True]
 
 
-def test_what_is_known_of_a_turn_comes_from_the_turns_before() -> None:
+def test_facts_of_a_turn_come_from_the_turns_before() -> None:
     memory = Memory(10)
     memory.arrive(turn("a", 0, 1, 100.0, opening=b"o"), turn("a", 20, 2, 160.0))
     facts = memory.facts_of(turn("a", 65, 3, 170.0, opening=b"o"))

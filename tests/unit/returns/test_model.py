@@ -100,7 +100,7 @@ def test_before_enough_was_seen_nobody_has_a_group() -> None:
     assert len(model.group_curves().hazards) == 0
 
 
-def test_who_returns_and_who_does_not_are_told_apart(learnt: Traffic) -> None:
+def test_conversations_that_return_differ_in_probability_from_others(learnt: Traffic) -> None:
     long, short = long_and_short(learnt.model, learnt.now)
     assert long > 0.5 > short
     assert learnt.model.quality.nats > 0.1
@@ -144,7 +144,7 @@ def test_each_outcome_is_judged_once() -> None:
 
 
 @pytest.mark.parametrize("capacity", [20_000, 300])
-def test_what_was_learnt_comes_back(learnt: Traffic, capacity: int) -> None:
+def test_a_learnt_state_is_restored(learnt: Traffic, capacity: int) -> None:
     state = learnt.model.state(learnt.now)
     other = ReturnModel(capacity)
     other.restore(state, learnt.now)

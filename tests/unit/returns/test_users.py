@@ -131,7 +131,7 @@ def test_a_repeated_turn_does_not_count_twice() -> None:
     assert arrive(tracker, "another", 5, "u").user_conversations == pytest.approx(1, rel=1e-3)
 
 
-def test_what_another_sidecar_knows_replaces_less_knowledge() -> None:
+def test_facts_of_another_sidecar_replace_fewer_own_ones() -> None:
     tracker = TurnTracker(100, 3600.0, [])
     turns = said("a")
     turn = tracker.arrive(turns, identity_of(turns, "a"), START, client="c", user="u")

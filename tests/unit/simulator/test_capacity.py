@@ -38,7 +38,7 @@ def test_neighbouring_steep_steps_are_one_cliff_and_a_slope_is_none() -> None:
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
-def test_what_more_memory_returns_by_the_price_of_all_gpus(gpus: int) -> None:
+def test_the_return_of_more_memory_counts_the_price_of_all_gpus(gpus: int) -> None:
     memory = Memory(KvMemory("m", gpus, 64 * 1024), GIB, GIB * gpus, gpu_hour_price=3.0)
     loads = {16_384: 0.5, 32_768: 0.3, 65_536: 0.3}
     rows = derived([row("lru", size, 0.5, prefill_load=load) for size, load in loads.items()])

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lpc_apps.logs.traces import Trace, TracedRequest, open_trace
+from lpc_apps.logs.formats import open_trace
+from lpc_apps.logs.traces import Trace, TracedRequest
 from lpc_apps.simulator.characteristics import characteristics
 from lpc_apps.simulator.workload import from_trace
 

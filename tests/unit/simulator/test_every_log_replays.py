@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lpc_apps.logs.traces import open_trace
+from lpc_apps.logs.formats import open_trace
 from lpc_apps.simulator.engine import simulate
 from lpc_apps.simulator.policies import REGISTRY, PolicySettings
 from lpc_apps.simulator.run import Run, WorkloadSpec, build, run_one

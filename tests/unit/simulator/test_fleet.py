@@ -198,7 +198,7 @@ def test_held_requests_are_handed_on_one_by_one_and_warm_ones_first() -> None:
         assert [cold[0], second, held.hand_on()] == expected
 
 
-def test_what_is_sent_again_and_computed_is_repeated() -> None:
+def test_resent_and_recomputed_tokens_count_as_repeated() -> None:
     first, second = (Turn("a", n, "", 33 + 16 * n, 0, range(2 + n), range(2 + n)) for n in (0, 1))
     repeated = Repeated(Workload("by hand", SIZE, [first, second], False, 0.0, float("inf")))
     assert repeated.tokens(first, 33) == 0

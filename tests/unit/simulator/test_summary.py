@@ -64,7 +64,7 @@ def rows(lru: tuple[float, ...], ours: tuple[float, ...]) -> list[dict[str, Any]
     return derived(found + [row("plugin-sidecar", size, rate) for size, rate in zip(sizes, ours, strict=True)])
 
 
-def test_what_follows_from_the_rows_is_right() -> None:
+def test_figures_derived_from_the_rows_are_right() -> None:
     same = {"requests": 10, "prompt_tokens": 1000, "prefill_throughput_tokens_s": 1000.0}
     found = [row("lru", 100, 0.1, **same), row("lru", 200, 0.3, **same), row("oracle", 100, 0.5, **same)]
     found += [row("plugin-sidecar", 100, 0.2, **same), row("plugin-sidecar", 100, 0.24, seed=1, **same)]
@@ -174,7 +174,7 @@ def test_the_paragraph_says_when_the_plug_in_would_not_pay(
     assert text in said(lru, ours, at)
 
 
-def test_what_returns_late_needs_a_larger_cache() -> None:
+def test_text_that_returns_late_needs_a_larger_cache() -> None:
     text = said((0.1, 0.2, 0.4), (0.1, 0.2, 0.4), unused=dict.fromkeys(UNUSED, 0.0) | {"+Inf": 0.3})
     assert "most evicted text returns after more than 20 minutes, so a larger cache helps and another order does not" in text
 

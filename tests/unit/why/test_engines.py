@@ -128,7 +128,7 @@ def test_the_logs_server_is_the_engine(fields: dict[str, Any], engine: str, tmp_
     assert [cause["engines"] for cause in found["causes"]] == ([] if engine == "vllm" else [["sglang"]])
 
 
-def test_what_templates_do_to_appended_text_is_a_warning(tmp_path: Path) -> None:
+def test_changes_of_appended_text_by_templates_are_warnings(tmp_path: Path) -> None:
     call = {"type": "tool_use", "id": "1", "name": "search", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "1", "content": "found"}
     loop = [

@@ -121,7 +121,7 @@ def test_a_question_asked_in_another_way_is_no_finding() -> None:
         (lambda rng, i, rules: f"{rules}\n{''.join(rng.sample(SHOTS, 4))}\nAnswer with one label. {rules}", "lines"),
     ],
 )
-def test_what_other_linters_find_in_system_prompts(texts: Any, cause: str) -> None:
+def test_causes_that_other_linters_find_in_system_prompts_are_found(texts: Any, cause: str) -> None:
     rng = random.Random(5)
     rules = words(rng, 120)
     records = [

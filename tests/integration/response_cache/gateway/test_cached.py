@@ -56,7 +56,7 @@ async def test_the_engine_answers_the_same_question_once(caches: ResponseCaches)
         assert await gateway.metric("lpc_gateway_cache_up") == 1
 
 
-async def test_what_only_one_kind_of_engine_reads_alike_shares_an_answer_once_all_say_that_they_are_of_it(
+async def test_requests_alike_to_one_kind_of_engine_share_an_answer_once_all_engines_are_of_it(
     caches: ResponseCaches,
 ) -> None:
     function = {"name": "look_up", "parameters": {"type": "object"}, "description": "d"}
@@ -328,7 +328,7 @@ async def test_of_64_concurrent_equal_requests_one_reaches_the_engine(caches: Re
         assert len({answer.json()["choices"][0]["message"]["content"] for answer in answers}) == 1
 
 
-async def test_if_the_leading_client_disconnects_one_other_request_reaches_the_engine(caches: ResponseCaches) -> None:
+async def test_one_other_request_reaches_the_engine_if_the_leading_client_disconnects(caches: ResponseCaches) -> None:
     async with serve_double(EngineDouble()) as engine, a_gateway(engine, sidecar=caches.sidecar.address) as gateway:
         engine.go.clear()
         leader = asyncio.ensure_future(gateway.ask(chat("leader")))

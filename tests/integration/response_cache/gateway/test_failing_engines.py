@@ -146,7 +146,7 @@ async def test_an_engine_that_closes_while_it_receives_a_long_body_counts_as_up_
     [(overloaded, 503), (without_upstream, 502), (full, 429), (core_died, 500), (late_upstream, 504)],
 )
 @pytest.mark.parametrize("engines", [1, 2])
-async def test_if_all_engines_refuse_the_client_gets_an_engines_own_answer(manner: Manner, status: int, engines: int) -> None:
+async def test_the_client_gets_an_engines_own_answer_if_all_engines_refuse(manner: Manner, status: int, engines: int) -> None:
     async with serve_rude(manner) as one, serve_rude(manner) as two, a_gateway(*(one.url, two.url)[:engines]) as gateway:
         for _ in range(3):
             answer = await gateway.ask(chat("x"))
@@ -154,7 +154,7 @@ async def test_if_all_engines_refuse_the_client_gets_an_engines_own_answer(manne
         assert (len(one.bodies) + len(two.bodies)) == 3 * engines
 
 
-async def test_if_no_other_engine_answers_the_client_gets_the_refusal_of_the_first() -> None:
+async def test_the_client_gets_the_refusal_of_the_first_engine_if_no_other_answers() -> None:
     dead = f"http://127.0.0.1:{free_port()}"
     async with serve_rude(overloaded) as full, a_gateway(dead, full.url) as gateway:
         for i in range(8):

@@ -107,7 +107,7 @@ async def test_a_record_that_is_corrupt_moved_or_under_another_key_is_not_served
                     assert (await elsewhere.ask(chat("kept"))).headers["x-lpc-cache"] == "miss", why
 
 
-async def test_if_the_engine_dies_a_waiting_request_takes_over_and_nothing_incomplete_is_cached(caches: ResponseCaches) -> None:
+async def test_a_waiting_request_takes_over_if_the_engine_dies_and_nothing_incomplete_is_cached(caches: ResponseCaches) -> None:
     async with all_well(caches) as (engine, gateway):
         engine.die_after, engine.seconds = 2, 0.3
         asking = [asyncio.ensure_future(gateway.ask(chat("dies", stream=True))) for _ in range(8)]

@@ -101,7 +101,7 @@ async def test_engines_that_differ_are_named_once(caplog: pytest.LogCaptureFixtu
     assert caplog.text.count("the engines differ: the caches give one answer only to requests that all of them read alike") == 1
 
 
-async def test_what_gives_no_answer_raises_nothing_and_is_asked_again() -> None:
+async def test_an_engine_that_does_not_answer_raises_nothing_and_is_asked_again() -> None:
     found = Asked([f"http://127.0.0.1:{free_port()}"])
     assert await found.ask() == ANY
     assert found.engines.all[0].asked_at < 0

@@ -126,7 +126,7 @@ async def test_a_body_over_the_limit_is_refused(length: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_if_the_client_disconnects_the_engine_stops(stream: bool) -> None:
+async def test_the_engine_stops_if_the_client_disconnects(stream: bool) -> None:
     async with serve_double(EngineDouble()) as engine, gateway(engine) as client:
         engine.go.clear()
         asking = asyncio.ensure_future(client.post(CHAT, json=chat("never mind", stream=stream)))
@@ -136,7 +136,7 @@ async def test_if_the_client_disconnects_the_engine_stops(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_if_the_engine_dies_the_clients_answer_is_cut_off(stream: bool) -> None:
+async def test_the_clients_answer_is_cut_off_if_the_engine_dies(stream: bool) -> None:
     async with serve_double(EngineDouble(words=["a", "b"], die_after=2)) as engine, gateway(engine) as client:
         with pytest.raises(httpx.RemoteProtocolError):
             await client.post(CHAT, json=chat("x", stream=stream))

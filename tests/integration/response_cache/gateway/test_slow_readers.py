@@ -61,7 +61,7 @@ async def test_a_slow_reader_does_not_delay_equal_requests(
         assert stream or len(json.loads(begun.partition(b"\r\n\r\n")[2])["choices"][0]["message"]["content"]) >= LONG
 
 
-async def test_if_a_slow_reader_disconnects_the_engine_stops() -> None:
+async def test_the_engine_stops_if_a_slow_reader_disconnects() -> None:
     async with serve_double(EngineDouble(hold_after=2)) as engine, a_gateway(engine) as gateway:
         async with gateway.client.stream("POST", CHAT, json=chat("hold", stream=True)) as answer:
             async for _ in answer.aiter_lines():

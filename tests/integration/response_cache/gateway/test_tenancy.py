@@ -222,7 +222,7 @@ async def test_anonymous_callers_share_no_answers(caches: ResponseCaches) -> Non
         assert (await gateway.ask(chat("unknown"), x_forwarded_user="v")).headers["x-lpc-cache"] == "miss"
 
 
-async def test_if_the_sidecar_refuses_tenants_the_engine_answers_and_one_error_is_logged(
+async def test_the_engine_answers_and_one_error_is_logged_if_the_sidecar_refuses_tenants(
     tmp_path: Path, tiny_models: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with response_caches(tmp_path, tiny_models, cache_gateways="") as closed:

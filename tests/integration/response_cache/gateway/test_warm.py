@@ -98,7 +98,7 @@ async def test_at_most_the_given_number_reaches_an_engine(gateway: Running, engi
     assert len(engine.completions) == 4
 
 
-async def test_what_cannot_be_cached_ends_the_run(gateway: Running, engine: EngineDouble) -> None:
+async def test_an_uncacheable_body_ends_the_run(gateway: Running, engine: EngineDouble) -> None:
     drawn = [chat(f"drawn {number}", temperature=1) for number in range(50)]
     with pytest.raises(WarmError, match="temperature 0"):
         await run(gateway, drawn)
@@ -247,7 +247,7 @@ async def test_the_daily_command_runs_at_once_then_waits_and_ends_at_sigterm(gat
 
 
 @pytest.mark.parametrize(("result", "counted"), [(name, Warmed(cached=1)) for name in SOURCES] + [("miss", Warmed(asked=1))])
-async def test_what_any_tier_serves_has_asked_no_engine(result: str, counted: Warmed) -> None:
+async def test_a_hit_of_any_tier_reaches_no_engine(result: str, counted: Warmed) -> None:
     answer = httpx.MockTransport(lambda _: httpx.Response(200, headers={"x-lpc-cache": result}))
     warmed = Warmed()
     async with httpx.AsyncClient(base_url="http://gateway", transport=answer) as client:

@@ -20,7 +20,7 @@ def engine(clock: Clock) -> Engine:
     return Engine(URLS[0], Metrics(), clock)
 
 
-def test_when_an_engine_fails_only_its_own_conversations_move() -> None:
+def test_only_a_failed_engines_conversations_move() -> None:
     engines = Engines(URLS, Metrics())
     homes = {key: engines.ranked(key)[0] for key in KEYS}
     assert all(60 < count < 140 for count in Counter(engine.name for engine in homes.values()).values())

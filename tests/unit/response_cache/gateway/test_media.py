@@ -141,7 +141,7 @@ def test_an_absent_name_is_neither_replaced_nor_refused() -> None:
     assert {**sent("t", fields), "cache_salt": None} == {**fields, "cache_salt": None}
 
 
-def test_what_is_not_media_stays_as_it_is() -> None:
+def test_parts_other_than_media_stay_as_they_are() -> None:
     """Tools, schemas, arguments and documents of text are part of the prompt or of the answer."""
     schema = {"type": "object", "properties": {"uuid": {"type": "string"}, "hash": {"type": "string"}}}
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"uuid": "4", "content_hash": "5"}}}

@@ -72,7 +72,7 @@ def test_requests_that_differ_in_query_or_stream_options_share_no_answer() -> No
     assert exact_name(messages=USER, stream=False) == exact_name(messages=USER) == exact_name(messages=USER, stream=True)
 
 
-def test_what_engines_of_one_kind_read_alike_is_one_request_to_them() -> None:
+def test_requests_alike_to_one_kind_of_engine_are_one_request_to_it() -> None:
     function = {"name": "f", "parameters": {}}
     tool = {"type": "function", "function": function}
     said: dict[str, Any] = {"role": "assistant", "content": "a"}

@@ -64,7 +64,7 @@ def test_header_fields_of_other_clients_name_the_conversation(field: str) -> Non
     assert read(first).route.key == read(later).route.key != read((RESPONSES, {"input": "a"}, {field: "two"})).route.key
 
 
-def test_what_engines_read_apart_is_told_apart() -> None:
+def test_requests_that_engines_read_apart_have_different_keys() -> None:
     def key(**fields: object) -> bytes:
         return read((MESSAGES, {"model": "m", "messages": said(1, 0), **fields}, {})).route.key
 

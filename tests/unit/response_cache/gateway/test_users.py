@@ -41,7 +41,7 @@ def test_each_apis_user_reaches_the_plugin_under_its_tenant(path: tuple[str, ...
 
 
 @pytest.mark.parametrize("odd", ["", None, 7, ["alice"], {"id": "alice"}])
-def test_what_is_not_a_name_is_ignored(odd: object) -> None:
+def test_an_invalid_name_is_ignored(odd: object) -> None:
     for path in USER_FIELDS:
         assert "vllm_xargs" not in sent(named(path, odd))
 
