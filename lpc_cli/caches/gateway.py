@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -17,6 +17,14 @@ def gateway(
     host: Host = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; default: 8080.")] = None,
     metrics_port: Annotated[int | None, typer.Option(help="Port of the Prometheus metrics; default: 9095.")] = None,
+    router: Annotated[
+        Literal["cost", "hash"] | None,
+        typer.Option(help="What chooses the engine: prefill that waits and misses, or a hash; default: cost."),
+    ] = None,
+    queue: Annotated[
+        Literal["off", "warm-first"] | None,
+        typer.Option(help="Hold requests, and hand on mostly cached prompts first; default: off."),
+    ] = None,
     response_cache: Annotated[bool | None, typer.Option(help="Use the sidecar's response caches; default: yes.")] = None,
     address: Address = None,
 ) -> None:
@@ -32,6 +40,8 @@ def gateway(
         host=host,
         port=port,
         metrics_port=metrics_port,
+        gateway_router=router,
+        gateway_queue=queue,
         gateway_cache=response_cache,
     )
     sidecar = client_settings(predictor_address=address)

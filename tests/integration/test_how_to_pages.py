@@ -91,6 +91,10 @@ HOW: Final[dict[str, dict[str, How]]] = {
         "LPC_PREDICTOR_ADDRESS=unix:///run/lpc/predictor.sock python -m sglang.launch_server --model-path Qwen/Qwen3-0.6B "
         "--radix-eviction-policy priority --enable-metrics": "a GPU",
     },
+    "route-with-the-gateway.md": {
+        "lpc gateway --no-response-cache --engines http://127.0.0.1:8000,http://127.0.0.1:8001": Serves("listening on"),
+        "lpc gateway --no-response-cache --engines http://127.0.0.1:8000 --queue warm-first": Serves("listening on"),
+    },
     "response-caches.md": {
         'printf \'names: %s\\nk1: %s\\n\' "$(openssl rand -hex 32)" "$(openssl rand -hex 32)" > cache-keys': 0,
         "chmod 600 cache-keys": 0,
