@@ -151,7 +151,7 @@ class Held:
 
     def hand(self, sending: Sending, now: float) -> None:
         """Record that the engine gets a request now."""
-        number, missing = sending.conversation.number, self.missing(sending)
+        number, missing = sending.conversation.number, self._engine.missing_of(sending)
         self._believed[sending] = number in self.cache
         self._repeated.note(missing, max(sending.known - (sending.tokens - missing), 0))
         self.cache.use(number, sending.tokens)

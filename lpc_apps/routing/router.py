@@ -52,6 +52,7 @@ class Sending:
         tokens: of the prompt, estimated.
         known: tokens of its beginning that were sent before, to any engine.
         believed: tokens of the prompt that the engine was believed to hold.
+        expected: those of them that it is believed not to have evicted.
         shared: the same, of a beginning that other conversations share.
         missing: tokens that it is believed to compute.
         at: when it was sent, or handed on, seconds.
@@ -60,7 +61,7 @@ class Sending:
     """
 
     __slots__ = (
-        *("at", "believed", "conversation", "engine", "known", "missing", "open", "prompt"),
+        *("at", "believed", "conversation", "engine", "expected", "known", "missing", "open", "prompt"),
         *("shared", "streamed", "took", "tokens"),
     )
 
@@ -71,6 +72,7 @@ class Sending:
         self.tokens, self.known = match.tokens, match.known
         self.believed = min(match.cached(engine), match.tokens - 1)
         self.shared = min(match.shared(engine), self.believed)
+        self.expected = self.believed
         self.missing = match.tokens - self.believed
         self.took: float | None = None
         self.open = True
@@ -167,12 +169,14 @@ class Engine:
 
     def add(self, sending: Sending) -> None:
         """Count a request's prefill."""
-        if not self.holds(sending.conversation):
-            sending.missing += sending.believed - sending.shared
-        elif self.cache is None:
-            sending.missing += int(sending.believed * self.wrong)
+        sending.missing = self.missing_of(sending)
         self.missing += sending.missing
         self._open.add(sending)
+
+    def missing_of(self, sending: Sending) -> int:
+        """Return the tokens that it is believed to compute for a request, and note those that it is believed to hold."""
+        sending.expected = sending.believed if self.holds(sending.conversation) else sending.shared
+        return sending.tokens - sending.expected + int(sending.expected * self.wrong)
 
     def handed(self, sending: Sending, missing: int, ahead: int, now: float) -> None:
         """Record that the engine gets a request now. If it is not streamed the end of its prefill is estimated.
@@ -207,8 +211,8 @@ class Engine:
         self.close(sending)
         if cached is None:
             return
-        if sending.believed:
-            wrong = max(sending.believed - cached, 0) / sending.believed
+        if sending.expected:
+            wrong = max(sending.expected - cached, 0) / sending.expected
             self.wrong += STEP * (wrong - self.wrong)
         if sending.took is not None and tokens is not None:
             self._own.note(tokens - cached, sending.took)

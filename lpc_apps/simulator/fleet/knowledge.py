@@ -294,9 +294,11 @@ class Gateway(Knowledge):
         """What each engine is believed to hold, for requests that wait in the router."""
         self._sendings: dict[Turn, Sending] = {}
         """Requests without an answer."""
-        self._first: list[deque[tuple[float, Sending]]] = [deque() for _ in engines]
+        self._first: list[deque[tuple[float, Turn, Sending]]] = [deque() for _ in engines]
         """First tokens to come."""
         self._hits: dict[Turn, int] = {}
+        self._ended: set[Turn] = set()
+        """Requests that have been answered before their first token: in open traffic they take blocks from their arrival on."""
         self._latest: tuple[Turn, Prompt, Match] | None = None
 
     def prompt(self, turn: Turn) -> tuple[Prompt, Match]:
@@ -342,7 +344,7 @@ class Gateway(Knowledge):
         """Announce when the router will see a request's first token."""
         super().first_token_due(engine, turn, at)
         if (sending := self._sendings.get(turn)) is not None:
-            self._first[engine].append((at, sending))
+            self._first[engine].append((at, turn, sending))
 
     def started(self, engine: int, turn: Turn, now: float, hits: int) -> None:
         """Keep what the answer will report."""
@@ -352,15 +354,19 @@ class Gateway(Knowledge):
         """Record an answer, and what it reports."""
         super().answered(engine, turn, now)
         self._see(engine, now)
-        hits = self._hits.pop(turn, 0)
-        if (sending := self._sendings.pop(turn, None)) is not None:
-            self._queues[engine].answered(sending, hits)
-            self.router.answered(sending, turn.input_tokens, hits)
+        sending = self._sendings.get(turn)
+        if sending is not None and sending.open:
+            self._ended.add(turn)
+        else:
+            self._report(engine, turn)
 
     def failed(self, engine: int) -> None:
         """Record that an engine has failed."""
         for turn in self._in_flight[engine]:
             self._sendings.pop(turn, None)
+        for _, turn, _ in self._first[engine]:
+            self._sendings.pop(turn, None)
+            self._ended.discard(turn)
         super().failed(engine)
         self._first[engine].clear()
         self.router.lost(engine)
@@ -369,8 +375,18 @@ class Gateway(Knowledge):
     def _see(self, engine: int, now: float) -> None:
         first = self._first[engine]
         while first and first[0][0] <= now:
-            at, sending = first.popleft()
+            at, turn, sending = first.popleft()
             self.router.first_token(sending, at)
+            if turn in self._ended:
+                self._ended.remove(turn)
+                self._report(engine, turn)
+
+    def _report(self, engine: int, turn: Turn) -> None:
+        """Let the router see an answer's usage."""
+        hits = self._hits.pop(turn, 0)
+        if (sending := self._sendings.pop(turn, None)) is not None:
+            self._queues[engine].answered(sending, hits)
+            self.router.answered(sending, turn.input_tokens, hits)
 
 
 class OwnLru(Knowledge):
