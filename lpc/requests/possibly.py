@@ -45,7 +45,7 @@ def beginning(fields: Mapping[str, Any]) -> str:
     else:
         for item in content if isinstance(content, list) else [content]:
             is_text = isinstance(item, str)
-            role = "user" if is_text else item.get("role") if isinstance(item, dict) else None
+            role = "user" if is_text else _role(item) if isinstance(item, dict) else None
             inner = item if is_text else item.get("content") if isinstance(item, dict) else None
             pieces = _pieces(inner, system=role in INSTRUCTIONS, most=None if plain is None else PLAIN)
             if role == "user":
@@ -79,14 +79,19 @@ def turns(fields: Mapping[str, Any]) -> Iterator[tuple[bytes, bool]]:
         if not isinstance(item, dict):
             yield b"".join(_pieces(item, system=False)), False
             continue
-        role = item.get("role")
+        role = _role(item)
         inner = next((item[name] for name in ("content", "output", "arguments") if item.get(name)), None)
         calls = item.get("tool_calls")
         text = b"".join(_pieces(inner, system=role in INSTRUCTIONS))
         if calls:
             text += json.dumps(calls, sort_keys=True).encode()
         reply = role == "assistant" or item.get("type") in ("function_call", "reasoning")
-        yield (b"" if role in INSTRUCTIONS else str(role)[:_MOST_ID].encode("utf-8", "surrogatepass")) + b"\0" + text, reply
+        yield (b"" if role in INSTRUCTIONS else (role or "")[:_MOST_ID].encode("utf-8", "surrogatepass")) + b"\0" + text, reply
+
+
+def _role(message: Mapping[str, Any]) -> str | None:
+    role = message.get("role")
+    return role if isinstance(role, str) else None
 
 
 def _pieces(content: object, *, system: bool, most: int | None = None) -> Iterator[bytes]:

@@ -35,7 +35,7 @@ from response_cache.gateway.choice import Route
 from response_cache.gateway.clients import NAMES, SALT, Tenants, text_at
 from response_cache.gateway.errors import GatewayError
 from response_cache.gateway.headers import first
-from response_cache.gateway.targets import CHAT, COMPLETIONS, PROMPTS
+from response_cache.gateway.targets import CHAT, COMPLETIONS, PROMPTS, RESPONSES
 
 SESSION_HEADER: Final = b"x-session-id"
 """Names the conversation to vLLM."""
@@ -123,7 +123,9 @@ class Reader:
         continues = None if known_to_engines else text_at(fields, ("previous_response_id",))
         streamed = fields.get("stream") is True
         prompt = prompt_of(digest("scope", tenant, fields.get("model")), turns(fields), key) if path in PROMPTS else None
-        return Reading(sent, Route(key, prompt, streamed), session, asked, streamed, continues)
+        # vLLM's responses API begins a stream before it computes anything.
+        route = Route(key, prompt, streamed and path != RESPONSES)
+        return Reading(sent, route, session, asked, streamed, continues)
 
     def _with_hints(self, fields: Mapping[str, Any], body: bytes, name: str | None) -> tuple[Mapping[str, Any], bytes]:
         """Return fields and body with the hints that other APIs' fields amount to, and the user. The client's own stay.

@@ -167,3 +167,12 @@ def test_a_conversation_does_not_go_home_to_an_engine_whose_prefill_waits() -> N
     router.lost(home.engine)
     router.sent(prompt_of(b"", [(b"long" * 250_000, False)]), NEW._replace(tokens=250_000), home.engine, 0.2)
     assert send(router, prompt("a", "b", "c"), 1.0).engine != home.engine
+
+
+def test_the_duration_of_answers_without_a_stream_says_nothing_of_the_speed() -> None:
+    router = Router(NAMES)
+    for turn in range(60):
+        sending = router.sent(prompt(str(turn)), NEW._replace(tokens=30_000), 0, float(turn), streamed=False)
+        router.first_token(sending, turn + 50.0)
+        router.answered(sending, 30_000, 0)
+    assert not router.engines[0].is_measured and router.engines[0].tokens_per_s == 10_000
