@@ -9,9 +9,10 @@ import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
+from lpc.requests.rules import sure
 from response_cache.gateway.clients import ANONYMOUS, NAMES, Tenants
 from response_cache.gateway.errors import GatewayError
-from response_cache.gateway.request import INLINE_BYTES, Reader, Reading, values_exceed
+from response_cache.gateway.request import ARGUMENTS, INLINE_BYTES, Reader, Reading, values_exceed
 from response_cache.gateway.targets import CHAT
 from tests.nightly import EXAMPLES
 
@@ -172,3 +173,43 @@ def test_every_parser_sees_the_tenants_salt_in_what_is_forwarded(body: bytes) ->
     for fields in all_readings(forwarded):
         assert fields["cache_salt"] == tenants.salt("t", sent_by_client.get("cache_salt"))
         assert not any(own_at(fields, path) for path in (("cache_salt",), *NAMES))
+
+
+FIELDS = [
+    *("role", "content", "text", "type", "tool_calls", "name", "model", "session_id", "cache_control", "ttl", "metadata"),
+    *("user_id", "user", "conversation", "id", "prompt_cache_key", "nvext", "vllm_xargs", "custom_params", "function"),
+    *("arguments", "parameters", "strict", "image_url", "url", "input_audio", "reasoning_content"),
+]
+BODIES = [
+    *FIELDS,
+    *("messages", "input", "prompt", "system", "instructions", "tools", "functions", "stream", "previous_response_id"),
+    *("prompt_cache_options", "prompt_cache_retention", "response_format", "tool_choice", "documents", "n", "stop"),
+]
+ANYTHING = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=5)
+    | st.sampled_from(["user", "assistant", "text", "function"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=5),
+    max_leaves=25,
+)
+PATHS = [CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"]
+
+
+@settings(max_examples=EXAMPLES)
+@given(
+    st.dictionaries(st.sampled_from(BODIES), ANYTHING, max_size=8),
+    st.sampled_from(PATHS),
+    st.sampled_from(["any", "vllm", "sglang"]),
+    st.sampled_from([None, *ARGUMENTS.values()]),
+)
+@example({"messages": [{"role": []}]}, CHAT, "any", None)
+async def test_no_body_ends_in_anything_but_a_reading_or_a_clear_refusal(
+    fields: dict[str, Any], path: str, kind: str, arguments: str | None
+) -> None:
+    reader = Reader(Tenants(b"k"), 100_000, arguments, lambda: sure(kind))
+    try:
+        assert (await reader.read(path, [], json.dumps(fields).encode(), "", "t", "default")).body
+    except GatewayError as error:
+        assert 400 <= error.status < 500
