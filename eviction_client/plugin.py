@@ -15,7 +15,7 @@ import time
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 from eviction_client.background import TICK_S, BackgroundThread, StartBackground
 from eviction_client.block_hash import BlockHash
@@ -25,12 +25,11 @@ from eviction_client.observability.rule_log import RuleLog
 from eviction_client.observability.thrash_log import ThrashLog
 from eviction_client.operators_file import OperatorsFile
 from eviction_client.pace import pause
-from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.ghosts import IN_USE_FOLLOWS
 from eviction_client.policy.hints import MAX_RETAIN_S, NO_HINTS, Hints, Owners, Retained
 from eviction_client.policy.policy import Policy
 from eviction_client.policy.queue.free_queue import DONE, Table
-from eviction_client.policy.reuse_monitor import UNKNOWN, Arrival
+from eviction_client.policy.request import TrackedRequest
 from eviction_client.policy.rules import HOMES
 from eviction_client.policy.spans import Span, Spans
 from eviction_client.policy.tier import ChunkTier
@@ -48,7 +47,7 @@ logger = logging.getLogger(__name__)
 MAX_WAITING: Final = 20_000
 """Events that may wait for the background; beyond it the oldest are dropped."""
 MAX_RUNNING: Final = 10_000
-"""Running requests whose arrivals are stored; beyond it the oldest request's blocks count as used once."""
+"""Started requests that are tracked; beyond it the oldest request's blocks count as used once."""
 MAX_ASKED: Final = 256
 """Blocks per query of the store."""
 MAX_POOLED: Final = 10_000
@@ -73,30 +72,8 @@ class Ordered(Protocol):
         """Set the classes' tables; None: least recently used first."""
 
 
-class _Started(NamedTuple):
-    """A request whose prompt lookup has happened, with the full blocks of its prompt.
-
-    ``kept``: it waits, and these blocks are retained for it; ``cached``: see :class:`_Served`, if it has already started.
-    """
-
-    request_id: Hashable
-    prompt: Sequence[BlockHash]
-    at: float
-    kept: bool
-    cached: int | None
-
-
-class _Reset(NamedTuple):
-    """The engine has emptied its cache."""
-
-    at: float
-
-
-class _Served(NamedTuple):
-    """A request whose prefill starts, with the number of its cached tokens."""
-
-    request_id: Hashable
-    cached: int
+Event = tuple[Callable[[Any], None], Any]
+"""What the background does with it, and the request; of an emptied cache, the time."""
 
 
 class Plugin:
@@ -112,6 +89,7 @@ class Plugin:
         background: starts the learning thread.
 
     Attributes:
+        requests: the started requests by id. Only the scheduler's thread uses it.
         policy: reuse classes, tables, and the rule in force.
         lru_forced: whether the file ``lru_file`` of the settings exists. Then `tables` is None, nothing is kept for waiting
             requests, and they are served first come, first served.
@@ -158,14 +136,11 @@ class Plugin:
         self._block_tokens = block_tokens
         self._in_use = 0.0
         self.clock = MonotoneClock(clock)
-        self._events: deque[_Started | _Served | _Reset | FinishedRequest[BlockHash]] = deque(maxlen=MAX_WAITING)
+        self.requests: OrderedDict[Hashable, TrackedRequest[BlockHash]] = OrderedDict()
+        self._events: deque[Event] = deque(maxlen=MAX_WAITING)
         self._appended = self._handled = 0
         self._dropped = False
         """Whether events have been dropped that the background has not noticed."""
-        self._unserved: dict[Hashable, Sequence[BlockHash]] = {}
-        """Prompts of kept requests until they are served. Only the background uses it."""
-        self._arrivals: OrderedDict[Hashable, Arrival] = OrderedDict()
-        """What was known of running requests. Only the background writes it."""
         self.policy = self._new_policy()
         self._lru_since = -math.inf
         """Time since which LRU has been in force in the cache and its tiers; infinite: it is not."""
@@ -210,18 +185,25 @@ class Plugin:
             blocks: hashes of the prompt's full blocks, which must not change afterwards.
             cached: see :meth:`served`, if the request has already started.
         """
-        self._append(_Started(request_id, blocks, self.now(), kept, cached))
+        request: TrackedRequest[BlockHash] = TrackedRequest(request_id, blocks, started_at=self.now(), kept=kept, cached=cached)
+        self.requests[request_id] = request
+        if len(self.requests) > MAX_RUNNING:
+            self._append(self._release, self.requests.popitem(last=False)[1])
+        self._append(self._start, request)
 
     def served(self, request_id: Hashable, cached: int) -> None:
-        """Record that a `started` request is served. ``cached``: tokens of its prompt in the cache or a tier."""
-        self._append(_Served(request_id, cached))
+        """Record that the prefill of a `started` request starts. ``cached``: tokens of its prompt in the cache or a tier."""
+        request = self.requests.get(request_id)
+        if request is not None:
+            request.cached = cached
+            self._append(self._serve, request)
 
     def reset(self) -> None:
         """Note that the engine has emptied its cache: the ghost caches are emptied as well.
 
         What was learned of the requests stays: when blocks are used again depends on the requests, not on the cache.
         """
-        self._append(_Reset(self.now()))
+        self._append(self._empty, self.now())
 
     def finished(
         self,
@@ -238,10 +220,10 @@ class Plugin:
         some_layers: int = 0,
         reads_cache: bool = True,
         tenant: str = "",
-    ) -> FinishedRequest[BlockHash]:
-        """Return the reuse classes of a finished request, and its hints.
+    ) -> TrackedRequest[BlockHash]:
+        """Return a finished request with the reuse classes of its blocks, and its hints.
 
-        If a request ends before its prompt was `started`, its blocks count as used for the first time.
+        If a request ends before it was `started`, its blocks count as used for the first time.
 
         Args:
             completed: False if it was aborted or failed; its prediction is then ignored.
@@ -251,10 +233,15 @@ class Plugin:
             session: digest of the conversation's name, the same in all engines, if known.
             token_ids: the prompt, which must not change afterwards; empty for a prompt of embeddings.
             prompt_tokens: of the prompt; None: as many as ``token_ids``.
-            some_layers, reads_cache: see :class:`FinishedRequest`.
+            some_layers, reads_cache: see :class:`TrackedRequest`.
             tenant: digest of the cache salt; empty without one.
         """
         now = self.now()
+        request = self.requests.pop(request_id, None) or TrackedRequest(request_id)
+        request.session, request.tenant = session, tenant
+        request.token_ids = token_ids
+        request.prompt_tokens = len(token_ids) if prompt_tokens is None else prompt_tokens
+        request.some_layers, request.reads_cache = some_layers, reads_cache
         prediction = self.predictor.take(request_id)
         if prediction is None:
             self.predictor.forget(request_id)
@@ -263,41 +250,32 @@ class Plugin:
             prediction = reply_end = None
         else:
             self.ended["unanswered" if prediction is None else "prediction"] += 1
-        retain_s, done_from = self._hinted(hints, session, blocks)
-        finished = self.policy.finished(
-            request_id,
+        request.retain_s, done_from = self._hinted(hints, session, blocks)
+        self.policy.finished(
+            request,
             blocks,
             prompt_blocks,
             now,
-            arrival=self._arrivals.get(request_id, UNKNOWN),
             group=0 if prediction is None else prediction.group,
             log_odds=None if prediction is None else prediction.log_odds,
             reply_end=reply_end,
             done_from=done_from,
             retain=self._retained_elsewhere if self._pooled else None,
-            session=session,
-            retain_s=retain_s,
-            prompt_tokens=len(token_ids) if prompt_tokens is None else prompt_tokens,
-            token_ids=token_ids,
-            some_layers=some_layers,
-            reads_cache=reads_cache,
-            tenant=tenant,
         )
         for tier in self.tiers:
-            tier.ended(finished, ordered=self.tables is not None)
-        self._append(finished)
-        return finished
+            tier.finished(request, ordered=self.tables is not None)
+        self._append(self._finish, request)
+        return request
 
-    def lost(self, request_id: Hashable) -> FinishedRequest[BlockHash]:
-        """Forget a request whose end could not be read; return it as ended without blocks. Never raises."""
-        finished: FinishedRequest[BlockHash] = FinishedRequest(
-            *(request_id, (), 0, self.clock.latest),
-            newest=self.policy.plain,
-            parts=Spans((Span(0, 0),)),
-        )
+    def lost(self, request_id: Hashable) -> TrackedRequest[BlockHash]:
+        """Forget a request whose end could not be read; return a record of its end without blocks. Never raises."""
+        self.requests.pop(request_id, None)
         self.predictor.forget(request_id)
-        self._append(finished)
-        return finished
+        end: TrackedRequest[BlockHash] = TrackedRequest(
+            request_id, at=self.clock.latest, newest=self.policy.plain, parts=Spans((Span(0, 0),))
+        )
+        self._append(self._finish, end)
+        return end
 
     def set_rule(self, queue: Ordered) -> None:
         """Set a queue's tables to those of the rule in force."""
@@ -386,11 +364,11 @@ class Plugin:
         """The tables of the rule in force; None: least recently used first."""
         return None if self.lru_forced else self.policy.tables
 
-    def _append(self, event: "_Started | _Served | _Reset | FinishedRequest[BlockHash]") -> None:
+    def _append(self, handle: Callable[[Any], None], event: Any) -> None:
         if len(self._events) == MAX_WAITING:
             self._handled += 1  # the oldest is dropped
             self._dropped = True
-        self._events.append(event)
+        self._events.append((handle, event))
         self._appended += 1
         self._background.wake()
 
@@ -470,24 +448,14 @@ class Plugin:
         if curves is not None:
             self.policy.set_sidecar_curves(curves.epoch, curves.hazards)
         until = time.monotonic() + ROUND_S
-        self._forget_if_dropped()
+        self._release_if_dropped()
         while self._events and time.monotonic() < until:
-            event = self._events.popleft()
+            handle, event = self._events.popleft()
             try:
-                if isinstance(event, _Started):
-                    self._arrive(event)
-                elif isinstance(event, _Served):
-                    if (prompt := self._unserved.pop(event.request_id, None)) is not None:
-                        self._explain(self._compare, event.request_id, prompt)
-                    self.misses.served(event.request_id, event.cached)
-                elif isinstance(event, _Reset):
-                    self.policy.ghosts.clear()
-                    self.misses.reset(event.at)
-                else:
-                    self._end(event)
+                handle(event)
             finally:
                 self._handled += 1
-            self._forget_if_dropped()
+            self._release_if_dropped()
             pause()
         self._explain(self._rule_log.update, self.policy.ghosts, time.monotonic())
         self._explain(self._thrash_log.update, self.misses.repeated_prefill.share, time.monotonic())
@@ -495,39 +463,39 @@ class Plugin:
         if self.policy.refit_due(now):
             self._refit(now)
 
-    def _arrive(self, admitted: _Started) -> None:
-        arrival = self.policy.arrived(admitted.prompt, admitted.at)
-        self._arrivals[admitted.request_id] = arrival
-        self._explain(self.misses.arrived, admitted.request_id, arrival)
-        if admitted.kept:
+    def _start(self, request: TrackedRequest[BlockHash]) -> None:
+        self.policy.started(request)
+        if request.kept:
             above = self.policy.ghosts.caches[self.rule]
             for tier in self.tiers:
-                tier.ghosts.wait(admitted.request_id, admitted.prompt, above=above)
-            self.policy.ghosts.wait(admitted.request_id, admitted.prompt)
-            self._unserved[admitted.request_id] = admitted.prompt
+                tier.ghosts.wait(request.request_id, request.prompt, above=above)
+            self.policy.ghosts.wait(request.request_id, request.prompt)
         else:
-            self.policy.ghosts.start(admitted.request_id, admitted.prompt)
-            self._explain(self._compare, admitted.request_id, admitted.prompt)
-        if len(self._arrivals) > MAX_RUNNING:
-            self._forget_oldest()
-        if admitted.cached is not None:
-            self.misses.served(admitted.request_id, admitted.cached)
+            self.policy.ghosts.start(request.request_id, request.prompt)
+            self._explain(self._compare, request)
         if self.store is not None:
-            self._lately.extend(admitted.prompt[span.end - 1] for span in arrival.gap_spans)
-            if arrival.new_blocks:  # another engine may know the first unknown block
-                self._lately.append(admitted.prompt[arrival.old])
+            self._lately.extend(request.prompt[span.end - 1] for span in request.gap_spans)
+            if request.new_blocks:  # another engine may know the first unknown block
+                self._lately.append(request.prompt[request.old])
             self._to_ask = True
 
-    def _compare(self, request_id: Hashable, prompt: Sequence[BlockHash]) -> None:
+    def _serve(self, request: TrackedRequest[BlockHash]) -> None:
+        if request.kept and request.conversation is not None:
+            self._explain(self._compare, request)
+
+    def _empty(self, at: float) -> None:
+        self.policy.ghosts.clear()
+        self.misses.reset(at)
+
+    def _compare(self, request: TrackedRequest[BlockHash]) -> None:
         """Look up what LRU would hold of a prompt that the engine looks up now."""
-        held = under_lru(
-            *(prompt, self._arrivals[request_id]),
+        request.under_lru = under_lru(
+            request,
             pool=self.policy.ghosts,
             tiers=[tier.ghosts for tier in self.tiers],
             since=self._lru_since,
             reset_at=self.misses.reset_at,
         )
-        self.misses.compared(request_id, held)
 
     def _note_order(self) -> None:
         """Note since when LRU has been in force."""
@@ -537,45 +505,41 @@ class Plugin:
         elif self._lru_since == math.inf:
             self._lru_since = self.now()
 
-    def _end(self, ended: FinishedRequest[BlockHash]) -> None:
+    def _finish(self, request: TrackedRequest[BlockHash]) -> None:
         if self._owners is not None:
             self._owners.record()
-        self._arrivals.pop(ended.request_id, None)
         ghosts = self.policy.ghosts
         self._explain(
-            self.misses.ended,
-            ended,
+            self.misses.finished,
+            request,
             ghosts=ghosts.caches,
             elsewhere=self._pooled,
             in_use=self._in_use,
         )
         above = ghosts.caches[self.rule]
         for tier in self.tiers:  # first, while the ghost caches of the pool have not seen this request
-            tier.learn(ended, above)
-        self.policy.learn(ended)
-        self._explain(self.misses.judge, ended.tenant, ghosts.latest_asked, ghosts.latest)
-        self._served(ended.request_id)
+            tier.learn(request, above)
+        self.policy.learn(request)
+        self._explain(self.misses.judge, request.tenant, ghosts.latest_asked, ghosts.latest)
+        self._release(request)
         self._note_order()
-        if self.store is not None and ended.blocks:
-            name = self._conversations.name(ended.session, ended.blocks)
-            for start, end, reuse_class, _, _ in ended.spans:
-                until = done_until(ended.at) if reuse_class == DONE else ended.at + self._retain_s[reuse_class]
-                self.store.record(name, ended.blocks[start:end], until)
+        if self.store is not None and request.blocks:
+            name = self._conversations.name(request.session, request.blocks)
+            for start, end, reuse_class, _, _ in request.spans:
+                until = done_until(request.at) if reuse_class == DONE else request.at + self._retain_s[reuse_class]
+                self.store.record(name, request.blocks[start:end], until)
 
-    def _forget_oldest(self) -> None:
-        """Forget the request that has been known longest: its blocks count as used once."""
-        oldest = self._arrivals.popitem(last=False)[0]
-        self._served(oldest)
-        self.misses.forget(oldest)
+    def _release(self, request: TrackedRequest[BlockHash]) -> None:
+        """Release what the ghost caches retain for a request."""
+        for ghosts in (self.policy.ghosts, *(tier.ghosts for tier in self.tiers)):
+            ghosts.release(request.request_id)
 
-    def _forget_if_dropped(self) -> None:
-        """Forget all running requests if events were dropped: the ends of some will not come."""
-        if not self._dropped:
-            return
-        self._dropped = False
-        while self._arrivals:
-            self._forget_oldest()
-            pause()
+    def _release_if_dropped(self) -> None:
+        """Release what the ghost caches retain for all requests if events were dropped: the ends of some will not come."""
+        if self._dropped:
+            self._dropped = False
+            for ghosts in (self.policy.ghosts, *(tier.ghosts for tier in self.tiers)):
+                ghosts.release_all()
 
     def _explain(self, explain: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Count misses, or log the rule. A failure does not stop the guard."""
@@ -583,11 +547,6 @@ class Plugin:
             explain(*args, **kwargs)
         except Exception as error:
             self.failed(error)
-
-    def _served(self, request_id: Hashable) -> None:
-        self._unserved.pop(request_id, None)
-        for ghosts in (self.policy.ghosts, *(tier.ghosts for tier in self.tiers)):
-            ghosts.served(request_id)
 
     def _refit(self, now: float) -> None:
         policy = self.policy
@@ -628,8 +587,6 @@ class Plugin:
         self.policy = self.policy.renewed()
         for tier in self.tiers:
             tier.distrust(self.policy)
-        self._arrivals.clear()
-        self._unserved.clear()
         self._note_order()
 
     def _new_policy(self) -> Policy[BlockHash]:

@@ -273,11 +273,18 @@ class Ghosts(Generic[H]):
         for rule, cache in (*self.caches.items(), (CHOSEN, self.chosen)):
             cache.wait(request, followed, self._above(rule, above))
 
-    def served(self, request: Hashable) -> None:
+    def release(self, request: Hashable) -> None:
         """Release the blocks retained for a request, which has ended."""
         self._started.pop(request, None)
         for cache in (*self.caches.values(), self.chosen):
-            cache.queue.served(request)
+            cache.queue.release(request)
+
+    def release_all(self) -> None:
+        """Release the blocks retained for all requests."""
+        self._started.clear()
+        for cache in (*self.caches.values(), self.chosen):
+            cache.queue.release_all()
+            pause()
 
     def observe(
         self,
@@ -323,7 +330,7 @@ class Ghosts(Generic[H]):
             self.asked += blocks_asked
             for rule, count in hits.items():
                 self.hits[rule] += count
-            *of_rules, served = hits.values()
-            self.guard.observe(of_rules, blocks_asked, served)
+            *of_rules, chosen = hits.values()
+            self.guard.observe(of_rules, blocks_asked, chosen)
             self._follow()
         return self.guard.in_force

@@ -3,7 +3,7 @@
 It knows no engine, thread, store or clock. An engine's plug-in, its CPU tier, LMCache's controller and the simulator run this
 same object:
 
-1. :meth:`Policy.arrived`: a request's prompt is known. Reuses are counted, and its gap spans are returned.
+1. :meth:`Policy.started`: a request starts. Reuses in its prompt are counted, and its gap spans are found.
 2. :meth:`Policy.finished`: the request has ended. Its blocks get their classes. This is all that an engine waits for.
 3. :meth:`Policy.learn`: the same request, in the background: last uses, watched blocks, ghost caches, guard.
 4. :meth:`Policy.refitting`: every REFIT_S, in steps: the curves and tables of all classes.
@@ -31,18 +31,16 @@ from eviction_client.policy.features import (
     odds_group,
     turn_group,
 )
-from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.fit import Hazards, emptied, fitting
 from eviction_client.policy.frequent import Frequent
 from eviction_client.policy.ghosts import CHOSEN, GhostCache, Ghosts, sample_of
 from eviction_client.policy.prior import Prior, shipped
 from eviction_client.policy.queue.free_queue import DONE, Table, Tables
+from eviction_client.policy.request import TrackedRequest
 from eviction_client.policy.reuse_monitor import (
     HALF_LIFE_S,
     PER_STEP,
     REMEMBERED,
-    UNKNOWN,
-    Arrival,
     Counts,
     ReuseMonitor,
     add,
@@ -223,51 +221,43 @@ class Policy(Generic[H]):
         """Mean value of the blocks that the rule in force evicts; 0: nothing evicted yet."""
         return self.ghosts.caches[self.in_force].queue.price
 
-    def arrived(self, prompt: Sequence[H], now: float) -> Arrival:
-        """Count the reuses in an arriving prompt; return what is known of it. In the background.
-
-        Args:
-            prompt: its full blocks.
-            now: seconds.
-        """
-        return self._monitor.arrived(prompt, now)
+    def started(self, request: TrackedRequest[H]) -> None:
+        """Count the reuses in the prompt of a request that starts; set what is known of it. In the background."""
+        self._monitor.started(request)
 
     def finished(
         self,
-        request: Hashable,
+        request: TrackedRequest[H],
         blocks: Sequence[H],
         prompt_blocks: int,
         now: float,
         *,
-        arrival: Arrival = UNKNOWN,
         group: int = 0,
         log_odds: float | None = None,
         reply_end: Hashable = None,
-        tenant: str = "",
         done_from: int | None = None,
         retain: Callable[[int, H, float], int] | None = None,
-        **more: Any,
-    ) -> FinishedRequest[H]:
-        """Return a finished request with the classes of its blocks. In the thread of the queue; takes microseconds.
+    ) -> TrackedRequest[H]:
+        """Set and return a finished request's blocks and their classes. In the thread of the queue; takes microseconds.
 
         Args:
+            request: its blocks count as used for the first time if the background has not looked at its prompt.
             blocks: its computed blocks, from the start.
             prompt_blocks: number of these that the prompt filled.
             now: seconds; never goes back.
-            arrival: of its prompt; unknown: its blocks count as used for the first time.
             group: the sidecar's group; 0: none.
             log_odds: of the continuation probability; None: unknown.
             reply_end: equal for replies with the same end; None: unknown.
-            tenant: digest of its cache salt; empty without one.
             done_from: depth from which its blocks are used no more.
             retain: called with the class of a span, its deepest block and the time; returns the class to use.
-            more: further attributes of the finished request.
         """
-        length = len(blocks)
-        turn = turn_group(arrival.turn)
-        features = Features(
+        length, tenant = len(blocks), request.tenant
+        request.seen = seen = request.conversation is not None  # read first: see TrackedRequest
+        turn = turn_group(request.turn) if seen else 0
+        request.blocks, request.prompt_blocks, request.at = blocks, prompt_blocks, now
+        request.features = Features(
             0,
-            new_group(arrival.new_blocks * self.block_tokens) if arrival.new_blocks else 0,
+            new_group(request.new_blocks * self.block_tokens) if seen and request.new_blocks else 0,
             turn,
             self._reply_ends.number(reply_end, now),
             1 + self._tenants.number(tenant, now) if tenant else 0,
@@ -275,23 +265,17 @@ class Policy(Generic[H]):
             group,
             odds_group(log_odds),
         )
-        finished: FinishedRequest[H] = FinishedRequest(
-            *(request, blocks, prompt_blocks, now),
-            arrival=arrival,
-            features=features,
-            done_from=length if done_from is None else done_from,
-            predicted=log_odds is not None,
-            log_odds=self.turn_odds[turn] if log_odds is None else log_odds,
-            mean_gap_s=self._monitor.mean_gap_s,
-            tenant=tenant,
-            **more,
-        )
-        parts = self._monitor.parts_now(arrival, length)
+        request.done_from = length if done_from is None else done_from
+        request.predicted = log_odds is not None
+        request.log_odds = self.turn_odds[turn] if log_odds is None else log_odds
+        request.mean_gap_s = self._monitor.mean_gap_s
+        request.by_rule = None
+        parts = self._monitor.parts_now(request, length)
         if self._exact is None:
-            spans = finished.parts = self._in_combined_classes(finished, parts)
+            spans = request.parts = self._in_combined_classes(request, parts)
         else:
-            finished.parts = Spans(parts)
-            spans = self._in_own_classes(self._exact, finished)
+            request.parts = Spans(parts)
+            spans = self._in_own_classes(self._exact, request)
         if retain is not None:
             spans = spans.of_classes(
                 [
@@ -299,21 +283,21 @@ class Policy(Generic[H]):
                     for span in spans
                 ]
             )
-        finished.newest = spans[-1].reuse_class
-        finished.spans = spans.joined()
+        request.newest = spans[-1].reuse_class
+        request.spans = spans.joined()
         if done_from is not None:
-            finished.spans = finished.spans.cut(done_from, DONE)
-        return finished
+            request.spans = request.spans.cut(done_from, DONE)
+        return request
 
-    def _in_combined_classes(self, finished: FinishedRequest[H], parts: Iterable[Span]) -> Spans:
+    def _in_combined_classes(self, request: TrackedRequest[H], parts: Iterable[Span]) -> Spans:
         """Return the parts of a request's blocks with all their features and their combined classes."""
-        _, new, turn, reply_end, tenant, _, group, own = finished.features
-        known, used, keys, now = self.combined.numbers, self.combined.used, self.combined.keys, finished.at
+        _, new, turn, reply_end, tenant, _, group, own = request.features
+        known, used, keys, now = self.combined.numbers, self.combined.used, self.combined.keys, request.at
         found = Spans()
         for start, end, _, (gap, _, _, _, _, level, _, _), shared in parts:
             odds = own
             if shared is not None and (odds or shared.predicted):
-                odds = odds_group(finished.pooled(shared))
+                odds = odds_group(request.pooled(shared))
             # As a plain tuple: making features takes three times as long.
             key = gap, new, turn, reply_end, tenant, level, 0 if gap else group, odds
             number = known.get(key)
@@ -327,12 +311,12 @@ class Policy(Generic[H]):
         return found
 
     @staticmethod
-    def _in_own_classes(rule: Rule, finished: FinishedRequest[H]) -> Spans:
+    def _in_own_classes(rule: Rule, request: TrackedRequest[H]) -> Spans:
         """Return the parts of a request's blocks with the rule's own classes."""
-        class_of, pooled = rule.class_of, finished.pooled
-        _, new, turn, _, _, _, _, _ = finished.features
+        class_of, pooled = rule.class_of, request.pooled
+        _, new, turn, _, _, _, _, _ = request.features
         found = Spans()
-        for start, end, _, seen, shared in finished.parts:
+        for start, end, _, seen, shared in request.parts:
             number = class_of(Features(seen.gap, new, turn, 0, 0, seen.level), pooled(shared))
             found.append(span_of((start, end, number, seen, shared)))
         return found
@@ -346,42 +330,41 @@ class Policy(Generic[H]):
                 of_combined[number] = rule.table_of(key, log_odds, tables, self._learned)
         return number
 
-    def learn(self, finished: FinishedRequest[H]) -> None:
+    def learn(self, request: TrackedRequest[H]) -> None:
         """Record a finished request's use of its blocks, and let the ghost caches observe it. In the background."""
-        self._by_rule(finished)
-        numbers = [self.combined.kept(part.reuse_class, part.features) for part in finished.parts]
-        self._monitor.finished(
-            *(finished.blocks, finished.prompt_blocks, finished.arrival, numbers, finished.at, finished.log_odds),
-            predicted=finished.predicted,
-        )
-        self._tokens += finished.arrival.blocks * self.block_tokens
-        for number, part in zip(numbers, finished.parts, strict=True):
+        if not request.seen:
+            request.unsee()
+        self._by_rule(request)
+        numbers = [self.combined.kept(part.reuse_class, part.features) for part in request.parts]
+        self._monitor.finished(request, numbers)
+        self._tokens += request.size * self.block_tokens
+        for number, part in zip(numbers, request.parts, strict=True):
             if self.combined.keys[number].odds:
-                log_odds = finished.pooled(part.use)
+                log_odds = request.pooled(part.use)
                 before = self._odds.get(number, log_odds)
                 self._odds[number] = before + ODDS_FOLLOW * (log_odds - before)
-        self.observe(self.ghosts, finished)
+        self.observe(self.ghosts, request)
 
-    def _by_rule(self, finished: FinishedRequest[H]) -> Mapping[str, Spans]:
+    def _by_rule(self, request: TrackedRequest[H]) -> Mapping[str, Spans]:
         """Return a request's parts in the classes of each rule, found once for the ghost caches of the cache and its tiers.
 
         Those of `value` are the ones of all rules of `_combined`.
         """
-        if finished.by_rule is None:
+        if request.by_rule is None:
             if self._exact is not None:
-                finished.parts = self._in_combined_classes(finished, finished.parts)
-            finished.by_rule = {"value": finished.parts}
+                request.parts = self._in_combined_classes(request, request.parts)
+            request.by_rule = {"value": request.parts}
             for name, rule in RULES.items():
                 if name not in self._combined:
-                    finished.by_rule[name] = finished.parts.of_classes(
-                        rule.class_of(part.features, finished.pooled(part.use)) for part in finished.parts
+                    request.by_rule[name] = request.parts.of_classes(
+                        rule.class_of(part.features, request.pooled(part.use)) for part in request.parts
                     )
-        return finished.by_rule
+        return request.by_rule
 
     def observe(
         self,
         ghosts: Ghosts[Any],
-        finished: FinishedRequest[H],
+        request: TrackedRequest[H],
         *,
         most: int | None = None,
         above: GhostCache[Any] | None = None,
@@ -395,16 +378,16 @@ class Policy(Generic[H]):
         Returns:
             The rule that should be in force.
         """
-        length = len(finished.blocks) if most is None else min(most, len(finished.blocks))
+        length = len(request.blocks) if most is None else min(most, len(request.blocks))
         spans: dict[str, Spans] = {}
-        for rule, of_rule in self._by_rule(finished).items():
-            spans[rule] = of_rule.shortened(length).joined().cut(finished.done_from, DONE)
+        for rule, of_rule in self._by_rule(request).items():
+            spans[rule] = of_rule.shortened(length).joined().cut(request.done_from, DONE)
         spans.update(dict.fromkeys(self._combined, spans["value"]))
         # As in the queue: also in the class in which another engine's conversations hold a block.
-        spans[CHOSEN] = finished.spans.shortened(length).joined()
-        chain = finished.blocks[:length]
-        prompt = min(finished.prompt_blocks, length)
-        return ghosts.observe(chain, prompt, spans, request=finished.request_id, above=above)
+        spans[CHOSEN] = request.spans.shortened(length).joined()
+        chain = request.blocks[:length]
+        prompt = min(request.prompt_blocks, length)
+        return ghosts.observe(chain, prompt, spans, request=request.request_id, above=above)
 
     def set_sidecar_curves(self, epoch: str, hazards: Mapping[int, Sequence[float]]) -> None:
         """Set the sidecar's hazards [INTERVALS] by its groups. In the background.

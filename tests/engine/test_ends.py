@@ -318,6 +318,6 @@ def test_the_walk_finds_what_runs() -> None:
     walk = Walk(asynchronous=False)
     walk.crowd()
     found = walk.left()
-    for table in ("_arrivals", "_arrived", "counted", "_requests", "_waiters"):
+    for table in ("plugin.requests", "counted", "_requests", "_waiters"):
         assert any(table in path for path in found), table
     walk.plugin.close()

@@ -427,7 +427,7 @@ def test_with_a_background_thread_nothing_fails_and_all_requests_are_learned(asy
     engine.run(made)
     plugin = engine.scheduler.lpc.plugin
     assert plugin.settle() and plugin.failures == 0
-    assert plugin.policy.reused > 50 and not plugin._arrivals
+    assert plugin.policy.reused > 50 and not plugin.requests
 
 
 def test_an_engine_keeps_a_prefix_that_another_engine_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

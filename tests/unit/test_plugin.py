@@ -10,12 +10,12 @@ import pytest
 from eviction_client.background import AtOnce
 from eviction_client.plugin import Plugin
 from eviction_client.policy.features import gap_class
-from eviction_client.policy.finished_request import FinishedRequest
 from eviction_client.policy.guard import Guard
 from eviction_client.policy.hints import Hints
 from eviction_client.policy.policy import REFIT_S
 from eviction_client.policy.queue.free_list import Block
 from eviction_client.policy.queue.free_queue import DONE, FreeQueue
+from eviction_client.policy.request import TrackedRequest
 from eviction_client.policy.spans import Span
 from eviction_client.settings import ClientSettings
 from eviction_client.stores import BlockHash, ConversationId, MemoryStore
@@ -51,7 +51,7 @@ class Bench:
 
     def finish(
         self, name: str, blocks: Sequence[BlockHash], *, completed: bool = True, **more: object
-    ) -> FinishedRequest[BlockHash]:
+    ) -> TrackedRequest[BlockHash]:
         return self.plugin.finished(name, completed=completed, blocks=blocks, prompt_blocks=len(blocks), **more)  # type: ignore[arg-type]
 
     def serve(self, name: str, blocks: Sequence[BlockHash], group: int | None = None, **more: object) -> list[Span]:
@@ -215,7 +215,7 @@ def guarded_bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 @pytest.mark.parametrize(
     "part",
     [
-        "eviction_client.policy.reuse_monitor.ReuseMonitor.arrived",
+        "eviction_client.policy.reuse_monitor.ReuseMonitor.started",
         "eviction_client.policy.reuse_monitor.ReuseMonitor.finished",
         "eviction_client.policy.ghosts.Ghosts.observe",
         "eviction_client.policy.policy.Policy.refitting",
@@ -266,7 +266,7 @@ def test_what_is_kept_of_requests_is_bounded_whatever_is_dropped(monkeypatch: py
     bench = Bench(MemoryStore())
     for number in range(200):
         bench.admit(f"never ends {number}", chain("n", number, 2))
-    assert len(bench.plugin._arrivals) == 50
+    assert len(bench.plugin.requests) == 50
 
 
 def test_a_prompt_that_was_computed_in_part_leaves_what_was_computed(bench: Bench) -> None:
@@ -343,7 +343,7 @@ def test_nothing_stays_of_requests_whose_ends_were_dropped(monkeypatch: pytest.M
         bench.finish(f"late {number}", chain(f"late {number}", 0, 3))
     background.round()
     for tier in plugin.tiers:
-        tier._ended.clear()  # the tier's own code reports these
+        tier.unreported.clear()  # the tier's own code reports these
     assert not names_in(plugin, lambda one: isinstance(one, str) and one.startswith(("early", "late")))
     assert plugin.failures == plugin.guard_failures == 0
 

@@ -515,7 +515,7 @@ class FreeQueue(FreeList[B]):
             blocks: ids of blocks with content, free or in use.
         """
         if request in self._waiters:
-            self.served(request)
+            self.release(request)
         waiter = self._waiters[request] = Waiter()
         needed, self._going = self._needed, None
         for block in blocks:
@@ -525,7 +525,7 @@ class FreeQueue(FreeList[B]):
             need.append(waiter)
             waiter.needs.append(need)
 
-    def served(self, request: Hashable) -> None:
+    def release(self, request: Hashable) -> None:
         """Release the blocks of a request that has allocated them or stopped waiting; ignored if it did not wait."""
         waiter = self._waiters.pop(request, None)
         if waiter is None:
@@ -545,6 +545,11 @@ class FreeQueue(FreeList[B]):
             del self._run_of[kept[0].block_id]
             self._forget(run)
             self._keep(kept)
+
+    def release_all(self) -> None:
+        """Release the blocks of all waiting requests."""
+        for request in list(self._waiters):
+            self.release(request)
 
     def _sift(self, block: Any, behind: Any, n: int, popped: list[B], kept: list[B]) -> Any:
         """As :meth:`_pop_from`, but move blocks that waiting requests need to ``kept``."""
