@@ -47,7 +47,7 @@ def status(loop: Loop, *, sidecar: bool) -> dict[str, Any]:
         "known_chunks": len(service.conversations),
         "unread_stores": service.conversations.unread,
         "reuses": service.policy.reused,
-        "reuse_classes": service.policy.seen,
+        "reuse_classes": service.policy.fits.seen,
         "dropped_events": loop.dropped,
         "lost_events": loop.lost,
         "failures": loop.failures,

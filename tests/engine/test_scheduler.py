@@ -89,7 +89,7 @@ def test_under_lru_the_order_equals_stocks_block_by_block(tell: int | None, asyn
     assert (window or stock.preempted > 0) and len(stock.evicted) > 1000
     assert ours.evicted == stock.evicted
     assert ours.outputs == stock.outputs
-    assert engine.scheduler.lpc.plugin.policy.refits > 0 and engine.scheduler.lpc.plugin.failures == 0
+    assert engine.scheduler.lpc.plugin.policy.fits.count > 0 and engine.scheduler.lpc.plugin.failures == 0
 
 
 @at_night_also_asynchronous
@@ -440,7 +440,7 @@ def test_an_engine_keeps_a_prefix_that_another_engine_uses(tmp_path: Path, monke
             highest = plugin.policy.classes - 1
             plugin._retain_s = [kept_s] * highest + [600.0]
             plugin._by_retain = sorted((seconds, number) for number, seconds in enumerate(plugin._retain_s))
-            plugin.policy._fitted_at = math.inf
+            plugin.policy.fits.latest = math.inf
         for name in ("one", "two"):
             finish(there, name, [*prefix, *range(100 + 50 * len(name), 132 + 50 * len(name))], {"session_id": name})
             plugin = there.scheduler.lpc.plugin

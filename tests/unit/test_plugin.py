@@ -10,9 +10,9 @@ import pytest
 from eviction_client.background import AtOnce
 from eviction_client.plugin import Plugin
 from eviction_client.policy.features import gap_class
+from eviction_client.policy.fits import REFIT_S
 from eviction_client.policy.guard import Guard
 from eviction_client.policy.hints import Hints
-from eviction_client.policy.policy import REFIT_S
 from eviction_client.policy.queue.free_list import Block
 from eviction_client.policy.queue.free_queue import DONE, FreeQueue
 from eviction_client.policy.request import TrackedRequest
@@ -120,7 +120,7 @@ def test_the_queue_gets_the_tables_of_the_rule_in_force_from_the_start(bench: Be
     before = queue.tables
     bench.plugin.set_rule(queue)
     assert queue.tables is bench.plugin.tables is not before
-    assert bench.plugin.policy.refits >= 240 * 2 / REFIT_S - 1
+    assert bench.plugin.policy.fits.count >= 240 * 2 / REFIT_S - 1
     assert bench.plugin.policy.reused == 200
 
 

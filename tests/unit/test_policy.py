@@ -252,7 +252,7 @@ def test_what_is_remembered_and_watched_is_bounded() -> None:
         bench.serve([f"prompt {turn}"])
         if turn % 100 == 0:
             bench.refit()
-    monitor = bench.policy._monitor
+    monitor = bench.policy.monitor
     assert len(monitor._uses) <= 16 * 40  # type: ignore[arg-type]
     assert sum(len(watch.blocks) for watch in monitor._watches.values()) <= HORIZON_S / 10.0 + 101
     assert len(bench.policy.ghosts.caches["lru"]) == 40
@@ -335,7 +335,7 @@ def test_a_request_counts_for_its_cell_if_its_class_was_given_back_before_the_po
     assert other.newest == late.newest, "the number has a new meaning"
     bench.policy.learn(late)
     bench.clock.now += 1.0
-    counts = finish(bench.policy._monitor.counts(bench.clock.now))
+    counts = finish(bench.policy.monitor.counts(bench.clock.now))
     assert list(counts) == [classes.cell_of(late.parts[-1].features)]
 
 
@@ -419,7 +419,7 @@ def test_a_fit_never_holds_the_interpreter_for_long() -> None:
             pass
     finally:
         sys.settrace(before)
-    assert bench.policy.seen > 400
+    assert bench.policy.fits.seen > 400
     assert max(operations.values()) < 100_000 < 0.02 * operations.total()
 
 
@@ -554,7 +554,7 @@ def test_a_shared_block_has_the_highest_probability_now_of_the_conversations_tha
     bench = Bench(rule="lpc")
 
     def odds(p: float, age: float = 0.0) -> float:
-        return logit(p) - age / bench.policy._monitor.mean_gap_s
+        return logit(p) - age / bench.policy.monitor.mean_gap_s
 
     for user in range(SHARED_FROM):
         bench.serve(["system", f"early {user}"], log_odds=odds(0.02))
