@@ -6,7 +6,7 @@ this position, or if an earlier prompt had the same text behind another prefix
 (:mod:`eviction_client.observability.repeated_text`); else it is new. The history is bounded, so blocks that were last used long
 ago count as new.
 
-Only the background calls the methods (:mod:`eviction_client.plugin`); any thread may read the counters.
+Only the background calls the methods (:mod:`eviction_client.learner`); any thread may read the counters.
 """
 
 import math

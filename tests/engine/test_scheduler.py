@@ -400,7 +400,7 @@ def test_while_the_operators_file_exists_evictions_and_service_equal_stocks(asyn
     assert engine.scheduler.waiting.overtaking == 0 and values_of(engine.scheduler.lpc)["lpc_lru_forced", ""] == 1
     assert plugin.tables is None and plugin.policy.reused > 0 and plugin.failures == 0
     switch.unlink()
-    plugin._ticked_at = -math.inf
+    plugin.learner.ticked_at = -math.inf
     predicted(engine, 3)
     finish(engine, "looks for the file")
     engine.now += 1.0
@@ -438,22 +438,21 @@ def test_an_engine_keeps_a_prefix_that_another_engine_uses(tmp_path: Path, monke
         for engine, kept_s in ((there, 600.0), (here, 0.0)):
             plugin = engine.scheduler.lpc.plugin
             highest = plugin.policy.classes - 1
-            plugin._retain_s = [kept_s] * highest + [600.0]
-            plugin._by_retain = sorted((seconds, number) for number, seconds in enumerate(plugin._retain_s))
+            plugin.pool.set_retain_s([kept_s] * highest + [600.0], highest + 1)
             plugin.policy.fits.latest = math.inf
         for name in ("one", "two"):
             finish(there, name, [*prefix, *range(100 + 50 * len(name), 132 + 50 * len(name))], {"session_id": name})
             plugin = there.scheduler.lpc.plugin
-            assert plugin.settle() and plugin.store.flush()
+            assert plugin.settle() and plugin.pool.store.flush()
         hooks = here.scheduler.lpc
         finish(here, "three", [*prefix, *range(150, 182)], {"session_id": "three"})
         here.add("four", [*prefix, *range(200, 232)], 40, {"session_id": "four"})
         here.step()
-        until(lambda: hooks.plugin._pooled)
+        until(lambda: hooks.plugin.pool.elsewhere)
         while here.scheduler.has_unfinished_requests():
             here.step()
         # The three blocks of the common prefix, but none of this engine's private blocks.
         found = sorted(classes_of(here).values())[-4:]
-        assert found[0] < highest and found[1:] == [highest] * 3 and hooks.plugin.raised == 1
+        assert found[0] < highest and found[1:] == [highest] * 3 and hooks.plugin.pool.raised == 1
         for engine in (there, here):
             engine.scheduler.shutdown()

@@ -101,7 +101,7 @@ class Fixed(Policy[Any]):
 
 def values(cache: Cache, *by_group: Table) -> Fixed:
     """Order by these tables of the predicted groups, from 1 on, instead of by learned ones."""
-    cache.plugin.policy = policy = Fixed(cache.plugin, by_group)
+    cache.plugin.learner.policy = policy = Fixed(cache.plugin, by_group)
     return policy
 
 
@@ -262,7 +262,7 @@ def test_the_operators_file_releases_prefixes_of_waiting_requests(clock: Clock, 
     cache.serve("3", tokens(3))
     assert cache.cached(tokens(0)) == 100
     (tmp_path / "lru").touch()
-    cache.plugin._obey()
+    cache.plugin.learner.obey()
     for i in range(4, 7):
         clock[0] += 1
         cache.serve(str(i), tokens(i))

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -176,8 +176,9 @@ def test_a_prefix_that_another_engines_conversations_hold_lies_in_the_class_that
         for there in ("one", "two") if held else ():
             store.record(ConversationId(there), shared, bench.now + 4000.0)
         (span,) = fetched_after(bench, shared, "here", "here")
-        benches.append(bench.plugin._retain_s[span.reuse_class])
-        assert (bench.plugin.raised > 0) == held and bench.plugin.failures == 0
+        assert bench.plugin.pool is not None
+        benches.append(bench.plugin.pool.retain_s(span.reuse_class))
+        assert (bench.plugin.pool.raised > 0) == held and bench.plugin.failures == 0
     assert benches[0] < benches[1]
 
 
@@ -186,7 +187,8 @@ def test_the_store_learns_until_when_each_span_is_worth_its_room() -> None:
     bench = Bench(store)
     bench.loop(600, 3, every_s=0.5)
     spans = bench.serve("b", [*chain("suite", 0, 1), *chain("new", 0, 2)], session="s")
-    wanted = [bench.now + bench.plugin._retain_s[span.reuse_class] for span in spans for _ in range(span.end)][:3]
+    assert bench.plugin.pool is not None
+    wanted = [bench.now + bench.plugin.pool.retain_s(span.reuse_class) for span in spans for _ in range(span.end)][:3]
     assert [span.end for span in spans] == [1, 3]
     assert store.retain_until([*chain("suite", 0, 1), *chain("new", 0, 2)])[1:] == pytest.approx([wanted[-1]] * 2)
 
@@ -232,7 +234,7 @@ def test_after_a_failure_of_the_background_the_order_is_lru(
         if part.endswith((".finished", ".observe")):
             bench.finish("s", chain("s", 0, 2))
     assert bench.plugin.rule == bench.plugin.tiers[0].rule == "lru" and bench.plugin.tables is None
-    assert bench.plugin.failures == bench.plugin.guard_failures == 1
+    assert bench.plugin.failures == bench.plugin.learner.guard_failures == 1
     assert "KeyError" in caplog.text and "test_plugin.py" in caplog.text and SECRET not in caplog.text
     assert bench.plugin.settle(0.0), "the request that failed is not waited for"
 
@@ -302,38 +304,45 @@ def test_what_cannot_be_a_key_is_counted_and_ignored(key: float) -> None:
     bench = Bench(MemoryStore())
     blocks = chain("a", 0, 2)
     own = bench.serve("b", chain("b", 0, 2))
-    bench.plugin._pooled[blocks[-1]] = key
+    assert bench.plugin.pool is not None
+    bench.plugin.pool.elsewhere[blocks[-1]] = key
     assert bench.serve("a", blocks) == own
-    assert bench.plugin.implausible == 1
+    assert bench.plugin.pool.implausible == 1
 
 
 def test_a_failure_of_what_shows_metrics_does_not_change_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = guarded_bench(monkeypatch)
-    bench.plugin.on_tick.append(fail)
-    bench.plugin._ticked_at = -math.inf
+    bench.plugin.learner.on_tick.append(fail)
+    bench.plugin.learner.ticked_at = -math.inf
     bench.serve("s", chain("s", 0, 1))
-    assert bench.plugin.rule == "value" and (bench.plugin.failures, bench.plugin.guard_failures) == (1, 0)
+    assert bench.plugin.rule == "value" and (bench.plugin.failures, bench.plugin.learner.guard_failures) == (1, 0)
 
 
 class Later(AtOnce):
-    """Runs a round when the test asks for it."""
+    """Runs a round when the test asks for it.
+
+    Attributes:
+        round: runs one of the last plug-in.
+    """
+
+    round: Callable[[], None]
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__(work)
+        Later.round = staticmethod(work)
 
     def wake(self) -> None:
         pass
 
-    def round(self) -> None:
-        super().wake()
-
 
 def test_nothing_stays_of_requests_whose_ends_were_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eviction_client.plugin.MAX_WAITING", 10)
+    monkeypatch.setattr("eviction_client.learner.MAX_WAITING", 10)
     bench = Bench(background=Later)
-    plugin, background = bench.plugin, bench.plugin._background
-    assert isinstance(background, Later)
+    plugin = bench.plugin
     plugin.add_tier("below", 800, blocks=800, prompts_only=False)
     for number in range(4):
         plugin.started(f"early {number}", chain(f"early {number}", 0, 3), kept=True, cached=16)
-    background.round()
+    Later.round()
     assert names_in(plugin, lambda one: isinstance(one, str) and one.startswith("early"))
     for number in range(4):
         bench.finish(f"early {number}", chain(f"early {number}", 0, 3))
@@ -341,17 +350,17 @@ def test_nothing_stays_of_requests_whose_ends_were_dropped(monkeypatch: pytest.M
         plugin.started(f"late {number}", chain(f"late {number}", 0, 3), kept=True, cached=16)
     for number in range(12):
         bench.finish(f"late {number}", chain(f"late {number}", 0, 3))
-    background.round()
+    Later.round()
     for tier in plugin.tiers:
         tier.unreported.clear()  # the tier's own code reports these
     assert not names_in(plugin, lambda one: isinstance(one, str) and one.startswith(("early", "late")))
-    assert plugin.failures == plugin.guard_failures == 0
+    assert plugin.failures == plugin.learner.guard_failures == 0
 
 
 def test_the_operators_file_forces_lru_until_it_is_gone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("eviction_client.plugin.TICK_S", 0.0)
+    monkeypatch.setattr("eviction_client.learner.TICK_S", 0.0)
     switch = tmp_path / "lru"
     bench = Bench(lru_file=switch)
     bench.loop(40, 6, every_s=2.0)
