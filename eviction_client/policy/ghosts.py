@@ -7,7 +7,7 @@ blocks are always free. A request's hits are counted when it starts, as in the r
 ends. The new blocks of running requests are not in them, so they have that much less room than the real cache.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, KeysView, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from eviction_client.pace import PIECE, in_pieces, pause
@@ -130,6 +130,11 @@ class GhostCache(Generic[H]):
             held.update(piece_of_used)
         parts = ((piece, reuse_class) for run, reuse_class in reversed(inserted) for piece in in_pieces(run[::-1]))
         queue.insert_chain(parts, self._clock())
+
+    @property
+    def contents(self) -> KeysView[H | None]:
+        """The hashes of its blocks."""
+        return self._blocks.keys()
 
     def clear(self) -> None:
         """Remove all blocks. Requests go on waiting."""

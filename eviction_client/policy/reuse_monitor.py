@@ -170,6 +170,11 @@ class ReuseMonitor(Generic[H]):
         request.known = _joined(spans, own)
         request.conversation = own  # last: see TrackedRequest
 
+    @property
+    def watched(self) -> int:
+        """Number of watched blocks."""
+        return len(self._watch_of)
+
     def parts_now(self, request: TrackedRequest[H], length: int) -> Iterator[Span]:
         """Iterate over the parts of a request that ends now, and the part of the blocks behind them. From any thread.
 

@@ -257,7 +257,8 @@ def test_a_request_behind_a_cold_one_keeps_the_tiers_chunks_with_those_that_they
     engine.step()
     engine.step()
     hit = [key_of(block) for block in again.block_hashes[:10]]
-    assert list(tier.queue._needed) == [tier._chunks[key].block_id for key in hit]
+    numbers = {chunk.content: chunk.block_id for chunk in tier.queue}
+    assert list(tier.queue.needed) == [numbers[key] for key in hit]
     assert engine.scheduler.lpc.plugin.failures == 0
     engine.scheduler.finish_requests("again", RequestStatus.FINISHED_ABORTED)
     assert not tier.decides or tier.queue.tables is not None

@@ -213,7 +213,7 @@ def hashed_chain(blocks: Sequence[KVCacheBlock], first: int, *, group: int = 0, 
 
 
 def parts(queue: LearnedFreeQueue, blocks: Sequence[KVCacheBlock], ended: TrackedRequest[bytes]) -> list[tuple[list[int], int]]:
-    return [(ids(part), reuse_class) for part, reuse_class in queue._parts(list(reversed(blocks)), ended)]
+    return [(ids(part), reuse_class) for part, reuse_class in queue.parts(list(reversed(blocks)), ended)]
 
 
 def test_a_chain_is_split_where_its_runs_end() -> None:
@@ -260,4 +260,4 @@ def test_classes_apply_to_one_free_even_if_it_fails() -> None:
         queue.placing(ended_with([b"x"], (1, 3)), fail, blocks[:1])
     pool.free_blocks(blocks[1:])
     assert ids(queue.get_all_free_blocks()[-2:]) == ids(blocks)
-    assert queue._newest[3] is not None and queue._newest[0] is not None
+    assert {run.reuse_class for _, run in queue.places()} == {0, 3}

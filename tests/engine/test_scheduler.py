@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
 from eviction_client.background import AtOnce
@@ -42,29 +41,17 @@ at_night_also_asynchronous = pytest.mark.parametrize(
 
 def classes_of(engine: Engine) -> dict[int, int]:
     """Return the reuse class of each free block with content."""
-    queue, found, number = engine.pool.free_block_queue, {}, None
-    for block in queue:
-        run = queue._run_of.get(block.block_id)
-        number = number if run is None else run.reuse_class
-        if number is not None:
-            found[block.block_id] = number
-    return found
+    return {block.block_id: run.reuse_class for block, run in engine.pool.free_block_queue.places()}
 
 
 def ages_of(engine: Engine) -> dict[int, float]:
     """Return the seconds since the last use of each free block with content."""
-    queue, found, used = engine.pool.free_block_queue, {}, None
-    for block in queue:
-        run = queue._run_of.get(block.block_id)
-        used = used if run is None else run.used
-        if used is not None:
-            found[block.block_id] = engine.now - used
-    return found
+    return {block.block_id: engine.now - run.used for block, run in engine.pool.free_block_queue.places()}
 
 
 def finish(engine: Engine, name: str, tokens: Sequence[int] = range(6, 46), arguments: dict[str, Any] | None = None) -> Any:
     request = engine.add(name, tokens, 3, arguments)
-    while engine.scheduler.has_unfinished_requests() or engine._flying:
+    while engine.scheduler.has_unfinished_requests() or engine.in_flight:
         engine.step()
     return request
 
@@ -295,7 +282,7 @@ def test_many_hints_retain_no_more_than_their_share_of_the_cache(window: int | N
     for wave in range(10):
         for n in range(4):  # the same prompt: concurrent requests may compute, and hold, the same content twice
             engine.add(f"{wave}-{n}", range(6 + wave, 6 + wave + 2 * BLOCK), 3, {"lpc_retain_seconds": 3600})
-        while engine.scheduler.has_unfinished_requests() or engine._flying:
+        while engine.scheduler.has_unfinished_requests() or engine.in_flight:
             engine.step()
 
     def retained() -> set[int]:
@@ -315,8 +302,7 @@ def test_a_preempted_requests_blocks_go_last_and_are_not_pinned(rule: str) -> No
     finish(engine, "kept")
     request = engine.add("b", list(range(100, 200)), 50)
     engine.step()
-    engine.scheduler.running.remove(request)
-    engine.scheduler._preempt_request(request, engine.now)
+    engine.preempt(request)
     queue = engine.pool.free_block_queue
     preempted = [block.block_id for block in queue.get_all_free_blocks()[-6:]]
     assert {classes_of(engine)[block] for block in preempted} == {PREEMPTED}
@@ -339,7 +325,7 @@ def test_a_deferred_free_keeps_its_classes_and_its_age_counts_from_the_free() ->
     scheduler.finish_requests("a", RequestStatus.FINISHED_STOPPED)
     assert scheduler.deferred_frees and not classes_of(engine)
     engine.now += 30
-    while engine._flying:
+    while engine.in_flight:
         engine.step()
     assert not scheduler.deferred_frees
     assert [(key.gap, key.group) for key in keys_of(engine)] == [(0, 3)] * 5
@@ -362,7 +348,7 @@ def test_blocks_that_a_connector_still_sends_are_freed_later_with_their_classes(
         engine.step()
     assert scheduler.requests["a"].is_finished() and not classes_of(engine)
     engine.now += 30
-    scheduler._update_from_kv_xfer_finished(KVConnectorOutput(finished_sending={"a"}))
+    engine.transferred(sent={"a"})
     assert "a" not in scheduler.requests
     assert [(key.gap, key.group) for key in keys_of(engine)] == [(0, 3)] * 5
     assert max(ages_of(engine).values()) < 1.0

@@ -254,7 +254,7 @@ def test_what_is_remembered_and_watched_is_bounded() -> None:
             bench.refit()
     monitor = bench.policy.monitor
     assert len(monitor._uses) <= 16 * 40  # type: ignore[arg-type]
-    assert sum(len(watch.blocks) for watch in monitor._watches.values()) <= HORIZON_S / 10.0 + 101
+    assert monitor.watched <= HORIZON_S / 10.0 + 101
     assert len(bench.policy.ghosts.caches["lru"]) == 40
 
 

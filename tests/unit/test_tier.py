@@ -197,7 +197,7 @@ def test_the_tiers_ghost_caches_keep_a_hit_unless_the_pools_has_all_of_it() -> N
     above.use(chain("a", 2), spans_of((2, 0)))
     ghosts.wait("waits", chain("a", 6), above=above)
     queue = ghosts.caches["lru"].queue
-    assert len(queue._needed) == 4, "with the two that the pool has: the others continue them"
+    assert len(queue.needed) == 4, "with the two that the pool has: the others continue them"
     ghosts.wait("waits", chain("a", 2), above=above)
     assert not queue.keeps
     ghosts.wait("waits", chain("a", 6), above=above)

@@ -107,7 +107,7 @@ class Calls:
         super().__init__(*args, **kwargs)
         queue = self.kv_cache_manager.block_pool.free_block_queue  # type: ignore[attr-defined]
         self.lpc = SubclassHooks(self, queue.plugin, adopt=True)
-        queue.finished = self.lpc._finished
+        queue.finished = self.lpc.finished
         self.lpc.steps = Steps(super().schedule, self.lpc)  # type: ignore[misc]
 
     def add_request(self, request: Request) -> None:

@@ -137,7 +137,7 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         elif len(request.spans) == 1 and request.home != "tier":  # a chain is a generator: a microsecond more
             self._last = self.insert(blocks, request.spans[0].reuse_class, now)
         else:
-            parts = self._parts(blocks, request)
+            parts = self.parts(blocks, request)
             self._last = self.insert_chain(parts if request.home != "tier" else self._copies(parts), now)
 
     def _hold(self, blocks: Sequence[KVCacheBlock], request: TrackedRequest[Any], now: float) -> bool:
@@ -146,7 +146,7 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
         if not self.retained.hold({block.block_id: 1 for block in blocks}, until, now):
             return False
         run: Run | None = None
-        for part, reuse_class in self._parts(blocks, request):
+        for part, reuse_class in self.parts(blocks, request):
             if part:
                 done = reuse_class == DONE
                 run = self.insert(part, DONE, now, run) if done else self.retain(part, reuse_class, until, run)
@@ -181,7 +181,7 @@ class LearnedFreeQueue(FreeQueue[KVCacheBlock], FreeKVCacheBlockQueue):
             held = reuse_class >= 0 and part and self._below is not None and self._below(part[0])
             yield part, reuse_class + self._classes if held else reuse_class
 
-    def _parts(
+    def parts(
         self, blocks: Sequence[KVCacheBlock], request: TrackedRequest[Any]
     ) -> Iterator[tuple[Sequence[KVCacheBlock], int]]:
         """Split a request's freed blocks, the deepest first, by reuse class.

@@ -192,7 +192,7 @@ class Hooks:
 
     def free(self, request: Request) -> None:
         """``KVCacheManager.free``, whose blocks get the request's classes."""
-        finished = self._finished(request)
+        finished = self.finished(request)
         if self.queue is None:
             self._stock_free(request)
         else:
@@ -200,7 +200,7 @@ class Hooks:
 
     def pop_blocks_for_free(self, request: Request) -> list[KVCacheBlock]:
         """``KVCacheManager.pop_blocks_for_free``, whose blocks keep the request's classes until they are freed."""
-        finished = self._finished(request)
+        finished = self.finished(request)
         blocks = self._stock_pop(request)
         return blocks if self.queue is None or not blocks else FreedLater(blocks, finished)
 
@@ -227,10 +227,8 @@ class Hooks:
                 self.plugin.failed(error)
         return done
 
-    # Neither of these raises.
-
-    def _finished(self, request: Request) -> TrackedRequest[Any] | None:
-        """Note the end of a request; None: it goes on."""
+    def finished(self, request: Request) -> TrackedRequest[Any] | None:
+        """Note the end of a request, and return it with its classes; None: it goes on. Never raises."""
         started = time.perf_counter()
         finished: TrackedRequest[Any] | None = None
         try:

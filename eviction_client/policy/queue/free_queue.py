@@ -46,7 +46,7 @@ import heapq
 import math
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, KeysView, Sequence
 from itertools import groupby, repeat
 from typing import Any, Final, Generic
 
@@ -250,9 +250,22 @@ class FreeQueue(FreeList[B]):
         return len(self._waiters)
 
     @property
+    def needed(self) -> KeysView[int]:
+        """Ids of the blocks that waiting requests need."""
+        return self._needed.keys()
+
+    @property
     def keeps(self) -> bool:
         """Whether waiting requests need any block."""
         return bool(self._needed)
+
+    def places(self) -> Iterator[tuple[B, Run]]:
+        """Iterate over the free blocks with content, each with its run."""
+        run = None
+        for block in self:
+            run = self._run_of.get(block.block_id, run)
+            if run is not None:
+                yield block, run
 
     @property
     def num_runs(self) -> int:

@@ -13,6 +13,7 @@ from lpc_apps.simulator.policies import PolicySettings
 from lpc_apps.simulator.policies.plugin import Plugin
 from lpc_apps.simulator.workloads import WORKLOADS
 from tests.clock import Clock
+from tests.reachable import names_in
 
 
 class Bench:
@@ -68,7 +69,7 @@ def test_a_request_that_is_forgotten_leaves_nothing() -> None:
     for number in range(10):
         bench.start(f"r{number}", ["a"])
         bench.ghosts.release(f"r{number}")
-    assert not bench.ghosts._started
+    assert not names_in(bench.ghosts, lambda one: isinstance(one, str) and one.startswith("r") and one[1:].isdigit())
 
 
 def test_blocks_in_use_take_the_room_of_the_new_ones_among_them() -> None:
