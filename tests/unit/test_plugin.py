@@ -335,6 +335,27 @@ class Later(AtOnce):
         pass
 
 
+def test_a_request_that_ends_before_its_prompt_was_looked_at_has_new_blocks_and_its_tokens_are_counted() -> None:
+    bench, blocks = Bench(background=Later), chain("a", 0, 4)
+    plugin = bench.plugin
+    bench.serve("first", blocks)
+    Later.round()
+    bench.now += 30.0
+    plugin.started("second", blocks, cached=0)
+    ended = bench.finish("second", blocks, token_ids=range(65))
+    assert not ended.seen and [span.features.gap for span in ended.parts] == [0]
+    assert [(span.end, span.reuse_class) for span in ended.spans] == [(4, ended.newest)]
+    Later.round()
+    assert (plugin.misses.tokens["evicted"], plugin.misses.tokens["short"]) == (64, 1)
+    assert plugin.policy.reused == 1
+    bench.now += 30.0
+    plugin.started("third", blocks)
+    Later.round()
+    seen = bench.finish("third", blocks)
+    assert seen.seen and [span.features.gap for span in seen.parts[:1]] == [gap_class(30.0)]
+    assert plugin.failures == plugin.learner.guard_failures == 0
+
+
 def test_nothing_stays_of_requests_whose_ends_were_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eviction_client.learner.MAX_WAITING", 10)
     bench = Bench(background=Later)
