@@ -1,14 +1,13 @@
 """The background of a plug-in: processes the engine's events in order, refits, and ticks once a second."""
 
-import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from eviction_client.background import TICK_S, StartBackground
 from eviction_client.block_hash import BlockHash
+from eviction_client.events import Events
 from eviction_client.fleet_pool import FleetPool
 from eviction_client.observability.lru_gain import under_lru
 from eviction_client.observability.misses import HitUnit, Misses
@@ -25,17 +24,10 @@ from eviction_client.policy.tier import ChunkTier
 from eviction_client.settings import ClientSettings
 from eviction_client.transport.predictor import Predictor
 
-logger = logging.getLogger(__name__)
-
-MAX_WAITING: Final = 20_000
-"""Events that may wait for the background; beyond it the oldest are dropped."""
 ROUND_S: Final = 1.0
 """Longest time for which one round of the background processes events."""
 MOST_FAILURES: Final = 3
 """Failures of the background after which LRU applies until the engine restarts."""
-
-Event = tuple[Callable[[Any], None], Any]
-"""What the background does with it, and the request; of an emptied cache, the time."""
 
 
 class Learner:
@@ -57,7 +49,7 @@ class Learner:
         policy: reuse classes, tables, and the rule in force. After a failure another one.
         tiers: below the engine's cache.
         misses: sources of prompt tokens.
-        lru_forced: see :class:`eviction_client.plugin.Plugin`.
+        switch: the operator's file that forces LRU.
         in_use: mean number of blocks in use; the scheduler's thread sets it.
         guard_failures: failures of the learning.
         on_tick: called about every second; ``ticked_at``: when last, by the monotonic clock.
@@ -80,23 +72,19 @@ class Learner:
         self.policy: Policy[BlockHash] = Policy(capacity, block_tokens=block_tokens, clock=now, rule=settings.rule)
         self.tiers: list[ChunkTier] = []
         self.misses = Misses(capacity, block_tokens, every=self.policy.ghosts.every, hits=hits)
-        self.lru_forced = False
+        self.switch = OperatorsFile(settings.lru_file)
         self.in_use = 0.0
         self.guard_failures = 0
         self.on_tick: list[Callable[[], None]] = []
-        self._settings = settings
+        self._shadow = settings.shadow
         self._capacity = capacity
         self._predictor = predictor
         self._pool = pool
         self._owners = owners
         self._now = now
         self._failed = failed
-        self._switch = OperatorsFile(settings.lru_file)
-        self.obey()
-        self._events: deque[Event] = deque(maxlen=MAX_WAITING)
-        self._appended = self._handled = 0
-        self._dropped = False
-        """Whether events have been dropped that the background has not noticed."""
+        self.switch.look()
+        self._events = Events()
         self._lru_since = -math.inf
         """Time since which LRU has been in force in the cache and its tiers; infinite: it is not."""
         self._note_order()
@@ -109,29 +97,25 @@ class Learner:
 
     def append(self, handle: Callable[[Any], None], event: Any) -> None:
         """Append an event. ``handle``: the method below that processes it."""
-        if len(self._events) == MAX_WAITING:
-            self._handled += 1  # the oldest is dropped
-            self._dropped = True
-        self._events.append((handle, event))
-        self._appended += 1
+        self._events.append(handle, event)
         self._background.wake()
 
     @property
     def rule(self) -> str:
         """The rule in force."""
-        return "lru" if self.lru_forced else self.policy.in_force
+        return "lru" if self.switch.forced else self.policy.in_force
 
     @property
     def tables(self) -> Sequence[Table] | None:
         """The tables of the rule in force; None: least recently used first."""
-        return None if self.lru_forced else self.policy.tables
+        return None if self.switch.forced else self.policy.tables
 
     def settle(self, timeout: float) -> bool:
         """Wait until the background has processed all events."""
         until = time.monotonic() + timeout
-        while self._handled < self._appended and time.monotonic() < until:
+        while not self._events.settled and time.monotonic() < until:
             time.sleep(0.005)
-        return self._handled >= self._appended
+        return self._events.settled
 
     def close(self) -> None:
         """Stop the background."""
@@ -202,7 +186,6 @@ class Learner:
                 self._learn()
             else:
                 self._events.clear()
-                self._handled = self._appended
         except Exception as error:
             self._distrust()
             self._failed(error)
@@ -222,12 +205,7 @@ class Learner:
             self.policy.set_sidecar_curves(curves.epoch, curves.hazards)
         until = time.monotonic() + ROUND_S
         self._release_if_dropped()
-        while self._events and time.monotonic() < until:
-            handle, event = self._events.popleft()
-            try:
-                handle(event)
-            finally:
-                self._handled += 1
+        while time.monotonic() < until and self._events.handle_next():
             self._release_if_dropped()
             pause()
         self._explain(self._rule_log.update, self.policy.ghosts, time.monotonic())
@@ -250,18 +228,10 @@ class Learner:
         at = time.monotonic()
         if at - self.ticked_at >= TICK_S:
             self.ticked_at = at
-            self.obey()
+            self.switch.look()
             self._note_order()
             for callback in self.on_tick:
                 callback()
-
-    def obey(self) -> None:
-        """Switch to the engine's own order while the operator's file exists, and back."""
-        forced = self._switch.on()
-        if forced != self.lru_forced:
-            self.lru_forced = forced
-            what = "exists: the order is LRU" if forced else "is gone: the guard chooses the order again"
-            logger.warning("learned prefix cache: the file %s %s", self._settings.lru_file, what)
 
     def _distrust(self) -> None:
         """After a failure switch to LRU and discard what was learned, the guard's evidence too.
@@ -276,8 +246,8 @@ class Learner:
 
     def _release_if_dropped(self) -> None:
         """Release what the ghost caches retain for all requests if events were dropped: the ends of some will not come."""
-        if self._dropped:
-            self._dropped = False
+        if self._events.dropped:
+            self._events.dropped = False
             for ghosts in self._all_ghosts():
                 ghosts.release_all()
 
@@ -296,7 +266,7 @@ class Learner:
 
     def _note_order(self) -> None:
         """Note since when LRU has been in force."""
-        forced = self._settings.shadow or self.lru_forced
+        forced = self._shadow or self.switch.forced
         others = () if forced else (self.policy.in_force, *(tier.rule for tier in self.tiers))
         if any(rule != "lru" for rule in others):
             self._lru_since = math.inf

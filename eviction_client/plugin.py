@@ -271,7 +271,7 @@ class Plugin:
             pool=self._capacity if divided else 0,
             hints_share=self.settings.hints_share,
             named=named,
-            forced=lambda: self.learner.lru_forced,
+            forced=lambda: self.learner.switch.forced,
             clock=self.now,
         )
         self.learner.tiers = [*self.tiers, tier]
@@ -315,7 +315,7 @@ class Plugin:
 
         Then `tables` is None, nothing is kept for waiting requests, and they are served first come, first served.
         """
-        return self.learner.lru_forced
+        return self.learner.switch.forced
 
     @property
     def rule(self) -> str:

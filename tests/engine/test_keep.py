@@ -112,7 +112,7 @@ def test_the_operators_file_also_releases_what_is_kept_already(tmp_path: Path) -
     engine.step()
     assert queue.waiting == 2 and queue.keeps
     switch.touch()
-    plugin.learner.obey()
+    plugin.learner.switch.look()
     engine.now += 1.0
     engine.step()
     assert not queue.waiting and not queue.keeps
@@ -123,7 +123,7 @@ def test_the_operators_file_also_releases_what_is_kept_already(tmp_path: Path) -
     shown = values_of(engine.scheduler.lpc)
     assert shown["lpc_waited_requests", "evicted"] == 1 and shown["lpc_failures", ""] == 0
     switch.unlink()
-    plugin.learner.obey()
+    plugin.learner.switch.look()
     engine.add("cold too", tokens_of(5, 15), 20)
     engine.add("again too", tokens_of(1, 10), 1)
     engine.step()

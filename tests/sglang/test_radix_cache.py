@@ -262,7 +262,7 @@ def test_the_operators_file_releases_prefixes_of_waiting_requests(clock: Clock, 
     cache.serve("3", tokens(3))
     assert cache.cached(tokens(0)) == 100
     (tmp_path / "lru").touch()
-    cache.plugin.learner.obey()
+    cache.plugin.learner.switch.look()
     for i in range(4, 7):
         clock[0] += 1
         cache.serve(str(i), tokens(i))

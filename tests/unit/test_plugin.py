@@ -357,7 +357,7 @@ def test_a_request_that_ends_before_its_prompt_was_looked_at_has_new_blocks_and_
 
 
 def test_nothing_stays_of_requests_whose_ends_were_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eviction_client.learner.MAX_WAITING", 10)
+    monkeypatch.setattr("eviction_client.events.MAX_WAITING", 10)
     bench = Bench(background=Later)
     plugin = bench.plugin
     plugin.add_tier("below", 800, blocks=800, prompts_only=False)
