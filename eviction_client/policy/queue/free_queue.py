@@ -39,7 +39,7 @@ and may contradict this, and a hint may retain the end of a chain without its st
 
 Values change slowly. They are calculated for one instant, which :meth:`FreeQueue.renew` advances; between renewals only the
 classes whose ends have changed are recalculated. Cost with C classes: ``insert`` of n blocks O(n), ``remove`` O(1),
-``popleft_n`` O(n) and O(log C) per evicted run, ``renew`` O(C), ``wait`` and ``served`` O(blocks of the request).
+``popleft_n`` O(n) and O(log C) per evicted run, ``renew`` O(C), ``wait`` and ``release`` O(blocks of the request).
 """
 
 import heapq
